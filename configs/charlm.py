@@ -1,0 +1,31 @@
+"""Four small transformers on text, one character after another."""
+
+import pydoc_data.topics
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """The experiment; every field can be overridden with `--config.FIELD=…`."""
+    return ConfigDict(
+        dict(
+            num_members=4,
+            steps=1000,
+            data=dict(
+                source=f"text:{pydoc_data.topics.__file__}",
+                context_length=128,
+                global_batch_size=32,
+            ),
+            model=dict(
+                name="transformer", num_blocks=2, width=128, num_heads=4, mlp_size=512
+            ),
+            optimizer=dict(
+                name="adam",
+                learning_rate=1e-3,
+                schedule="cosine",
+                schedule_steps=1000,
+                clip_norm=1.0,
+            ),
+            evaluation=dict(global_batch_size=64),
+        )
+    )

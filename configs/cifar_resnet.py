@@ -1,0 +1,29 @@
+"""Four ResNet-8s on CIFAR-10."""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """The experiment; every field can be overridden with `--config.FIELD=…`."""
+    return ConfigDict(
+        dict(
+            num_members=4,
+            steps=2000,
+            execution="unroll",
+            data=dict(
+                source="tfds:cifar10",
+                global_batch_size=64,
+                mean=(125.3, 123.0, 113.9),
+                std=(63.0, 62.1, 66.7),
+            ),
+            model=dict(name="resnet8"),
+            optimizer=dict(
+                name="sgd",
+                learning_rate=0.1,
+                momentum=0.9,
+                weight_decay=1e-4,
+                schedule="cosine",
+                schedule_steps=2000,
+            ),
+        )
+    )

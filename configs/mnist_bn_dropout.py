@@ -1,0 +1,19 @@
+"""MNIST with BatchNorm and dropout: a linen MLP, Adam, a linear schedule, 400 steps."""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """The experiment; every field can be overridden with `--config.FIELD=…`."""
+    return ConfigDict(
+        dict(
+            num_members=8,
+            steps=400,
+            steps_per_call=10,
+            data=dict(source="tfds:mnist", global_batch_size=128, std=(255.0,)),
+            model=dict(name="mlp_bn_dropout", hidden_sizes=(256, 256), dropout_rate=0.2),
+            optimizer=dict(
+                name="adam", learning_rate=2e-3, schedule="linear", schedule_steps=400
+            ),
+        )
+    )

@@ -1,0 +1,130 @@
+"""State and experiment, saved and restored as one, with Orbax.
+
+A checkpoint stands in `WORKDIR/checkpoints/STEP` and holds two items: `state`, a flat dict from the
+name of a leaf (`params.layer_0.w`) to its array `[members, ...]`, so that no class of the user's is
+needed to read it; and `run`, plain data that says what the state belongs to.
+"""
+
+import pathlib
+from typing import Any, Self
+
+import jax
+import orbax.checkpoint as ocp
+
+from dist_ens.errors import RunError
+
+FOLDER = "checkpoints"
+
+
+class Checkpoints:
+    """The checkpoints of one workdir; a context that waits for what is being written.
+
+    Args:
+        workdir: The run's folder.
+        keep: How many to keep; the oldest go first.
+        read_only: Whether nothing will be saved; then unfinished writes are left alone.
+    """
+
+    def __init__(self, workdir: pathlib.Path, *, keep: int = 1, read_only: bool = False) -> None:
+        self._folder = workdir.absolute() / FOLDER
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep,
+                create=not read_only,
+                cleanup_tmp_directories=not read_only,
+                enable_async_checkpointing=True,
+            ),
+            item_handlers={
+                "state": ocp.StandardCheckpointHandler(),
+                "run": ocp.JsonCheckpointHandler(),
+            },
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._manager.close()
+
+    def latest_step(self) -> int | None:
+        """Step of the newest finished checkpoint; None where there is none."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: Any, run: dict[str, Any]) -> None:
+        """Begins to save; training may go on at once. A step that is saved already stays.
+
+        Args:
+            step: Updates that the state has seen.
+            state: A pytree of arrays.
+            run: What JSON can hold.
+        """
+        if step in self._manager.all_steps():
+            return
+        with jax.transfer_guard("allow"):  # to copy the state to the host is what saving is
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(_named(state)), run=ocp.args.JsonSave(run)
+                ),
+            )
+
+    def wait(self) -> None:
+        """Returns when the last save is on disk."""
+        self._manager.wait_until_finished()
+
+    def restore_run(self, step: int) -> dict[str, Any]:
+        """What the state in a checkpoint belongs to."""
+        return self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+
+    def restore_state(self, step: int, abstract: Any) -> Any:
+        """The state in a checkpoint, on another mesh than it was saved from if asked.
+
+        Args:
+            step: Of the checkpoint.
+            abstract: Shapes, types and shardings of its leaves, such as `Ensemble.abstract_state`.
+
+        Returns:
+            The state, where `abstract` says.
+
+        Raises:
+            RunError: If the checkpoint holds other leaves, or leaves of another shape.
+        """
+        named = _named(abstract)
+        self._check_leaves(step, named)
+        restored = self._manager.restore(
+            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(named))
+        ).state
+        return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in named])
+
+    def _check_leaves(self, step: int, named: dict[str, Any]) -> None:
+        saved = self._manager.item_metadata(step).state
+        for name in sorted(saved.keys() | named.keys()):
+            old = tuple(saved[name].shape) if name in saved else "absent"
+            new = _stored_shape(named[name]) if name in named else "absent"
+            if old != new:
+                raise RunError(
+                    "A checkpoint holds the leaves of its own network and optimizer. Received: "
+                    f"leaf {name}, {old} in {self._folder / str(step)} and {new} here. The code of "
+                    "the network has changed since: use the code that it was trained with, or "
+                    "another workdir."
+                )
+
+
+def _stored_shape(leaf: Any) -> tuple[int, ...]:
+    """Shape of a leaf in a checkpoint, where a key is the numbers that it consists of."""
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.eval_shape(jax.random.key_data, leaf)
+    return tuple(leaf.shape)
+
+
+def _named(state: Any) -> dict[str, Any]:
+    """Leaves by name, in the order of `jax.tree.leaves`."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    if len(named) != len(leaves):
+        raise RunError(
+            "Every leaf of a state has a name of its own. Received: two leaves of one name among "
+            f"{', '.join(named)}. Rename entries of the parameters that contain a dot."
+        )
+    return named

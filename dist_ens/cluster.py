@@ -1,0 +1,99 @@
+"""Processes: who am I, start `jax.distributed`, agree to stop, leave in good order."""
+
+import os
+import signal
+import threading
+from types import FrameType
+
+import jax
+from jax.experimental import multihost_utils
+
+from dist_ens.errors import UserError
+
+
+def start(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
+    """Starts `jax.distributed` where there is more than this process.
+
+    With no argument JAX looks for a cluster that it knows (Slurm, a TPU pod, GKE, OpenMPI); where
+    there is none, this process is alone and nothing is started. Must come before the first use of
+    a device.
+
+    Args:
+        coordinator_address: `host:port` of process 0.
+        num_processes: Processes in all.
+        process_id: Of this process, from 0.
+
+    Raises:
+        UserError: If some but not all arguments are given, or the cluster cannot be joined.
+    """
+    if jax.distributed.is_initialized():
+        return
+    given = (coordinator_address, num_processes, process_id)
+    if any(g is not None for g in given) and any(g is None for g in given):
+        raise UserError(
+            "A run of several processes needs all three of its flags. Received: "
+            f"--coordinator_address={coordinator_address} --num_processes={num_processes} "
+            f"--process_id={process_id}. Give all of them, or none to let JAX find the cluster."
+        )
+    try:
+        jax.distributed.initialize(coordinator_address, num_processes, process_id)
+    except (ValueError, KeyError) as error:
+        if "coordinator_address should be defined" in str(error):
+            return  # no cluster: this process is alone
+        raise UserError(
+            "The processes of a run must be able to find each other. Received, from "
+            f"jax.distributed: {error}. Inside a cluster's job start one process per host with "
+            "its launcher (srun, mpirun), or give --coordinator_address, --num_processes and "
+            "--process_id."
+        ) from error
+
+
+def is_main() -> bool:
+    """Whether this is process 0, the one that reports."""
+    return jax.process_index() == 0
+
+
+class StopSignal:
+    """Turns Ctrl-C and SIGTERM into "stop at the next call boundary", the same on every host.
+
+    A second signal ends the process at once. Signals can only be caught in the main thread; in
+    any other this is never set.
+
+    Attributes:
+        signal: The number of the signal received; None if there was none.
+    """
+
+    def __enter__(self) -> "StopSignal":
+        self.signal: int | None = None
+        self._calls = 0
+        self._previous: dict[int, object] = {}
+        if threading.current_thread() is threading.main_thread():
+            self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_signal)
+            if jax.process_count() == 1:  # else JAX's own notifier listens for it
+                self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        if jax.process_count() > 1:
+            os.kill(os.getpid(), signal.SIGTERM)  # JAX tells the other hosts and agrees on a step
+
+    def is_set(self) -> bool:
+        """Whether to stop now. All hosts ask equally often and are given the same answer."""
+        if jax.process_count() > 1:
+            self._calls += 1
+            if multihost_utils.reached_preemption_sync_point(self._calls):
+                self.signal = self.signal or signal.SIGTERM
+                return True
+            return False
+        return self.signal is not None

@@ -1,0 +1,136 @@
+"""Sources that are read into memory whole: digits, IDX folders, NPZ files."""
+
+import gzip
+import pathlib
+import struct
+import zipfile
+import zlib
+
+import numpy as np
+
+from dist_ens.data.source import Source, source_of_arrays
+from dist_ens.errors import UserError
+
+_IDX_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+_NPZ_KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+def open_digits() -> Source:
+    """The 1797 digits that come with scikit-learn: float32[8, 8] in 0…16, a fifth held out.
+
+    Source: UCI, Optical Recognition of Handwritten Digits.
+    """
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    train, test, train_labels, test_labels = train_test_split(
+        digits.images.astype(np.float32),
+        digits.target,
+        test_size=360,
+        random_state=0,
+        stratify=digits.target,
+    )
+    return source_of_arrays((train, train_labels), (test, test_labels), name="digits")
+
+
+def open_idx(folder: str, num_classes: int | None) -> Source:
+    """A folder of the four files of MNIST and its like, gzipped or not: uint8[rows, columns].
+
+    Args:
+        folder: Holds `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the two `t10k-…`.
+        num_classes: See `source_of_arrays`.
+
+    Returns:
+        The source.
+
+    Raises:
+        UserError: For a file that is missing, truncated or of another format.
+    """
+    train, test = (
+        (_read_idx(folder, images), _read_idx(folder, labels))
+        for images, labels in _IDX_FILES.values()
+    )
+    return source_of_arrays(train, test, num_classes=num_classes, name=f"idx:{folder}")
+
+
+def _read_idx(folder: str, name: str) -> np.ndarray:
+    """One IDX file: two zero bytes, a type (8: uint8), the number of axes, their lengths, data."""
+    directory = pathlib.Path(folder).expanduser()
+    candidates = [directory / f"{name}.gz", directory / name]
+    path = next((p for p in candidates if p.is_file()), None)
+    if path is None:
+        raise UserError(
+            f"An IDX folder holds {name}.gz or {name}. Received: {directory}, "
+            f"{'which has neither' if directory.is_dir() else 'which is no folder'}. "
+            "Correct --config.data.source=idx:DIR."
+        )
+    content = read_bytes(path)
+    axes = content[3] if len(content) > 3 else 0
+    header = 4 + 4 * axes
+    if content[:3] != b"\0\0\x08" or not axes or len(content) < header:
+        raise UserError(
+            "An IDX file begins with 00 00 08, its number of axes and their lengths. Received: "
+            f"{path}, which begins with {content[:4].hex(' ') or 'nothing'}. Fetch the file again."
+        )
+    shape = struct.unpack(f">{axes}I", content[4:header])
+    if len(content) - header != np.prod(shape, dtype=np.int64):
+        raise UserError(
+            f"An IDX file holds as many bytes as its header says. Received: {path}, "
+            f"{len(content) - header} bytes for shape {list(shape)}. It is truncated or damaged: "
+            "fetch it again."
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def read_bytes(path: pathlib.Path) -> bytes:
+    """The content of a file, unpacked if its name ends in `.gz`."""
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(
+            f"A file whose name ends in .gz is gzipped whole. Received: {path}: {error}. "
+            "It is truncated or no gzip: fetch it again, or take the ending off its name."
+        ) from error
+    except OSError as error:
+        raise UserError(
+            f"A data file can be read. Received: {path}: {error.strerror}. Correct the path."
+        ) from error
+
+
+def open_npz(file: str, num_classes: int | None) -> Source:
+    """An `.npz` file with `train_images`, `train_labels`, `test_images` and `test_labels`.
+
+    Args:
+        file: The path.
+        num_classes: See `source_of_arrays`.
+
+    Returns:
+        The source.
+
+    Raises:
+        UserError: For a file that cannot be read, or lacks one of the arrays.
+    """
+    path = pathlib.Path(file).expanduser()
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            missing = [key for key in _NPZ_KEYS if key not in archive]
+            if missing:
+                raise UserError(
+                    f"An npz source holds {', '.join(_NPZ_KEYS)}. Received: {path} with "
+                    f"{', '.join(archive.files)}. Save it again with {', '.join(missing)}."
+                )
+            arrays = [archive[key] for key in _NPZ_KEYS]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"An npz source is a file written by numpy.savez, without pickled objects. Received: "
+            f"{path}: {error}. Correct the path, or write the file again."
+        ) from error
+    return source_of_arrays(
+        (arrays[0], arrays[1]), (arrays[2], arrays[3]), num_classes=num_classes, name=f"npz:{path}"
+    )

@@ -1,0 +1,211 @@
+"""What a data set is to the trainer: a description, and two splits with random access."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from dist_ens.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """One example, described.
+
+    Attributes:
+        input_shape: Without the batch.
+        input_dtype: Name of the NumPy type, as the source yields it, unscaled.
+        label_shape: `()` for one label per example; `(length,)` for one per position.
+        num_classes: Labels lie in [0, num_classes).
+    """
+
+    input_shape: tuple[int, ...]
+    input_dtype: str
+    label_shape: tuple[int, ...]
+    num_classes: int
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
+        """Reads back `to_dict`, also through JSON."""
+        return cls(
+            input_shape=tuple(values["input_shape"]),
+            input_dtype=values["input_dtype"],
+            label_shape=tuple(values["label_shape"]),
+            num_classes=values["num_classes"],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.input_dtype}{list(self.input_shape)} in {self.num_classes} classes"
+
+
+class Split(Protocol):
+    """Examples with random access."""
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        ...
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The examples at int64[batch], as `inputs` [batch, ...] and `labels` int32[batch, ...]."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A data set."""
+
+    spec: Spec
+    train: Split
+    test: Split
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySplit:
+    """A split that lies in memory."""
+
+    inputs: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Split.take`."""
+        return {"inputs": self.inputs[indices], "labels": self.labels[indices]}
+
+
+def source_of_arrays(
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    *,
+    num_classes: int | None = None,
+    name: str = "arrays",
+) -> Source:
+    """A source of plain arrays, each checked.
+
+    Args:
+        train: Inputs [examples, ...] and labels int[examples] of the training split.
+        test: Likewise of the test split.
+        num_classes: Default: as many as the training labels name, every one of them present.
+        name: What an error calls the source.
+
+    Returns:
+        The source.
+
+    Raises:
+        UserError: For an empty split, inputs and labels of different length, inputs that are not
+            finite or not numbers, or labels that are not integers in range.
+    """
+    splits = {
+        split: (np.asarray(inputs), np.asarray(labels))
+        for split, (inputs, labels) in (("train", train), ("test", test))
+    }
+    for split, (inputs, labels) in splits.items():
+        check_examples(f"{name}, split {split}", inputs, labels)
+    (inputs, labels), (test_inputs, test_labels) = splits.values()
+    if inputs.shape[1:] != test_inputs.shape[1:] or inputs.dtype != test_inputs.dtype:
+        raise UserError(
+            f"Training and test examples have one shape and type. Received, from {name}: "
+            f"{inputs.dtype}{list(inputs.shape[1:])} and "
+            f"{test_inputs.dtype}{list(test_inputs.shape[1:])}. Make them alike."
+        )
+    num_classes = num_classes or count_classes(f"{name}, split train", labels)
+    for split, (_, labels) in splits.items():
+        check_labels(f"{name}, split {split}", labels, num_classes)
+    return Source(
+        Spec(inputs.shape[1:], inputs.dtype.name, (), num_classes),
+        train=ArraySplit(splits["train"][0], splits["train"][1].astype(np.int32)),
+        test=ArraySplit(test_inputs, test_labels.astype(np.int32)),
+    )
+
+
+def check_examples(where: str, inputs: np.ndarray, labels: np.ndarray) -> None:
+    """Raises a `UserError` unless the arrays are some finite numbers with a label each."""
+    if inputs.ndim == 0 or len(inputs) == 0:
+        raise UserError(f"A split holds at least one example. Received: none ({where}). Add data.")
+    if len(inputs) != len(labels):
+        raise UserError(
+            f"Every example has one label. Received: {len(inputs)} inputs and {len(labels)} labels "
+            f"({where}). Check that the two belong together."
+        )
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(
+            "Labels are class numbers, int[examples]. Received: "
+            f"{labels.dtype}{list(labels.shape)} ({where}). Convert them: argmax of one-hot rows, "
+            "or astype(int)."
+        )
+    check_finite(where, inputs)
+
+
+def check_finite(where: str, inputs: np.ndarray) -> None:
+    """Raises a `UserError` if the inputs are not numbers, or some are NaN or infinite."""
+    if inputs.dtype.kind not in "biuf":
+        raise UserError(
+            f"Inputs are numbers. Received: type {inputs.dtype} ({where}). Convert them first."
+        )
+    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+        bad = np.flatnonzero(~np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1))
+        raise UserError(
+            f"Inputs are finite. Received: NaN or infinity in {len(bad)} of {len(inputs)} examples, "
+            f"the first at index {bad[0]} ({where}). Remove or fill them in."
+        )
+
+
+def count_classes(where: str, labels: np.ndarray) -> int:
+    """Number of classes that training labels name: 1 + the largest, none between them absent."""
+    present = np.unique(labels)
+    count = int(present[-1]) + 1
+    if present[0] < 0 or len(present) != count:
+        raise UserError(
+            "Labels are 0, 1, 2, … with no class absent from the training split. Received: "
+            f"{len(present)} different labels from {present[0]} to {present[-1]} ({where}). Correct "
+            "them, or say how many classes there are with --config.data.num_classes."
+        )
+    return count
+
+
+def check_labels(where: str, labels: np.ndarray, num_classes: int) -> None:
+    """Raises a `UserError` unless every label lies in [0, num_classes)."""
+    bad = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(bad):
+        raise UserError(
+            f"Labels lie in [0, {num_classes}). Received: label {labels[bad[0]]} at index {bad[0]}, "
+            f"{len(bad)} in all ({where}). Correct the labels, or set --config.data.num_classes."
+        )
+
+
+def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
+    """Examples from outside, in the type in which the source yields them.
+
+    Args:
+        spec: Of the source that the members were trained on.
+        inputs: [examples, ...], unscaled.
+        where: What an error calls them.
+
+    Returns:
+        The examples in `spec.input_dtype`.
+
+    Raises:
+        UserError: If the shape is another, the conversion could lose a value, or one is not finite.
+    """
+    wanted = f"{spec.input_dtype}[examples, {', '.join(map(str, spec.input_shape))}]"
+    received = f"{inputs.dtype}{list(inputs.shape)} ({where})"
+    if inputs.shape[1:] != spec.input_shape or inputs.ndim == 0:
+        raise UserError(
+            f"The members take examples as their training data had them: {wanted}. Received: "
+            f"{received}. Reshape them; a single example is an array of length 1."
+        )
+    casting = "same_kind" if np.issubdtype(spec.input_dtype, np.floating) else "safe"
+    if inputs.dtype.kind not in "biuf" or not np.can_cast(inputs.dtype, spec.input_dtype, casting):
+        raise UserError(
+            f"The members take examples as their training data had them: {wanted}. Received: "
+            f"{received}, which does not convert without loss. Pass the values unscaled, with "
+            f"astype('{spec.input_dtype}')."
+        )
+    check_examples(where, inputs, np.zeros(len(inputs), np.int32))
+    return inputs.astype(spec.input_dtype)

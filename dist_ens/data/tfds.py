@@ -1,0 +1,123 @@
+"""TensorFlow Datasets as a source, read without TensorFlow."""
+
+import dataclasses
+import importlib.util
+from typing import Any
+
+import numpy as np
+
+from dist_ens.data.source import Source, Spec, check_finite, check_labels, count_classes
+from dist_ens.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsSplit:
+    """A prepared split, read record by record.
+
+    Attributes:
+        records: What `tfds.data_source` returns: random access to dicts of arrays.
+        keys: Names of the features that are input and label.
+        where: What an error calls the split.
+        num_classes: Labels lie in [0, num_classes).
+    """
+
+    records: Any
+    keys: tuple[str, str]
+    where: str
+    num_classes: int
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Split.take`."""
+        records = self.records.__getitems__(indices.ravel().tolist())
+        inputs, labels = (np.stack([record[key] for record in records]) for key in self.keys)
+        check_finite(self.where, inputs)
+        check_labels(self.where, labels, self.num_classes)
+        return {
+            "inputs": inputs.reshape(indices.shape + inputs.shape[1:]),
+            "labels": labels.reshape(indices.shape).astype(np.int32),
+        }
+
+
+def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Source:
+    """A data set of TFDS: splits `train` and `test`, its two supervised features.
+
+    Args:
+        name: As TFDS has it: `mnist`, `cifar10:3.0.2`, …
+        data_dir: Where it is, or will be, prepared; None for TFDS's default.
+        num_classes: Where the label feature does not say; default: counted in the training split.
+
+    Returns:
+        The source.
+
+    Raises:
+        UserError: For a data set that is unknown, cannot be prepared here, or does not fit.
+    """
+    import tensorflow_datasets as tfds
+
+    builder = _prepared_builder(tfds, name, data_dir)
+    where = f"tfds:{name} in {builder.data_dir}"
+    absent = {"train", "test"} - set(builder.info.splits)
+    if absent:
+        raise UserError(
+            f"A data set has the splits train and test. Received: {where} with "
+            f"{', '.join(builder.info.splits) or 'none'}. Choose another data set, or write its "
+            "arrays to an npz source."
+        )
+    features = builder.info.features
+    keys = builder.info.supervised_keys or ("image", "label")
+    if len(keys) != 2 or not all(isinstance(key, str) and key in features for key in keys):
+        raise UserError(
+            f"A data set has one input and one label feature. Received: {where} with "
+            f"{', '.join(features)}. Choose another data set, or write its arrays to an npz source."
+        )
+    input_key, label_key = keys
+    splits = {split: builder.as_data_source(split=split) for split in ("train", "test")}
+    for split, records in splits.items():
+        if len(records) == 0:
+            raise UserError(
+                f"A split holds at least one example. Received: none ({where}, split {split}). "
+                "Prepare the data set again."
+            )
+    first = np.asarray(splits["train"][0][input_key])
+    num_classes = num_classes or getattr(features[label_key], "num_classes", None)
+    if num_classes is None:
+        label_only = builder.as_data_source(
+            split="train", decoders=tfds.decode.PartialDecoding({label_key: features[label_key]})
+        )
+        labels = np.array([record[label_key] for record in label_only])
+        num_classes = count_classes(f"{where}, split train", labels)
+    train, test = (
+        TfdsSplit(records, (input_key, label_key), f"{where}, split {split}", num_classes)
+        for split, records in splits.items()
+    )
+    return Source(Spec(first.shape, first.dtype.name, (), num_classes), train=train, test=test)
+
+
+def _prepared_builder(tfds: Any, name: str, data_dir: str | None) -> Any:
+    try:
+        builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
+    except tfds.core.DatasetNotFoundError as error:
+        raise UserError(
+            f"TFDS knows the data set, or finds it prepared in the data folder. Received: "
+            f"tfds:{name}, data_dir={data_dir}: {str(error).splitlines()[0]} Correct the name, or "
+            "--config.data.data_dir."
+        ) from error
+    if not builder.is_prepared():
+        if importlib.util.find_spec("tensorflow") is None:
+            raise UserError(
+                f"A data set is read without TensorFlow, but prepared with it. Received: "
+                f"tfds:{name}, which is not prepared in {builder.data_dir}. Install the extra, "
+                "pip install 'dist-ens[tfds-prepare]', and run the same command again; or set "
+                "--config.data.data_dir to a folder where it is prepared."
+            )
+        builder.download_and_prepare(file_format="array_record")
+    if builder.info.file_format.value != "array_record":
+        raise UserError(
+            "A data set is read without TensorFlow from array_record files. Received: "
+            f"tfds:{name}, prepared as {builder.info.file_format.value} in {builder.data_dir}. "
+            "Prepare it again with file_format='array_record', in another data folder."
+        )
+    return builder

@@ -1,0 +1,243 @@
+"""One member, lifted over the mesh."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dist_ens.ensemble.executions import over_members
+from dist_ens.ensemble.state import State, member_key, stack_members
+from dist_ens.errors import UserError
+from dist_ens.layout import (
+    BATCH,
+    BATCHES,
+    MEMBER_BATCH,
+    MEMBER_METRICS,
+    MEMBERS,
+    REPLICATED,
+    Layout,
+    data_index,
+    data_mean,
+)
+from dist_ens.losses import Loss, softmax_cross_entropy
+from dist_ens.member import Member
+
+# What `fold_in` is given to part a member's key by use.
+INIT, UPDATE = 0, 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble:
+    """An ensemble of one member's kind: its init, update and predict.
+
+    A member is itself: its numbers depend on the seed and its `member_id`, never on how many
+    members there are, where they lie or how they are run, up to rounding. (Dropout masks also depend on
+    the length of the data axis: each of its columns draws its own.)
+
+    Attributes:
+        member: The network.
+        optimizer: Of one member.
+        layout: Where members and data lie.
+        loss: Of one member, per example.
+        execution: How a device runs its members; see `executions`.
+    """
+
+    member: Member
+    optimizer: optax.GradientTransformation
+    layout: Layout
+    loss: Loss = softmax_cross_entropy
+    execution: str = "vmap"
+
+    def init(
+        self,
+        seed: int,
+        inputs: jax.ShapeDtypeStruct,
+        member_ids: Sequence[int] | None = None,
+    ) -> State:
+        """The ensemble at step 0, born on the mesh.
+
+        Args:
+            seed: In [0, 2**32).
+            inputs: Shape and type of a batch of inputs, [batch, ...].
+            member_ids: The members' lasting names; default 0, 1, 2, …
+
+        Returns:
+            The state, leaves [members, ...], each device holding its own members only.
+
+        Raises:
+            UserError: If the number of ids is not the layout's.
+        """
+        ids = self._ids(member_ids)
+        state = self.abstract_state(inputs)
+        shardings = jax.tree.map(lambda _: self.layout.sharding(MEMBERS), state)
+        born = jax.jit(self._init(inputs), out_shardings=shardings)
+        return born(self.layout.put_members(ids), np.uint32(seed))
+
+    def abstract_state(self, inputs: jax.ShapeDtypeStruct) -> State:
+        """Shapes, types and shardings of the state; see `init`."""
+        ids = jax.ShapeDtypeStruct((self.layout.num_members,), jnp.int32)
+        shapes = jax.eval_shape(self._init(inputs), ids, jax.ShapeDtypeStruct((), jnp.uint32))
+        sharding = self.layout.sharding(MEMBERS)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes
+        )
+
+    def state_of(
+        self,
+        params: Sequence[Any],
+        model_states: Sequence[Any] | None = None,
+        *,
+        seed: int = 0,
+        member_ids: Sequence[int] | None = None,
+    ) -> State:
+        """An ensemble of networks that were trained elsewhere, at step 0 of a new optimizer.
+
+        Args:
+            params: One pytree per member.
+            model_states: Likewise; default: none has any.
+            seed: In [0, 2**32).
+            member_ids: The members' lasting names; default 0, 1, 2, …
+
+        Returns:
+            The state, to predict with or to train on.
+
+        Raises:
+            UserError: If the members cannot be stacked, or are not as many as the layout's.
+        """
+        ids = self._ids(member_ids)
+        if len(params) != len(ids):
+            raise UserError(
+                "One pytree of parameters is needed per member. Received: "
+                f"{len(params)} for {len(ids)} members. Make the layout with "
+                f"num_members={len(params)}."
+            )
+        stacked = stack_members(params)
+        return self.layout.put_members(
+            State(
+                step=np.zeros(len(ids), np.int32),
+                member_id=ids,
+                key=jax.vmap(partial(member_key, seed))(ids),
+                params=stacked,
+                model_state=() if model_states is None else stack_members(model_states),
+                opt_state=jax.vmap(self.optimizer.init)(stacked),
+            )
+        )
+
+    @cached_property
+    def update(self) -> Any:
+        """The jitted update of some steps: `update(state, batches) -> (state, metrics)`.
+
+        `batches` is a dict of `inputs` and `labels`, leaves [steps, batch, ...], from
+        `Layout.put`; the given state is donated. `metrics` is a dict of float32[steps, members]:
+        `loss`, of the loss function, and `accuracy` in [0, 1], means over the global batch before
+        each update. Compiled once for each number of steps.
+        """
+
+        def update(state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
+            return self.layout.shard_map(
+                self._device_update, in_specs=(MEMBERS, BATCHES), out_specs=(MEMBERS, MEMBER_METRICS)
+            )(state, batches)
+
+        return jax.jit(update, donate_argnums=0)
+
+    @cached_property
+    def predict(self) -> Any:
+        """The jitted prediction: `predict(state, inputs) -> logits`.
+
+        `inputs` is [batch, ...], from `Layout.put` with `BATCH`; the logits are
+        [members, batch, ..., classes], where they were computed.
+        """
+
+        def one(variables: tuple[Any, Any], inputs: jax.Array) -> jax.Array:
+            params, model_state = variables
+            return self.member.apply(params, model_state, inputs, None, False)[0]
+
+        def predict(state: State, inputs: jax.Array) -> jax.Array:
+            return self.layout.shard_map(
+                over_members(one, self.execution), in_specs=(MEMBERS, BATCH), out_specs=MEMBER_BATCH
+            )((state.params, state.model_state), inputs)
+
+        return jax.jit(predict)
+
+    def _ids(self, member_ids: Sequence[int] | None) -> np.ndarray:
+        count = self.layout.num_members
+        ids = np.arange(count) if member_ids is None else np.asarray(member_ids)
+        if len(ids) != count or len(set(ids.tolist())) != count:
+            raise UserError(
+                f"The layout is for {count} members, each with an id of its own. Received: "
+                f"member_ids={ids.tolist()}. Make the layout with num_members={len(set(ids))}."
+            )
+        return ids.astype(np.int32)
+
+    def _init(self, inputs: jax.ShapeDtypeStruct) -> Any:
+        def one(member_id: jax.Array, seed: jax.Array) -> State:
+            key = member_key(seed, member_id)
+            params, model_state = self.member.init(
+                jax.random.fold_in(key, INIT), jnp.zeros(inputs.shape, inputs.dtype)
+            )
+            return State(
+                step=jnp.zeros((), jnp.int32),
+                member_id=member_id,
+                key=key,
+                params=params,
+                model_state=model_state,
+                opt_state=self.optimizer.init(params),
+            )
+
+        def init(member_ids: jax.Array, seed: jax.Array) -> State:
+            return self.layout.shard_map(
+                over_members(one, "vmap"), in_specs=(MEMBERS, REPLICATED), out_specs=MEMBERS
+            )(member_ids, seed)
+
+        return init
+
+    def _device_update(self, state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
+        """All steps of one call, for the members of one device: metrics [steps, members]."""
+
+        def steps_of_one(state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
+            count = len(jax.tree.leaves(batches)[0])
+            first = jax.tree.map(lambda leaf: leaf[0], batches)
+            unroll = count == 1 or self._scan_is_slow(state, first)
+            return jax.lax.scan(self._member_update, state, batches, unroll=count if unroll else 1)
+
+        state, metrics = over_members(steps_of_one, self.execution)(state, batches)
+        return state, jax.tree.map(jnp.transpose, metrics)
+
+    def _member_update(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
+        """One step of one member, on one column's part of the batch."""
+        key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
+        key = jax.random.fold_in(key, data_index())
+
+        def loss_of(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+            logits, model_state = self.member.apply(
+                params, state.model_state, batch["inputs"], key, True
+            )
+            return self.loss(logits, batch["labels"]).mean(), (logits, model_state)
+
+        (loss, (logits, model_state)), grads = jax.value_and_grad(loss_of, has_aux=True)(
+            state.params
+        )
+        metrics = {"loss": loss, "accuracy": (logits.argmax(-1) == batch["labels"]).mean()}
+        grads, model_state, metrics = data_mean((grads, model_state, metrics))
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        state = state._replace(
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            model_state=model_state,
+            opt_state=opt_state,
+        )
+        return state, metrics
+
+    def _scan_is_slow(self, state: State, batch: Any) -> bool:
+        """Whether a step holds a convolution on a CPU.
+
+        The gradient of its weights runs 20 to 50 times slower inside a `while` there.
+        """
+        if self.layout.platform != "cpu":
+            return False
+        return "conv_general_dilated[" in str(jax.make_jaxpr(self._member_update)(state, batch))

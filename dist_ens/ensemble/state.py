@@ -1,0 +1,148 @@
+"""The state of a member and of an ensemble, and the way between lists of members and stacks."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dist_ens.errors import UserError
+
+Tree = TypeVar("Tree")
+
+
+class State(NamedTuple):
+    """All that a member carries from step to step; an ensemble's has `members` in front of it all.
+
+    Attributes:
+        step: Updates taken, int32[].
+        member_id: The member's lasting name, int32[].
+        key: The member's key, from (seed, member_id) alone.
+        params: What is trained.
+        model_state: What else the network carries, such as running statistics.
+        opt_state: The optimizer's.
+    """
+
+    step: jax.Array
+    member_id: jax.Array
+    key: jax.Array
+    params: Any
+    model_state: Any
+    opt_state: Any
+
+
+def member_key(seed: int | jax.Array, member_id: int | jax.Array) -> jax.Array:
+    """The key from which everything random in a member comes.
+
+    Args:
+        seed: The experiment's, in [0, 2**32).
+        member_id: The member's.
+
+    Returns:
+        A typed key, [].
+    """
+    return jax.random.fold_in(jax.random.key(seed), member_id)
+
+
+def stack_members(members: Sequence[Tree]) -> Tree:
+    """One pytree of arrays from a list of pytrees: leaves [members, ...].
+
+    Args:
+        members: At least one pytree; all of one structure, with leaves of equal shape and type.
+
+    Returns:
+        A pytree of the same structure.
+
+    Raises:
+        UserError: If two members do not fit; it names the member, the leaf and both shapes.
+
+    >>> stack_members([{"w": np.zeros(3)}, {"w": np.ones(3)}])["w"].shape
+    (2, 3)
+    """
+    if not members:
+        raise UserError("An ensemble has at least one member. Received: an empty list. Add one.")
+    first = dict(_named_leaves(members[0]))
+    for position, member in enumerate(members[1:], start=1):
+        named = dict(_named_leaves(member))
+        for name in [*first, *named]:
+            a, b = (_shape_of(leaves, name) for leaves in (first, named))
+            if a != b:
+                raise UserError(
+                    f"Member {position} cannot be stacked with member 0: leaf {name} is {b} in "
+                    f"member {position} and {a} in member 0. All members of one ensemble share "
+                    "one architecture."
+                )
+        if jax.tree.structure(member) != jax.tree.structure(members[0]):
+            raise UserError(
+                f"Member {position} cannot be stacked with member 0: they are pytrees of different "
+                f"structure, {jax.tree.structure(member)} and {jax.tree.structure(members[0])}. "
+                "All members of one ensemble share one architecture."
+            )
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+
+
+def unstack_members(ensemble: Tree) -> list[Tree]:
+    """The list of members in one pytree of arrays; the inverse of `stack_members`.
+
+    Args:
+        ensemble: A pytree with leaves [members, ...].
+
+    Returns:
+        One pytree per member, without that axis.
+
+    Raises:
+        UserError: If the leaves disagree about the number of members.
+    """
+    return [jax.tree.map(lambda leaf: leaf[i], ensemble) for i in range(_count(ensemble))]  # noqa: B023
+
+
+def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
+    """A part of an ensemble, in the order asked for.
+
+    Args:
+        ensemble: A pytree with leaves [members, ...].
+        positions: Which to take, in [0, members).
+
+    Returns:
+        A pytree with leaves [len(positions), ...].
+
+    Raises:
+        UserError: If a position does not exist.
+
+    >>> select_members({"w": np.arange(4)}, [3, 1])["w"]
+    Array([3, 1], dtype=int32)
+    """
+    count = _count(ensemble)
+    wrong = [p for p in positions if not 0 <= p < count]
+    if wrong:
+        raise UserError(
+            f"Positions of members lie in [0, {count}). Received: {wrong}. Leave them out."
+        )
+    index = np.asarray(positions, np.int32)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], ensemble)
+
+
+def _count(ensemble: Any) -> int:
+    counts = {
+        name: (np.shape(leaf) or (None,))[0] for name, leaf in _named_leaves(ensemble)
+    }
+    if len(set(counts.values())) != 1 or None in counts.values():
+        raise UserError(
+            "Every leaf of an ensemble begins with the members axis, of one length. Received: "
+            f"{counts}. Make ensembles with stack_members."
+        )
+    return next(iter(counts.values()))
+
+
+def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    return [
+        (jax.tree_util.keystr(path) or "(the whole)", leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def _shape_of(leaves: dict[str, Any], name: str) -> str:
+    if name not in leaves:
+        return "absent"
+    return f"{jnp.result_type(leaves[name])}{list(np.shape(leaves[name]))}"

@@ -1,0 +1,12 @@
+"""The two kinds of failure that are told in a sentence instead of a traceback.
+
+Every message has three parts: the rule, what was received, and the way out.
+"""
+
+
+class UserError(ValueError):
+    """What a user gave cannot be used; nothing has been written."""
+
+
+class RunError(RuntimeError):
+    """Something happened to a run that was started properly."""

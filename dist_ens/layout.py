@@ -1,0 +1,250 @@
+"""The mesh and every sharding made from it.
+
+The only file that names the mesh axes, builds a `PartitionSpec` or puts an array on a device. The
+axes are `("ensemble", "data")`, in this order, over the devices in the order of `jax.devices()`:
+a row of the mesh holds some of the members, a column one part of every batch.
+"""
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dist_ens.errors import UserError
+
+ENSEMBLE = "ensemble"
+DATA = "data"
+
+# How the trees that enter and leave a lifted function lie on the mesh.
+MEMBERS = P(ENSEMBLE)  # [members, ...]: the state
+BATCHES = P(None, DATA)  # [steps, batch, ...]: the batches of one call
+BATCH = P(DATA)  # [batch, ...]: one batch
+MEMBER_METRICS = P(None, ENSEMBLE)  # [steps, members]
+MEMBER_BATCH = P(ENSEMBLE, DATA)  # [members, batch, ...]: predictions
+REPLICATED = P()
+
+
+def data_mean(tree: Any) -> Any:
+    """Mean over the data axis of every floating leaf; the others are equal there and stay.
+
+    Only inside a function lifted by `Layout.shard_map`.
+    """
+
+    def mean(leaf: jax.Array) -> jax.Array:
+        return jax.lax.pmean(leaf, DATA) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(mean, tree)
+
+
+def data_index() -> jax.Array:
+    """Column of this device: int32[]. Only inside a function lifted by `Layout.shard_map`."""
+    return jax.lax.axis_index(DATA)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where members and data lie. Made by `make_layout`.
+
+    Attributes:
+        mesh: Axes `("ensemble", "data")`.
+        num_members: Members of the ensemble; a multiple of the ensemble axis.
+    """
+
+    mesh: Mesh
+    num_members: int
+
+    @property
+    def ensemble_axis(self) -> int:
+        """Rows of the mesh."""
+        return self.mesh.shape[ENSEMBLE]
+
+    @property
+    def data_axis(self) -> int:
+        """Columns of the mesh."""
+        return self.mesh.shape[DATA]
+
+    @property
+    def members_per_device(self) -> int:
+        """Members that one device holds."""
+        return self.num_members // self.ensemble_axis
+
+    @property
+    def platform(self) -> str:
+        """`cpu`, `gpu` or `tpu`."""
+        return self.mesh.devices.flat[0].platform
+
+    def __str__(self) -> str:
+        return f"{self.ensemble_axis} x {self.data_axis} ({ENSEMBLE} x {DATA})"
+
+    def sharding(self, spec: P) -> NamedSharding:
+        """One of this file's specs, on this mesh."""
+        return NamedSharding(self.mesh, spec)
+
+    def shard_map(self, fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
+        """`fn` on each device's own part of its arguments.
+
+        Members are independent by construction here, where a partitioner would be free to gather
+        them (it does, for vmapped convolutions). The check of varying axes is off because it
+        refuses the member of a user who starts a `scan` from zeros.
+        """
+        return jax.shard_map(
+            fn,
+            mesh=self.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names={ENSEMBLE, DATA},
+            check_vma=False,
+        )
+
+    def check_batch_size(self, field: str, global_batch_size: int) -> None:
+        """Raises a `UserError` unless the batch divides over the data axis."""
+        if global_batch_size % self.data_axis:
+            smaller = global_batch_size // self.data_axis * self.data_axis
+            hosts = len({d.process_index for d in self.mesh.devices.flat})
+            over = f"{self.mesh.size} devices of {hosts} host{'s' if hosts > 1 else ''}"
+            raise UserError(
+                f"Every column of the mesh takes the same number of examples. Received: "
+                f"{field}={global_batch_size} over a data axis of {self.data_axis} "
+                f"({over}, mesh {self}). "
+                + (
+                    f"Try {field}={smaller or self.data_axis} or {smaller + self.data_axis}."
+                    if smaller
+                    else f"Those are more devices than {self.num_members} members x "
+                    f"{global_batch_size} examples can use: start fewer hosts, or try "
+                    f"{field}={self.data_axis}."
+                )
+            )
+
+    @cached_property
+    def host_columns(self) -> tuple[int, ...]:
+        """Columns of the mesh in which this host has a device, ascending: its share of the data."""
+        here = jax.process_index()
+        return tuple(
+            column
+            for column in range(self.data_axis)
+            if any(d.process_index == here for d in self.mesh.devices[:, column])
+        )
+
+    def host_rows(self, global_batch_size: int) -> np.ndarray:
+        """Positions in the global batch of the examples that this host feeds: int64[host_batch]."""
+        per_column = global_batch_size // self.data_axis
+        return np.concatenate(
+            [np.arange(c * per_column, (c + 1) * per_column) for c in self.host_columns]
+        )
+
+    def put(self, host_tree: Any, global_batch_size: int, spec: P) -> Any:
+        """This host's part of a batch as global arrays.
+
+        Args:
+            host_tree: Arrays whose batch axis holds the examples of `host_rows`, in their order.
+            global_batch_size: Length of the batch axis of the result.
+            spec: `BATCHES` (the batch axis is 1) or `BATCH` (it is 0).
+
+        Returns:
+            The tree as global arrays on the mesh; every host must call this.
+        """
+        axis = tuple(spec).index(DATA)
+        sharding = self.sharding(spec)
+        per_column = global_batch_size // self.data_axis
+        first_row = {
+            c * per_column: k * per_column for k, c in enumerate(self.host_columns)
+        }  # global row -> row of the host's part
+
+        def put(host_array: np.ndarray) -> jax.Array:
+            shape = list(host_array.shape)
+            shape[axis] = global_batch_size
+
+            columns = []
+            for device, index in sharding.addressable_devices_indices_map(tuple(shape)).items():
+                start = first_row[index[axis].start or 0]
+                rows = (slice(None),) * axis + (slice(start, start + per_column),)
+                columns.append(jax.device_put(host_array[rows], device))
+            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, columns)
+
+        return jax.tree.map(put, host_tree)
+
+    def put_members(self, tree: Any) -> Any:
+        """Host arrays `[members, ...]`, the whole of them on every host, as the members' state."""
+        sharding = self.sharding(MEMBERS)
+
+        def put(leaf: Any) -> jax.Array:
+            if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                return jax.device_put(leaf, sharding)
+            whole = np.asarray(leaf)
+            return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
+
+        return jax.tree.map(put, tree)
+
+
+def to_host(tree: Any) -> Any:
+    """Global arrays as whole NumPy arrays; every host must call this, and has all of them."""
+    if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def make_layout(
+    num_members: int,
+    ensemble_axis: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> Layout:
+    """The mesh for an ensemble on the devices at hand, none of them idle.
+
+    Args:
+        num_members: Members of the ensemble.
+        ensemble_axis: Rows of the mesh; None for the largest number that divides both the members
+            and the devices.
+        devices: Default: all of `jax.devices()`, of every host.
+
+    Returns:
+        The layout: `ensemble_axis` rows, `len(devices) / ensemble_axis` columns.
+
+    Raises:
+        UserError: If the ensemble axis does not divide the members and the devices.
+
+    >>> str(make_layout(num_members=10, devices=jax.devices()[:8]))
+    '2 x 4 (ensemble x data)'
+    """
+    _check_device_flag()
+    devices = jax.devices() if devices is None else list(devices)
+    largest = math.gcd(num_members, len(devices))
+    ensemble_axis = ensemble_axis or largest
+    good = ", ".join(str(k) for k in range(1, largest + 1) if largest % k == 0)
+    if num_members % ensemble_axis:
+        raise UserError(
+            "Every device on the ensemble axis must hold the same number of members. Received: "
+            f"num_members={num_members}, ensemble axis={ensemble_axis} "
+            f"({num_members % ensemble_axis} left over). Try an ensemble axis of {good}, or "
+            f"num_members={math.ceil(num_members / ensemble_axis) * ensemble_axis}."
+        )
+    if len(devices) % ensemble_axis:
+        raise UserError(
+            "The ensemble axis must divide the number of devices, so that none is idle. Received: "
+            f"{len(devices)} devices, ensemble axis={ensemble_axis}. "
+            f"Try an ensemble axis of {good}."
+        )
+    grid = np.array(devices).reshape(ensemble_axis, len(devices) // ensemble_axis)
+    return Layout(Mesh(grid, (ENSEMBLE, DATA), axis_types=(AxisType.Auto,) * 2), num_members)
+
+
+def _check_device_flag() -> None:
+    """Says so when `XLA_FLAGS` asks for CPU devices that JAX, already started, does not have."""
+    asked = re.findall(
+        r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
+    )
+    if asked and jax.default_backend() == "cpu" and jax.local_device_count() < int(asked[-1]):
+        raise UserError(
+            f"XLA_FLAGS must be set before JAX starts. Received: a flag for {asked[-1]} CPU "
+            f"devices, but JAX had started with {jax.local_device_count()}. "
+            "Export XLA_FLAGS in the shell, or set it before the first import of jax."
+        )

@@ -1,0 +1,44 @@
+"""What a member is: one network, as two pure functions.
+
+    init(key, inputs)                               -> params, model_state
+    apply(params, model_state, inputs, key, train)  -> outputs, model_state
+
+`inputs` is one batch, `[batch, ...]`; `outputs` are the logits, `[batch, ..., classes]`. `params` is
+any pytree of floating-point arrays: what the gradient is taken of, and the gradient has its
+structure. `model_state` is any pytree of what else a network carries from step to step, such as the
+running statistics of BatchNorm; `()` where there is nothing. `key` is a JAX PRNG key, a new one for
+every step, member and part of the data; `train` is a Python bool, and where it is False `apply` uses
+no key and returns the state as it came.
+
+A member knows nothing of the ensemble. A layer that takes statistics over the batch takes them over
+the *global* batch if it averages over the mesh axis `"data"`: `nn.BatchNorm(axis_name="data")` in
+flax, `eqx.nn.BatchNorm(axis_name=("batch", "data"))` in equinox.
+
+The adapters make a member of what people have:
+
+    from_functions            plain `init(key)` and `apply(params, inputs)` for a whole batch
+    from_example_functions    the same, with an `apply` written for a single example
+    from_linen                a `flax.linen` module
+    from_nnx                  a function that makes a `flax.nnx` module
+    from_equinox              a function that makes an `equinox` module
+    from_pytree               a class of your own, registered as a PyTree
+"""
+
+from dist_ens.member.equinox import from_equinox
+from dist_ens.member.functions import from_example_functions, from_functions
+from dist_ens.member.linen import from_linen
+from dist_ens.member.member import Member, check_member, with_normalized_inputs
+from dist_ens.member.nnx import from_nnx
+from dist_ens.member.pytree import from_pytree
+
+__all__ = [
+    "Member",
+    "check_member",
+    "from_equinox",
+    "from_example_functions",
+    "from_functions",
+    "from_linen",
+    "from_nnx",
+    "from_pytree",
+    "with_normalized_inputs",
+]

@@ -1,0 +1,73 @@
+"""A member from an `equinox` module. Equinox is optional: extra `[equinox]`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from dist_ens.errors import UserError
+from dist_ens.member.member import Member, require_parameters
+
+
+def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) -> Member:
+    """A member from a function that makes an equinox module, `lambda key: Model(key)`.
+
+    Equinox modules are written for a single example; the member vectorises them over the batch,
+    under the axis name `"batch"`. Floating-point arrays are the parameters.
+
+    Args:
+        make: Makes the module from a key. The module is called as `module(x, key=key)`, or as
+            `module(x, state, key=key)` if it is stateful.
+        stateful: Whether it holds an `equinox.nn.State`, as BatchNorm needs.
+
+    Returns:
+        The member.
+
+    Raises:
+        UserError: If equinox is not installed.
+    """
+    try:
+        import equinox as eqx
+    except ImportError as error:
+        raise UserError(
+            "An equinox member needs equinox. Received: an environment without it. "
+            "Install the extra: pip install 'dist-ens[equinox]'."
+        ) from error
+
+    def make_parts(key: jax.Array) -> tuple[Any, Any, Any]:
+        """Parameters, other arrays (with the state), and what is no array at all."""
+        module, state = eqx.nn.make_with_state(make)(key) if stateful else (make(key), None)
+        params, rest = eqx.partition(module, eqx.is_inexact_array)
+        buffers, static = eqx.partition(rest, eqx.is_array)
+        return params, (buffers, state), static
+
+    def init(key: jax.Array, inputs: jax.Array) -> tuple[Any, Any]:
+        params, model_state, _ = make_parts(key)
+        require_parameters(params)
+        return params, model_state
+
+    def static_part() -> Any:
+        parts = []
+        jax.eval_shape(
+            lambda key: parts.append(make_parts(key)[2]), jax.eval_shape(lambda: jax.random.key(0))
+        )
+        return parts[0]
+
+    def apply(
+        params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
+    ) -> tuple[jax.Array, Any]:
+        buffers, state = model_state
+        module = eqx.nn.inference_mode(eqx.combine(params, buffers, static_part()), not train)
+        keys = None if key is None else jax.random.split(key, len(inputs))
+        if not stateful:
+            outputs = jax.vmap(lambda x, k: module(x, key=k), axis_name="batch")(inputs, keys)
+            return outputs, model_state
+        outputs, state = jax.vmap(
+            lambda x, s, k: module(x, s, key=k),
+            in_axes=(0, None, 0),
+            out_axes=(0, None),
+            axis_name="batch",
+        )(inputs, state, keys)
+        return outputs, (buffers, state) if train else model_state
+
+    return Member(init, apply)

@@ -1,0 +1,139 @@
+"""The member itself, and the checks that tell early what does not fit."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dist_ens.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One network. The package's own page says what the two functions take and return."""
+
+    init: Callable[[jax.Array, jax.Array], tuple[Any, Any]]
+    apply: Callable[[Any, Any, jax.Array, jax.Array | None, bool], tuple[jax.Array, Any]]
+
+
+def require_parameters(params: Any) -> None:
+    """Raises a `UserError` unless every leaf of `params` is a floating-point array.
+
+    Where a leaf is an object of some class, that class is not known to JAX as a pytree, and the
+    message says how to register it.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        where = jax.tree_util.keystr(path) or "the whole"
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
+            name = type(leaf).__name__
+            raise UserError(
+                "The parameters of a member are a pytree of arrays. Received: an object of class "
+                f"{name!r} as leaf {where}, a class that is not registered as a pytree. Register "
+                f"it: put @jax.tree_util.register_dataclass above a dataclass {name}, or call "
+                f"jax.tree_util.register_pytree_node({name}, flatten, unflatten), where flatten "
+                "returns (its arrays, the rest) and unflatten makes the object again from them."
+            )
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise UserError(
+                "Parameters are floating-point arrays, for they have gradients. Received: "
+                f"{jnp.result_type(leaf)} as leaf {where}. Keep what is not trained in the model "
+                "state, or in the static part of its class."
+            )
+
+
+def check_member(
+    member: Member, inputs: jax.ShapeDtypeStruct, output_shape: Sequence[int]
+) -> tuple[Any, Any]:
+    """Traces a member, without computing anything, and raises where it does not fit its data.
+
+    Args:
+        member: The network.
+        inputs: One batch, as shape and type: [batch, ...].
+        output_shape: What `apply` must return for it: (batch, ..., classes).
+
+    Returns:
+        Shapes and types of `(params, model_state)`.
+
+    Raises:
+        UserError: If the inputs do not fit the network or its outputs are of another shape.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    given = f"{inputs.dtype}{list(inputs.shape)}"
+    try:
+        params, model_state = jax.eval_shape(member.init, key, inputs)
+        outputs, new_state = jax.eval_shape(
+            lambda p, s, x: member.apply(p, s, x, None, False), params, model_state, inputs
+        )
+    except UserError:
+        raise
+    except Exception as error:  # whatever a user's network says when it is given the wrong inputs
+        raise UserError(
+            f"The network must take the data's inputs. Received: a batch {given}, to which it "
+            f"said: {type(error).__name__}: {_first_line(error)} Choose a model for inputs of "
+            "this shape and type, or another data source."
+        ) from error
+    empty = [name for name, leaf in _named(params) if 0 in leaf.shape]
+    if empty:
+        raise UserError(
+            f"The network must take the data's inputs. Received: a batch {given}, of which nothing "
+            f"is left at parameter {empty[0]}. Choose a model for smaller inputs, or larger inputs."
+        )
+    if tuple(getattr(outputs, "shape", ())) != tuple(output_shape):
+        raise UserError(
+            f"For a batch {given} the network must return logits of shape {list(output_shape)}: "
+            f"one row per example, one column per class. Received: "
+            f"{_shape(outputs)}. Change the network's last layer, or data.num_classes."
+        )
+    if jax.tree.structure(new_state) != jax.tree.structure(model_state):
+        raise UserError(
+            "apply returns the model state with the structure that init gave it. Received: "
+            f"{jax.tree.structure(new_state)} instead of {jax.tree.structure(model_state)}. "
+            "Create every entry of the state in init."
+        )
+    return params, model_state
+
+
+def with_normalized_inputs(
+    member: Member, mean: float | Sequence[float], std: float | Sequence[float]
+) -> Member:
+    """The member, given `(inputs - mean) / std` in float32; integer inputs if nothing is to do.
+
+    Args:
+        member: The network.
+        mean: One number, or one per entry of the inputs' last axis.
+        std: Likewise.
+
+    Returns:
+        A member that takes the inputs as the data source yields them.
+    """
+    if np.all(np.asarray(mean) == 0) and np.all(np.asarray(std) == 1):
+        return member
+
+    def normalized(inputs: jax.Array) -> jax.Array:
+        inputs = inputs.astype(jnp.float32)
+        return (inputs - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
+
+    return Member(
+        init=lambda key, inputs: member.init(key, normalized(inputs)),
+        apply=lambda params, model_state, inputs, key, train: member.apply(
+            params, model_state, normalized(inputs), key, train
+        ),
+    )
+
+
+def _named(tree: Any) -> list[tuple[str, Any]]:
+    return [(jax.tree_util.keystr(p), leaf) for p, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _first_line(error: Exception) -> str:
+    line = next((line for line in str(error).splitlines() if line.strip()), "")
+    return line if line.endswith((".", "!", "?")) else line + "."
+
+
+def _shape(outputs: Any) -> str:
+    if hasattr(outputs, "shape"):
+        return f"{outputs.dtype}{list(outputs.shape)}"
+    return f"a {type(outputs).__name__}"

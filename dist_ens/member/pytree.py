@@ -1,0 +1,33 @@
+"""A member from a class of the user's own, registered as a PyTree."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from dist_ens.member.functions import from_functions
+from dist_ens.member.member import Member
+
+
+def from_pytree(
+    make: Callable[[jax.Array], Any],
+    apply: Callable[[Any, jax.Array], jax.Array] | None = None,
+) -> Member:
+    """A member from a class whose instances are the parameters.
+
+    The class is registered with `jax.tree_util.register_dataclass` or `register_pytree_node`; the
+    gradient is then an instance of it too.
+
+    Args:
+        make: `make(key)` returns an instance.
+        apply: `apply(instance, inputs)` returns the logits of a batch; default: the instance is
+            called.
+
+    Returns:
+        The member.
+
+    Raises:
+        UserError: When the member is initialised, if the class is not registered; the message says
+            how to.
+    """
+    return from_functions(make, apply or (lambda instance, inputs: instance(inputs)))

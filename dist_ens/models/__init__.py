@@ -1,0 +1,46 @@
+"""The networks that a config can name. A network of your own is a `Member`; see `dist_ens.member`."""
+
+import inspect
+from collections.abc import Callable
+
+from dist_ens.config import ModelConfig, did_you_mean
+from dist_ens.errors import UserError
+from dist_ens.member import Member
+from dist_ens.models.convolutional import lenet5, resnet8
+from dist_ens.models.mlp import mlp, mlp_bn_dropout
+from dist_ens.models.transformer import transformer
+
+_MODELS: dict[str, Callable[..., Member]] = {
+    model.__name__: model for model in (mlp, mlp_bn_dropout, lenet5, resnet8, transformer)
+}
+
+
+def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) -> Member:
+    """The member that a config names.
+
+    Args:
+        config: A name, and the options of that network.
+        input_shape: Of one example.
+        num_classes: Logits per example.
+
+    Returns:
+        The member.
+
+    Raises:
+        UserError: For an unknown name or option.
+    """
+    if config.name not in _MODELS:
+        raise UserError(
+            f"model.name is one of {', '.join(_MODELS)}. Received: {config.name!r}."
+            f"{did_you_mean(config.name, _MODELS)} A network of your own is written in the config "
+            "file, as a function make_member(spec)."
+        )
+    model = _MODELS[config.name]
+    known = [name for name in inspect.signature(model).parameters][2:]
+    unknown = [name for name in config.options if name not in known]
+    if unknown:
+        raise UserError(
+            f"The config has no field 'model.{unknown[0]}'.{did_you_mean(unknown[0], known)} "
+            f"The options of {config.name} are: {', '.join(known) or 'none'}."
+        )
+    return model(input_shape, num_classes, **config.options)

@@ -1,0 +1,67 @@
+"""A decoder-only transformer."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from dist_ens.member import Member, from_linen
+
+
+class _Block(nn.Module):
+    num_heads: int
+    mlp_size: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        y = nn.LayerNorm()(x)
+        x = x + nn.MultiHeadDotProductAttention(self.num_heads)(y, mask=mask)
+        y = nn.gelu(nn.Dense(self.mlp_size)(nn.LayerNorm()(x)))
+        return x + nn.Dense(x.shape[-1])(y)
+
+
+class _Transformer(nn.Module):
+    num_classes: int
+    num_blocks: int
+    width: int
+    num_heads: int
+    mlp_size: int
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise ValueError(f"a transformer takes token numbers, int[batch, length], not {tokens}")
+        length = tokens.shape[1]
+        embed = nn.initializers.normal(0.02)
+        x = nn.Embed(self.num_classes, self.width, embedding_init=embed)(tokens)
+        x = x + self.param("position", embed, (length, self.width))
+        mask = nn.make_causal_mask(tokens)
+        for _ in range(self.num_blocks):
+            x = _Block(self.num_heads, self.mlp_size)(x, mask)
+        return nn.Dense(self.num_classes)(nn.LayerNorm()(x))
+
+
+def transformer(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    num_blocks: int = 2,
+    width: int = 128,
+    num_heads: int = 4,
+    mlp_size: int = 512,
+) -> Member:
+    """A decoder-only transformer with pre-normalisation and learned positions.
+
+    Args:
+        input_shape: Of one example, `[length]`.
+        num_classes: Size of the vocabulary.
+        num_blocks: Blocks of attention and MLP.
+        width: Of the residual stream.
+        num_heads: Of the attention; divides `width`.
+        mlp_size: Hidden units of a block's MLP.
+
+    Returns:
+        The member: tokens int[batch, length] to logits of the next token at every position,
+        float32[batch, length, classes].
+
+    Source: Radford et al. (2019), "Language models are unsupervised multitask learners".
+    """
+    return from_linen(_Transformer(num_classes, num_blocks, width, num_heads, mlp_size))

@@ -1,0 +1,235 @@
+"""What a run tells people and scripts: metric lines, progress, the table, the summary.
+
+Only process 0 reports; the caller sees to that.
+"""
+
+import json
+import os
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TextIO
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dist_ens.layout import to_host
+
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+
+_SCORES = ("accuracy", "nll", "brier", "ece")
+_LINE_EVERY_SECS = 10.0
+_MEMBERS_SHOWN = 20
+
+
+class MetricsWriter:
+    """Lines of `metrics.jsonl`, one step's metrics each.
+
+    A run that goes on from a checkpoint drops the lines of later steps, for it will write them
+    again.
+
+    Args:
+        workdir: The run's folder.
+        step: Steps already taken.
+    """
+
+    def __init__(self, workdir: pathlib.Path, step: int) -> None:
+        path = workdir / METRICS
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        write_atomically(path, "".join(kept))
+        self._file: TextIO = path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends the metrics of a step."""
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.flush()
+
+
+def _whole_lines(path: pathlib.Path) -> list[str]:
+    """The lines that were written to their end; the last may not have been."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n")]
+
+
+def metrics_line(
+    split: str, ensemble: Mapping[str, float], members: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    """Names of the scores in a metrics line.
+
+    >>> metrics_line("test", {"nll": 0.1}, [{"member_id": 3, "nll": 0.2}])
+    {'test/nll': 0.1, 'test/nll/member_03': 0.2}
+    """
+    line = {f"{split}/{name}": value for name, value in ensemble.items()}
+    for member in members:
+        line |= {
+            f"{split}/{name}/member_{int(member['member_id']):02d}": value
+            for name, value in member.items()
+            if name != "member_id"
+        }
+    return line
+
+
+class TrainingReporter:
+    """Metric lines, and the pace, of a running loop; a context. Every host has one, one writes.
+
+    A call's metrics are read when the next call has been dispatched, so that the device never waits
+    for the host.
+
+    Args:
+        console: Where the pace goes: a bar on a terminal, a line every ten seconds elsewhere.
+        workdir: The run's folder; None on the hosts that do not write.
+        member_ids: Names of the members, in their order.
+        first_step: Steps already taken.
+        last_step: Steps of the whole run.
+        every_steps: How often a line of training metrics is written; the last step has one too.
+        member_examples_per_step: Members times global batch size.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        workdir: pathlib.Path | None,
+        *,
+        member_ids: Sequence[int],
+        first_step: int,
+        last_step: int,
+        every_steps: int,
+        member_examples_per_step: int,
+    ) -> None:
+        self._console = console
+        self._member_ids = member_ids
+        self._first_step, self._last_step = first_step, last_step
+        self._every_steps = every_steps
+        self._per_step = member_examples_per_step
+        self._writer = None if workdir is None else MetricsWriter(workdir, first_step)
+        self._pending: tuple[int, int, Mapping[str, jax.Array]] | None = None
+        self._started = self._shown_at = time.monotonic()
+        self._shown_step = first_step
+        self._compiled: tuple[float, int] | None = None  # when the first call was done, and its step
+        self._text = "compiling"
+        self._bar = Progress(
+            TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task(self._text, total=last_step, completed=first_step)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+        if self._writer is not None:
+            self._writer.close()
+
+    def updated(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
+        """Takes the metrics, float32[steps, members], of the call just dispatched."""
+        self.flush()
+        self._pending = (previous_step, step, metrics)
+
+    def flush(self) -> None:
+        """Reads what the last call left, waiting for it."""
+        if self._pending is None:
+            return
+        previous_step, step, metrics = self._pending
+        self._pending = None
+        jax.block_until_ready(metrics)
+        if self._compiled is None:
+            self._compiled = (time.monotonic(), step)
+        if step // self._every_steps > previous_step // self._every_steps or step == self._last_step:
+            self._write(step, {k: v.mean(axis=0) for k, v in to_host(metrics).items()})
+        self._show_pace(step)
+
+    def evaluated(self, step: int, scores: Mapping[str, Any]) -> None:
+        """Takes `{"test": …, "members": […]}`, the scores of the state at `step`."""
+        if self._writer is not None:
+            self._writer.write(step, metrics_line("test", scores["test"], scores["members"]))
+
+    def seconds(self) -> float:
+        """Since the loop began, compilation included."""
+        return time.monotonic() - self._started
+
+    def member_examples_per_second(self, step: int) -> float:
+        """Pace of the loop at its end, its first call (which compiles) left out if there are more."""
+        since, from_step = self._started, self._first_step
+        if self._compiled is not None and self._compiled[1] < step:
+            since, from_step = self._compiled
+        return (step - from_step) * self._per_step / (time.monotonic() - since)
+
+    def _write(self, step: int, member_metrics: Mapping[str, np.ndarray]) -> None:
+        mean = {name: float(values.mean()) for name, values in member_metrics.items()}
+        self._text = f"loss {mean['loss']:.4f}"
+        if self._writer is None:
+            return
+        members = [
+            {"member_id": i, **{name: float(v[k]) for name, v in member_metrics.items()}}
+            for k, i in enumerate(self._member_ids)
+        ]
+        self._writer.write(step, metrics_line("train", mean, members))
+
+    def _show_pace(self, step: int) -> None:
+        seconds = time.monotonic() - self._shown_at
+        self._bar.update(self._task, completed=step)
+        if seconds < (1.0 if self._console.is_terminal else _LINE_EVERY_SECS):
+            return
+        pace = (step - self._shown_step) / seconds
+        text = f"{pace:,.1f} steps/s, {pace * self._per_step:,.0f} member-examples/s, {self._text}"
+        self._shown_at, self._shown_step = time.monotonic(), step
+        if self._console.is_terminal:
+            self._bar.update(self._task, description=text)
+        else:
+            self._console.print(f"step {step:,}/{self._last_step:,}: {text}", highlight=False)
+
+
+def scores_table(
+    ensemble: Mapping[str, float],
+    mean_member: Mapping[str, float],
+    members: Sequence[Mapping[str, float]],
+) -> Table:
+    """The table at the end of a run: the ensemble, the mean member, and the members."""
+    table = Table(title="test split", title_justify="left")
+    table.add_column("")
+    for name in _SCORES:
+        table.add_column(name, justify="right")
+
+    def row(label: str, scores: Mapping[str, float], style: str | None = None) -> None:
+        table.add_row(label, *(f"{scores[name]:.4f}" for name in _SCORES), style=style)
+
+    row(f"ensemble of {len(members)}", ensemble, "bold")
+    row("mean member", mean_member)
+    table.add_section()
+    for member in members[:_MEMBERS_SHOWN]:
+        row(f"member {int(member['member_id'])}", member, "dim")
+    if len(members) > _MEMBERS_SHOWN:
+        table.add_row(f"… {len(members) - _MEMBERS_SHOWN} more in {SUMMARY}", style="dim")
+    return table
+
+
+def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
+    """Writes `summary.json`, whole or not at all."""
+    write_atomically(workdir / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Replaces a file by one that is on disk already, so that no reader sees half of it."""
+    unfinished = path.with_name(path.name + ".unfinished")
+    with unfinished.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)

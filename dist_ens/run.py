@@ -1,0 +1,142 @@
+"""A run: an experiment and its data's description, the ensemble made of them, and its workdir."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from dist_ens.checkpoint import FOLDER, Checkpoints
+from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
+from dist_ens.data import Spec
+from dist_ens.ensemble import Ensemble, State
+from dist_ens.errors import UserError
+from dist_ens.layout import Layout, make_layout
+from dist_ens.losses import make_loss
+from dist_ens.member import Member, check_member, with_normalized_inputs
+from dist_ens.models import make_model
+from dist_ens.optimizers import make_optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a checkpoint's state belongs to.
+
+    Attributes:
+        experiment: The resolved experiment.
+        spec: Of the data that the members take.
+        member_file: The config file that defines the member; None where `model.name` says it.
+    """
+
+    experiment: Experiment
+    spec: Spec
+    member_file: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return {
+            "experiment": self.experiment.to_dict(),
+            "spec": self.spec.to_dict(),
+            "member_file": self.member_file,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Run":
+        """Reads back `to_dict`, also through JSON."""
+        return cls(
+            Experiment.from_dict(values["experiment"]),
+            Spec.from_dict(values["spec"]),
+            values["member_file"],
+        )
+
+    def batch_of_inputs(self, batch_size: int) -> jax.ShapeDtypeStruct:
+        """Shape and type of a batch of inputs as the source yields them."""
+        return jax.ShapeDtypeStruct((batch_size, *self.spec.input_shape), self.spec.input_dtype)
+
+    def make_ensemble(self, layout: Layout, member: Member | None = None) -> Ensemble:
+        """The experiment's member, checked against the data and lifted.
+
+        Args:
+            layout: Where members and data lie.
+            member: The network; None for the one that `model.name` says.
+
+        Returns:
+            The ensemble.
+
+        Raises:
+            UserError: If the network cannot be made, or does not fit the data.
+        """
+        experiment, spec = self.experiment, self.spec
+        if member is None:
+            member = make_model(experiment.model, spec.input_shape, spec.num_classes)
+        member = with_normalized_inputs(member, experiment.data.mean, experiment.data.std)
+        batch_size = 2
+        check_member(
+            member,
+            self.batch_of_inputs(batch_size),
+            (batch_size, *spec.label_shape, spec.num_classes),
+        )
+        return Ensemble(
+            member,
+            make_optimizer(experiment.optimizer),
+            layout,
+            make_loss(experiment.loss),
+            experiment.execution,
+        )
+
+    def check_goes_on_from(self, saved: "Run", workdir: pathlib.Path) -> None:
+        """Raises a `UserError`, naming both values, unless this run may go on from `saved`."""
+        different = differences_on_resume(saved.experiment, self.experiment)
+        if saved.spec != self.spec:
+            different.append(("the data", str(saved.spec), str(self.spec)))
+        if different:
+            listed = "; ".join(f"{name} is {a!r} there and {b!r} here" for name, a, b in different)
+            raise UserError(
+                f"A workdir holds one experiment. Received: {workdir}, which holds another: "
+                f"{listed}. Give this one a --workdir of its own, or go on with that one: only "
+                f"{', '.join(MAY_CHANGE_ON_RESUME)} may change."
+            )
+
+
+def saved_run(workdir: pathlib.Path) -> tuple[int, Run] | None:
+    """Step and run of the newest checkpoint in a workdir; None where there is none."""
+    if not (workdir / FOLDER).is_dir():
+        return None
+    with Checkpoints(workdir, read_only=True) as checkpoints:
+        step = checkpoints.latest_step()
+        return None if step is None else (step, Run.from_dict(checkpoints.restore_run(step)))
+
+
+def open_finished(
+    workdir: pathlib.Path, make_member: Callable[[Spec], Member | None] | None = None
+) -> tuple[Run, Ensemble, State]:
+    """The newest checkpoint of a workdir, on the devices at hand.
+
+    Args:
+        workdir: Of a run that has saved at least once.
+        make_member: Makes the network, where the run's was not one that `model.name` says.
+
+    Returns:
+        What the state belongs to, the ensemble, and its state on a layout for these devices.
+
+    Raises:
+        UserError: If there is no checkpoint, or the network is needed and not given.
+    """
+    saved = saved_run(workdir)
+    if saved is None:
+        raise UserError(
+            f"A run is read from its newest checkpoint. Received: {workdir}, which has none. "
+            "Train first, or correct --workdir."
+        )
+    step, run = saved
+    member = make_member(run.spec) if make_member else None
+    if run.member_file is not None and member is None:
+        raise UserError(
+            "The network of this run was written in its config file, which is not run unasked. "
+            f"Received: {workdir} without that file. Add --config={run.member_file}."
+        )
+    ensemble = run.make_ensemble(make_layout(run.experiment.num_members), member)
+    abstract = ensemble.abstract_state(run.batch_of_inputs(1))
+    with Checkpoints(workdir, read_only=True) as checkpoints:
+        return run, ensemble, checkpoints.restore_state(step, abstract)

@@ -1,0 +1,239 @@
+"""Training, from an experiment to a finished workdir: the whole story, top to bottom."""
+
+import dataclasses
+import json
+import pathlib
+import tempfile
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from dist_ens import cluster, report
+from dist_ens.checkpoint import FOLDER, Checkpoints
+from dist_ens.config import Experiment
+from dist_ens.data import Source, open_source, training_batches
+from dist_ens.ensemble import Ensemble, State
+from dist_ens.errors import UserError
+from dist_ens.evaluate import Evaluator, Scores
+from dist_ens.layout import BATCHES, DATA, ENSEMBLE, make_layout, to_host
+from dist_ens.member import Member
+from dist_ens.run import Run, saved_run
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What training leaves.
+
+    Attributes:
+        ensemble: The lifted member.
+        state: The ensemble's, on its layout.
+        step: Updates that the state has seen.
+        scores: On the test split; None if training was asked to stop before its end.
+        signal: The signal that asked it to stop; None if none did.
+    """
+
+    ensemble: Ensemble
+    state: State
+    step: int
+    scores: Scores | None
+    signal: int | None
+
+
+def train(
+    experiment: Experiment,
+    workdir: str | pathlib.Path,
+    *,
+    member: Member | None = None,
+    member_file: str | None = None,
+    source: Source | None = None,
+) -> Trained:
+    """Trains an ensemble, or goes on training the one in the workdir.
+
+    Args:
+        experiment: What to train.
+        workdir: Folder for checkpoints, `metrics.jsonl` and `summary.json`; on several hosts one
+            that all of them see. A run that it holds already goes on.
+        member: The network; default: the one that `experiment.model` names.
+        member_file: The config file that made `member`, for whoever reads the run later.
+        source: The data; default: the one that `experiment.data` names.
+
+    Returns:
+        The state, and its scores on the test split.
+
+    Raises:
+        UserError: For anything given that cannot be used; nothing is written then.
+    """
+    workdir = pathlib.Path(workdir)
+    console = Console(quiet=not cluster.is_main())
+
+    # 1. Every part is built and checked before anything is written.
+    source = open_source(experiment.data) if source is None else source
+    layout = make_layout(experiment.num_members, experiment.layout.ensemble_axis)
+    batch_size = experiment.data.global_batch_size
+    layout.check_batch_size("data.global_batch_size", batch_size)
+    run = Run(experiment, source.spec, member_file)
+    ensemble = run.make_ensemble(layout, member)
+    evaluator = Evaluator(ensemble, experiment.evaluation.global_batch_size)
+    last_step = experiment.total_steps(len(source.train))
+    _require_folder(workdir)
+    first_step = _first_step(run, workdir, last_step)
+    _require_writable(workdir)
+
+    with (
+        cluster.StopSignal() as stop,
+        Checkpoints(workdir, keep=experiment.checkpoint.keep) as checkpoints,
+    ):
+        # 2. The state is born on the mesh, or restored onto it.
+        inputs = run.batch_of_inputs(batch_size // layout.data_axis)
+        if first_step:
+            state = checkpoints.restore_state(first_step, ensemble.abstract_state(inputs))
+        else:
+            state = ensemble.init(experiment.seed, inputs)
+        step = previous_step = first_step
+        batches = training_batches(
+            source.train,
+            seed=experiment.seed,
+            shuffle=experiment.data.shuffle,
+            global_batch_size=batch_size,
+            host_rows=layout.host_rows(batch_size),
+            first_step=first_step,
+            last_step=last_step,
+            steps_per_call=experiment.steps_per_call,
+        )
+        reporter = report.TrainingReporter(
+            console,
+            workdir if cluster.is_main() else None,
+            member_ids=to_host(state.member_id).tolist(),
+            first_step=first_step,
+            last_step=last_step,
+            every_steps=experiment.logging.every_steps,
+            member_examples_per_step=experiment.num_members * batch_size,
+        )
+        going_on = f", going on from step {first_step:,}" if first_step else ""
+        console.print(
+            f"Training {experiment.num_members} members for {last_step:,} steps of {batch_size} "
+            f"examples ({source.spec}) on {layout.mesh.size} {layout.platform} device(s), mesh "
+            f"{layout}{going_on}.",
+            highlight=False,
+        )
+
+        # 3. The loop. Its order matters: what is evaluated and saved is the state at `step`, which
+        #    has seen exactly `step` batches.
+        scores = None
+        with reporter, jax.transfer_guard("disallow"):
+            while True:
+                is_last = step >= last_step
+                stopping = stop.is_set() and not is_last
+                if is_last or _crossed(experiment.evaluation.every_steps, previous_step, step):
+                    reporter.flush()
+                    scores = evaluator.evaluate(state, source.test)
+                    reporter.evaluated(step, scores.to_dict())
+                if is_last or stopping or _crossed(
+                    experiment.checkpoint.every_steps, previous_step, step
+                ):
+                    reporter.flush()
+                    checkpoints.save(step, state, run.to_dict())
+                if is_last or stopping:
+                    break
+                batch = layout.put(next(batches), batch_size, BATCHES)
+                state, metrics = ensemble.update(state, batch)
+                previous_step, step = step, step + metrics["loss"].shape[0]
+                reporter.updated(previous_step, step, metrics)
+        checkpoints.wait()
+
+    # 4. What came of it.
+    if stopping:
+        console.print(
+            f"Stopped at step {step:,} of {last_step:,}; it is saved in {workdir / FOLDER}. The "
+            "same command goes on from there.",
+            highlight=False,
+        )
+        return Trained(ensemble, state, step, None, stop.signal)
+    if scores is not None and cluster.is_main():
+        summary = _summary(run, ensemble, step, scores, reporter, first_step, workdir)
+        report.write_summary(workdir, summary)
+        _print_result(console, scores, workdir)
+    return Trained(ensemble, state, step, scores, None)
+
+
+def _first_step(run: Run, workdir: pathlib.Path, last_step: int) -> int:
+    """Steps that the workdir's run has taken; 0 if it holds none."""
+    saved = saved_run(workdir)
+    if saved is None:
+        return 0
+    step, saved_as = saved
+    run.check_goes_on_from(saved_as, workdir)
+    if step > last_step:
+        raise UserError(
+            f"A run goes on from where it is. Received: {last_step:,} steps asked for, {step:,} "
+            f"taken already in {workdir}. Raise --config.steps, or use another --workdir."
+        )
+    return step
+
+
+def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:
+    """Whether a multiple of `every_steps` lies in (previous_step, step]."""
+    return every_steps is not None and step // every_steps > previous_step // every_steps
+
+
+def _require_folder(workdir: pathlib.Path) -> None:
+    for path in (workdir, *workdir.parents):
+        if path.exists() and not path.is_dir():
+            raise UserError(
+                f"A workdir is a folder, or will be one. Received: {workdir}, where {path} is a "
+                "file. Choose another --workdir."
+            )
+
+
+def _require_writable(workdir: pathlib.Path) -> None:
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=workdir):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"A workdir is a folder that can be written to. Received: {workdir}: "
+            f"{error.strerror}. Choose another --workdir."
+        ) from error
+
+
+def _summary(
+    run: Run,
+    ensemble: Ensemble,
+    step: int,
+    scores: Scores,
+    reporter: report.TrainingReporter,
+    first_step: int,
+    workdir: pathlib.Path,
+) -> dict[str, Any]:
+    layout = ensemble.layout
+    pace: dict[str, float] = {
+        "seconds": reporter.seconds(),
+        "member_examples_per_second": reporter.member_examples_per_second(step),
+    }
+    if step == first_step and (workdir / report.SUMMARY).exists():  # nothing new was trained
+        before = json.loads((workdir / report.SUMMARY).read_text(encoding="utf-8"))
+        pace = {name: before[name] for name in pace}
+    return {
+        "steps": step,
+        "num_members": layout.num_members,
+        "mesh": {ENSEMBLE: layout.ensemble_axis, DATA: layout.data_axis},
+        "execution": run.experiment.execution,
+        **pace,
+        **scores.to_dict(),
+        "mean_member": scores.mean_member,
+    }
+
+
+def _print_result(console: Console, scores: Scores, workdir: pathlib.Path) -> None:
+    ensemble, mean = scores.ensemble, scores.mean_member
+    console.print(report.scores_table(ensemble, mean, scores.members))
+    console.print(
+        f"The ensemble's accuracy is {ensemble['accuracy']:.4f} and its NLL "
+        f"{ensemble['nll']:.4f}; its mean member's are {mean['accuracy']:.4f} and "
+        f"{mean['nll']:.4f}. In {workdir}: {report.SUMMARY}, {report.METRICS}, {FOLDER}/. "
+        f"Next: dist-ens predict --workdir={workdir} --input=x.npy --output=p.npz",
+        highlight=False,
+        soft_wrap=True,
+    )

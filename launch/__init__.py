@@ -1,0 +1,21 @@
+"""The commands: `dist-ens VERB …` is `python -m launch.VERB …`."""
+
+import importlib
+import sys
+
+VERBS = ("train", "evaluate", "predict")
+
+
+def main() -> None:
+    """Runs the verb on the command line."""
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    if verb not in VERBS:
+        print(
+            f"dist-ens takes a verb first: {', '.join(VERBS)}. Received: {verb or 'none'!r}. "
+            f"Try: dist-ens train --config=configs/digits.py --workdir=runs/digits; "
+            "dist-ens VERB --help lists the flags of a verb.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    del sys.argv[1]
+    importlib.import_module(f"launch.{verb}").run()

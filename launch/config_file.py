@@ -1,0 +1,152 @@
+"""Config files: read from `--config=FILE`, overridden by `--config.FIELD=VALUE`."""
+
+import pathlib
+import runpy
+import traceback
+from typing import Any
+
+from ml_collections import ConfigDict, config_flags
+
+from dist_ens.config import Experiment, did_you_mean
+from dist_ens.data import Spec
+from dist_ens.errors import UserError
+from dist_ens.member import Member
+
+
+class ConfigFile:
+    """A Python file with `get_config()`, and `make_member(spec)` if it brings its own network.
+
+    Args:
+        path: Of the file, which is run.
+
+    Raises:
+        UserError: If it is missing or raises.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        if not pathlib.Path(path).is_file():
+            raise UserError(
+                f"A config is a Python file. Received: --config={path}, which is not there (from "
+                f"{pathlib.Path.cwd()}). Correct the path."
+            )
+        self._names = self._run(lambda: runpy.run_path(path))
+
+    def experiment(self) -> Experiment:
+        """What `get_config()` describes."""
+        if "get_config" not in self._names:
+            raise UserError(
+                "A config file has a function get_config() that returns a ConfigDict. Received: "
+                f"{self.path} without one. Add it."
+            )
+        config = self._run(self._names["get_config"])
+        if not isinstance(config, ConfigDict):
+            raise UserError(
+                "get_config() returns an ml_collections.ConfigDict. Received, from "
+                f"{self.path}: a {type(config).__name__}. Wrap it: ConfigDict(dict(…))."
+            )
+        return Experiment.from_dict(config.to_dict())
+
+    def make_member(self, spec: Spec) -> Member | None:
+        """The file's own network for examples of this kind; None if it has none."""
+        if "make_member" not in self._names:
+            return None
+        member = self._run(lambda: self._names["make_member"](spec))
+        if not isinstance(member, Member):
+            raise UserError(
+                f"make_member(spec) returns a dist_ens.member.Member. Received, from {self.path}: "
+                f"a {type(member).__name__}. Use one of the adapters in dist_ens.member."
+            )
+        return member
+
+    def _run(self, call: Any) -> Any:
+        try:
+            return call()
+        except UserError:
+            raise
+        except Exception as error:  # the file is somebody's program
+            line = getattr(error, "lineno", None)
+            line = line or traceback.extract_tb(error.__traceback__)[-1].lineno
+            raise UserError(
+                f"A config file runs without an error. Received, from {self.path}: "
+                f"{type(error).__name__}: {error} (line {line}). Correct the file."
+            ) from error
+
+
+class ConfigFlags:
+    """`--config=FILE` and `--config.FIELD=VALUE` on the command line of one process."""
+
+    def __init__(self) -> None:
+        self.file: ConfigFile | None = None
+        self._overrides: Any = None
+        self._given: set[str] = set()
+
+    def prepare(self, argv: list[str]) -> list[str]:
+        """Reads the file and defines a flag for each of its fields; returns the other arguments.
+
+        Raises:
+            UserError: If the file cannot be used, or a flag names a field that does not exist.
+        """
+        rest: list[str] = []
+        arguments = iter(argv)
+        for argument in arguments:
+            name, equals, value = argument.partition("=")
+            if name in ("--config", "-config"):
+                self.file = ConfigFile(value if equals else next(arguments, ""))
+            else:
+                rest.append(argument)
+        overrides = [a.lstrip("-").partition("=")[0] for a in rest if a.startswith("--config.")]
+        self._given = {name.removeprefix("config.") for name in overrides}
+        if self.file is None:
+            if overrides:
+                raise UserError(
+                    "Fields are overridden in a config file. Received: "
+                    f"--{overrides[0]} without a file. Add --config=FILE."
+                )
+            return rest
+        config = self.file.experiment().to_config_dict()
+        known = _paths(config)
+        for name in sorted(self._given):
+            if name not in known:
+                raise UserError(
+                    f"The config has no field {name!r}.{did_you_mean(name, known)} Received: "
+                    f"--config.{name}. The fields are: {', '.join(known)}."
+                )
+        self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
+        return rest
+
+    def experiment(self) -> Experiment:
+        """The file's experiment, with what the flags say instead.
+
+        Of `steps` and `epochs`, one given on the command line replaces the other.
+
+        Raises:
+            UserError: If there is no file, or a value is wrong.
+        """
+        if self.file is None:
+            raise UserError(
+                "Training needs a config. Received: none. Add --config=FILE, such as "
+                "--config=configs/digits.py."
+            )
+        values = self._overrides.value.to_dict()
+        for name, other in (("steps", "epochs"), ("epochs", "steps")):
+            if name in self._given and other not in self._given:
+                values[other] = None
+        return Experiment.from_dict(values)
+
+
+    def make_member(self, spec: Spec) -> Member | None:
+        """The file's own network for examples of this kind; None without one."""
+        return None if self.file is None else self.file.make_member(spec)
+
+
+def _paths(config: ConfigDict, prefix: str = "") -> list[str]:
+    """Names of all fields, such as `data.source`."""
+    names: list[str] = []
+    for name in config:
+        value = config[name]
+        if isinstance(value, ConfigDict):
+            names += _paths(value, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names

@@ -1,0 +1,59 @@
+"""Predicts with a run: dist-ens predict --workdir=DIR --input=x.npy --output=p.npz."""
+
+import pathlib
+
+import numpy as np
+from absl import flags
+
+from dist_ens import cluster
+from dist_ens.data import ArraySplit, convert_inputs
+from dist_ens.errors import UserError
+from dist_ens.evaluate import Evaluator
+from dist_ens.run import open_finished
+from launch import front
+from launch.config_file import ConfigFlags
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+_INPUT = flags.DEFINE_string("input", None, ".npy file of examples as the source yields them.")
+_OUTPUT = flags.DEFINE_string("output", None, ".npz file for probs, member_probs and member_id.")
+_CONFIG = ConfigFlags()
+
+
+def main() -> None:
+    """Predicts with the newest checkpoint on the devices at hand."""
+    workdir, output = pathlib.Path(front.required(_WORKDIR)), front.required(_OUTPUT)
+    inputs = _load(front.required(_INPUT))
+    run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
+    inputs = convert_inputs(run.spec, inputs, _INPUT.value)
+    labels = np.zeros((len(inputs), *run.spec.label_shape), np.int32)  # there are none
+    evaluator = Evaluator(ensemble, run.experiment.evaluation.global_batch_size)
+    predictions = evaluator.predict(state, ArraySplit(inputs, labels))
+    if not cluster.is_main():
+        return
+
+    def write(path: pathlib.Path) -> None:
+        with path.open("wb") as file:  # savez would add an ending to a path without one
+            np.savez(file, **predictions)
+
+    front.write_file(_OUTPUT, write)
+    members, examples = predictions["member_probs"].shape[:2]
+    print(f"{output}: probs, member_probs and member_id of {members} members, {examples} examples.")
+
+
+def _load(path: str) -> np.ndarray:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(
+            f"The input is an .npy file, written by numpy.save without pickled objects. Received: "
+            f"--input={path}: {error}. Correct the path, or write the file again."
+        ) from error
+
+
+def run() -> None:
+    """The whole command."""
+    front.run(main, _CONFIG.prepare)
+
+
+if __name__ == "__main__":
+    run()
