@@ -16,9 +16,7 @@ def get_config() -> ConfigDict:
                 context_length=128,
                 global_batch_size=32,
             ),
-            model=dict(
-                name="transformer", num_blocks=2, width=128, num_heads=4, mlp_size=512
-            ),
+            model=dict(name="transformer", num_blocks=2, width=128, num_heads=4, mlp_size=512),
             optimizer=dict(
                 name="adam",
                 learning_rate=1e-3,

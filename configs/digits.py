@@ -1,6 +1,6 @@
 """Eight small MLPs on scikit-learn's digits: the first thing to run.
 
-    dist-ens train --config=configs/digits.py --workdir=runs/digits
+dist-ens train --config=configs/digits.py --workdir=runs/digits
 """
 
 from ml_collections import ConfigDict, config_dict

@@ -12,8 +12,6 @@ def get_config() -> ConfigDict:
             steps_per_call=10,
             data=dict(source="tfds:mnist", global_batch_size=128, std=(255.0,)),
             model=dict(name="mlp_bn_dropout", hidden_sizes=(256, 256), dropout_rate=0.2),
-            optimizer=dict(
-                name="adam", learning_rate=2e-3, schedule="linear", schedule_steps=400
-            ),
+            optimizer=dict(name="adam", learning_rate=2e-3, schedule="linear", schedule_steps=400),
         )
     )

@@ -12,8 +12,6 @@ def get_config() -> ConfigDict:
             execution="unroll",
             data=dict(source="tfds:mnist", global_batch_size=128, std=(255.0,)),
             model=dict(name="lenet5"),
-            optimizer=dict(
-                name="adam", learning_rate=1e-3, schedule="cosine", schedule_steps=7030
-            ),
+            optimizer=dict(name="adam", learning_rate=1e-3, schedule="cosine", schedule_steps=7030),
         )
     )

@@ -152,8 +152,7 @@ class OptimizerConfig:
         _require(
             (self.schedule == "constant") == (self.schedule_steps is None),
             "A schedule that is not constant has a length of its own, a constant one has none.",
-            f"optimizer.schedule={self.schedule!r}, "
-            f"optimizer.schedule_steps={self.schedule_steps}",
+            f"optimizer.schedule={self.schedule!r}, optimizer.schedule_steps={self.schedule_steps}",
             "Set --config.optimizer.schedule_steps with a linear or cosine schedule only.",
         )
         _require(
@@ -386,7 +385,9 @@ def _checked_type(field: str, value: Any, hint: Any) -> Any:
             return float(value)
         if isinstance(value, Mapping if origin is Mapping else origin):
             return value
-    names = " or ".join("None" if k is types.NoneType else getattr(k, "__name__", str(k)) for k in allowed)
+    names = " or ".join(
+        "None" if k is types.NoneType else getattr(k, "__name__", str(k)) for k in allowed
+    )
     raise UserError(
         f"{field} must be {names}. Received: {value!r}, a {type(value).__name__}. "
         f"Correct it in the config file or with --config.{field}=…"

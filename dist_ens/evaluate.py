@@ -121,7 +121,5 @@ class Evaluator:
 
     def _batches(self, split: Split) -> Any:
         rows = self._layout.host_rows(self._batch_size)
-        for batch in evaluation_batches(
-            split, global_batch_size=self._batch_size, host_rows=rows
-        ):
+        for batch in evaluation_batches(split, global_batch_size=self._batch_size, host_rows=rows):
             yield self._layout.put(batch, self._batch_size, BATCH)

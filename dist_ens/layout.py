@@ -165,7 +165,8 @@ class Layout:
             shape[axis] = global_batch_size
 
             columns = []
-            for device, index in sharding.addressable_devices_indices_map(tuple(shape)).items():
+            indices: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(tuple(shape)))
+            for device, index in indices.items():
                 start = first_row[index[axis].start or 0]
                 rows = (slice(None),) * axis + (slice(start, start + per_column),)
                 columns.append(jax.device_put(host_array[rows], device))

@@ -3,11 +3,12 @@
 Only process 0 reports; the caller sees to that.
 """
 
+import contextlib
 import json
 import os
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TextIO
 
 import jax
@@ -114,8 +115,10 @@ class TrainingReporter:
         self._writer = None if workdir is None else MetricsWriter(workdir, first_step)
         self._pending: tuple[int, int, Mapping[str, jax.Array]] | None = None
         self._started = self._shown_at = time.monotonic()
+        self._ended: float | None = None
         self._shown_step = first_step
-        self._compiled: tuple[float, int] | None = None  # when the first call was done, and its step
+        self._first_call: tuple[float, int] | None = None  # seconds and steps; it compiles
+        self._paused_secs = 0.0
         self._text = "compiling"
         self._bar = Progress(
             TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
@@ -133,25 +136,36 @@ class TrainingReporter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended = time.monotonic()
         self._bar.stop()
         if self._writer is not None:
             self._writer.close()
 
     def updated(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Takes the metrics, float32[steps, members], of the call just dispatched."""
-        self.flush()
+        self._read_pending()
         self._pending = (previous_step, step, metrics)
 
-    def flush(self) -> None:
-        """Reads what the last call left, waiting for it."""
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Reads what the last call left, waiting for it; what happens inside is no training."""
+        self._read_pending()
+        since = time.monotonic()
+        yield
+        self._paused_secs += time.monotonic() - since
+
+    def _read_pending(self) -> None:
         if self._pending is None:
             return
         previous_step, step, metrics = self._pending
         self._pending = None
         jax.block_until_ready(metrics)
-        if self._compiled is None:
-            self._compiled = (time.monotonic(), step)
-        if step // self._every_steps > previous_step // self._every_steps or step == self._last_step:
+        if self._first_call is None:
+            self._first_call = (self.seconds() - self._paused_secs, step - previous_step)
+        if (
+            step // self._every_steps > previous_step // self._every_steps
+            or step == self._last_step
+        ):
             self._write(step, {k: v.mean(axis=0) for k, v in to_host(metrics).items()})
         self._show_pace(step)
 
@@ -161,15 +175,15 @@ class TrainingReporter:
             self._writer.write(step, metrics_line("test", scores["test"], scores["members"]))
 
     def seconds(self) -> float:
-        """Since the loop began, compilation included."""
-        return time.monotonic() - self._started
+        """From the loop's begin to its end; compilation, evaluation and saving included."""
+        return (self._ended or time.monotonic()) - self._started
 
     def member_examples_per_second(self, step: int) -> float:
-        """Pace of the loop at its end, its first call (which compiles) left out if there are more."""
-        since, from_step = self._started, self._first_step
-        if self._compiled is not None and self._compiled[1] < step:
-            since, from_step = self._compiled
-        return (step - from_step) * self._per_step / (time.monotonic() - since)
+        """Pace of the updates alone; without the first call, which compiles, if there were more."""
+        seconds, steps = self.seconds() - self._paused_secs, step - self._first_step
+        if self._first_call is not None and self._first_call[1] < steps:
+            seconds, steps = seconds - self._first_call[0], steps - self._first_call[1]
+        return steps * self._per_step / seconds if steps else 0.0
 
     def _write(self, step: int, member_metrics: Mapping[str, np.ndarray]) -> None:
         mean = {name: float(values.mean()) for name, values in member_metrics.items()}

@@ -126,14 +126,16 @@ def train(
                 is_last = step >= last_step
                 stopping = stop.is_set() and not is_last
                 if is_last or _crossed(experiment.evaluation.every_steps, previous_step, step):
-                    reporter.flush()
-                    scores = evaluator.evaluate(state, source.test)
+                    with reporter.paused():
+                        scores = evaluator.evaluate(state, source.test)
                     reporter.evaluated(step, scores.to_dict())
-                if is_last or stopping or _crossed(
-                    experiment.checkpoint.every_steps, previous_step, step
+                if (
+                    is_last
+                    or stopping
+                    or _crossed(experiment.checkpoint.every_steps, previous_step, step)
                 ):
-                    reporter.flush()
-                    checkpoints.save(step, state, run.to_dict())
+                    with reporter.paused():
+                        checkpoints.save(step, state, run.to_dict())
                 if is_last or stopping:
                     break
                 batch = layout.put(next(batches), batch_size, BATCHES)

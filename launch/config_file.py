@@ -134,7 +134,6 @@ class ConfigFlags:
                 values[other] = None
         return Experiment.from_dict(values)
 
-
     def make_member(self, spec: Spec) -> Member | None:
         """The file's own network for examples of this kind; None without one."""
         return None if self.file is None else self.file.make_member(spec)

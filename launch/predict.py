@@ -22,18 +22,19 @@ _CONFIG = ConfigFlags()
 def main() -> None:
     """Predicts with the newest checkpoint on the devices at hand."""
     workdir, output = pathlib.Path(front.required(_WORKDIR)), front.required(_OUTPUT)
-    inputs = _load(front.required(_INPUT))
+    path = front.required(_INPUT)
+    inputs = _load(path)
     run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
-    inputs = convert_inputs(run.spec, inputs, _INPUT.value)
+    inputs = convert_inputs(run.spec, inputs, path)
     labels = np.zeros((len(inputs), *run.spec.label_shape), np.int32)  # there are none
     evaluator = Evaluator(ensemble, run.experiment.evaluation.global_batch_size)
     predictions = evaluator.predict(state, ArraySplit(inputs, labels))
     if not cluster.is_main():
         return
 
-    def write(path: pathlib.Path) -> None:
-        with path.open("wb") as file:  # savez would add an ending to a path without one
-            np.savez(file, **predictions)
+    def write(to: pathlib.Path) -> None:
+        with to.open("wb") as file:  # savez would add an ending to a path without one
+            np.savez(file, **predictions)  # type: ignore[arg-type]
 
     front.write_file(_OUTPUT, write)
     members, examples = predictions["member_probs"].shape[:2]

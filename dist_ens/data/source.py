@@ -151,8 +151,8 @@ def check_finite(where: str, inputs: np.ndarray) -> None:
     if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
         bad = np.flatnonzero(~np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1))
         raise UserError(
-            f"Inputs are finite. Received: NaN or infinity in {len(bad)} of {len(inputs)} examples, "
-            f"the first at index {bad[0]} ({where}). Remove or fill them in."
+            f"Inputs are finite. Received: NaN or infinity in {len(bad)} of {len(inputs)} "
+            f"examples, the first at index {bad[0]} ({where}). Remove or fill them in."
         )
 
 
@@ -163,8 +163,8 @@ def count_classes(where: str, labels: np.ndarray) -> int:
     if present[0] < 0 or len(present) != count:
         raise UserError(
             "Labels are 0, 1, 2, … with no class absent from the training split. Received: "
-            f"{len(present)} different labels from {present[0]} to {present[-1]} ({where}). Correct "
-            "them, or say how many classes there are with --config.data.num_classes."
+            f"{len(present)} different labels from {present[0]} to {present[-1]} ({where}). "
+            "Correct them, or say how many classes there are with --config.data.num_classes."
         )
     return count
 
@@ -174,8 +174,9 @@ def check_labels(where: str, labels: np.ndarray, num_classes: int) -> None:
     bad = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(bad):
         raise UserError(
-            f"Labels lie in [0, {num_classes}). Received: label {labels[bad[0]]} at index {bad[0]}, "
-            f"{len(bad)} in all ({where}). Correct the labels, or set --config.data.num_classes."
+            f"Labels lie in [0, {num_classes}). Received: label {labels[bad[0]]} at index "
+            f"{bad[0]}, {len(bad)} in all ({where}). Correct the labels, or set "
+            "--config.data.num_classes."
         )
 
 
@@ -200,12 +201,13 @@ def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
             f"The members take examples as their training data had them: {wanted}. Received: "
             f"{received}. Reshape them; a single example is an array of length 1."
         )
-    casting = "same_kind" if np.issubdtype(spec.input_dtype, np.floating) else "safe"
-    if inputs.dtype.kind not in "biuf" or not np.can_cast(inputs.dtype, spec.input_dtype, casting):
+    to = np.dtype(spec.input_dtype)
+    converts = np.can_cast(inputs.dtype, to, "same_kind" if to.kind == "f" else "safe")
+    if inputs.dtype.kind not in "biuf" or not converts:
         raise UserError(
             f"The members take examples as their training data had them: {wanted}. Received: "
             f"{received}, which does not convert without loss. Pass the values unscaled, with "
             f"astype('{spec.input_dtype}')."
         )
     check_examples(where, inputs, np.zeros(len(inputs), np.int32))
-    return inputs.astype(spec.input_dtype)
+    return inputs.astype(to)

@@ -36,8 +36,8 @@ class Ensemble:
     """An ensemble of one member's kind: its init, update and predict.
 
     A member is itself: its numbers depend on the seed and its `member_id`, never on how many
-    members there are, where they lie or how they are run, up to rounding. (Dropout masks also depend on
-    the length of the data axis: each of its columns draws its own.)
+    members there are, where they lie or how they are run, up to rounding. (Dropout masks also
+    depend on the length of the data axis: each of its columns draws its own.)
 
     Attributes:
         member: The network.
@@ -119,9 +119,9 @@ class Ensemble:
         stacked = stack_members(params)
         return self.layout.put_members(
             State(
-                step=np.zeros(len(ids), np.int32),
-                member_id=ids,
-                key=jax.vmap(partial(member_key, seed))(ids),
+                step=jnp.zeros(len(ids), jnp.int32),
+                member_id=jnp.asarray(ids),
+                key=jax.vmap(partial(member_key, seed))(jnp.asarray(ids)),
                 params=stacked,
                 model_state=() if model_states is None else stack_members(model_states),
                 opt_state=jax.vmap(self.optimizer.init)(stacked),
@@ -140,7 +140,9 @@ class Ensemble:
 
         def update(state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
             return self.layout.shard_map(
-                self._device_update, in_specs=(MEMBERS, BATCHES), out_specs=(MEMBERS, MEMBER_METRICS)
+                self._device_update,
+                in_specs=(MEMBERS, BATCHES),
+                out_specs=(MEMBERS, MEMBER_METRICS),
             )(state, batches)
 
         return jax.jit(update, donate_argnums=0)
@@ -201,9 +203,14 @@ class Ensemble:
 
         def steps_of_one(state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
             count = len(jax.tree.leaves(batches)[0])
-            first = jax.tree.map(lambda leaf: leaf[0], batches)
-            unroll = count == 1 or self._scan_is_slow(state, first)
-            return jax.lax.scan(self._member_update, state, batches, unroll=count if unroll else 1)
+            each = [jax.tree.map(lambda leaf: leaf[i], batches) for i in range(count)]  # noqa: B023
+            if count > 1 and not self._scan_is_slow(state, each[0]):
+                return jax.lax.scan(self._member_update, state, batches)
+            metrics = []
+            for batch in each:  # a scan is a `while`, even one of one step
+                state, metrics_of_step = self._member_update(state, batch)
+                metrics.append(metrics_of_step)
+            return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *metrics)
 
         state, metrics = over_members(steps_of_one, self.execution)(state, batches)
         return state, jax.tree.map(jnp.transpose, metrics)

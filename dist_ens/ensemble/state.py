@@ -32,7 +32,7 @@ class State(NamedTuple):
     opt_state: Any
 
 
-def member_key(seed: int | jax.Array, member_id: int | jax.Array) -> jax.Array:
+def member_key(seed: jax.typing.ArrayLike, member_id: jax.typing.ArrayLike) -> jax.Array:
     """The key from which everything random in a member comes.
 
     Args:
@@ -73,10 +73,11 @@ def stack_members(members: Sequence[Tree]) -> Tree:
                     f"member {position} and {a} in member 0. All members of one ensemble share "
                     "one architecture."
                 )
-        if jax.tree.structure(member) != jax.tree.structure(members[0]):
+        structures: list[Any] = [jax.tree.structure(m) for m in (member, members[0])]
+        if structures[0] != structures[1]:
             raise UserError(
                 f"Member {position} cannot be stacked with member 0: they are pytrees of different "
-                f"structure, {jax.tree.structure(member)} and {jax.tree.structure(members[0])}. "
+                f"structure, {structures[0]} and {structures[1]}. "
                 "All members of one ensemble share one architecture."
             )
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
@@ -124,15 +125,14 @@ def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
 
 
 def _count(ensemble: Any) -> int:
-    counts = {
-        name: (np.shape(leaf) or (None,))[0] for name, leaf in _named_leaves(ensemble)
-    }
-    if len(set(counts.values())) != 1 or None in counts.values():
+    lengths = {name: np.shape(leaf)[:1] for name, leaf in _named_leaves(ensemble)}
+    distinct = set(lengths.values())
+    if len(distinct) != 1 or () in distinct:
         raise UserError(
-            "Every leaf of an ensemble begins with the members axis, of one length. Received: "
-            f"{counts}. Make ensembles with stack_members."
+            "Every leaf of an ensemble begins with the members axis, of one length. Received "
+            f"lengths: {lengths}. Make ensembles with stack_members."
         )
-    return next(iter(counts.values()))
+    return distinct.pop()[0]
 
 
 def _named_leaves(tree: Any) -> list[tuple[str, Any]]:

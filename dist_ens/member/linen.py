@@ -24,7 +24,7 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
     """
     arguments = inspect.signature(type(module).__call__).parameters
 
-    def mode(train: bool) -> dict[str, bool]:
+    def mode(train: bool) -> dict[str, Any]:
         if "train" in arguments:
             return {"train": train}
         return {"deterministic": not train} if "deterministic" in arguments else {}
@@ -39,8 +39,9 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
     ) -> tuple[jax.Array, Any]:
         variables = {"params": params, **model_state}
-        if not train:
-            return module.apply(variables, inputs, **mode(False)), model_state
+        if not train or key is None:
+            outputs: Any = module.apply(variables, inputs, **mode(False))
+            return outputs, model_state
         rngs = {name: jax.random.fold_in(key, i) for i, name in enumerate(streams)}
         outputs, new_state = module.apply(
             variables, inputs, **mode(True), rngs=rngs, mutable=list(model_state)

@@ -87,10 +87,12 @@ def check_member(
             f"one row per example, one column per class. Received: "
             f"{_shape(outputs)}. Change the network's last layer, or data.num_classes."
         )
-    if jax.tree.structure(new_state) != jax.tree.structure(model_state):
+    structure: Any = jax.tree.structure(model_state)
+    new_structure: Any = jax.tree.structure(new_state)
+    if new_structure != structure:
         raise UserError(
             "apply returns the model state with the structure that init gave it. Received: "
-            f"{jax.tree.structure(new_state)} instead of {jax.tree.structure(model_state)}. "
+            f"{new_structure} instead of {structure}. "
             "Create every entry of the state in init."
         )
     return params, model_state
@@ -113,8 +115,9 @@ def with_normalized_inputs(
         return member
 
     def normalized(inputs: jax.Array) -> jax.Array:
-        inputs = inputs.astype(jnp.float32)
-        return (inputs - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
+        last_axis = (1,) * (inputs.ndim - 1) + (-1,)
+        shift, scale = (np.reshape(np.float32(v), last_axis) for v in (mean, std))
+        return (inputs.astype(jnp.float32) - shift) / scale
 
     return Member(
         init=lambda key, inputs: member.init(key, normalized(inputs)),
@@ -125,7 +128,9 @@ def with_normalized_inputs(
 
 
 def _named(tree: Any) -> list[tuple[str, Any]]:
-    return [(jax.tree_util.keystr(p), leaf) for p, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    return [
+        (jax.tree_util.keystr(p), leaf) for p, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
 
 
 def _first_line(error: Exception) -> str:

@@ -23,7 +23,7 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Member:
         The member. Its parameters and model state are `nnx.State`s.
     """
 
-    def split(module: nnx.Module) -> tuple[Any, Any, Any, Any]:
+    def split(module: nnx.Module) -> Any:
         return nnx.split(module, nnx.Param, nnx.RngState, ...)
 
     def blueprint(train: bool) -> tuple[Any, Any]:
@@ -43,7 +43,9 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Member:
     ) -> tuple[jax.Array, Any]:
         graph, streams = blueprint(train)
         streams = _streams_at(streams, jax.random.key(0) if key is None else key)
-        module = nnx.merge(graph, params, streams, model_state)
+        # Variables may only be written where they were made: under the gradient, not outside it.
+        fresh_state = jax.tree.map(lambda leaf: leaf, model_state)
+        module = nnx.merge(graph, params, streams, fresh_state)
         outputs = module(inputs)
         return outputs, split(module)[3] if train else model_state
 

@@ -1,4 +1,4 @@
-"""The networks that a config can name. A network of your own is a `Member`; see `dist_ens.member`."""
+"""The networks that a config can name; one of your own is made with `dist_ens.member`."""
 
 import inspect
 from collections.abc import Callable

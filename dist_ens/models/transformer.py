@@ -33,7 +33,7 @@ class _Transformer(nn.Module):
         length = tokens.shape[1]
         embed = nn.initializers.normal(0.02)
         x = nn.Embed(self.num_classes, self.width, embedding_init=embed)(tokens)
-        x = x + self.param("position", embed, (length, self.width))
+        x = x + self.param("position", embed, (length, self.width))[None]
         mask = nn.make_causal_mask(tokens)
         for _ in range(self.num_blocks):
             x = _Block(self.num_heads, self.mlp_size)(x, mask)

@@ -1,0 +1,81 @@
+"""What the trainer costs: its steps/s against a bare loop over the same compiled update.
+
+    python -m benchmarks.trainer_pace --config=configs/mnist_mlp.py --config.data.source=idx:DIR
+
+The trainer draws, transfers, logs and evaluates; the bare loop updates on one batch that lies on
+the device. They take turns in one process, and the ratios are of neighbours.
+"""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+
+import jax
+from absl import flags
+
+from dist_ens.config import Experiment
+from dist_ens.data import Source, open_source, training_batches
+from dist_ens.layout import BATCHES
+from dist_ens.report import SUMMARY
+from dist_ens.train import train
+from launch import front
+from launch.config_file import ConfigFlags
+
+_PAIRS = flags.DEFINE_integer("pairs", 5, "Turns of each.")
+_CALLS = flags.DEFINE_integer("calls", 20, "Calls of the update in a turn.")
+_CONFIG = ConfigFlags()
+
+
+def main() -> None:
+    """Prints a pair a line, then the median of the ratios and their range."""
+    experiment = _CONFIG.experiment()
+    source = open_source(experiment.data)
+    steps = (_CALLS.value + 1) * experiment.steps_per_call
+    experiment = dataclasses.replace(experiment, steps=steps, epochs=None)
+    ratios = []
+    for _ in range(_PAIRS.value):
+        trainer, bare = turn(experiment, source)
+        ratios.append(trainer / bare)
+        print(f"trainer {trainer:,.1f} steps/s, bare loop {bare:,.1f}, ratio {ratios[-1]:.3f}")
+    print(
+        f"median {statistics.median(ratios):.3f} of {len(ratios)} "
+        f"({min(ratios):.3f} to {max(ratios):.3f})"
+    )
+
+
+def turn(experiment: Experiment, source: Source) -> tuple[float, float]:
+    """Steps/s of the trainer, without its first call, and of the bare loop after it."""
+    with tempfile.TemporaryDirectory() as folder:
+        trained = train(experiment, folder, source=source)
+        summary = json.loads((pathlib.Path(folder) / SUMMARY).read_text())
+    batch_size = experiment.data.global_batch_size
+    trainer = summary["member_examples_per_second"] / (batch_size * experiment.num_members)
+
+    layout = trained.ensemble.layout
+    call = next(
+        training_batches(
+            source.train,
+            seed=0,
+            shuffle=True,
+            global_batch_size=batch_size,
+            host_rows=layout.host_rows(batch_size),
+            first_step=0,
+            last_step=experiment.steps_per_call,
+            steps_per_call=experiment.steps_per_call,
+        )
+    )
+    batches, state = layout.put(call, batch_size, BATCHES), trained.state
+    state, _ = jax.block_until_ready(trained.ensemble.update(state, batches))
+    since = time.perf_counter()
+    for _ in range(_CALLS.value):
+        state, _ = trained.ensemble.update(state, batches)
+    jax.block_until_ready(state)
+    bare = _CALLS.value * experiment.steps_per_call / (time.perf_counter() - since)
+    return trainer, bare
+
+
+if __name__ == "__main__":
+    front.run(main, _CONFIG.prepare)

@@ -1,0 +1,142 @@
+"""From an MLP in plain JAX with SGD to flax.linen with BatchNorm, dropout and a schedule.
+
+Both are trained as ensembles by the same `fit`. At its end, a linen member's `TrainState`: where
+the fields that a flax user knows are found in `State`.
+
+    python examples/mnist_plain_jax_to_linen.py                     # scikit-learn's digits
+    python examples/mnist_plain_jax_to_linen.py --data=idx:DIR      # the four files of MNIST
+"""
+
+import argparse
+import math
+import sys
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.training import train_state
+
+from dist_ens.config import DataConfig
+from dist_ens.data import open_source, training_batches
+from dist_ens.ensemble import Ensemble, unstack_members
+from dist_ens.evaluate import Evaluator
+from dist_ens.layout import BATCHES, make_layout
+from dist_ens.member import from_example_functions, from_linen, with_normalized_inputs
+
+NUM_MEMBERS, STEPS, BATCH_SIZE = 4, 300, 128
+
+
+def plain_mlp(sizes):
+    """Two functions, for one image; the adapter maps over the batch."""
+
+    def init(key):
+        keys = jax.random.split(key, len(sizes) - 1)
+        shapes = zip(keys, sizes[:-1], sizes[1:], strict=True)
+        return [(jax.random.normal(k, (m, n)) * m**-0.5, jnp.zeros(n)) for k, m, n in shapes]
+
+    def apply(params, image):
+        x = image.ravel()
+        for w, b in params[:-1]:
+            x = jax.nn.relu(x @ w + b)
+        w, b = params[-1]
+        return x @ w + b
+
+    return from_example_functions(init, apply)
+
+
+class LinenMlp(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, images, train):
+        x = nn.Dense(128, use_bias=False)(images.reshape(len(images), -1))
+        # axis_name: statistics of the whole batch, not of each device's part of it.
+        x = nn.relu(nn.BatchNorm(not train, momentum=0.9, axis_name="data")(x))
+        x = nn.Dropout(0.2, deterministic=not train)(x)
+        return nn.Dense(self.num_classes)(x)
+
+
+def fit(name, member, optimizer, source, std):
+    """Trains an ensemble; returns it, its state, and its scores on the test split."""
+    layout = make_layout(num_members=NUM_MEMBERS)
+    ensemble = Ensemble(with_normalized_inputs(member, 0.0, std), optimizer, layout)
+    inputs = jax.ShapeDtypeStruct((2, *source.spec.input_shape), source.spec.input_dtype)
+    state = ensemble.init(0, inputs)
+    batches = training_batches(
+        source.train,
+        seed=0,
+        shuffle=True,
+        global_batch_size=BATCH_SIZE,
+        host_rows=layout.host_rows(BATCH_SIZE),
+        first_step=0,
+        last_step=STEPS,
+        steps_per_call=10,
+    )
+    for batch in batches:
+        state, metrics = ensemble.update(state, layout.put(batch, BATCH_SIZE, BATCHES))
+        loss = np.asarray(metrics["loss"]).mean()
+    scores = Evaluator(ensemble, 1000).evaluate(state, source.test)
+    print(
+        f"{name}: last loss {loss:.3f}, test accuracy {scores.ensemble['accuracy']:.4f}, NLL "
+        f"{scores.ensemble['nll']:.4f} (mean member {scores.mean_member['nll']:.4f})"
+    )
+    return ensemble, state, scores
+
+
+class TrainState(train_state.TrainState):
+    batch_stats: Any
+
+
+def as_train_states(module, ensemble, state):
+    """One flax `TrainState` per member. `State` has the members axis in front of every leaf."""
+    return [
+        TrainState(
+            step=member.step,
+            apply_fn=module.apply,
+            params=member.params,
+            tx=ensemble.optimizer,
+            opt_state=member.opt_state,
+            batch_stats=member.model_state["batch_stats"],
+        )
+        for member in unstack_members(state)
+    ]
+
+
+def main(argv=()):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", default="digits", help="digits (default), or idx:DIR")
+    data = parser.parse_args(argv).data
+    source = open_source(DataConfig(source=data))
+    std = 16.0 if data == "digits" else 255.0
+
+    sizes = (math.prod(source.spec.input_shape), 128, source.spec.num_classes)
+    _, _, plain = fit("plain JAX, SGD", plain_mlp(sizes), optax.sgd(0.1), source, std)
+
+    module = LinenMlp(source.spec.num_classes)
+    schedule = optax.cosine_decay_schedule(2e-3, decay_steps=STEPS)
+    ensemble, state, linen = fit(
+        "linen, Adam", from_linen(module), optax.adam(schedule), source, std
+    )
+
+    # A member leaves the ensemble as an ordinary TrainState, and predicts as it did inside.
+    test = source.test.take(np.arange(len(source.test)))
+    train_states = as_train_states(module, ensemble, state)
+    accuracies = []
+    for member in train_states:
+        variables = {"params": member.params, "batch_stats": member.batch_stats}
+        logits = member.apply_fn(variables, test["inputs"] / std, train=False)
+        accuracies.append(float((logits.argmax(axis=-1) == test["labels"]).mean()))
+    print(f"as TrainStates, accuracy: {', '.join(f'{a:.4f}' for a in accuracies)}")
+    return {
+        "plain": plain,
+        "linen": linen,
+        "train_states": train_states,
+        "train_state_accuracies": accuracies,
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,102 @@
+"""A PyTorch `DataLoader` feeds an ensemble, in a loop of one's own around `Ensemble.update`.
+
+The loader hands out NumPy arrays (`collate_fn`), and its sampler draws the order of an epoch from a
+JAX key: a pure function of (key, epoch), so that a run can go on from any epoch. Leave
+`num_workers` at 0, or start workers with `multiprocessing_context="spawn"`: a process in which JAX
+runs must not be forked.
+
+    pip install 'dist-ens[torch]' && python examples/torch_dataloader.py
+"""
+
+import jax
+import numpy as np
+import optax
+
+from dist_ens.config import DataConfig, ModelConfig
+from dist_ens.data import open_source
+from dist_ens.ensemble import Ensemble
+from dist_ens.evaluate import Evaluator
+from dist_ens.layout import BATCHES, make_layout
+from dist_ens.member import with_normalized_inputs
+from dist_ens.models import make_model
+
+try:
+    from torch.utils.data import DataLoader, Dataset, Sampler
+except ImportError as error:
+    raise SystemExit(
+        "This example needs PyTorch. Install the extra: pip install 'dist-ens[torch]'."
+    ) from error
+
+NUM_MEMBERS, EPOCHS, BATCH_SIZE = 4, 15, 128
+
+
+class Digits(Dataset):
+    """Any data set that hands out one example at a time."""
+
+    def __init__(self, split):
+        self.split = split
+
+    def __len__(self):
+        return len(self.split)
+
+    def __getitem__(self, index):
+        example = self.split.take(np.array(index))
+        return example["inputs"], example["labels"]
+
+
+class KeySampler(Sampler):
+    """Every example once, in an order that (key, epoch) alone decide."""
+
+    def __init__(self, num_examples, key):
+        self.num_examples, self.key, self.epoch = num_examples, key, 0
+
+    def __len__(self):
+        return self.num_examples
+
+    def __iter__(self):
+        key = jax.random.fold_in(self.key, self.epoch)
+        return iter(np.asarray(jax.random.permutation(key, self.num_examples)).tolist())
+
+
+def numpy_collate(examples):
+    """The names and types that `update` takes; no torch tensor is made."""
+    inputs, labels = zip(*examples, strict=True)
+    return {"inputs": np.stack(inputs), "labels": np.array(labels, np.int32)}
+
+
+def main():
+    source = open_source(DataConfig(source="digits"))
+    sampler = KeySampler(len(source.train), jax.random.key(0))
+    loader = DataLoader(
+        Digits(source.train),
+        batch_size=BATCH_SIZE,
+        sampler=sampler,
+        collate_fn=numpy_collate,
+        drop_last=True,  # a smaller last batch would be compiled anew, in every epoch
+    )
+
+    layout = make_layout(num_members=NUM_MEMBERS)
+    mlp = make_model(ModelConfig(name="mlp"), source.spec.input_shape, source.spec.num_classes)
+    ensemble = Ensemble(with_normalized_inputs(mlp, 0.0, 16.0), optax.adam(1e-3), layout)
+    inputs = jax.ShapeDtypeStruct((2, *source.spec.input_shape), source.spec.input_dtype)
+    state = ensemble.init(0, inputs)
+
+    losses = []
+    for epoch in range(EPOCHS):
+        sampler.epoch = epoch
+        for batch in loader:
+            call = jax.tree.map(lambda leaf: leaf[None], batch)  # a call of one step: [1, batch, …]
+            state, metrics = ensemble.update(state, layout.put(call, BATCH_SIZE, BATCHES))
+            losses.append(np.asarray(metrics["loss"]).mean())
+
+    scores = Evaluator(ensemble, 1000).evaluate(state, source.test)
+    print(
+        f"{len(losses)} batches of a DataLoader: loss {losses[0]:.3f} to {losses[-1]:.3f}, test "
+        f"accuracy {scores.ensemble['accuracy']:.4f}, NLL {scores.ensemble['nll']:.4f} "
+        f"(mean member {scores.mean_member['nll']:.4f})"
+    )
+    return {"steps": np.asarray(state.step), "losses": losses, "scores": scores}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Eight devices for every test, on any machine."""
+
+import os
+
+DEVICES = 8
+# The programs here are small and run a few times: to compile them is what costs, so LLVM is asked
+# for no optimisation. Commands that a test starts as processes are given `COMMAND_ENVIRONMENT`.
+COMMAND_ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_"))}
+os.environ["XLA_FLAGS"] = (
+    f"--xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0"
+)
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if jax.device_count() != DEVICES:
+        pytest.exit(f"The tests need {DEVICES} devices; JAX has {jax.device_count()}.", 3)
+
+
+@pytest.fixture(autouse=True)
+def _rank_promotion_is_an_error():
+    with jax.numpy_rank_promotion("raise"):
+        yield

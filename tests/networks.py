@@ -1,0 +1,89 @@
+"""Small networks and batches that several tests train."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dist_ens.config import ModelConfig
+from dist_ens.ensemble import Ensemble
+from dist_ens.layout import BATCHES, DATA, make_layout
+from dist_ens.member import from_linen
+from dist_ens.models import make_model
+
+BATCH = 16
+CLASSES = 5
+
+
+class ConvNet(nn.Module):
+    """A convolution with BatchNorm over the global batch."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Conv(8, (3, 3))(x)
+        x = nn.BatchNorm(use_running_average=not train, axis_name=DATA)(x)
+        x = nn.relu(x)
+        x = nn.Conv(8, (3, 3), strides=2)(x)
+        x = nn.BatchNorm(use_running_average=not train, axis_name=DATA)(x)
+        return nn.Dense(CLASSES)(nn.relu(x).mean(axis=(1, 2)))
+
+
+def mlp():
+    member = make_model(ModelConfig(name="mlp", options={"hidden_sizes": (32, 32)}), (12,), CLASSES)
+    return member, jax.ShapeDtypeStruct((BATCH, 12), jnp.float32), ()
+
+
+def convolutional():
+    return from_linen(ConvNet()), jax.ShapeDtypeStruct((BATCH, 8, 8, 2), jnp.float32), ()
+
+
+def transformer():
+    options = {"num_blocks": 1, "width": 16, "num_heads": 2, "mlp_size": 32}
+    member = make_model(ModelConfig(name="transformer", options=options), (6,), CLASSES)
+    return member, jax.ShapeDtypeStruct((BATCH, 6), jnp.int32), (6,)
+
+
+def dropout():
+    options = {"hidden_sizes": (32,), "dropout_rate": 0.5}
+    member = make_model(ModelConfig(name="mlp_bn_dropout", options=options), (12,), CLASSES)
+    return member, jax.ShapeDtypeStruct((BATCH, 12), jnp.float32), ()
+
+
+def batches_for(inputs, label_shape, steps, seed=0):
+    """Random batches [steps, batch, ...] of a network's kind."""
+    random = np.random.default_rng(seed)
+    shape = (steps, *inputs.shape)
+    if jnp.issubdtype(inputs.dtype, jnp.integer):
+        values = random.integers(0, CLASSES, shape).astype(np.int32)
+    else:
+        values = random.normal(size=shape).astype(np.float32)
+    labels = random.integers(0, CLASSES, (steps, inputs.shape[0], *label_shape)).astype(np.int32)
+    return {"inputs": values, "labels": labels}
+
+
+def train(
+    network,
+    *,
+    num_members=8,
+    ensemble_axis=None,
+    devices=None,
+    member_ids=None,
+    optimizer=None,
+    steps=3,
+    execution="vmap",
+):
+    """The state, the metrics and the ensemble after some calls of one step, from seed 0."""
+    member, inputs, label_shape = network()
+    layout = make_layout(num_members, ensemble_axis, devices)
+    optimizer = optimizer or optax.sgd(0.1)
+    ensemble = Ensemble(member, optimizer, layout, execution=execution)
+    state = ensemble.init(0, inputs, member_ids)
+    batches = batches_for(inputs, label_shape, steps)
+    metrics = []
+    for step in range(steps):
+        batch = {name: leaf[step : step + 1] for name, leaf in batches.items()}
+        state, metrics_of_step = ensemble.update(state, layout.put(batch, BATCH, BATCHES))
+        metrics.append(jax.device_get(metrics_of_step))
+    metrics = jax.tree.map(lambda *leaves: np.concatenate(leaves), *metrics)
+    return jax.device_get(state), metrics, ensemble

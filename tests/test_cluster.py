@@ -1,0 +1,150 @@
+"""Two real processes that find each other on loopback, against one."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import two_hosts
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens import cluster
+from dist_ens.errors import UserError
+from dist_ens.run import open_finished
+from dist_ens.train import train
+
+ROOT = pathlib.Path(__file__).parent.parent
+LIMIT_SECS = 240
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start(command, log):
+    """A process in a session of its own, its output in a file: nothing of it can hold the test."""
+    with log.open("w") as file:
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def finish(processes, logs):
+    """Return codes; every process is ended, also when one does not end by itself."""
+    deadline = time.monotonic() + LIMIT_SECS
+    try:
+        return [p.wait(max(1.0, deadline - time.monotonic())) for p in processes]
+    except subprocess.TimeoutExpired:
+        pytest.fail("\n".join(log.read_text() for log in logs))
+    finally:
+        for p in processes:
+            if p.poll() is None:
+                os.killpg(p.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def trained_by_two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two_hosts")
+    coordinator = f"127.0.0.1:{free_port()}"
+    logs = [folder / f"host_{i}.log" for i in range(2)]
+    script = [sys.executable, "tests/two_hosts.py", coordinator]
+    processes = [start([*script, str(i), str(folder)], logs[i]) for i in range(2)]
+    codes = finish(processes, logs)
+    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    return folder
+
+
+@pytest.mark.parametrize("mesh", two_hosts.MESHES, ids=str)
+def test_two_hosts_train_what_one_does(trained_by_two, tmp_path, mesh):
+    rows, columns = mesh
+    workdir = trained_by_two / f"{rows}x{columns}"
+    one = train(two_hosts.experiment(rows), tmp_path)
+    _, _, two = open_finished(workdir)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        jax.device_get(one.state.params),
+        jax.device_get(two.params),
+    )
+    metrics = [
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (workdir, tmp_path)
+    ]
+    assert [line.keys() for line in metrics[0]] == [line.keys() for line in metrics[1]]
+    for of_two, of_one in zip(*metrics, strict=True):
+        assert of_two == pytest.approx(of_one, rel=1e-4, abs=1e-6)
+    assert json.loads((workdir / "summary.json").read_text())["mesh"] == {
+        "ensemble": rows,
+        "data": columns,
+    }
+
+
+def test_the_command_line_joins_a_cluster_and_fails_as_one(tmp_path):
+    port = free_port()
+    logs = [tmp_path / f"host_{i}.log" for i in range(2)]
+    command = [
+        sys.executable,
+        "-m",
+        "launch.train",
+        "--config=configs/digits.py",
+        f"--workdir={tmp_path / 'run'}",
+        "--config.data.global_batch_size=7",
+        "--config.layout.ensemble_axis=1",
+        f"--coordinator_address=127.0.0.1:{port}",
+        "--num_processes=2",
+    ]
+    processes = [start([*command, f"--process_id={i}"], logs[i]) for i in range(2)]
+    codes = finish(processes, logs)
+    assert codes == [2, 2], logs[0].read_text()
+    for log in logs:
+        assert "global_batch_size=7 over a data axis of 2 (2 devices of 2 hosts" in log.read_text()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_without_a_cluster_is_alone():
+    code = (
+        "from dist_ens import cluster; cluster.start(); import jax;"
+        "assert not jax.distributed.is_initialized() and cluster.is_main()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=COMMAND_ENVIRONMENT)
+
+
+def test_a_slurm_job_is_detected():
+    code = "from dist_ens import cluster; cluster.start(); import jax; print(jax.process_count())"
+    slurm = {
+        "SLURM_JOB_ID": str(free_port() - 61440 if free_port() > 61440 else 7),
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_NTASKS": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "JAX_COORDINATOR_PORT": str(free_port()),
+    }
+    environment = COMMAND_ENVIRONMENT | slurm | {"JAX_PLATFORMS": "cpu"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code + "; assert jax.distributed.is_initialized()"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == "1"
+
+
+def test_half_a_cluster_is_refused():
+    with pytest.raises(UserError, match="needs all three of its flags. Received: .*=None"):
+        cluster.start("127.0.0.1:1", None, 0)

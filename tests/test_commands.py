@@ -1,0 +1,256 @@
+"""The commands as a user types them: real processes, kills and interruptions included."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens.run import open_finished
+
+ROOT = pathlib.Path(__file__).parent.parent
+SMALL = ["--config=configs/digits.py", "--config.model.hidden_sizes=(32,)"]
+LIMIT_SECS = 180
+
+
+def environment(devices=1):
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return COMMAND_ENVIRONMENT | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+
+def dist_ens(*arguments, devices=1):
+    """A finished `dist-ens` command."""
+    return subprocess.run(
+        [pathlib.Path(sys.executable).parent / "dist-ens", *arguments],
+        cwd=ROOT,
+        env=environment(devices),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
+
+
+def start_training(workdir, log, *arguments):
+    with log.open("w") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "launch.train", *SMALL, f"--workdir={workdir}", *arguments],
+            cwd=ROOT,
+            env=environment(),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def wait_until(condition, process):
+    deadline = time.monotonic() + LIMIT_SECS
+    while not condition() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def leaves(workdir):
+    _, _, state = open_finished(workdir)
+    return jax.device_get([state.params, state.opt_state, state.step])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of the first command of README, in small."""
+    workdir = tmp_path_factory.mktemp("command") / "run"
+    ended = dist_ens("train", *SMALL, f"--workdir={workdir}", "--config.steps=100")
+    assert ended.returncode == 0, ended.stderr
+    return workdir, ended.stdout
+
+
+def test_training_ends_with_what_a_newcomer_wants_to_know(run):
+    workdir, output = run
+    last = output.splitlines()[-1]
+    summary = json.loads((workdir / "summary.json").read_text())
+    for figure in (summary["test"]["accuracy"], summary["mean_member"]["nll"]):
+        assert f"{figure:.4f}" in last
+    assert f"In {workdir}: summary.json, metrics.jsonl, checkpoints/." in last
+    assert f"Next: dist-ens predict --workdir={workdir}" in last
+    assert "ensemble of 8" in output
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_evaluate_scores_a_run_on_the_devices_at_hand(run, tmp_path, devices):
+    workdir, _ = run
+    ended = dist_ens(
+        "evaluate", f"--workdir={workdir}", f"--json={tmp_path / 'e.json'}", devices=devices
+    )
+    assert ended.returncode == 0, ended.stderr
+    scores = json.loads((tmp_path / "e.json").read_text())
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert scores["test"] == pytest.approx(summary["test"], rel=1e-4)
+    assert scores["members"][5] == pytest.approx(summary["members"][5], rel=1e-4)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_predict_writes_probabilities_of_examples_as_the_source_yields_them(run, tmp_path, devices):
+    workdir, _ = run
+    digits = load_digits()
+    np.save(tmp_path / "x.npy", digits.images[:101])  # float64, converted
+    output = tmp_path / "p.out"
+    ended = dist_ens(
+        "predict",
+        f"--workdir={workdir}",
+        f"--input={tmp_path / 'x.npy'}",
+        f"--output={output}",
+        devices=devices,
+    )
+    assert ended.returncode == 0, ended.stderr
+    with np.load(output) as written:
+        assert written["probs"].shape == (101, 10)
+        assert written["member_probs"].shape == (8, 101, 10)
+        assert written["member_id"].tolist() == list(range(8))
+        np.testing.assert_allclose(written["probs"], written["member_probs"].mean(0), rtol=1e-5)
+        np.testing.assert_allclose(written["member_probs"].sum(-1), 1.0, rtol=1e-5)
+        assert (written["probs"].argmax(1) == digits.target[:101]).mean() > 0.9
+
+
+def test_a_run_killed_at_any_moment_ends_as_one_never_stopped(tmp_path):
+    arguments = ["--config.steps=300", "--config.checkpoint.every_steps=20"]
+    whole = start_training(tmp_path / "whole", tmp_path / "whole.log", *arguments)
+    assert whole.wait(LIMIT_SECS) == 0, (tmp_path / "whole.log").read_text()
+    killed = tmp_path / "killed"
+    checkpoints = killed / "checkpoints"
+
+    def writing():
+        return any(checkpoints.glob("*.orbax-checkpoint-tmp"))
+
+    def some_steps():
+        return sum(p.name.isdigit() for p in checkpoints.glob("*")) > 0
+
+    kills = 0
+    for condition in (writing, some_steps, writing):
+        process = start_training(killed, tmp_path / "killed.log", *arguments)
+        wait_until(condition, process)
+        time.sleep(random.Random(kills).uniform(0, 0.03))
+        kills += process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert kills == 3, (tmp_path / "killed.log").read_text()
+    last = start_training(killed, tmp_path / "last.log", *arguments)
+    assert last.wait(LIMIT_SECS) == 0, (tmp_path / "last.log").read_text()
+    jax.tree.map(np.testing.assert_array_equal, leaves(tmp_path / "whole"), leaves(killed))
+    of_whole, of_killed = (
+        [json.loads(line) for line in (w / "metrics.jsonl").read_text().splitlines()]
+        for w in (tmp_path / "whole", killed)
+    )
+    assert of_whole == of_killed
+    assert not list(checkpoints.glob("*tmp*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_a_checkpoint_and_no_traceback(tmp_path, number):
+    workdir, log = tmp_path / "run", tmp_path / "log"
+    process = start_training(workdir, log, "--config.steps=1000000")
+    wait_until(
+        lambda: (
+            (workdir / "metrics.jsonl").exists()
+            and "train/loss" in (workdir / "metrics.jsonl").read_text()
+        ),
+        process,
+    )
+    process.send_signal(number)
+    assert process.wait(LIMIT_SECS) == 128 + number, log.read_text()
+    output = log.read_text()
+    assert "Traceback" not in output
+    assert "The same command goes on from there." in " ".join(output.split())
+    step = int(output.split("Stopped at step ")[1].split()[0].replace(",", ""))
+    assert (workdir / "checkpoints" / str(step)).is_dir()
+    assert leaves(workdir)[2].tolist() == [step] * 8
+
+
+def test_steps_and_epochs_on_the_command_line_replace_each_other(tmp_path):
+    # digits.py says steps; 1437 examples in batches of 128: 0.5 epochs are 5.6, so 6 steps.
+    ended = dist_ens("train", *SMALL, f"--workdir={tmp_path}", "--config.epochs=0.5")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 6
+
+
+OWN = """
+import jax
+from ml_collections import ConfigDict
+from dist_ens.member import from_functions
+
+def get_config():
+    return ConfigDict(dict(num_members=2, steps=20, steps_per_call=5))
+
+def make_member(spec):
+    return from_functions(
+        lambda key: {"w": 0.01 * jax.random.normal(key, (64, spec.num_classes))},
+        lambda params, x: x.reshape(len(x), 64) @ params["w"],
+    )
+"""
+
+
+def test_a_config_file_may_bring_a_network_of_its_own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    config, workdir = f"--config={tmp_path / 'own.py'}", f"--workdir={tmp_path / 'run'}"
+    ended = dist_ens("train", config, workdir, "--config.seed=3")
+    assert ended.returncode == 0, ended.stderr
+    ended = dist_ens("evaluate", workdir)
+    assert ended.returncode == 2
+    assert f"Add {config}." in ended.stderr
+    assert dist_ens("evaluate", workdir, config).returncode == 0
+
+
+def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
+    workdir, _ = run
+    np.save(tmp_path / "wrong.npy", np.zeros((3, 28, 28)))
+    (tmp_path / "raises.py").write_text("def get_config():\n    return 1 / 0\n")
+    (tmp_path / "syntax.py").write_text("def get_config(:\n")
+    train = ["train", f"--workdir={tmp_path / 'run'}"]
+    for arguments, sentence in [
+        ([], "dist-ens takes a verb first"),
+        (["trian"], "Received: 'trian'"),
+        (["train", SMALL[0]], "This command needs --workdir. Received: none."),
+        ([*train], "Training needs a config. Received: none."),
+        ([*train, "--config=absent.py"], "Received: --config=absent.py, which is not there"),
+        ([*train, f"--config={tmp_path / 'raises.py'}"], "ZeroDivisionError: division by zero (l"),
+        ([*train, f"--config={tmp_path / 'syntax.py'}"], "SyntaxError: "),
+        ([*train, SMALL[0], "--config.optimizer.learnin_rate=1"], "mean 'optimizer.learning_rate'"),
+        ([*train, SMALL[0], "--config.steps=many"], "--config.steps=many"),
+        ([*train, SMALL[0], "--config.num_members=0"], "num_members must be positive."),
+        ([*train, SMALL[0], "--config.steps=1", "--config.epochs=1"], "Exactly one of steps and"),
+        ([*train, SMALL[0], "--confg=x"], "Unknown command line flag 'confg'"),
+        (["evaluate", f"--workdir={tmp_path}"], "which has none. Train first"),
+        (
+            ["predict", f"--workdir={workdir}", f"--input={tmp_path / 'wrong.npy'}", "--output=p"],
+            "float32[examples, 8, 8]. Received: float64[3, 28, 28]",
+        ),
+        (
+            ["predict", f"--workdir={workdir}", "--input=absent.npy", "--output=p"],
+            "--input=absent.npy",
+        ),
+    ]:
+        ended = dist_ens(*arguments)
+        assert ended.returncode == 2, (arguments, ended.stderr)
+        assert sentence in ended.stderr, ended.stderr
+        assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_commands_and_the_modules_are_the_same_program():
+    ended = subprocess.run(
+        [sys.executable, "-m", "launch.train", "--workdir=x"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == dist_ens("train", "--workdir=x").stderr

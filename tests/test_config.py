@@ -1,0 +1,102 @@
+"""An experiment is checked when it is made."""
+
+import json
+import re
+
+import pytest
+
+from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
+from dist_ens.errors import UserError
+
+pytestmark = pytest.mark.quick
+
+
+def test_an_experiment_survives_json_and_config_dict():
+    experiment = Experiment.from_dict(
+        {
+            "steps": 10,
+            "data": {"source": "npz:x", "mean": [1, 2.5], "std": (3.0,)},
+            "model": {"name": "mlp", "hidden_sizes": [3, 4]},
+            "optimizer": {"name": "sgd", "learning_rate": 1},
+        }
+    )
+    assert experiment.data.mean == (1.0, 2.5)
+    assert experiment.optimizer.learning_rate == 1.0
+    assert experiment.model.options == {"hidden_sizes": (3, 4)}
+    assert Experiment.from_dict(json.loads(json.dumps(experiment.to_dict()))) == experiment
+    assert Experiment.from_dict(experiment.to_config_dict().to_dict()) == experiment
+
+
+def test_a_field_that_is_none_remembers_its_type():
+    config = Experiment(steps=1).to_config_dict()
+    config.epochs = 2.0
+    config.layout.ensemble_axis = 4
+    with pytest.raises(TypeError):
+        config.data.data_dir = 3
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"stepz": 1}, "The config has no field 'stepz'. Did you mean 'steps'?"),
+        (
+            {"steps": 1, "optimizer": {"learnig_rate": 0.1}},
+            "no field 'optimizer.learnig_rate'. Did you mean 'learning_rate'?",
+        ),
+        ({"steps": "many"}, "steps must be int or None. Received: 'many', a str."),
+        ({"steps": True}, "steps must be int or None. Received: True, a bool."),
+        ({"steps": 1.5}, "steps must be int or None. Received: 1.5, a float."),
+        ({"steps": 1, "data": {"mean": ["a"]}}, "data.mean[0] must be float. Received: 'a'"),
+        ({"steps": 1, "data": 3}, "data is a section with fields of its own. Received: 3."),
+        ({"steps": 1, "num_members": 0}, "num_members must be positive. Received: num_members=0."),
+        ({"steps": 0}, "steps must be positive. Received: steps=0."),
+        ({"steps": 1, "epochs": 1.0}, "Exactly one of steps and epochs"),
+        ({}, "Exactly one of steps and epochs"),
+        ({"steps": 1, "seed": -1}, "seed must lie in [0, 2**32). Received: seed=-1."),
+        ({"steps": 1, "execution": "vmapp"}, "Received: 'vmapp'. Did you mean 'vmap'?"),
+        ({"steps": 1, "loss": "mse"}, "loss must be one of softmax_cross_entropy"),
+        ({"steps": 1, "optimizer": {"name": "adm"}}, "Received: 'adm'. Did you mean 'adam'?"),
+        ({"steps": 1, "optimizer": {"schedule": "cosine"}}, "A schedule that is not constant"),
+        ({"steps": 1, "optimizer": {"schedule_steps": 5}}, "A schedule that is not constant"),
+        ({"steps": 1, "optimizer": {"momentum": 0.9}}, "Only sgd takes a momentum."),
+        ({"steps": 1, "optimizer": {"weight_decay": 0.1}}, "Adam with weight decay is called"),
+        (
+            {"steps": 1, "optimizer": {"learning_rate": float("nan")}},
+            "optimizer.learning_rate must be positive.",
+        ),
+        ({"steps": 1, "data": {"std": (0.0,)}}, "data.std must be positive."),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_sentence(values, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        Experiment.from_dict(values)
+
+
+def test_epochs_become_steps_rounded_up():
+    # 10 examples in batches of 4: 2 epochs are 20 / 4 = 5 steps, 3 epochs 7.5, so 8.
+    for epochs, steps in [(2.0, 5), (3.0, 8)]:
+        experiment = Experiment.from_dict({"epochs": epochs, "data": {"global_batch_size": 4}})
+        assert experiment.total_steps(10) == steps
+    assert Experiment(steps=7).total_steps(10) == 7
+
+
+def test_only_listed_fields_may_change_on_resume():
+    saved = Experiment.from_dict({"steps": 10})
+    may = {
+        "epochs": 3.0,
+        "steps": None,
+        "layout": {"ensemble_axis": 2},
+        "execution": "unroll",
+        "checkpoint": {"every_steps": 3},
+        "evaluation": {"every_steps": 3},
+        "logging": {"every_steps": 3},
+    }
+    assert set(may) == set(MAY_CHANGE_ON_RESUME)
+    assert differences_on_resume(saved, Experiment.from_dict(may)) == []
+    other = Experiment.from_dict(
+        {"steps": 20, "seed": 1, "model": {"name": "mlp", "hidden_sizes": (3,)}}
+    )
+    assert differences_on_resume(saved, other) == [
+        ("model.options.hidden_sizes", None, (3,)),
+        ("seed", 0, 1),
+    ]

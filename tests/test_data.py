@@ -1,0 +1,327 @@
+"""Sources, and the pipeline of one host."""
+
+import gzip
+import re
+import shutil
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens.config import DataConfig
+from dist_ens.data import (
+    ArraySplit,
+    Spec,
+    convert_inputs,
+    evaluation_batches,
+    open_source,
+    source_of_arrays,
+    training_batches,
+)
+from dist_ens.errors import UserError
+from tiny_digits_dataset_builder import TinyDigits
+
+pytestmark = pytest.mark.quick
+
+IMAGES = np.arange(12 * 4, dtype=np.uint8).reshape(12, 2, 2)
+LABELS = np.arange(12) % 3
+
+
+def write_idx(path, array):
+    header = b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    content = header + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+@pytest.fixture
+def idx_folder(tmp_path):
+    write_idx(tmp_path / "train-images-idx3-ubyte.gz", IMAGES)
+    write_idx(tmp_path / "train-labels-idx1-ubyte.gz", LABELS)
+    write_idx(tmp_path / "t10k-images-idx3-ubyte", IMAGES[:5])
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte", LABELS[:5])
+    return tmp_path
+
+
+def positions(split, **kwargs):
+    """Which examples each step is given: the split's inputs are their own numbers."""
+    arguments = {
+        "seed": 0,
+        "shuffle": True,
+        "global_batch_size": 4,
+        "host_rows": np.arange(4),
+        "first_step": 0,
+        "last_step": 9,
+        "steps_per_call": 1,
+    }
+    return [b["inputs"] for b in training_batches(split, **(arguments | kwargs))]
+
+
+NUMBERS = ArraySplit(np.arange(10), np.arange(10))
+
+
+def test_an_epoch_shows_every_example_once_in_an_order_of_its_own():
+    stream = np.concatenate(positions(NUMBERS, last_step=10)).ravel()
+    epochs = stream.reshape(4, 10)
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(10))
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    other = np.concatenate(positions(NUMBERS, last_step=10, seed=1)).ravel()
+    assert not np.array_equal(stream, other)
+
+
+def test_without_shuffling_the_order_is_the_files():
+    stream = np.concatenate(positions(NUMBERS, shuffle=False)).ravel()
+    assert stream.tolist() == [i % 10 for i in range(36)]
+
+
+@pytest.mark.parametrize("first_step", [0, 1, 4, 7, 9])
+@pytest.mark.parametrize("steps_per_call", [1, 3, 4])
+def test_the_examples_of_a_step_depend_on_the_step_alone(first_step, steps_per_call):
+    whole = np.concatenate(positions(NUMBERS))
+    calls = positions(NUMBERS, first_step=first_step, steps_per_call=steps_per_call)
+    assert np.array_equal(np.concatenate([whole[:first_step], *calls]), whole)
+    # Calls end at multiples of steps_per_call, and at the last step.
+    ends = np.cumsum([first_step, *(len(call) for call in calls)])[1:]
+    assert all(end % steps_per_call == 0 or end == 9 for end in ends)
+
+
+def test_hosts_together_feed_the_global_batch():
+    whole = np.concatenate(positions(NUMBERS))
+    parts = [np.concatenate(positions(NUMBERS, host_rows=np.arange(i, i + 2))) for i in (0, 2)]
+    assert np.array_equal(np.concatenate(parts, axis=1), whole)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 10, 64])
+def test_evaluation_sees_every_example_exactly_once_in_batches_of_one_shape(batch_size):
+    batches = list(
+        evaluation_batches(NUMBERS, global_batch_size=batch_size, host_rows=np.arange(batch_size))
+    )
+    assert {b["inputs"].shape for b in batches} == {(batch_size,)}
+    seen = np.concatenate([b["inputs"][b["mask"]] for b in batches])
+    assert seen.tolist() == list(range(10))
+
+
+def test_digits_are_unscaled_and_in_proportion():
+    source = open_source(DataConfig())
+    assert source.spec == Spec((8, 8), "float32", (), 10)
+    assert (len(source.train), len(source.test)) == (1437, 360)
+    everything = source.train.take(np.arange(1437))
+    assert (everything["inputs"].min(), everything["inputs"].max()) == (0.0, 16.0)
+    counts = np.bincount(source.test.take(np.arange(360))["labels"])
+    assert counts.min() >= 34
+    assert counts.max() <= 38
+
+
+def test_an_idx_folder_is_read_gzipped_or_not(idx_folder):
+    source = open_source(DataConfig(source=f"idx:{idx_folder}"))
+    assert source.spec == Spec((2, 2), "uint8", (), 3)
+    taken = source.train.take(np.array([3, 1]))
+    np.testing.assert_array_equal(taken["inputs"], IMAGES[[3, 1]])
+    assert taken["labels"].tolist() == [0, 1]
+    assert len(source.test) == 5
+
+
+def test_an_npz_file_is_read(tmp_path):
+    np.savez(
+        tmp_path / "a.npz",
+        train_images=IMAGES,
+        train_labels=LABELS,
+        test_images=IMAGES[:4],
+        test_labels=LABELS[:4],
+    )
+    source = open_source(DataConfig(source=f"npz:{tmp_path / 'a.npz'}"))
+    assert source.spec == Spec((2, 2), "uint8", (), 3)
+    assert (len(source.train), len(source.test)) == (12, 4)
+
+
+def test_a_text_is_cut_into_windows_that_predict_the_next_character(tmp_path):
+    text = "abcdefghij" * 20
+    (tmp_path / "t.txt").write_text(text)
+    source = open_source(DataConfig(source=f"text:{tmp_path / 't.txt'}", context_length=8))
+    assert source.spec == Spec((8,), "int32", (8,), 10)
+    # 180 characters for training: 179 have a next one, 22 windows of 8; 20 for the test: 2.
+    assert (len(source.train), len(source.test)) == (22, 2)
+    taken = source.train.take(np.array([1]))
+    assert taken["inputs"].tolist() == [[8, 9, 0, 1, 2, 3, 4, 5]]
+    assert taken["labels"].tolist() == [[9, 0, 1, 2, 3, 4, 5, 6]]
+
+
+@pytest.fixture(scope="module")
+def tfds_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tfds")
+    TinyDigits(data_dir=folder, file_format="array_record").download_and_prepare()
+    return folder
+
+
+def test_a_tfds_data_set_is_read_from_disk(tfds_folder):
+    source = open_source(DataConfig(source="tfds:tiny_digits", data_dir=str(tfds_folder)))
+    assert source.spec == Spec((8, 8), "uint8", (), 10)
+    assert (len(source.train), len(source.test)) == (120, 50)
+    shown = np.concatenate(
+        [
+            b["inputs"][b["mask"]]
+            for b in evaluation_batches(source.test, global_batch_size=16, host_rows=np.arange(16))
+        ]
+    )
+    expected = load_digits().images[120:170].astype(np.uint8)
+    assert sorted(map(bytes, shown)) == sorted(map(bytes, expected))
+    batch = next(iter(positions(source.train, host_rows=np.arange(4), steps_per_call=3)))
+    assert batch.shape == (3, 4, 8, 8)
+
+
+def test_reading_tfds_imports_no_tensorflow(tfds_folder):
+    code = (
+        "import sys\n"
+        "from dist_ens.config import DataConfig\n"
+        "from dist_ens.data import open_source\n"
+        f"s = open_source(DataConfig(source='tfds:tiny_digits', data_dir={str(tfds_folder)!r}))\n"
+        "assert len(s.train) == 120 and 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=COMMAND_ENVIRONMENT)
+
+
+def test_tfds_that_is_not_prepared_names_the_extra(tmp_path):
+    config = DataConfig(source="tfds:mnist", data_dir=str(tmp_path))
+    with pytest.raises(UserError, match=r"tfds:mnist, which is not prepared in .*tfds-prepare"):
+        open_source(config)
+    with pytest.raises(UserError, match="Received: tfds:no_such_set"):
+        open_source(DataConfig(source="tfds:no_such_set", data_dir=str(tmp_path)))
+
+
+def test_tfds_in_another_file_format_is_told(tmp_path, tfds_folder):
+    shutil.copytree(tfds_folder / "tiny_digits", tmp_path / "tiny_digits")
+    info = next(tmp_path.glob("tiny_digits/*/dataset_info.json"))
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))
+    with pytest.raises(UserError, match="prepared as tfrecord"):
+        open_source(DataConfig(source="tfds:tiny_digits", data_dir=str(tmp_path)))
+
+
+def damage(folder, name, content):
+    (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("train-images-idx3-ubyte.gz", b"no gzip at all", "is gzipped whole. Received:"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(b"x" * 99)[:20], "is gzipped whole."),
+        ("train-images-idx3-ubyte.gz", gzip.compress(b""), "which begins with nothing"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(b"PNG\0abc"), "begins with 50 4e 47 00"),
+        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x05\1\2", "2 bytes for shape [5]"),
+    ],
+)
+def test_a_damaged_idx_file_is_named(idx_folder, name, content, sentence):
+    damage(idx_folder, name, content)
+    with pytest.raises(UserError, match=re.escape(sentence)) as error:
+        open_source(DataConfig(source=f"idx:{idx_folder}"))
+    assert name in str(error.value)
+
+
+def test_a_missing_idx_file_is_named(idx_folder):
+    (idx_folder / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(UserError, match="t10k-labels-idx1-ubyte, which has neither|has neither"):
+        open_source(DataConfig(source=f"idx:{idx_folder}"))
+    with pytest.raises(UserError, match="which is no folder"):
+        open_source(DataConfig(source=f"idx:{idx_folder / 'absent'}"))
+
+
+FLOATS = IMAGES.astype(np.float32)
+WITH_NAN = np.where(FLOATS == 5, np.nan, FLOATS)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "num_classes", "sentence"),
+    [
+        ((IMAGES, LABELS[:9]), (IMAGES, LABELS), None, "12 inputs and 9 labels"),
+        ((IMAGES, LABELS - 1), (IMAGES, LABELS), None, "3 different labels from -1 to 1"),
+        ((IMAGES, LABELS * 100), (IMAGES, LABELS), None, "3 different labels from 0 to 200"),
+        ((IMAGES, LABELS), (IMAGES, LABELS + 1), None, "Received: label 3 at index 2, 4 in all"),
+        ((IMAGES, LABELS), (IMAGES, LABELS), 2, "Labels lie in [0, 2). Received: label 2"),
+        ((IMAGES, np.eye(3)[LABELS]), (IMAGES, LABELS), None, "Received: float64[12, 3]"),
+        ((WITH_NAN, LABELS), (FLOATS, LABELS), None, "in 1 of 12 examples, the first at index 1"),
+        ((IMAGES, LABELS), (IMAGES[:0], LABELS[:0]), None, "Received: none (arrays, split test)"),
+        ((IMAGES, LABELS), (IMAGES[:, 0], LABELS), None, "uint8[2, 2] and uint8[2]"),
+        ((IMAGES.astype(str), LABELS), (IMAGES, LABELS), None, "Inputs are numbers."),
+    ],
+)
+def test_arrays_that_cannot_be_used_are_told(train, test, num_classes, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        source_of_arrays(train, test, num_classes=num_classes)
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("digit", "Received: 'digit'. Did you mean 'digits'?"),
+        ("digits:x", "Received: 'digits:x'."),
+        ("npz:", "Received: 'npz:'."),
+        ("npz:absent.npz", "absent.npz"),
+        ("text:absent.txt", "absent.txt: No such file"),
+    ],
+)
+def test_a_source_that_is_not_there_is_told(source, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        open_source(DataConfig(source=source))
+
+
+def test_an_npz_that_lacks_an_array_or_is_none_is_told(tmp_path):
+    np.savez(tmp_path / "a.npz", train_images=IMAGES)
+    with pytest.raises(UserError, match="with train_images. Save it again with train_labels"):
+        open_source(DataConfig(source=f"npz:{tmp_path / 'a.npz'}"))
+    np.savez(
+        tmp_path / "b.npz",
+        **{
+            k: np.array([{}])
+            for k in ("train_images", "train_labels", "test_images", "test_labels")
+        },
+    )
+    (tmp_path / "c.npz").write_bytes(b"PK\3\4 torn")
+    (tmp_path / "d.npz").write_bytes(b"")
+    np.save(tmp_path / "e.npy", IMAGES)
+    for name in ("b.npz", "c.npz", "d.npz", "e.npy"):
+        with pytest.raises(UserError, match=r"written by numpy.savez"):
+            open_source(DataConfig(source=f"npz:{tmp_path / name}"))
+
+
+def test_a_text_that_is_too_short_or_no_text_is_told(tmp_path):
+    (tmp_path / "t.txt").write_text("short")
+    with pytest.raises(UserError, match="9 characters or more in each split. Received: 5 in all"):
+        open_source(DataConfig(source=f"text:{tmp_path / 't.txt'}", context_length=8))
+    (tmp_path / "t.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="A text source is UTF-8"):
+        open_source(DataConfig(source=f"text:{tmp_path / 't.txt'}"))
+
+
+FLOAT = Spec((2,), "float32", (), 3)
+UINT = Spec((2,), "uint8", (), 3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype"),
+    [(FLOAT, np.float64), (FLOAT, np.uint8), (FLOAT, np.int64), (FLOAT, np.float16), (UINT, bool)],
+)
+def test_inputs_are_converted_where_nothing_is_lost(spec, dtype):
+    converted = convert_inputs(spec, np.ones((3, 2), dtype), "x.npy")
+    assert converted.dtype == spec.input_dtype
+    assert converted.tolist() == [[1, 1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "inputs", "sentence"),
+    [
+        (UINT, np.ones((3, 2)), "uint8[examples, 2]. Received: float64[3, 2] (x.npy), which does"),
+        (UINT, np.ones((3, 2), np.int64), "which does not convert without loss"),
+        (FLOAT, np.ones((3, 2), complex), "which does not convert without loss"),
+        (FLOAT, np.ones((3, 3)), "Received: float64[3, 3]"),
+        (FLOAT, np.ones(2), "Received: float64[2]"),
+        (FLOAT, np.float32([[1, np.inf]]), "NaN or infinity in 1 of 1 examples"),
+        (FLOAT, np.ones((0, 2)), "at least one example"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_told(spec, inputs, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        convert_inputs(spec, inputs, "x.npy")

@@ -1,0 +1,58 @@
+"""What README says is there, and what is there stands in README."""
+
+import pathlib
+import re
+
+import pytest
+
+import launch
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+pytestmark = pytest.mark.quick
+
+SETUP = [
+    "python3 -m venv .venv && .venv/bin/pip install -e . && "
+    ".venv/bin/dist-ens train --config=configs/digits.py --workdir=runs/digits",
+    ".venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest",
+]
+
+
+def test_readme_opens_with_the_two_commands():
+    assert re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)[:2] == SETUP
+
+
+def test_every_verb_every_config_and_every_example_stands_in_readme():
+    for verb in launch.VERBS:
+        assert f"`dist-ens {verb} --" in README
+    for folder in ("configs", "examples"):
+        for path in (ROOT / folder).glob("*.py"):
+            assert f"{folder}/{path.name}" in README
+
+
+def test_every_path_in_readme_exists():
+    for path in re.findall(r"(?:configs|examples|dist_ens|launch)/[\w/.]+", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_config_tells_its_command_its_duration_and_its_result():
+    for path in (ROOT / "configs").glob("*.py"):
+        docstring = path.read_text().split('"""')[1]
+        assert f"dist-ens train --config=configs/{path.name}" in docstring, path
+        assert "Duration:" in docstring, path
+        assert "Result:" in docstring, path
+
+
+def test_the_network_in_readme_runs(tmp_path):
+    from launch.config_file import ConfigFile
+
+    block = re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1)
+    (tmp_path / "own.py").write_text(block)
+    from dist_ens.data import Spec
+    from dist_ens.layout import make_layout
+    from dist_ens.run import Run
+
+    file = ConfigFile(str(tmp_path / "own.py"))
+    spec = Spec((8, 8), "float32", (), 10)
+    Run(file.experiment(), spec).make_ensemble(make_layout(8), file.make_member(spec))

@@ -1,0 +1,82 @@
+"""A file imports only from floors below its own."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+FLOORS = {
+    "launch": 5,
+    "dist_ens.train": 4,
+    "dist_ens.run": 3,
+    "dist_ens.evaluate": 3,
+    "dist_ens.ensemble": 2,
+    "dist_ens.data": 2,
+    "dist_ens.checkpoint": 2,
+    "dist_ens.report": 2,
+    "dist_ens.models": 2,
+    "dist_ens.layout": 1,
+    "dist_ens.cluster": 1,
+    "dist_ens.member": 1,
+    "dist_ens.losses": 1,
+    "dist_ens.optimizers": 1,
+    "dist_ens.metrics": 1,
+    "dist_ens.config": 0,
+    "dist_ens.errors": -1,
+    "dist_ens": -2,
+}
+FILES = sorted([*ROOT.glob("dist_ens/**/*.py"), *ROOT.glob("launch/*.py")])
+
+
+def room(module: str) -> str:
+    """The room a module stands in: launch, dist_ens, or dist_ens.NAME."""
+    parts = module.split(".")
+    return parts[0] if parts[0] == "launch" else ".".join(parts[:2])
+
+
+def module_of(path: pathlib.Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: pathlib.Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            found |= {f"{base}.{a.name}" if base == "dist_ens" else base for a in node.names}
+    return found
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_a_file_imports_only_from_floors_below_its_own(path):
+    here = room(module_of(path))
+    assert here in FLOORS, f"{here} stands on no floor: say which in this test"
+    for module in imports_of(path):
+        if module.split(".")[0] in ("dist_ens", "launch") and room(module) != here:
+            assert FLOORS[room(module)] < FLOORS[here], f"{path} imports {module}"
+
+
+@pytest.mark.quick
+def test_the_ground_floor_imports_no_jax():
+    for name in ("config", "errors"):
+        imported = imports_of(ROOT / "dist_ens" / f"{name}.py")
+        assert not [m for m in imported if m.split(".")[0] in ("jax", "jaxlib", "flax", "optax")]
+
+
+@pytest.mark.quick
+def test_only_the_layout_names_the_axes_and_places_arrays():
+    for path in FILES:
+        if path.name == "layout.py":
+            continue
+        tree = ast.parse(path.read_text())
+        names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        attributes = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+        strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+        assert not {"PartitionSpec", "NamedSharding", "device_put"} & (names | attributes), path
+        if "evaluate" not in path.name:  # whose scores are of "the ensemble" too
+            assert not {"ensemble", "data"} & {s for s in strings if isinstance(s, str)}, path

@@ -1,0 +1,98 @@
+"""The compiled update of every shipped config, read from its HLO."""
+
+import pathlib
+import runpy
+
+import jax
+import numpy as np
+import pytest
+
+import hlo
+from dist_ens.config import Experiment
+from dist_ens.data import Spec
+from dist_ens.layout import BATCHES, make_layout
+from dist_ens.run import Run
+
+CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "configs").glob("*.py"))
+SPECS = {
+    "digits": Spec((8, 8), "float32", (), 10),
+    "mnist_mlp": Spec((28, 28), "uint8", (), 10),
+    "mnist_bn_dropout": Spec((28, 28), "uint8", (), 10),
+    "mnist_lenet": Spec((28, 28), "uint8", (), 10),
+    "cifar_resnet": Spec((32, 32, 3), "uint8", (), 10),
+    "charlm": Spec((128,), "int32", (128,), 65),
+}
+
+
+def compiled_update(config, num_members, rows, columns, batch_size, steps=1):
+    """The update of a shipped config, compiled without a batch."""
+    experiment = Experiment.from_dict(runpy.run_path(str(config))["get_config"]().to_dict())
+    spec = SPECS[config.stem]
+    layout = make_layout(num_members, rows, jax.devices()[: rows * columns])
+    run = Run(experiment, spec)
+    ensemble = run.make_ensemble(layout)
+    state = ensemble.abstract_state(run.batch_of_inputs(batch_size // columns))
+    shapes = {
+        "inputs": (steps, batch_size, *spec.input_shape),
+        "labels": (steps, batch_size, *spec.label_shape),
+    }
+    dtypes = {"inputs": spec.input_dtype, "labels": np.int32}
+    sharding = layout.sharding(BATCHES)
+    batches = {k: jax.ShapeDtypeStruct(shapes[k], dtypes[k], sharding=sharding) for k in shapes}
+    return ensemble.update.lower(state, batches).compile()
+
+
+def test_every_shipped_config_is_read():
+    assert {c.stem for c in CONFIGS} == set(SPECS)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.stem)
+@pytest.mark.parametrize(("rows", "columns"), [(8, 1), (4, 2)])
+def test_members_do_not_talk_and_cost_what_one_costs(config, rows, columns):
+    batch_size = 16  # over the mesh; the FLOPs are linear in it but for what the optimizer does
+    compiled = compiled_update(config, 8, rows, columns, batch_size)
+    text = compiled.as_text()
+    assert text.startswith("HloModule jit_update,")
+    found = hlo.collectives(text, rows, columns)
+    if columns == 1:
+        assert {axis for _, axis in found} <= {"none"}
+    else:
+        assert set(found) <= {("all-reduce", "data"), ("all-reduce", "none")}
+        assert ("all-reduce", "data") in found
+    # One member alone, on one device, with as many examples as a device of the mesh has.
+    one = compiled_update(config, 1, 1, 1, batch_size // columns)
+    members_per_device = 8 // rows
+    ratio = compiled.cost_analysis()["flops"] / (members_per_device * one.cost_analysis()["flops"])
+    assert ratio == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_program_whose_members_talk_is_caught():
+    layout = make_layout(8, 4)
+    together = jax.jit(
+        layout.shard_map(
+            lambda x: jax.lax.pmean(x, "ensemble"),
+            in_specs=jax.P("ensemble", "data"),
+            out_specs=jax.P(None, "data"),
+        )
+    )
+    text = together.lower(jax.ShapeDtypeStruct((8, 2), np.float32)).compile().as_text()
+    assert ("all-reduce", "ensemble") in hlo.collectives(text, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("devices", "axis"),
+    [
+        ("{{0,1},{2,3},{4,5},{6,7}}", "data"),
+        ("{{0,2,4,6},{1,3,5,7}}", "ensemble"),
+        ("[4,2]<=[8]", "data"),
+        ("[2,4]<=[4,2]T(1,0)", "ensemble"),
+        ("mesh['ensemble'=4,'data'=2] {'data'}", "data"),
+        ("mesh['ensemble'=4,'data'=2] {'ensemble'}", "ensemble"),
+        ("{}", "both"),
+    ],
+)
+def test_every_way_of_writing_the_devices_is_read(devices, axis):
+    line = f"%r = (f32[2], f32[3]) all-reduce(%a, %b), channel_id=1, replica_groups={devices}, x"
+    assert hlo.collectives(line, 4, 2) == [("all-reduce", axis)]
+    with pytest.raises(ValueError, match="unknown"):
+        hlo.collectives("%r = f32[2] all-reduce(%a), replica_groups=?", 4, 2)

@@ -1,0 +1,92 @@
+"""The mesh, and who feeds which part of a batch."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from dist_ens.errors import UserError
+from dist_ens.layout import BATCH, BATCHES, MEMBERS, make_layout, to_host
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+    ("num_members", "devices", "mesh"),
+    [
+        (8, 8, (8, 1)),
+        (10, 8, (2, 4)),  # gcd(10, 8) = 2; no device idle
+        (4, 8, (4, 2)),
+        (3, 8, (1, 8)),
+        (16, 8, (8, 1)),
+        (5, 1, (1, 1)),
+        (9, 6, (3, 2)),
+    ],
+)
+def test_the_ensemble_axis_is_the_largest_that_divides_both(num_members, devices, mesh):
+    layout = make_layout(num_members, devices=jax.devices()[:devices])
+    assert (layout.ensemble_axis, layout.data_axis) == mesh
+    assert layout.members_per_device * layout.ensemble_axis == num_members
+    assert layout.mesh.axis_names == ("ensemble", "data")
+    assert layout.mesh.devices.ravel().tolist() == jax.devices()[:devices]
+
+
+@pytest.mark.parametrize(
+    ("num_members", "axis", "sentence"),
+    [
+        (
+            10,
+            4,
+            "num_members=10, ensemble axis=4 (2 left over). Try an ensemble axis of 1, 2, or "
+            "num_members=12.",
+        ),
+        (9, 3, "8 devices, ensemble axis=3. Try an ensemble axis of 1."),
+        (16, 16, "8 devices, ensemble axis=16. Try an ensemble axis of 1, 2, 4, 8."),
+    ],
+)
+def test_an_axis_that_does_not_divide_is_refused(num_members, axis, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        make_layout(num_members, axis)
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    layout = make_layout(4)  # 4 x 2
+    layout.check_batch_size("data.global_batch_size", 6)
+    with pytest.raises(UserError, match=r"global_batch_size=7 over a data axis of 2.*Try .*=6 or"):
+        layout.check_batch_size("data.global_batch_size", 7)
+    with pytest.raises(UserError, match="more devices than 1 members x 4 examples can use"):
+        make_layout(1).check_batch_size("data.global_batch_size", 4)
+
+
+@pytest.mark.parametrize("mesh", [(1, 8), (2, 4), (8, 1)], ids=str)
+def test_a_batch_arrives_whole_and_in_order(mesh):
+    layout = make_layout(8, mesh[0])
+    batch = np.arange(3 * 16 * 2).reshape(3, 16, 2)
+    rows = layout.host_rows(16)
+    assert rows.tolist() == list(range(16))
+    placed = layout.put({"x": batch[:, rows]}, 16, BATCHES)["x"]
+    np.testing.assert_array_equal(placed, batch)
+    assert {s.data.shape for s in placed.addressable_shards} == {(3, 16 // mesh[1], 2)}
+    np.testing.assert_array_equal(layout.put(batch[0], 16, BATCH), batch[0])
+
+
+def test_a_batch_is_placed_under_the_transfer_guard():
+    layout = make_layout(8)
+    with jax.transfer_guard("disallow"):
+        layout.put({"x": np.zeros((1, 8))}, 8, BATCHES)
+
+
+def test_members_arrive_at_their_devices():
+    layout = make_layout(8, 4)
+    placed = layout.put_members(
+        {"w": np.arange(8.0), "key": jax.random.split(jax.random.key(0), 8)}
+    )
+    assert placed["w"].sharding == layout.sharding(MEMBERS)
+    assert to_host(placed["w"]).tolist() == list(range(8))
+
+
+def test_a_flag_for_more_devices_than_jax_started_with_is_told(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
+    with pytest.raises(UserError, match=r"XLA_FLAGS must be set before JAX starts.*16 CPU devices"):
+        make_layout(8)

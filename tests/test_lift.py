@@ -1,0 +1,204 @@
+"""A member is itself, on any mesh, in any company."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import networks
+from dist_ens.ensemble import Ensemble, unstack_members
+from dist_ens.errors import UserError
+from dist_ens.layout import BATCH, BATCHES, make_layout
+from dist_ens.losses import softmax_cross_entropy
+from dist_ens.member import from_functions
+
+MESHES = [(1, 1), (8, 1), (4, 2), (2, 4), (1, 8)]
+NETWORKS = [networks.mlp, networks.convolutional, networks.transformer]
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def on_mesh(network, mesh, **kwargs):
+    rows, columns = mesh
+    devices = jax.devices()[: rows * columns]
+    return networks.train(network, ensemble_axis=rows, devices=devices, **kwargs)
+
+
+def assert_same_members(a, b):
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, **TOLERANCE),
+        (a.params, a.model_state),
+        (b.params, b.model_state),
+    )
+
+
+@pytest.fixture(scope="module", params=NETWORKS, ids=lambda n: n.__name__)
+def reference(request):
+    """The network, and what one device makes of it."""
+    return request.param, on_mesh(request.param, (1, 1))
+
+
+@pytest.mark.parametrize("mesh", MESHES[1:], ids=str)
+def test_members_are_the_same_on_every_mesh(reference, mesh):
+    network, (state, metrics, _) = reference
+    other, other_metrics, _ = on_mesh(network, mesh)
+    assert_same_members(state, other)
+    np.testing.assert_allclose(metrics["loss"], other_metrics["loss"], **TOLERANCE)
+    np.testing.assert_allclose(metrics["accuracy"], other_metrics["accuracy"], **TOLERANCE)
+
+
+def test_members_are_the_same_when_unrolled(reference):
+    network, (state, _, _) = reference
+    other, _, _ = on_mesh(network, (2, 2), execution="unroll")
+    assert_same_members(state, other)
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda n: n.__name__)
+@pytest.mark.parametrize("mesh", [(8, 1), (2, 4)], ids=str)
+def test_losses_under_adam_are_the_same_on_every_mesh(network, mesh):
+    # Parameters are not compared: where a gradient is zero in truth, Adam's first steps turn the
+    # sign of its rounding into a whole step.
+    _, one, _ = on_mesh(network, (1, 1), optimizer=optax.adam(1e-3))
+    _, other, _ = on_mesh(network, mesh, optimizer=optax.adam(1e-3))
+    np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_is_the_same_on_every_mesh_of_one_data_axis_and_not_of_another():
+    one, _, _ = on_mesh(networks.dropout, (1, 2))
+    four, _, _ = on_mesh(networks.dropout, (4, 2))
+    assert_same_members(one, four)
+    other, _, _ = on_mesh(networks.dropout, (4, 1))
+    w = lambda state: state.params["Dense_0"]["kernel"]  # noqa: E731
+    assert not np.allclose(w(one), w(other), **TOLERANCE)
+
+
+def test_a_step_draws_another_dropout_mask_than_the_last_and_each_column_its_own():
+    def record(params, model_state, inputs, key, train):
+        mask = jax.random.bernoulli(key, 0.5, (64,)).astype(jnp.float32) if train else jnp.ones(64)
+        return inputs[:, :1] * params["w"] + 0 * mask[0], {"mask": model_state["mask"] * 2 + mask}
+
+    from dist_ens.member import Member
+
+    member = Member(lambda key, x: ({"w": jnp.ones((1, 2))}, {"mask": jnp.zeros(64)}), record)
+    layout = make_layout(1, devices=jax.devices()[:2])
+    ensemble = Ensemble(member, optax.sgd(0.0), layout)
+    state = ensemble.init(0, jax.ShapeDtypeStruct((2, 3), jnp.float32))
+    batch = {"inputs": np.ones((1, 4, 3), np.float32), "labels": np.zeros((1, 4), np.int32)}
+    state, _ = ensemble.update(state, layout.put(batch, 4, BATCHES))
+    first = np.asarray(state.model_state["mask"])[0]
+    assert set(np.unique(first)) == {0.0, 0.5, 1.0}  # the mean of two columns that differ
+    state, _ = ensemble.update(state, layout.put(batch, 4, BATCHES))
+    assert not np.array_equal(np.asarray(state.model_state["mask"])[0] - 2 * first, first)
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda n: n.__name__)
+def test_member_3_is_the_same_among_8_among_64_and_alone(network):
+    devices = jax.devices()[:1]
+    of_8, _, _ = networks.train(network, num_members=8)
+    of_64, _, _ = networks.train(network, num_members=64)
+    alone, _, _ = networks.train(network, num_members=1, member_ids=[3], devices=devices)
+    for company in (of_8, of_64):
+        jax.tree.map(
+            lambda many, one: np.testing.assert_allclose(many[3], one[0], **TOLERANCE),
+            (company.params, company.model_state),
+            (alone.params, alone.model_state),
+        )
+
+
+def test_a_member_is_what_a_loop_by_hand_makes_of_it():
+    def init(key):
+        return {"w": jax.random.normal(key, (4, 3)), "b": jnp.zeros(3)}
+
+    def apply(params, x):
+        return x @ params["w"] + params["b"][None]
+
+    layout = make_layout(8)
+    ensemble = Ensemble(from_functions(init, apply), optax.sgd(0.5), layout)
+    inputs = jax.ShapeDtypeStruct((16, 4), jnp.float32)
+    state = ensemble.init(7, inputs)
+    members = unstack_members(jax.device_get(state.params))
+    batches = networks.batches_for(inputs, (), 2)
+    batches["labels"] %= 3
+    state, metrics = ensemble.update(state, layout.put(batches, 16, BATCHES))
+
+    def loss(params, x, y):
+        return softmax_cross_entropy(apply(params, x), y).mean()
+
+    for i, params in enumerate(members):
+        for step in range(2):
+            x, y = batches["inputs"][step], batches["labels"][step]
+            value, grads = jax.value_and_grad(loss)(params, x, y)
+            np.testing.assert_allclose(metrics["loss"][step, i], value, rtol=1e-5)
+            params = jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
+        np.testing.assert_allclose(state.params["w"][i], params["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_every_member_is_clipped_by_its_own_norm():
+    # Two members, w = 1 and w = 1000 times the gradient scale: clipping to norm 1 with learning
+    # rate 1 moves each by exactly 1. Clipped by a norm of all members, the first would stand still.
+    def apply(params, x):
+        return x * params["scale_by"] * params["w"]
+
+    member = from_functions(
+        lambda key: {"w": jnp.ones((1, 2)), "scale_by": jnp.ones((1, 1))}, apply
+    )
+    layout = make_layout(2, devices=jax.devices()[:1])
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
+    ensemble = Ensemble(member, optimizer, layout)
+    state = ensemble.state_of(
+        [{"w": jnp.ones((1, 2)), "scale_by": jnp.full((1, 1), s)} for s in (10.0, 10000.0)]
+    )
+    before = jax.device_get(state.params)
+    batch = {"inputs": np.ones((1, 4, 1), np.float32), "labels": np.zeros((1, 4), np.int32)}
+    state, _ = ensemble.update(state, layout.put(batch, 4, BATCHES))
+    for i in range(2):
+        moved = [np.ravel(state.params[k][i] - before[k][i]) for k in ("w", "scale_by")]
+        np.testing.assert_allclose(np.linalg.norm(np.concatenate(moved)), 1.0, rtol=1e-3)
+
+
+def test_the_given_state_is_donated():
+    member, inputs, label_shape = networks.mlp()
+    layout = make_layout(8)
+    ensemble = Ensemble(member, optax.sgd(0.1), layout)
+    state = ensemble.init(0, inputs)
+    batches = layout.put(networks.batches_for(inputs, label_shape, 1), networks.BATCH, BATCHES)
+    ensemble.update(state, batches)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+
+
+def test_the_state_is_born_where_it_lives():
+    member, inputs, _ = networks.mlp()
+    ensemble = Ensemble(member, optax.adam(0.1), make_layout(8, 4))
+    state = ensemble.init(0, inputs)
+    for leaf in jax.tree.leaves(state):
+        assert leaf.shape[0] == 8
+        assert {shard.data.shape[0] for shard in leaf.addressable_shards} == {2}
+    assert state.step.tolist() == [0] * 8
+    assert state.member_id.tolist() == list(range(8))
+
+
+def test_members_trained_elsewhere_predict_what_a_loop_over_them_does():
+    member, inputs, label_shape = networks.mlp()
+    x = networks.batches_for(inputs, label_shape, 1)["inputs"][0]
+    trained = [member.init(jax.random.key(i), x)[0] for i in range(8)]
+    by_hand = [jax.jit(lambda p: member.apply(p, (), x, None, False)[0])(p) for p in trained]
+    for ensemble_axis, execution, exact in [
+        (8, "unroll", True),
+        (8, "vmap", False),
+        (2, "vmap", False),
+    ]:
+        layout = make_layout(8, ensemble_axis, jax.devices()[:ensemble_axis])
+        ensemble = Ensemble(member, optax.identity(), layout, execution=execution)
+        logits = ensemble.predict(ensemble.state_of(trained), layout.put(x, networks.BATCH, BATCH))
+        np.testing.assert_allclose(logits, np.stack(by_hand), rtol=1e-5, atol=1e-6)
+        if exact:
+            np.testing.assert_array_equal(logits, np.stack(by_hand))
+
+
+def test_ids_that_do_not_fit_the_layout_are_refused():
+    member, inputs, _ = networks.mlp()
+    ensemble = Ensemble(member, optax.sgd(0.1), make_layout(8))
+    with pytest.raises(UserError, match=r"member_ids=\[1, 1\]"):
+        ensemble.init(0, inputs, [1, 1])
+    with pytest.raises(UserError, match="Received: 2 for 8 members"):
+        ensemble.state_of([{"w": np.ones(3)}] * 2)

@@ -1,0 +1,235 @@
+"""Every adapter makes a member that trains."""
+
+import dataclasses
+import re
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import UserError
+from dist_ens.layout import BATCHES, DATA, make_layout
+from dist_ens.member import (
+    Member,
+    check_member,
+    from_equinox,
+    from_example_functions,
+    from_functions,
+    from_linen,
+    from_nnx,
+    from_pytree,
+    with_normalized_inputs,
+)
+
+INPUTS = jax.ShapeDtypeStruct((8, 6), jnp.float32)
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train, axis_name=DATA)(nn.Dense(16)(x))
+        return nn.Dense(3)(nn.Dropout(0.2, deterministic=not train)(nn.relu(x)))
+
+
+class Nnx(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(6, 16, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, axis_name=DATA, rngs=rngs)
+        self.dropout = nnx.Dropout(0.2, rngs=rngs)
+        self.head = nnx.Linear(16, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.dropout(nnx.relu(self.norm(self.hidden(x)))))
+
+
+class Equinox(eqx.Module):
+    hidden: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    dropout: eqx.nn.Dropout
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        keys = jax.random.split(key)
+        self.hidden = eqx.nn.Linear(6, 16, key=keys[0])
+        self.norm = eqx.nn.BatchNorm(16, axis_name=("batch", DATA), mode="batch")
+        self.dropout = eqx.nn.Dropout(0.2)
+        self.head = eqx.nn.Linear(16, 3, key=keys[1])
+
+    def __call__(self, x, state, key):
+        x, state = self.norm(self.hidden(x), state)
+        return self.head(self.dropout(jax.nn.relu(x), key=key)), state
+
+
+class EquinoxPlain(eqx.Module):
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.head = eqx.nn.Linear(6, 3, key=key)
+
+    def __call__(self, x, key=None):
+        return self.head(x)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Registered:
+    weights: jax.Array
+    biases: jax.Array
+
+    def __call__(self, x):
+        return x @ self.weights + self.biases[None]
+
+
+class ByNode:
+    def __init__(self, weights, biases):
+        self.weights, self.biases = weights, biases
+
+
+jax.tree_util.register_pytree_node(
+    ByNode, lambda n: ((n.weights, n.biases), None), lambda _, children: ByNode(*children)
+)
+
+
+class Unregistered:
+    def __init__(self, key):
+        self.weights = jax.random.normal(key, (6, 3))
+
+
+def linear(key):
+    return {"w": jax.random.normal(key, (6, 3)), "b": jnp.zeros(3)}
+
+
+MEMBERS = {
+    "functions": from_functions(linear, lambda p, x: x @ p["w"] + p["b"][None]),
+    "example_functions": from_example_functions(linear, lambda p, x: x @ p["w"] + p["b"]),
+    "linen": from_linen(Linen()),
+    "nnx": from_nnx(lambda rngs: Nnx(rngs)),
+    "equinox": from_equinox(Equinox, stateful=True),
+    "equinox_plain": from_equinox(EquinoxPlain),
+    "registered": from_pytree(lambda key: Registered(jax.random.normal(key, (6, 3)), jnp.zeros(3))),
+    "by_node": from_pytree(
+        lambda key: ByNode(jax.random.normal(key, (6, 3)), jnp.zeros(3)),
+        apply=lambda node, x: x @ node.weights + node.biases[None],
+    ),
+}
+STATEFUL = ["linen", "nnx", "equinox"]
+
+
+def train(member, rows, columns, steps=100):
+    """Losses [steps, members], state and ensemble of four members learning a linear rule."""
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(steps, 8, 6)).astype(np.float32)
+    labels = inputs[..., :3].argmax(-1).astype(np.int32)
+    layout = make_layout(4, rows, jax.devices()[: rows * columns])
+    ensemble = Ensemble(member, optax.adam(0.05), layout)
+    state = ensemble.init(0, INPUTS)
+    batches = layout.put({"inputs": inputs, "labels": labels}, 8, BATCHES)
+    state, metrics = ensemble.update(state, batches)
+    return np.asarray(metrics["loss"]), state, ensemble
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_member_of_every_kind_learns_and_members_differ(name):
+    losses, state, _ = train(MEMBERS[name], 2, 2)
+    assert losses[-20:].mean() < 0.8 * losses[:20].mean()
+    first = jax.tree.leaves(state.params)[-1]
+    assert not np.array_equal(first[0], first[1])
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_statistics_are_of_the_global_batch(name):
+    # The first step's running statistics see no dropout, so no data axis changes them.
+    states = []
+    for rows, columns in [(1, 1), (1, 4)]:
+        _, state, _ = train(MEMBERS[name], rows, columns, steps=1)
+        states.append([x for x in jax.tree.leaves(state.model_state) if x.dtype == np.float32])
+    for one, four in zip(*states, strict=True):
+        np.testing.assert_allclose(one, four, rtol=1e-5, atol=1e-6)
+        assert np.abs(np.diff(one, axis=0)).max() > 0 or one.max() == 0
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_without_training_nothing_is_random_and_no_state_changes(name):
+    member = MEMBERS[name]
+    x = jnp.ones(INPUTS.shape)
+    params, model_state = member.init(jax.random.key(0), x)
+    first, state = member.apply(params, model_state, x, None, False)
+    second, _ = member.apply(params, model_state, x, None, False)
+    np.testing.assert_array_equal(first, second)
+    jax.tree.map(np.testing.assert_array_equal, state, model_state)
+
+
+def test_dropout_follows_the_key():
+    for name in STATEFUL:
+        member = MEMBERS[name]
+        x = jax.random.normal(jax.random.key(9), INPUTS.shape)
+        params, model_state = member.init(jax.random.key(0), x)
+        apply = jax.vmap(  # for the axis that the batch statistics are averaged over
+            lambda key: member.apply(params, model_state, x, key, True)[0],  # noqa: B023
+            axis_name=DATA,
+        )
+        one, same, other = apply(jnp.stack([jax.random.key(i) for i in (1, 1, 2)]))
+        np.testing.assert_array_equal(one, same)
+        assert not np.array_equal(one, other), name
+
+
+@pytest.mark.parametrize(("name", "kind"), [("registered", Registered), ("by_node", ByNode)])
+def test_the_gradient_is_an_instance_of_the_users_class(name, kind):
+    member = MEMBERS[name]
+    params, _ = member.init(jax.random.key(0), jnp.ones((8, 6)))
+    grads = jax.grad(lambda p: member.apply(p, (), jnp.ones((8, 6)), None, True)[0].sum())(params)
+    assert isinstance(grads, kind)
+    np.testing.assert_allclose(grads.weights, 8.0)
+
+
+@pytest.mark.parametrize("make", [Unregistered, lambda key: {"layers": [Unregistered(key)]}])
+def test_an_unregistered_class_is_told_how_to_register(make):
+    member = from_pytree(make, apply=lambda p, x: x)
+    with pytest.raises(UserError, match=r"'Unregistered'.*jax.tree_util.register_dataclass"):
+        check_member(member, INPUTS, (8, 3))
+
+
+@pytest.mark.parametrize(
+    ("member", "sentence"),
+    [
+        (
+            from_functions(linear, lambda p, x: (x @ p["w"])[:, 0]),
+            "must return logits of shape [8, 3]: one row per example, one column per class. "
+            "Received: float32[8].",
+        ),
+        (
+            from_functions(lambda key: {"w": jnp.zeros((5, 3))}, lambda p, x: x @ p["w"]),
+            "The network must take the data's inputs. Received: a batch float32[8, 6], to which",
+        ),
+        (
+            from_functions(lambda key: {"n": jnp.zeros((), jnp.int32)}, lambda p, x: x),
+            "Parameters are floating-point arrays, for they have gradients. Received: int32",
+        ),
+        (
+            from_functions(lambda key: {"w": jnp.zeros((0, 3))}, lambda p, x: x[:, :3]),
+            "of which nothing is left at parameter ['w']",
+        ),
+        (
+            Member(lambda k, x: (linear(k), ()), lambda p, s, x, k, t: (x[:, :3], {"a": x})),
+            "apply returns the model state with the structure that init gave it.",
+        ),
+    ],
+)
+def test_a_network_that_does_not_fit_is_told_before_it_runs(member, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        check_member(member, INPUTS, (8, 3))
+
+
+def test_inputs_are_normalised_per_channel_in_float32():
+    seen = from_functions(lambda key: {"w": jnp.zeros(1)}, lambda p, x: x)
+    member = with_normalized_inputs(seen, (1.0, 2.0), (2.0, 4.0))
+    x = np.array([[3, 10]], np.uint8)
+    outputs, _ = member.apply({}, (), x, None, False)
+    np.testing.assert_array_equal(outputs, np.float32([[1.0, 2.0]]))  # (3-1)/2, (10-2)/4
+    assert with_normalized_inputs(seen, (0.0,), (1.0,)) is seen

@@ -1,0 +1,85 @@
+"""Published figures, from shortened forms of the shipped configs on the data in DIST_ENS_DATA.
+
+The full figures stand in the configs' docstrings.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from conftest import COMMAND_ENVIRONMENT
+
+ROOT = pathlib.Path(__file__).parent.parent
+pytestmark = pytest.mark.published
+
+
+@pytest.fixture(scope="module")
+def data():
+    folder = pathlib.Path(os.environ.get("DIST_ENS_DATA", "")).absolute()
+    if "DIST_ENS_DATA" not in os.environ or not folder.is_dir():
+        pytest.fail(f"The published figures need data: DIST_ENS_DATA={folder} is no folder.")
+    return folder
+
+
+def train(config, source, workdir, *changes):
+    """The summary of a finished run."""
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "launch.train",
+            f"--config=configs/{config}.py",
+            f"--config.data.source={source}",
+            f"--workdir={workdir}",
+            *(f"--config.{change}" for change in changes),
+        ],
+        cwd=ROOT,
+        env=COMMAND_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads((workdir / "summary.json").read_text())
+    print(config, summary["test"], [m["accuracy"] for m in summary["members"]])
+    return summary
+
+
+def test_the_plain_jax_recipe_reaches_its_published_accuracy(data, tmp_path):
+    # Published, after 3 epochs: 0.9468. https://docs.jax.dev/en/latest/notebooks/
+    summary = train("mnist_mlp", f"idx:{data / 'mnist'}", tmp_path, "num_members=2")
+    for member in summary["members"]:
+        assert member["accuracy"] == pytest.approx(0.947, abs=0.005)
+
+
+def test_batchnorm_and_dropout_reach_95_percent_in_400_steps(data, tmp_path):
+    summary = train("mnist_bn_dropout", f"idx:{data / 'mnist'}", tmp_path)
+    assert summary["steps"] == 400
+    assert min(m["accuracy"] for m in summary["members"]) >= 0.95
+    assert summary["test"]["nll"] < summary["mean_member"]["nll"]
+
+
+def test_a_short_lenet_ensemble_passes_98_percent(data, tmp_path):
+    changes = ["num_members=3", "steps=600", "optimizer.schedule_steps=600"]
+    summary = train("mnist_lenet", f"idx:{data / 'mnist'}", tmp_path, *changes)
+    assert summary["test"]["accuracy"] >= 0.98
+    assert summary["test"]["nll"] < summary["mean_member"]["nll"]
+
+
+def test_a_short_resnet_ensemble_learns(data, tmp_path):
+    source = f"npz:{data / 'cifar10_jpeg' / 'cifar10_jpeg_12k.npz'}"
+    changes = ["num_members=2", "steps=150", "optimizer.schedule_steps=150"]
+    summary = train("cifar_resnet", source, tmp_path, *changes)
+    assert summary["test"]["accuracy"] >= 0.35
+    assert summary["test"]["nll"] < summary["mean_member"]["nll"]
+
+
+def test_a_short_character_model_learns(data, tmp_path):
+    source = f"text:{data / 'tinyshakespeare' / 'input.txt.gz'}"
+    changes = ["num_members=2", "steps=120", "optimizer.schedule_steps=120"]
+    summary = train("charlm", source, tmp_path, *changes)
+    assert summary["test"]["nll"] <= 2.5  # letter frequencies alone: 3.3 nats
+    assert summary["test"]["nll"] < summary["mean_member"]["nll"]

@@ -1,0 +1,63 @@
+"""Lists of members and pytrees of arrays."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from dist_ens.ensemble import member_key, select_members, stack_members, unstack_members
+from dist_ens.errors import UserError
+
+pytestmark = pytest.mark.quick
+
+
+def mlp(hidden, seed=0):
+    random = np.random.default_rng(seed)
+    return [{"w": random.normal(size=(4, hidden)).astype(np.float32), "b": np.zeros(hidden)}]
+
+
+def test_stacking_and_unstacking_are_inverse():
+    members = [mlp(3, seed) for seed in range(5)]
+    stacked = stack_members(members)
+    assert stacked[0]["w"].shape == (5, 4, 3)
+    for member, again in zip(members, unstack_members(stacked), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, member, again)
+
+
+def test_a_subset_is_taken_in_the_order_asked_for():
+    stacked = stack_members([mlp(3, seed) for seed in range(5)])
+    chosen = select_members(stacked, [4, 0])
+    np.testing.assert_array_equal(chosen[0]["w"], stacked[0]["w"][np.array([4, 0])])
+    with pytest.raises(UserError, match=re.escape("lie in [0, 5). Received: [5, -1]")):
+        select_members(stacked, [5, 0, -1])
+
+
+@pytest.mark.parametrize(
+    ("third", "sentence"),
+    [
+        (
+            mlp(512),
+            "Member 2 cannot be stacked with member 0: leaf [0]['b'] is float32[512] in member 2 "
+            "and float32[3] in member 0. All members of one ensemble share one architecture.",
+        ),
+        (mlp(3) + mlp(3), "leaf [1]['b'] is float32[3] in member 2 and absent in member 0."),
+        ([{"w": mlp(3)[0]["w"]}], "leaf [0]['b'] is absent in member 2"),
+        (tuple(mlp(3)), "they are pytrees of different structure"),
+    ],
+)
+def test_members_that_do_not_fit_are_named(third, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        stack_members([mlp(3), mlp(3), third])
+
+
+def test_an_empty_list_and_leaves_of_several_lengths_are_refused():
+    with pytest.raises(UserError, match="at least one member"):
+        stack_members([])
+    with pytest.raises(UserError, match=re.escape("{\"['a']\": (2,), \"['b']\": (3,)}")):
+        unstack_members({"a": np.zeros(2), "b": np.zeros((3, 1))})
+
+
+def test_a_members_key_is_its_own():
+    keys = {tuple(jax.random.key_data(member_key(s, i)).tolist()) for s in (0, 1) for i in range(9)}
+    assert len(keys) == 18

@@ -1,0 +1,292 @@
+"""Training: what a workdir holds, resuming, and that nothing is compiled or transferred twice."""
+
+import json
+import logging
+import pathlib
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from dist_ens.config import Experiment
+from dist_ens.data import source_of_arrays
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import RunError, UserError
+from dist_ens.layout import BATCHES, make_layout
+from dist_ens.member import from_functions
+from dist_ens.run import open_finished
+from dist_ens.train import train
+
+
+def experiment(**changes):
+    values = {
+        "num_members": 4,
+        "steps": 24,
+        "steps_per_call": 4,
+        "data": {"global_batch_size": 32, "std": (16.0,)},
+        "model": {"name": "mlp", "hidden_sizes": (16,)},
+        "optimizer": {"name": "adam", "learning_rate": 1e-2},
+        "checkpoint": {"every_steps": 8},
+        "evaluation": {"global_batch_size": 100},
+        "logging": {"every_steps": 8},
+    }
+    for name, value in changes.items():
+        values[name] = {**values[name], **value} if isinstance(value, dict) else value
+    return Experiment.from_dict(values)
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same_bits(a, b):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a.params), jax.device_get(b.params))
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get(a.opt_state), jax.device_get(b.opt_state)
+    )
+
+
+def test_a_run_leaves_its_scores_its_metrics_and_its_checkpoints(tmp_path):
+    trained = train(experiment(evaluation={"every_steps": 8}), tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert {k: summary[k] for k in ("steps", "num_members", "mesh")} == {
+        "steps": 24,
+        "num_members": 4,
+        "mesh": {"ensemble": 4, "data": 2},
+    }
+    assert summary["seconds"] > 0
+    assert summary["member_examples_per_second"] > 0
+    assert summary["test"] == trained.scores.ensemble
+    assert set(summary["test"]) == {"accuracy", "nll", "brier", "ece"}
+    assert [m["member_id"] for m in summary["members"]] == [0, 1, 2, 3]
+    assert summary["test"]["nll"] < np.mean([m["nll"] for m in summary["members"]])
+    training = [line for line in lines(tmp_path) if "train/loss" in line]
+    tests = [line for line in lines(tmp_path) if "test/nll" in line]
+    assert [line["step"] for line in training] == [8, 16, 24]
+    assert [line["step"] for line in tests] == [8, 16, 24]
+    assert tests[-1]["test/nll"] == summary["test"]["nll"]
+    assert tests[-1]["test/nll/member_03"] == summary["members"][3]["nll"]
+    of_members = [training[0][f"train/loss/member_0{i}"] for i in range(4)]
+    assert training[0]["train/loss"] == pytest.approx(np.mean(of_members))
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["16", "24"]
+
+
+def test_evaluation_and_saving_come_at_the_first_call_boundary_at_or_after_their_step(tmp_path):
+    # Calls end at 5, 10, 15, 20, 23. Every 7 steps: 7 -> 10, 14 -> 15, 21 -> 23.
+    train(
+        experiment(
+            steps=23,
+            steps_per_call=5,
+            evaluation={"every_steps": 7},
+            checkpoint={"every_steps": 7, "keep": 9},
+        ),
+        tmp_path,
+    )
+    assert [line["step"] for line in lines(tmp_path) if "test/nll" in line] == [10, 15, 23]
+    saved = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
+    assert saved == [10, 15, 23]
+
+
+def test_a_run_that_goes_on_ends_as_one_never_stopped(tmp_path):
+    whole = train(experiment(evaluation={"every_steps": 8}), tmp_path / "whole")
+    for steps in (10, 17, 24):  # none of the first two at the end of a whole call
+        resumed = train(experiment(steps=steps, evaluation={"every_steps": 8}), tmp_path / "parts")
+    assert resumed.step == 24
+    assert_same_bits(whole.state, resumed.state)
+    assert resumed.scores == whole.scores
+    at = {"step", "train/loss", "train/loss/member_02", "test/nll"}
+    common = [  # the parts' lines of steps 10 and 17, where they ended, are their own
+        {k: v for k, v in line.items() if k in at} for line in lines(tmp_path / "whole")
+    ]
+    parts = [{k: v for k, v in line.items() if k in at} for line in lines(tmp_path / "parts")]
+    assert [line for line in parts if line in common] == common
+
+
+def test_more_steps_change_no_step_already_taken(tmp_path):
+    optimizer = {"schedule": "linear", "schedule_steps": 20}
+    short = train(experiment(steps=16, optimizer=optimizer), tmp_path / "short")
+    train(experiment(steps=24, optimizer=optimizer, checkpoint={"keep": 9}), tmp_path / "long")
+    _, _, at_16 = open_at(tmp_path / "long", 16)
+    assert_same_bits(short.state, at_16)
+
+
+def open_at(workdir, step):
+    """The state of an older checkpoint: the newer ones are put aside."""
+    for folder in (workdir / "checkpoints").iterdir():
+        if int(folder.name) > step:
+            folder.rename(workdir / folder.name)
+    return open_finished(workdir)
+
+
+def test_a_finished_run_is_scored_again_and_keeps_its_pace(tmp_path):
+    first = train(experiment(), tmp_path)
+    before = json.loads((tmp_path / "summary.json").read_text())
+    second = train(experiment(), tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text()) == before
+    assert second.step == first.step == 24
+
+
+def test_lines_of_steps_that_are_taken_again_are_dropped(tmp_path):
+    train(experiment(steps=16), tmp_path)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 20, "train/loss": 1.0}\n{"step": 24, "trai')  # then the power failed
+    train(experiment(steps=24), tmp_path)
+    assert [line["step"] for line in lines(tmp_path)] == [8, 16, 16, 24, 24]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"num_members": 8}, "num_members is 4 there and 8 here"),
+        ({"model": {"hidden_sizes": (17,)}}, r"hidden_sizes is \(16,\) there and \(17,\) here"),
+        ({"steps": 8}, "8 steps asked for, 24 taken already"),
+    ],
+)
+def test_another_experiment_is_refused_and_nothing_is_lost(tmp_path_factory, changes, sentence):
+    workdir = finished(tmp_path_factory)
+    before = {p: p.read_bytes() for p in workdir.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match=sentence):
+        train(experiment(**changes), workdir)
+    assert {p: p.read_bytes() for p in workdir.rglob("*") if p.is_file()} == before
+
+
+_FINISHED = []
+
+
+def finished(tmp_path_factory):
+    """A finished run, trained once for all that only read it."""
+    if not _FINISHED:
+        _FINISHED.append(tmp_path_factory.mktemp("finished"))
+        train(experiment(), _FINISHED[0])
+    return _FINISHED[0]
+
+
+def test_a_run_goes_on_with_another_layout_and_execution(tmp_path):
+    values = experiment().to_dict()
+    whole = train(Experiment.from_dict(values), tmp_path / "whole")
+    train(Experiment.from_dict(values | {"steps": 8}), tmp_path / "moved")
+    moved = train(
+        Experiment.from_dict(values | {"layout": {"ensemble_axis": 1}, "execution": "unroll"}),
+        tmp_path / "moved",
+    )
+    assert moved.ensemble.layout.data_axis == 8
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
+        jax.device_get(whole.state.params),
+        jax.device_get(moved.state.params),
+    )
+
+
+def test_a_network_whose_code_changed_is_told(tmp_path):
+    def member(name):
+        return from_functions(
+            lambda key: {name: jax.random.normal(key, (64, 10))},
+            lambda p, x: x.reshape(len(x), 64) @ p[name],
+        )
+
+    train(experiment(steps=4), tmp_path, member=member("w"))
+    with pytest.raises(RunError, match="leaf opt_state.*The code of the network has changed"):
+        train(experiment(steps=8), tmp_path, member=member("kernel"))
+
+
+def compilations(records):
+    """Messages of XLA having compiled an update."""
+    return [r for r in records if "Finished XLA compilation of jit(update)" in r.getMessage()]
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(24, 1), (26, 2)])
+def test_the_update_compiles_once_and_once_more_for_a_shorter_last_call(
+    tmp_path, caplog, steps, expected
+):
+    # 1437 examples are no multiple of 32, nor the 360 test examples of 100.
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        train(experiment(steps=steps, evaluation={"every_steps": 8}), tmp_path)
+    assert len(compilations(caplog.records)) == expected
+
+
+def test_calls_of_several_steps_take_the_same_steps(tmp_path):
+    one = train(experiment(steps_per_call=1), tmp_path / "one")
+    many = train(experiment(steps_per_call=8), tmp_path / "many")
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        jax.device_get(one.state.params),
+        jax.device_get(many.state.params),
+    )
+    assert many.state.step.tolist() == [24] * 4
+
+
+def test_steps_with_convolutions_are_unrolled_on_a_cpu_and_others_scanned():
+    import networks
+
+    for network, scanned in [(networks.convolutional, False), (networks.mlp, True)]:
+        member, inputs, label_shape = network()
+        layout = make_layout(1, devices=jax.devices()[:1])
+        ensemble = Ensemble(member, optax.sgd(0.1), layout)
+        batches = layout.put(networks.batches_for(inputs, label_shape, 2), networks.BATCH, BATCHES)
+        text = ensemble.update.lower(ensemble.init(0, inputs), batches).as_text()
+        assert ("stablehlo.while" in text) == scanned
+
+
+def test_plain_arrays_and_a_network_of_ones_own_are_trained(tmp_path):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(200, 5)).astype(np.float32)
+    y = x[:, :3].argmax(-1)
+    member = from_functions(
+        lambda key: {"w": jax.random.normal(key, (5, 3))}, lambda params, x: x @ params["w"]
+    )
+    source = source_of_arrays((x[:150], y[:150]), (x[150:], y[150:]))
+    trained = train(
+        experiment(steps=200, data={"std": (1.0,)}, optimizer={"learning_rate": 0.1}),
+        tmp_path,
+        member=member,
+        source=source,
+    )
+    assert trained.scores.ensemble["accuracy"] > 0.9
+
+
+def test_a_workdir_that_is_a_file_or_below_one_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for workdir in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UserError, match="where .*file is a file"):
+            train(experiment(), workdir)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_workdir_that_cannot_be_written_is_refused():
+    with pytest.raises(UserError, match="can be written to. Received: /proc/runs"):
+        train(experiment(), pathlib.Path("/proc/runs"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data": {"global_batch_size": 33}}, "global_batch_size=33 over a data axis of 2"),
+        ({"num_members": 9, "layout": {}}, "over a data axis of 8|ensemble axis"),
+        ({"model": {"name": "lenet5"}}, "no field 'model.hidden_sizes'"),
+    ],
+)
+def test_nothing_is_written_for_an_experiment_that_does_not_fit(tmp_path, changes, sentence):
+    values = experiment().to_dict()
+    for name, value in changes.items():
+        values[name] = {**values[name], **value} if isinstance(value, dict) else value
+    if changes.get("num_members") == 9:
+        values["data"]["global_batch_size"] = 12
+    with pytest.raises(UserError, match=sentence):
+        train(Experiment.from_dict(values), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ({"name": "lenet5"}, "of which nothing is left at parameter"),
+        ({"name": "transformer"}, "a transformer takes token numbers"),
+    ],
+)
+def test_a_model_for_other_data_is_refused(tmp_path, model, sentence):
+    values = experiment().to_dict() | {"model": model}
+    with pytest.raises(UserError, match=sentence):
+        train(Experiment.from_dict(values), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
