@@ -6,6 +6,7 @@ import threading
 from types import FrameType
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 
 from dist_ens.errors import UserError
@@ -55,6 +56,14 @@ def start(
 def is_main() -> bool:
     """Whether this is process 0, the one that reports."""
     return jax.process_index() == 0
+
+
+def as_main_sees(value: bool) -> bool:
+    """Process 0's value, on every host; none goes on before all have asked.
+
+    What one host sees on a shared disk another may see a moment later, or already changed.
+    """
+    return bool(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
 
 class StopSignal:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from dist_ens import cluster
 from dist_ens.checkpoint import FOLDER, Checkpoints
 from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
 from dist_ens.data import Spec
@@ -101,7 +102,7 @@ class Run:
 
 def saved_run(workdir: pathlib.Path) -> tuple[int, Run] | None:
     """Step and run of the newest checkpoint in a workdir; None where there is none."""
-    if not (workdir / FOLDER).is_dir():
+    if not cluster.as_main_sees((workdir / FOLDER).is_dir()):
         return None
     with Checkpoints(workdir, read_only=True) as checkpoints:
         step = checkpoints.latest_step()

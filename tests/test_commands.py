@@ -116,7 +116,7 @@ def test_predict_writes_probabilities_of_examples_as_the_source_yields_them(run,
         assert written["member_id"].tolist() == list(range(8))
         np.testing.assert_allclose(written["probs"], written["member_probs"].mean(0), rtol=1e-5)
         np.testing.assert_allclose(written["member_probs"].sum(-1), 1.0, rtol=1e-5)
-        assert (written["probs"].argmax(1) == digits.target[:101]).mean() > 0.9
+        assert (written["probs"].argmax(1) == digits.target[:101]).mean() > 0.8
 
 
 def test_a_run_killed_at_any_moment_ends_as_one_never_stopped(tmp_path):

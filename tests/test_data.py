@@ -23,7 +23,7 @@ from dist_ens.data import (
     training_batches,
 )
 from dist_ens.errors import UserError
-from tiny_digits_dataset_builder import TinyDigits
+from tiny_digits.tiny_digits_dataset_builder import TinyDigits
 
 pytestmark = pytest.mark.quick
 

@@ -281,7 +281,7 @@ def test_nothing_is_written_for_an_experiment_that_does_not_fit(tmp_path, change
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        ({"name": "lenet5"}, "of which nothing is left at parameter"),
+        ({"name": "lenet5"}, "LeNet-5 takes images of 12x12 pixels or more"),
         ({"name": "transformer"}, "a transformer takes token numbers"),
     ],
 )

@@ -115,22 +115,30 @@ def open_npz(file: str, num_classes: int | None) -> Source:
         UserError: For a file that cannot be read, or lacks one of the arrays.
     """
     path = pathlib.Path(file).expanduser()
+    arrays = _read_npz(path)
+    missing = [key for key in _NPZ_KEYS if key not in arrays]
+    if missing:
+        raise UserError(
+            f"An npz source holds {', '.join(_NPZ_KEYS)}. Received: {path} with "
+            f"{', '.join(arrays)}. Save it again with {', '.join(missing)}."
+        )
+    return source_of_arrays(
+        (arrays["train_images"], arrays["train_labels"]),
+        (arrays["test_images"], arrays["test_labels"]),
+        num_classes=num_classes,
+        name=f"npz:{path}",
+    )
+
+
+def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in _NPZ_KEYS if key not in archive]
-            if missing:
-                raise UserError(
-                    f"An npz source holds {', '.join(_NPZ_KEYS)}. Received: {path} with "
-                    f"{', '.join(archive.files)}. Save it again with {', '.join(missing)}."
-                )
-            arrays = [archive[key] for key in _NPZ_KEYS]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
+        content = np.load(path, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            raise ValueError("it holds a single array")
+        with content as archive:
+            return {key: archive[key] for key in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(
             f"An npz source is a file written by numpy.savez, without pickled objects. Received: "
             f"{path}: {error}. Correct the path, or write the file again."
         ) from error
-    return source_of_arrays(
-        (arrays[0], arrays[1]), (arrays[2], arrays[3]), num_classes=num_classes, name=f"npz:{path}"
-    )

@@ -84,9 +84,8 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
     first = np.asarray(splits["train"][0][input_key])
     num_classes = num_classes or getattr(features[label_key], "num_classes", None)
     if num_classes is None:
-        label_only = builder.as_data_source(
-            split="train", decoders=tfds.decode.PartialDecoding({label_key: features[label_key]})
-        )
+        undecoded = {key: tfds.decode.SkipDecoding() for key in features if key != label_key}
+        label_only = builder.as_data_source(split="train", decoders=undecoded)
         labels = np.array([record[label_key] for record in label_only])
         num_classes = count_classes(f"{where}, split train", labels)
     train, test = (

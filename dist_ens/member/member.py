@@ -98,9 +98,7 @@ def check_member(
     return params, model_state
 
 
-def with_normalized_inputs(
-    member: Member, mean: float | Sequence[float], std: float | Sequence[float]
-) -> Member:
+def with_normalized_inputs(member: Member, mean: Sequence[float], std: Sequence[float]) -> Member:
     """The member, given `(inputs - mean) / std` in float32; integer inputs if nothing is to do.
 
     Args:
@@ -116,7 +114,7 @@ def with_normalized_inputs(
 
     def normalized(inputs: jax.Array) -> jax.Array:
         last_axis = (1,) * (inputs.ndim - 1) + (-1,)
-        shift, scale = (np.reshape(np.float32(v), last_axis) for v in (mean, std))
+        shift, scale = (np.reshape(np.asarray(v, np.float32), last_axis) for v in (mean, std))
         return (inputs.astype(jnp.float32) - shift) / scale
 
     return Member(

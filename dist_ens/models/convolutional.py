@@ -16,6 +16,8 @@ class _LeNet5(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = _with_channels(x)
+        if min(x.shape[1:3]) < 12:
+            raise ValueError(f"LeNet-5 takes images of 12x12 pixels or more, not {x.shape[1:3]}")
         x = nn.relu(nn.Conv(6, (5, 5), padding="SAME")(x))
         x = _max_pool(x)
         x = nn.relu(nn.Conv(16, (5, 5), padding="VALID")(x))
@@ -104,7 +106,5 @@ def _max_pool(x: jax.Array) -> jax.Array:
 def _with_channels(x: jax.Array) -> jax.Array:
     """float32[batch, rows, columns, channels]; images without channels get one."""
     if x.ndim not in (3, 4):
-        raise ValueError(
-            f"a convolution takes images, [rows, columns(, channels)], not {x.shape[1:]}"
-        )
+        raise ValueError(f"a convolution takes images, [rows, columns(, channels)], not {x.shape}")
     return (x if x.ndim == 4 else x[..., None]).astype(jnp.float32)

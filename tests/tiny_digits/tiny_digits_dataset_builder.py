@@ -22,9 +22,9 @@ class TinyDigits(tfds.core.GeneratorBasedBuilder):
         )
 
     def _split_generators(self, dl_manager):
-        return {"train": self._examples(0, 120), "test": self._examples(120, 170)}
+        return {"train": self._generate_examples(0, 120), "test": self._generate_examples(120, 170)}
 
-    def _examples(self, start, stop):
+    def _generate_examples(self, start, stop):
         digits = load_digits()
         for i in range(start, stop):
             yield i, {"image": digits.images[i].astype(np.uint8), "label": digits.target[i]}
