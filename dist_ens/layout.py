@@ -152,8 +152,23 @@ class Layout:
 
         Returns:
             The tree as global arrays on the mesh; every host must call this.
+
+        Raises:
+            UserError: If the batch axis of a leaf is not as long as `host_rows`.
         """
+        self.check_batch_size("global_batch_size", global_batch_size)
         axis = tuple(spec).index(DATA)
+        host_batch_size = global_batch_size // self.data_axis * len(self.host_columns)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(host_tree):
+            if np.shape(leaf)[axis : axis + 1] != (host_batch_size,):
+                raise UserError(
+                    f"A host puts its {host_batch_size} of {global_batch_size} examples on its "
+                    f"devices, along axis {axis} of every leaf. Received: leaf "
+                    f"{jax.tree_util.keystr(path) or '(the whole)'} of shape "
+                    f"{list(np.shape(leaf))}. Batches of a call are [steps, batch, ...], with "
+                    "BATCHES; one batch is [batch, ...], with BATCH; Layout.host_rows says which "
+                    "examples."
+                )
         sharding = self.sharding(spec)
         per_column = global_batch_size // self.data_axis
         first_row = {

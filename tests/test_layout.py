@@ -71,6 +71,14 @@ def test_a_batch_arrives_whole_and_in_order(mesh):
     np.testing.assert_array_equal(layout.put(batch[0], 16, BATCH), batch[0])
 
 
+@pytest.mark.parametrize("shape", [(1, 16, 3), (1, 4, 3), (8, 3), (8,)])
+def test_a_batch_of_another_shape_is_refused_and_nothing_is_dropped(shape):
+    layout = make_layout(8, 4)
+    sentence = f"puts its 8 of 8 examples on its devices, along axis 1.*{re.escape(str([*shape]))}"
+    with pytest.raises(UserError, match=sentence):
+        layout.put({"x": np.zeros(shape)}, 8, BATCHES)
+
+
 def test_a_batch_is_placed_under_the_transfer_guard():
     layout = make_layout(8)
     with jax.transfer_guard("disallow"):

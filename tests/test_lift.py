@@ -200,5 +200,7 @@ def test_ids_that_do_not_fit_the_layout_are_refused():
     ensemble = Ensemble(member, optax.sgd(0.1), make_layout(8))
     with pytest.raises(UserError, match=r"member_ids=\[1, 1\]"):
         ensemble.init(0, inputs, [1, 1])
+    with pytest.raises(UserError, match="If it is stacked already, unstack_members"):
+        ensemble.state_of({"w": np.ones((8, 3))})
     with pytest.raises(UserError, match="Received: 2 for 8 members"):
         ensemble.state_of([{"w": np.ones(3)}] * 2)

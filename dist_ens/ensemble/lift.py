@@ -110,6 +110,12 @@ class Ensemble:
             UserError: If the members cannot be stacked, or are not as many as the layout's.
         """
         ids = self._ids(member_ids)
+        if not isinstance(params, list | tuple):
+            raise UserError(
+                "The members trained elsewhere are a list, one pytree of parameters each. "
+                f"Received: a {type(params).__name__}. If it is stacked already, unstack_members "
+                "makes the list."
+            )
         if len(params) != len(ids):
             raise UserError(
                 "One pytree of parameters is needed per member. Received: "
@@ -133,9 +139,9 @@ class Ensemble:
         """The jitted update of some steps: `update(state, batches) -> (state, metrics)`.
 
         `batches` is a dict of `inputs` and `labels`, leaves [steps, batch, ...], from
-        `Layout.put`; the given state is donated. `metrics` is a dict of float32[steps, members]:
-        `loss`, of the loss function, and `accuracy` in [0, 1], means over the global batch before
-        each update. Compiled once for each number of steps.
+        `Layout.put`. The given state is donated: it must not be used again. `metrics` is a dict of
+        float32[steps, members]: `loss`, of the loss function, and `accuracy` in [0, 1], means over
+        the global batch before each update. Compiled once for each number of steps.
         """
 
         def update(state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
@@ -192,8 +198,12 @@ class Ensemble:
             )
 
         def init(member_ids: jax.Array, seed: jax.Array) -> State:
+            # One after another: it runs once, and batched random numbers take XLA's CPU compiler
+            # twice as long.
             return self.layout.shard_map(
-                over_members(one, "vmap"), in_specs=(MEMBERS, REPLICATED), out_specs=MEMBERS
+                lambda ids, seed: jax.lax.map(lambda member_id: one(member_id, seed), ids),
+                in_specs=(MEMBERS, REPLICATED),
+                out_specs=MEMBERS,
             )(member_ids, seed)
 
         return init

@@ -26,7 +26,7 @@ def require_parameters(params: Any) -> None:
     message says how to register it.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        where = jax.tree_util.keystr(path) or "the whole"
+        where = jax.tree_util.keystr(path) or "(the whole)"
         if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
             name = type(leaf).__name__
             raise UserError(
