@@ -10,7 +10,7 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         dict(
             num_members=4,
-            steps=1000,
+            steps=600,
             data=dict(
                 source=f"text:{pydoc_data.topics.__file__}",
                 context_length=128,
@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
                 name="adam",
                 learning_rate=1e-3,
                 schedule="cosine",
-                schedule_steps=1000,
+                schedule_steps=600,
                 clip_norm=1.0,
             ),
             evaluation=dict(global_batch_size=64),

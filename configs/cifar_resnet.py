@@ -8,7 +8,7 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         dict(
             num_members=4,
-            steps=1000,
+            steps=600,
             execution="unroll",
             data=dict(
                 source="tfds:cifar10",
@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
                 momentum=0.9,
                 weight_decay=1e-4,
                 schedule="cosine",
-                schedule_steps=1000,
+                schedule_steps=600,
             ),
         )
     )
