@@ -4,10 +4,12 @@ import pydoc_data.topics
 
 from ml_collections import ConfigDict
 
+from dist_ens.config import Experiment
+
 
 def get_config() -> ConfigDict:
     """The experiment; every field can be overridden with `--config.FIELD=…`."""
-    return ConfigDict(
+    experiment = Experiment.from_dict(
         dict(
             num_members=4,
             steps=600,
@@ -27,3 +29,4 @@ def get_config() -> ConfigDict:
             evaluation=dict(global_batch_size=64),
         )
     )
+    return experiment.to_config_dict()

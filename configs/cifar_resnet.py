@@ -2,10 +2,12 @@
 
 from ml_collections import ConfigDict
 
+from dist_ens.config import Experiment
+
 
 def get_config() -> ConfigDict:
     """The experiment; every field can be overridden with `--config.FIELD=…`."""
-    return ConfigDict(
+    experiment = Experiment.from_dict(
         dict(
             num_members=4,
             steps=600,
@@ -27,3 +29,4 @@ def get_config() -> ConfigDict:
             ),
         )
     )
+    return experiment.to_config_dict()

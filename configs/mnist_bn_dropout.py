@@ -2,10 +2,12 @@
 
 from ml_collections import ConfigDict
 
+from dist_ens.config import Experiment
+
 
 def get_config() -> ConfigDict:
     """The experiment; every field can be overridden with `--config.FIELD=…`."""
-    return ConfigDict(
+    experiment = Experiment.from_dict(
         dict(
             num_members=8,
             steps=400,
@@ -15,3 +17,4 @@ def get_config() -> ConfigDict:
             optimizer=dict(name="adam", learning_rate=2e-3, schedule="linear", schedule_steps=400),
         )
     )
+    return experiment.to_config_dict()

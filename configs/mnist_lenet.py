@@ -2,10 +2,12 @@
 
 from ml_collections import ConfigDict
 
+from dist_ens.config import Experiment
+
 
 def get_config() -> ConfigDict:
     """The experiment; every field can be overridden with `--config.FIELD=…`."""
-    return ConfigDict(
+    experiment = Experiment.from_dict(
         dict(
             num_members=10,
             steps=7030,  # 15 epochs
@@ -15,3 +17,4 @@ def get_config() -> ConfigDict:
             optimizer=dict(name="adam", learning_rate=1e-3, schedule="cosine", schedule_steps=7030),
         )
     )
+    return experiment.to_config_dict()

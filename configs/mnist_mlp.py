@@ -2,10 +2,12 @@
 
 from ml_collections import ConfigDict
 
+from dist_ens.config import Experiment
+
 
 def get_config() -> ConfigDict:
     """The experiment; every field can be overridden with `--config.FIELD=…`."""
-    return ConfigDict(
+    experiment = Experiment.from_dict(
         dict(
             num_members=8,
             epochs=3.0,
@@ -16,3 +18,4 @@ def get_config() -> ConfigDict:
             optimizer=dict(name="sgd", learning_rate=0.01),
         )
     )
+    return experiment.to_config_dict()

@@ -1,13 +1,16 @@
 """An experiment is checked when it is made."""
 
 import json
+import pathlib
 import re
+import runpy
 
 import pytest
 
 from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
 from dist_ens.errors import UserError
 
+CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 pytestmark = pytest.mark.quick
 
 
@@ -100,3 +103,14 @@ def test_only_listed_fields_may_change_on_resume():
         ("model.options.hidden_sizes", None, (3,)),
         ("seed", 0, 1),
     ]
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.py")), ids=lambda p: p.stem)
+def test_a_shipped_config_has_every_field_and_one_length(path):
+    config = runpy.run_path(str(path))["get_config"]()
+    experiment = Experiment.from_dict(config.to_dict())
+    assert config.to_dict() == experiment.to_config_dict().to_dict()
+    assert (config.steps is None) != (config.epochs is None)
+    config.steps, config.epochs = 3, None
+    config.layout.ensemble_axis = 2
+    assert Experiment.from_dict(config.to_dict()).total_steps(1000) == 3
