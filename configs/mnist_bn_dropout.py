@@ -1,4 +1,12 @@
-"""MNIST with BatchNorm and dropout: a linen MLP, Adam, a linear schedule, 400 steps."""
+"""MNIST with BatchNorm and dropout: a linen MLP, Adam, a linear schedule, 400 steps.
+
+    dist-ens train --config=configs/mnist_bn_dropout.py --workdir=runs/mnist_bn \\
+        --config.data.source=idx:DIR
+
+Duration: 20 s on 2 CPU cores.
+Result: the members' accuracies are 0.966 to 0.968; the ensemble's is 0.970, its NLL 0.103 against
+0.107 of its mean member.
+"""
 
 from ml_collections import ConfigDict
 

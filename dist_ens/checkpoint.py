@@ -9,6 +9,7 @@ import pathlib
 from typing import Any, Self
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from dist_ens.errors import RunError
@@ -27,6 +28,7 @@ class Checkpoints:
 
     def __init__(self, workdir: pathlib.Path, *, keep: int = 1, read_only: bool = False) -> None:
         self._folder = workdir.absolute() / FOLDER
+        self._newest: int | None = None
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
@@ -44,8 +46,9 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._manager.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or jax.process_count() == 1:
+            self._manager.close()  # waits; on an error hosts that failed would wait for ever
 
     def latest_step(self) -> int | None:
         """Step of the newest finished checkpoint; None where there is none."""
@@ -59,8 +62,9 @@ class Checkpoints:
             state: A pytree of arrays.
             run: What JSON can hold.
         """
-        if step in self._manager.all_steps():
+        if step == self._newest:
             return
+        self._newest = step
         with jax.transfer_guard("allow"):  # to copy the state to the host is what saving is
             self._manager.save(
                 step,
@@ -92,6 +96,7 @@ class Checkpoints:
         """
         named = _named(abstract)
         self._check_leaves(step, named)
+        self._newest = step
         restored = self._manager.restore(
             step, args=ocp.args.Composite(state=ocp.args.StandardRestore(named))
         ).state
@@ -100,8 +105,8 @@ class Checkpoints:
     def _check_leaves(self, step: int, named: dict[str, Any]) -> None:
         saved = self._manager.item_metadata(step).state
         for name in sorted(saved.keys() | named.keys()):
-            old = tuple(saved[name].shape) if name in saved else "absent"
-            new = _stored_shape(named[name]) if name in named else "absent"
+            old = _stored(saved[name]) if name in saved else "absent"
+            new = _stored(named[name]) if name in named else "absent"
             if old != new:
                 raise RunError(
                     "A checkpoint holds the leaves of its own network and optimizer. Received: "
@@ -111,11 +116,11 @@ class Checkpoints:
                 )
 
 
-def _stored_shape(leaf: Any) -> tuple[int, ...]:
-    """Shape of a leaf in a checkpoint, where a key is the numbers that it consists of."""
+def _stored(leaf: Any) -> str:
+    """Type and shape of a leaf in a checkpoint, where a key is the numbers that it consists of."""
     if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
-    return tuple(leaf.shape)
+    return f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
 
 
 def _named(state: Any) -> dict[str, Any]:

@@ -58,12 +58,12 @@ def is_main() -> bool:
     return jax.process_index() == 0
 
 
-def as_main_sees(value: bool) -> bool:
+def as_main_sees(value: int) -> int:
     """Process 0's value, on every host; none goes on before all have asked.
 
     What one host sees on a shared disk another may see a moment later, or already changed.
     """
-    return bool(multihost_utils.broadcast_one_to_all(np.int32(value)))
+    return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
 
 class StopSignal:

@@ -5,6 +5,7 @@ Only process 0 reports; the caller sees to that.
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import time
@@ -40,7 +41,7 @@ class MetricsWriter:
 
     def __init__(self, workdir: pathlib.Path, step: int) -> None:
         path = workdir / METRICS
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        kept = [line for line in _whole_lines(path) if _step_of(line) <= step]
         write_atomically(path, "".join(kept))
         self._file: TextIO = path.open("a", encoding="utf-8")
 
@@ -50,7 +51,7 @@ class MetricsWriter:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends the metrics of a step."""
-        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.write(_json({"step": step, **metrics}) + "\n")
         self._file.flush()
 
 
@@ -58,8 +59,29 @@ def _whole_lines(path: pathlib.Path) -> list[str]:
     """The lines that were written to their end; the last may not have been."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     return [line for line in lines if line.endswith("\n")]
+
+
+def _step_of(line: str) -> float:
+    """The step of a metrics line; infinity for a line that is none, so that it is dropped."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _json(value: Any, **options: Any) -> str:
+    """JSON, in which a number that is not finite is null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {k: finite(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(v) for v in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(value), allow_nan=False, **options)
 
 
 def metrics_line(
@@ -207,7 +229,7 @@ class TrainingReporter:
         if self._console.is_terminal:
             self._bar.update(self._task, description=text)
         else:
-            self._console.print(f"step {step:,}/{self._last_step:,}: {text}", highlight=False)
+            self._console.print(f"step {step:,}/{self._last_step:,}: {text}")
 
 
 def scores_table(
@@ -236,7 +258,23 @@ def scores_table(
 
 def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
     """Writes `summary.json`, whole or not at all."""
-    write_atomically(workdir / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    write_scores(workdir / SUMMARY, summary)
+
+
+def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
+    """`seconds` and `member_examples_per_second` of the summary at this step; empty without one."""
+    try:
+        before = json.loads((workdir / SUMMARY).read_text(encoding="utf-8"))
+        if before["steps"] == step:
+            return {name: before[name] for name in ("seconds", "member_examples_per_second")}
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # there is none, or it is not ours
+    return {}
+
+
+def write_scores(path: pathlib.Path, scores: Mapping[str, Any]) -> None:
+    """Writes scores as JSON, whole or not at all."""
+    write_atomically(path, _json(scores, indent=2) + "\n")
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:

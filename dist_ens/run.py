@@ -13,9 +13,9 @@ from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment, differences_on_res
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble, State
 from dist_ens.errors import UserError
-from dist_ens.layout import Layout, make_layout
+from dist_ens.layout import BATCHES, Layout, make_layout
 from dist_ens.losses import make_loss
-from dist_ens.member import Member, check_member, with_normalized_inputs
+from dist_ens.member import Member, check_member, first_line, with_normalized_inputs
 from dist_ens.models import make_model
 from dist_ens.optimizers import make_optimizer
 
@@ -27,11 +27,13 @@ class Run:
     Attributes:
         experiment: The resolved experiment.
         spec: Of the data that the members take.
+        num_train_examples: Of the training split, whose order depends on it.
         member_file: The config file that defines the member; None where `model.name` says it.
     """
 
     experiment: Experiment
     spec: Spec
+    num_train_examples: int
     member_file: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -39,6 +41,7 @@ class Run:
         return {
             "experiment": self.experiment.to_dict(),
             "spec": self.spec.to_dict(),
+            "num_train_examples": self.num_train_examples,
             "member_file": self.member_file,
         }
 
@@ -48,6 +51,7 @@ class Run:
         return cls(
             Experiment.from_dict(values["experiment"]),
             Spec.from_dict(values["spec"]),
+            values["num_train_examples"],
             values["member_file"],
         )
 
@@ -86,11 +90,37 @@ class Run:
             experiment.execution,
         )
 
+    def check_update(self, ensemble: Ensemble) -> None:
+        """Traces the update, and raises a `UserError` where the network cannot be trained."""
+        batch_size = self.experiment.data.global_batch_size
+        sharding = ensemble.layout.sharding(BATCHES)
+        batches = {
+            name: jax.ShapeDtypeStruct((1, batch_size, *shape), dtype, sharding=sharding)
+            for name, shape, dtype in (
+                ("inputs", self.spec.input_shape, self.spec.input_dtype),
+                ("labels", self.spec.label_shape, "int32"),
+            )
+        }
+        try:
+            jax.eval_shape(
+                ensemble.update, ensemble.abstract_state(self.batch_of_inputs(1)), batches
+            )
+        except Exception as error:  # whatever a user's network says when it is trained
+            raise UserError(
+                "The network must train: with train=True, apply takes a key and returns logits and "
+                "the model state in the structure that init gave it. Received: "
+                f"{type(error).__name__}: {first_line(error)} Correct the network."
+            ) from error
+
     def check_goes_on_from(self, saved: "Run", workdir: pathlib.Path) -> None:
         """Raises a `UserError`, naming both values, unless this run may go on from `saved`."""
         different = differences_on_resume(saved.experiment, self.experiment)
-        if saved.spec != self.spec:
-            different.append(("the data", str(saved.spec), str(self.spec)))
+        for name in ("spec", "num_train_examples"):
+            a, b = getattr(saved, name), getattr(self, name)
+            if a != b:
+                different.append((f"the data's {name}", str(a), str(b)))
+        if (saved.member_file is None) != (self.member_file is None):
+            different.append(("the network's file", saved.member_file, self.member_file))
         if different:
             listed = "; ".join(f"{name} is {a!r} there and {b!r} here" for name, a, b in different)
             raise UserError(
@@ -105,8 +135,8 @@ def saved_run(workdir: pathlib.Path) -> tuple[int, Run] | None:
     if not cluster.as_main_sees((workdir / FOLDER).is_dir()):
         return None
     with Checkpoints(workdir, read_only=True) as checkpoints:
-        step = checkpoints.latest_step()
-        return None if step is None else (step, Run.from_dict(checkpoints.restore_run(step)))
+        step = cluster.as_main_sees(checkpoints.latest_step() or 0)
+        return (step, Run.from_dict(checkpoints.restore_run(step))) if step else None
 
 
 def open_finished(

@@ -1,7 +1,6 @@
 """Training, from an experiment to a finished workdir: the whole story, top to bottom."""
 
 import dataclasses
-import json
 import pathlib
 import tempfile
 from typing import Any
@@ -65,15 +64,16 @@ def train(
         UserError: For anything given that cannot be used; nothing is written then.
     """
     workdir = pathlib.Path(workdir)
-    console = Console(quiet=not cluster.is_main())
+    console = Console(quiet=not cluster.is_main(), markup=False, highlight=False)
 
     # 1. Every part is built and checked before anything is written.
     source = open_source(experiment.data) if source is None else source
     layout = make_layout(experiment.num_members, experiment.layout.ensemble_axis)
     batch_size = experiment.data.global_batch_size
     layout.check_batch_size("data.global_batch_size", batch_size)
-    run = Run(experiment, source.spec, member_file)
+    run = Run(experiment, source.spec, len(source.train), member_file)
     ensemble = run.make_ensemble(layout, member)
+    run.check_update(ensemble)
     evaluator = Evaluator(ensemble, experiment.evaluation.global_batch_size)
     last_step = experiment.total_steps(len(source.train))
     _require_folder(workdir)
@@ -115,7 +115,6 @@ def train(
             f"Training {experiment.num_members} members for {last_step:,} steps of {batch_size} "
             f"examples ({source.spec}) on {layout.mesh.size} {layout.platform} device(s), mesh "
             f"{layout}{going_on}.",
-            highlight=False,
         )
 
         # 3. The loop. Its order matters: what is evaluated and saved is the state at `step`, which
@@ -128,7 +127,8 @@ def train(
                 if is_last or _crossed(experiment.evaluation.every_steps, previous_step, step):
                     with reporter.paused():
                         scores = evaluator.evaluate(state, source.test)
-                    reporter.evaluated(step, scores.to_dict())
+                    if step > first_step:  # else they are written already
+                        reporter.evaluated(step, scores.to_dict())
                 if (
                     is_last
                     or stopping
@@ -149,7 +149,6 @@ def train(
         console.print(
             f"Stopped at step {step:,} of {last_step:,}; it is saved in {workdir / FOLDER}. The "
             "same command goes on from there.",
-            highlight=False,
         )
         return Trained(ensemble, state, step, None, stop.signal)
     if scores is not None and cluster.is_main():
@@ -180,7 +179,7 @@ def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:
 
 
 def _require_folder(workdir: pathlib.Path) -> None:
-    for path in (workdir, *workdir.parents):
+    for path in (workdir / FOLDER, workdir, *workdir.parents):
         if path.exists() and not path.is_dir():
             raise UserError(
                 f"A workdir is a folder, or will be one. Received: {workdir}, where {path} is a "
@@ -214,9 +213,8 @@ def _summary(
         "seconds": reporter.seconds(),
         "member_examples_per_second": reporter.member_examples_per_second(step),
     }
-    if step == first_step and (workdir / report.SUMMARY).exists():  # nothing new was trained
-        before = json.loads((workdir / report.SUMMARY).read_text(encoding="utf-8"))
-        pace = {name: before[name] for name in pace}
+    if step == first_step:  # nothing new was trained
+        pace |= report.pace_before(workdir, step)
     return {
         "steps": step,
         "num_members": layout.num_members,
@@ -236,6 +234,5 @@ def _print_result(console: Console, scores: Scores, workdir: pathlib.Path) -> No
         f"{ensemble['nll']:.4f}; its mean member's are {mean['accuracy']:.4f} and "
         f"{mean['nll']:.4f}. In {workdir}: {report.SUMMARY}, {report.METRICS}, {FOLDER}/. "
         f"Next: dist-ens predict --workdir={workdir} --input=x.npy --output=p.npz",
-        highlight=False,
         soft_wrap=True,
     )

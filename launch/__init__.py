@@ -18,4 +18,7 @@ def main() -> None:
         )
         sys.exit(2)
     del sys.argv[1]
-    importlib.import_module(f"launch.{verb}").run()
+    try:
+        importlib.import_module(f"launch.{verb}").run()
+    except KeyboardInterrupt:  # while the libraries are imported
+        sys.exit(130)

@@ -2,6 +2,7 @@
 
 import pathlib
 import runpy
+import sys
 import traceback
 from typing import Any
 
@@ -30,6 +31,7 @@ class ConfigFile:
                 f"A config is a Python file. Received: --config={path}, which is not there (from "
                 f"{pathlib.Path.cwd()}). Correct the path."
             )
+        sys.path.insert(0, str(pathlib.Path(path).parent))  # as `python FILE` does
         self._names = self._run(lambda: runpy.run_path(path))
 
     def experiment(self) -> Experiment:
@@ -66,7 +68,10 @@ class ConfigFile:
             raise
         except Exception as error:  # the file is somebody's program
             line = getattr(error, "lineno", None)
-            line = line or traceback.extract_tb(error.__traceback__)[-1].lineno
+            frames = [
+                f for f in traceback.extract_tb(error.__traceback__) if f.filename == self.path
+            ]
+            line = line or (frames[-1].lineno if frames else "?")
             raise UserError(
                 f"A config file runs without an error. Received, from {self.path}: "
                 f"{type(error).__name__}: {error} (line {line}). Correct the file."
@@ -74,10 +79,15 @@ class ConfigFile:
 
 
 class ConfigFlags:
-    """`--config=FILE` and `--config.FIELD=VALUE` on the command line of one process."""
+    """`--config=FILE` and `--config.FIELD=VALUE` on the command line of one process.
 
-    def __init__(self) -> None:
+    Args:
+        overridable: Whether fields may be overridden; not where a finished run says them.
+    """
+
+    def __init__(self, *, overridable: bool = True) -> None:
         self.file: ConfigFile | None = None
+        self._overridable = overridable
         self._overrides: Any = None
         self._given: set[str] = set()
 
@@ -90,13 +100,19 @@ class ConfigFlags:
         rest: list[str] = []
         arguments = iter(argv)
         for argument in arguments:
+            argument = "-" + argument if argument.startswith("-config") else argument
             name, equals, value = argument.partition("=")
-            if name in ("--config", "-config"):
+            if name == "--config":
                 self.file = ConfigFile(value if equals else next(arguments, ""))
             else:
                 rest.append(argument)
         overrides = [a.lstrip("-").partition("=")[0] for a in rest if a.startswith("--config.")]
         self._given = {name.removeprefix("config.") for name in overrides}
+        if overrides and not self._overridable:
+            raise UserError(
+                "A run's own experiment says its fields, in its newest checkpoint. Received: "
+                f"--{overrides[0]}. Leave it out; train takes it."
+            )
         if self.file is None:
             if overrides:
                 raise UserError(

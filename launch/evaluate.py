@@ -1,6 +1,5 @@
 """Scores a run on its test split: dist-ens evaluate --workdir=DIR [--json=FILE]."""
 
-import json
 import pathlib
 
 from absl import flags
@@ -16,7 +15,7 @@ from launch.config_file import ConfigFlags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _JSON = flags.DEFINE_string("json", None, "File to write the scores to.")
-_CONFIG = ConfigFlags()
+_CONFIG = ConfigFlags(overridable=False)
 
 
 def main() -> None:
@@ -36,12 +35,8 @@ def main() -> None:
         return
     Console().print(report.scores_table(scores.ensemble, scores.mean_member, scores.members))
     if _JSON.value is not None:
-        front.write_file(
-            _JSON,
-            lambda path: report.write_atomically(
-                path, json.dumps(scores.to_dict() | {"mean_member": scores.mean_member}, indent=2)
-            ),
-        )
+        as_json = scores.to_dict() | {"mean_member": scores.mean_member}
+        front.write_file(_JSON, lambda path: report.write_scores(path, as_json))
 
 
 def run() -> None:

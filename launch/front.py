@@ -1,10 +1,13 @@
 """What every command begins and ends with: flags, the cluster, errors told as sentences."""
 
+import contextlib
+import inspect
 import os
 import pathlib
 import sys
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -18,6 +21,7 @@ _COORDINATOR_ADDRESS = flags.DEFINE_string(
 )
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes in all; likewise.")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Of this process, from 0; likewise.")
+_GRACE_SECS = 3.0
 
 
 def run(main: Callable[[], int | None], prepare: Callable[[list[str]], list[str]] = list) -> None:
@@ -31,34 +35,46 @@ def run(main: Callable[[], int | None], prepare: Callable[[list[str]], list[str]
     """
 
     def parse(argv: Sequence[str]) -> list[str]:
-        try:
+        if "--help" in argv or "-h" in argv:
+            module = flags.FLAGS.find_module_defining_flag("workdir") or ""
+            flags_of = (flags.FLAGS.module_help(m) for m in (module, __name__))
+            print(inspect.getmodule(main).__doc__, *flags_of, sep="\n")
+            sys.exit(0)
+        with _told_as_sentences():
+            # A config file may compute, and JAX joins a cluster before it computes.
+            flags.FLAGS(argv, known_only=True)
+            cluster.start(_COORDINATOR_ADDRESS.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
             rest = flags.FLAGS(prepare(list(argv)))
-        except UserError as error:
-            _leave(2, f"error: {error}")
-        except flags.Error as error:
-            _leave(2, f"error: {error}. --help lists the flags.")
-        if len(rest) > 1:
-            _leave(2, f"error: Arguments are flags, --NAME=VALUE. Received: {' '.join(rest[1:])}.")
+            if len(rest) > 1:
+                raise UserError(
+                    f"Arguments are flags, --NAME=VALUE. Received: {' '.join(rest[1:])}. --help "
+                    "lists the flags."
+                )
         return rest
 
     def command(_: Sequence[str]) -> None:
         if not flags.FLAGS["verbosity"].present:  # the libraries' own progress is not a user's
             logging.set_verbosity(logging.WARNING)
-        try:
-            cluster.start(_COORDINATOR_ADDRESS.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+        with _told_as_sentences():
             code = main() or 0
-        except UserError as error:
-            _leave(2, f"error: {error}")
-        except RunError as error:
-            _leave(1, f"error: {error}")
-        except KeyboardInterrupt:
-            _leave(130, "Interrupted; what was saved before is kept.")
-        except Exception:
-            _leave(1, traceback.format_exc())
         if code:
-            _leave(code)
+            sys.exit(code)
 
     app.run(command, flags_parser=parse)
+
+
+@contextlib.contextmanager
+def _told_as_sentences() -> Iterator[None]:
+    try:
+        yield
+    except (UserError, flags.Error) as error:
+        _fail(2, f"error: {error}")
+    except RunError as error:
+        _fail(1, f"error: {error}")
+    except KeyboardInterrupt:
+        _fail(130, "Interrupted; what was saved before is kept.")
+    except Exception:
+        _fail(1, traceback.format_exc())
 
 
 def required(flag: flags.FlagHolder) -> Any:
@@ -87,12 +103,11 @@ def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) ->
         ) from error
 
 
-def _leave(code: int, message: str = "") -> NoReturn:
-    """Ends the process; at once where others wait for it, so that they fail with it, not later."""
-    if message:
-        print(message, file=sys.stderr)
-    if jax.distributed.is_initialized() and jax.process_count() > 1 and code not in (130, 143):
-        sys.stdout.flush()
-        sys.stderr.flush()
+def _fail(code: int, message: str) -> NoReturn:
+    """Ends the process; on several hosts without waiting for those that wait for it."""
+    print(message, file=sys.stderr, flush=True)
+    if jax.distributed.is_initialized() and jax.process_count() > 1:
+        if cluster.is_main():
+            time.sleep(_GRACE_SECS)  # with it ends the coordinator, and every process that is left
         os._exit(code)
     sys.exit(code)

@@ -16,7 +16,7 @@ from launch.config_file import ConfigFlags
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _INPUT = flags.DEFINE_string("input", None, ".npy file of examples as the source yields them.")
 _OUTPUT = flags.DEFINE_string("output", None, ".npz file for probs, member_probs and member_id.")
-_CONFIG = ConfigFlags()
+_CONFIG = ConfigFlags(overridable=False)
 
 
 def main() -> None:
@@ -32,9 +32,11 @@ def main() -> None:
     if not cluster.is_main():
         return
 
-    def write(to: pathlib.Path) -> None:
-        with to.open("wb") as file:  # savez would add an ending to a path without one
+    def write(path: pathlib.Path) -> None:
+        unfinished = path.with_name(path.name + ".unfinished")
+        with unfinished.open("wb") as file:  # savez would add an ending to a path without one
             np.savez(file, **predictions)  # type: ignore[arg-type]
+        unfinished.replace(path)
 
     front.write_file(_OUTPUT, write)
     members, examples = predictions["member_probs"].shape[:2]

@@ -182,6 +182,7 @@ def test_steps_and_epochs_on_the_command_line_replace_each_other(tmp_path):
 
 OWN = """
 import jax
+import own_helper
 from ml_collections import ConfigDict
 from dist_ens.member import from_functions
 
@@ -198,6 +199,7 @@ def make_member(spec):
 
 def test_a_config_file_may_bring_a_network_of_its_own(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own_helper.py").write_text("import jax; ONE = jax.numpy.ones(())")
     config, workdir = f"--config={tmp_path / 'own.py'}", f"--workdir={tmp_path / 'run'}"
     ended = dist_ens("train", config, workdir, "--config.seed=3")
     assert ended.returncode == 0, ended.stderr
@@ -226,6 +228,10 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ([*train, SMALL[0], "--config.num_members=0"], "num_members must be positive."),
         ([*train, SMALL[0], "--config.steps=1", "--config.epochs=1"], "Exactly one of steps and"),
         ([*train, SMALL[0], "--confg=x"], "Unknown command line flag 'confg'"),
+        (
+            ["evaluate", f"--workdir={workdir}", SMALL[0], "--config.seed=1"],
+            "A run's own experiment says its fields",
+        ),
         (["evaluate", f"--workdir={tmp_path}"], "which has none. Train first"),
         (
             ["predict", f"--workdir={workdir}", f"--input={tmp_path / 'wrong.npy'}", "--output=p"],
@@ -241,6 +247,15 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         assert sentence in ended.stderr, ended.stderr
         assert "Traceback" not in ended.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "predict"])
+def test_help_says_what_a_command_does_and_its_flags(verb):
+    ended = dist_ens(verb, "--help")
+    assert ended.returncode == 0
+    assert f"dist-ens {verb} --" in ended.stdout
+    for flag in ("--workdir", "--coordinator_address"):
+        assert flag in ended.stdout
 
 
 def test_the_commands_and_the_modules_are_the_same_program():

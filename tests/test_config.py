@@ -7,8 +7,20 @@ import runpy
 
 import pytest
 
-from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
+from dist_ens.config import (
+    EXECUTIONS,
+    LOSSES,
+    MAY_CHANGE_ON_RESUME,
+    OPTIMIZERS,
+    SCHEDULES,
+    Experiment,
+    OptimizerConfig,
+    differences_on_resume,
+)
+from dist_ens.ensemble.executions import over_members
 from dist_ens.errors import UserError
+from dist_ens.losses import make_loss
+from dist_ens.optimizers import make_optimizer
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 pytestmark = pytest.mark.quick
@@ -73,6 +85,17 @@ def test_a_field_that_is_none_remembers_its_type():
 def test_what_is_wrong_is_told_in_a_sentence(values, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         Experiment.from_dict(values)
+
+
+def test_every_name_that_a_config_takes_is_built():
+    for name in LOSSES:
+        assert make_loss(name).__name__ == name
+    for execution in EXECUTIONS:
+        over_members(lambda member, shared: member, execution)
+    for name in OPTIMIZERS:
+        for schedule in SCHEDULES:
+            steps = None if schedule == "constant" else 10
+            make_optimizer(OptimizerConfig(name=name, schedule=schedule, schedule_steps=steps))
 
 
 def test_epochs_become_steps_rounded_up():

@@ -55,4 +55,4 @@ def test_the_network_in_readme_runs(tmp_path):
 
     file = ConfigFile(str(tmp_path / "own.py"))
     spec = Spec((8, 8), "float32", (), 10)
-    Run(file.experiment(), spec).make_ensemble(make_layout(8), file.make_member(spec))
+    Run(file.experiment(), spec, 1000).make_ensemble(make_layout(8), file.make_member(spec))

@@ -13,6 +13,7 @@ from dist_ens.data import Spec
 from dist_ens.layout import BATCHES, make_layout
 from dist_ens.run import Run
 
+pytestmark = pytest.mark.quick
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "configs").glob("*.py"))
 SPECS = {
     "digits": Spec((8, 8), "float32", (), 10),
@@ -29,7 +30,7 @@ def compiled_update(config, num_members, rows, columns, batch_size, steps=1):
     experiment = Experiment.from_dict(runpy.run_path(str(config))["get_config"]().to_dict())
     spec = SPECS[config.stem]
     layout = make_layout(num_members, rows, jax.devices()[: rows * columns])
-    run = Run(experiment, spec)
+    run = Run(experiment, spec, 1000)
     ensemble = run.make_ensemble(layout)
     state = ensemble.abstract_state(run.batch_of_inputs(batch_size // columns))
     shapes = {

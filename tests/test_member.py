@@ -27,6 +27,7 @@ from dist_ens.member import (
     with_normalized_inputs,
 )
 
+pytestmark = pytest.mark.quick
 INPUTS = jax.ShapeDtypeStruct((8, 6), jnp.float32)
 
 

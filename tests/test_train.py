@@ -14,7 +14,7 @@ from dist_ens.data import source_of_arrays
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import RunError, UserError
 from dist_ens.layout import BATCHES, make_layout
-from dist_ens.member import from_functions
+from dist_ens.member import Member, from_functions
 from dist_ens.run import open_finished
 from dist_ens.train import train
 
@@ -88,6 +88,7 @@ def test_evaluation_and_saving_come_at_the_first_call_boundary_at_or_after_their
     assert saved == [10, 15, 23]
 
 
+@pytest.mark.quick
 def test_a_run_that_goes_on_ends_as_one_never_stopped(tmp_path):
     whole = train(experiment(evaluation={"every_steps": 8}), tmp_path / "whole")
     for steps in (10, 17, 24):  # none of the first two at the end of a whole call
@@ -101,6 +102,34 @@ def test_a_run_that_goes_on_ends_as_one_never_stopped(tmp_path):
     ]
     parts = [{k: v for k, v in line.items() if k in at} for line in lines(tmp_path / "parts")]
     assert [line for line in parts if line in common] == common
+
+
+def test_a_summary_that_is_damaged_or_of_another_step_is_written_anew(tmp_path):
+    train(experiment(), tmp_path)
+    for damaged in ("not JSON", '{"steps": 8, "seconds": 123.0}', "[]"):
+        (tmp_path / "summary.json").write_text(damaged)
+        train(experiment(), tmp_path)
+        summary = json.loads((tmp_path / "summary.json").read_text())
+        assert summary["steps"] == 24
+        assert summary["seconds"] != 123.0
+
+
+def test_a_network_that_cannot_be_trained_is_told_before_anything_is_written(tmp_path):
+    def grows(params, model_state, inputs, key, train):
+        logits = inputs.reshape(len(inputs), 64) @ params["w"]
+        return logits, {"seen": 1} if train else model_state
+
+    member = Member(lambda key, inputs: ({"w": jax.numpy.zeros((64, 10))}, ()), grows)
+    with pytest.raises(UserError, match="The network must train"):
+        train(experiment(), tmp_path / "run", member=member)
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_data_of_another_length_is_refused(tmp_path):
+    x, y = np.zeros((200, 64), np.float32), np.arange(200) % 10
+    train(experiment(), tmp_path, source=source_of_arrays((x, y), (x, y)))
+    with pytest.raises(UserError, match="num_train_examples is '200' there and '150' here"):
+        train(experiment(), tmp_path, source=source_of_arrays((x[:150], y[:150]), (x, y)))
 
 
 def test_more_steps_change_no_step_already_taken(tmp_path):
@@ -122,7 +151,9 @@ def open_at(workdir, step):
 def test_a_finished_run_is_scored_again_and_keeps_its_pace(tmp_path):
     first = train(experiment(), tmp_path)
     before = json.loads((tmp_path / "summary.json").read_text())
+    written = (tmp_path / "metrics.jsonl").read_text()
     second = train(experiment(), tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == written
     assert json.loads((tmp_path / "summary.json").read_text()) == before
     assert second.step == first.step == 24
 
@@ -130,6 +161,7 @@ def test_a_finished_run_is_scored_again_and_keeps_its_pace(tmp_path):
 def test_lines_of_steps_that_are_taken_again_are_dropped(tmp_path):
     train(experiment(steps=16), tmp_path)
     with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("\0\0\0\n")
         file.write('{"step": 20, "train/loss": 1.0}\n{"step": 24, "trai')  # then the power failed
     train(experiment(steps=24), tmp_path)
     assert [line["step"] for line in lines(tmp_path)] == [8, 16, 16, 24, 24]
@@ -144,23 +176,20 @@ def test_lines_of_steps_that_are_taken_again_are_dropped(tmp_path):
         ({"steps": 8}, "8 steps asked for, 24 taken already"),
     ],
 )
-def test_another_experiment_is_refused_and_nothing_is_lost(tmp_path_factory, changes, sentence):
-    workdir = finished(tmp_path_factory)
+def test_another_experiment_is_refused_and_nothing_is_lost(finished, changes, sentence):
+    workdir = finished
     before = {p: p.read_bytes() for p in workdir.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match=sentence):
         train(experiment(**changes), workdir)
     assert {p: p.read_bytes() for p in workdir.rglob("*") if p.is_file()} == before
 
 
-_FINISHED = []
-
-
+@pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A finished run, trained once for all that only read it."""
-    if not _FINISHED:
-        _FINISHED.append(tmp_path_factory.mktemp("finished"))
-        train(experiment(), _FINISHED[0])
-    return _FINISHED[0]
+    workdir = tmp_path_factory.mktemp("finished")
+    train(experiment(), workdir)
+    return workdir
 
 
 def test_a_run_goes_on_with_another_layout_and_execution(tmp_path):
@@ -263,7 +292,7 @@ def test_a_workdir_that_cannot_be_written_is_refused():
     ("changes", "sentence"),
     [
         ({"data": {"global_batch_size": 33}}, "global_batch_size=33 over a data axis of 2"),
-        ({"num_members": 9, "layout": {}}, "over a data axis of 8|ensemble axis"),
+        ({"num_members": 9}, "global_batch_size=12 over a data axis of 8"),
         ({"model": {"name": "lenet5"}}, "no field 'model.hidden_sizes'"),
     ],
 )

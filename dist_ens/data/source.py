@@ -128,7 +128,7 @@ def check_examples(where: str, inputs: np.ndarray, labels: np.ndarray) -> None:
     """Raises a `UserError` unless the arrays are some finite numbers with a label each."""
     if inputs.ndim == 0 or len(inputs) == 0:
         raise UserError(f"A split holds at least one example. Received: none ({where}). Add data.")
-    if len(inputs) != len(labels):
+    if labels.ndim and len(inputs) != len(labels):
         raise UserError(
             f"Every example has one label. Received: {len(inputs)} inputs and {len(labels)} labels "
             f"({where}). Check that the two belong together."
@@ -209,5 +209,10 @@ def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
             f"{received}, which does not convert without loss. Pass the values unscaled, with "
             f"astype('{spec.input_dtype}')."
         )
-    check_examples(where, inputs, np.zeros(len(inputs), np.int32))
-    return inputs.astype(to)
+    with np.errstate(over="ignore"):  # what it makes infinite is told below
+        converted = inputs.astype(to)
+    check_examples(where, converted, np.zeros(len(inputs), np.int32))
+    if spec.label_shape and to.kind in "iu":  # tokens
+        check_labels(where, converted.reshape(len(inputs), -1).max(axis=1), spec.num_classes)
+        check_labels(where, converted.reshape(len(inputs), -1).min(axis=1), spec.num_classes)
+    return converted

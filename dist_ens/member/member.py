@@ -72,7 +72,7 @@ def check_member(
     except Exception as error:  # whatever a user's network says when it is given the wrong inputs
         raise UserError(
             f"The network must take the data's inputs. Received: a batch {given}, to which it "
-            f"said: {type(error).__name__}: {_first_line(error)} Choose a model for inputs of "
+            f"said: {type(error).__name__}: {first_line(error)} Choose a model for inputs of "
             "this shape and type, or another data source."
         ) from error
     empty = [name for name, leaf in _named(params) if 0 in leaf.shape]
@@ -99,11 +99,11 @@ def check_member(
 
 
 def with_normalized_inputs(member: Member, mean: Sequence[float], std: Sequence[float]) -> Member:
-    """The member, given `(inputs - mean) / std` in float32; integer inputs if nothing is to do.
+    """The member, given `(inputs - mean) / std` in float32; itself where that changes nothing.
 
     Args:
         member: The network.
-        mean: One number, or one per entry of the inputs' last axis.
+        mean: One number in a sequence, or one per entry of the inputs' last axis.
         std: Likewise.
 
     Returns:
@@ -131,7 +131,8 @@ def _named(tree: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says first, as a sentence."""
     line = next((line for line in str(error).splitlines() if line.strip()), "")
     return line if line.endswith((".", "!", "?")) else line + "."
 
