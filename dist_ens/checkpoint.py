@@ -5,7 +5,9 @@ name of a leaf (`params.layer_0.w`) to its array `[members, ...]`, so that no cl
 needed to read it; and `run`, plain data that says what the state belongs to.
 """
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
@@ -79,7 +81,9 @@ class Checkpoints:
 
     def restore_run(self, step: int) -> dict[str, Any]:
         """What the state in a checkpoint belongs to."""
-        return self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+        with self._told_if_damaged(step):
+            args = ocp.args.Composite(run=ocp.args.JsonRestore())
+            return self._manager.restore(step, args=args).run
 
     def restore_state(self, step: int, abstract: Any) -> Any:
         """The state in a checkpoint, on another mesh than it was saved from if asked.
@@ -95,12 +99,26 @@ class Checkpoints:
             RunError: If the checkpoint holds other leaves, or leaves of another shape.
         """
         named = _named(abstract)
-        self._check_leaves(step, named)
         self._newest = step
-        restored = self._manager.restore(
-            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(named))
-        ).state
+        with self._told_if_damaged(step):
+            self._check_leaves(step, named)
+            args = ocp.args.Composite(state=ocp.args.StandardRestore(named))
+            restored = self._manager.restore(step, args=args).state
         return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in named])
+
+    @contextlib.contextmanager
+    def _told_if_damaged(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except RunError:
+            raise
+        except Exception as error:  # Orbax has no error of its own for what it cannot read
+            older = [s for s in self._manager.all_steps() if s < step]
+            before = f" to go on from step {max(older)}" if older else ""
+            raise RunError(
+                f"A checkpoint can be read whole. Received: {self._folder / str(step)}, which is "
+                f"damaged ({type(error).__name__}). Move that folder away{before}."
+            ) from error
 
     def _check_leaves(self, step: int, named: dict[str, Any]) -> None:
         saved = self._manager.item_metadata(step).state

@@ -13,7 +13,7 @@ from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment, differences_on_res
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble, State
 from dist_ens.errors import UserError
-from dist_ens.layout import BATCHES, Layout, make_layout
+from dist_ens.layout import BATCH, REPLICATED, Layout, make_layout
 from dist_ens.losses import make_loss
 from dist_ens.member import Member, check_member, first_line, with_normalized_inputs
 from dist_ens.models import make_model
@@ -73,6 +73,14 @@ class Run:
             UserError: If the network cannot be made, or does not fit the data.
         """
         experiment, spec = self.experiment, self.spec
+        for name in ("mean", "std"):
+            length = len(getattr(experiment.data, name))
+            if length not in {1, *spec.input_shape[-1:]}:
+                raise UserError(
+                    f"data.{name} is one number, or one per entry of the inputs' last axis. "
+                    f"Received: {length} for inputs {list(spec.input_shape)}. Try "
+                    f'--config.data.{name}="(1.0,)".'
+                )
         if member is None:
             member = make_model(experiment.model, spec.input_shape, spec.num_classes)
         member = with_normalized_inputs(member, experiment.data.mean, experiment.data.std)
@@ -90,27 +98,55 @@ class Run:
             experiment.execution,
         )
 
-    def check_update(self, ensemble: Ensemble) -> None:
-        """Traces the update, and raises a `UserError` where the network cannot be trained."""
+    def check_training(self, ensemble: Ensemble) -> None:
+        """Traces the network as it is trained, on the mesh, and raises where it does not fit.
+
+        Raises:
+            UserError: If it raises, or returns other logits or another model state than it should.
+        """
         batch_size = self.experiment.data.global_batch_size
-        sharding = ensemble.layout.sharding(BATCHES)
-        batches = {
-            name: jax.ShapeDtypeStruct((1, batch_size, *shape), dtype, sharding=sharding)
-            for name, shape, dtype in (
-                ("inputs", self.spec.input_shape, self.spec.input_dtype),
-                ("labels", self.spec.label_shape, "int32"),
+        state = jax.eval_shape(
+            lambda: ensemble.member.init(
+                jax.random.key(0),
+                jax.numpy.zeros((1, *self.spec.input_shape), self.spec.input_dtype),
             )
-        }
+        )
+        apply = ensemble.layout.shard_map(
+            lambda params, model_state, x, key: ensemble.member.apply(
+                params, model_state, x, key, True
+            ),
+            in_specs=(REPLICATED, REPLICATED, BATCH, REPLICATED),
+            out_specs=(BATCH, REPLICATED),
+        )
+        key = jax.eval_shape(lambda: jax.random.key(0))
         try:
-            jax.eval_shape(
-                ensemble.update, ensemble.abstract_state(self.batch_of_inputs(1)), batches
+            logits, model_state = jax.eval_shape(
+                apply, *state, self.batch_of_inputs(batch_size), key
             )
         except Exception as error:  # whatever a user's network says when it is trained
             raise UserError(
-                "The network must train: with train=True, apply takes a key and returns logits and "
-                "the model state in the structure that init gave it. Received: "
+                "The network must take a key and train=True. Received, when it was trained: "
                 f"{type(error).__name__}: {first_line(error)} Correct the network."
             ) from error
+        expected = (batch_size, *self.spec.label_shape, self.spec.num_classes)
+        if logits.shape != expected or not jax.numpy.issubdtype(logits.dtype, jax.numpy.floating):
+            raise UserError(
+                f"Trained or not, the network returns logits float{list(expected)}. Received, when "
+                f"it was trained: {logits.dtype}{list(logits.shape)}. Correct the network."
+            )
+        before, after = (
+            [
+                (jax.tree_util.keystr(path), leaf.shape, leaf.dtype)
+                for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+            ]
+            for tree in (state[1], model_state)
+        )
+        if before != after:
+            raise UserError(
+                "Trained or not, the network returns the model state as init made it, leaf by "
+                f"leaf. Received, when it was trained: {after} instead of {before}. Correct the "
+                "network."
+            )
 
     def check_goes_on_from(self, saved: "Run", workdir: pathlib.Path) -> None:
         """Raises a `UserError`, naming both values, unless this run may go on from `saved`."""

@@ -73,7 +73,7 @@ def train(
     layout.check_batch_size("data.global_batch_size", batch_size)
     run = Run(experiment, source.spec, len(source.train), member_file)
     ensemble = run.make_ensemble(layout, member)
-    run.check_update(ensemble)
+    run.check_training(ensemble)
     evaluator = Evaluator(ensemble, experiment.evaluation.global_batch_size)
     last_step = experiment.total_steps(len(source.train))
     _require_folder(workdir)

@@ -9,6 +9,9 @@ VERBS = ("train", "evaluate", "predict")
 def main() -> None:
     """Runs the verb on the command line."""
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    if verb in ("--help", "-h"):
+        print(f"dist-ens VERB …, where VERB is one of {', '.join(VERBS)}; VERB --help says more.")
+        sys.exit(0)
     if verb not in VERBS:
         print(
             f"dist-ens takes a verb first: {', '.join(VERBS)}. Received: {verb or 'none'!r}. "

@@ -28,7 +28,7 @@ class ConfigFile:
         self.path = path
         if not pathlib.Path(path).is_file():
             raise UserError(
-                f"A config is a Python file. Received: --config={path}, which is not there (from "
+                f"A config is a Python file. Received: --config={path}, which is no file (from "
                 f"{pathlib.Path.cwd()}). Correct the path."
             )
         sys.path.insert(0, str(pathlib.Path(path).parent))  # as `python FILE` does
@@ -66,7 +66,7 @@ class ConfigFile:
             return call()
         except UserError:
             raise
-        except Exception as error:  # the file is somebody's program
+        except (Exception, SystemExit) as error:  # the file is somebody's program
             line = getattr(error, "lineno", None)
             frames = [
                 f for f in traceback.extract_tb(error.__traceback__) if f.filename == self.path

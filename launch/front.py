@@ -83,7 +83,7 @@ def required(flag: flags.FlagHolder) -> Any:
     Raises:
         UserError: If it was not.
     """
-    if flag.value is None:
+    if not flag.value:
         raise UserError(f"This command needs --{flag.name}. Received: none. Add --{flag.name}=….")
     return flag.value
 

@@ -45,7 +45,10 @@ def main() -> None:
 
 def _load(path: str) -> np.ndarray:
     try:
-        return np.load(path, allow_pickle=False)
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.ndarray):
+            raise ValueError("it is an archive of several arrays")
+        return loaded
     except (OSError, ValueError, EOFError) as error:
         raise UserError(
             f"The input is an .npy file, written by numpy.save without pickled objects. Received: "

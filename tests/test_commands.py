@@ -220,7 +220,7 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         (["trian"], "Received: 'trian'"),
         (["train", SMALL[0]], "This command needs --workdir. Received: none."),
         ([*train], "Training needs a config. Received: none."),
-        ([*train, "--config=absent.py"], "Received: --config=absent.py, which is not there"),
+        ([*train, "--config=absent.py"], "Received: --config=absent.py, which is no file"),
         ([*train, f"--config={tmp_path / 'raises.py'}"], "ZeroDivisionError: division by zero (l"),
         ([*train, f"--config={tmp_path / 'syntax.py'}"], "SyntaxError: "),
         ([*train, SMALL[0], "--config.optimizer.learnin_rate=1"], "mean 'optimizer.learning_rate'"),

@@ -256,6 +256,8 @@ WITH_NAN = np.where(FLOATS == 5, np.nan, FLOATS)
         ((WITH_NAN, LABELS), (FLOATS, LABELS), None, "in 1 of 12 examples, the first at index 1"),
         ((IMAGES, LABELS), (IMAGES[:0], LABELS[:0]), None, "Received: none (arrays, split test)"),
         ((IMAGES, LABELS), (IMAGES[:, 0], LABELS), None, "uint8[2, 2] and uint8[2]"),
+        ((FLOATS.astype(float) + 1e300, LABELS), (FLOATS, LABELS), None, "in 12 of 12 examples"),
+        ((IMAGES, LABELS[0]), (IMAGES, LABELS), None, "Received: int64[]"),
         ((IMAGES.astype(str), LABELS), (IMAGES, LABELS), None, "Inputs are numbers."),
     ],
 )

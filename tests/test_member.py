@@ -212,6 +212,11 @@ def test_an_unregistered_class_is_told_how_to_register(make):
             from_functions(lambda key: {"n": jnp.zeros((), jnp.int32)}, lambda p, x: x),
             "Parameters are floating-point arrays, for they have gradients. Received: int32",
         ),
+        (from_functions(lambda key: {}, lambda p, x: x), "A member has parameters to train."),
+        (
+            Member(lambda k, x: ({"n": jnp.zeros((), jnp.int32)}, ()), lambda *a: (a[2], ())),
+            "Parameters are floating-point arrays, for they have gradients. Received: int32",
+        ),
         (
             from_functions(lambda key: {"w": jnp.zeros((0, 3))}, lambda p, x: x[:, :3]),
             "of which nothing is left at parameter ['w']",

@@ -114,15 +114,49 @@ def test_a_summary_that_is_damaged_or_of_another_step_is_written_anew(tmp_path):
         assert summary["seconds"] != 123.0
 
 
-def test_a_network_that_cannot_be_trained_is_told_before_anything_is_written(tmp_path):
-    def grows(params, model_state, inputs, key, train):
-        logits = inputs.reshape(len(inputs), 64) @ params["w"]
-        return logits, {"seen": 1} if train else model_state
+def _apply(params, model_state, inputs, key, train):
+    return inputs.reshape(len(inputs), 64) @ params["w"], model_state
 
-    member = Member(lambda key, inputs: ({"w": jax.numpy.zeros((64, 10))}, ()), grows)
-    with pytest.raises(UserError, match="The network must train"):
-        train(experiment(), tmp_path / "run", member=member)
+
+def _raises(params, model_state, inputs, key, train):
+    return (1 / 0, ()) if train else _apply(params, model_state, inputs, key, train)
+
+
+def _few_logits(params, model_state, inputs, key, train):
+    logits, _ = _apply(params, model_state, inputs, key, train)
+    return (logits[:, :3] if train else logits), model_state
+
+
+def _growing_state(params, model_state, inputs, key, train):
+    logits, _ = _apply(params, model_state, inputs, key, train)
+    return logits, (jax.numpy.zeros(5) if train else model_state)
+
+
+@pytest.mark.parametrize(
+    ("apply", "sentence"),
+    [
+        (_raises, "when it was trained: ZeroDivisionError"),
+        (_few_logits, r"when it was trained: float32\[32, 3\]"),
+        (_growing_state, "returns the model state as init made it"),
+    ],
+)
+def test_a_network_that_cannot_be_trained_is_told_before_anything_is_written(
+    tmp_path, apply, sentence
+):
+    def init(key, inputs):
+        return {"w": jax.numpy.zeros((64, 10))}, jax.numpy.zeros(3)
+
+    with pytest.raises(UserError, match=sentence):
+        train(experiment(), tmp_path / "run", member=Member(init, apply))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["state/_METADATA", "state/manifest.ocdbt", "run/metadata"])
+def test_a_damaged_checkpoint_is_named_with_the_one_before_it(tmp_path, name):
+    train(experiment(), tmp_path)
+    (tmp_path / "checkpoints" / "24" / name).write_bytes(b"")
+    with pytest.raises(RunError, match=r"checkpoints/24, which is damaged.*from step 16"):
+        open_finished(tmp_path)
 
 
 def test_training_data_of_another_length_is_refused(tmp_path):
@@ -293,7 +327,10 @@ def test_a_workdir_that_cannot_be_written_is_refused():
     [
         ({"data": {"global_batch_size": 33}}, "global_batch_size=33 over a data axis of 2"),
         ({"num_members": 9}, "global_batch_size=12 over a data axis of 8"),
-        ({"model": {"name": "lenet5"}}, "no field 'model.hidden_sizes'"),
+        (
+            {"model": {"name": "lenet5"}},
+            "The options of lenet5 are: none. Received: model.hidden_sizes",
+        ),
     ],
 )
 def test_nothing_is_written_for_an_experiment_that_does_not_fit(tmp_path, changes, sentence):

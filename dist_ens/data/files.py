@@ -18,8 +18,14 @@ _IDX_FILES = {
 _NPZ_KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
-def open_digits() -> Source:
+def open_digits(num_classes: int | None) -> Source:
     """The 1797 digits that come with scikit-learn: float32[8, 8] in 0…16, a fifth held out.
+
+    Args:
+        num_classes: See `source_of_arrays`.
+
+    Returns:
+        The source.
 
     Source: UCI, Optical Recognition of Handwritten Digits.
     """
@@ -34,7 +40,9 @@ def open_digits() -> Source:
         random_state=0,
         stratify=digits.target,
     )
-    return source_of_arrays((train, train_labels), (test, test_labels), name="digits")
+    return source_of_arrays(
+        (train, train_labels), (test, test_labels), num_classes=num_classes, name="digits"
+    )
 
 
 def open_idx(folder: str, num_classes: int | None) -> Source:

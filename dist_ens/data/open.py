@@ -29,7 +29,7 @@ def open_source(config: DataConfig) -> Source:
             f"{config.source!r}.{did_you_mean(kind, _KINDS)} Correct --config.data.source."
         )
     if kind == "digits":
-        return open_digits()
+        return open_digits(config.num_classes)
     if kind == "idx":
         return open_idx(place, config.num_classes)
     if kind == "npz":

@@ -8,6 +8,8 @@ import numpy as np
 
 from dist_ens.errors import UserError
 
+_NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
@@ -105,6 +107,12 @@ def source_of_arrays(
         split: (np.asarray(inputs), np.asarray(labels))
         for split, (inputs, labels) in (("train", train), ("test", test))
     }
+    # What JAX would make of them anyway; a number that this makes infinite is told.
+    with np.errstate(over="ignore"):
+        splits = {
+            split: (inputs.astype(_NARROWED.get(inputs.dtype.name, inputs.dtype)), labels)
+            for split, (inputs, labels) in splits.items()
+        }
     for split, (inputs, labels) in splits.items():
         check_examples(f"{name}, split {split}", inputs, labels)
     (inputs, labels), (test_inputs, test_labels) = splits.values()

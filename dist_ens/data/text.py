@@ -25,7 +25,7 @@ class TextSplit:
     length: int
 
     def __len__(self) -> int:
-        return (len(self.characters) - 1) // self.length
+        return max(0, len(self.characters) - 1) // self.length
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """See `Split.take`: the labels are the inputs, one character later."""

@@ -25,6 +25,11 @@ def require_parameters(params: Any) -> None:
     Where a leaf is an object of some class, that class is not known to JAX as a pytree, and the
     message says how to register it.
     """
+    if not jax.tree.leaves(params):
+        raise UserError(
+            "A member has parameters to train. Received: none from its init. Return a pytree of "
+            "floating-point arrays."
+        )
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         where = jax.tree_util.keystr(path) or "(the whole)"
         if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
@@ -75,6 +80,7 @@ def check_member(
             f"said: {type(error).__name__}: {first_line(error)} Choose a model for inputs of "
             "this shape and type, or another data source."
         ) from error
+    require_parameters(params)
     empty = [name for name, leaf in _named(params) if 0 in leaf.shape]
     if empty:
         raise UserError(

@@ -40,7 +40,14 @@ def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: i
     unknown = [name for name in config.options if name not in known]
     if unknown:
         raise UserError(
-            f"The config has no field 'model.{unknown[0]}'.{did_you_mean(unknown[0], known)} "
-            f"The options of {config.name} are: {', '.join(known) or 'none'}."
+            f"The options of {config.name} are: {', '.join(known) or 'none'}. Received: "
+            f"model.{unknown[0]}={config.options[unknown[0]]!r}."
+            f"{did_you_mean(unknown[0], known)} Correct the model section of the config file."
         )
-    return model(input_shape, num_classes, **config.options)
+    try:
+        return model(input_shape, num_classes, **config.options)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"The options of {config.name} have the types that its docstring says. Received: "
+            f"{dict(config.options)}, to which it said: {error}. Correct --config.model."
+        ) from error

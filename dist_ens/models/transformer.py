@@ -29,9 +29,8 @@ class _Transformer(nn.Module):
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-            raise ValueError(
-                f"a transformer takes token numbers, int[batch, length], not {tokens.dtype}{[*tokens.shape]}"
-            )
+            given = f"{tokens.dtype}{[*tokens.shape]}"
+            raise ValueError(f"a transformer takes token numbers, int[batch, length], not {given}")
         length = tokens.shape[1]
         embed = nn.initializers.normal(0.02)
         x = nn.Embed(self.num_classes, self.width, embedding_init=embed)(tokens)
