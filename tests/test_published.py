@@ -62,10 +62,10 @@ def test_batchnorm_and_dropout_reach_95_percent_in_400_steps(data, tmp_path):
     assert summary["test"]["nll"] < summary["mean_member"]["nll"]
 
 
-def test_a_short_lenet_ensemble_passes_98_percent(data, tmp_path):
+def test_a_short_lenet_ensemble_passes_97_percent(data, tmp_path):
     changes = ["num_members=3", "steps=600", "optimizer.schedule_steps=600"]
     summary = train("mnist_lenet", f"idx:{data / 'mnist'}", tmp_path, *changes)
-    assert summary["test"]["accuracy"] >= 0.98
+    assert summary["test"]["accuracy"] >= 0.97
     assert summary["test"]["nll"] < summary["mean_member"]["nll"]
 
 
