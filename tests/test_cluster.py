@@ -114,6 +114,28 @@ def test_the_command_line_joins_a_cluster_and_fails_as_one(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_host_stops_both_at_one_step_with_a_checkpoint(tmp_path, number):
+    workdir, port = tmp_path / "run", free_port()
+    logs = [tmp_path / f"host_{i}.log" for i in range(2)]
+    command = [
+        *(sys.executable, "-m", "launch.train", "--config=configs/digits.py"),
+        *(f"--workdir={workdir}", "--config.steps=1000000", "--config.logging.every_steps=10"),
+        *(f"--coordinator_address=127.0.0.1:{port}", "--num_processes=2"),
+    ]
+    processes = [start([*command, f"--process_id={i}"], logs[i]) for i in range(2)]
+    metrics = workdir / "metrics.jsonl"
+    deadline = time.monotonic() + LIMIT_SECS
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    processes[1].send_signal(number)
+    codes = finish(processes, logs)
+    assert codes == [128 + signal.SIGTERM, 128 + number], "\n".join(x.read_text() for x in logs)
+    step = int(logs[0].read_text().split("Stopped at step ")[1].split()[0].replace(",", ""))
+    _, _, state = open_finished(workdir)
+    assert jax.device_get(state.step).tolist() == [step] * 8
+
+
 @pytest.mark.quick
 def test_a_process_without_a_cluster_is_alone():
     code = (

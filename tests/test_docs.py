@@ -6,6 +6,10 @@ import re
 import pytest
 
 import launch
+from dist_ens.data import Spec
+from dist_ens.layout import make_layout
+from dist_ens.run import Run
+from launch.config_file import ConfigFile
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -44,15 +48,12 @@ def test_every_config_tells_its_command_its_duration_and_its_result():
         assert "Result:" in docstring, path
 
 
-def test_the_network_in_readme_runs(tmp_path):
-    from launch.config_file import ConfigFile
-
+def test_the_network_in_readme_fits_its_data(tmp_path):
     block = re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1)
     (tmp_path / "own.py").write_text(block)
-    from dist_ens.data import Spec
-    from dist_ens.layout import make_layout
-    from dist_ens.run import Run
-
     file = ConfigFile(str(tmp_path / "own.py"))
     spec = Spec((8, 8), "float32", (), 10)
-    Run(file.experiment(), spec, 1000).make_ensemble(make_layout(8), file.make_member(spec))
+    run = Run(file.experiment(), spec, 1000)
+    ensemble = run.make_ensemble(make_layout(8), file.make_member(spec))
+    run.check_training(ensemble)
+    assert ensemble.abstract_state(run.batch_of_inputs(1)).params["w"].shape == (8, 64, 10)
