@@ -59,11 +59,20 @@ def finish(processes, logs):
 @pytest.fixture(scope="module")
 def trained_by_two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_hosts")
-    coordinator = f"127.0.0.1:{free_port()}"
     logs = [folder / f"host_{i}.log" for i in range(2)]
-    script = [sys.executable, "tests/two_hosts.py", coordinator]
-    processes = [start([*script, str(i), str(folder)], logs[i]) for i in range(2)]
-    codes = finish(processes, logs)
+
+    def start_two(verb):
+        script = [sys.executable, "tests/two_hosts.py", verb, f"127.0.0.1:{free_port()}"]
+        return [start([*script, str(i), str(folder)], logs[i]) for i in range(2)]
+
+    processes = start_two("hang")
+    deadline = time.monotonic() + LIMIT_SECS
+    while not (folder / "killed" / "checkpoints" / "4").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process in processes:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    codes = finish(start_two("train"), logs)
     assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
     return folder
 
@@ -136,13 +145,24 @@ def test_a_signal_to_one_host_stops_both_at_one_step_with_a_checkpoint(tmp_path,
     assert jax.device_get(state.step).tolist() == [step] * 8
 
 
+def test_two_killed_hosts_go_on_and_end_as_two_never_killed(trained_by_two):
+    assert "going on from step 4" in (trained_by_two / "host_0.log").read_text()
+    killed, never_killed = (open_finished(trained_by_two / name)[2] for name in ("killed", "1x8"))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        *(jax.device_get((s.step, s.params, s.opt_state)) for s in (killed, never_killed)),
+    )
+
+
 @pytest.mark.quick
 def test_a_process_without_a_cluster_is_alone():
     code = (
         "from dist_ens import cluster; cluster.start(); import jax;"
-        "assert not jax.distributed.is_initialized() and cluster.is_main()"
+        "print(jax.distributed.is_initialized(), cluster.is_main())"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=COMMAND_ENVIRONMENT)
+    command = [sys.executable, "-c", code]
+    printed = subprocess.check_output(command, cwd=ROOT, env=COMMAND_ENVIRONMENT, text=True)
+    assert printed.split() == ["False", "True"]
 
 
 def test_a_slurm_job_is_detected():

@@ -82,7 +82,8 @@ def test_a_batch_of_another_shape_is_refused_and_nothing_is_dropped(shape):
 def test_a_batch_is_placed_under_the_transfer_guard():
     layout = make_layout(8)
     with jax.transfer_guard("disallow"):
-        layout.put({"x": np.zeros((1, 8))}, 8, BATCHES)
+        placed = layout.put({"x": np.ones((1, 8))}, 8, BATCHES)
+    assert placed["x"].tolist() == [[1.0] * 8]
 
 
 def test_members_arrive_at_their_devices():

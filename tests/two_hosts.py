@@ -1,11 +1,19 @@
 """One of two hosts with four devices each; it trains the same small ensemble on several meshes.
 
-python tests/two_hosts.py COORDINATOR PROCESS_ID FOLDER
+python tests/two_hosts.py train|hang COORDINATOR PROCESS_ID FOLDER
+
+`hang` trains FOLDER/killed on the last mesh, from data that never come after step 4, and waits to
+be killed; `train` goes on with that run, then trains every mesh anew.
 """
 
+import dataclasses
 import os
 import pathlib
 import sys
+import time
+from typing import Any
+
+import numpy as np
 
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
 
@@ -29,17 +37,42 @@ def experiment(ensemble_axis):
     )
 
 
-def main(coordinator, process_id, folder):
+@dataclasses.dataclass(frozen=True)
+class HangingSplit:
+    """A split of which only some examples ever come."""
+
+    split: Any
+    come: np.ndarray
+
+    def __len__(self):
+        return len(self.split)
+
+    def take(self, indices):
+        if not np.isin(indices, self.come).all():
+            time.sleep(3600)
+        return self.split.take(indices)
+
+
+def main(verb, coordinator, process_id, folder):
     os.environ["XLA_FLAGS"] = (
         "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
     )
     os.environ["JAX_PLATFORMS"] = "cpu"
     from dist_ens import cluster
+    from dist_ens.data import open_source
+    from dist_ens.data.pipeline import epoch_order
     from dist_ens.train import train
 
     cluster.start(coordinator, 2, int(process_id))
+    killed, folder = experiment(1), pathlib.Path(folder)
+    if verb == "hang":
+        source = open_source(killed.data)
+        come = epoch_order(killed.seed, 0, len(source.train))[: 4 * 32]
+        hanging = dataclasses.replace(source, train=HangingSplit(source.train, come))
+        train(killed, folder / "killed", source=hanging)
+    train(killed, folder / "killed")
     for rows, columns in MESHES:
-        train(experiment(rows), pathlib.Path(folder) / f"{rows}x{columns}")
+        train(experiment(rows), folder / f"{rows}x{columns}")
 
 
 if __name__ == "__main__":
