@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from dist_ens.errors import RunError
+from dist_ens.errors import RunError, first_line
 
 FOLDER = "checkpoints"
 
@@ -50,7 +50,8 @@ class Checkpoints:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or jax.process_count() == 1:
-            self._manager.close()  # waits; on an error hosts that failed would wait for ever
+            with self._told_if_unwritable():
+                self._manager.close()  # waits; on an error hosts that failed would wait for ever
 
     def latest_step(self) -> int | None:
         """Step of the newest finished checkpoint; None where there is none."""
@@ -67,7 +68,7 @@ class Checkpoints:
         if step == self._newest:
             return
         self._newest = step
-        with jax.transfer_guard("allow"):  # to copy the state to the host is what saving is
+        with self._told_if_unwritable(), jax.transfer_guard("allow"):  # saving copies to the host
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -77,7 +78,8 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Returns when the last save is on disk."""
-        self._manager.wait_until_finished()
+        with self._told_if_unwritable():
+            self._manager.wait_until_finished()
 
     def restore_run(self, step: int) -> dict[str, Any]:
         """What the state in a checkpoint belongs to."""
@@ -105,6 +107,18 @@ class Checkpoints:
             args = ocp.args.Composite(state=ocp.args.StandardRestore(named))
             restored = self._manager.restore(step, args=args).state
         return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in named])
+
+    @contextlib.contextmanager
+    def _told_if_unwritable(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # Orbax tells of a full disk in a ValueError
+            saved = self._manager.latest_step()
+            kept = "nothing is saved yet" if saved is None else f"step {saved} is saved"
+            raise RunError(
+                f"A checkpoint can be written. Received: {self._folder}, where it could not: "
+                f"{first_line(error)} ({kept}). Make room, and run the same command again."
+            ) from error
 
     @contextlib.contextmanager
     def _told_if_damaged(self, step: int) -> Iterator[None]:

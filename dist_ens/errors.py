@@ -10,3 +10,9 @@ class UserError(ValueError):
 
 class RunError(RuntimeError):
     """Something happened to a run that was started properly."""
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first, as a sentence."""
+    line = next((line for line in str(error).splitlines() if line.strip()), "")
+    return line if line.endswith((".", "!", "?")) else line + "."

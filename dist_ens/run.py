@@ -1,21 +1,23 @@
 """A run: an experiment and its data's description, the ensemble made of them, and its workdir."""
 
+import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from filelock import FileLock, Timeout
 
 from dist_ens import cluster
 from dist_ens.checkpoint import FOLDER, Checkpoints
 from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble, State
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, first_line
 from dist_ens.layout import BATCH, REPLICATED, Layout, make_layout
 from dist_ens.losses import make_loss
-from dist_ens.member import Member, check_member, first_line, with_normalized_inputs
+from dist_ens.member import Member, check_member, with_normalized_inputs
 from dist_ens.models import make_model
 from dist_ens.optimizers import make_optimizer
 
@@ -166,6 +168,31 @@ class Run:
             )
 
 
+@contextlib.contextmanager
+def trained_by_one(workdir: pathlib.Path) -> Iterator[None]:
+    """Holds a workdir for one run; the system lets go of it when the run ends, however it does.
+
+    Raises:
+        UserError: If another run holds it; on every host.
+    """
+    lock = FileLock(workdir / ".lock")
+    held = True
+    if cluster.is_main():
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            held = False
+    if not cluster.as_main_sees(held):
+        raise UserError(
+            f"One run at a time trains in a workdir. Received: {workdir}, where another process "
+            "is training now. Wait for it, stop it, or choose another --workdir."
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def saved_run(workdir: pathlib.Path) -> tuple[int, Run] | None:
     """Step and run of the newest checkpoint in a workdir; None where there is none."""
     if not cluster.as_main_sees((workdir / FOLDER).is_dir()):
@@ -198,10 +225,15 @@ def open_finished(
         )
     step, run = saved
     member = make_member(run.spec) if make_member else None
+    if run.member_file is None and member is not None:
+        raise UserError(
+            "A run whose network model.name says needs no file. Received: a network of one's own "
+            f"for {workdir}, whose network is {run.experiment.model.name!r}. Leave --config out."
+        )
     if run.member_file is not None and member is None:
         raise UserError(
             "The network of this run was written in its config file, which is not run unasked. "
-            f"Received: {workdir} without that file. Add --config={run.member_file}."
+            f"Received: {workdir}, and no network. Add --config={run.member_file}."
         )
     ensemble = run.make_ensemble(make_layout(run.experiment.num_members), member)
     abstract = ensemble.abstract_state(run.batch_of_inputs(1))

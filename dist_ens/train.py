@@ -1,7 +1,9 @@
 """Training, from an experiment to a finished workdir: the whole story, top to bottom."""
 
 import dataclasses
+import math
 import pathlib
+import shlex
 import tempfile
 from typing import Any
 
@@ -17,7 +19,7 @@ from dist_ens.errors import UserError
 from dist_ens.evaluate import Evaluator, Scores
 from dist_ens.layout import BATCHES, DATA, ENSEMBLE, make_layout, to_host
 from dist_ens.member import Member
-from dist_ens.run import Run, saved_run
+from dist_ens.run import Run, saved_run, trained_by_one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,11 @@ def train(
     layout = make_layout(experiment.num_members, experiment.layout.ensemble_axis)
     batch_size = experiment.data.global_batch_size
     layout.check_batch_size("data.global_batch_size", batch_size)
+    if batch_size > len(source.train):
+        raise UserError(
+            "A batch holds an example once. Received: data.global_batch_size="
+            f"{batch_size:,} of {len(source.train):,} training examples. Lower it."
+        )
     run = Run(experiment, source.spec, len(source.train), member_file)
     ensemble = run.make_ensemble(layout, member)
     run.check_training(ensemble)
@@ -81,6 +88,7 @@ def train(
     _require_writable(workdir)
 
     with (
+        trained_by_one(workdir),
         cluster.StopSignal() as stop,
         Checkpoints(workdir, keep=experiment.checkpoint.keep) as checkpoints,
     ):
@@ -154,7 +162,7 @@ def train(
     if scores is not None and cluster.is_main():
         summary = _summary(run, ensemble, step, scores, reporter, first_step, workdir)
         report.write_summary(workdir, summary)
-        _print_result(console, scores, workdir)
+        _print_result(console, scores, workdir, member_file)
     return Trained(ensemble, state, step, scores, None)
 
 
@@ -226,13 +234,24 @@ def _summary(
     }
 
 
-def _print_result(console: Console, scores: Scores, workdir: pathlib.Path) -> None:
+def _print_result(
+    console: Console, scores: Scores, workdir: pathlib.Path, member_file: str | None
+) -> None:
     ensemble, mean = scores.ensemble, scores.mean_member
     console.print(report.scores_table(ensemble, mean, scores.members))
+    diverged = [m["member_id"] for m in scores.members if not math.isfinite(m["nll"])]
+    if diverged:
+        console.print(
+            f"Members {diverged} have diverged: their NLL is not finite, nor is what is averaged "
+            "over them. Try a lower --config.optimizer.learning_rate, or "
+            "--config.optimizer.clip_norm=1.0.",
+        )
+    config = f" --config={shlex.quote(member_file)}" if member_file else ""
     console.print(
         f"The ensemble's accuracy is {ensemble['accuracy']:.4f} and its NLL "
         f"{ensemble['nll']:.4f}; its mean member's are {mean['accuracy']:.4f} and "
         f"{mean['nll']:.4f}. In {workdir}: {report.SUMMARY}, {report.METRICS}, {FOLDER}/. "
-        f"Next: dist-ens predict --workdir={workdir} --input=x.npy --output=p.npz",
+        f"Next: dist-ens predict --workdir={shlex.quote(str(workdir))}{config} --input=x.npy "
+        "--output=p.npz",
         soft_wrap=True,
     )

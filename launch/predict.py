@@ -24,6 +24,11 @@ def main() -> None:
     workdir, output = pathlib.Path(front.required(_WORKDIR)), front.required(_OUTPUT)
     path = front.required(_INPUT)
     inputs = _load(path)
+    if pathlib.Path(output).resolve() == pathlib.Path(path).resolve():
+        raise UserError(
+            "The predictions go to a file of their own. Received: --input and --output, both "
+            f"{output}. Choose another --output."
+        )
     run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
     inputs = convert_inputs(run.spec, inputs, path)
     labels = np.zeros((len(inputs), *run.spec.label_shape), np.int32)  # there are none

@@ -203,6 +203,7 @@ def test_a_config_file_may_bring_a_network_of_its_own(tmp_path):
     config, workdir = f"--config={tmp_path / 'own.py'}", f"--workdir={tmp_path / 'run'}"
     ended = dist_ens("train", config, workdir, "--config.seed=3")
     assert ended.returncode == 0, ended.stderr
+    assert f"Next: dist-ens predict {workdir} {config} " in ended.stdout
     ended = dist_ens("evaluate", workdir)
     assert ended.returncode == 2
     assert f"Add {config}." in ended.stderr
@@ -212,6 +213,9 @@ def test_a_config_file_may_bring_a_network_of_its_own(tmp_path):
 def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
     workdir, _ = run
     np.save(tmp_path / "wrong.npy", np.zeros((3, 28, 28)))
+    same = tmp_path / "same.npy"
+    np.save(same, np.zeros((3, 8, 8)))
+    (tmp_path / "own.py").write_text(OWN.replace("import own_helper\n", ""))
     (tmp_path / "raises.py").write_text("def get_config():\n    return 1 / 0\n")
     (tmp_path / "syntax.py").write_text("def get_config(:\n")
     train = ["train", f"--workdir={tmp_path / 'run'}"]
@@ -241,12 +245,46 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
             ["predict", f"--workdir={workdir}", "--input=absent.npy", "--output=p"],
             "--input=absent.npy",
         ),
+        (
+            ["predict", f"--workdir={workdir}", f"--input={same}", f"--output={same}"],
+            "The predictions go to a file of their own.",
+        ),
+        (
+            ["evaluate", f"--workdir={workdir}", f"--config={tmp_path / 'own.py'}"],
+            "whose network is 'mlp'. Leave --config out.",
+        ),
     ]:
         ended = dist_ens(*arguments)
         assert ended.returncode == 2, (arguments, ended.stderr)
         assert sentence in ended.stderr, ended.stderr
         assert "Traceback" not in ended.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_is_told_and_nothing_saved_is_lost(tmp_path):
+    workdir = tmp_path / "run"
+    assert start_training(workdir, tmp_path / "log", "--config.steps=10").wait(LIMIT_SECS) == 0
+    ended = subprocess.run(
+        [
+            *(
+                "bash",
+                "-c",
+                'ulimit -f 100; exec "$@"',
+                "bash",
+            ),  # files of 100 KiB: a save has more
+            *(sys.executable, "-m", "launch.train", *SMALL),
+            *(f"--workdir={workdir}", "--config.steps=20"),
+        ],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "(step 10 is saved). Make room" in ended.stderr.splitlines()[-1]
+    _, _, state = open_finished(workdir)
+    assert jax.device_get(state.step).tolist() == [10] * 8
 
 
 @pytest.mark.parametrize("verb", ["train", "evaluate", "predict"])

@@ -119,6 +119,8 @@ def test_only_listed_fields_may_change_on_resume():
     }
     assert set(may) == set(MAY_CHANGE_ON_RESUME)
     assert differences_on_resume(saved, Experiment.from_dict(may)) == []
+    calls = Experiment.from_dict({"steps": 10, "steps_per_call": 2})  # no field of `steps`
+    assert differences_on_resume(saved, calls) == [("steps_per_call", 1, 2)]
     other = Experiment.from_dict(
         {"steps": 20, "seed": 1, "model": {"name": "mlp", "hidden_sizes": (3,)}}
     )

@@ -25,6 +25,7 @@ from dist_ens.data import (
     source_of_arrays,
     training_batches,
 )
+from dist_ens.data.pipeline import epoch_order
 from dist_ens.errors import UserError
 from tiny_digits.tiny_digits_dataset_builder import TinyDigits
 
@@ -74,6 +75,11 @@ def test_an_epoch_shows_every_example_once_in_an_order_of_its_own():
     assert len({tuple(epoch) for epoch in epochs}) == 4
     other = np.concatenate(positions(NUMBERS, last_step=10, seed=1)).ravel()
     assert not np.array_equal(stream, other)
+
+
+def test_the_order_is_one_of_seed_and_epoch_and_stays_what_it_was():
+    assert epoch_order(0, 1, 10).tolist() == [9, 4, 0, 8, 1, 5, 3, 2, 6, 7]
+    assert epoch_order(1, 0, 10).tolist() != epoch_order(0, 1, 10).tolist()
 
 
 def test_without_shuffling_the_order_is_the_files():
@@ -251,6 +257,7 @@ WITH_NAN = np.where(FLOATS == 5, np.nan, FLOATS)
     [
         ((IMAGES, LABELS[:9]), (IMAGES, LABELS), None, "12 inputs and 9 labels"),
         ((IMAGES, LABELS - 1), (IMAGES, LABELS), None, "3 different labels from -1 to 1"),
+        ((IMAGES, LABELS * 0), (IMAGES, LABELS), None, "training labels that are all 0"),
         ((IMAGES, LABELS * 100), (IMAGES, LABELS), None, "3 different labels from 0 to 200"),
         ((IMAGES, LABELS), (IMAGES, LABELS + 1), None, "Received: label 3 at index 2, 4 in all"),
         ((IMAGES, LABELS), (IMAGES, LABELS), 2, "Labels lie in [0, 2). Received: label 2"),

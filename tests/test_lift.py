@@ -90,6 +90,17 @@ def test_a_step_draws_another_dropout_mask_than_the_last_and_each_column_its_own
     state, _ = ensemble.update(state, layout.put(batch, 4, BATCHES))
     assert not np.array_equal(np.asarray(state.model_state["mask"])[0] - 2 * first, first)
 
+    def first_masks(seed, num_members):
+        layout = make_layout(num_members, devices=jax.devices()[:1])
+        ensemble = Ensemble(member, optax.sgd(0.0), layout)
+        state = ensemble.init(seed, jax.ShapeDtypeStruct((4, 3), jnp.float32))
+        state, _ = ensemble.update(state, layout.put(batch, 4, BATCHES))
+        return np.asarray(state.model_state["mask"])
+
+    masks = first_masks(0, 2)
+    assert not np.array_equal(masks[0], masks[1])
+    assert not np.array_equal(masks, first_masks(1, 2))
+
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda n: n.__name__)
 def test_member_3_is_the_same_among_8_among_64_and_alone(network):
@@ -129,6 +140,8 @@ def test_a_member_is_what_a_loop_by_hand_makes_of_it():
             x, y = batches["inputs"][step], batches["labels"][step]
             value, grads = jax.value_and_grad(loss)(params, x, y)
             np.testing.assert_allclose(metrics["loss"][step, i], value, rtol=1e-5)
+            right = (apply(params, x).argmax(-1) == y).mean()
+            np.testing.assert_allclose(metrics["accuracy"][step, i], right, rtol=1e-6)
             params = jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
         np.testing.assert_allclose(state.params["w"][i], params["w"], rtol=1e-5, atol=1e-6)
 
@@ -195,11 +208,22 @@ def test_members_trained_elsewhere_predict_what_a_loop_over_them_does():
             np.testing.assert_array_equal(logits, np.stack(by_hand))
 
 
+def test_networks_trained_elsewhere_have_keys_of_their_seed_and_ids():
+    ensemble = Ensemble(networks.mlp()[0], optax.sgd(0.1), make_layout(2))
+    state = ensemble.state_of([{"w": np.ones(3)}] * 2, seed=5, member_ids=[3, 1])
+    expected = [jax.random.fold_in(jax.random.key(5), i) for i in (3, 1)]
+    assert state.member_id.tolist() == [3, 1]
+    assert [k == e for k, e in zip(state.key, expected, strict=True)] == [True, True]
+
+
 def test_ids_that_do_not_fit_the_layout_are_refused():
     member, inputs, _ = networks.mlp()
     ensemble = Ensemble(member, optax.sgd(0.1), make_layout(8))
     with pytest.raises(UserError, match=r"member_ids=\[1, 1\]"):
         ensemble.init(0, inputs, [1, 1])
+    of_two = Ensemble(member, optax.sgd(0.1), make_layout(2))
+    with pytest.raises(UserError, match=r"each with an id of its own.*member_ids=\[1, 1\]"):
+        of_two.init(0, inputs, [1, 1])
     with pytest.raises(UserError, match="If it is stacked already, unstack_members"):
         ensemble.state_of({"w": np.ones((8, 3))})
     with pytest.raises(UserError, match="Received: 2 for 8 members"):

@@ -74,6 +74,14 @@ def test_the_calibration_error_is_the_textbooks():
     assert scores(probs, labels)["ece"] == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_confidence_on_the_edge_belongs_to_the_bin_below():
+    # 3/15 and 0.19 share the bin (2/15, 3/15], 0.21 has the next: one right of two at a mean
+    # confidence of 0.195, and none of one at 0.21. (2 * |0.5 - 0.195| + 0.21) / 3 = 0.273333
+    rest = lambda p: [p] + [(1 - p) / 9] * 9  # noqa: E731
+    got = scores([rest(np.float32(0.2)), rest(0.19), rest(0.21)], [0, 1, 1])
+    assert got["ece"] == pytest.approx(0.273333, abs=1e-5)
+
+
 def test_labels_at_every_position_are_all_counted():
     probs = np.full((2, 3, 2), 0.5)
     probs[0, 1] = [0.75, 0.25]

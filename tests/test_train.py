@@ -9,13 +9,15 @@ import numpy as np
 import optax
 import pytest
 
-from dist_ens.config import Experiment
-from dist_ens.data import source_of_arrays
-from dist_ens.ensemble import Ensemble
+from dist_ens.config import DataConfig, Experiment
+from dist_ens.data import open_source, source_of_arrays
+from dist_ens.data.pipeline import epoch_order
+from dist_ens.ensemble import Ensemble, unstack_members
 from dist_ens.errors import RunError, UserError
 from dist_ens.layout import BATCHES, make_layout
+from dist_ens.losses import softmax_cross_entropy
 from dist_ens.member import Member, from_functions
-from dist_ens.run import open_finished
+from dist_ens.run import open_finished, trained_by_one
 from dist_ens.train import train
 
 
@@ -41,10 +43,8 @@ def lines(workdir):
 
 
 def assert_same_bits(a, b):
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a.params), jax.device_get(b.params))
-    jax.tree.map(
-        np.testing.assert_array_equal, jax.device_get(a.opt_state), jax.device_get(b.opt_state)
-    )
+    a, b = (jax.device_get(s._replace(key=jax.random.key_data(s.key))) for s in (a, b))
+    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def test_a_run_leaves_its_scores_its_metrics_and_its_checkpoints(tmp_path):
@@ -90,9 +90,14 @@ def test_evaluation_and_saving_come_at_the_first_call_boundary_at_or_after_their
 
 @pytest.mark.quick
 def test_a_run_that_goes_on_ends_as_one_never_stopped(tmp_path):
-    whole = train(experiment(evaluation={"every_steps": 8}), tmp_path / "whole")
+    def run(steps, name):  # a network with a state of its own and keys
+        model = {"name": "mlp_bn_dropout", "hidden_sizes": (16,), "dropout_rate": 0.5}
+        changes = {"model": model, "evaluation": {"every_steps": 8}}
+        return train(experiment(steps=steps, **changes), tmp_path / name)
+
+    whole = run(24, "whole")
     for steps in (10, 17, 24):  # none of the first two at the end of a whole call
-        resumed = train(experiment(steps=steps, evaluation={"every_steps": 8}), tmp_path / "parts")
+        resumed = run(steps, "parts")
     assert resumed.step == 24
     assert_same_bits(whole.state, resumed.state)
     assert resumed.scores == whole.scores
@@ -164,6 +169,51 @@ def test_training_data_of_another_length_is_refused(tmp_path):
     train(experiment(), tmp_path, source=source_of_arrays((x, y), (x, y)))
     with pytest.raises(UserError, match="num_train_examples is '200' there and '150' here"):
         train(experiment(), tmp_path, source=source_of_arrays((x[:150], y[:150]), (x, y)))
+
+
+def test_data_of_another_type_or_a_network_from_elsewhere_is_refused(tmp_path):
+    x, y = np.zeros((200, 64), np.float32), np.arange(200) % 10
+    source = source_of_arrays((x, y), (x, y))
+    train(experiment(), tmp_path, source=source)
+    other = source_of_arrays((x.astype(np.uint8), y), (x.astype(np.uint8), y))
+    with pytest.raises(UserError, match="spec is 'float32.*' there and 'uint8.*' here"):
+        train(experiment(), tmp_path, source=other)
+    with pytest.raises(UserError, match="the network's file is None there and 'own.py' here"):
+        train(experiment(), tmp_path, source=source, member_file="own.py")
+
+
+def test_the_seed_says_networks_and_order_and_shuffle_whether_there_is_an_order(tmp_path):
+    optimizer = {"name": "sgd", "learning_rate": 1e-30}  # networks that stand still
+    examples, weights = open_source(DataConfig()).train, []
+    for seed, shuffle in [(0, True), (1, True), (0, False)]:
+        workdir = tmp_path / f"{seed} {shuffle}"
+        of_run = experiment(steps=4, seed=seed, optimizer=optimizer, data={"shuffle": shuffle})
+        run = train(of_run, workdir)
+        weights.append(np.asarray(jax.tree.leaves(run.state.params)[-1]))
+        # What they lose in the only call says which examples it held.
+        order = epoch_order(seed, 0, 1437) if shuffle else np.arange(1437)
+        batch = examples.take(order[: 4 * 32])
+        losses = [
+            softmax_cross_entropy(
+                run.ensemble.member.apply(params, (), batch["inputs"], None, False)[0],
+                batch["labels"],
+            ).mean()
+            for params in unstack_members(jax.device_get(run.state.params))
+        ]
+        assert lines(workdir)[0]["train/loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert not np.array_equal(weights[0], weights[1])
+    np.testing.assert_array_equal(weights[0], weights[2])
+
+
+def test_a_line_is_written_at_its_steps_and_at_the_last_with_the_means_of_its_call(tmp_path):
+    every = experiment(steps=23, logging={"every_steps": 1}, steps_per_call=1)
+    train(every, tmp_path / "each")
+    train(experiment(steps=23), tmp_path / "run")
+    at = [line["step"] for line in lines(tmp_path / "run") if "train/loss" in line]
+    assert at == [8, 16, 23]
+    each = {x["step"]: x["train/loss"] for x in lines(tmp_path / "each") if "train/loss" in x}
+    of_call = next(x for x in lines(tmp_path / "run") if x["step"] == 8)["train/loss"]
+    assert of_call == pytest.approx(np.mean([each[s] for s in (5, 6, 7, 8)]), rel=1e-4)
 
 
 def test_more_steps_change_no_step_already_taken(tmp_path):
@@ -317,6 +367,18 @@ def test_a_workdir_that_is_a_file_or_below_one_is_refused(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path):
+    with trained_by_one(tmp_path), pytest.raises(UserError, match="another process is training"):
+        train(experiment(), tmp_path)
+    assert train(experiment(steps=4), tmp_path).step == 4
+
+
+def test_members_that_diverged_are_named(tmp_path, capsys):
+    train(experiment(optimizer={"learning_rate": 1e38}), tmp_path)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Members [0, 1, 2, 3] have diverged: their NLL is not finite" in printed
+
+
 def test_a_workdir_that_cannot_be_written_is_refused():
     with pytest.raises(UserError, match="can be written to. Received: /proc/runs"):
         train(experiment(), pathlib.Path("/proc/runs"))
@@ -326,6 +388,7 @@ def test_a_workdir_that_cannot_be_written_is_refused():
     ("changes", "sentence"),
     [
         ({"data": {"global_batch_size": 33}}, "global_batch_size=33 over a data axis of 2"),
+        ({"data": {"global_batch_size": 1438}}, "1,438 of 1,437 training examples"),
         ({"num_members": 9}, "global_batch_size=12 over a data axis of 8"),
         (
             {"model": {"name": "lenet5"}},

@@ -174,6 +174,11 @@ def count_classes(where: str, labels: np.ndarray) -> int:
             f"{len(present)} different labels from {present[0]} to {present[-1]} ({where}). "
             "Correct them, or say how many classes there are with --config.data.num_classes."
         )
+    if count == 1:
+        raise UserError(
+            f"There are two classes at least. Received: training labels that are all 0 ({where}). "
+            "Check that they are the labels; --config.data.num_classes allows it otherwise."
+        )
     return count
 
 

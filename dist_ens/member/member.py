@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, first_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,12 +135,6 @@ def _named(tree: Any) -> list[tuple[str, Any]]:
     return [
         (jax.tree_util.keystr(p), leaf) for p, leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]
-
-
-def first_line(error: Exception) -> str:
-    """What an error says first, as a sentence."""
-    line = next((line for line in str(error).splitlines() if line.strip()), "")
-    return line if line.endswith((".", "!", "?")) else line + "."
 
 
 def _shape(outputs: Any) -> str:

@@ -1,0 +1,76 @@
+"""Scores and predictions of an ensemble, against NumPy's."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from dist_ens.config import Experiment
+from dist_ens.data import ArraySplit, Spec
+from dist_ens.ensemble import Ensemble
+from dist_ens.evaluate import Evaluator
+from dist_ens.layout import make_layout
+from dist_ens.losses import class_mean_cross_entropy
+from dist_ens.member import from_functions
+from dist_ens.run import Run
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.fixture(scope="module")
+def two_networks():
+    """Two members that disagree, and 10 examples, which fill no batch of 8."""
+    random = np.random.default_rng(0)
+    member = from_functions(lambda key: {"w": 3 * jax.random.normal(key, (4, 3))}, _apply)
+    ensemble = Ensemble(member, optax.identity(), make_layout(2, 2))
+    state = ensemble.init(0, jax.ShapeDtypeStruct((1, 4), np.float32))
+    labels = random.integers(0, 3, 10).astype(np.int32)
+    return ensemble, state, ArraySplit(random.normal(size=(10, 4)).astype(np.float32), labels)
+
+
+def _apply(params, inputs):
+    return inputs @ params["w"]
+
+
+@pytest.mark.parametrize("batch_size", [8, 4, 100])
+def test_the_scores_are_those_of_the_averaged_probabilities_of_every_example(
+    two_networks, batch_size
+):
+    ensemble, state, split = two_networks
+    logits = np.einsum("nf,mfc->mnc", split.inputs, np.asarray(state.params["w"], np.float64))
+    probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    evaluator = Evaluator(ensemble, batch_size)
+    predicted = evaluator.predict(state, split)
+    np.testing.assert_allclose(predicted["member_probs"], probs, rtol=1e-4)
+    np.testing.assert_allclose(predicted["probs"], probs.mean(0), rtol=1e-4)
+    scores = evaluator.evaluate(state, split)
+    for scored, p in [(scores.ensemble, probs.mean(0)), *zip(scores.members, probs, strict=True)]:
+        assert scored["nll"] == pytest.approx(-np.log(p[range(10), split.labels]).mean(), rel=1e-4)
+        assert scored["accuracy"] == pytest.approx((p.argmax(-1) == split.labels).mean())
+        assert scored["brier"] == pytest.approx(
+            ((p - np.eye(3)[split.labels]) ** 2).sum(-1).mean(), rel=1e-4
+        )
+
+
+def test_an_experiments_loss_and_scaling_are_what_its_ensemble_has():
+    values = {
+        "steps": 1,
+        "loss": "class_mean_cross_entropy",
+        "data": {"mean": (1.0,), "std": (2.0,)},
+    }
+    run = Run(Experiment.from_dict(values), Spec((4,), "float32", (), 3), 10)
+    seen = []
+
+    def apply(params, inputs):
+        seen.append(inputs)
+        return _apply(params, inputs)
+
+    ensemble = run.make_ensemble(
+        make_layout(1), from_functions(lambda key: {"w": np.ones((4, 3))}, apply)
+    )
+    ensemble.member.apply({"w": np.ones((4, 3))}, (), np.full((1, 4), 5.0, np.float32), None, False)
+    np.testing.assert_array_equal(seen[-1], np.full((1, 4), 2.0))  # (5 - 1) / 2
+    assert ensemble.loss is class_mean_cross_entropy
+    # ln 3 of three equal logits, over three classes
+    loss = class_mean_cross_entropy(np.zeros((1, 3), np.float32), np.zeros(1, np.int32))
+    np.testing.assert_allclose(loss, [np.log(3) / 3], rtol=1e-6)
