@@ -75,11 +75,10 @@ def test_the_calibration_error_is_the_textbooks():
 
 
 def test_a_confidence_on_the_edge_belongs_to_the_bin_below():
-    # 3/15 and 0.19 share the bin (2/15, 3/15], 0.21 has the next: one right of two at a mean
-    # confidence of 0.195, and none of one at 0.21. (2 * |0.5 - 0.195| + 0.21) / 3 = 0.273333
-    rest = lambda p: [p] + [(1 - p) / 9] * 9  # noqa: E731
-    got = scores([rest(np.float32(0.2)), rest(0.19), rest(0.21)], [0, 1, 1])
-    assert got["ece"] == pytest.approx(0.273333, abs=1e-5)
+    # 9/15 and 0.58 share the bin (8/15, 9/15]: one right of two. 0.62 is alone, and right.
+    # (|1 - (0.6 + 0.58)| + |1 - 0.62|) / 3 = 0.56 / 3 = 0.186667
+    got = scores([[p, 1 - p] for p in (0.6, 0.58, 0.62)], [0, 1, 0])
+    assert got["ece"] == pytest.approx(0.186667, abs=1e-5)
 
 
 def test_labels_at_every_position_are_all_counted():
