@@ -17,8 +17,8 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from dist_ens.errors import UserError
+from dist_ens.execution import Execution
 
-EXECUTIONS = ("vmap", "unroll")
 LOSSES = ("softmax_cross_entropy", "class_mean_cross_entropy")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "linear", "cosine")
@@ -225,7 +225,8 @@ class Experiment:
         steps: Updates to take; None where `epochs` is given.
         epochs: Passes over the training split; None where `steps` is given.
         steps_per_call: Updates inside one jitted call.
-        execution: How a device runs the members it holds.
+        execution: How a device runs the members it holds: `WAY[+LOWERING][+STEPS]`; see
+            `dist_ens.execution`.
         loss: The loss of one member, in nats.
     """
 
@@ -259,7 +260,7 @@ class Experiment:
             f"steps={self.steps}, epochs={self.epochs}",
             "Give --config.steps=1000 or --config.epochs=10.",
         )
-        _require_one_of("execution", self.execution, EXECUTIONS)
+        Execution.parse(self.execution)
         _require_one_of("loss", self.loss, LOSSES)
 
     @classmethod

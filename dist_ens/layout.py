@@ -189,6 +189,65 @@ class Layout:
 
         return jax.tree.map(put, host_tree)
 
+    @cached_property
+    def host_mesh_rows(self) -> tuple[int, ...]:
+        """Rows of the mesh in which this host has a device, ascending."""
+        here = jax.process_index()
+        return tuple(
+            row
+            for row in range(self.ensemble_axis)
+            if any(d.process_index == here for d in self.mesh.devices[row])
+        )
+
+    def row(self, row: int, num_members: int) -> "Layout":
+        """A layout of some members on the devices of one row of this mesh."""
+        return make_layout(num_members, 1, self.mesh.devices[row].tolist())
+
+    def of_row(self, tree: Any, row: int, spec: P) -> Any:
+        """One row's part of global arrays, as arrays of that row's layout; nothing is copied."""
+        sharding = self.row(row, self.members_per_device).sharding(spec)
+
+        def part(leaf: jax.Array) -> jax.Array:
+            shards = {shard.device: shard.data for shard in leaf.addressable_shards}
+            shape = list(leaf.shape)
+            if ENSEMBLE in spec:
+                shape[tuple(spec).index(ENSEMBLE)] = self.members_per_device
+            here = [shards[d] for d in self.mesh.devices[row] if d in shards]
+            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, here)
+
+        return jax.tree.map(part, tree)
+
+    def from_rows(self, trees: dict[int, Any], spec: P) -> Any:
+        """The global arrays whose rows' parts these are: the inverse of `of_row` where `spec` has
+        the ensemble axis.
+
+        Args:
+            trees: For each of `host_mesh_rows` its part.
+            spec: `MEMBERS` or `MEMBER_METRICS`.
+
+        Returns:
+            The tree as global arrays.
+        """
+        sharding, axis = self.sharding(spec), tuple(spec).index(ENSEMBLE)
+
+        def whole(*parts: jax.Array) -> jax.Array:
+            shape = list(parts[0].shape)
+            shape[axis] = self.num_members
+            here = [shard.data for part in parts for shard in part.addressable_shards]
+            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, here)
+
+        return jax.tree.map(whole, *trees.values())
+
+    def put_numbers(self, count: int) -> list[jax.Array]:
+        """0, 1, … as int32[] everywhere on the mesh: to count with where nothing is transferred."""
+        everywhere = self.sharding(REPLICATED)
+
+        def put(number: int) -> jax.Array:
+            here = [jax.device_put(np.int32(number), d) for d in everywhere.addressable_devices]
+            return jax.make_array_from_single_device_arrays((), everywhere, here)
+
+        return [put(number) for number in range(count)]
+
     def put_members(self, tree: Any) -> Any:
         """Host arrays `[members, ...]`, the whole of them on every host, as the members' state."""
         sharding = self.sharding(MEMBERS)

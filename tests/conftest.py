@@ -1,11 +1,21 @@
 """Eight devices for every test, on any machine."""
 
 import os
+import tempfile
 
 DEVICES = 8
 # The programs here are small and run a few times: to compile them is what costs, so LLVM is asked
-# for no optimisation. Commands that a test starts as processes are given `COMMAND_ENVIRONMENT`.
+# for no optimisation, and what one test compiled another finds in a cache of this session. Commands
+# that a test starts as processes are given `COMMAND_ENVIRONMENT`.
+_CACHE = tempfile.TemporaryDirectory(prefix="dist_ens_tests_")
+_CACHING = {
+    "JAX_COMPILATION_CACHE_DIR": _CACHE.name,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 COMMAND_ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_"))}
+COMMAND_ENVIRONMENT |= _CACHING
+os.environ |= _CACHING
 os.environ["XLA_FLAGS"] = (
     f"--xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0"
 )

@@ -23,8 +23,9 @@ FLOORS = {
     "dist_ens.optimizers": 1,
     "dist_ens.metrics": 1,
     "dist_ens.config": 0,
-    "dist_ens.errors": -1,
-    "dist_ens": -2,
+    "dist_ens.execution": -1,
+    "dist_ens.errors": -2,
+    "dist_ens": -3,
 }
 FILES = sorted([*ROOT.glob("dist_ens/**/*.py"), *ROOT.glob("launch/*.py")])
 
@@ -63,7 +64,7 @@ def test_a_file_imports_only_from_floors_below_its_own(path):
 
 @pytest.mark.quick
 def test_the_ground_floor_imports_no_jax():
-    for name in ("config", "errors"):
+    for name in ("config", "execution", "errors"):
         imported = imports_of(ROOT / "dist_ens" / f"{name}.py")
         assert not [m for m in imported if m.split(".")[0] in ("jax", "jaxlib", "flax", "optax")]
 

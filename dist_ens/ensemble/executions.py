@@ -6,26 +6,57 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dist_ens.errors import UserError
+from dist_ens.ensemble import lowerings
+from dist_ens.ensemble.rewrite import Rule, rewritten
+from dist_ens.execution import Execution
+
+_CONVOLUTIONS: dict[str, Rule] = {
+    "patches": lowerings.convolution_as_patches,
+    "canonical": lowerings.convolution_in_canonical_layout,
+    "apart": lowerings.convolutions_apart,
+}
+_MAX_POOLING: dict[str, Rule] = {"masks": lowerings.max_pool_gradient_as_masks}
 
 
-def over_members(fn: Callable[[Any, Any], Any], execution: str) -> Callable[[Any, Any], Any]:
+def lowered(fn: Callable[..., Any], execution: Execution) -> Callable[..., Any]:
+    """`fn` of one member with its slow operations in the forms that the execution names.
+
+    Args:
+        fn: What one member does, derivatives taken.
+        execution: Its `convolutions` and `max_pooling`.
+
+    Returns:
+        A function of the same arguments and results, to floating-point tolerance.
+    """
+    rules = {}
+    if execution.convolutions is not None:
+        rules[lowerings.CONVOLUTION] = _CONVOLUTIONS[execution.convolutions]
+    if execution.max_pooling is not None:
+        rules[lowerings.MAX_POOL_GRADIENT] = _MAX_POOLING[execution.max_pooling]
+    return rewritten(fn, rules) if rules else fn
+
+
+def over_members(fn: Callable[[Any, Any], Any], execution: Execution) -> Callable[[Any, Any], Any]:
     """`fn` of one member, for all members of a device.
 
     Args:
         fn: `fn(member, shared)`, where `shared` (a batch) is the same for every member.
-        execution: `vmap`, one batched program; or `unroll`, the members' own operations one after
-            another in one program (the faster where batching makes an operation slow, as it does
-            convolutions on a CPU).
+        execution: Its `members` says how. `loop` dispatches programs of one member (see `loop`);
+            inside a program it is `map`.
 
     Returns:
         The same function of leaves [members, ...], returning leaves [members, ...].
     """
-    if execution == "vmap":
+    if execution.members == "vmap":
         return jax.vmap(fn, in_axes=(0, None))
-    if execution == "unroll":
+    if execution.members == "unroll":
         return _unroll(fn)
-    raise UserError(f"execution is vmap or unroll. Received: {execution!r}. Choose one of them.")
+    chunk_size = execution.chunk_size
+
+    def one_after_another(members: Any, shared: Any) -> Any:
+        return jax.lax.map(lambda member: fn(member, shared), members, batch_size=chunk_size)
+
+    return one_after_another
 
 
 def _unroll(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -10,9 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dist_ens.ensemble.executions import over_members
+from dist_ens.ensemble.executions import lowered, over_members
+from dist_ens.ensemble.loop import Loop
+from dist_ens.ensemble.lowerings import CONVOLUTION
+from dist_ens.ensemble.rewrite import contains
 from dist_ens.ensemble.state import State, member_key, stack_members
 from dist_ens.errors import UserError
+from dist_ens.execution import Execution
 from dist_ens.layout import (
     BATCH,
     BATCHES,
@@ -44,7 +48,8 @@ class Ensemble:
         optimizer: Of one member.
         layout: Where members and data lie.
         loss: Of one member, per example.
-        execution: How a device runs its members; see `executions`.
+        execution: How a device runs its members: `WAY[+LOWERING][+STEPS]`; see
+            `dist_ens.execution`.
     """
 
     member: Member
@@ -136,22 +141,59 @@ class Ensemble:
 
     @cached_property
     def update(self) -> Any:
-        """The jitted update of some steps: `update(state, batches) -> (state, metrics)`.
+        """The update of some steps: `update(state, batches) -> (state, metrics)`.
 
         `batches` is a dict of `inputs` and `labels`, leaves [steps, batch, ...], from
         `Layout.put`. The given state is donated: it must not be used again. `metrics` is a dict of
         float32[steps, members]: `loss`, of the loss function, and `accuracy` in [0, 1], means over
-        the global batch before each update. Compiled once for each number of steps.
+        the global batch before each update. Compiled once for each number of steps; it is a jitted
+        function, but where the execution is `loop` or its steps are `single`: those dispatch one.
         """
+        if self._execution.members == "loop":
+            alone = dataclasses.replace(self._execution, members="unroll")
+            return Loop(
+                self.layout,
+                lambda layout: (
+                    dataclasses.replace(self, layout=layout, execution=str(alone)).update
+                ),
+            )
+        if self._execution.steps == "single":
+            return self._step_after_step()
 
         def update(state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
-            return self.layout.shard_map(
-                self._device_update,
-                in_specs=(MEMBERS, BATCHES),
-                out_specs=(MEMBERS, MEMBER_METRICS),
-            )(state, batches)
+            return self._lifted_update(state, batches)
 
         return jax.jit(update, donate_argnums=0)
+
+    def _step_after_step(self) -> Any:
+        """`update` as a program of one step, dispatched for each step of a call."""
+
+        @partial(jax.jit, donate_argnums=0)
+        def update(state: State, batches: Any, number: jax.Array) -> Any:
+            batch = jax.tree.map(lambda b: jax.lax.dynamic_slice_in_dim(b, number, 1), batches)
+            return self._lifted_update(state, batch)
+
+        @jax.jit
+        def in_order(metrics: list[Any]) -> Any:
+            return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *metrics)
+
+        numbers: list[jax.Array] = []
+
+        def update_each(state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
+            count, metrics = len(jax.tree.leaves(batches)[0]), []
+            if len(numbers) < count:
+                numbers[:] = self.layout.put_numbers(count)
+            for number in numbers[:count]:
+                state, metrics_of_step = update(state, batches, number)
+                metrics.append(metrics_of_step)
+            return state, in_order(metrics)
+
+        return update_each
+
+    def _lifted_update(self, state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
+        return self.layout.shard_map(
+            self._device_update, in_specs=(MEMBERS, BATCHES), out_specs=(MEMBERS, MEMBER_METRICS)
+        )(state, batches)
 
     @cached_property
     def predict(self) -> Any:
@@ -167,10 +209,16 @@ class Ensemble:
 
         def predict(state: State, inputs: jax.Array) -> jax.Array:
             return self.layout.shard_map(
-                over_members(one, self.execution), in_specs=(MEMBERS, BATCH), out_specs=MEMBER_BATCH
+                over_members(lowered(one, self._execution), self._execution),
+                in_specs=(MEMBERS, BATCH),
+                out_specs=MEMBER_BATCH,
             )((state.params, state.model_state), inputs)
 
         return jax.jit(predict)
+
+    @cached_property
+    def _execution(self) -> Execution:
+        return Execution.parse(self.execution)
 
     def _ids(self, member_ids: Sequence[int] | None) -> np.ndarray:
         count = self.layout.num_members
@@ -211,18 +259,21 @@ class Ensemble:
     def _device_update(self, state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
         """All steps of one call, for the members of one device: metrics [steps, members]."""
 
+        # Traced once, however often it is called.
+        update_one = jax.jit(lowered(self._member_update, self._execution), inline=True)
+
         def steps_of_one(state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
             count = len(jax.tree.leaves(batches)[0])
             each = [jax.tree.map(lambda leaf: leaf[i], batches) for i in range(count)]  # noqa: B023
-            if count > 1 and not self._scan_is_slow(state, each[0]):
-                return jax.lax.scan(self._member_update, state, batches)
+            if self._scans(count, update_one, state, each[0]):
+                return jax.lax.scan(update_one, state, batches)
             metrics = []
-            for batch in each:  # a scan is a `while`, even one of one step
-                state, metrics_of_step = self._member_update(state, batch)
+            for batch in each:
+                state, metrics_of_step = update_one(state, batch)
                 metrics.append(metrics_of_step)
             return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *metrics)
 
-        state, metrics = over_members(steps_of_one, self.execution)(state, batches)
+        state, metrics = over_members(steps_of_one, self._execution)(state, batches)
         return state, jax.tree.map(jnp.transpose, metrics)
 
     def _member_update(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
@@ -250,11 +301,15 @@ class Ensemble:
         )
         return state, metrics
 
-    def _scan_is_slow(self, state: State, batch: Any) -> bool:
-        """Whether a step holds a convolution on a CPU.
+    def _scans(self, count: int, update_one: Any, state: State, batch: Any) -> bool:
+        """Whether the steps of a call are a loop inside the program: a `while`, even of one step.
 
-        The gradient of its weights runs 20 to 50 times slower inside a `while` there.
+        In one the gradient of a convolution's weights runs 20 to 50 times slower on a CPU, unless
+        the convolution's layout is canonical.
         """
-        if self.layout.platform != "cpu":
-            return False
-        return "conv_general_dilated[" in str(jax.make_jaxpr(self._member_update)(state, batch))
+        steps, convolutions = self._execution.steps, self._execution.convolutions
+        if count == 1 or steps is not None:
+            return count > 1 and steps == "scanned"
+        if self.layout.platform != "cpu" or convolutions == "canonical":
+            return True
+        return not contains(update_one, {CONVOLUTION}, state, batch)

@@ -1,0 +1,269 @@
+"""Other forms of slow operations, with the same values. Which of them wins is measured, not known.
+
+Each is a rule for `rewrite.rewritten`. Under `vmap` a convolution of many members becomes a
+grouped one, for which XLA has no fast program on a CPU (nor often elsewhere); and inside a `while`
+XLA's CPU backend is fast only where the layout of a convolution is canonical.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+CONVOLUTION = lax.conv_general_dilated_p
+MAX_POOL_GRADIENT = lax.select_and_scatter_add_p
+
+
+def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    """A convolution as patches of its input and one matrix product.
+
+    Where the kernel has fewer positions than the output, the patches are those under the kernel;
+    else, as in the gradient of the weights, those under each position of the output.
+
+    Args:
+        lhs: Input, as `jax.lax.conv_general_dilated` has it.
+        rhs: Kernel.
+        **params: Of `conv_general_dilated_p`: strides, padding, dilations, groups.
+
+    Returns:
+        What the convolution returns.
+    """
+    lhs, rhs, groups_of_batch = _canonical(lhs, rhs, **params)
+    groups, out_spec = _num_groups(params), params["dimension_numbers"].out_spec
+    rank = lhs.ndim - 2
+    lhs = lax.pad(
+        lhs,
+        jnp.zeros((), lhs.dtype),
+        [
+            (0, 0, 0),
+            *(
+                (low, high, d - 1)
+                for (low, high), d in zip(params["padding"], params["lhs_dilation"], strict=True)
+            ),
+            (0, 0, 0),
+        ],
+    )
+    # Groups in front: [groups, batch, *space, channels] and [groups, *kernel, channels, features].
+    if groups_of_batch:
+        lhs = lhs.reshape(groups, -1, *lhs.shape[1:])
+    else:
+        lhs = jnp.moveaxis(lhs.reshape(*lhs.shape[:-1], groups, -1), -2, 0)
+    rhs = jnp.moveaxis(rhs.reshape(*rhs.shape[:-1], groups, -1), -2, 0)
+    kernel, channels, features = rhs.shape[1 : rank + 1], rhs.shape[-2], rhs.shape[-1]
+    strides, dilations = params["window_strides"], params["rhs_dilation"]
+    space = tuple(
+        max(0, (size - (k - 1) * d - 1) // s + 1)
+        for size, k, d, s in zip(lhs.shape[2:-1], kernel, dilations, strides, strict=True)
+    )
+    batch = lhs.shape[1]
+    if math.prod(kernel) <= math.prod(space):
+        slices = _slices(
+            lhs, kernel, dilations, space, strides
+        )  # [groups, batch, *space, channels]
+        patches = jnp.stack(slices, axis=-2).reshape(groups, batch * math.prod(space), -1)
+        out = _product(patches, rhs.reshape(groups, -1, features), params)
+        out = out.reshape(groups, batch, *space, features)
+    else:
+        slices = _slices(
+            lhs, space, strides, kernel, dilations
+        )  # [groups, batch, *kernel, channels]
+        patches = jnp.stack(slices, axis=2).reshape(groups, batch * math.prod(space), -1)
+        out = _product(patches, rhs.reshape(groups, math.prod(kernel) * channels, features), params)
+        out = out.reshape(groups, batch, *space, features)
+    out = jnp.moveaxis(out, 0, -2).reshape(batch, *space, groups * features)
+    return _from_canonical(out, out_spec)
+
+
+def convolution_in_canonical_layout(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    """A convolution in the layout NHWC x HWIO; those of many members one after another.
+
+    Args, Returns: As `convolution_as_patches`.
+    """
+
+    def one(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        out_spec = params["dimension_numbers"].out_spec
+        lhs, rhs, _ = _canonical(lhs, rhs, **params)
+        # Without the barriers XLA would put the transpositions back into the convolution.
+        lhs, rhs = lax.optimization_barrier((lhs, rhs))
+        last = lhs.ndim - 1
+        spec = lax.ConvDimensionNumbers(
+            (0, last, *range(1, last)),
+            (last, last - 1, *range(last - 1)),
+            (0, last, *range(1, last)),
+        )
+        out = CONVOLUTION.bind(lhs, rhs, **{**params, "dimension_numbers": spec})
+        return _from_canonical(lax.optimization_barrier(out), out_spec)
+
+    return _member_by_member(one, lambda fn, args: lax.map(lambda pair: fn(*pair), args))(lhs, rhs)
+
+
+def convolutions_apart(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    """A convolution as it is; those of many members stay so many, none grouped.
+
+    Args, Returns: As `convolution_as_patches`.
+    """
+
+    def each(fn: Callable[..., jax.Array], args: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return jnp.stack([fn(a, b) for a, b in zip(*args, strict=True)])
+
+    return _member_by_member(lambda a, b: CONVOLUTION.bind(a, b, **params), each)(lhs, rhs)
+
+
+def max_pool_gradient_as_masks(
+    source: jax.Array,
+    operand: jax.Array,
+    *,
+    select_prim: Any,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+) -> jax.Array:
+    """The gradient of max- (or min-) pooling: to each window's first extremum, found by comparing.
+
+    A tie goes to the first in row-major order, and of a window that holds NaN the same element is
+    taken as XLA takes.
+
+    Args:
+        source: Gradient of the pooled values, one per window.
+        operand: What was pooled.
+        select_prim: `ge` for the largest, `le` for the smallest.
+        window_dimensions: Size of a window along each axis.
+        window_strides: From window to window.
+        padding: Before and after each axis.
+
+    Returns:
+        The gradient of the operand.
+    """
+    offsets = list(itertools.product(*map(range, window_dimensions)))
+    # What JAX pads with: it is a candidate like others, and a gradient that it wins is lost.
+    last = -jnp.inf if select_prim is lax.ge_p else jnp.inf
+    padded = lax.pad(operand, jnp.asarray(last, operand.dtype), [(a, b, 0) for a, b in padding])
+    ones = (1,) * operand.ndim
+    best, *others = _slices(
+        padded, window_dimensions, ones, source.shape, window_strides, first_axis=0
+    )
+    chosen = jnp.zeros(source.shape, jnp.int32)
+    for k, candidate in enumerate(others, start=1):
+        keeps = select_prim.bind(best, candidate)
+        best, chosen = jnp.where(keeps, best, candidate), jnp.where(keeps, chosen, k)
+    if tuple(window_dimensions) == tuple(window_strides):
+        spread = _spread_apart(source, chosen, window_dimensions)
+    else:
+        spread = _spread_overlapping(source, chosen, offsets, window_strides, padded.shape)
+    # Windows may cover less than the padded operand, or more than the operand.
+    crop = [
+        (-low, size + low - covered, 0)
+        for (low, _), size, covered in zip(padding, operand.shape, spread.shape, strict=True)
+    ]
+    return lax.pad(spread, jnp.zeros((), spread.dtype), crop)
+
+
+def _canonical(
+    lhs: jax.Array, rhs: jax.Array, *, dimension_numbers: Any, batch_group_count: int, **_: Any
+) -> tuple[jax.Array, jax.Array, bool]:
+    """[batch, *space, channels], [*kernel, channels, features], whether the batch is grouped."""
+    n, c, *space = dimension_numbers.lhs_spec
+    o, i, *kernel = dimension_numbers.rhs_spec
+    return lhs.transpose(n, *space, c), rhs.transpose(*kernel, i, o), batch_group_count > 1
+
+
+def _from_canonical(out: jax.Array, out_spec: Sequence[int]) -> jax.Array:
+    """[batch, *space, features] with its axes where `out_spec` wants them."""
+    last = out.ndim - 1
+    places = dict(zip(out_spec, (0, last, *range(1, last)), strict=True))
+    return out.transpose([places[axis] for axis in range(out.ndim)])
+
+
+def _num_groups(params: Any) -> int:
+    return max(params["feature_group_count"], params["batch_group_count"])
+
+
+def _product(patches: jax.Array, kernel: jax.Array, params: Any) -> jax.Array:
+    return lax.dot_general(
+        patches,
+        kernel,
+        (((2,), (1,)), ((0,), (0,))),
+        precision=params["precision"],
+        preferred_element_type=params["preferred_element_type"],
+    )
+
+
+def _slices(
+    array: jax.Array,
+    window: Sequence[int],
+    steps_in_window: Sequence[int],
+    space: Sequence[int],
+    strides: Sequence[int],
+    first_axis: int = 2,
+) -> list[jax.Array]:
+    """For each position in a window, in row-major order, what lies there in every window."""
+    before, after = first_axis, array.ndim - first_axis - len(window)
+    found = []
+    for position in itertools.product(*map(range, window)):
+        start = [p * step for p, step in zip(position, steps_in_window, strict=True)]
+        limit = [
+            a + (n - 1) * s + 1 if n else a for a, n, s in zip(start, space, strides, strict=True)
+        ]
+        found.append(
+            lax.slice(
+                array,
+                (0,) * before + tuple(start) + (0,) * after,
+                (*array.shape[:before], *limit, *array.shape[array.ndim - after :]),
+                (1,) * before + tuple(strides) + (1,) * after,
+            )
+        )
+    return found
+
+
+def _spread_apart(source: jax.Array, chosen: jax.Array, window: Sequence[int]) -> jax.Array:
+    """Each value at its window's chosen position; windows side by side."""
+    shape = [n for pair in zip(source.shape, window, strict=True) for n in pair]
+    position = jnp.zeros((), jnp.int32)
+    for axis, size in enumerate(window):
+        position = position * size + lax.broadcasted_iota(jnp.int32, shape, 2 * axis + 1)
+    of_windows = tuple(range(0, 2 * source.ndim, 2))
+    here = lax.broadcast_in_dim(chosen, shape, of_windows) == position
+    spread = jnp.where(here, lax.broadcast_in_dim(source, shape, of_windows), 0)
+    return spread.reshape([n * size for n, size in zip(source.shape, window, strict=True)])
+
+
+def _spread_overlapping(
+    source: jax.Array,
+    chosen: jax.Array,
+    offsets: Sequence[Sequence[int]],
+    strides: Sequence[int],
+    shape: Sequence[int],
+) -> jax.Array:
+    """Each value at its window's chosen position, added where windows overlap."""
+    zero = jnp.zeros((), source.dtype)
+    total = jnp.zeros(shape, source.dtype)
+    for k, offset in enumerate(offsets):
+        spread = [
+            (o, size - o - ((n - 1) * stride + 1), stride - 1)
+            for o, size, n, stride in zip(offset, shape, source.shape, strides, strict=True)
+        ]
+        total += lax.pad(jnp.where(chosen == k, source, zero), zero, spread)
+    return total
+
+
+def _member_by_member(
+    fn: Callable[[jax.Array, jax.Array], jax.Array],
+    each: Callable[[Callable[..., jax.Array], tuple[jax.Array, jax.Array]], jax.Array],
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """`fn`, which `vmap` turns into `each(fn, (lhs, rhs))`, not into one batched operation."""
+    batched = custom_vmap(fn)
+
+    @batched.def_vmap
+    def _(axis_size: int, in_batched: list[bool], *args: jax.Array) -> tuple[jax.Array, bool]:
+        lhs, rhs = (
+            a if is_batched else jnp.broadcast_to(a, (axis_size, *a.shape))
+            for a, is_batched in zip(args, in_batched, strict=True)
+        )
+        return each(batched, (lhs, rhs)), True
+
+    return batched

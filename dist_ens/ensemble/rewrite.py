@@ -1,0 +1,114 @@
+"""A traced function, evaluated with other forms of some of its operations.
+
+The functions here see a member's update after differentiation, as JAX traced it, so that they hold
+for any network: a backward pass is equations like any other.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun
+
+Rule = Callable[..., Any]
+
+# Calls that only group equations, and the derivative rules of which nothing is left to apply.
+_INLINED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+
+
+def rewritten(fn: Callable[..., Any], rules: Mapping[Primitive, Rule]) -> Callable[..., Any]:
+    """`fn`, with every operation that has a rule in the form that its rule gives it.
+
+    Nested functions are followed: jit, scan, while, cond, remat and custom derivatives. The result
+    has no derivative of its own worth having: differentiate first.
+
+    Args:
+        fn: A function of pytrees of arrays that JAX can trace.
+        rules: By primitive: takes the operation's arrays and, as keywords, its parameters; returns
+            its one result.
+
+    Returns:
+        A function of the same arguments and results, to floating-point tolerance.
+    """
+
+    def evaluated(*args: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        results = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), rules)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return evaluated
+
+
+def contains(fn: Callable[..., Any], primitives: set[Primitive], *args: Any) -> bool:
+    """Whether a function of these arguments does one of these operations, however deep inside."""
+
+    def within(jaxpr: Jaxpr) -> bool:
+        return any(
+            eqn.primitive in primitives or any(within(j) for j in _nested(eqn.params))
+            for eqn in jaxpr.eqns
+        )
+
+    return within(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def _evaluate(jaxpr: Jaxpr, consts: Any, args: Any, rules: Mapping[Primitive, Rule]) -> list[Any]:
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        inputs = [read(atom) for atom in eqn.invars]
+        with eqn.ctx.manager:
+            results = _apply(eqn, inputs, rules)
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _apply(eqn: Any, inputs: list[Any], rules: Mapping[Primitive, Rule]) -> list[Any]:
+    if eqn.primitive in rules:
+        return [rules[eqn.primitive](*inputs, **eqn.params)]
+    if eqn.primitive.name in _INLINED:
+        inner = eqn.params[_INLINED[eqn.primitive.name]]
+        return _evaluate(inner.jaxpr, inner.consts, inputs, rules)
+    params = {name: _with_rules(value, rules) for name, value in eqn.params.items()}
+    results = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(params))
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def _with_rules(param: Any, rules: Mapping[Primitive, Rule]) -> Any:
+    """A parameter of an operation; if it is a function, one that follows the rules."""
+    if isinstance(param, ClosedJaxpr):
+        # Its results must come as the operation expects them, which a weak type would not.
+        inner = jaxpr_as_fun(param)
+        shapes = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in param.in_avals
+        ]
+        return jax.make_jaxpr(rewritten(lambda *args: inner(*args), rules))(*shapes)
+    if isinstance(param, Jaxpr):
+        closed = _with_rules(ClosedJaxpr(param, ()), rules)
+        if closed.consts:
+            raise RuntimeError(
+                "A rule makes its constants inside. Received: one that captures arrays, in a "
+                "function that takes none. Build them with jax.lax.iota."
+            )
+        return closed.jaxpr
+    if isinstance(param, tuple) and any(isinstance(p, ClosedJaxpr | Jaxpr) for p in param):
+        return tuple(_with_rules(p, rules) for p in param)
+    return param
+
+
+def _nested(params: Mapping[str, Any]) -> list[Jaxpr]:
+    values = [v for p in params.values() for v in (p if isinstance(p, tuple) else (p,))]
+    return [
+        v.jaxpr if isinstance(v, ClosedJaxpr) else v
+        for v in values
+        if isinstance(v, ClosedJaxpr | Jaxpr)
+    ]

@@ -1,0 +1,95 @@
+"""How a device runs the members it holds, in words: `vmap`, `unroll+masks`, `chunk:4+patches`, …"""
+
+import dataclasses
+import difflib
+from typing import Self
+
+from dist_ens.errors import UserError
+
+WAYS = {
+    "vmap": "one batched program for all members",
+    "unroll": "the members' own operations one after another in one program",
+    "map": "one member after another in a loop inside the program",
+    "chunk:K": "K members batched at a time, one chunk after another",
+    "loop": "one member's own program, dispatched member after member: the reference",
+}
+CONVOLUTIONS = {
+    "patches": "convolutions as patches and one matrix product",
+    "canonical": "convolutions in the layout NHWC x HWIO, many members' one after another",
+    "apart": "many members' convolutions as so many operations, none grouped",
+}
+MAX_POOLING = {"masks": "the gradient of max-pooling by comparing, without a scatter"}
+STEPS = {
+    "scanned": "the steps of a call in a loop inside the program",
+    "unrolled": "the steps of a call one after another in one program",
+    "single": "a program of one step, dispatched step after step",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How a device runs its members. No way changes what a member computes, beyond rounding.
+
+    Attributes:
+        members: A key of `WAYS`; `chunk` without its size.
+        chunk_size: Members batched at a time; of `chunk` only.
+        convolutions: A key of `CONVOLUTIONS`; None leaves them to XLA.
+        max_pooling: A key of `MAX_POOLING`; None leaves it to XLA.
+        steps: A key of `STEPS`; None: scanned, but for one step, or for convolutions left to XLA
+            on a CPU, whose gradient is slow inside a loop.
+    """
+
+    members: str = "vmap"
+    chunk_size: int | None = None
+    convolutions: str | None = None
+    max_pooling: str | None = None
+    steps: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads `WAY[+LOWERING][+STEPS]`, words in any order after the first.
+
+        Args:
+            text: Such as `vmap`, `unroll+masks`, `chunk:4+patches+masks+scanned`.
+
+        Returns:
+            The execution.
+
+        Raises:
+            UserError: For a word that is unknown, or two of one kind.
+
+        >>> str(Execution.parse("chunk:4+masks+patches"))
+        'chunk:4+patches+masks'
+        """
+        way, *words = text.split("+")
+        name, colon, size = way.partition(":")
+        if way not in WAYS and not (name == "chunk" and size.isdecimal() and int(size)):
+            raise _unknown(way, text, [*WAYS])
+        fields: dict[str, str] = {}
+        kinds = {"convolutions": CONVOLUTIONS, "max_pooling": MAX_POOLING, "steps": STEPS}
+        for word in words:
+            field = next((f for f, known in kinds.items() if word in known), None)
+            if field is None:
+                raise _unknown(word, text, [w for known in kinds.values() for w in known])
+            if field in fields:
+                raise UserError(
+                    f"An execution says how to run {field.replace('_', '-')} once. Received: "
+                    f"{text!r}, which says {fields[field]} and {word}. Leave one out."
+                )
+            fields[field] = word
+        return cls(members=name, chunk_size=int(size) if colon else None, **fields)
+
+    def __str__(self) -> str:
+        way = self.members if self.chunk_size is None else f"{self.members}:{self.chunk_size}"
+        rest = (self.convolutions, self.max_pooling, self.steps)
+        return "+".join([way, *(word for word in rest if word)])
+
+
+def _unknown(word: str, text: str, known: list[str]) -> UserError:
+    near = difflib.get_close_matches(word, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return UserError(
+        f"An execution is WAY[+LOWERING][+STEPS]. Received: {word!r} in {text!r}, which is none of "
+        f"{', '.join(known)}.{hint} Try execution='vmap', or 'unroll+masks' for convolutions on a "
+        "CPU."
+    )

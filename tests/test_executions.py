@@ -1,0 +1,144 @@
+"""Every execution makes the same members."""
+
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import networks
+from dist_ens.ensemble import Ensemble
+from dist_ens.execution import CONVOLUTIONS, MAX_POOLING, STEPS, WAYS, Execution
+from dist_ens.layout import BATCH, BATCHES, make_layout
+from dist_ens.member import from_linen
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+class PoolingNet(nn.Module):
+    """Convolutions, one strided, with max-pooling between them."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.max_pool(nn.relu(nn.Conv(8, (3, 3))(x)), (2, 2), (2, 2))
+        x = nn.relu(nn.Conv(8, (3, 3), strides=2)(x))
+        return nn.Dense(networks.CLASSES)(x.reshape(len(x), -1))
+
+
+def pooling():
+    shape = jax.ShapeDtypeStruct((networks.BATCH, 8, 8, 2), jnp.float32)
+    return from_linen(PoolingNet()), shape, ()
+
+
+def trained(network, execution, num_members=4, mesh=(2, 2), steps=3):
+    """State, metrics and logits after one call, from seed 0."""
+    member, inputs, label_shape = network()
+    rows, columns = mesh
+    layout = make_layout(num_members, rows, jax.devices()[: rows * columns])
+    ensemble = Ensemble(member, optax.sgd(0.1), layout, execution=execution)
+    state = ensemble.init(0, inputs)
+    batches = networks.batches_for(inputs, label_shape, steps)
+    state, metrics = ensemble.update(state, layout.put(batches, networks.BATCH, BATCHES))
+    x = layout.put(batches["inputs"][0], networks.BATCH, BATCH)
+    return jax.device_get((state, metrics, ensemble.predict(state, x)))
+
+
+def assert_same(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(x, y, **TOLERANCE)
+
+
+WAYS_OF_FOUR = [way.replace(":K", ":1") for way in WAYS] + ["chunk:2", "chunk:3"]
+
+
+@pytest.fixture(scope="module", params=[networks.mlp, pooling], ids=lambda n: n.__name__)
+def reference(request):
+    return request.param, trained(request.param, "vmap")
+
+
+@pytest.mark.parametrize("execution", WAYS_OF_FOUR)
+def test_every_way_makes_the_same_members(reference, execution):
+    network, expected = reference
+    assert_same(trained(network, execution), expected)
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("way", ["vmap", "unroll", "loop"])
+def test_the_steps_of_a_call_are_the_same_however_they_are_run(way, steps):
+    assert_same(trained(networks.mlp, f"{way}+{steps}"), trained(networks.mlp, "vmap"))
+
+
+@pytest.fixture(scope="module")
+def unlowered():
+    return trained(pooling, "unroll")
+
+
+@pytest.mark.parametrize(
+    "execution",
+    [
+        *(f"vmap+{c}+{m}" for c, m in itertools.product(CONVOLUTIONS, MAX_POOLING)),
+        "unroll+canonical+scanned",
+        "map+canonical+masks",
+        "chunk:2+patches",
+        "loop+masks",
+    ],
+)
+def test_every_lowering_makes_the_same_members(unlowered, execution):
+    assert_same(trained(pooling, execution), unlowered)
+
+
+def test_a_lowered_update_holds_no_slow_operation():
+    member, inputs, label_shape = pooling()
+    layout = make_layout(2, devices=jax.devices()[:1])
+    batches = layout.put(networks.batches_for(inputs, label_shape, 2), networks.BATCH, BATCHES)
+
+    def text(execution):
+        ensemble = Ensemble(member, optax.sgd(0.1), layout, execution=execution)
+        return ensemble.update.lower(ensemble.init(0, inputs), batches).as_text()
+
+    plain = text("vmap")
+    assert "stablehlo.convolution" in plain
+    assert "stablehlo.select_and_scatter" in plain
+    assert "stablehlo.while" not in plain  # convolutions on a CPU
+    lowered = text("vmap+patches+masks")
+    assert "stablehlo.convolution" not in lowered
+    assert "stablehlo.select_and_scatter" not in lowered
+    assert "stablehlo.while" in lowered  # nothing is left that is slow there
+    assert "stablehlo.while" in text("vmap+canonical+unrolled")  # of the members
+    assert "stablehlo.while" not in text("unroll+canonical+unrolled")
+
+
+@pytest.mark.parametrize("network", [networks.mlp, pooling, networks.transformer, networks.dropout])
+def test_the_loop_keeps_a_members_bits_for_any_number_of_members_and_devices(network):
+    def member_1(num_members, rows):
+        state, metrics, _ = trained(network, "loop", num_members, (rows, 1))
+        leaves = jax.tree.leaves((state.params, state.model_state, metrics["loss"].T))
+        return [leaf[1] for leaf in leaves]
+
+    alone = member_1(2, 1)
+    for a, b in zip(alone, member_1(8, 2), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_loop_uses_up_the_state_it_is_given():
+    member, inputs, label_shape = networks.mlp()
+    layout = make_layout(4, 2, jax.devices()[:4])
+    ensemble = Ensemble(member, optax.sgd(0.1), layout, execution="loop")
+    state = ensemble.init(0, inputs)
+    batches = layout.put(networks.batches_for(inputs, label_shape, 1), networks.BATCH, BATCHES)
+    with jax.transfer_guard("disallow"):
+        after, _ = ensemble.update(state, batches)
+        ensemble.update(after, batches)
+    with pytest.raises(RuntimeError, match="deleted"):
+        np.asarray(jax.tree.leaves(state.params)[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["vmap", "unroll+masks", "chunk:4+patches+masks+scanned", "loop+canonical+single"]
+)
+def test_an_execution_is_written_as_it_is_read(text):
+    assert str(Execution.parse(text)) == text

@@ -1,0 +1,225 @@
+"""Lowerings: the same values and gradients as XLA's own operations, whatever their parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from dist_ens.ensemble import lowerings
+from dist_ens.ensemble.rewrite import contains, rewritten
+
+CONVOLUTIONS = {
+    "patches": lowerings.convolution_as_patches,
+    "canonical": lowerings.convolution_in_canonical_layout,
+    "apart": lowerings.convolutions_apart,
+}
+LAYOUTS = [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("HWNC", "IOHW", "NWHC")]
+
+
+def value_and_gradients(fn, *args):
+    """A function's value, and its gradients along one random direction."""
+    out = jax.eval_shape(fn, *args)
+    direction = np.random.default_rng(9).normal(size=out.shape).astype(out.dtype)
+
+    def along(*args):
+        value = fn(*args)
+        return (value * direction).sum(), value
+
+    return jax.grad(along, argnums=tuple(range(len(args))), has_aux=True)
+
+
+def assert_close(a, b, scale=1e-5):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=scale, atol=scale * max(1.0, np.abs(y).max()))
+
+
+def random_convolution(seed):
+    """Arrays and parameters of a convolution in two dimensions, as wild as JAX allows."""
+    random = np.random.default_rng(seed)
+    pick = lambda *values: values[random.integers(len(values))]  # noqa: E731
+    groups, grouped = pick(1, 1, 2, 3), pick("feature", "batch")
+    feature_groups = groups if grouped == "feature" else 1
+    batch_groups = groups if grouped == "batch" else 1
+    layout = LAYOUTS[random.integers(len(LAYOUTS))]
+    channels = int(random.integers(1, 4))
+    sizes = {
+        "N": int(random.integers(1, 4)) * batch_groups,
+        "C": channels * feature_groups,
+        "H": int(random.integers(5, 9)),
+        "W": int(random.integers(5, 9)),
+    }
+    kernel = {"I": channels, "O": groups * int(random.integers(1, 4))}
+    kernel |= {axis: int(random.integers(1, 4)) for axis in "HW"}
+    params = {
+        "window_strides": tuple(random.integers(1, 3, 2).tolist()),
+        "padding": pick("SAME", "VALID", [(1, 0), (2, 1)]),
+        "lhs_dilation": pick((1, 1), (1, 1), (2, 1)),
+        "rhs_dilation": pick((1, 1), (1, 1), (1, 2)),
+        "dimension_numbers": layout,
+        "feature_group_count": feature_groups,
+        "batch_group_count": batch_groups,
+    }
+    if params["lhs_dilation"] != (1, 1) and isinstance(params["padding"], str):
+        params["padding"] = [(1, 1), (0, 2)]  # JAX defines no other
+    lhs = random.normal(size=[sizes[axis] for axis in layout[0]]).astype(np.float32)
+    rhs = random.normal(size=[kernel[axis] for axis in layout[1]]).astype(np.float32)
+    return lhs, rhs, params
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_convolution_and_its_gradients_are_the_same(seed):
+    lhs, rhs, params = random_convolution(seed)
+    fn = value_and_gradients(lambda a, b: lax.conv_general_dilated(a, b, **params), lhs, rhs)
+    expected = jax.jit(fn)(lhs, rhs)
+    for rule in CONVOLUTIONS.values():
+        assert_close(jax.jit(rewritten(fn, {lowerings.CONVOLUTION: rule}))(lhs, rhs), expected)
+
+
+def test_patches_are_right_where_padding_takes_away():
+    # XLA's own CPU program reads beyond its input there (jaxlib 0.10.2), so it is cropped by hand.
+    random = np.random.default_rng(0)
+    lhs = random.normal(size=(2, 6, 7, 3)).astype(np.float32)
+    rhs = random.normal(size=(3, 2, 3, 4)).astype(np.float32)
+    layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+
+    def taken(lhs, rhs):
+        return lax.conv_general_dilated(lhs, rhs, (1, 2), [(-1, 1), (0, -1)], **layout)
+
+    by_hand = lax.conv_general_dilated(lhs[:, 1:, :-1], rhs, (1, 2), [(0, 1), (0, 0)], **layout)
+    rules = {lowerings.CONVOLUTION: lowerings.convolution_as_patches}
+    assert_close(rewritten(taken, rules)(lhs, rhs), by_hand)
+
+
+@pytest.mark.parametrize("lowering", CONVOLUTIONS)
+def test_convolutions_of_many_members_are_the_same_and_none_is_grouped(lowering):
+    rules = {lowerings.CONVOLUTION: CONVOLUTIONS[lowering]}
+    random = np.random.default_rng(0)
+    lhs = random.normal(size=(3, 2, 6, 6, 4)).astype(np.float32)
+    rhs = random.normal(size=(3, 3, 3, 4, 5)).astype(np.float32)
+    fn = value_and_gradients(
+        lambda a, b: lax.conv(a.transpose(0, 3, 1, 2), b.transpose(3, 2, 0, 1), (2, 2), "SAME"),
+        lhs[0],
+        rhs[0],
+    )
+    many = jax.jit(jax.vmap(rewritten(fn, rules)))
+    by_hand = [fn(a, b) for a, b in zip(lhs, rhs, strict=True)]
+    assert_close(many(lhs, rhs), jax.tree.map(lambda *leaves: jnp.stack(leaves), *by_hand))
+    assert "feature_group_count = 3" in jax.jit(jax.vmap(fn)).lower(lhs, rhs).as_text()
+    text = many.lower(lhs, rhs).as_text()
+    assert "feature_group_count = 3" not in text
+    assert "batch_group_count = 3" not in text
+    assert ("stablehlo.convolution" in text) == (lowering != "patches")
+    assert ("stablehlo.while" in text) == (lowering == "canonical")
+
+
+def max_pool(window, strides, padding):
+    def fn(x):
+        return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, padding)
+
+    return fn
+
+
+WINDOWS = [
+    ((1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
+    ((1, 2, 2, 1), (1, 2, 2, 1), "SAME"),
+    ((1, 3, 3, 1), (1, 2, 2, 1), "SAME"),
+    ((1, 3, 2, 1), (1, 1, 1, 1), "VALID"),
+    ((1, 1, 2, 1), (1, 3, 2, 1), "VALID"),
+    ((1, 3, 3, 1), (1, 3, 3, 1), ((0, 0), (2, 1), (1, 2), (0, 0))),
+]
+RULES = {lowerings.MAX_POOL_GRADIENT: lowerings.max_pool_gradient_as_masks}
+
+
+@pytest.mark.parametrize(("window", "strides", "padding"), WINDOWS)
+@pytest.mark.parametrize("values", ["distinct", "ties", "nan", "low"])
+def test_the_gradient_of_max_pooling_is_the_same_bit_for_bit(window, strides, padding, values):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2, 7, 8, 3)).astype(np.float32)
+    if values == "ties":
+        x = np.round(x)
+    elif values == "nan":
+        x[random.random(x.shape) < 0.2] = np.nan
+    elif values == "low":
+        x[random.random(x.shape) < 0.5] = -np.inf
+    pool = max_pool(window, strides, padding)
+    # Small whole numbers, whose sums where windows overlap are the same in any order.
+    direction = random.integers(-9, 9, jax.eval_shape(pool, x).shape).astype(np.float32)
+
+    def gradient(x):
+        return jax.vjp(pool, x)[1](direction)[0]
+
+    np.testing.assert_array_equal(jax.jit(rewritten(gradient, RULES))(x), jax.jit(gradient)(x))
+    assert contains(gradient, {lowerings.MAX_POOL_GRADIENT}, x)
+    assert not contains(rewritten(gradient, RULES), {lowerings.MAX_POOL_GRADIENT}, x)
+
+
+def test_the_gradient_of_min_pooling_is_the_same():
+    x = np.random.default_rng(0).normal(size=(1, 6, 6, 1)).astype(np.float32)
+    pool = lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")  # noqa: E731
+    gradient = jax.grad(lambda x: (pool(x) ** 2).sum())
+    np.testing.assert_array_equal(rewritten(gradient, RULES)(x), gradient(x))
+
+
+@jax.custom_vjp
+def scaled(x):
+    return jnp.sin(x) * 2
+
+
+scaled.defvjp(lambda x: (scaled(x), x), lambda x, g: (g * 2 * jnp.cos(x),))
+
+
+def nested(kind):
+    """A function that convolves inside something else."""
+
+    def conv(x, w):
+        return scaled(jax.nn.relu(lax.conv(x, w, (1, 1), "SAME")))
+
+    def scanned(x, w):
+        return lax.scan(lambda c, _: (conv(c, w), None), x, None, length=2)[0]
+
+    def switched(x, w):
+        return lax.cond(x.sum() > 0, lambda: conv(x, w), lambda: -conv(x, w) * 2)
+
+    def looped(x, w):
+        return lax.fori_loop(0, 2, lambda _, c: conv(c, w), x)
+
+    return {
+        "jit": jax.jit(conv),
+        "scan": scanned,
+        "cond": switched,
+        "while": lambda x, w: lax.stop_gradient(looped(x, w)) * conv(x, w),
+        "remat": jax.checkpoint(conv),
+        "remat of scan": jax.checkpoint(scanned, policy=jax.checkpoint_policies.dots_saveable),
+        "map": lambda x, w: lax.map(lambda one: conv(one[None], w)[0], x),
+        "vmap": jax.vmap(lambda one, w: conv(one[None], w)[0], in_axes=(0, None)),
+        "remat of cond": jax.checkpoint(switched),
+    }[kind]
+
+
+NESTED = ["jit", "scan", "cond", "while", "remat", "remat of scan", "map", "vmap", "remat of cond"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "lowering"),
+    [*((kind, "patches") for kind in NESTED), ("remat of scan", "canonical"), ("vmap", "apart")],
+)
+def test_operations_are_found_however_deep_inside(kind, lowering):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2, 3, 5, 5)).astype(np.float32)
+    w = random.normal(size=(3, 3, 3, 3)).astype(np.float32) * 0.2
+    fn = value_and_gradients(nested(kind), x, w)
+    seen = []
+
+    def rule(*args, **params):
+        seen.append(params)
+        return CONVOLUTIONS[lowering](*args, **params)
+
+    assert_close(
+        jax.jit(rewritten(fn, {lowerings.CONVOLUTION: rule}))(x, w), jax.jit(fn)(x, w), 1e-4
+    )
+    assert len(seen) >= 3  # forwards, and towards both arguments
+    if lowering == "patches":
+        replaced = rewritten(fn, {lowerings.CONVOLUTION: CONVOLUTIONS[lowering]})
+        assert contains(fn, {lowerings.CONVOLUTION}, x, w)
+        assert not contains(replaced, {lowerings.CONVOLUTION}, x, w)
