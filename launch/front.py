@@ -14,6 +14,7 @@ import jax
 from absl import app, flags, logging
 
 from dist_ens import cluster
+from dist_ens.compile_cache import use_compile_cache
 from dist_ens.errors import RunError, UserError
 
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
@@ -43,6 +44,7 @@ def run(main: Callable[[], int | None], prepare: Callable[[list[str]], list[str]
         with _told_as_sentences():
             # A config file may compute, and JAX joins a cluster before it computes.
             flags.FLAGS(argv, known_only=True)
+            use_compile_cache()
             cluster.start(_COORDINATOR_ADDRESS.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
             rest = flags.FLAGS(prepare(list(argv)))
             if len(rest) > 1:

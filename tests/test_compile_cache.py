@@ -1,0 +1,61 @@
+"""The compilation cache: there by default, never in the way."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from conftest import COMMAND_ENVIRONMENT
+
+ROOT = pathlib.Path(__file__).parent.parent
+ENVIRONMENT = {k: v for k, v in COMMAND_ENVIRONMENT.items() if not k.startswith("JAX_")}
+CODE = """
+import logging, jax
+from dist_ens.compile_cache import use_compile_cache
+use_compile_cache()
+logging.basicConfig(level=logging.WARNING)
+def program(x):
+    return (x @ x).sum()
+with jax.log_compiles():
+    jax.jit(program)(jax.numpy.ones((7, 7)))
+print("cached" if jax.config.jax_compilation_cache_dir else "not cached")
+"""
+
+
+def run(cache_home):
+    return subprocess.run(
+        [sys.executable, "-c", CODE],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"XDG_CACHE_HOME": str(cache_home), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+@pytest.mark.quick
+def test_a_second_start_compiles_nothing_anew(tmp_path):
+    first, second = run(tmp_path), run(tmp_path)
+    assert first.stdout.strip() == second.stdout.strip() == "cached"
+    folder = tmp_path / "dist_ens" / "compiled"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    hit = "Persistent compilation cache hit for 'jit_program'"
+    assert hit not in first.stderr
+    assert hit in second.stderr
+
+
+def test_a_folder_that_cannot_be_used_is_told_and_not_needed(tmp_path):
+    (tmp_path / "dist_ens").write_text("a file")
+    ended = run(tmp_path)
+    assert ended.stdout.strip() == "not cached"
+    assert "The compilation cache is a folder of the user's own. Received: " in ended.stderr
+
+
+def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path):
+    folder = tmp_path / "dist_ens" / "compiled"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    ended = run(tmp_path)
+    assert ended.stdout.strip() == "not cached"
+    assert "others than its user may write to it" in ended.stderr
