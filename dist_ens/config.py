@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from dist_ens.errors import UserError
-from dist_ens.execution import Execution
+from dist_ens.execution import AUTO, Execution
 
 LOSSES = ("softmax_cross_entropy", "class_mean_cross_entropy")
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -225,8 +225,8 @@ class Experiment:
         steps: Updates to take; None where `epochs` is given.
         epochs: Passes over the training split; None where `steps` is given.
         steps_per_call: Updates inside one jitted call.
-        execution: How a device runs the members it holds: `WAY[+LOWERING][+STEPS]`; see
-            `dist_ens.execution`.
+        execution: How a device runs the members it holds: `auto`, the fastest that can be found
+            when the run begins; or `WAY[+LOWERING][+STEPS]`, see `dist_ens.execution`.
         loss: The loss of one member, in nats.
     """
 
@@ -260,7 +260,8 @@ class Experiment:
             f"steps={self.steps}, epochs={self.epochs}",
             "Give --config.steps=1000 or --config.epochs=10.",
         )
-        Execution.parse(self.execution)
+        if self.execution != AUTO:
+            Execution.parse(self.execution)
         _require_one_of("loss", self.loss, LOSSES)
 
     @classmethod

@@ -6,6 +6,7 @@ from typing import Self
 
 from dist_ens.errors import UserError
 
+AUTO = "auto"  # in an experiment: to be chosen when the run begins
 WAYS = {
     "vmap": "one batched program for all members",
     "unroll": "the members' own operations one after another in one program",
@@ -90,6 +91,5 @@ def _unknown(word: str, text: str, known: list[str]) -> UserError:
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return UserError(
         f"An execution is WAY[+LOWERING][+STEPS]. Received: {word!r} in {text!r}, which is none of "
-        f"{', '.join(known)}.{hint} Try execution='vmap', or 'unroll+masks' for convolutions on a "
-        "CPU."
+        f"{', '.join(known)}.{hint} Try execution='auto'."
     )

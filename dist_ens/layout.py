@@ -261,6 +261,11 @@ class Layout:
         return jax.tree.map(put, tree)
 
 
+def copied(tree: Any) -> Any:
+    """Global arrays again, where they are: what uses the copy up leaves the first alone."""
+    return jax.device_put(tree, may_alias=False)
+
+
 def to_host(tree: Any) -> Any:
     """Global arrays as whole NumPy arrays; every host must call this, and has all of them."""
     if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):

@@ -15,6 +15,7 @@ from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment, differences_on_res
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble, State
 from dist_ens.errors import UserError, first_line
+from dist_ens.execution import AUTO
 from dist_ens.layout import BATCH, REPLICATED, Layout, make_layout
 from dist_ens.losses import make_loss
 from dist_ens.member import Member, check_member, with_normalized_inputs
@@ -31,12 +32,14 @@ class Run:
         spec: Of the data that the members take.
         num_train_examples: Of the training split, whose order depends on it.
         member_file: The config file that defines the member; None where `model.name` says it.
+        execution: How members are run, where the experiment leaves it to be chosen; None before.
     """
 
     experiment: Experiment
     spec: Spec
     num_train_examples: int
     member_file: str | None = None
+    execution: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""
@@ -45,6 +48,7 @@ class Run:
             "spec": self.spec.to_dict(),
             "num_train_examples": self.num_train_examples,
             "member_file": self.member_file,
+            "execution": self.execution,
         }
 
     @classmethod
@@ -55,6 +59,7 @@ class Run:
             Spec.from_dict(values["spec"]),
             values["num_train_examples"],
             values["member_file"],
+            values["execution"],
         )
 
     def batch_of_inputs(self, batch_size: int) -> jax.ShapeDtypeStruct:
@@ -97,7 +102,7 @@ class Run:
             make_optimizer(experiment.optimizer),
             layout,
             make_loss(experiment.loss),
-            experiment.execution,
+            self.execution or ("vmap" if experiment.execution == AUTO else experiment.execution),
         )
 
     def check_training(self, ensemble: Ensemble) -> None:

@@ -1,10 +1,12 @@
 """Training, from an experiment to a finished workdir: the whole story, top to bottom."""
 
 import dataclasses
+import itertools
 import math
 import pathlib
 import shlex
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,8 +17,10 @@ from dist_ens.checkpoint import FOLDER, Checkpoints
 from dist_ens.config import Experiment
 from dist_ens.data import Source, open_source, training_batches
 from dist_ens.ensemble import Ensemble, State
+from dist_ens.ensemble.choice import choose
 from dist_ens.errors import UserError
 from dist_ens.evaluate import Evaluator, Scores
+from dist_ens.execution import AUTO
 from dist_ens.layout import BATCHES, DATA, ENSEMBLE, make_layout, to_host
 from dist_ens.member import Member
 from dist_ens.run import Run, saved_run, trained_by_one
@@ -81,10 +85,9 @@ def train(
     run = Run(experiment, source.spec, len(source.train), member_file)
     ensemble = run.make_ensemble(layout, member)
     run.check_training(ensemble)
-    evaluator = Evaluator(ensemble, experiment.evaluation.global_batch_size)
     last_step = experiment.total_steps(len(source.train))
     _require_folder(workdir)
-    first_step = _first_step(run, workdir, last_step)
+    first_step, execution = _where_it_goes_on(run, workdir, last_step)
     _require_writable(workdir)
 
     with (
@@ -99,7 +102,7 @@ def train(
         else:
             state = ensemble.init(experiment.seed, inputs)
         step = previous_step = first_step
-        batches = training_batches(
+        host_batches = training_batches(
             source.train,
             seed=experiment.seed,
             shuffle=experiment.data.shuffle,
@@ -109,6 +112,16 @@ def train(
             last_step=last_step,
             steps_per_call=experiment.steps_per_call,
         )
+        batches: Iterator[Any] = (layout.put(b, batch_size, BATCHES) for b in host_batches)
+        if experiment.execution == AUTO and execution is not None:
+            ensemble = dataclasses.replace(ensemble, execution=execution)
+        elif experiment.execution == AUTO:
+            first_batches = next(batches)
+            ensemble, choice = choose(ensemble, state, first_batches, last_step)
+            batches = itertools.chain([first_batches], batches)
+            console.print(str(choice), soft_wrap=True)
+        run = dataclasses.replace(run, execution=ensemble.execution)
+        evaluator = Evaluator(ensemble, experiment.evaluation.global_batch_size)
         reporter = report.TrainingReporter(
             console,
             workdir if cluster.is_main() else None,
@@ -146,8 +159,7 @@ def train(
                         checkpoints.save(step, state, run.to_dict())
                 if is_last or stopping:
                     break
-                batch = layout.put(next(batches), batch_size, BATCHES)
-                state, metrics = ensemble.update(state, batch)
+                state, metrics = ensemble.update(state, next(batches))
                 previous_step, step = step, step + metrics["loss"].shape[0]
                 reporter.updated(previous_step, step, metrics)
         checkpoints.wait()
@@ -166,11 +178,11 @@ def train(
     return Trained(ensemble, state, step, scores, None)
 
 
-def _first_step(run: Run, workdir: pathlib.Path, last_step: int) -> int:
-    """Steps that the workdir's run has taken; 0 if it holds none."""
+def _where_it_goes_on(run: Run, workdir: pathlib.Path, last_step: int) -> tuple[int, str | None]:
+    """Steps that the workdir's run has taken, and its execution; 0 and None if it holds none."""
     saved = saved_run(workdir)
     if saved is None:
-        return 0
+        return 0, None
     step, saved_as = saved
     run.check_goes_on_from(saved_as, workdir)
     if step > last_step:
@@ -178,7 +190,7 @@ def _first_step(run: Run, workdir: pathlib.Path, last_step: int) -> int:
             f"A run goes on from where it is. Received: {last_step:,} steps asked for, {step:,} "
             f"taken already in {workdir}. Raise --config.steps, or use another --workdir."
         )
-    return step
+    return step, saved_as.execution
 
 
 def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:
@@ -227,7 +239,7 @@ def _summary(
         "steps": step,
         "num_members": layout.num_members,
         "mesh": {ENSEMBLE: layout.ensemble_axis, DATA: layout.data_axis},
-        "execution": run.experiment.execution,
+        "execution": ensemble.execution,
         **pace,
         **scores.to_dict(),
         "mean_member": scores.mean_member,

@@ -14,7 +14,7 @@ import jax
 from absl import app, flags, logging
 
 from dist_ens import cluster
-from dist_ens.compile_cache import use_compile_cache
+from dist_ens.cache import use_compile_cache
 from dist_ens.errors import RunError, UserError
 
 _COORDINATOR_ADDRESS = flags.DEFINE_string(

@@ -18,7 +18,7 @@ FLOORS = {
     "dist_ens.models": 2,
     "dist_ens.layout": 1,
     "dist_ens.cluster": 1,
-    "dist_ens.compile_cache": 1,
+    "dist_ens.cache": 1,
     "dist_ens.member": 1,
     "dist_ens.losses": 1,
     "dist_ens.optimizers": 1,

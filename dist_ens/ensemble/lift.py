@@ -1,6 +1,7 @@
 """One member, lifted over the mesh."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend.core import Primitive
 
 from dist_ens.ensemble.executions import lowered, over_members
 from dist_ens.ensemble.loop import Loop
@@ -189,6 +191,19 @@ class Ensemble:
             return state, in_order(metrics)
 
         return update_each
+
+    def does(self, primitive: Primitive, state: State, batches: Any) -> bool:
+        """Whether the update of a member does an operation; shapes will do for the arguments."""
+        return contains(self._plain._lifted_update, {primitive}, state, batches)
+
+    def member_program(self, state: State, batches: Any) -> str:
+        """The update as JAX traces it for one member after another: equal for equal programs."""
+        traced = jax.make_jaxpr(self._plain._lifted_update)(state, batches)
+        return re.sub(r"0x[0-9a-f]+", "", str(traced))
+
+    @property
+    def _plain(self) -> "Ensemble":
+        return dataclasses.replace(self, execution="map+scanned")
 
     def _lifted_update(self, state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
         return self.layout.shard_map(

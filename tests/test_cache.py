@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 ENVIRONMENT = {k: v for k, v in COMMAND_ENVIRONMENT.items() if not k.startswith("JAX_")}
 CODE = """
 import logging, jax
-from dist_ens.compile_cache import use_compile_cache
+from dist_ens.cache import use_compile_cache
 use_compile_cache()
 logging.basicConfig(level=logging.WARNING)
 def program(x):

@@ -1,0 +1,82 @@
+"""Kept between runs in the user's cache folder: compiled programs and chosen executions."""
+
+import json
+import logging
+import os
+import pathlib
+import tempfile
+
+import jax
+import platformdirs
+
+_MAX_BYTES = 2 * 2**30
+_CHOICES = "executions.json"
+
+
+def use_compile_cache() -> None:
+    """Has JAX keep what it compiles in the user's cache folder, the oldest going beyond 2 GiB.
+
+    What JAX loads from there is run: the folder is the user's own, and nobody else may write to
+    it. Whoever has set JAX's own `JAX_COMPILATION_CACHE_DIR` (empty for none) keeps that. Where the
+    folder cannot be used a warning says so, and training goes on without it.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    folder = _folder() / "compiled"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+            raise PermissionError(0, "others than its user may write to it")
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        logging.warning(
+            "The compilation cache is a folder of the user's own. Received: %s: %s. Going on "
+            "without it; XDG_CACHE_HOME or JAX_COMPILATION_CACHE_DIR names another place.",
+            folder,
+            error.strerror,
+        )
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", _MAX_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def kept_execution(program: str) -> str | None:
+    """The execution that was chosen for a program before; None if none was.
+
+    Args:
+        program: What names the program and the kind of device.
+    """
+    try:
+        kept = json.loads((_folder() / _CHOICES).read_text(encoding="utf-8"))
+        return kept[program] if isinstance(kept[program], str) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # there is none, or it is not ours
+
+
+def keep_execution(program: str, execution: str) -> None:
+    """Keeps a choice for the next run of the same program; what cannot be kept is measured again.
+
+    Args:
+        program: What names the program and the kind of device.
+        execution: What was chosen.
+    """
+    path = _folder() / _CHOICES
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {}
+    kept = (kept if isinstance(kept, dict) else {}) | {program: execution}
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(kept, file, indent=1)
+        pathlib.Path(file.name).replace(path)
+    except OSError as error:
+        logging.warning("The chosen execution could not be kept in %s: %s.", path, error.strerror)
+
+
+def _folder() -> pathlib.Path:
+    return pathlib.Path(platformdirs.user_cache_dir("dist_ens"))

@@ -1,0 +1,178 @@
+"""Which execution to use: by a rule, or by timing the candidates on the program itself."""
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import psutil
+
+from dist_ens import cluster
+from dist_ens.cache import keep_execution, kept_execution
+from dist_ens.ensemble.lift import Ensemble
+from dist_ens.ensemble.lowerings import CONVOLUTION, MAX_POOL_GRADIENT
+from dist_ens.ensemble.state import State
+from dist_ens.layout import copied
+
+# Timing takes at most the smaller of the two: seconds, and this part of the expected run.
+LONGEST_SECS = 20.0
+PART_OF_THE_RUN = 0.05
+_TIMED_CALLS = 3
+# Beyond so many copies of a member's step in one program, to compile it takes minutes.
+_MOST_UNROLLED = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """An execution and why it was chosen.
+
+    Attributes:
+        execution: `WAY[+LOWERING][+STEPS]`.
+        why: A sentence.
+        step_secs: What was tried, and the seconds per step that it took.
+    """
+
+    execution: str
+    why: str
+    step_secs: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        tried = ", ".join(f"{name} {secs * 1e3:.3g}" for name, secs in self.step_secs.items())
+        return f"Execution {self.execution}: {self.why}" + (
+            f" ({tried} ms a step)." if tried else "."
+        )
+
+
+def candidates(ensemble: Ensemble, state: State, batches: Any) -> list[str]:
+    """Executions worth trying for a program, the one that the rule chooses first.
+
+    The rule: on a CPU networks with convolutions are unrolled (mapped in canonical layout where
+    that makes a program of more than 64 steps), with max-pooling's gradient by masks; every other
+    network, and every one on an accelerator, is vmapped.
+
+    Args:
+        ensemble: Of any execution.
+        state: Its state; shapes will do.
+        batches: Of one call, leaves [steps, batch, ...]; shapes will do.
+
+    Returns:
+        Executions, each once.
+    """
+    members = ensemble.layout.members_per_device
+    steps = len(jax.tree.leaves(batches)[0])
+    convolves = ensemble.does(CONVOLUTION, state, batches)
+    masks = "+masks" if ensemble.does(MAX_POOL_GRADIENT, state, batches) else ""
+    few = members * steps <= _MOST_UNROLLED
+    on_cpu = ensemble.layout.platform == "cpu"
+    if convolves and on_cpu:
+        unrolled = ["unroll" + masks, "unroll+canonical" + masks] if few else []
+        others = ["map+canonical" + masks, "loop" + masks, "vmap+patches" + masks]
+        return unrolled + others
+    if convolves:
+        apart = ["vmap+apart" + masks] if few else []
+        return list(dict.fromkeys(["vmap", "vmap" + masks, "vmap+patches" + masks, *apart]))
+    if members == 1:
+        return ["vmap"] if steps == 1 else ["vmap", "vmap+single"]
+    return ["vmap", *(["unroll"] if few else []), "map", "loop"]
+
+
+def choose(
+    ensemble: Ensemble, state: State, batches: Any, num_steps: int
+) -> tuple[Ensemble, Choice]:
+    """The ensemble with the fastest execution that could be found in the time there is.
+
+    What was chosen before for the same program on the same kind of device is taken again. Of
+    several hosts process 0 decides: by what it has kept, else all follow the rule.
+
+    Args:
+        ensemble: Of any execution.
+        state: Of the ensemble; copied, not used up.
+        batches: Of the first call, from `Layout.put`.
+        num_steps: Steps that the run is going to take.
+
+    Returns:
+        The same ensemble with the execution chosen, and the choice.
+    """
+    names = candidates(ensemble, state, batches)
+    by_rule = dataclasses.replace(ensemble, execution=names[0])
+    if len(names) == 1:
+        return by_rule, Choice(names[0], "nothing else is worth trying for this network")
+    program = _program(ensemble, names, state, batches)
+    kept = kept_execution(program)
+    position = cluster.as_main_sees(names.index(kept) if kept in names else -1)
+    if position >= 0:
+        again = dataclasses.replace(ensemble, execution=names[position])
+        return again, Choice(names[position], "the fastest in an earlier run of this program")
+    if jax.process_count() > 1:
+        return by_rule, Choice(names[0], "the rule, for several hosts do not time candidates")
+
+    started = time.monotonic()
+    first = _step_secs(by_rule, by_rule.update, state, batches)
+    # Another is begun only where as long as the longest so far, compiling included, still fits.
+    longest = time.monotonic() - started
+    budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * first)
+    step_secs, started = {names[0]: first}, time.monotonic()
+    for name in names[1:]:
+        candidate_started = time.monotonic()
+        if candidate_started - started + longest > budget_secs:
+            break
+        candidate = dataclasses.replace(ensemble, execution=name)
+        update = _update_that_fits(candidate, state, batches)
+        if update is not None:
+            step_secs[name] = _step_secs(candidate, update, state, batches)
+        longest = max(longest, time.monotonic() - candidate_started)
+    if len(step_secs) == 1:
+        return by_rule, Choice(
+            names[0], f"the rule, for {budget_secs:.2g} s are too few to time others", step_secs
+        )
+    fastest = min(step_secs, key=step_secs.__getitem__)
+    keep_execution(program, fastest)
+    chosen = by_rule if fastest == names[0] else dataclasses.replace(ensemble, execution=fastest)
+    return chosen, Choice(fastest, "the fastest of those tried", step_secs)
+
+
+def _step_secs(ensemble: Ensemble, update: Any, state: State, batches: Any) -> float:
+    """Seconds per step, of the best of some calls after one to warm up."""
+    state = copied(state)
+    shortest = float("inf")
+    for call in range(1 + _TIMED_CALLS):
+        started = time.perf_counter()
+        state, metrics = update(state, batches)
+        jax.block_until_ready((state, metrics))
+        if call:
+            shortest = min(shortest, time.perf_counter() - started)
+    return shortest / len(jax.tree.leaves(batches)[0])
+
+
+def _update_that_fits(ensemble: Ensemble, state: State, batches: Any) -> Any:
+    """The compiled update; None if its device has no room for it beside a copy of the state."""
+    if not hasattr(ensemble.update, "lower"):  # dispatches smaller programs than the others are
+        return ensemble.update
+    compiled = ensemble.update.lower(state, batches).compile()
+    memory = compiled.memory_analysis()
+    needed = memory.temp_size_in_bytes + memory.argument_size_in_bytes
+    return compiled if needed < _free_bytes(ensemble) else None
+
+
+def _free_bytes(ensemble: Ensemble) -> float:
+    if ensemble.layout.platform == "cpu":
+        return psutil.virtual_memory().available / jax.local_device_count()
+    stats = jax.local_devices()[0].memory_stats()
+    return stats["bytes_limit"] - stats["bytes_in_use"] if stats else float("inf")
+
+
+def _program(ensemble: Ensemble, names: list[str], state: State, batches: Any) -> str:
+    """A name for the program, the choice that there is, and the kind of device."""
+    device = ensemble.layout.mesh.devices.flat[0]
+    parts = (
+        ensemble.member_program(state, batches),
+        [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves((state, batches))],
+        names,
+        str(ensemble.layout),
+        device.device_kind,
+        psutil.cpu_count() if device.platform == "cpu" else None,
+        jax.__version__,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,116 @@
+"""How the execution is chosen when an experiment leaves it open."""
+
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import networks
+from dist_ens.config import Experiment
+from dist_ens.ensemble import Ensemble, choice
+from dist_ens.execution import Execution
+from dist_ens.layout import BATCHES, make_layout
+from dist_ens.train import train
+from test_executions import pooling
+
+
+def program(network, num_members=4, steps=2):
+    """An ensemble on one device, its state and the batches of a call."""
+    member, inputs, label_shape = network()
+    layout = make_layout(num_members, devices=jax.devices()[:1])
+    ensemble = Ensemble(member, optax.sgd(0.1), layout)
+    batches = networks.batches_for(inputs, label_shape, steps)
+    return ensemble, ensemble.init(0, inputs), layout.put(batches, networks.BATCH, BATCHES)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("network", "num_members", "first"),
+    [
+        (networks.mlp, 4, "vmap"),
+        (networks.mlp, 1, "vmap"),
+        (networks.convolutional, 4, "unroll"),
+        (pooling, 4, "unroll+masks"),
+        (pooling, 33, "map+canonical+masks"),  # 66 steps in one program
+    ],
+)
+def test_the_rule_goes_by_the_networks_operations(network, num_members, first):
+    names = choice.candidates(*program(network, num_members))
+    assert names[0] == first
+    assert len(set(names)) == len(names) > 1
+    assert [str(Execution.parse(name)) for name in names] == names
+
+
+def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():
+    ensemble, state, batches = program(networks.mlp)
+    chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
+    assert [*why.step_secs] == choice.candidates(ensemble, state, batches)
+    assert why.execution == chosen.execution == min(why.step_secs, key=why.step_secs.get)
+    assert str(why).startswith(f"Execution {chosen.execution}: the fastest of those tried (vmap ")
+    chosen.update(state, batches)  # the state was not used up
+    again, why = choice.choose(*program(networks.mlp), num_steps=1)
+    assert again.execution == chosen.execution
+    assert why.why == "the fastest in an earlier run of this program"
+    _, other = choice.choose(*program(networks.mlp, num_members=5), num_steps=1)
+    assert "earlier" not in other.why
+
+
+def test_a_short_run_follows_the_rule():
+    chosen, why = choice.choose(*program(networks.mlp), num_steps=1)
+    assert chosen.execution == "vmap"
+    assert [*why.step_secs] == ["vmap"]
+    assert "are too few to time others" in why.why
+    chosen, why = choice.choose(*program(networks.mlp), num_steps=1)
+    assert "too few" in why.why  # a rule is not kept as if it had been measured
+
+
+def test_what_does_not_fit_in_memory_is_not_run(monkeypatch):
+    monkeypatch.setattr(choice, "_free_bytes", lambda ensemble: 0)
+    _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
+    assert [*why.step_secs] == ["vmap", "loop"]  # the rule's own, and one member at a time
+
+
+def test_a_damaged_memory_of_choices_is_no_obstacle(tmp_path):
+    kept = tmp_path / "cache" / "dist_ens" / "executions.json"
+    kept.parent.mkdir(parents=True)
+    for damaged in ("", "[]", "{"):
+        kept.write_text(damaged)
+        chosen, _ = choice.choose(*program(networks.mlp), num_steps=10**9)
+        assert json.loads(kept.read_text()).popitem()[1] == chosen.execution
+
+
+def experiment(**changes):
+    values = {
+        "num_members": 4,
+        "steps": 8,
+        "execution": "auto",
+        "data": {"global_batch_size": 32, "std": (16.0,)},
+        "model": {"name": "mlp", "hidden_sizes": (16,)},
+    }
+    return Experiment.from_dict(values | changes)
+
+
+def test_a_run_says_what_it_chose_and_keeps_it_when_it_goes_on(tmp_path, capsys):
+    train(experiment(), tmp_path / "auto")
+    assert (
+        "Execution vmap: nothing else is worth trying for this network." in capsys.readouterr().out
+    )
+    summary = json.loads((tmp_path / "auto" / "summary.json").read_text())
+    assert summary["execution"] == "vmap"
+    train(experiment(execution="map"), tmp_path / "map")
+    went_on = train(experiment(steps=16), tmp_path / "map")
+    assert went_on.ensemble.execution == "map"
+    assert "Execution" not in capsys.readouterr().out
+    whole = train(experiment(steps=16, execution="map"), tmp_path / "whole")
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        *(jax.device_get(run.state.params) for run in (whole, went_on)),
+    )
+    again = train(experiment(steps=16), tmp_path / "map")  # finished: scored as it was trained
+    assert again.ensemble.execution == "map"
