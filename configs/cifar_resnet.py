@@ -19,7 +19,6 @@ def get_config() -> ConfigDict:
         dict(
             num_members=4,
             steps=600,
-            execution="unroll",
             data=dict(
                 source="tfds:cifar10",
                 global_batch_size=64,

@@ -235,7 +235,7 @@ class Experiment:
     steps: int | None = None
     epochs: float | None = None
     steps_per_call: int = 1
-    execution: str = "vmap"
+    execution: str = AUTO
     loss: str = "softmax_cross_entropy"
     layout: LayoutConfig = LayoutConfig()
     data: DataConfig = DataConfig()

@@ -1,5 +1,6 @@
 """The compiled update of every shipped config, read from its HLO."""
 
+import dataclasses
 import pathlib
 import runpy
 
@@ -10,6 +11,7 @@ import pytest
 import hlo
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
+from dist_ens.ensemble.choice import candidates
 from dist_ens.layout import BATCHES, make_layout
 from dist_ens.run import Run
 
@@ -40,7 +42,8 @@ def compiled_update(config, num_members, rows, columns, batch_size):
     dtypes = {"inputs": spec.input_dtype, "labels": np.int32}
     sharding = layout.sharding(BATCHES)
     batches = {k: jax.ShapeDtypeStruct(shapes[k], dtypes[k], sharding=sharding) for k in shapes}
-    return ensemble.update.lower(state, batches).compile()
+    by_rule = candidates(ensemble, state, batches)[0]
+    return dataclasses.replace(ensemble, execution=by_rule).update.lower(state, batches).compile()
 
 
 def test_every_shipped_config_is_read():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dist_ens.errors import UserError
-from dist_ens.layout import BATCH, BATCHES, MEMBERS, make_layout, to_host
+from dist_ens.layout import BATCH, BATCHES, MEMBERS, copied, make_layout, to_host
 
 pytestmark = pytest.mark.quick
 
@@ -84,6 +84,15 @@ def test_a_batch_is_placed_under_the_transfer_guard():
     with jax.transfer_guard("disallow"):
         placed = layout.put({"x": np.ones((1, 8))}, 8, BATCHES)
     assert placed["x"].tolist() == [[1.0] * 8]
+
+
+def test_a_copy_lies_where_the_first_does_and_outlives_it():
+    layout = make_layout(8, 4)
+    first = layout.put_members({"w": np.arange(8.0), "key": jax.random.split(jax.random.key(0), 8)})
+    copy = copied(first)
+    assert [leaf.sharding for leaf in jax.tree.leaves(copy)] == [layout.sharding(MEMBERS)] * 2
+    first["w"].delete()
+    assert copy["w"].tolist() == list(range(8))
 
 
 def test_members_arrive_at_their_devices():
