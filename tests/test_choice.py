@@ -71,9 +71,13 @@ def test_a_short_run_follows_the_rule():
 
 
 def test_what_does_not_fit_in_memory_is_not_run(monkeypatch):
-    monkeypatch.setattr(choice, "_free_bytes", lambda ensemble: 0)
+    free = iter([1e12])  # at first, for a copy of the state; then none
+    monkeypatch.setattr(choice, "_free_bytes", lambda ensemble: next(free, 0))
     _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
     assert [*why.step_secs] == ["vmap", "loop"]  # the rule's own, and one member at a time
+    _, why = choice.choose(*program(networks.mlp, num_members=5), num_steps=10**9)
+    assert why.why == "the rule, for there is no room to time candidates"
+    assert not why.step_secs
 
 
 def test_a_damaged_memory_of_choices_is_no_obstacle(tmp_path):

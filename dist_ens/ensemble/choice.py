@@ -108,6 +108,9 @@ def choose(
     if jax.process_count() > 1:
         return by_rule, Choice(names[0], "the rule, for several hosts do not time candidates")
 
+    if _free_bytes(ensemble) < 2 * _device_bytes(state):  # a copy, and what a step makes beside it
+        return by_rule, Choice(names[0], "the rule, for there is no room to time candidates")
+
     started = time.monotonic()
     first = _step_secs(by_rule, by_rule.update, state, batches)
     # Another is begun only where as long as the longest so far, compiling included, still fits.
@@ -154,6 +157,11 @@ def _update_that_fits(ensemble: Ensemble, state: State, batches: Any) -> Any:
     memory = compiled.memory_analysis()
     needed = memory.temp_size_in_bytes + memory.argument_size_in_bytes
     return compiled if needed < _free_bytes(ensemble) else None
+
+
+def _device_bytes(state: State) -> int:
+    """Of the state's part on one device."""
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state))
 
 
 def _free_bytes(ensemble: Ensemble) -> float:
