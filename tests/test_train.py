@@ -26,6 +26,7 @@ def experiment(**changes):
         "num_members": 4,
         "steps": 24,
         "steps_per_call": 4,
+        "execution": "vmap",
         "data": {"global_batch_size": 32, "std": (16.0,)},
         "model": {"name": "mlp", "hidden_sizes": (16,)},
         "optimizer": {"name": "adam", "learning_rate": 1e-2},

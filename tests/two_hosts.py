@@ -26,6 +26,7 @@ def experiment(ensemble_axis):
             "num_members": 8,
             "steps": 6,
             "steps_per_call": 2,
+            "execution": "vmap",
             "layout": {"ensemble_axis": ensemble_axis},
             "data": {"global_batch_size": 32, "std": (16.0,)},
             "model": {"name": "mlp", "hidden_sizes": (16,)},
