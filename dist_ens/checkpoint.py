@@ -67,12 +67,12 @@ class Checkpoints:
         """
         if step == self._newest:
             return
-        self._newest = step
+        self._newest, named = step, _named(state)
         with self._told_if_unwritable(), jax.transfer_guard("allow"):  # saving copies to the host
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(_named(state)), run=ocp.args.JsonSave(run)
+                    state=ocp.args.StandardSave(named), run=ocp.args.JsonSave(run)
                 ),
             )
 

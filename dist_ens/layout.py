@@ -128,12 +128,7 @@ class Layout:
     @cached_property
     def host_columns(self) -> tuple[int, ...]:
         """Columns of the mesh in which this host has a device, ascending: its share of the data."""
-        here = jax.process_index()
-        return tuple(
-            column
-            for column in range(self.data_axis)
-            if any(d.process_index == here for d in self.mesh.devices[:, column])
-        )
+        return _lines_of_host(self.mesh.devices.T)
 
     def host_rows(self, global_batch_size: int) -> np.ndarray:
         """Positions in the global batch of the examples that this host feeds: int64[host_batch]."""
@@ -192,12 +187,7 @@ class Layout:
     @cached_property
     def host_mesh_rows(self) -> tuple[int, ...]:
         """Rows of the mesh in which this host has a device, ascending."""
-        here = jax.process_index()
-        return tuple(
-            row
-            for row in range(self.ensemble_axis)
-            if any(d.process_index == here for d in self.mesh.devices[row])
-        )
+        return _lines_of_host(self.mesh.devices)
 
     def row(self, row: int, num_members: int) -> "Layout":
         """A layout of some members on the devices of one row of this mesh."""
@@ -218,8 +208,7 @@ class Layout:
         return jax.tree.map(part, tree)
 
     def from_rows(self, trees: dict[int, Any], spec: P) -> Any:
-        """The global arrays whose rows' parts these are: the inverse of `of_row` where `spec` has
-        the ensemble axis.
+        """The global arrays whose rows' parts these are; the inverse of `of_row`.
 
         Args:
             trees: For each of `host_mesh_rows` its part.
@@ -316,6 +305,16 @@ def make_layout(
         )
     grid = np.array(devices).reshape(ensemble_axis, len(devices) // ensemble_axis)
     return Layout(Mesh(grid, (ENSEMBLE, DATA), axis_types=(AxisType.Auto,) * 2), num_members)
+
+
+def _lines_of_host(grid: np.ndarray) -> tuple[int, ...]:
+    """Positions along the first axis of devices at which one of them is this host's."""
+    here = jax.process_index()
+    return tuple(
+        position
+        for position, devices in enumerate(grid)
+        if any(device.process_index == here for device in devices)
+    )
 
 
 def _check_device_flag() -> None:

@@ -1,5 +1,6 @@
 """Training, from an experiment to a finished workdir: the whole story, top to bottom."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -87,11 +88,10 @@ def train(
     run.check_training(ensemble)
     last_step = experiment.total_steps(len(source.train))
     _require_folder(workdir)
-    first_step, execution = _where_it_goes_on(run, workdir, last_step)
     _require_writable(workdir)
 
     with (
-        trained_by_one(workdir),
+        _going_on(run, workdir, last_step) as (first_step, execution),
         cluster.StopSignal() as stop,
         Checkpoints(workdir, keep=experiment.checkpoint.keep) as checkpoints,
     ):
@@ -178,19 +178,23 @@ def train(
     return Trained(ensemble, state, step, scores, None)
 
 
-def _where_it_goes_on(run: Run, workdir: pathlib.Path, last_step: int) -> tuple[int, str | None]:
-    """Steps that the workdir's run has taken, and its execution; 0 and None if it holds none."""
-    saved = saved_run(workdir)
-    if saved is None:
-        return 0, None
-    step, saved_as = saved
-    run.check_goes_on_from(saved_as, workdir)
-    if step > last_step:
-        raise UserError(
-            f"A run goes on from where it is. Received: {last_step:,} steps asked for, {step:,} "
-            f"taken already in {workdir}. Raise --config.steps, or use another --workdir."
-        )
-    return step, saved_as.execution
+@contextlib.contextmanager
+def _going_on(run: Run, workdir: pathlib.Path, last_step: int) -> Iterator[tuple[int, str | None]]:
+    """Holds the workdir; gives the steps its run has taken and its execution, or 0 and None."""
+    with trained_by_one(workdir):
+        saved = saved_run(workdir)
+        if saved is None:
+            yield 0, None
+            return
+        step, saved_as = saved
+        run.check_goes_on_from(saved_as, workdir)
+        if step > last_step:
+            raise UserError(
+                f"A run goes on from where it is. Received: {last_step:,} steps asked for, "
+                f"{step:,} taken already in {workdir}. Raise --config.steps, or use another "
+                "--workdir."
+            )
+        yield step, saved_as.execution
 
 
 def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:

@@ -368,9 +368,20 @@ def test_a_workdir_that_is_a_file_or_below_one_is_refused(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path):
-    with trained_by_one(tmp_path), pytest.raises(UserError, match="another process is training"):
-        train(experiment(), tmp_path)
+def test_parameters_of_one_name_are_told_as_what_they_are(tmp_path):
+    def init(key):
+        return {"a.b": jax.random.normal(key, (64, 10)), "a": {"b": jax.numpy.zeros(10)}}
+
+    member = from_functions(init, lambda p, x: x.reshape(len(x), 64) @ p["a.b"] + p["a"]["b"][None])
+    with pytest.raises(RunError, match="^Every leaf of a state has a name of its own"):
+        train(experiment(), tmp_path, member=member)
+
+
+def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path, monkeypatch):
+    with trained_by_one(tmp_path), monkeypatch.context() as patch:
+        patch.setattr("dist_ens.train.saved_run", None)  # what it holds is not settled yet
+        with pytest.raises(UserError, match="another process is training"):
+            train(experiment(), tmp_path)
     assert train(experiment(steps=4), tmp_path).step == 4
 
 

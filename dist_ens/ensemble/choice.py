@@ -62,8 +62,8 @@ def candidates(ensemble: Ensemble, state: State, batches: Any) -> list[str]:
     """
     members = ensemble.layout.members_per_device
     steps = len(jax.tree.leaves(batches)[0])
-    convolves = ensemble.does(CONVOLUTION, state, batches)
-    masks = "+masks" if ensemble.does(MAX_POOL_GRADIENT, state, batches) else ""
+    convolves = ensemble.update_does(CONVOLUTION, state, batches)
+    masks = "+masks" if ensemble.update_does(MAX_POOL_GRADIENT, state, batches) else ""
     few = members * steps <= _MOST_UNROLLED
     on_cpu = ensemble.layout.platform == "cpu"
     if convolves and on_cpu:

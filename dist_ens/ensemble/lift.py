@@ -192,7 +192,7 @@ class Ensemble:
 
         return update_each
 
-    def does(self, primitive: Primitive, state: State, batches: Any) -> bool:
+    def update_does(self, primitive: Primitive, state: State, batches: Any) -> bool:
         """Whether the update of a member does an operation; shapes will do for the arguments."""
         return contains(self._plain._lifted_update, {primitive}, state, batches)
 
