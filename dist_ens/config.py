@@ -21,6 +21,7 @@ from dist_ens.execution import AUTO, Execution
 
 LOSSES = ("softmax_cross_entropy", "class_mean_cross_entropy")
 OPTIMIZERS = ("sgd", "adam", "adamw")
+EXAMPLES = ("shared", "permuted")
 SCHEDULES = ("constant", "linear", "cosine")
 
 # The only fields in which a run may differ from the checkpoint that it goes on from: they change
@@ -92,6 +93,8 @@ class DataConfig:
         context_length: Characters per example of a text source.
         global_batch_size: Examples per step, over all hosts and devices.
         shuffle: A new order in every epoch, from the seed; False keeps the order of the file.
+        examples: `shared`: a step's batch is one for all members; `permuted`: each member goes
+            through the whole set in an order of its own.
         mean: Subtracted from the inputs on the device: one number, or one per channel.
         std: The inputs are then divided by it; likewise.
     """
@@ -102,6 +105,7 @@ class DataConfig:
     context_length: int = 128
     global_batch_size: int = 128
     shuffle: bool = True
+    examples: str = "shared"
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 
@@ -109,6 +113,13 @@ class DataConfig:
         _require_positive("data.global_batch_size", self.global_batch_size)
         _require_positive("data.num_classes", self.num_classes)
         _require_positive("data.context_length", self.context_length)
+        _require_one_of("data.examples", self.examples, EXAMPLES)
+        _require(
+            self.shuffle or self.examples == "shared",
+            "Orders of the members' own are shuffled.",
+            f"data.examples={self.examples!r}, data.shuffle=False",
+            "Set --config.data.shuffle=True or --config.data.examples=shared.",
+        )
         for value in self.std:
             _require_positive("data.std", value)
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -125,6 +126,13 @@ class Layout:
                 )
             )
 
+    def free_bytes(self) -> float:
+        """What is free on a device of this host; on a CPU its share of the memory."""
+        if self.platform == "cpu":
+            return psutil.virtual_memory().available / jax.local_device_count()
+        stats = self.mesh.local_devices[0].memory_stats()
+        return stats["bytes_limit"] - stats["bytes_in_use"] if stats else math.inf
+
     @cached_property
     def host_columns(self) -> tuple[int, ...]:
         """Columns of the mesh in which this host has a device, ascending: its share of the data."""
@@ -227,15 +235,19 @@ class Layout:
 
         return jax.tree.map(whole, *trees.values())
 
-    def put_numbers(self, count: int) -> list[jax.Array]:
-        """0, 1, … as int32[] everywhere on the mesh: to count with where nothing is transferred."""
+    def put_everywhere(self, host_tree: Any) -> Any:
+        """Host arrays, equal on every host, whole on every device of the mesh."""
         everywhere = self.sharding(REPLICATED)
 
-        def put(number: int) -> jax.Array:
-            here = [jax.device_put(np.int32(number), d) for d in everywhere.addressable_devices]
-            return jax.make_array_from_single_device_arrays((), everywhere, here)
+        def put(leaf: Any) -> jax.Array:
+            here = [jax.device_put(leaf, device) for device in everywhere.addressable_devices]
+            return jax.make_array_from_single_device_arrays(np.shape(leaf), everywhere, here)
 
-        return [put(number) for number in range(count)]
+        return jax.tree.map(put, host_tree)
+
+    def put_numbers(self, count: int) -> list[jax.Array]:
+        """0, 1, … as int32[] everywhere on the mesh: to count with where nothing is transferred."""
+        return [self.put_everywhere(np.int32(number)) for number in range(count)]
 
     def put_members(self, tree: Any) -> Any:
         """Host arrays `[members, ...]`, the whole of them on every host, as the members' state."""

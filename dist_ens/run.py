@@ -19,6 +19,7 @@ from dist_ens.execution import AUTO
 from dist_ens.layout import BATCH, REPLICATED, Layout, make_layout
 from dist_ens.losses import make_loss
 from dist_ens.member import Member, check_member, with_normalized_inputs
+from dist_ens.methods import Order
 from dist_ens.models import make_model
 from dist_ens.optimizers import make_optimizer
 
@@ -65,6 +66,17 @@ class Run:
     def batch_of_inputs(self, batch_size: int) -> jax.ShapeDtypeStruct:
         """Shape and type of a batch of inputs as the source yields them."""
         return jax.ShapeDtypeStruct((batch_size, *self.spec.input_shape), self.spec.input_dtype)
+
+    @property
+    def order(self) -> Order:
+        """In which the training examples come."""
+        data = self.experiment.data
+        return Order(
+            self.num_train_examples,
+            data.global_batch_size,
+            shuffle=data.shuffle,
+            per_member=data.examples == "permuted",
+        )
 
     def make_ensemble(self, layout: Layout, member: Member | None = None) -> Ensemble:
         """The experiment's member, checked against the data and lifted.

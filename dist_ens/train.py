@@ -8,6 +8,7 @@ import pathlib
 import shlex
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,13 +17,14 @@ from rich.console import Console
 from dist_ens import cluster, report
 from dist_ens.checkpoint import FOLDER, Checkpoints
 from dist_ens.config import Experiment
-from dist_ens.data import Source, open_source, training_batches
+from dist_ens.data import Source, open_source
 from dist_ens.ensemble import Ensemble, State
 from dist_ens.ensemble.choice import choose
 from dist_ens.errors import UserError
 from dist_ens.evaluate import Evaluator, Scores
 from dist_ens.execution import AUTO
-from dist_ens.layout import BATCHES, DATA, ENSEMBLE, make_layout, to_host
+from dist_ens.feed import feed
+from dist_ens.layout import DATA, ENSEMBLE, make_layout, to_host
 from dist_ens.member import Member
 from dist_ens.run import Run, saved_run, trained_by_one
 
@@ -102,20 +104,19 @@ def train(
         else:
             state = ensemble.init(experiment.seed, inputs)
         step = previous_step = first_step
-        host_batches = training_batches(
-            source.train,
+        batches_of_calls = partial(
+            feed,
+            source,
+            run.order,
             seed=experiment.seed,
-            shuffle=experiment.data.shuffle,
-            global_batch_size=batch_size,
-            host_rows=layout.host_rows(batch_size),
             first_step=first_step,
             last_step=last_step,
             steps_per_call=experiment.steps_per_call,
         )
-        batches: Iterator[Any] = (layout.put(b, batch_size, BATCHES) for b in host_batches)
+        batches = batches_of_calls(layout)
         if experiment.execution == AUTO and execution is not None:
             ensemble = dataclasses.replace(ensemble, execution=execution)
-        elif experiment.execution == AUTO:
+        elif experiment.execution == AUTO and first_step < last_step:
             first_batches = next(batches)
             ensemble, choice = choose(ensemble, state, first_batches, last_step)
             batches = itertools.chain([first_batches], batches)

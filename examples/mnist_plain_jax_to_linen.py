@@ -20,11 +20,13 @@ import optax
 from flax.training import train_state
 
 from dist_ens.config import DataConfig
-from dist_ens.data import open_source, training_batches
+from dist_ens.data import open_source
 from dist_ens.ensemble import Ensemble, unstack_members
 from dist_ens.evaluate import Evaluator
-from dist_ens.layout import BATCHES, make_layout
+from dist_ens.feed import feed
+from dist_ens.layout import make_layout
 from dist_ens.member import from_example_functions, from_linen, with_normalized_inputs
+from dist_ens.methods import Order
 
 NUM_MEMBERS, STEPS, BATCH_SIZE = 4, 300, 128
 
@@ -65,18 +67,10 @@ def fit(name, member, optimizer, source, std):
     ensemble = Ensemble(with_normalized_inputs(member, 0.0, std), optimizer, layout)
     inputs = jax.ShapeDtypeStruct((2, *source.spec.input_shape), source.spec.input_dtype)
     state = ensemble.init(0, inputs)
-    batches = training_batches(
-        source.train,
-        seed=0,
-        shuffle=True,
-        global_batch_size=BATCH_SIZE,
-        host_rows=layout.host_rows(BATCH_SIZE),
-        first_step=0,
-        last_step=STEPS,
-        steps_per_call=10,
-    )
-    for batch in batches:
-        state, metrics = ensemble.update(state, layout.put(batch, BATCH_SIZE, BATCHES))
+    order = Order(len(source.train), BATCH_SIZE)
+    calls = feed(source, order, layout, seed=0, first_step=0, last_step=STEPS, steps_per_call=10)
+    for batches in calls:
+        state, metrics = ensemble.update(state, batches)
         loss = np.asarray(metrics["loss"]).mean()
     scores = Evaluator(ensemble, 1000).evaluate(state, source.test)
     print(

@@ -3,10 +3,11 @@
 import os
 import tempfile
 
+import fast_xla
+
 DEVICES = 8
-# The programs here are small and run a few times: to compile them is what costs, so LLVM is asked
-# for no optimisation, and what one test compiled another finds in a cache of this session. Commands
-# that a test starts as processes are given `COMMAND_ENVIRONMENT`.
+# What one test compiled another finds in a cache of this session. Commands that a test starts as
+# processes are given `COMMAND_ENVIRONMENT`: they compile as a user's do.
 _CACHE = tempfile.TemporaryDirectory(prefix="dist_ens_tests_")
 _CACHING = {
     "XDG_CACHE_HOME": _CACHE.name,
@@ -17,9 +18,7 @@ _CACHING = {
 COMMAND_ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_"))}
 COMMAND_ENVIRONMENT |= _CACHING
 os.environ |= _CACHING
-os.environ["XLA_FLAGS"] = (
-    f"--xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0"
-)
+os.environ["XLA_FLAGS"] = fast_xla.flags(DEVICES)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # noqa: E402

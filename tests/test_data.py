@@ -19,14 +19,15 @@ from dist_ens.config import DataConfig
 from dist_ens.data import (
     ArraySplit,
     Spec,
+    calls,
     convert_inputs,
     evaluation_batches,
     open_source,
     source_of_arrays,
     training_batches,
 )
-from dist_ens.data.pipeline import epoch_order
 from dist_ens.errors import UserError
+from dist_ens.methods import Order
 from tiny_digits.tiny_digits_dataset_builder import TinyDigits
 
 pytestmark = pytest.mark.quick
@@ -50,18 +51,18 @@ def idx_folder(tmp_path):
     return tmp_path
 
 
-def positions(split, **kwargs):
+def positions(
+    split, *, seed=0, shuffle=True, host_rows=None, first_step=0, last_step=9, steps_per_call=1
+):
     """Which examples each step is given: the split's inputs are their own numbers."""
-    arguments = {
-        "seed": 0,
-        "shuffle": True,
-        "global_batch_size": 4,
-        "host_rows": np.arange(4),
-        "first_step": 0,
-        "last_step": 9,
-        "steps_per_call": 1,
-    }
-    return [b["inputs"] for b in training_batches(split, **(arguments | kwargs))]
+    batches = training_batches(
+        split,
+        Order(len(split), 4, shuffle),
+        seed=seed,
+        host_rows=np.arange(4) if host_rows is None else host_rows,
+        calls=calls(first_step, last_step, steps_per_call),
+    )
+    return [b["inputs"] for b in batches]
 
 
 NUMBERS = ArraySplit(np.arange(10), np.arange(10))
@@ -77,11 +78,6 @@ def test_an_epoch_shows_every_example_once_in_an_order_of_its_own():
     assert not np.array_equal(stream, other)
 
 
-def test_the_order_is_one_of_seed_and_epoch_and_stays_what_it_was():
-    assert epoch_order(0, 1, 10).tolist() == [9, 4, 0, 8, 1, 5, 3, 2, 6, 7]
-    assert epoch_order(1, 0, 10).tolist() != epoch_order(0, 1, 10).tolist()
-
-
 def test_without_shuffling_the_order_is_the_files():
     stream = np.concatenate(positions(NUMBERS, shuffle=False)).ravel()
     assert stream.tolist() == [i % 10 for i in range(36)]
@@ -91,10 +87,10 @@ def test_without_shuffling_the_order_is_the_files():
 @pytest.mark.parametrize("steps_per_call", [1, 3, 4])
 def test_the_examples_of_a_step_depend_on_the_step_alone(first_step, steps_per_call):
     whole = np.concatenate(positions(NUMBERS))
-    calls = positions(NUMBERS, first_step=first_step, steps_per_call=steps_per_call)
-    assert np.array_equal(np.concatenate([whole[:first_step], *calls]), whole)
+    of_calls = positions(NUMBERS, first_step=first_step, steps_per_call=steps_per_call)
+    assert np.array_equal(np.concatenate([whole[:first_step], *of_calls]), whole)
     # Calls end at multiples of steps_per_call, and at the last step.
-    ends = np.cumsum([first_step, *(len(call) for call in calls)])[1:]
+    ends = np.cumsum([first_step, *(len(call) for call in of_calls)])[1:]
     assert all(end % steps_per_call == 0 or end == 9 for end in ends)
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.data import open_source, source_of_arrays
-from dist_ens.data.pipeline import epoch_order
 from dist_ens.ensemble import Ensemble, unstack_members
 from dist_ens.errors import RunError, UserError
 from dist_ens.layout import BATCHES, make_layout
 from dist_ens.losses import softmax_cross_entropy
 from dist_ens.member import Member, from_functions
+from dist_ens.methods import Order
 from dist_ens.run import open_finished, trained_by_one
 from dist_ens.train import train
 
@@ -192,8 +192,8 @@ def test_the_seed_says_networks_and_order_and_shuffle_whether_there_is_an_order(
         run = train(of_run, workdir)
         weights.append(np.asarray(jax.tree.leaves(run.state.params)[-1]))
         # What they lose in the only call says which examples it held.
-        order = epoch_order(seed, 0, 1437) if shuffle else np.arange(1437)
-        batch = examples.take(order[: 4 * 32])
+        order = Order(1437, 32, shuffle)
+        batch = examples.take(order.indices(order.cursor(seed, range(4)), np.arange(32)).ravel())
         losses = [
             softmax_cross_entropy(
                 run.ensemble.member.apply(params, (), batch["inputs"], None, False)[0],

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+import fast_xla
+
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
 
 
@@ -42,6 +44,7 @@ def experiment(ensemble_axis):
 class HangingSplit:
     """A split of which only some examples ever come."""
 
+    in_memory = False
     split: Any
     come: np.ndarray
 
@@ -55,20 +58,19 @@ class HangingSplit:
 
 
 def main(verb, coordinator, process_id, folder):
-    os.environ["XLA_FLAGS"] = (
-        "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
-    )
+    os.environ["XLA_FLAGS"] = fast_xla.flags(4)
     os.environ["JAX_PLATFORMS"] = "cpu"
     from dist_ens import cluster
     from dist_ens.data import open_source
-    from dist_ens.data.pipeline import epoch_order
+    from dist_ens.methods import Order
     from dist_ens.train import train
 
     cluster.start(coordinator, 2, int(process_id))
     killed, folder = experiment(1), pathlib.Path(folder)
     if verb == "hang":
         source = open_source(killed.data)
-        come = epoch_order(killed.seed, 0, len(source.train))[: 4 * 32]
+        order = Order(len(source.train), 32)
+        come = order.indices(order.cursor(killed.seed, range(4)), np.arange(32))
         hanging = dataclasses.replace(source, train=HangingSplit(source.train, come))
         train(killed, folder / "killed", source=hanging)
     train(killed, folder / "killed")

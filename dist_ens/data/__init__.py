@@ -1,7 +1,7 @@
 """Data: sources, and the pipeline of one host. Hands out NumPy batches and knows no device."""
 
 from dist_ens.data.open import open_source
-from dist_ens.data.pipeline import evaluation_batches, training_batches
+from dist_ens.data.pipeline import calls, evaluation_batches, training_batches
 from dist_ens.data.source import ArraySplit, Source, Spec, Split, convert_inputs, source_of_arrays
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Source",
     "Spec",
     "Split",
+    "calls",
     "convert_inputs",
     "evaluation_batches",
     "open_source",

@@ -1,8 +1,9 @@
 """What a data set is to the trainer: a description, and two splits with random access."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -41,12 +42,24 @@ class Spec:
         """Plain data that JSON can hold."""
         return dataclasses.asdict(self)
 
+    @property
+    def example_bytes(self) -> int:
+        """Of an example's input and label."""
+        label = 4 * math.prod(self.label_shape)
+        return math.prod(self.input_shape) * np.dtype(self.input_dtype).itemsize + label
+
     def __str__(self) -> str:
         return f"{self.input_dtype}{list(self.input_shape)} in {self.num_classes} classes"
 
 
 class Split(Protocol):
-    """Examples with random access."""
+    """Examples with random access.
+
+    Attributes:
+        in_memory: Whether they are read already, so that to take them all costs next to nothing.
+    """
+
+    in_memory: ClassVar[bool]
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -70,6 +83,7 @@ class Source:
 class ArraySplit:
     """A split that lies in memory."""
 
+    in_memory: ClassVar[bool] = True
     inputs: np.ndarray
     labels: np.ndarray
 

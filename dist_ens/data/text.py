@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,6 +22,7 @@ class TextSplit:
         length: Characters of one example.
     """
 
+    in_memory: ClassVar[bool] = True
     characters: np.ndarray
     length: int
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib.util
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ class TfdsSplit:
         num_classes: Labels lie in [0, num_classes).
     """
 
+    in_memory: ClassVar[bool] = False
     records: Any
     keys: tuple[str, str]
     where: str

@@ -1,5 +1,6 @@
 """The lift: one member's init, update and predict become the ensemble's, over the mesh."""
 
+from dist_ens.ensemble.batches import Drawn, num_steps
 from dist_ens.ensemble.lift import Ensemble
 from dist_ens.ensemble.state import (
     State,
@@ -10,9 +11,11 @@ from dist_ens.ensemble.state import (
 )
 
 __all__ = [
+    "Drawn",
     "Ensemble",
     "State",
     "member_key",
+    "num_steps",
     "select_members",
     "stack_members",
     "unstack_members",

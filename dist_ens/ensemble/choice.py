@@ -11,6 +11,7 @@ import psutil
 
 from dist_ens import cluster
 from dist_ens.cache import keep_execution, kept_execution
+from dist_ens.ensemble.batches import num_steps
 from dist_ens.ensemble.lift import Ensemble
 from dist_ens.ensemble.lowerings import CONVOLUTION, MAX_POOL_GRADIENT
 from dist_ens.ensemble.state import State
@@ -61,7 +62,7 @@ def candidates(ensemble: Ensemble, state: State, batches: Any) -> list[str]:
         Executions, each once.
     """
     members = ensemble.layout.members_per_device
-    steps = len(jax.tree.leaves(batches)[0])
+    steps = num_steps(batches)
     convolves = ensemble.update_does(CONVOLUTION, state, batches)
     masks = "+masks" if ensemble.update_does(MAX_POOL_GRADIENT, state, batches) else ""
     few = members * steps <= _MOST_UNROLLED
@@ -108,7 +109,9 @@ def choose(
     if jax.process_count() > 1:
         return by_rule, Choice(names[0], "the rule, for several hosts do not time candidates")
 
-    if _free_bytes(ensemble) < 2 * _device_bytes(state):  # a copy, and what a step makes beside it
+    if ensemble.layout.free_bytes() < 2 * _device_bytes(
+        state
+    ):  # a copy, and what a step makes beside it
         return by_rule, Choice(names[0], "the rule, for there is no room to time candidates")
 
     started = time.monotonic()
@@ -146,7 +149,7 @@ def _step_secs(ensemble: Ensemble, update: Any, state: State, batches: Any) -> f
         jax.block_until_ready((state, metrics))
         if call:
             shortest = min(shortest, time.perf_counter() - started)
-    return shortest / len(jax.tree.leaves(batches)[0])
+    return shortest / num_steps(batches)
 
 
 def _update_that_fits(ensemble: Ensemble, state: State, batches: Any) -> Any:
@@ -156,19 +159,12 @@ def _update_that_fits(ensemble: Ensemble, state: State, batches: Any) -> Any:
     compiled = ensemble.update.lower(state, batches).compile()
     memory = compiled.memory_analysis()
     needed = memory.temp_size_in_bytes + memory.argument_size_in_bytes
-    return compiled if needed < _free_bytes(ensemble) else None
+    return compiled if needed < ensemble.layout.free_bytes() else None
 
 
 def _device_bytes(state: State) -> int:
     """Of the state's part on one device."""
     return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state))
-
-
-def _free_bytes(ensemble: Ensemble) -> float:
-    if ensemble.layout.platform == "cpu":
-        return psutil.virtual_memory().available / jax.local_device_count()
-    stats = jax.local_devices()[0].memory_stats()
-    return stats["bytes_limit"] - stats["bytes_in_use"] if stats else float("inf")
 
 
 def _program(ensemble: Ensemble, names: list[str], state: State, batches: Any) -> str:

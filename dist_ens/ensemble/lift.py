@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax.extend.core import Primitive
 
+from dist_ens.ensemble.batches import batch_of, num_steps, placement, steps_of, with_steps
 from dist_ens.ensemble.executions import lowered, over_members
 from dist_ens.ensemble.loop import Loop
 from dist_ens.ensemble.lowerings import CONVOLUTION
@@ -21,7 +22,6 @@ from dist_ens.errors import UserError
 from dist_ens.execution import Execution
 from dist_ens.layout import (
     BATCH,
-    BATCHES,
     MEMBER_BATCH,
     MEMBER_METRICS,
     MEMBERS,
@@ -146,10 +146,11 @@ class Ensemble:
         """The update of some steps: `update(state, batches) -> (state, metrics)`.
 
         `batches` is a dict of `inputs` and `labels`, leaves [steps, batch, ...], from
-        `Layout.put`. The given state is donated: it must not be used again. `metrics` is a dict of
-        float32[steps, members]: `loss`, of the loss function, and `accuracy` in [0, 1], means over
-        the global batch before each update. Compiled once for each number of steps; it is a jitted
-        function, but where the execution is `loop` or its steps are `single`: those dispatch one.
+        `Layout.put`, or a split on the device from which they are `Drawn`. The given state is
+        donated: it must not be used again. `metrics` is a dict of float32[steps, members]: `loss`,
+        of the loss function, and `accuracy` in [0, 1], means over the global batch before each
+        update. Compiled once for each number of steps; it is a jitted function, but where the
+        execution is `loop` or its steps are `single`: those dispatch one.
         """
         if self._execution.members == "loop":
             alone = dataclasses.replace(self._execution, members="unroll")
@@ -172,8 +173,10 @@ class Ensemble:
 
         @partial(jax.jit, donate_argnums=0)
         def update(state: State, batches: Any, number: jax.Array) -> Any:
-            batch = jax.tree.map(lambda b: jax.lax.dynamic_slice_in_dim(b, number, 1), batches)
-            return self._lifted_update(state, batch)
+            step = jax.tree.map(
+                lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number, 1), steps_of(batches)
+            )
+            return self._lifted_update(state, with_steps(batches, step))
 
         @jax.jit
         def in_order(metrics: list[Any]) -> Any:
@@ -182,7 +185,7 @@ class Ensemble:
         numbers: list[jax.Array] = []
 
         def update_each(state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
-            count, metrics = len(jax.tree.leaves(batches)[0]), []
+            count, metrics = num_steps(batches), []
             if len(numbers) < count:
                 numbers[:] = self.layout.put_numbers(count)
             for number in numbers[:count]:
@@ -207,7 +210,9 @@ class Ensemble:
 
     def _lifted_update(self, state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
         return self.layout.shard_map(
-            self._device_update, in_specs=(MEMBERS, BATCHES), out_specs=(MEMBERS, MEMBER_METRICS)
+            self._device_update,
+            in_specs=(MEMBERS, placement(batches)),
+            out_specs=(MEMBERS, MEMBER_METRICS),
         )(state, batches)
 
     @cached_property
@@ -275,16 +280,19 @@ class Ensemble:
         """All steps of one call, for the members of one device: metrics [steps, members]."""
 
         # Traced once, however often it is called.
-        update_one = jax.jit(lowered(self._member_update, self._execution), inline=True)
+        update_on = jax.jit(lowered(self._member_update, self._execution), inline=True)
 
         def steps_of_one(state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
-            count = len(jax.tree.leaves(batches)[0])
-            each = [jax.tree.map(lambda leaf: leaf[i], batches) for i in range(count)]  # noqa: B023
+            def update_one(state: State, step: Any) -> tuple[State, dict[str, jax.Array]]:
+                return update_on(state, batch_of(batches, step, state.member_id, self.layout))
+
+            count, steps = num_steps(batches), steps_of(batches)
+            each = [jax.tree.map(lambda leaf: leaf[i], steps) for i in range(count)]  # noqa: B023
             if self._scans(count, update_one, state, each[0]):
-                return jax.lax.scan(update_one, state, batches)
+                return jax.lax.scan(update_one, state, steps)
             metrics = []
-            for batch in each:
-                state, metrics_of_step = update_one(state, batch)
+            for step in each:
+                state, metrics_of_step = update_one(state, step)
                 metrics.append(metrics_of_step)
             return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *metrics)
 
@@ -316,7 +324,7 @@ class Ensemble:
         )
         return state, metrics
 
-    def _scans(self, count: int, update_one: Any, state: State, batch: Any) -> bool:
+    def _scans(self, count: int, update_one: Any, state: State, step: Any) -> bool:
         """Whether the steps of a call are a loop inside the program: a `while`, even of one step.
 
         In one the gradient of a convolution's weights runs 20 to 50 times slower on a CPU, unless
@@ -327,4 +335,4 @@ class Ensemble:
             return count > 1 and steps == "scanned"
         if self.layout.platform != "cpu" or convolutions == "canonical":
             return True
-        return not contains(update_one, {CONVOLUTION}, state, batch)
+        return not contains(update_one, {CONVOLUTION}, state, step)

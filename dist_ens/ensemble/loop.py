@@ -11,7 +11,8 @@ from typing import Any
 
 import jax
 
-from dist_ens.layout import BATCHES, MEMBER_METRICS, MEMBERS, Layout
+from dist_ens.ensemble.batches import placement
+from dist_ens.layout import MEMBER_METRICS, MEMBERS, Layout
 
 Update = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -37,7 +38,7 @@ class Loop:
         """See `Ensemble.update`; the given state is used up."""
         layout = self._layout
         states = {row: layout.of_row(state, row, MEMBERS) for row in self._rows}
-        batches = {row: layout.of_row(batches, row, BATCHES) for row in self._rows}
+        batches = {row: layout.of_row(batches, row, placement(batches)) for row in self._rows}
         metrics: dict[int, Any] = {row: [] for row in self._rows}
         for position in range(layout.members_per_device):
             for row in self._rows:  # the rows' devices work side by side

@@ -1,0 +1,83 @@
+"""What the calls of a run are given: batches from the host, or a split that stays on the device."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dist_ens import cluster
+from dist_ens.data import Source, Split, calls, training_batches
+from dist_ens.ensemble import Drawn
+from dist_ens.errors import UserError
+from dist_ens.layout import BATCHES, Layout
+from dist_ens.methods import Order
+
+# A split is kept on the device if it takes at most this part of the memory that is free there.
+PART_OF_THE_MEMORY = 0.25
+
+
+def feed(
+    source: Source,
+    order: Order,
+    layout: Layout,
+    *,
+    seed: int,
+    first_step: int,
+    last_step: int,
+    steps_per_call: int,
+) -> Iterator[Any]:
+    """What `Ensemble.update` is given, call after call.
+
+    A split that fits lies whole on every device, where each step draws its batch; any other is
+    streamed. One that is not in memory yet is read for that only where the run needs as much of it.
+    Examples and their order are the same either way.
+
+    Args:
+        source: Of the training examples.
+        order: In which they come.
+        layout: Where they go.
+        seed: Of the order, in [0, 2**32).
+        first_step: Steps already taken.
+        last_step: Steps of the whole run.
+        steps_per_call: Steps of one call.
+
+    Returns:
+        The batches of each call, on the mesh.
+
+    Raises:
+        UserError: If members have orders of their own over a split that is streamed.
+    """
+    split, steps_of_calls = source.train, calls(first_step, last_step, steps_per_call)
+    worth_reading = split.in_memory or (last_step - first_step) * order.global_batch_size >= len(
+        split
+    )
+    split_bytes, free_bytes = len(split) * source.spec.example_bytes, layout.free_bytes()
+    fits = split_bytes <= PART_OF_THE_MEMORY * free_bytes
+    if cluster.as_main_sees(worth_reading and fits):
+        return _drawn(split, order, layout, seed, steps_of_calls)
+    if order.per_member:
+        raise UserError(
+            "Members draw batches of their own from a split that fits on a device, in a quarter of "
+            f"what is free there. Received: {split_bytes / 2**30:.3g} GiB for "
+            f"{free_bytes / 2**30:.3g} GiB that are free. Set --config.data.examples=shared."
+        )
+    return _streamed(split, order, layout, seed, steps_of_calls)
+
+
+def _drawn(
+    split: Split, order: Order, layout: Layout, seed: int, steps_of_calls: list[range]
+) -> Iterator[Any]:
+    on_device = layout.put_everywhere(split.take(np.arange(len(split))))
+    for steps in steps_of_calls:
+        yield Drawn(on_device, layout.put_everywhere(order.cursor(seed, steps)), order)
+
+
+def _streamed(
+    split: Split, order: Order, layout: Layout, seed: int, steps_of_calls: list[range]
+) -> Iterator[Any]:
+    size = order.global_batch_size
+    host_rows = layout.host_rows(size)
+    for batches in training_batches(
+        split, order, seed=seed, host_rows=host_rows, calls=steps_of_calls
+    ):
+        yield layout.put(batches, size, BATCHES)

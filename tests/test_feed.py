@@ -1,0 +1,128 @@
+"""The order of the examples, and the two ways in which they come: the same members."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import networks
+from dist_ens.data import ArraySplit, Source, Spec
+from dist_ens.ensemble import Drawn, Ensemble
+from dist_ens.errors import UserError
+from dist_ens.feed import feed
+from dist_ens.layout import make_layout
+from dist_ens.methods import Order
+
+COUNT = 40  # examples; not a multiple of the batch of 16, so that batches lie across epochs
+
+
+class ReadLate(ArraySplit):
+    in_memory = False
+
+
+def source(kind=ArraySplit):
+    _, inputs, label_shape = networks.mlp()
+    examples = networks.batches_for(inputs, label_shape, COUNT)
+    split = kind(examples["inputs"][:, 0], examples["labels"][:, 0])
+    return Source(Spec(inputs.shape[1:], "float32", (), networks.CLASSES), split, split)
+
+
+def calls_of(kind, layout, *, last_step=7, per_member=False):
+    order = Order(COUNT, networks.BATCH, per_member=per_member)
+    return feed(
+        source(kind), order, layout, seed=3, first_step=0, last_step=last_step, steps_per_call=3
+    )
+
+
+def trained(kind, mesh=(4, 2), execution="vmap", *, last_step=7, per_member=False, num_members=4):
+    rows, columns = mesh
+    layout = make_layout(num_members, rows, jax.devices()[: rows * columns])
+    member, inputs, _ = networks.mlp()
+    ensemble = Ensemble(member, optax.sgd(0.1), layout, execution=execution)
+    state = ensemble.init(0, inputs)
+    calls = list(calls_of(kind, layout, last_step=last_step, per_member=per_member))
+    for batches in calls:
+        state, _ = ensemble.update(state, batches)
+    return jax.device_get(state.params), calls
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 23, 1437])
+@pytest.mark.parametrize("per_member", [False, True])
+def test_an_epoch_is_every_example_once_in_another_order_each_time(count, per_member):
+    order = Order(count, 1, per_member=per_member)
+    stream = order.indices(order.cursor(0, range(3 * count)), np.arange(1), np.int32([7])).ravel()
+    epochs = stream.reshape(3, count)
+    assert (np.sort(epochs) == np.arange(count)).all()
+    if count > 5:
+        assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+@pytest.mark.quick
+def test_a_batch_may_lie_in_two_epochs_and_is_the_same_however_long_the_run():
+    one, four = Order(10, 1), Order(10, 4)
+    stream = one.indices(one.cursor(5, range(20)), np.arange(1)).ravel()
+    batches = four.indices(four.cursor(5, range(5)), np.arange(4))
+    np.testing.assert_array_equal(batches.ravel(), stream)
+    # Step 10**12 of 10 examples by 4: positions 4 * 10**12 and on, so epoch 4 * 10**11, offset 0.
+    assert four.cursor(5, range(10**12, 10**12 + 1)).offset.tolist() == [0]
+    assert four.cursor(5, range(10**12 + 1, 10**12 + 2)).offset.tolist() == [4]
+
+
+@pytest.mark.quick
+def test_the_order_is_one_of_seed_epoch_and_member_and_stays_what_it_was():
+    order = Order(10, 10)
+    first = order.indices(order.cursor(0, range(2)), np.arange(10))
+    assert first.tolist() == [[4, 8, 1, 5, 2, 7, 9, 0, 3, 6], [6, 9, 5, 7, 0, 1, 3, 2, 8, 4]]
+    assert order.indices(order.cursor(1, range(1)), np.arange(10)).tolist() != first[:1].tolist()
+    own = Order(10, 10, per_member=True)
+    cursor = own.cursor(0, range(1))
+    of_members = [own.indices(cursor, np.arange(10), np.array([i])).tolist() for i in range(3)]
+    assert len({str(x) for x in (*of_members, first[:1].tolist())}) == 4
+
+
+def test_every_order_of_the_examples_is_as_likely_as_any_other():
+    # 20,000 epochs of 16 examples. Counts of (position, example), and of the example that follows
+    # another, are near chi-squared with as many degrees of freedom as given; 5 sigma.
+    count, epochs = 16, 20_000
+    order = Order(count, count)
+    stream = order.indices(order.cursor(0, range(epochs)), np.arange(count))
+    at = np.array([np.bincount(stream[:, p], minlength=count) for p in range(count)])
+    steps = np.bincount(((stream[:, 1:] - stream[:, :-1]) % count).ravel(), minlength=count)[1:]
+    for counts, freedom in ((at, (count - 1) ** 2), (steps, count - 2)):
+        expected = counts.mean()
+        chi_squared = ((counts - expected) ** 2 / expected).sum()
+        assert abs(chi_squared - freedom) < 5 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("mesh", [(4, 2), (1, 4)], ids=str)
+@pytest.mark.parametrize("execution", ["vmap", "unroll", "loop", "map+single"])
+def test_drawn_on_the_device_and_streamed_are_the_same_examples(mesh, execution):
+    # A split that is read late is kept on the device only where the run needs as much of it: 2
+    # steps of 16 are less than 40.
+    drawn, calls = trained(ArraySplit, mesh, execution, last_step=2)
+    streamed, other_calls = trained(ReadLate, mesh, execution, last_step=2)
+    assert isinstance(calls[0], Drawn)
+    assert isinstance(other_calls[0], dict)
+    jax.tree.map(np.testing.assert_array_equal, drawn, streamed)
+
+
+def test_a_split_that_is_read_late_is_kept_where_the_run_needs_as_much_of_it():
+    _, calls = trained(ReadLate, last_step=3)
+    assert isinstance(calls[0], Drawn)
+
+
+def test_members_with_orders_of_their_own_are_what_they_are_alone():
+    together, _ = trained(ArraySplit, per_member=True)
+    for mesh, execution in (((2, 1), "unroll"), ((1, 2), "loop"), ((1, 1), "chunk:2")):
+        other, _ = trained(ArraySplit, mesh, execution, per_member=True)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), together, other
+        )
+    shared, _ = trained(ArraySplit)
+    assert not np.allclose(jax.tree.leaves(shared)[-1], jax.tree.leaves(together)[-1], atol=1e-4)
+
+
+def test_orders_of_the_members_own_want_a_split_that_fits():
+    with pytest.raises(UserError, match="a split that fits on a device.*examples=shared"):
+        calls_of(ReadLate, make_layout(4), last_step=2, per_member=True)
