@@ -53,6 +53,44 @@ def start(
         ) from error
 
 
+_cores_are_devices = False
+
+
+def use_cores_as_devices() -> None:
+    """Gives JAX a CPU device per core, so that members of small networks run side by side.
+
+    Only where this process is alone and nothing else says how many CPU devices there are. Must come
+    before the first use of a device.
+    """
+    global _cores_are_devices
+    said = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if said or "JAX_NUM_CPU_DEVICES" in os.environ or jax.distributed.is_initialized():
+        return
+    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+    _cores_are_devices = True
+
+
+def cores_are_devices() -> bool:
+    """Whether CPU devices, if that is what JAX has, are cores of this machine."""
+    return _cores_are_devices
+
+
+def devices_for(num_members: int, ensemble_axis: int | None = None) -> list[jax.Device]:
+    """The devices of a run: all; but of a CPU's cores as many as share the members evenly.
+
+    A core is a device for the members' sake: it never takes a part of a batch.
+
+    Args:
+        num_members: Members of the ensemble.
+        ensemble_axis: Rows of the mesh, where somebody says so.
+    """
+    devices = jax.devices()
+    if not _cores_are_devices or devices[0].platform != "cpu":
+        return devices
+    shares = [k for k in range(1, len(devices) + 1) if num_members % k == 0]
+    return devices[: ensemble_axis or shares[-1]]
+
+
 def is_main() -> bool:
     """Whether this is process 0, the one that reports."""
     return jax.process_index() == 0

@@ -249,6 +249,14 @@ class Layout:
         """0, 1, … as int32[] everywhere on the mesh: to count with where nothing is transferred."""
         return [self.put_everywhere(np.int32(number)) for number in range(count)]
 
+    def on_one_device(self) -> "Layout":
+        """A layout of the same members, all on this one's first device."""
+        return make_layout(self.num_members, 1, [self.mesh.devices.flat[0]])
+
+    def moved(self, tree: Any, spec: P) -> Any:
+        """Global arrays of another layout of this host's devices, as arrays of this one."""
+        return jax.device_put(tree, self.sharding(spec))
+
     def put_members(self, tree: Any) -> Any:
         """Host arrays `[members, ...]`, the whole of them on every host, as the members' state."""
         sharding = self.sharding(MEMBERS)

@@ -34,6 +34,7 @@ class Run:
         num_train_examples: Of the training split, whose order depends on it.
         member_file: The config file that defines the member; None where `model.name` says it.
         execution: How members are run, where the experiment leaves it to be chosen; None before.
+        num_devices: Of the mesh that trains; None before.
     """
 
     experiment: Experiment
@@ -41,6 +42,7 @@ class Run:
     num_train_examples: int
     member_file: str | None = None
     execution: str | None = None
+    num_devices: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""
@@ -50,6 +52,7 @@ class Run:
             "num_train_examples": self.num_train_examples,
             "member_file": self.member_file,
             "execution": self.execution,
+            "num_devices": self.num_devices,
         }
 
     @classmethod
@@ -61,6 +64,7 @@ class Run:
             values["num_train_examples"],
             values["member_file"],
             values["execution"],
+            values["num_devices"],
         )
 
     def batch_of_inputs(self, batch_size: int) -> jax.ShapeDtypeStruct:
@@ -252,7 +256,9 @@ def open_finished(
             "The network of this run was written in its config file, which is not run unasked. "
             f"Received: {workdir}, and no network. Add --config={run.member_file}."
         )
-    ensemble = run.make_ensemble(make_layout(run.experiment.num_members), member)
+    num_members = run.experiment.num_members
+    layout = make_layout(num_members, devices=cluster.devices_for(num_members))
+    ensemble = run.make_ensemble(layout, member)
     abstract = ensemble.abstract_state(run.batch_of_inputs(1))
     with Checkpoints(workdir, read_only=True) as checkpoints:
         return run, ensemble, checkpoints.restore_state(step, abstract)

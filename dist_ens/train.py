@@ -24,7 +24,7 @@ from dist_ens.errors import UserError
 from dist_ens.evaluate import Evaluator, Scores
 from dist_ens.execution import AUTO
 from dist_ens.feed import feed
-from dist_ens.layout import DATA, ENSEMBLE, make_layout, to_host
+from dist_ens.layout import DATA, ENSEMBLE, MEMBERS, make_layout, to_host
 from dist_ens.member import Member
 from dist_ens.run import Run, saved_run, trained_by_one
 
@@ -77,7 +77,8 @@ def train(
 
     # 1. Every part is built and checked before anything is written.
     source = open_source(experiment.data) if source is None else source
-    layout = make_layout(experiment.num_members, experiment.layout.ensemble_axis)
+    num_members, rows = experiment.num_members, experiment.layout.ensemble_axis
+    layout = make_layout(num_members, rows, cluster.devices_for(num_members, rows))
     batch_size = experiment.data.global_batch_size
     layout.check_batch_size("data.global_batch_size", batch_size)
     if batch_size > len(source.train):
@@ -93,18 +94,20 @@ def train(
     _require_writable(workdir)
 
     with (
-        _going_on(run, workdir, last_step) as (first_step, execution),
+        _going_on(run, workdir, last_step) as (first_step, before),
         cluster.StopSignal() as stop,
         Checkpoints(workdir, keep=experiment.checkpoint.keep) as checkpoints,
     ):
         # 2. The state is born on the mesh, or restored onto it.
+        if before is not None and experiment.execution == AUTO:
+            ensemble = _as_before(ensemble, before)
         inputs = run.batch_of_inputs(batch_size // layout.data_axis)
         if first_step:
             state = checkpoints.restore_state(first_step, ensemble.abstract_state(inputs))
         else:
             state = ensemble.init(experiment.seed, inputs)
         step = previous_step = first_step
-        batches_of_calls = partial(
+        batches_from = partial(
             feed,
             source,
             run.order,
@@ -113,15 +116,17 @@ def train(
             last_step=last_step,
             steps_per_call=experiment.steps_per_call,
         )
-        batches = batches_of_calls(layout)
-        if experiment.execution == AUTO and execution is not None:
-            ensemble = dataclasses.replace(ensemble, execution=execution)
-        elif experiment.execution == AUTO and first_step < last_step:
+        batches = batches_from(ensemble.layout)
+        if before is None and experiment.execution == AUTO:
             first_batches = next(batches)
             ensemble, choice = choose(ensemble, state, first_batches, last_step)
             batches = itertools.chain([first_batches], batches)
+            if ensemble.layout is not layout:
+                state = ensemble.layout.moved(state, MEMBERS)
+                batches = batches_from(ensemble.layout)
             console.print(str(choice), soft_wrap=True)
-        run = dataclasses.replace(run, execution=ensemble.execution)
+        layout = ensemble.layout
+        run = dataclasses.replace(run, execution=ensemble.execution, num_devices=layout.mesh.size)
         evaluator = Evaluator(ensemble, experiment.evaluation.global_batch_size)
         reporter = report.TrainingReporter(
             console,
@@ -130,11 +135,11 @@ def train(
             first_step=first_step,
             last_step=last_step,
             every_steps=experiment.logging.every_steps,
-            member_examples_per_step=experiment.num_members * batch_size,
+            member_examples_per_step=num_members * batch_size,
         )
         going_on = f", going on from step {first_step:,}" if first_step else ""
         console.print(
-            f"Training {experiment.num_members} members for {last_step:,} steps of {batch_size} "
+            f"Training {num_members} members for {last_step:,} steps of {batch_size} "
             f"examples ({source.spec}) on {layout.mesh.size} {layout.platform} device(s), mesh "
             f"{layout}{going_on}.",
         )
@@ -180,8 +185,8 @@ def train(
 
 
 @contextlib.contextmanager
-def _going_on(run: Run, workdir: pathlib.Path, last_step: int) -> Iterator[tuple[int, str | None]]:
-    """Holds the workdir; gives the steps its run has taken and its execution, or 0 and None."""
+def _going_on(run: Run, workdir: pathlib.Path, last_step: int) -> Iterator[tuple[int, Run | None]]:
+    """Holds the workdir; gives the steps that its run has taken, and that run; or 0 and None."""
     with trained_by_one(workdir):
         saved = saved_run(workdir)
         if saved is None:
@@ -195,7 +200,16 @@ def _going_on(run: Run, workdir: pathlib.Path, last_step: int) -> Iterator[tuple
                 f"{step:,} taken already in {workdir}. Raise --config.steps, or use another "
                 "--workdir."
             )
-        yield step, saved_as.execution
+        yield step, saved_as
+
+
+def _as_before(ensemble: Ensemble, before: Run) -> Ensemble:
+    """The ensemble as a run was trained: its execution, and of a CPU's cores as many."""
+    if before.execution is not None:
+        ensemble = dataclasses.replace(ensemble, execution=before.execution)
+    if cluster.cores_are_devices() and before.num_devices == 1:
+        ensemble = dataclasses.replace(ensemble, layout=ensemble.layout.on_one_device())
+    return ensemble
 
 
 def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:

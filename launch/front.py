@@ -46,6 +46,7 @@ def run(main: Callable[[], int | None], prepare: Callable[[list[str]], list[str]
             flags.FLAGS(argv, known_only=True)
             use_compile_cache()
             cluster.start(_COORDINATOR_ADDRESS.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+            cluster.use_cores_as_devices()
             rest = flags.FLAGS(prepare(list(argv)))
             if len(rest) > 1:
                 raise UserError(

@@ -8,10 +8,11 @@ import optax
 import pytest
 
 import networks
+from dist_ens import cluster
 from dist_ens.config import Experiment
 from dist_ens.ensemble import Ensemble, choice
 from dist_ens.execution import Execution
-from dist_ens.layout import BATCHES, make_layout
+from dist_ens.layout import BATCHES, Layout, make_layout
 from dist_ens.train import train
 from test_executions import pooling
 
@@ -51,7 +52,7 @@ def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():
     ensemble, state, batches = program(networks.mlp)
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
     assert [*why.step_secs] == choice.candidates(ensemble, state, batches)
-    assert why.execution == chosen.execution == min(why.step_secs, key=why.step_secs.get)
+    assert why.option == chosen.execution == min(why.step_secs, key=why.step_secs.get)
     assert str(why).startswith(f"Execution {chosen.execution}: the fastest of those tried (vmap ")
     chosen.update(state, batches)  # the state was not used up
     again, why = choice.choose(*program(networks.mlp), num_steps=1)
@@ -72,7 +73,7 @@ def test_a_short_run_follows_the_rule():
 
 def test_what_does_not_fit_in_memory_is_not_run(monkeypatch):
     free = iter([1e12])  # at first, for a copy of the state; then none
-    monkeypatch.setattr(choice, "_free_bytes", lambda ensemble: next(free, 0))
+    monkeypatch.setattr(Layout, "free_bytes", lambda layout: next(free, 0))
     _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
     assert [*why.step_secs] == ["vmap", "loop"]  # the rule's own, and one member at a time
     _, why = choice.choose(*program(networks.mlp, num_members=5), num_steps=10**9)
@@ -118,3 +119,44 @@ def test_a_run_says_what_it_chose_and_keeps_it_when_it_goes_on(tmp_path, capsys)
     )
     again = train(experiment(steps=16), tmp_path / "map")  # finished: scored as it was trained
     assert again.ensemble.execution == "map"
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    """The eight devices taken for the cores of one CPU."""
+    monkeypatch.setattr(cluster, "_cores_are_devices", True)
+
+
+def test_cores_are_devices_for_members_and_never_for_data(cores):
+    # The most of 8 cores that divide the members, or as many as somebody says.
+    for num_members, rows, expected in [(8, None, 8), (10, None, 5), (7, None, 7), (11, None, 1)]:
+        assert len(cluster.devices_for(num_members, rows)) == expected
+    assert len(cluster.devices_for(8, 2)) == 2
+
+
+def test_the_fastest_is_tried_on_one_core_too(cores):
+    member, inputs, label_shape = networks.mlp()
+    layout = make_layout(4, devices=cluster.devices_for(4))
+    ensemble = Ensemble(member, optax.sgd(0.1), layout)
+    batches = networks.batches_for(inputs, label_shape, 2)
+    state = ensemble.init(0, inputs)
+    batches = layout.put(batches, networks.BATCH, BATCHES)
+    chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
+    *on_all, on_one = why.step_secs
+    assert on_all == choice.candidates(ensemble, state, batches)
+    assert on_one == f"{min(on_all, key=why.step_secs.get)} on one device"
+    assert chosen.layout.mesh.size == (1 if why.option == on_one else 4)
+
+
+def test_a_run_goes_on_on_the_cores_it_began_with(cores, tmp_path):
+    on_one = {"layout": {"ensemble_axis": 1}}
+    train(experiment(**on_one), tmp_path / "parts")
+    parts = train(experiment(steps=16), tmp_path / "parts")
+    whole = train(experiment(steps=16, **on_one), tmp_path / "whole")
+    assert parts.ensemble.layout.mesh.size == whole.ensemble.layout.mesh.size == 1
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        *(jax.device_get(run.state.params) for run in (whole, parts)),
+    )
+    anew = train(experiment(), tmp_path / "anew")
+    assert anew.ensemble.layout.mesh.size == 4

@@ -11,11 +11,11 @@ import psutil
 
 from dist_ens import cluster
 from dist_ens.cache import keep_execution, kept_execution
-from dist_ens.ensemble.batches import num_steps
+from dist_ens.ensemble.batches import num_steps, placement
 from dist_ens.ensemble.lift import Ensemble
 from dist_ens.ensemble.lowerings import CONVOLUTION, MAX_POOL_GRADIENT
 from dist_ens.ensemble.state import State
-from dist_ens.layout import copied
+from dist_ens.layout import MEMBERS, copied
 
 # Timing takes at most the smaller of the two: seconds, and this part of the expected run.
 LONGEST_SECS = 20.0
@@ -30,20 +30,18 @@ class Choice:
     """An execution and why it was chosen.
 
     Attributes:
-        execution: `WAY[+LOWERING][+STEPS]`.
+        option: `WAY[+LOWERING][+STEPS]`, and `on one device` where that is part of it.
         why: A sentence.
         step_secs: What was tried, and the seconds per step that it took.
     """
 
-    execution: str
+    option: str
     why: str
     step_secs: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         tried = ", ".join(f"{name} {secs * 1e3:.3g}" for name, secs in self.step_secs.items())
-        return f"Execution {self.execution}: {self.why}" + (
-            f" ({tried} ms a step)." if tried else "."
-        )
+        return f"Execution {self.option}: {self.why}" + (f" ({tried} ms a step)." if tried else ".")
 
 
 def candidates(ensemble: Ensemble, state: State, batches: Any) -> list[str]:
@@ -85,7 +83,8 @@ def choose(
     """The ensemble with the fastest execution that could be found in the time there is.
 
     What was chosen before for the same program on the same kind of device is taken again. Of
-    several hosts process 0 decides: by what it has kept, else all follow the rule.
+    several hosts process 0 decides: by what it has kept, else all follow the rule. Where the
+    devices are the cores of one CPU, the fastest is tried on one of them too.
 
     Args:
         ensemble: Of any execution.
@@ -94,52 +93,68 @@ def choose(
         num_steps: Steps that the run is going to take.
 
     Returns:
-        The same ensemble with the execution chosen, and the choice.
+        The ensemble with the execution chosen, of the same layout or of one device; and the choice.
     """
     names = candidates(ensemble, state, batches)
-    by_rule = dataclasses.replace(ensemble, execution=names[0])
-    if len(names) == 1:
-        return by_rule, Choice(names[0], "nothing else is worth trying for this network")
-    program = _program(ensemble, names, state, batches)
+    options = {name: dataclasses.replace(ensemble, execution=name) for name in names}
+    layout = ensemble.layout
+    if cluster.cores_are_devices() and layout.platform == "cpu" and layout.mesh.size > 1:
+        alone = layout.on_one_device()
+        options |= {
+            f"{name} on one device": dataclasses.replace(ensemble, execution=name, layout=alone)
+            for name in names
+        }
+    rule = names[0]
+    if len(options) == 1:
+        return options[rule], Choice(rule, "nothing else is worth trying for this network")
+    program = _program(ensemble, [*options], state, batches)
     kept = kept_execution(program)
-    position = cluster.as_main_sees(names.index(kept) if kept in names else -1)
+    position = cluster.as_main_sees([*options].index(kept) if kept in options else -1)
     if position >= 0:
-        again = dataclasses.replace(ensemble, execution=names[position])
-        return again, Choice(names[position], "the fastest in an earlier run of this program")
+        name = [*options][position]
+        return options[name], Choice(name, "the fastest in an earlier run of this program")
     if jax.process_count() > 1:
-        return by_rule, Choice(names[0], "the rule, for several hosts do not time candidates")
-
-    if ensemble.layout.free_bytes() < 2 * _device_bytes(
-        state
-    ):  # a copy, and what a step makes beside it
-        return by_rule, Choice(names[0], "the rule, for there is no room to time candidates")
+        return options[rule], Choice(rule, "the rule, for several hosts do not time candidates")
+    # Beside the state a copy of it, and what a step makes.
+    if layout.free_bytes() < 2 * _device_bytes(state):
+        return options[rule], Choice(rule, "the rule, for there is no room to time candidates")
 
     started = time.monotonic()
-    first = _step_secs(by_rule, by_rule.update, state, batches)
+    first = _step_secs(options[rule].update, state, batches)
     # Another is begun only where as long as the longest so far, compiling included, still fits.
     longest = time.monotonic() - started
     budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * first)
-    step_secs, started = {names[0]: first}, time.monotonic()
-    for name in names[1:]:
+    step_secs, started = {rule: first}, time.monotonic()
+
+    def try_next(name: str) -> None:
+        nonlocal longest
         candidate_started = time.monotonic()
         if candidate_started - started + longest > budget_secs:
-            break
-        candidate = dataclasses.replace(ensemble, execution=name)
-        update = _update_that_fits(candidate, state, batches)
+            return
+        option = options[name]
+        own_state, own_batches = state, batches
+        if option.layout is not layout:
+            own_state = option.layout.moved(state, MEMBERS)
+            own_batches = option.layout.moved(batches, placement(batches))
+        update = _update_that_fits(option, own_state, own_batches)
         if update is not None:
-            step_secs[name] = _step_secs(candidate, update, state, batches)
+            step_secs[name] = _step_secs(update, own_state, own_batches)
         longest = max(longest, time.monotonic() - candidate_started)
+
+    for name in names[1:]:
+        try_next(name)
+    alone_too = f"{min(step_secs, key=step_secs.__getitem__)} on one device"
+    if alone_too in options:
+        try_next(alone_too)
     if len(step_secs) == 1:
-        return by_rule, Choice(
-            names[0], f"the rule, for {budget_secs:.2g} s are too few to time others", step_secs
-        )
+        why = f"the rule, for {budget_secs:.2g} s are too few to time others"
+        return options[rule], Choice(rule, why, step_secs)
     fastest = min(step_secs, key=step_secs.__getitem__)
     keep_execution(program, fastest)
-    chosen = by_rule if fastest == names[0] else dataclasses.replace(ensemble, execution=fastest)
-    return chosen, Choice(fastest, "the fastest of those tried", step_secs)
+    return options[fastest], Choice(fastest, "the fastest of those tried", step_secs)
 
 
-def _step_secs(ensemble: Ensemble, update: Any, state: State, batches: Any) -> float:
+def _step_secs(update: Any, state: State, batches: Any) -> float:
     """Seconds per step, of the best of some calls after one to warm up."""
     state = copied(state)
     shortest = float("inf")
