@@ -118,7 +118,8 @@ class Run:
             make_optimizer(experiment.optimizer),
             layout,
             make_loss(experiment.loss),
-            self.execution or ("vmap" if experiment.execution == AUTO else experiment.execution),
+            execution=self.execution
+            or ("vmap" if experiment.execution == AUTO else experiment.execution),
         )
 
     def check_training(self, ensemble: Ensemble) -> None:

@@ -30,7 +30,7 @@ from dist_ens.layout import (
     data_index,
     data_mean,
 )
-from dist_ens.losses import Loss, softmax_cross_entropy
+from dist_ens.losses import Loss, TrainingScores, accuracy, softmax_cross_entropy
 from dist_ens.member import Member
 
 # What `fold_in` is given to part a member's key by use.
@@ -50,6 +50,7 @@ class Ensemble:
         optimizer: Of one member.
         layout: Where members and data lie.
         loss: Of one member, per example.
+        training_scores: What is reported beside the loss, per example.
         execution: How a device runs its members: `WAY[+LOWERING][+STEPS]`; see
             `dist_ens.execution`.
     """
@@ -58,6 +59,7 @@ class Ensemble:
     optimizer: optax.GradientTransformation
     layout: Layout
     loss: Loss = softmax_cross_entropy
+    training_scores: TrainingScores = accuracy
     execution: str = "vmap"
 
     def init(
@@ -148,7 +150,7 @@ class Ensemble:
         `batches` is a dict of `inputs` and `labels`, leaves [steps, batch, ...], from
         `Layout.put`, or a split on the device from which they are `Drawn`. The given state is
         donated: it must not be used again. `metrics` is a dict of float32[steps, members]: `loss`,
-        of the loss function, and `accuracy` in [0, 1], means over the global batch before each
+        of the loss function, and the training scores, means over the global batch before each
         update. Compiled once for each number of steps; it is a jitted function, but where the
         execution is `loop` or its steps are `single`: those dispatch one.
         """
@@ -313,7 +315,8 @@ class Ensemble:
         (loss, (logits, model_state)), grads = jax.value_and_grad(loss_of, has_aux=True)(
             state.params
         )
-        metrics = {"loss": loss, "accuracy": (logits.argmax(-1) == batch["labels"]).mean()}
+        scores = self.training_scores(logits, batch["labels"])
+        metrics = {"loss": loss} | {name: score.mean() for name, score in scores.items()}
         grads, model_state, metrics = data_mean((grads, model_state, metrics))
         updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
         state = state._replace(
