@@ -22,6 +22,7 @@ from dist_ens.execution import AUTO, Execution
 LOSSES = ("softmax_cross_entropy", "class_mean_cross_entropy")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 EXAMPLES = ("shared", "permuted")
+COMPUTE_DTYPES = ("float32", "bfloat16")
 SCHEDULES = ("constant", "linear", "cosine")
 
 # The only fields in which a run may differ from the checkpoint that it goes on from: they change
@@ -193,6 +194,29 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ComputeConfig:
+    """In what precision, and within what memory, a member's update is computed.
+
+    Attributes:
+        dtype: `float32`, or `bfloat16` for the network's own arithmetic; parameters, statistics,
+            loss and optimizer are float32 either way.
+        rematerialize: Keep of the forward pass only what matrix products and convolutions return,
+            and compute the rest again in the backward pass.
+        microbatches: Parts of a device's batch that are taken one after another, their gradients
+            averaged. The same update as of the whole batch, but for statistics over the batch and
+            for dropout, which each part has of its own.
+    """
+
+    dtype: str = "float32"
+    rematerialize: bool = False
+    microbatches: int = 1
+
+    def __post_init__(self) -> None:
+        _require_one_of("compute.dtype", self.dtype, COMPUTE_DTYPES)
+        _require_positive("compute.microbatches", self.microbatches)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When to save, and how many checkpoints to keep. The last step is always saved."""
 
@@ -252,6 +276,7 @@ class Experiment:
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    compute: ComputeConfig = ComputeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()

@@ -18,7 +18,13 @@ from dist_ens.errors import UserError, first_line
 from dist_ens.execution import AUTO
 from dist_ens.layout import BATCH, REPLICATED, Layout, make_layout
 from dist_ens.losses import make_loss
-from dist_ens.member import Member, check_member, with_normalized_inputs
+from dist_ens.member import (
+    Member,
+    check_member,
+    rematerialized,
+    with_compute_dtype,
+    with_normalized_inputs,
+)
 from dist_ens.methods import Order
 from dist_ens.models import make_model
 from dist_ens.optimizers import make_optimizer
@@ -96,6 +102,14 @@ class Run:
             UserError: If the network cannot be made, or does not fit the data.
         """
         experiment, spec = self.experiment, self.spec
+        microbatches = experiment.compute.microbatches
+        device_batch_size = experiment.data.global_batch_size // layout.data_axis
+        if device_batch_size % microbatches:
+            raise UserError(
+                "Microbatches are equal parts of a device's batch. Received: "
+                f"compute.microbatches={microbatches} for {device_batch_size} examples. Choose a "
+                f"divisor of {device_batch_size}."
+            )
         for name in ("mean", "std"):
             length = len(getattr(experiment.data, name))
             if length not in {1, *spec.input_shape[-1:]}:
@@ -106,7 +120,10 @@ class Run:
                 )
         if member is None:
             member = make_model(experiment.model, spec.input_shape, spec.num_classes)
+        member = with_compute_dtype(member, experiment.compute.dtype)
         member = with_normalized_inputs(member, experiment.data.mean, experiment.data.std)
+        if experiment.compute.rematerialize:
+            member = rematerialized(member)
         batch_size = 2
         check_member(
             member,
@@ -118,6 +135,7 @@ class Run:
             make_optimizer(experiment.optimizer),
             layout,
             make_loss(experiment.loss),
+            microbatches=experiment.compute.microbatches,
             execution=self.execution
             or ("vmap" if experiment.execution == AUTO else experiment.execution),
         )

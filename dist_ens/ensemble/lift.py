@@ -51,6 +51,7 @@ class Ensemble:
         layout: Where members and data lie.
         loss: Of one member, per example.
         training_scores: What is reported beside the loss, per example.
+        microbatches: Parts of a device's batch, taken one after another, their gradients averaged.
         execution: How a device runs its members: `WAY[+LOWERING][+STEPS]`; see
             `dist_ens.execution`.
     """
@@ -60,6 +61,7 @@ class Ensemble:
     layout: Layout
     loss: Loss = softmax_cross_entropy
     training_scores: TrainingScores = accuracy
+    microbatches: int = 1
     execution: str = "vmap"
 
     def init(
@@ -306,18 +308,7 @@ class Ensemble:
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
         key = jax.random.fold_in(key, data_index())
 
-        def loss_of(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-            logits, model_state = self.member.apply(
-                params, state.model_state, batch["inputs"], key, True
-            )
-            return self.loss(logits, batch["labels"]).mean(), (logits, model_state)
-
-        (loss, (logits, model_state)), grads = jax.value_and_grad(loss_of, has_aux=True)(
-            state.params
-        )
-        scores = self.training_scores(logits, batch["labels"])
-        metrics = {"loss": loss} | {name: score.mean() for name, score in scores.items()}
-        grads, model_state, metrics = data_mean((grads, model_state, metrics))
+        grads, model_state, metrics = data_mean(self._gradients(state, batch, key))
         updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
         state = state._replace(
             step=state.step + 1,
@@ -326,6 +317,40 @@ class Ensemble:
             opt_state=opt_state,
         )
         return state, metrics
+
+    def _gradients(self, state: State, batch: Any, key: jax.Array) -> tuple[Any, Any, Any]:
+        """Gradients, model state and metrics of this column's part of the batch."""
+
+        def loss_of(params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
+            logits, model_state = self.member.apply(params, model_state, batch["inputs"], key, True)
+            scores = self.training_scores(logits, batch["labels"])
+            loss = self.loss(logits, batch["labels"]).mean()
+            metrics = {"loss": loss} | {name: score.mean() for name, score in scores.items()}
+            return loss, (model_state, metrics)
+
+        gradients = jax.grad(loss_of, has_aux=True)
+        if self.microbatches == 1:
+            grads, (model_state, metrics) = gradients(state.params, state.model_state, batch, key)
+            return grads, model_state, metrics
+
+        def accumulate(carry: tuple[Any, Any], part: tuple[Any, jax.Array]) -> Any:
+            model_state, total = carry
+            examples, number = part
+            grads, (model_state, metrics) = gradients(
+                state.params, model_state, examples, jax.random.fold_in(key, number)
+            )
+            return (model_state, jax.tree.map(jnp.add, total, (grads, metrics))), None
+
+        count = self.microbatches
+        parts = jax.tree.map(lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]), batch)
+        first = jax.tree.map(lambda leaf: leaf[0], parts)
+        shapes = jax.eval_shape(gradients, state.params, state.model_state, first, key)
+        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1][1]))
+        (model_state, total), _ = jax.lax.scan(
+            accumulate, (state.model_state, nothing), (parts, jnp.arange(count))
+        )
+        grads, metrics = jax.tree.map(lambda leaf: leaf / count, total)
+        return grads, model_state, metrics
 
     def _scans(self, count: int, update_one: Any, state: State, step: Any) -> bool:
         """Whether the steps of a call are a loop inside the program: a `while`, even of one step.

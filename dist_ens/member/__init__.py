@@ -27,7 +27,13 @@ The adapters make a member of what people have:
 from dist_ens.member.equinox import from_equinox
 from dist_ens.member.functions import from_example_functions, from_functions
 from dist_ens.member.linen import from_linen
-from dist_ens.member.member import Member, check_member, with_normalized_inputs
+from dist_ens.member.member import (
+    Member,
+    check_member,
+    rematerialized,
+    with_compute_dtype,
+    with_normalized_inputs,
+)
 from dist_ens.member.nnx import from_nnx
 from dist_ens.member.pytree import from_pytree
 
@@ -40,5 +46,7 @@ __all__ = [
     "from_linen",
     "from_nnx",
     "from_pytree",
+    "rematerialized",
+    "with_compute_dtype",
     "with_normalized_inputs",
 ]

@@ -131,6 +131,55 @@ def with_normalized_inputs(member: Member, mean: Sequence[float], std: Sequence[
     )
 
 
+def with_compute_dtype(member: Member, dtype: str) -> Member:
+    """The member with its own arithmetic in another floating type.
+
+    Parameters and floating inputs are converted on the way in, outputs and model state on the way
+    out, so that parameters, gradients and statistics stay what they were.
+
+    Args:
+        member: The network.
+        dtype: Such as `bfloat16`.
+
+    Returns:
+        The member; itself for `float32`.
+    """
+    if dtype == "float32":
+        return member
+
+    def converted(tree: Any) -> Any:
+        return jax.tree.map(
+            lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf,
+            tree,
+        )
+
+    def apply(
+        params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
+    ) -> tuple[jax.Array, Any]:
+        outputs, new_state = member.apply(
+            converted(params), model_state, converted(inputs), key, train
+        )
+        new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
+        return outputs.astype(jnp.float32), new_state
+
+    return Member(member.init, apply)
+
+
+def rematerialized(member: Member) -> Member:
+    """The member, of whose forward pass little is kept for the backward pass.
+
+    Kept is what matrix products and convolutions return; the rest is computed again.
+
+    Args:
+        member: The network.
+    """
+    kept = (jax.lax.dot_general_p, jax.lax.conv_general_dilated_p)
+    apply = jax.checkpoint(
+        member.apply, policy=lambda primitive, *_, **__: primitive in kept, static_argnums=4
+    )
+    return Member(member.init, apply)
+
+
 def _named(tree: Any) -> list[tuple[str, Any]]:
     return [
         (jax.tree_util.keystr(p), leaf) for p, leaf in jax.tree_util.tree_leaves_with_path(tree)

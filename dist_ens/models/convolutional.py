@@ -93,7 +93,8 @@ def _batch_norm(train: bool) -> nn.BatchNorm:
 
 
 def _with_channels(x: jax.Array) -> jax.Array:
-    """float32[batch, rows, columns, channels]; images without channels get one."""
+    """float[batch, rows, columns, channels]; images without channels get one."""
     if x.ndim not in (3, 4):
         raise ValueError(f"a convolution takes images, [rows, columns(, channels)], not {x.shape}")
-    return (x if x.ndim == 4 else x[..., None]).astype(jnp.float32)
+    x = x if x.ndim == 4 else x[..., None]
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)

@@ -49,7 +49,7 @@ def mlp(
         ]
 
     def apply(params: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
-        x = x.astype(jnp.float32).ravel()
+        x = x.astype(params[0]["w"].dtype).ravel()
         for hidden in params[:-1]:
             x = jax.nn.relu(x @ hidden["w"] + hidden["b"])
         return x @ params[-1]["w"] + params[-1]["b"]
@@ -64,7 +64,8 @@ class _MlpBnDropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        x = x.astype(jnp.float32).reshape(len(x), -1)
+        x = x.reshape(len(x), -1)
+        x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
         for size in self.hidden_sizes:
             x = nn.Dense(size, use_bias=False)(x)
             x = nn.BatchNorm(use_running_average=not train, momentum=0.9, axis_name=DATA)(x)

@@ -1,0 +1,162 @@
+"""Updates within less memory, or in less precision: the same members, as far as that allows."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import networks
+from dist_ens.config import Experiment, ModelConfig
+from dist_ens.data import Spec
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import UserError
+from dist_ens.layout import BATCHES, make_layout
+from dist_ens.member import from_linen, rematerialized, with_compute_dtype
+from dist_ens.models import make_model
+from dist_ens.run import Run
+
+
+def updated(network, *, change=lambda member: member, microbatches=1, mesh=(2, 2), steps=3):
+    """State, metrics and compiled update after some steps."""
+    member, inputs, label_shape = network()
+    rows, columns = mesh
+    layout = make_layout(4, rows, jax.devices()[: rows * columns])
+    ensemble = Ensemble(change(member), optax.sgd(0.1), layout, microbatches=microbatches)
+    state = ensemble.init(0, inputs)
+    batches = networks.batches_for(inputs, label_shape, steps)
+    batches = layout.put(batches, networks.BATCH, BATCHES)
+    compiled = ensemble.update.lower(state, batches).compile()
+    state, metrics = compiled(state, batches)
+    return jax.device_get(state), jax.device_get(metrics), compiled
+
+
+def assert_close(a, b, **tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
+
+
+@pytest.mark.parametrize("network", [networks.mlp, networks.transformer])
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_accumulated_gradients_are_those_of_the_large_batch(network, microbatches):
+    whole, metrics, _ = updated(network)
+    parts, other, _ = updated(network, microbatches=microbatches)
+    assert_close(whole.params, parts.params, rtol=1e-5, atol=1e-6)
+    assert_close(metrics, other, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_of_a_batch_have_statistics_and_dropout_of_their_own():
+    whole, _, _ = updated(networks.dropout)
+    parts, _, _ = updated(networks.dropout, microbatches=2)
+    kernel = lambda state: state.params["Dense_0"]["kernel"]  # noqa: E731
+    assert not np.allclose(kernel(whole), kernel(parts), atol=1e-5)
+    again, _, _ = updated(networks.dropout, microbatches=2, mesh=(4, 2))
+    assert_close(parts.params, again.params, rtol=1e-5, atol=1e-6)
+
+
+class Deep(nn.Module):
+    """Much between its matrix products that a backward pass wants."""
+
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(4):
+            x = nn.gelu(nn.LayerNorm()(nn.Dense(64)(x)))
+            x = jnp.tanh(x) * jnp.exp(-x)
+        return nn.Dense(networks.CLASSES)(x)
+
+
+def deep():
+    return from_linen(Deep()), jax.ShapeDtypeStruct((networks.BATCH, 12), jnp.float32), ()
+
+
+@pytest.mark.parametrize("network", [deep, networks.convolutional, networks.dropout])
+def test_rematerialized_members_are_the_same(network):
+    whole, _, _ = updated(network)
+    again, _, _ = updated(network, change=rematerialized)
+    assert_close(whole.params, again.params, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rematerialized_member_keeps_what_products_return():
+    member, inputs, _ = deep()
+    params, state = jax.eval_shape(member.init, jax.random.key(0), inputs)
+
+    def kept(member):
+        def outputs(params, x):
+            return member.apply(params, state, x, None, True)[0]
+
+        params_, x = (
+            jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), t) for t in (params, inputs)
+        )
+        _, backward = jax.vjp(outputs, params_, x)
+        of_batch = [leaf for leaf in jax.tree.leaves(backward) if leaf.shape[:1] == (16,)]
+        return sum(leaf.size for leaf in of_batch)
+
+    # The inputs, 16 x 12, and what four products return, 16 x 64 each.
+    assert kept(rematerialized(member)) <= 16 * (12 + 4 * 64)
+    assert kept(member) > 3 * 16 * (12 + 4 * 64)
+
+
+MODELS = {
+    "mlp": ((12,), {"hidden_sizes": (8,)}),
+    "mlp_bn_dropout": ((12,), {"hidden_sizes": (8,)}),
+    "lenet5": ((12, 12), {}),
+    "resnet8": ((8, 8, 3), {}),
+    "transformer": ((6,), {"num_blocks": 1, "width": 8, "num_heads": 2, "mlp_size": 8}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_in_bfloat16_every_product_of_a_network_is(name):
+    input_shape, options = MODELS[name]
+    member = make_model(ModelConfig(name=name, options=options), input_shape, 5)
+    member = with_compute_dtype(member, "bfloat16")
+    inputs = jax.ShapeDtypeStruct(
+        (2, *input_shape), "int32" if name == "transformer" else "float32"
+    )
+    layout = make_layout(1, devices=jax.devices()[:1])
+    ensemble = Ensemble(member, optax.adam(0.1), layout)
+    state = ensemble.abstract_state(inputs)
+    batches = {
+        "inputs": jax.ShapeDtypeStruct((1, *inputs.shape), inputs.dtype),
+        "labels": jax.ShapeDtypeStruct((1, 2, *input_shape[: name == "transformer"]), "int32"),
+    }
+    text = ensemble.update.lower(state, batches).as_text()
+    products = [
+        line
+        for line in text.splitlines()
+        if "dot_general" in line or "stablehlo.convolution" in line
+    ]
+    assert len(products) >= 5
+    assert [line for line in products if "xf32>" in line.rsplit(" : ")[-1]] == []
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(state.params)} == {"float32"}
+
+
+@pytest.mark.parametrize("network", [networks.mlp, networks.convolutional])
+def test_in_bfloat16_state_stays_float32_and_learns_nearly_the_same(network):
+    whole, metrics, _ = updated(network)
+    state, other, _ = updated(network, change=lambda member: with_compute_dtype(member, "bfloat16"))
+    assert jax.tree.map(lambda x: x.dtype, state) == jax.tree.map(lambda x: x.dtype, whole)
+    # bfloat16 has 8 bits: a part in 256 per operation, of losses around 2 nats.
+    assert_close(metrics["loss"], other["loss"], rtol=0.05, atol=0)
+    assert not np.array_equal(metrics["loss"], other["loss"])
+
+
+def test_a_config_says_precision_and_memory():
+    values = {
+        "num_members": 4,
+        "steps": 2,
+        "data": {"global_batch_size": 16},
+        "model": {"name": "mlp", "hidden_sizes": (8,)},
+        "compute": {"dtype": "bfloat16", "rematerialize": True, "microbatches": 2},
+    }
+    spec, layout = Spec((12,), "float32", (), 5), make_layout(4, devices=jax.devices()[:2])
+    ensemble = Run(Experiment.from_dict(values), spec, 100).make_ensemble(layout)
+    inputs = jax.ShapeDtypeStruct((16, 12), jnp.float32)
+    state = ensemble.init(0, inputs)
+    batches = layout.put(networks.batches_for(inputs, (), 1), 16, BATCHES)
+    text = str(jax.make_jaxpr(ensemble.update)(state, batches))
+    assert "bf16[2,8,8]" in text  # two members on a device, a part of the batch, hidden units
+    assert "remat" in text or "checkpoint" in text
+    values["compute"]["microbatches"] = 3
+    with pytest.raises(UserError, match=r"equal parts.*microbatches=3 for 16 examples"):
+        Run(Experiment.from_dict(values), spec, 100).make_ensemble(layout)
