@@ -1,0 +1,67 @@
+"""What people write around one network in JAX: its state and its step."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks.workloads import Workload
+from dist_ens.ensemble import member_key
+from dist_ens.ensemble.lift import INIT
+from dist_ens.layout import DATA
+from dist_ens.optimizers import make_optimizer
+
+_SEED = 0
+
+
+class MemberState(NamedTuple):
+    """What a member carries from step to step."""
+
+    params: Any
+    model_state: Any
+    opt_state: Any
+
+
+Step = Callable[[MemberState, Any, Any], tuple[MemberState, jax.Array]]
+
+
+def first_states(workload: Workload) -> list[MemberState]:
+    """The members before their first step, each as dist_ens begins it from seed 0."""
+    optimizer, inputs = make_optimizer(workload.optimizer), workload.batch_of_inputs
+
+    @jax.jit
+    def first_state(member_id: jax.Array) -> MemberState:
+        key = jax.random.fold_in(member_key(_SEED, member_id), INIT)
+        params, model_state = workload.member.init(key, jnp.zeros(inputs.shape, inputs.dtype))
+        return MemberState(params, model_state, optimizer.init(params))
+
+    return [first_state(jnp.int32(m)) for m in range(workload.num_members)]
+
+
+def stacked_first_states(workload: Workload) -> MemberState:
+    """The same as arrays of the host, leaves [members, ...]."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *first_states(workload))
+
+
+def make_step(workload: Workload) -> Step:
+    """One step of one member: `step(state, inputs, labels) -> (state, loss)`, not yet jitted."""
+    optimizer, member = make_optimizer(workload.optimizer), workload.member
+
+    def step(state: MemberState, inputs: Any, labels: Any) -> tuple[MemberState, jax.Array]:
+        def loss_of(params: Any) -> tuple[jax.Array, Any]:
+            outputs, model_state = member.apply(
+                params, state.model_state, inputs, jax.random.key(_SEED), True
+            )
+            return workload.loss(outputs, labels).mean(), model_state
+
+        (loss, model_state), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return MemberState(params, model_state, opt_state), loss
+
+    # BatchNorm averages over the data axis. Here it has one place and nothing is mapped along it,
+    # so that the average is no operation at all.
+    return jax.vmap(step, in_axes=None, out_axes=None, axis_size=1, axis_name=DATA)

@@ -1,0 +1,114 @@
+"""The ways of a workload, timed side by side."""
+
+import statistics
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.peers.dist_ens_way import DistEns
+from benchmarks.peers.flax_pmap import FlaxPmap
+from benchmarks.peers.flops import MATMUL_FLOPS, Matmul, model_flops
+from benchmarks.peers.jax_loop import JaxLoop
+from benchmarks.peers.jax_scan import JaxScan
+from benchmarks.peers.jax_vmap import JaxVmap
+from benchmarks.peers.turns import spread, step_ms_of_turns
+from benchmarks.peers.way import Absent, MakeWay, Way
+from benchmarks.workloads import Workload
+
+_DIST_ENS, _MATMUL = "dist_ens", "matmul"
+_NO_TORCH = "PyTorch is not installed: pip install 'dist-ens[peers]'."
+
+
+def _torch_loop(workload: Workload) -> Way:
+    try:
+        from benchmarks.peers.torch_loop import TorchLoop
+    except ImportError as error:
+        raise Absent(_NO_TORCH) from error
+    return TorchLoop(workload)
+
+
+def _torch_func(workload: Workload) -> Way:
+    try:
+        from benchmarks.peers.torch_func import TorchFunc
+    except ImportError as error:
+        raise Absent(_NO_TORCH) from error
+    return TorchFunc(workload)
+
+
+WAYS: dict[str, MakeWay] = {
+    _DIST_ENS: DistEns,
+    "jax_loop": JaxLoop,
+    "jax_scan": JaxScan,
+    "jax_vmap": JaxVmap,
+    "flax_pmap": FlaxPmap,
+    "torch_loop": _torch_loop,
+    "torch_func": _torch_func,
+}
+
+
+def compare(
+    workload: Workload, makers: dict[str, MakeWay], num_turns: int
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Times the ways of a workload.
+
+    Args:
+        workload: What to train.
+        makers: The ways, by name.
+        num_turns: Of each.
+
+    Returns:
+        The workload's entry in the file, and of the ways that are absent the reasons.
+    """
+    ways: dict[str, Way] = {}
+    reasons = {}
+    for name, make in makers.items():
+        try:
+            ways[name] = make(workload)
+        except Absent as reason:
+            reasons[name] = str(reason)
+    if workload.name == "W3":
+        ways[_MATMUL] = Matmul()
+    turns = step_ms_of_turns(ways, num_turns)
+    medians = {name: statistics.median(ms) for name, ms in turns.items()}
+    matmul_ms = medians.pop(_MATMUL, None)
+    dist_ens_ms = medians.pop(_DIST_ENS, None)
+    result = {
+        "name": workload.name,
+        "dist_ens_ms": dist_ens_ms,
+        "peers_ms": medians,
+        "execution": getattr(ways.get(_DIST_ENS), "execution", None),
+        "spread": {name: spread(ms) for name, ms in turns.items()},
+    }
+    if matmul_ms is not None:
+        result["matmul_gflops"] = MATMUL_FLOPS / matmul_ms / 1e6
+    if matmul_ms is not None and dist_ens_ms is not None:
+        share = model_flops(workload) / dist_ens_ms / (MATMUL_FLOPS / matmul_ms)
+        result["model_flops_share"] = share
+    return result, reasons
+
+
+def table_of(title: str, result: dict[str, Any]) -> Table:
+    """The figures of a workload for the screen, the fastest way first."""
+    table = Table(title=f"{result['name']}: {title}", title_justify="left")
+    table.add_column("")
+    for column in ("ms per ensemble step", "spread", "x dist_ens"):
+        table.add_column(column, justify="right")
+    dist_ens_ms = result["dist_ens_ms"]
+    step_ms = dict(result["peers_ms"])
+    if dist_ens_ms is not None:
+        step_ms[_DIST_ENS] = dist_ens_ms
+    for name in sorted(step_ms, key=step_ms.__getitem__):
+        ours = name == _DIST_ENS
+        table.add_row(
+            f"{name} ({result['execution']})" if ours else name,
+            f"{step_ms[name]:.3g}",
+            f"{result['spread'][name]:.0%}",
+            f"{step_ms[name] / dist_ens_ms:.2f}" if dist_ens_ms else "",
+            style="bold" if ours else None,
+        )
+    if "model_flops_share" in result:
+        table.caption = (
+            f"dist_ens: {result['model_flops_share']:.0%} of a 2048 x 2048 matrix product's "
+            f"{result['matmul_gflops']:.0f} GFLOP/s"
+        )
+    return table

@@ -1,0 +1,61 @@
+"""PyTorch's own ensembling: `torch.func.stack_module_state` and `vmap` over the members.
+
+Source: https://docs.pytorch.org/tutorials/intermediate/ensembling.html
+"""
+
+from typing import Any
+
+import torch
+from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+
+from benchmarks.peers.order import Order
+from benchmarks.peers.torch_common import data_of, first_networks, make_optimizer, use_all_cores
+from benchmarks.peers.torch_networks import loss_of
+from benchmarks.peers.turns import fastest
+from benchmarks.workloads import Workload
+
+
+class TorchFunc:
+    """One optimizer over the stacked parameters: it works on each number by itself.
+
+    Fused or not, the faster. BatchNorm's running statistics are stacked too, and updated in place.
+
+    Args:
+        workload: What to train.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        use_all_cores()
+        self._fastest = fastest([_Form(workload, fused) for fused in (True, False)])
+
+    def run(self, num_steps: int) -> None:
+        """See `Way`."""
+        self._fastest.run(num_steps)
+
+
+class _Form:
+    def __init__(self, workload: Workload, fused: bool) -> None:
+        self._own_batches = workload.own_batches
+        self._order = Order(workload)
+        self._data = data_of(workload)
+        networks = first_networks(workload)
+        self.params, self._buffers = stack_module_state(networks)
+        loss, network = loss_of(workload), networks[0]
+
+        def loss_of_member(params: Any, buffers: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return loss(functional_call(network, (params, buffers), (x,)), y)
+
+        batch_axis = 0 if workload.own_batches else None
+        self._grads = vmap(grad_and_value(loss_of_member), (0, 0, batch_axis, batch_axis))
+        self._optimizer = make_optimizer(workload, self.params.values(), fused=fused)
+
+    def run(self, num_steps: int) -> None:
+        orders = torch.from_numpy(self._order.draw(num_steps))
+        inputs, labels = self._data
+        for step in range(num_steps):
+            order = orders[:, step] if self._own_batches else orders[0, step]
+            with torch.no_grad():  # of the stacked parameters; `grad_and_value` has its own record
+                grads, _ = self._grads(self.params, self._buffers, inputs[order], labels[order])
+            for name, param in self.params.items():
+                param.grad = grads[name]
+            self._optimizer.step()

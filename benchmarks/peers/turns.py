@@ -1,0 +1,72 @@
+"""Time, taken in turns: A B C A B C …, so that what disturbs the machine disturbs all alike."""
+
+import gc
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+from benchmarks.peers.way import Way
+
+# A turn takes at least so long, and is of whole steps.
+TURN_SECS = 0.5
+# Before a turn: the threads of the way before it stop waiting for work.
+_PAUSE_SECS = 0.05
+
+
+def step_ms_of_turns(ways: Mapping[str, Way], num_turns: int) -> dict[str, list[float]]:
+    """Milliseconds per step of each way in each of its turns.
+
+    Args:
+        ways: By name.
+        num_turns: Of each way, after those that find out how many steps a turn takes.
+
+    Returns:
+        By name: float[num_turns].
+    """
+    steps = {name: _steps_of_a_turn(way, TURN_SECS) for name, way in ways.items()}
+    step_ms: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(num_turns):
+        for name, way in ways.items():
+            step_ms[name].append(_secs(way, steps[name]) / steps[name] * 1e3)
+    return step_ms
+
+
+def fastest(ways: Sequence[Way]) -> Way:
+    """Of ways to do the same, the one whose fastest turn of some is the fastest."""
+    steps = [_steps_of_a_turn(way, TURN_SECS / 5) for way in ways]
+    shortest = [float("inf")] * len(ways)
+    for _ in range(3):
+        for i, way in enumerate(ways):
+            shortest[i] = min(shortest[i], _secs(way, steps[i]) / steps[i])
+    return ways[shortest.index(min(shortest))]
+
+
+def spread(values: Sequence[float]) -> float:
+    """The range of some values as a part of their median.
+
+    >>> spread([2.0, 4.0, 5.0])
+    0.75
+    """
+    return (max(values) - min(values)) / statistics.median(values)
+
+
+def _steps_of_a_turn(way: Way, turn_secs: float) -> int:
+    """Enough for a turn of so long; they have been taken before, so that they are compiled."""
+    steps = 1
+    while True:
+        way.run(steps)
+        secs = _secs(way, steps)
+        if secs >= turn_secs:
+            return steps
+        steps = max(steps + 1, min(20 * steps, int(1.2 * steps * turn_secs / secs)))
+
+
+def _secs(way: Way, num_steps: int) -> float:
+    gc.collect()
+    gc.disable()
+    time.sleep(_PAUSE_SECS)
+    since = time.perf_counter()
+    way.run(num_steps)
+    secs = time.perf_counter() - since
+    gc.enable()
+    return secs
