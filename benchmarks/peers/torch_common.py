@@ -14,15 +14,18 @@ from benchmarks.peers.way import Absent
 from benchmarks.workloads import Workload
 
 
-def use_all_cores() -> None:
-    """Has PyTorch compute on as many threads as there are cores.
+def thread_counts() -> list[int]:
+    """How many threads to try: one, and as many as there are cores.
+
+    More than one wait for each other at the end of every operation; for small operations, and
+    beside other processes, that can take many times as long as the work.
 
     Raises:
         Absent: Where JAX computes on something else than the CPU.
     """
     if jax.default_backend() != "cpu":
         raise Absent("the PyTorch ways are written for CPUs, and JAX has something else here.")
-    torch.set_num_threads(psutil.cpu_count() or 1)
+    return sorted({1, psutil.cpu_count() or 1})
 
 
 def first_networks(workload: Workload) -> list[nn.Module]:

@@ -3,13 +3,14 @@
 Source: https://docs.pytorch.org/tutorials/intermediate/ensembling.html
 """
 
+import itertools
 from typing import Any
 
 import torch
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from benchmarks.peers.order import Order
-from benchmarks.peers.torch_common import data_of, first_networks, make_optimizer, use_all_cores
+from benchmarks.peers.torch_common import data_of, first_networks, make_optimizer, thread_counts
 from benchmarks.peers.torch_networks import loss_of
 from benchmarks.peers.turns import fastest
 from benchmarks.workloads import Workload
@@ -18,15 +19,16 @@ from benchmarks.workloads import Workload
 class TorchFunc:
     """One optimizer over the stacked parameters: it works on each number by itself.
 
-    Fused or not, the faster. BatchNorm's running statistics are stacked too, and updated in place.
+    On one thread or on all cores, the optimizer fused or not: of these the fastest. BatchNorm's
+    running statistics are stacked too, and updated in place.
 
     Args:
         workload: What to train.
     """
 
     def __init__(self, workload: Workload) -> None:
-        use_all_cores()
-        self._fastest = fastest([_Form(workload, fused) for fused in (True, False)])
+        forms = itertools.product(thread_counts(), (True, False))
+        self._fastest = fastest([_Form(workload, *form) for form in forms])
 
     def run(self, num_steps: int) -> None:
         """See `Way`."""
@@ -34,7 +36,8 @@ class TorchFunc:
 
 
 class _Form:
-    def __init__(self, workload: Workload, fused: bool) -> None:
+    def __init__(self, workload: Workload, threads: int, fused: bool) -> None:
+        self._threads = threads
         self._own_batches = workload.own_batches
         self._order = Order(workload)
         self._data = data_of(workload)
@@ -50,6 +53,7 @@ class _Form:
         self._optimizer = make_optimizer(workload, self.params.values(), fused=fused)
 
     def run(self, num_steps: int) -> None:
+        torch.set_num_threads(self._threads)
         orders = torch.from_numpy(self._order.draw(num_steps))
         inputs, labels = self._data
         for step in range(num_steps):

@@ -5,7 +5,7 @@ import itertools
 import torch
 
 from benchmarks.peers.order import Order
-from benchmarks.peers.torch_common import data_of, first_networks, make_optimizer, use_all_cores
+from benchmarks.peers.torch_common import data_of, first_networks, make_optimizer, thread_counts
 from benchmarks.peers.torch_networks import loss_of
 from benchmarks.peers.turns import fastest
 from benchmarks.workloads import Workload
@@ -14,16 +14,18 @@ from benchmarks.workloads import Workload
 class TorchLoop:
     """Modules and optimizers one after another, as every tutorial has them.
 
-    The optimizer fused or not, and images with their channels last or not: of these the fastest.
+    On one thread or on all cores, the optimizer fused or not, images with their channels last or
+    not: of these the fastest.
 
     Args:
         workload: What to train.
     """
 
     def __init__(self, workload: Workload) -> None:
-        use_all_cores()
         convolves = workload.network in ("convolutional", "resnet8")
-        forms = itertools.product((True, False), (True, False) if convolves else (False,))
+        forms = itertools.product(
+            thread_counts(), (True, False), (True, False) if convolves else (False,)
+        )
         self._fastest = fastest([_Form(workload, *form) for form in forms])
 
     def run(self, num_steps: int) -> None:
@@ -32,7 +34,8 @@ class TorchLoop:
 
 
 class _Form:
-    def __init__(self, workload: Workload, fused: bool, channels_last: bool) -> None:
+    def __init__(self, workload: Workload, threads: int, fused: bool, channels_last: bool) -> None:
+        self._threads = threads
         self._order = Order(workload)
         self._data = data_of(workload)
         self._loss = loss_of(workload)
@@ -40,12 +43,12 @@ class _Form:
         if channels_last:
             for network in self.networks:
                 network.to(memory_format=torch.channels_last)
-        self._channels_last = channels_last
         self._optimizers = [
             make_optimizer(workload, network.parameters(), fused=fused) for network in self.networks
         ]
 
     def run(self, num_steps: int) -> None:
+        torch.set_num_threads(self._threads)
         orders = torch.from_numpy(self._order.draw(num_steps))
         inputs, labels = self._data
         for step in range(num_steps):
