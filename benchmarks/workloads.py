@@ -9,18 +9,23 @@ from collections.abc import Callable
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.config import OptimizerConfig
-from dist_ens.losses import Loss, softmax_cross_entropy
+from dist_ens.losses import (
+    Loss,
+    TrainingScores,
+    accuracy,
+    gaussian_nll,
+    softmax_cross_entropy,
+    squared_error,
+)
 from dist_ens.member import Member, from_linen, with_normalized_inputs
 from dist_ens.models.convolutional import resnet8
 from dist_ens.models.mlp import mlp
 from dist_ens.models.transformer import transformer
 
 _SEED = 0
-_VARIANCE_FLOOR = 1e-6
 _ADAM = OptimizerConfig(name="adam", learning_rate=1e-3)
 
 
@@ -43,6 +48,8 @@ class Workload:
         std: What it divides them by then.
         bare_member: The network for inputs that are scaled already.
         loss: Per example.
+        training_scores: What dist_ens reports beside it.
+        steps_per_call: Of dist_ens.
         optimizer: Of one member.
     """
 
@@ -58,6 +65,8 @@ class Workload:
     std: tuple[float, ...] = (1.0,)
     bare_member: Member
     loss: Loss = softmax_cross_entropy
+    training_scores: TrainingScores = accuracy
+    steps_per_call: int = 1
     optimizer: OptimizerConfig = _ADAM
 
     @property
@@ -69,23 +78,6 @@ class Workload:
     def batch_of_inputs(self) -> jax.ShapeDtypeStruct:
         """Shape and type of a batch of inputs, [batch, ...]."""
         return jax.ShapeDtypeStruct((self.batch_size, *self.inputs.shape[1:]), self.inputs.dtype)
-
-
-def gaussian_nll(outputs: jax.Array, targets: jax.Array) -> jax.Array:
-    """Negative log-likelihood of a normal distribution, but for its constant.
-
-        variance = softplus(outputs[1]) + 1e-6
-        loss = log(variance) / 2 + (target - outputs[0])^2 / (2 variance)
-
-    Args:
-        outputs: Mean and variance before the softplus, float[..., 2].
-        targets: float[...].
-
-    Returns:
-        Nats, float[...].
-    """
-    variance = jax.nn.softplus(outputs[..., 1]) + _VARIANCE_FLOOR
-    return 0.5 * (jnp.log(variance) + (targets - outputs[..., 0]) ** 2 / variance)
 
 
 class _ConvNet(nn.Module):
@@ -113,6 +105,8 @@ def _regression(name: str, num_members: int) -> Workload:
         network="mlp",
         bare_member=mlp((13,), 2, hidden_sizes=(50,)),
         loss=gaussian_nll,
+        training_scores=squared_error,
+        steps_per_call=50,
         optimizer=OptimizerConfig(name="adam", learning_rate=0.01),
     )
 
@@ -135,6 +129,7 @@ def _mlp() -> Workload:
         network="mlp",
         std=(255.0,),
         bare_member=mlp((28, 28), 10, hidden_sizes=(512, 512)),
+        steps_per_call=8,
     )
 
 
@@ -182,6 +177,7 @@ def _transformer() -> Workload:
         labels=np.ascontiguousarray(characters[:, 1:]),
         network="transformer",
         bare_member=transformer((128,), 65, num_blocks=2, width=128, num_heads=4, mlp_size=512),
+        steps_per_call=4,
     )
 
 

@@ -1,54 +1,71 @@
-"""dist_ens itself: the ensemble with the execution that it chooses."""
+"""dist_ens itself: the ensemble with the execution that it chooses, the data on the devices."""
 
 import jax
-import numpy as np
 
-from benchmarks.peers.order import Order
-from benchmarks.peers.way import Absent
 from benchmarks.workloads import Workload
-from dist_ens.ensemble import Ensemble
+from dist_ens import cluster
+from dist_ens.data import calls
+from dist_ens.ensemble import Drawn, Ensemble
 from dist_ens.ensemble.choice import choose
-from dist_ens.layout import BATCHES, make_layout
+from dist_ens.execution import AUTO
+from dist_ens.layout import MEMBERS, make_layout
+from dist_ens.methods import Order
 from dist_ens.optimizers import make_optimizer
 
 _SEED = 0
 # Of a run so long that all executions worth trying are timed.
-_RUN_STEPS = 100_000
+_RUN_STEPS = 10**6
 
 
 class DistEns:
-    """Batches are drawn on the host and put on the devices, one step a call.
+    """Each step draws its batch on the devices, from the whole set.
 
     Args:
         workload: What to train.
+        execution: See `dist_ens.execution`; `auto` to have it chosen.
 
     Attributes:
-        execution: The one chosen.
-
-    Raises:
-        Absent: Where each member has batches of its own.
+        execution: The one that is used.
     """
 
-    def __init__(self, workload: Workload) -> None:
-        if workload.own_batches:
-            raise Absent("its members share their batches.")
+    def __init__(self, workload: Workload, execution: str = AUTO) -> None:
         self._workload = workload
-        self._order = Order(workload)
-        self._layout = make_layout(workload.num_members)
+        self._order = Order(
+            len(workload.inputs), workload.batch_size, per_member=workload.own_batches
+        )
+        count = workload.num_members
+        layout = make_layout(count, devices=cluster.devices_for(count))
         ensemble = Ensemble(
-            workload.member, make_optimizer(workload.optimizer), self._layout, workload.loss
+            workload.member,
+            make_optimizer(workload.optimizer),
+            layout,
+            workload.loss,
+            workload.training_scores,
+            execution="vmap" if execution == AUTO else execution,
         )
         self.state = ensemble.init(_SEED, workload.batch_of_inputs)
-        batches = self._put(Order(workload).draw(1)[0])
-        self._ensemble, choice = choose(ensemble, self.state, batches, _RUN_STEPS)
-        self.execution = choice.execution
+        self._put_split(ensemble)
+        self.execution = execution
+        if execution == AUTO:
+            first = self._drawn(range(workload.steps_per_call))
+            ensemble, choice = choose(ensemble, self.state, first, _RUN_STEPS)
+            self.execution = choice.option
+        if ensemble.layout is not layout:
+            self.state = ensemble.layout.moved(self.state, MEMBERS)
+            self._put_split(ensemble)
+        self._update = ensemble.update
 
     def run(self, num_steps: int) -> None:
-        """See `Way`."""
-        for order in self._order.draw(num_steps)[0]:
-            self.state, metrics = self._ensemble.update(self.state, self._put(order[None]))
+        """See `Way`. A number of steps that is new is compiled anew."""
+        for steps in calls(0, num_steps, self._workload.steps_per_call):
+            self.state, metrics = self._update(self.state, self._drawn(steps))
         jax.block_until_ready((self.state, metrics))
 
-    def _put(self, order: np.ndarray) -> dict[str, jax.Array]:
-        batches = {"inputs": self._workload.inputs[order], "labels": self._workload.labels[order]}
-        return self._layout.put(batches, self._workload.batch_size, BATCHES)
+    def _put_split(self, ensemble: Ensemble) -> None:
+        self._layout = ensemble.layout
+        split = {"inputs": self._workload.inputs, "labels": self._workload.labels}
+        self._split = self._layout.put_everywhere(split)
+
+    def _drawn(self, steps: range) -> Drawn:
+        cursor = self._layout.put_everywhere(self._order.cursor(_SEED, steps))
+        return Drawn(self._split, cursor, self._order)
