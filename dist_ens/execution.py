@@ -13,6 +13,7 @@ WAYS = {
     "map": "one member after another in a loop inside the program",
     "chunk:K": "K members batched at a time, one chunk after another",
     "loop": "one member's own program, dispatched member after member: the reference",
+    "loop:K": "a program of K members batched, dispatched for one part of them after another",
 }
 CONVOLUTIONS = {
     "patches": "convolutions as patches and one matrix product",
@@ -32,8 +33,8 @@ class Execution:
     """How a device runs its members. No way changes what a member computes, beyond rounding.
 
     Attributes:
-        members: A key of `WAYS`; `chunk` without its size.
-        chunk_size: Members batched at a time; of `chunk` only.
+        members: A key of `WAYS`, without the size.
+        chunk_size: Members batched at a time; of `chunk` and `loop` only.
         convolutions: A key of `CONVOLUTIONS`; None leaves them to XLA.
         max_pooling: A key of `MAX_POOLING`; None leaves it to XLA.
         steps: A key of `STEPS`; None: scanned, but for one step, or for convolutions left to XLA
@@ -64,7 +65,8 @@ class Execution:
         """
         way, *words = text.split("+")
         name, colon, size = way.partition(":")
-        if way not in WAYS and not (name == "chunk" and size.isdecimal() and int(size)):
+        sized = f"{name}:K" in WAYS and size.isdecimal() and int(size) > 0
+        if way not in [known for known in WAYS if ":" not in known] and not sized:
             raise _unknown(way, text, [*WAYS])
         fields: dict[str, str] = {}
         kinds = {"convolutions": CONVOLUTIONS, "max_pooling": MAX_POOLING, "steps": STEPS}

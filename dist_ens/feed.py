@@ -1,16 +1,18 @@
 """What the calls of a run are given: batches from the host, or a split that stays on the device."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from dist_ens import cluster
 from dist_ens.data import Source, Split, calls, training_batches
 from dist_ens.ensemble import Drawn
 from dist_ens.errors import UserError
-from dist_ens.layout import BATCHES, Layout
-from dist_ens.methods import Order
+from dist_ens.layout import BATCHES, MEMBERS, REPLICATED, Layout
+from dist_ens.methods import Cursor, Order
 
 # A split is kept on the device if it takes at most this part of the memory that is free there.
 PART_OF_THE_MEMORY = 0.25
@@ -64,12 +66,39 @@ def feed(
     return _streamed(split, order, layout, seed, steps_of_calls)
 
 
+def index_program(order: Order, layout: Layout) -> Callable[[Cursor], jax.Array]:
+    """The program that computes which examples the batches of a call are.
+
+    One of its own: inside the update XLA would compute an index anew for every number of its
+    example.
+
+    Args:
+        order: Of the examples.
+        layout: Of the mesh.
+
+    Returns:
+        A jitted function of a cursor on the host, leaves [steps, ...]; it returns `Drawn.indices`.
+    """
+    rows = np.arange(order.global_batch_size)
+    member_ids = layout.put_members(np.arange(layout.num_members, dtype=np.int32))
+    spec = MEMBERS if order.per_member else REPLICATED
+
+    @partial(jax.jit, out_shardings=layout.sharding(spec))
+    def indices(cursor: Cursor, member_ids: jax.Array) -> jax.Array:
+        if not order.per_member:
+            return order.indices(cursor, rows)
+        return jax.vmap(lambda member_id: order.indices(cursor, rows, member_id))(member_ids)
+
+    return lambda cursor: indices(layout.put_everywhere(cursor), member_ids)
+
+
 def _drawn(
     split: Split, order: Order, layout: Layout, seed: int, steps_of_calls: list[range]
 ) -> Iterator[Any]:
-    on_device = layout.put_everywhere(split.take(np.arange(len(split))))
+    on_devices = layout.put_everywhere(split.take(np.arange(len(split))))
+    indices = index_program(order, layout)
     for steps in steps_of_calls:
-        yield Drawn(on_device, layout.put_everywhere(order.cursor(seed, steps)), order)
+        yield Drawn(on_devices, indices(order.cursor(seed, steps)))
 
 
 def _streamed(

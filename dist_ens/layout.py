@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -201,19 +201,29 @@ class Layout:
         """A layout of some members on the devices of one row of this mesh."""
         return make_layout(num_members, 1, self.mesh.devices[row].tolist())
 
-    def of_row(self, tree: Any, row: int, spec: P) -> Any:
-        """One row's part of global arrays, as arrays of that row's layout; nothing is copied."""
-        sharding = self.row(row, self.members_per_device).sharding(spec)
+    def of_row(self, tree: Any, row: int, specs: Any) -> Any:
+        """One row's part of global arrays, as arrays of that row's layout; nothing is copied.
 
-        def part(leaf: jax.Array) -> jax.Array:
+        Args:
+            tree: Global arrays on this mesh.
+            row: Its number.
+            specs: How they lie on it: one spec, or a tree of them that is a prefix of `tree`.
+        """
+        of_row = self.row(row, self.members_per_device)
+
+        def part(spec: P, leaf: jax.Array) -> jax.Array:
             shards = {shard.device: shard.data for shard in leaf.addressable_shards}
             shape = list(leaf.shape)
             if ENSEMBLE in spec:
                 shape[tuple(spec).index(ENSEMBLE)] = self.members_per_device
             here = [shards[d] for d in self.mesh.devices[row] if d in shards]
-            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, here)
+            return jax.make_array_from_single_device_arrays(
+                tuple(shape), of_row.sharding(spec), here
+            )
 
-        return jax.tree.map(part, tree)
+        return jax.tree.map(
+            lambda spec, branch: jax.tree.map(partial(part, spec), branch), specs, tree
+        )
 
     def from_rows(self, trees: dict[int, Any], spec: P) -> Any:
         """The global arrays whose rows' parts these are; the inverse of `of_row`.
@@ -253,9 +263,16 @@ class Layout:
         """A layout of the same members, all on this one's first device."""
         return make_layout(self.num_members, 1, [self.mesh.devices.flat[0]])
 
-    def moved(self, tree: Any, spec: P) -> Any:
-        """Global arrays of another layout of this host's devices, as arrays of this one."""
-        return jax.device_put(tree, self.sharding(spec))
+    def moved(self, tree: Any, specs: Any) -> Any:
+        """Global arrays of another layout of this host's devices, as arrays of this one.
+
+        Args:
+            tree: The arrays.
+            specs: As `of_row` takes them.
+        """
+        return jax.tree.map(
+            lambda spec, branch: jax.device_put(branch, self.sharding(spec)), specs, tree
+        )
 
     def put_members(self, tree: Any) -> Any:
         """Host arrays `[members, ...]`, the whole of them on every host, as the members' state."""

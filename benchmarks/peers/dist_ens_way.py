@@ -1,5 +1,7 @@
 """dist_ens itself: the ensemble with the execution that it chooses, the data on the devices."""
 
+from collections.abc import Iterator
+
 import jax
 
 from benchmarks.workloads import Workload
@@ -8,7 +10,8 @@ from dist_ens.data import calls
 from dist_ens.ensemble import Drawn, Ensemble
 from dist_ens.ensemble.choice import choose
 from dist_ens.execution import AUTO
-from dist_ens.layout import MEMBERS, make_layout
+from dist_ens.feed import index_program
+from dist_ens.layout import MEMBERS, Layout, make_layout
 from dist_ens.methods import Order
 from dist_ens.optimizers import make_optimizer
 
@@ -44,28 +47,28 @@ class DistEns:
             execution="vmap" if execution == AUTO else execution,
         )
         self.state = ensemble.init(_SEED, workload.batch_of_inputs)
-        self._put_split(ensemble)
+        self._draw_on(layout)
         self.execution = execution
         if execution == AUTO:
-            first = self._drawn(range(workload.steps_per_call))
+            first = next(self._batches(workload.steps_per_call))
             ensemble, choice = choose(ensemble, self.state, first, _RUN_STEPS)
             self.execution = choice.option
         if ensemble.layout is not layout:
             self.state = ensemble.layout.moved(self.state, MEMBERS)
-            self._put_split(ensemble)
+            self._draw_on(ensemble.layout)
         self._update = ensemble.update
 
     def run(self, num_steps: int) -> None:
         """See `Way`. A number of steps that is new is compiled anew."""
-        for steps in calls(0, num_steps, self._workload.steps_per_call):
-            self.state, metrics = self._update(self.state, self._drawn(steps))
+        for batches in self._batches(num_steps):
+            self.state, metrics = self._update(self.state, batches)
         jax.block_until_ready((self.state, metrics))
 
-    def _put_split(self, ensemble: Ensemble) -> None:
-        self._layout = ensemble.layout
+    def _draw_on(self, layout: Layout) -> None:
         split = {"inputs": self._workload.inputs, "labels": self._workload.labels}
-        self._split = self._layout.put_everywhere(split)
+        self._split = layout.put_everywhere(split)
+        self._indices = index_program(self._order, layout)
 
-    def _drawn(self, steps: range) -> Drawn:
-        cursor = self._layout.put_everywhere(self._order.cursor(_SEED, steps))
-        return Drawn(self._split, cursor, self._order)
+    def _batches(self, num_steps: int) -> Iterator[Drawn]:
+        for steps in calls(0, num_steps, self._workload.steps_per_call):
+            yield Drawn(self._split, self._indices(self._order.cursor(_SEED, steps)))

@@ -1,67 +1,90 @@
-"""What the update of some steps is given: their batches, or a split to draw them from."""
+"""What the update of some steps is given: their batches, or a split to take them from."""
 
 import dataclasses
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from dist_ens.layout import BATCHES, REPLICATED, Layout, data_index
-from dist_ens.methods import Cursor, Order
+from dist_ens.layout import BATCHES, MEMBERS, REPLICATED, Layout, data_index
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["split", "cursor"], meta_fields=["order"])
+@partial(jax.tree_util.register_dataclass, data_fields=["split", "indices"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """Batches that the update draws itself, from a whole split on every device.
+    """Batches that the update takes from a whole split, which lies on every device.
 
     Attributes:
         split: `inputs` and `labels`, leaves [examples, ...].
-        cursor: Where the steps of the call stand, leaves [steps, ...].
-        order: Of the examples.
+        indices: Of the examples, int32[steps, batch]; int32[members, steps, batch] where each
+            member has batches of its own.
     """
 
     split: Any
-    cursor: Cursor
-    order: Order
+    indices: Any
 
-
-def steps_of(batches: Any) -> Any:
-    """What differs from step to step: leaves [steps, ...]."""
-    return batches.cursor if isinstance(batches, Drawn) else batches
+    @property
+    def per_member(self) -> bool:
+        """Whether each member has batches of its own."""
+        return self.indices.ndim == 3
 
 
 def num_steps(batches: Any) -> int:
     """Steps of the call; shapes will do."""
-    return len(jax.tree.leaves(steps_of(batches))[0])
-
-
-def with_steps(batches: Any, steps: Any) -> Any:
-    """The same, of other steps; the inverse of `steps_of`."""
-    return dataclasses.replace(batches, cursor=steps) if isinstance(batches, Drawn) else steps
+    if isinstance(batches, Drawn):
+        return batches.indices.shape[-2]
+    return len(jax.tree.leaves(batches)[0])
 
 
 def placement(batches: Any) -> Any:
-    """How all of it lies on the mesh."""
-    return REPLICATED if isinstance(batches, Drawn) else BATCHES
+    """How it lies on the mesh: specs for its leaves, or for branches of them."""
+    if isinstance(batches, Drawn):
+        return Drawn(REPLICATED, MEMBERS if batches.per_member else REPLICATED)
+    return BATCHES
 
 
-def batch_of(batches: Any, step: Any, member_id: jax.Array, layout: Layout) -> Any:
+def one_step(batches: Any, number: jax.Array) -> Any:
+    """The call of one of its steps."""
+    if isinstance(batches, Drawn):
+        axis = batches.indices.ndim - 2
+        step = jax.lax.dynamic_slice_in_dim(batches.indices, number, 1, axis)
+        return dataclasses.replace(batches, indices=step)
+    return jax.tree.map(lambda b: jax.lax.dynamic_slice_in_dim(b, number, 1), batches)
+
+
+def by_member(batches: Any) -> tuple[Any, Any]:
+    """What differs between members, leaves [members, steps, ...] or None; and what does not."""
+    if isinstance(batches, Drawn) and batches.per_member:
+        return batches.indices, Drawn(batches.split, None)
+    return None, batches
+
+
+def with_members(own: Any, shared: Any) -> Any:
+    """The inverse of `by_member`."""
+    return shared if own is None else dataclasses.replace(shared, indices=own)
+
+
+def steps_of_member(own: Any, shared: Any) -> Any:
+    """What differs between a member's steps: leaves [steps, ...]."""
+    if own is not None:
+        return own
+    return shared.indices if isinstance(shared, Drawn) else shared
+
+
+def batch_of(shared: Any, step: Any, layout: Layout) -> Any:
     """This device's part of a member's batch of one step; only inside `Layout.shard_map`.
 
     Args:
-        batches: Of the call.
-        step: Of `steps_of`, without the first axis.
-        member_id: The member's.
+        shared: What does not differ between members.
+        step: Of `steps_of_member`, without the first axis.
         layout: Of the mesh.
 
     Returns:
         `inputs` and `labels`, leaves [batch, ...].
     """
-    if not isinstance(batches, Drawn):
+    if not isinstance(shared, Drawn):
         return step
-    per_column = batches.order.global_batch_size // layout.data_axis
-    rows = data_index() * per_column + jnp.arange(per_column)
-    indices = batches.order.indices(step, rows, member_id)
-    return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), batches.split)
+    if layout.data_axis > 1:
+        size = len(step) // layout.data_axis
+        step = jax.lax.dynamic_slice_in_dim(step, data_index() * size, size)
+    return jax.tree.map(lambda leaf: leaf.at[step].get(mode="promise_in_bounds"), shared.split)

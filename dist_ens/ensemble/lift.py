@@ -12,7 +12,14 @@ import numpy as np
 import optax
 from jax.extend.core import Primitive
 
-from dist_ens.ensemble.batches import batch_of, num_steps, placement, steps_of, with_steps
+from dist_ens.ensemble.batches import (
+    batch_of,
+    by_member,
+    num_steps,
+    one_step,
+    placement,
+    steps_of_member,
+)
 from dist_ens.ensemble.executions import lowered, over_members
 from dist_ens.ensemble.loop import Loop
 from dist_ens.ensemble.lowerings import CONVOLUTION
@@ -157,9 +164,13 @@ class Ensemble:
         execution is `loop` or its steps are `single`: those dispatch one.
         """
         if self._execution.members == "loop":
-            alone = dataclasses.replace(self._execution, members="unroll")
+            size = self._execution.chunk_size
+            alone = dataclasses.replace(
+                self._execution, members="vmap" if size else "unroll", chunk_size=None
+            )
             return Loop(
                 self.layout,
+                min(size or 1, self.layout.members_per_device),
                 lambda layout: (
                     dataclasses.replace(self, layout=layout, execution=str(alone)).update
                 ),
@@ -177,10 +188,7 @@ class Ensemble:
 
         @partial(jax.jit, donate_argnums=0)
         def update(state: State, batches: Any, number: jax.Array) -> Any:
-            step = jax.tree.map(
-                lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number, 1), steps_of(batches)
-            )
-            return self._lifted_update(state, with_steps(batches, step))
+            return self._lifted_update(state, one_step(batches, number))
 
         @jax.jit
         def in_order(metrics: list[Any]) -> Any:
@@ -286,11 +294,15 @@ class Ensemble:
         # Traced once, however often it is called.
         update_on = jax.jit(lowered(self._member_update, self._execution), inline=True)
 
-        def steps_of_one(state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
-            def update_one(state: State, step: Any) -> tuple[State, dict[str, jax.Array]]:
-                return update_on(state, batch_of(batches, step, state.member_id, self.layout))
+        own, shared = by_member(batches)
 
-            count, steps = num_steps(batches), steps_of(batches)
+        def steps_of_one(member: tuple[State, Any], shared: Any) -> tuple[State, Any]:
+            state, own = member
+
+            def update_one(state: State, step: Any) -> tuple[State, dict[str, jax.Array]]:
+                return update_on(state, batch_of(shared, step, self.layout))
+
+            count, steps = num_steps(batches), steps_of_member(own, shared)
             each = [jax.tree.map(lambda leaf: leaf[i], steps) for i in range(count)]  # noqa: B023
             if self._scans(count, update_one, state, each[0]):
                 return jax.lax.scan(update_one, state, steps)
@@ -300,7 +312,7 @@ class Ensemble:
                 metrics.append(metrics_of_step)
             return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *metrics)
 
-        state, metrics = over_members(steps_of_one, self._execution)(state, batches)
+        state, metrics = over_members(steps_of_one, self._execution)((state, own), shared)
         return state, jax.tree.map(jnp.transpose, metrics)
 
     def _member_update(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:

@@ -84,7 +84,8 @@ class Order:
             Positions in the split, int32[..., rows]: a JAX array where the cursor is one.
         """
         xp: Any = jnp if isinstance(cursor.offset, jax.Array) else np
-        position = cursor.offset[..., None] + xp.asarray(rows).astype(np.uint32)
+        rows = xp.asarray(rows).astype(np.uint32)
+        position = cursor.offset[..., None] + rows.reshape((1,) * cursor.offset.ndim + (-1,))
         in_next = position >= np.uint32(self.num_examples)
         position = xp.where(in_next, position - np.uint32(self.num_examples), position)
         if not self.shuffle:
