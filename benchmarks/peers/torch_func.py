@@ -4,6 +4,7 @@ Source: https://docs.pytorch.org/tutorials/intermediate/ensembling.html
 """
 
 import itertools
+import warnings
 from typing import Any
 
 import torch
@@ -20,13 +21,15 @@ class TorchFunc:
     """One optimizer over the stacked parameters: it works on each number by itself.
 
     On one thread or on all cores, the optimizer fused or not: of these the fastest. BatchNorm's
-    running statistics are stacked too, and updated in place.
+    running statistics are stacked too, and updated in place. Attention has no batched form and is
+    computed member after member; written as matrix products it took longer.
 
     Args:
         workload: What to train.
     """
 
     def __init__(self, workload: Workload) -> None:
+        warnings.filterwarnings("ignore", message="There is a performance drop")
         forms = itertools.product(thread_counts(), (True, False))
         self._fastest = fastest([_Form(workload, *form) for form in forms])
 
