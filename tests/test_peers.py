@@ -1,0 +1,233 @@
+"""The benchmark's ways train the same networks on the same batches."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import networks
+from benchmarks.peers import compare, turns
+from benchmarks.peers.by_hand import first_states
+from benchmarks.peers.dist_ens_way import DistEns
+from benchmarks.peers.flax_pmap import FlaxPmap
+from benchmarks.peers.flops import model_flops
+from benchmarks.peers.jax_loop import JaxLoop
+from benchmarks.peers.jax_scan import JaxScan
+from benchmarks.peers.jax_vmap import JaxVmap
+from benchmarks.peers.order import Order
+from benchmarks.peers.way import Absent
+from benchmarks.workloads import WORKLOADS, Workload
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens.config import OptimizerConfig
+from dist_ens.layout import DATA
+
+ROOT = pathlib.Path(__file__).parent.parent
+# Of Adam's, steps along a gradient that is zero but for rounding are as long as any other.
+SGD = OptimizerConfig(name="sgd", learning_rate=0.1, momentum=0.9)
+
+
+def small(name, optimizer=SGD, **changes):
+    """A workload with few members and examples."""
+    workload = WORKLOADS[name]()
+    few = dict(
+        num_members=2, batch_size=4, inputs=workload.inputs[:10], labels=workload.labels[:10]
+    )
+    return dataclasses.replace(workload, optimizer=optimizer, **few | changes)
+
+
+def tiny(network):
+    """A workload of one of the tests' networks."""
+    member, inputs, label_shape = network()
+    examples = networks.batches_for(inputs, label_shape, 1)
+    return Workload(
+        name="tiny",
+        title="",
+        num_members=2,
+        batch_size=4,
+        inputs=examples["inputs"][0],
+        labels=examples["labels"][0],
+        network=network.__name__,
+        bare_member=member,
+        optimizer=SGD,
+    )
+
+
+KINDS = {
+    "mlp with own batches": lambda: small("W2"),
+    "convolutional": lambda: tiny(networks.convolutional),
+    "transformer": lambda: tiny(networks.transformer),
+}
+
+
+def states_after(make_way, workload, num_steps):
+    """Of all members, leaves [members, ...]."""
+    way = make_way(workload)
+    way.run(num_steps)
+    if isinstance(way.states, list):
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *way.states)
+    return jax.device_get(way.states)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_jax_ways_end_with_the_same_members(kind):
+    workload = KINDS[kind]()
+    loop, scan, vmap = (states_after(way, workload, 3) for way in (JaxLoop, JaxScan, JaxVmap))
+    first = jax.tree.leaves(first_states(workload)[0].params)
+    moved = [
+        np.abs(end[0] - begin).max()
+        for end, begin in zip(jax.tree.leaves(loop.params), first, strict=True)
+    ]
+    assert max(moved) > 1e-3
+    for other in (scan, vmap):
+        for a, b in zip(jax.tree.leaves(loop), jax.tree.leaves(other), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_dist_ens_trains_the_members_of_the_loop():
+    workload = tiny(networks.mlp)
+    loop, lifted = (way(workload) for way in (JaxLoop, DistEns))
+    for way in (loop, lifted):
+        way.run(3)
+    for m, state in enumerate(loop.states):
+        for a, b in zip(*map(jax.tree.leaves, (state.params, lifted.state.params)), strict=True):
+            np.testing.assert_allclose(a, b[m], rtol=1e-4, atol=1e-6)
+
+
+def test_pmap_puts_a_member_on_each_device():
+    workload = tiny(networks.mlp)
+    loop, pmap = (states_after(way, workload, 3) for way in (JaxLoop, FlaxPmap))
+    for a, b in zip(jax.tree.leaves(loop), jax.tree.leaves(pmap), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    with pytest.raises(Absent, match="9 members on a device of its own, and there are 8"):
+        FlaxPmap(dataclasses.replace(workload, num_members=9))
+
+
+def test_an_epoch_holds_every_example_once_however_it_is_drawn():
+    workload = small("W2")  # batches of 4 out of 10: 5 batches are 2 epochs
+    order = Order(workload)
+    stream = np.concatenate([order.draw(n) for n in (1, 3, 1)], axis=1).reshape(2, 2, 10)
+    np.testing.assert_array_equal(np.sort(stream), np.broadcast_to(np.arange(10), (2, 2, 10)))
+    assert len({tuple(epoch) for epoch in stream.reshape(4, 10)}) == 4
+    shared = Order(dataclasses.replace(workload, own_batches=False))
+    assert shared.draw(3).shape == (1, 3, 4)
+
+
+def test_the_flops_of_a_step_are_those_of_its_matrix_products():
+    # 784-512-512-10: weights 401,408 + 262,144 + 5,120 = 668,672; forward, and backward for the
+    # weights and for the inputs, but for the first layer's: 3 * 668,672 - 401,408 = 1,604,608
+    # multiplications and additions per example.
+    assert model_flops(small("W3")) == 2 * 4 * 2 * 1_604_608
+
+
+class Sleep:
+    """A way of a millisecond a step."""
+
+    execution = "asleep"
+
+    def run(self, num_steps):
+        time.sleep(num_steps * 1e-3)
+
+
+def test_a_comparison_has_a_figure_for_every_way_that_can_do_the_workload(monkeypatch):
+    monkeypatch.setattr(turns, "TURN_SECS", 0.01)
+    monkeypatch.setattr(compare, "Matmul", Sleep)
+    workload = dataclasses.replace(small("W3"), num_members=16)
+    makers = {"dist_ens": lambda _: Sleep(), "asleep": lambda _: Sleep(), "flax_pmap": FlaxPmap}
+    result, reasons = compare.compare(workload, makers, num_turns=3)
+    assert list(reasons) == ["flax_pmap"]
+    assert set(result) == {
+        *("name", "dist_ens_ms", "peers_ms", "execution", "spread"),
+        *("model_flops_share", "matmul_gflops"),
+    }
+    assert result["dist_ens_ms"] == pytest.approx(1, rel=0.5)
+    assert set(result["peers_ms"]) == {"asleep"}
+    assert result["execution"] == "asleep"
+    assert set(result["spread"]) == {"dist_ens", "asleep", "matmul"}
+    # A millisecond each: 2 * 2048^3 operations against 16 members' 4 examples' 2 * 1,604,608.
+    assert result["model_flops_share"] == pytest.approx(16 * 4 * 1_604_608 / 2048**3, rel=0.5)
+    assert compare.table_of("", result).row_count == 2
+
+
+def test_the_command_writes_what_it_has_timed(tmp_path):
+    ways = ["--ways=dist_ens,jax_loop", "--turns=1", f"--json={tmp_path / 'peers.json'}"]
+    command = [sys.executable, "-m", "benchmarks.peers", "--workloads=W2", *ways]
+    environment = COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "dist_ens is absent: its members share their batches." in done.stdout
+    (workload,) = json.loads((tmp_path / "peers.json").read_text())["workloads"]
+    assert workload["name"] == "W2"
+    assert workload["dist_ens_ms"] is None
+    assert 0 < workload["peers_ms"]["jax_loop"] < 1e3
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["W1", "W3", "W4", "W5", "W6"])
+def test_pytorch_has_the_same_loss_and_gradients(name):
+    import torch
+
+    from benchmarks.peers.torch_networks import loss_of, network_of
+
+    workload = small(name, WORKLOADS[name]().optimizer)
+    state, inputs, labels = first_states(workload)[0], workload.inputs[:4], workload.labels[:4]
+    loss, grads = jax.jit(loss_and_grads(workload))(state, inputs, labels)
+
+    network = network_of(workload, jax.device_get(state.params))
+    classes = labels.astype(np.int64) if labels.dtype.kind == "i" else labels
+    torch_loss = loss_of(workload)(network(torch.from_numpy(inputs)), torch.from_numpy(classes))
+    torch_loss.backward()
+    assert torch_loss.item() == pytest.approx(float(loss), rel=1e-4)
+    expected = network_of(workload, jax.device_get(grads)).parameters()
+    for param, grad in zip(network.parameters(), expected, strict=True):
+        largest = grad.abs().max().item()
+        np.testing.assert_allclose(param.grad, grad.detach(), rtol=1e-4, atol=1e-4 * largest + 1e-7)
+
+
+def loss_and_grads(workload):
+    """What `make_step` differentiates, of one member."""
+
+    def fn(state, inputs, labels):
+        def loss_of(params):
+            outputs, _ = workload.member.apply(
+                params, state.model_state, inputs, jax.random.key(0), True
+            )
+            return workload.loss(outputs, labels).mean()
+
+        return jax.value_and_grad(loss_of)(state.params)
+
+    return jax.vmap(fn, in_axes=None, out_axes=None, axis_size=1, axis_name=DATA)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["W2", "W5"])  # Adam, and SGD with BatchNorm
+def test_the_pytorch_ways_end_with_the_members_of_the_jax_loop(name):
+    from benchmarks.peers import torch_func, torch_loop
+    from benchmarks.peers.torch_networks import network_of
+
+    workload = small(name, WORKLOADS[name]().optimizer)
+    jax_loop = JaxLoop(workload)
+    loop = torch_loop._Form(workload, threads=1, fused=True, channels_last=name == "W5")
+    func = torch_func._Form(workload, threads=1, fused=False)
+    for way in (jax_loop, loop, func):
+        way.run(3)
+    for m, state in enumerate(jax_loop.states):
+        expected = network_of(workload, jax.device_get(state.params))
+        for wanted, of_loop, of_func in zip(
+            expected.parameters(),
+            loop.networks[m].parameters(),
+            func.params.values(),
+            strict=True,
+        ):
+            for param in (of_loop, of_func[m]):
+                np.testing.assert_allclose(
+                    param.detach(),
+                    wanted.detach(),
+                    rtol=1e-3,
+                    atol=1e-3 * workload.optimizer.learning_rate,
+                )
