@@ -21,6 +21,7 @@ from dist_ens.data import (
     Spec,
     calls,
     convert_inputs,
+    describe_source,
     evaluation_batches,
     open_source,
     source_of_arrays,
@@ -346,3 +347,62 @@ def test_inputs_are_converted_where_nothing_is_lost(spec, dtype):
 def test_inputs_that_do_not_fit_are_told(spec, inputs, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         convert_inputs(spec, inputs, "x.npy")
+
+
+def description_of(config):
+    source = open_source(config)
+    return source.spec, len(source.train)
+
+
+def test_a_description_is_that_of_the_opened_source(idx_folder, tfds_folder, tmp_path):
+    names = ("train_images", "train_labels", "test_images", "test_labels")
+    arrays = (IMAGES / 7.0, LABELS, IMAGES[:5] / 7.0, LABELS[:5])  # float64, read as float32
+    np.savez(tmp_path / "plain.npz", **dict(zip(names, arrays, strict=True)))
+    np.savez_compressed(tmp_path / "packed.npz", **dict(zip(names, arrays, strict=True)))
+    (tmp_path / "t.txt").write_text("abcd" * 50)
+    for config in (
+        DataConfig(source="digits"),
+        DataConfig(source=f"idx:{idx_folder}"),
+        DataConfig(source=f"idx:{idx_folder}", num_classes=7),
+        DataConfig(source=f"npz:{tmp_path / 'plain.npz'}"),
+        DataConfig(source=f"npz:{tmp_path / 'packed.npz'}", num_classes=7),
+        DataConfig(source=f"text:{tmp_path / 't.txt'}", context_length=4),
+        DataConfig(source="tfds:tiny_digits", data_dir=str(tfds_folder)),
+    ):
+        assert describe_source(config) == description_of(config), config
+
+
+def test_a_description_is_read_without_the_examples(tmp_path):
+    # The headers of sixty thousand images and of the test set's labels, and nothing behind them.
+    header = b"\0\0\x08\x03" + struct.pack(">3I", 60_000, 28, 28)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(header)
+    write_idx(tmp_path / "train-labels-idx1-ubyte", LABELS)
+    config = DataConfig(source=f"idx:{tmp_path}")
+    assert describe_source(config) == (Spec((28, 28), "uint8", (), 3), 60_000)
+    with gzip.open(tmp_path / "train-images-idx3-ubyte.gz", "wb") as file:
+        file.write(header + bytes(60_000 * 28 * 28))
+    packed = (tmp_path / "train-images-idx3-ubyte.gz").read_bytes()
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(packed[: len(packed) // 2])
+    assert describe_source(config)[1] == 60_000
+    with pytest.raises(UserError, match="gzipped whole"):
+        open_source(config)
+
+
+def test_a_data_set_that_is_not_prepared_is_described(tmp_path):
+    config = DataConfig(source="tfds:cifar10", data_dir=str(tmp_path))
+    assert describe_source(config) == (Spec((32, 32, 3), "uint8", (), 10), None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_description_names_what_is_missing(tmp_path):
+    np.savez(tmp_path / "a.npz", train_images=IMAGES)
+    for source, sentence in (
+        (f"idx:{tmp_path}", "which has neither"),
+        (f"npz:{tmp_path / 'absent.npz'}", "No such file"),
+        (f"npz:{tmp_path / 'a.npz'}", "Save it again with train_labels"),
+        ("tfds:no_such_set", "TFDS knows the data set"),
+        (f"text:{tmp_path / 'absent'}", "A data file can be read"),
+        ("mnist", "A data source is digits"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            describe_source(DataConfig(source=source, data_dir=str(tmp_path)))

@@ -1,6 +1,6 @@
 """Data: sources, and the pipeline of one host. Hands out NumPy batches and knows no device."""
 
-from dist_ens.data.open import open_source
+from dist_ens.data.open import describe_source, open_source
 from dist_ens.data.pipeline import calls, evaluation_batches, training_batches
 from dist_ens.data.source import ArraySplit, Source, Spec, Split, convert_inputs, source_of_arrays
 
@@ -11,6 +11,7 @@ __all__ = [
     "Split",
     "calls",
     "convert_inputs",
+    "describe_source",
     "evaluation_batches",
     "open_source",
     "source_of_arrays",

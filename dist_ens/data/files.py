@@ -1,14 +1,18 @@
 """Sources that are read into memory whole: digits, IDX folders, NPZ files."""
 
+import contextlib
 import gzip
 import pathlib
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 
-from dist_ens.data.source import Source, source_of_arrays
+from dist_ens.data.source import Source, Spec, count_classes, narrowed, source_of_arrays
 from dist_ens.errors import UserError
 
 _IDX_FILES = {
@@ -65,26 +69,26 @@ def open_idx(folder: str, num_classes: int | None) -> Source:
     return source_of_arrays(train, test, num_classes=num_classes, name=f"idx:{folder}")
 
 
+def describe_idx(folder: str, num_classes: int | None) -> tuple[Spec, int]:
+    """What `open_idx` would yield, and how many for training: from the header of the images.
+
+    The labels are read where `num_classes` is None.
+    """
+    images, labels = _IDX_FILES["train"]
+    path = _idx_path(folder, images)
+    # Two bytes of zero, type, number of axes, and at most 255 lengths.
+    count, *shape = _idx_header(path, read_bytes(path, 4 + 4 * 255))
+    if num_classes is None:
+        num_classes = count_classes(f"idx:{folder}, split train", _read_idx(folder, labels))
+    return Spec(tuple(shape), "uint8", (), num_classes), count
+
+
 def _read_idx(folder: str, name: str) -> np.ndarray:
     """One IDX file: two zero bytes, a type (8: uint8), the number of axes, their lengths, data."""
-    directory = pathlib.Path(folder).expanduser()
-    candidates = [directory / f"{name}.gz", directory / name]
-    path = next((p for p in candidates if p.is_file()), None)
-    if path is None:
-        raise UserError(
-            f"An IDX folder holds {name}.gz or {name}. Received: {directory}, "
-            f"{'which has neither' if directory.is_dir() else 'which is no folder'}. "
-            "Correct --config.data.source=idx:DIR."
-        )
+    path = _idx_path(folder, name)
     content = read_bytes(path)
-    axes = content[3] if len(content) > 3 else 0
-    header = 4 + 4 * axes
-    if content[:3] != b"\0\0\x08" or not axes or len(content) < header:
-        raise UserError(
-            "An IDX file begins with 00 00 08, its number of axes and their lengths. Received: "
-            f"{path}, which begins with {content[:4].hex(' ') or 'nothing'}. Fetch the file again."
-        )
-    shape = struct.unpack(f">{axes}I", content[4:header])
+    shape = _idx_header(path, content)
+    header = 4 + 4 * len(shape)
     if len(content) - header != np.prod(shape, dtype=np.int64):
         raise UserError(
             f"An IDX file holds as many bytes as its header says. Received: {path}, "
@@ -94,10 +98,36 @@ def _read_idx(folder: str, name: str) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
-def read_bytes(path: pathlib.Path) -> bytes:
-    """The content of a file, unpacked if its name ends in `.gz`."""
+def _idx_path(folder: str, name: str) -> pathlib.Path:
+    directory = pathlib.Path(folder).expanduser()
+    candidates = [directory / f"{name}.gz", directory / name]
+    path = next((p for p in candidates if p.is_file()), None)
+    if path is None:
+        raise UserError(
+            f"An IDX folder holds {name}.gz or {name}. Received: {directory}, "
+            f"{'which has neither' if directory.is_dir() else 'which is no folder'}. "
+            "Correct --config.data.source=idx:DIR."
+        )
+    return path
+
+
+def _idx_header(path: pathlib.Path, content: bytes) -> tuple[int, ...]:
+    """Lengths of the axes, from the first bytes of a file."""
+    axes = content[3] if len(content) > 3 else 0
+    header = 4 + 4 * axes
+    if content[:3] != b"\0\0\x08" or not axes or len(content) < header:
+        raise UserError(
+            "An IDX file begins with 00 00 08, its number of axes and their lengths. Received: "
+            f"{path}, which begins with {content[:4].hex(' ') or 'nothing'}. Fetch the file again."
+        )
+    return struct.unpack(f">{axes}I", content[4:header])
+
+
+def read_bytes(path: pathlib.Path, limit: int = -1) -> bytes:
+    """The content of a file, unpacked if its name ends in `.gz`; of a limit its first bytes."""
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(limit)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(
             f"A file whose name ends in .gz is gzipped whole. Received: {path}: {error}. "
@@ -123,13 +153,8 @@ def open_npz(file: str, num_classes: int | None) -> Source:
         UserError: For a file that cannot be read, or lacks one of the arrays.
     """
     path = pathlib.Path(file).expanduser()
-    arrays = _read_npz(path)
-    missing = [key for key in _NPZ_KEYS if key not in arrays]
-    if missing:
-        raise UserError(
-            f"An npz source holds {', '.join(_NPZ_KEYS)}. Received: {path} with "
-            f"{', '.join(arrays)}. Save it again with {', '.join(missing)}."
-        )
+    with _npz_told_as_sentences(path), _open_npz(path) as archive:
+        arrays = {key: archive[key] for key in _NPZ_KEYS}
     return source_of_arrays(
         (arrays["train_images"], arrays["train_labels"]),
         (arrays["test_images"], arrays["test_labels"]),
@@ -138,13 +163,43 @@ def open_npz(file: str, num_classes: int | None) -> Source:
     )
 
 
-def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+def describe_npz(file: str, num_classes: int | None) -> tuple[Spec, int]:
+    """What `open_npz` would yield, and how many for training: from the header of the images.
+
+    The labels are read where `num_classes` is None.
+    """
+    path = pathlib.Path(file).expanduser()
+    images, labels = _NPZ_KEYS[:2]
+    with _npz_told_as_sentences(path), _open_npz(path) as archive:
+        with archive.zip.open(f"{images}.npy") as member:
+            old = npy.read_magic(member) == (1, 0)
+            read_header = npy.read_array_header_1_0 if old else npy.read_array_header_2_0
+            (count, *shape), _, dtype = read_header(member)
+        if num_classes is None:
+            num_classes = count_classes(f"npz:{path}, split train", archive[labels])
+    return Spec(tuple(shape), narrowed(dtype).name, (), num_classes), count
+
+
+def _open_npz(path: pathlib.Path) -> Any:
+    """An archive that holds the arrays of a source."""
+    archive = np.load(path, allow_pickle=False)
+    if isinstance(archive, np.ndarray):
+        raise ValueError("it holds a single array")
+    missing = [key for key in _NPZ_KEYS if key not in archive]
+    if missing:
+        raise UserError(
+            f"An npz source holds {', '.join(_NPZ_KEYS)}. Received: {path} with "
+            f"{', '.join(archive.files)}. Save it again with {', '.join(missing)}."
+        )
+    return archive
+
+
+@contextlib.contextmanager
+def _npz_told_as_sentences(path: pathlib.Path) -> Iterator[None]:
     try:
-        content = np.load(path, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            raise ValueError("it holds a single array")
-        with content as archive:
-            return {key: archive[key] for key in archive.files}
+        yield
+    except UserError:
+        raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(
             f"An npz source is a file written by numpy.savez, without pickled objects. Received: "

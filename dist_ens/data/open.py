@@ -1,10 +1,10 @@
 """From the name of a source to the source."""
 
 from dist_ens.config import DataConfig, did_you_mean
-from dist_ens.data.files import open_digits, open_idx, open_npz
-from dist_ens.data.source import Source
+from dist_ens.data.files import describe_idx, describe_npz, open_digits, open_idx, open_npz
+from dist_ens.data.source import Source, Spec
 from dist_ens.data.text import open_text
-from dist_ens.data.tfds import open_tfds
+from dist_ens.data.tfds import describe_tfds, open_tfds
 from dist_ens.errors import UserError
 
 _KINDS = ("digits", "idx", "npz", "tfds", "text")
@@ -22,12 +22,7 @@ def open_source(config: DataConfig) -> Source:
     Raises:
         UserError: For an unknown name, or data that cannot be used.
     """
-    kind, _, place = config.source.partition(":")
-    if kind not in _KINDS or bool(place) == (kind == "digits"):
-        raise UserError(
-            "A data source is digits, idx:DIR, npz:FILE, tfds:NAME or text:FILE. Received: "
-            f"{config.source!r}.{did_you_mean(kind, _KINDS)} Correct --config.data.source."
-        )
+    kind, place = _parse(config.source)
     if kind == "digits":
         return open_digits(config.num_classes)
     if kind == "idx":
@@ -37,3 +32,42 @@ def open_source(config: DataConfig) -> Source:
     if kind == "text":
         return open_text(place, config.context_length)
     return open_tfds(place, config.data_dir, config.num_classes)
+
+
+def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
+    """What the examples of a data set are like, read without the examples.
+
+    From the headers of files, their labels where `num_classes` is not given, and what TFDS says of
+    a set. Only what comes with a package (digits) and a text, whose characters are its classes, are
+    read whole.
+
+    Args:
+        config: See `open_source`.
+
+    Returns:
+        The description, and the number of training examples; None where TFDS has not prepared the
+        set and so cannot say.
+
+    Raises:
+        UserError: For an unknown name, or data that is not here or cannot be used.
+    """
+    kind, place = _parse(config.source)
+    if kind == "idx":
+        return describe_idx(place, config.num_classes)
+    if kind == "npz":
+        return describe_npz(place, config.num_classes)
+    if kind == "tfds":
+        return describe_tfds(place, config.data_dir, config.num_classes)
+    source = open_source(config)
+    return source.spec, len(source.train)
+
+
+def _parse(source: str) -> tuple[str, str]:
+    """Kind and place of a source."""
+    kind, _, place = source.partition(":")
+    if kind not in _KINDS or bool(place) == (kind == "digits"):
+        raise UserError(
+            "A data source is digits, idx:DIR, npz:FILE, tfds:NAME or text:FILE. Received: "
+            f"{source!r}.{did_you_mean(kind, _KINDS)} Correct --config.data.source."
+        )
+    return kind, place

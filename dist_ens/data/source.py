@@ -124,7 +124,7 @@ def source_of_arrays(
     # What JAX would make of them anyway; a number that this makes infinite is told.
     with np.errstate(over="ignore"):
         splits = {
-            split: (inputs.astype(_NARROWED.get(inputs.dtype.name, inputs.dtype)), labels)
+            split: (inputs.astype(narrowed(inputs.dtype)), labels)
             for split, (inputs, labels) in splits.items()
         }
     for split, (inputs, labels) in splits.items():
@@ -144,6 +144,11 @@ def source_of_arrays(
         train=ArraySplit(splits["train"][0], splits["train"][1].astype(np.int32)),
         test=ArraySplit(test_inputs, test_labels.astype(np.int32)),
     )
+
+
+def narrowed(dtype: np.dtype) -> np.dtype:
+    """The type in which a source of arrays yields inputs of a type: what JAX would make of them."""
+    return np.dtype(_NARROWED.get(dtype.name, dtype))
 
 
 def check_examples(where: str, inputs: np.ndarray, labels: np.ndarray) -> None:

@@ -67,14 +67,7 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
             f"{', '.join(builder.info.splits) or 'none'}. Choose another data set, or write its "
             "arrays to an npz source."
         )
-    features = builder.info.features
-    keys = builder.info.supervised_keys or ("image", "label")
-    if len(keys) != 2 or not all(isinstance(key, str) and key in features for key in keys):
-        raise UserError(
-            f"A data set has one input and one label feature. Received: {where} with "
-            f"{', '.join(features)}. Choose another data set, or write its arrays to an npz source."
-        )
-    input_key, label_key = keys
+    input_key, label_key = _supervised_keys(builder, where)
     splits = {split: builder.as_data_source(split=split) for split in ("train", "test")}
     for split, records in splits.items():
         if len(records) == 0:
@@ -83,12 +76,7 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
                 "Prepare the data set again."
             )
     first = np.asarray(splits["train"][0][input_key])
-    num_classes = num_classes or getattr(features[label_key], "num_classes", None)
-    if num_classes is None:
-        undecoded = {key: tfds.decode.SkipDecoding() for key in features if key != label_key}
-        label_only = builder.as_data_source(split="train", decoders=undecoded)
-        labels = np.array([record[label_key] for record in label_only])
-        num_classes = count_classes(f"{where}, split train", labels)
+    num_classes = num_classes or _num_classes(tfds, builder, label_key, where)
     train, test = (
         TfdsSplit(records, (input_key, label_key), f"{where}, split {split}", num_classes)
         for split, records in splits.items()
@@ -96,15 +84,79 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
     return Source(Spec(first.shape, first.dtype.name, (), num_classes), train=train, test=test)
 
 
-def _prepared_builder(tfds: Any, name: str, data_dir: str | None) -> Any:
+def describe_tfds(
+    name: str, data_dir: str | None, num_classes: int | None
+) -> tuple[Spec, int | None]:
+    """What `open_tfds` would yield, and how many for training; nothing is prepared.
+
+    Args:
+        name: See `open_tfds`, like the others.
+        data_dir: Where it may be prepared.
+        num_classes: Where the label feature does not say; default: counted, in a prepared set.
+
+    Returns:
+        The description, and the number of training examples; None for a set that is not prepared.
+
+    Raises:
+        UserError: For a data set that is unknown, does not fit, or says too little unprepared.
+    """
+    import tensorflow_datasets as tfds
+
+    builder = _builder(tfds, name, data_dir)
+    where = f"tfds:{name} in {builder.data_dir}"
+    input_key, label_key = _supervised_keys(builder, where)
+    feature = builder.info.features[input_key]
+    classes = num_classes or getattr(builder.info.features[label_key], "num_classes", None)
+    prepared = builder.is_prepared()
+    if (classes is None and not prepared) or feature.shape is None or None in feature.shape:
+        raise UserError(
+            "The shapes of a program come from what TFDS says of a data set: one shape for every "
+            f"input, and the number of classes. Received: {where}, which says {feature.shape} and "
+            f"{classes or 'no number'}. Prepare the data set, set --config.data.num_classes, or "
+            "choose another."
+        )
+    classes = classes or _num_classes(tfds, builder, label_key, where)
+    spec = Spec(tuple(feature.shape), np.dtype(feature.np_dtype).name, (), classes)
+    return spec, builder.info.splits["train"].num_examples if prepared else None
+
+
+def _supervised_keys(builder: Any, where: str) -> tuple[str, str]:
+    """Names of the features that are input and label."""
+    features = builder.info.features
+    keys = builder.info.supervised_keys or ("image", "label")
+    if len(keys) != 2 or not all(isinstance(key, str) and key in features for key in keys):
+        raise UserError(
+            f"A data set has one input and one label feature. Received: {where} with "
+            f"{', '.join(features)}. Choose another data set, or write its arrays to an npz source."
+        )
+    return keys
+
+
+def _num_classes(tfds: Any, builder: Any, label_key: str, where: str) -> int:
+    """What the label feature of a prepared set says, else what its training labels name."""
+    features = builder.info.features
+    said = getattr(features[label_key], "num_classes", None)
+    if said is not None:
+        return said
+    undecoded = {key: tfds.decode.SkipDecoding() for key in features if key != label_key}
+    label_only = builder.as_data_source(split="train", decoders=undecoded)
+    labels = np.array([record[label_key] for record in label_only])
+    return count_classes(f"{where}, split train", labels)
+
+
+def _builder(tfds: Any, name: str, data_dir: str | None) -> Any:
     try:
-        builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
+        return tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except tfds.core.DatasetNotFoundError as error:
         raise UserError(
             f"TFDS knows the data set, or finds it prepared in the data folder. Received: "
             f"tfds:{name}, data_dir={data_dir}: {str(error).splitlines()[0]} Correct the name, or "
             "--config.data.data_dir."
         ) from error
+
+
+def _prepared_builder(tfds: Any, name: str, data_dir: str | None) -> Any:
+    builder = _builder(tfds, name, data_dir)
     if not builder.is_prepared():
         if importlib.util.find_spec("tensorflow") is None:
             raise UserError(
