@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-VERBS = ("train", "evaluate", "predict")
+VERBS = ("train", "evaluate", "predict", "plan")
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
 """What every command begins and ends with: flags, the cluster, errors told as sentences."""
 
 import contextlib
-import inspect
 import os
 import pathlib
 import sys
@@ -25,7 +24,11 @@ _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Of this process, from 0;
 _GRACE_SECS = 3.0
 
 
-def run(main: Callable[[], int | None], prepare: Callable[[list[str]], list[str]] = list) -> None:
+def run(
+    main: Callable[[], int | None],
+    prepare: Callable[[list[str]], list[str]] = list,
+    joins_cluster: Callable[[], bool] = lambda: True,
+) -> None:
     """Runs a command and ends the process.
 
     Its exit code is what `main` returns (None: 0); 2 for what a user gave, 1 for what happened.
@@ -33,19 +36,23 @@ def run(main: Callable[[], int | None], prepare: Callable[[list[str]], list[str]
     Args:
         main: The command.
         prepare: Takes the command line before it is parsed, returns what is left to parse.
+        joins_cluster: Whether the processes of a cluster run the command together.
     """
 
     def parse(argv: Sequence[str]) -> list[str]:
         if "--help" in argv or "-h" in argv:
-            module = flags.FLAGS.find_module_defining_flag("workdir") or ""
-            flags_of = (flags.FLAGS.module_help(m) for m in (module, __name__))
-            print(inspect.getmodule(main).__doc__, *flags_of, sep="\n")
+            module = sys.modules[main.__module__]
+            # absl knows the flags of a file that is run by its path.
+            name = sys.argv[0] if module.__name__ == "__main__" else module.__name__
+            flags_of = (flags.FLAGS.module_help(m) for m in (name, __name__))
+            print(module.__doc__, *flags_of, sep="\n")
             sys.exit(0)
         with _told_as_sentences():
             # A config file may compute, and JAX joins a cluster before it computes.
             flags.FLAGS(argv, known_only=True)
             use_compile_cache()
-            cluster.start(_COORDINATOR_ADDRESS.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+            if joins_cluster():
+                cluster.start(_COORDINATOR_ADDRESS.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
             cluster.use_cores_as_devices()
             rest = flags.FLAGS(prepare(list(argv)))
             if len(rest) > 1:

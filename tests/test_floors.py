@@ -12,6 +12,7 @@ FLOORS = {
     "dist_ens.run": 3,
     "dist_ens.evaluate": 3,
     "dist_ens.feed": 3,
+    "dist_ens.plan": 3,
     "dist_ens.ensemble": 2,
     "dist_ens.data": 2,
     "dist_ens.checkpoint": 2,

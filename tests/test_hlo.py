@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-import hlo
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
 from dist_ens.ensemble.choice import candidates
-from dist_ens.layout import BATCHES, make_layout
+from dist_ens.layout import make_layout
+from dist_ens.plan import abstract_batches, collectives
 from dist_ens.run import Run
 
 pytestmark = pytest.mark.quick
@@ -35,15 +35,13 @@ def compiled_update(config, num_members, rows, columns, batch_size):
     run = Run(experiment, spec, 1000)
     ensemble = run.make_ensemble(layout)
     state = ensemble.abstract_state(run.batch_of_inputs(batch_size // columns))
-    shapes = {
-        "inputs": (experiment.steps_per_call, batch_size, *spec.input_shape),
-        "labels": (experiment.steps_per_call, batch_size, *spec.label_shape),
-    }
-    dtypes = {"inputs": spec.input_dtype, "labels": np.int32}
-    sharding = layout.sharding(BATCHES)
-    batches = {k: jax.ShapeDtypeStruct(shapes[k], dtypes[k], sharding=sharding) for k in shapes}
+    batches = abstract_batches(layout, spec, experiment.steps_per_call, batch_size)
     by_rule = candidates(ensemble, state, batches)[0]
     return dataclasses.replace(ensemble, execution=by_rule).update.lower(state, batches).compile()
+
+
+def kinds_and_axes(hlo, rows, columns):
+    return [(each.kind, each.axis) for each in collectives(hlo, rows, columns)]
 
 
 def test_every_shipped_config_is_read():
@@ -57,7 +55,7 @@ def test_members_do_not_talk_and_cost_what_one_costs(config, rows, columns):
     compiled = compiled_update(config, 8, rows, columns, batch_size)
     text = compiled.as_text()
     assert text.startswith("HloModule jit_update,")
-    found = hlo.collectives(text, rows, columns)
+    found = kinds_and_axes(text, rows, columns)
     if columns == 1:
         assert {axis for _, axis in found} <= {"none"}
     else:
@@ -81,7 +79,7 @@ def test_a_program_whose_members_talk_is_caught():
         )
     )
     text = together.lower(jax.ShapeDtypeStruct((8, 2), np.float32)).compile().as_text()
-    assert ("all-reduce", "ensemble") in hlo.collectives(text, 4, 2)
+    assert ("all-reduce", "ensemble") in kinds_and_axes(text, 4, 2)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +96,40 @@ def test_a_program_whose_members_talk_is_caught():
 )
 def test_every_way_of_writing_the_devices_is_read(devices, axis):
     line = f"%r = (f32[2], f32[3]) all-reduce(%a, %b), channel_id=1, replica_groups={devices}, x"
-    assert hlo.collectives(line, 4, 2) == [("all-reduce", axis)]
+    assert kinds_and_axes(line, 4, 2) == [("all-reduce", axis)]
     with pytest.raises(ValueError, match="unknown"):
-        hlo.collectives("%r = f32[2] all-reduce(%a), replica_groups=?", 4, 2)
+        collectives("%r = f32[2] all-reduce(%a), replica_groups=?", 4, 2)
+
+
+F32 = "f32[8,128]{1,0:T(8,128)S(1)}"  # 8 * 128 * 4 bytes = 4096, with the tiles of a TPU
+
+
+@pytest.mark.parametrize(
+    ("operation", "size"),
+    [
+        (f"{F32} all-reduce(%a)", 4096),
+        (f"({F32}, /*index=1*/bf16[3,5]{{1,0:T(8,128)(2,1)}}) all-reduce(%a, %b)", 4096 + 30),
+        (f"({F32}, pred[7]{{0}}) all-reduce-start(%a, %b)", 4096 + 7),
+        (f"(f32[4,128]{{1,0}}, {F32}) all-gather-start(%a)", 4096),
+        (f"((f32[9]{{0}}, f32[9]{{0}}), ({F32}, s4[6]{{0}})) all-gather-start(%a)", 4096 + 3),
+        (f"({F32}, {F32}, u32[]{{:S(2)}}, u32[]{{:S(2)}}) collective-permute-start(%a)", 4096),
+        (f"((f32[16,128]{{1,0}}), {F32}) reduce-scatter-start(%a)", 4096),
+        ("f32[] all-reduce(%a)", 4),
+        ("f32[0,8] all-reduce(%a)", 0),
+    ],
+)
+def test_the_bytes_of_a_collective_are_those_of_its_result(operation, size):
+    (found,) = collectives(f"  %r.1 = {operation}, replica_groups={{{{0,1}},{{2,3}}}}", 4, 2)
+    assert found.bytes == size
+
+
+def test_an_asynchronous_collective_counts_once():
+    pair = f"""
+      %s = ({F32}, {F32}) all-gather-start(%a), replica_groups=[4,2]<=[8], dimensions={{0}}
+      %d = {F32} all-gather-done(%s)
+    """
+    assert kinds_and_axes(pair, 4, 2) == [("all-gather", "data")]
+    # As XLA:TPU writes one fused with what it overlaps: three computations of one chain.
+    part = f"%g = {F32} all-gather(%a), replica_groups=[4,2]<=[8], frontend_attributes={{chain_id="
+    fused = "\n".join(f'{part}"{chain}"}}' for chain in (0, 0, 0, 1))
+    assert len(collectives(fused, 4, 2)) == 2

@@ -1,0 +1,130 @@
+"""The collectives of a compiled program, read from its HLO: kind, mesh axis, bytes."""
+
+import dataclasses
+import re
+
+import numpy as np
+
+from dist_ens.layout import DATA, ENSEMBLE
+
+_KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_OPERATION = re.compile(rf"= (.*?)\b({'|'.join(_KINDS)})(-start)?\(")
+_ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective of a program.
+
+    Attributes:
+        kind: `all-reduce`, `all-gather`, `reduce-scatter`, …
+        axis: The mesh axis that it crosses, `both`, or `none` where it joins no devices.
+        bytes: Of its result on each device.
+    """
+
+    kind: str
+    axis: str
+    bytes: int
+
+
+def collectives(hlo: str, ensemble_axis: int, data_axis: int) -> list[Collective]:
+    """Every collective in a compiled program, in the order of its text.
+
+    Args:
+        hlo: Text of the compiled module, of any platform.
+        ensemble_axis: Rows of its mesh.
+        data_axis: Columns of its mesh.
+
+    Returns:
+        The collectives, one in the body of a loop once; an asynchronous pair is one.
+
+    Raises:
+        ValueError: For a collective whose devices are written in a form not known here.
+    """
+    found = []
+    chains: set[str] = set()
+    for line in hlo.splitlines():
+        match = _OPERATION.search(line)
+        if not match:
+            continue
+        # XLA:TPU writes the start, the overlap and the end of a fused collective as one each.
+        chain = re.search(r'chain_id="(.*?)"', line)
+        if chain and chain.group(1) in chains:
+            continue
+        if chain:
+            chains.add(chain.group(1))
+        result, kind, start = match.groups()
+        axis = _axis(_groups(line, ensemble_axis, data_axis), data_axis)
+        found.append(Collective(kind, axis, _bytes(_result(result, kind) if start else result)))
+    return found
+
+
+def _result(shape: str, kind: str) -> str:
+    """What an asynchronous start will have made, where its own result also holds the operands."""
+    parts = _parts(_plain(shape))
+    holds_operands = kind != "all-reduce" or parts[0].startswith("(")
+    return parts[1] if holds_operands else shape
+
+
+def _plain(shape: str) -> str:
+    """A shape without layouts and comments."""
+    return re.sub(r"\{[^{}]*\}|/\*.*?\*/", "", shape).strip()
+
+
+def _parts(shape: str) -> list[str]:
+    """The elements of a tuple shape, themselves tuples or not."""
+    parts, depth = [""], 0
+    for character in shape[1:-1]:
+        depth += (character in "([") - (character in ")]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+def _bytes(shape: str) -> int:
+    """Of all arrays of a shape, unpadded."""
+    total = 0
+    for dtype, lengths in _ARRAY.findall(_plain(shape)):
+        digits = re.search(r"\d+", dtype)
+        bits = int(digits.group()) if digits else 8  # pred
+        count = np.prod([int(n.lstrip("<=")) for n in lengths.split(",") if n], dtype=np.int64)
+        total += -(-bits * int(count) // 8)
+    return total
+
+
+def _groups(line: str, ensemble_axis: int, data_axis: int) -> list[list[int]]:
+    grid = np.arange(ensemble_axis * data_axis).reshape(ensemble_axis, data_axis)
+    if match := re.search(r"replica_groups=\{\{(.*?)\}\}", line):
+        return [[int(i) for i in group.split(",")] for group in match.group(1).split("},{")]
+    if re.search(r"replica_groups=\{\}", line):
+        return [grid.ravel().tolist()]
+    if match := re.search(r"replica_groups=mesh\[(.*?)\] ?\{(.*?)\}", line):
+        axes = re.findall(r"'(\w+)'", match.group(2))
+        rows = grid if axes == [DATA] else grid.T if axes == [ENSEMBLE] else grid.reshape(1, -1)
+        return rows.tolist()
+    if match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        shape = [int(n) for n in match.group(3).split(",")]
+        ids = np.arange(np.prod(shape)).reshape(shape)
+        if match.group(4):
+            ids = ids.transpose([int(n) for n in match.group(4).split(",")])
+        return ids.reshape(int(match.group(1)), int(match.group(2))).tolist()
+    if match := re.search(r"source_target_pairs=\{\{(.*?)\}\}", line):
+        return [[int(i) for i in pair.split(",")] for pair in match.group(1).split("},{")]
+    raise ValueError(f"The devices of a collective are written in a form unknown here: {line}")
+
+
+def _axis(groups: list[list[int]], data_axis: int) -> str:
+    crosses_rows = any(len({i // data_axis for i in group}) > 1 for group in groups)
+    crosses_columns = any(len({i % data_axis for i in group}) > 1 for group in groups)
+    if crosses_rows:
+        return "both" if crosses_columns else ENSEMBLE
+    return DATA if crosses_columns else "none"

@@ -1,0 +1,361 @@
+"""Compiles the update for every mesh that a run could have, and reads what it needs."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from dist_ens.config import Experiment
+from dist_ens.data import Spec
+from dist_ens.ensemble import Ensemble, State
+from dist_ens.ensemble.choice import candidates
+from dist_ens.errors import UserError, first_line
+from dist_ens.execution import AUTO, Execution
+from dist_ens.layout import BATCHES, DATA, ENSEMBLE, Layout, make_layout
+from dist_ens.plan.collectives import Collective, collectives
+from dist_ens.plan.topology import CHIPS, chip_of, memory_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedMesh:
+    """What a run needs on one mesh.
+
+    Attributes:
+        ensemble_axis: Rows of the mesh.
+        data_axis: Columns.
+        num_members: Members of the ensemble.
+        execution: How a device runs its members.
+        bytes_per_device: `parameters`, `model_state`, `optimizer`, `batches` (of one call),
+            `activations` (all that a step makes and leaves, gradients too), `other` (keys and
+            counters, padding, metrics, the program) and `total`. Without the last three where the
+            compiler refuses.
+        flops_per_device: Of one step, as XLA counts them: the body of a loop that a network has in
+            itself once. None where the compiler refuses.
+        collectives: Of one step, on each device.
+        fits: Whether a device has the memory.
+        max_steps_per_second: The chip's peak over the FLOPs; None where the peak is not known.
+        refusal: What the compiler says where it refuses, as XLA:TPU does a program that does not
+            fit; empty where it does not.
+    """
+
+    ensemble_axis: int
+    data_axis: int
+    num_members: int
+    execution: str
+    bytes_per_device: Mapping[str, int]
+    flops_per_device: float | None = None
+    collectives: tuple[Collective, ...] = ()
+    fits: bool = False
+    max_steps_per_second: float | None = None
+    refusal: str = ""
+
+    @property
+    def members_per_device(self) -> int:
+        """Members that one device holds."""
+        return self.num_members // self.ensemble_axis
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Of all collectives that join devices."""
+        return sum(each.bytes for each in self.collectives if each.axis != "none")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return {
+            "mesh": {ENSEMBLE: self.ensemble_axis, DATA: self.data_axis},
+            "num_members": self.num_members,
+            "execution": self.execution,
+            "flops_per_device": self.flops_per_device,
+            "bytes_per_device": dict(self.bytes_per_device),
+            "collectives": [dataclasses.asdict(collective) for collective in self.collectives],
+            "fits": self.fits,
+            "max_steps_per_second": self.max_steps_per_second,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run needs on every mesh that it could have.
+
+    Attributes:
+        meshes: The best first: what fits, then by the fewest FLOPs per device, the fewest bytes in
+            collectives, the fewest bytes per device.
+        max_num_members: The most that fit on a mesh of the best one's shape, a multiple of its
+            ensemble axis; 0 where not one member per device fits, None where the memory of the
+            devices is not known.
+        memory_bytes: Of a device; infinity where it is not known.
+        num_devices: Of the topology.
+    """
+
+    meshes: tuple[PlannedMesh, ...]
+    max_num_members: int | None
+    memory_bytes: float
+    num_devices: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return {
+            "shapes": [mesh.to_dict() for mesh in self.meshes],
+            "max_num_members": self.max_num_members,
+            "memory_bytes_per_device": self.memory_bytes,
+        }
+
+    def check_fits(self) -> None:
+        """Raises a `UserError` that says what would fit, unless a mesh does."""
+        best = self.meshes[0]
+        if best.fits:
+            return
+        needs = best.refusal or f"it needs {gib(best.bytes_per_device['total'])} GiB a device."
+        if self.max_num_members:
+            way_out = f"Try --config.num_members={self.max_num_members}, or more devices."
+        else:
+            state = sum(best.bytes_per_device[k] for k in ("parameters", "model_state"))
+            state += best.bytes_per_device["optimizer"]
+            larger = [name for name, chip in CHIPS.items() if chip.hbm_bytes > self.memory_bytes]
+            way_out = (
+                "Not one member a device does, whose parameters and optimizer are "
+                f"{gib(state / best.members_per_device)} GiB: try a smaller "
+                "--config.data.global_batch_size or network"
+                + (f", or chips with more memory ({', '.join(larger)})." if larger else ".")
+            )
+        raise UserError(
+            f"A device has room for its members. Received: {best.num_members} members for "
+            f"{self.num_devices} devices of {gib(self.memory_bytes)} GiB; on the mesh that comes "
+            f"nearest, {best.ensemble_axis} x {best.data_axis}: {needs} {way_out}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Planner:
+    """An experiment, to be compiled for meshes of some devices, and for other numbers of members.
+
+    Attributes:
+        experiment: Of which `num_members` is only the number to begin with.
+        spec: Of the data.
+        make_ensemble: The experiment's member, lifted over a layout.
+        devices: Of one kind; they need not be here.
+        say: Is given a line before each compilation, which takes seconds to minutes.
+    """
+
+    experiment: Experiment
+    spec: Spec
+    make_ensemble: Callable[[Layout], Ensemble]
+    devices: list[jax.Device]
+    say: Callable[[str], None] = lambda line: None
+
+    def plan(self) -> Plan:
+        """Compiles for every mesh, and for other numbers of members on the best.
+
+        Raises:
+            UserError: If the members and the batch divide over no mesh.
+        """
+        num_members = self.experiment.num_members
+        meshes = [self.plan_mesh(num_members, rows) for rows in self._ensemble_axes()]
+        meshes.sort(key=_cost)
+        memory = memory_bytes(self.devices[0])
+        most = None if math.isinf(memory) else self._max_num_members(meshes[0])
+        return Plan(tuple(meshes), most, memory, len(self.devices))
+
+    def plan_mesh(self, num_members: int, ensemble_axis: int) -> PlannedMesh:
+        """What one step needs on one mesh.
+
+        Args:
+            num_members: A multiple of `ensemble_axis`.
+            ensemble_axis: Rows; the other devices of a row share its batch.
+
+        Raises:
+            UserError: If members, devices or the batch do not divide.
+        """
+        layout = make_layout(num_members, ensemble_axis, self.devices)
+        batch_size = self.experiment.data.global_batch_size
+        layout.check_batch_size("data.global_batch_size", batch_size)
+        ensemble = self.make_ensemble(layout)
+        state, batches = self._arguments(ensemble, self.experiment.steps_per_call)
+        execution = self.experiment.execution
+        if execution == AUTO:
+            execution = candidates(ensemble, state, batches)[0]
+        counted = {
+            "parameters": _shard_bytes(state.params),
+            "model_state": _shard_bytes(state.model_state),
+            "optimizer": _shard_bytes(state.opt_state),
+            "batches": _shard_bytes(batches),
+        }
+        self.say(
+            f"Compiling for mesh {layout}, {layout.members_per_device} members a device, "
+            f"execution {execution} …"
+        )
+        planned = PlannedMesh(ensemble_axis, layout.data_axis, num_members, execution, counted)
+        try:
+            return self._measured(planned, ensemble, state)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return dataclasses.replace(planned, refusal=first_line(error))
+
+    def _measured(self, planned: PlannedMesh, ensemble: Ensemble, state: State) -> PlannedMesh:
+        """The same mesh with what its compiled program says."""
+        members = planned.members_per_device
+        # XLA counts the body of a loop once, whatever its length: so no loop over steps.
+        way = dataclasses.replace(Execution.parse(planned.execution), steps=None)
+        dispatched = way.members == "loop"
+        if dispatched:
+            program = step = self._one_member(ensemble, way)
+        else:
+            program = step = self._compiled(ensemble, way)
+            # Nor one over members.
+            if members > 1 and " while(" in program.as_text():
+                step = self._one_member(ensemble, way)
+        times = 1 if step is program and not dispatched else members
+        memory = program.memory_analysis()
+        total = (
+            memory.argument_size_in_bytes
+            + memory.output_size_in_bytes
+            - memory.alias_size_in_bytes
+            + memory.temp_size_in_bytes
+            + memory.generated_code_size_in_bytes
+        )
+        # The batch of the program's one step is in it, of a call there are more.
+        steps = self.experiment.steps_per_call
+        total += planned.bytes_per_device["batches"] * (steps - 1) // steps
+        if dispatched:  # each member in turn is a copy beside all
+            total += _shard_bytes((state.params, state.model_state, state.opt_state))
+        parts = dict(planned.bytes_per_device) | {"activations": memory.temp_size_in_bytes}
+        flops = step.cost_analysis()["flops"] * times
+        chip = chip_of(self.devices[0])
+        each = collectives(step.as_text(), planned.ensemble_axis, planned.data_axis)
+        return dataclasses.replace(
+            planned,
+            bytes_per_device=parts | {"other": total - sum(parts.values()), "total": total},
+            flops_per_device=flops,
+            collectives=tuple(each * times),
+            fits=total <= memory_bytes(self.devices[0]),
+            max_steps_per_second=chip.peak_flops / flops if chip and flops else None,
+        )
+
+    def _one_member(self, ensemble: Ensemble, way: Execution) -> Any:
+        """The step of one member per device, compiled for the same mesh."""
+        rows = ensemble.layout.ensemble_axis
+        alone = self.make_ensemble(make_layout(rows, rows, self.devices))
+        return self._compiled(alone, dataclasses.replace(way, members="unroll", chunk_size=None))
+
+    def _compiled(self, ensemble: Ensemble, way: Execution) -> Any:
+        ensemble = dataclasses.replace(ensemble, execution=str(way))
+        return ensemble.update.lower(*self._arguments(ensemble, 1)).compile()
+
+    def _arguments(self, ensemble: Ensemble, steps: int) -> tuple[State, dict[str, Any]]:
+        """Shapes of the state, and of the batches of a call."""
+        batch_size = self.experiment.data.global_batch_size
+        inputs = jax.ShapeDtypeStruct(
+            (batch_size // ensemble.layout.data_axis, *self.spec.input_shape),
+            self.spec.input_dtype,
+        )
+        batches = abstract_batches(ensemble.layout, self.spec, steps, batch_size)
+        return ensemble.abstract_state(inputs), batches
+
+    def _ensemble_axes(self) -> list[int]:
+        """Rows of every mesh over which members and batch divide, the most first."""
+        asked = self.experiment.layout.ensemble_axis
+        if asked is not None:
+            return [asked]
+        members, devices = self.experiment.num_members, len(self.devices)
+        batch_size = self.experiment.data.global_batch_size
+        common = math.gcd(members, devices)
+        rows = [
+            k for k in range(common, 0, -1) if common % k == 0 and batch_size % (devices // k) == 0
+        ]
+        if not rows:
+            fewest = devices // math.gcd(devices, batch_size)
+            columns = devices // common
+            raise UserError(
+                "No device is idle: the ensemble axis divides the members, the data axis the "
+                f"batch, and both together are the devices. Received: num_members={members}, "
+                f"data.global_batch_size={batch_size}, {devices} devices. Try "
+                f"--config.num_members={math.ceil(members / fewest) * fewest}, "
+                "--config.data.global_batch_size="
+                f"{math.ceil(batch_size / columns) * columns}, or fewer devices."
+            )
+        return rows
+
+    def _max_num_members(self, first: PlannedMesh) -> int:
+        """The most members that fit on a mesh of this shape; one more per device does not.
+
+        Bytes are close to affine in the members, so a line through the last two programs says
+        which to compile next; only what was compiled is believed.
+        """
+        rows, memory = first.ensemble_axis, memory_bytes(self.devices[0])
+        fits, too_many = 0, math.inf
+        planned, known = first, []
+        for tries in range(1, 100):
+            members = planned.members_per_device
+            if planned.fits:
+                fits = members
+            else:
+                too_many = members
+            if too_many == fits + 1:
+                return fits * rows
+            if "total" in planned.bytes_per_device:
+                known.append((members, planned.bytes_per_device["total"]))
+            guess = _where(known[-2:], memory) or (2 * members if planned.fits else members // 2)
+            if tries % 8 == 0 and math.isfinite(too_many):  # the line does not lead there
+                guess = (fits + int(too_many)) // 2
+            guess = int(min(max(guess, fits + 1), too_many - 1))
+            planned = self.plan_mesh(guess * rows, rows)
+        raise RuntimeError(f"Between {fits} and {too_many} members per device no limit was found.")
+
+
+def abstract_batches(
+    layout: Layout, spec: Spec, steps: int, global_batch_size: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes, types and shardings of the batches of one call, leaves [steps, batch, ...].
+
+    Args:
+        layout: Over whose data axis they lie.
+        spec: Of one example.
+        steps: Of the call.
+        global_batch_size: Examples of each step.
+
+    Returns:
+        `inputs` and `labels`.
+    """
+    sharding = layout.sharding(BATCHES)
+    leading = (steps, global_batch_size)
+    return {
+        "inputs": jax.ShapeDtypeStruct(
+            (*leading, *spec.input_shape), spec.input_dtype, sharding=sharding
+        ),
+        "labels": jax.ShapeDtypeStruct((*leading, *spec.label_shape), np.int32, sharding=sharding),
+    }
+
+
+def gib(size: float) -> str:
+    """Bytes as GiB, three digits of them."""
+    return f"{size / 2**30:.3g}"
+
+
+def _where(points: list[tuple[int, int]], height: float) -> int | None:
+    """The largest whole x at which the line through two points is no higher; None for no line."""
+    if len(points) < 2 or points[0][1] >= points[1][1] or points[0][0] >= points[1][0]:
+        points = sorted(points)
+    if len(points) < 2 or points[1][1] <= points[0][1]:
+        return None
+    (x, y), (x2, y2) = points
+    return math.floor(x + (height - y) * (x2 - x) / (y2 - y))
+
+
+def _shard_bytes(tree: Any) -> int:
+    """Of a tree's part on one device, unpadded."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _cost(mesh: PlannedMesh) -> tuple[Any, ...]:
+    """What orders the meshes, the best first; of those that do not fit the smallest."""
+    size = mesh.bytes_per_device.get("total", sum(mesh.bytes_per_device.values()))
+    if not mesh.fits:
+        return (True, size)
+    return (False, mesh.flops_per_device, mesh.exchanged_bytes, size)

@@ -1,0 +1,200 @@
+"""What a plan is made for: a TPU topology, some CPU devices, or the devices at hand."""
+
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+import psutil
+from jax.experimental import topologies
+
+from dist_ens.config import did_you_mean
+from dist_ens.errors import RunError, UserError, first_line
+
+HERE = "here"
+_MARK = "DIST_ENS_PLANS_FOR"  # of the process that has a topology's environment
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A kind of TPU.
+
+    Attributes:
+        kind: JAX's name for it.
+        axes: Of its interconnect.
+        accelerator: Cloud TPU's name for it, and the cores that this name counts for each chip.
+        hbm_bytes: Memory that a program can have. Of the published 32, 16, 95 and 32 GB, which are
+            2**30 bytes each, XLA:TPU keeps a part: this is what it calls available.
+        peak_flops: Dense bfloat16 operations per second.
+
+    Source: https://cloud.google.com/tpu/docs/v4, …/v5e, …/v5p, …/v6e; memory: libtpu 0.0.42.
+    """
+
+    kind: str
+    axes: int
+    accelerator: tuple[str, int]
+    hbm_bytes: int
+    peak_flops: float
+
+
+CHIPS = {
+    "v4": Chip("TPU v4", 3, ("v4", 2), int(30.75 * _GIB), 275e12),
+    "v5e": Chip("TPU v5 lite", 2, ("v5litepod", 1), int(15.75 * _GIB), 197e12),
+    "v5p": Chip("TPU v5", 3, ("v5p", 2), int(95.74 * _GIB), 459e12),
+    "v6e": Chip("TPU v6 lite", 2, ("v6e", 1), int(31.25 * _GIB), 918e12),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Devices that a program can be compiled for, whether or not they are here.
+
+    Attributes:
+        text: As the user wrote it.
+        kind: A key of `CHIPS`, `cpu` or `here`.
+        shape: Chips along each axis of a slice; the number of CPU devices.
+        num_slices: Slices, joined by the data centre's network.
+    """
+
+    text: str
+    kind: str
+    shape: tuple[int, ...] = ()
+    num_slices: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads `here`, `cpu:N` or `CHIP:AxB[xC][*SLICES]`.
+
+        Args:
+            text: Such as `cpu:8`, `v5e:4x4`, `v5p:8x8x16`, `v5e:4x4*2`.
+
+        Returns:
+            The topology.
+
+        Raises:
+            UserError: If it is none of these.
+
+        >>> Topology.parse("v5e:4x4*2").num_slices
+        2
+        """
+        if text == HERE:
+            return cls(text, HERE)
+        kind, _, size = text.partition(":")
+        if kind == "cpu" and re.fullmatch(r"[1-9]\d*", size):
+            return cls(text, kind, (int(size),))
+        match = re.fullmatch(r"([1-9]\d*(?:x[1-9]\d*)*)(?:\*([1-9]\d*))?", size)
+        if kind not in CHIPS or match is None:
+            raise UserError(
+                "A topology is here, cpu:N, or a TPU's CHIP:AxB[xC], with *SLICES where there are "
+                f"several; the chips are {', '.join(CHIPS)}. Received: {text!r}."
+                f"{did_you_mean(kind, ['cpu', HERE, *CHIPS])} Try --topology=v5e:4x4."
+            )
+        shape = tuple(int(n) for n in match.group(1).split("x"))
+        axes = CHIPS[kind].axes
+        if len(shape) != axes:
+            raise UserError(
+                f"A {kind} topology has {axes} axes. Received: {text!r}, which has {len(shape)}. "
+                f"Try --topology={kind}:{'x'.join(['4'] * axes)}."
+            )
+        return cls(text, kind, shape, int(match.group(2) or 1))
+
+    def is_at_hand(self) -> bool:
+        """Whether this process can compile for it: any for `here`, else the one of `run_module`."""
+        return self.kind == HERE or os.environ.get(_MARK) == self.text
+
+    def run_module(self, module: str, arguments: Sequence[str]) -> int:
+        """Runs a Python module in a process that has this topology's devices and no others.
+
+        A process has one set of devices, and with libtpu installed JAX looks for a TPU first.
+
+        Args:
+            module: Its name.
+            arguments: Of its command line.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            UserError: If libtpu, which compiles for TPUs, is not installed.
+            RunError: If the process is ended by a signal, as XLA ends it where it gives up.
+        """
+        if self.kind in CHIPS and importlib.util.find_spec("libtpu") is None:
+            raise UserError(
+                "A program is compiled for TPUs by the package libtpu; no TPU is needed. Received: "
+                f"--topology={self.text}, and no libtpu. Install the extra, "
+                "pip install 'dist-ens[tpu-plan]'."
+            )
+        code = subprocess.run(
+            [sys.executable, "-m", module, *arguments], env=os.environ | self._environment()
+        ).returncode
+        if code < 0:
+            raise RunError(
+                f"XLA compiles for any topology that exists. Received: signal {-code} while it "
+                f"compiled for {self.text}, after what it says above. Try a topology of another "
+                "size."
+            )
+        return code
+
+    def devices(self) -> list[jax.Device]:
+        """The devices, in the order in which a run has them.
+
+        Raises:
+            UserError: If XLA knows no such topology.
+        """
+        if self.kind not in CHIPS:
+            return jax.devices()
+        options: dict[str, Any] = {"num_slices": self.num_slices} if self.num_slices > 1 else {}
+        if self.kind == "v4":
+            options |= {"chip_config_name": "megacore"}  # as Cloud TPU has it: a device is a chip
+        if math.prod(self.shape) == 1:
+            options |= {"chips_per_host_bounds": (1, 1, 1)}
+        name = f"{self.kind}:{'x'.join(map(str, self.shape))}"
+        try:
+            description = topologies.get_topology_desc(
+                platform="tpu", topology_name=name, **options
+            )
+        except jax.errors.JaxRuntimeError as error:
+            raise UserError(
+                f"A topology is one that Cloud TPU has. Received: --topology={self.text}: "
+                f"{first_line(error)} Try sizes that are powers of two."
+            ) from error
+        return list(description.devices)
+
+    def _environment(self) -> dict[str, str]:
+        variables = {_MARK: self.text, "JAX_PLATFORMS": "cpu"}
+        if self.kind == "cpu":
+            flag = f"--xla_force_host_platform_device_count={self.shape[0]}"
+            return variables | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()}
+        name, cores = CHIPS[self.kind].accelerator
+        return variables | {
+            "TPU_SKIP_MDS_QUERY": "1",
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "TPU_ACCELERATOR_TYPE": f"{name}-{math.prod(self.shape) * cores}",
+            # What is compiled for devices that are not here cannot be read back (jax 0.10.2).
+            "JAX_ENABLE_COMPILATION_CACHE": "false",
+        }
+
+
+def chip_of(device: jax.Device) -> Chip | None:
+    """The kind of TPU that a device is; None for what is none, or not known here."""
+    return next((chip for chip in CHIPS.values() if chip.kind == device.device_kind), None)
+
+
+def memory_bytes(device: jax.Device) -> float:
+    """Memory that a program can have on a device; infinity where nobody says.
+
+    CPU devices share the machine's memory, all of it.
+    """
+    if chip := chip_of(device):
+        return chip.hbm_bytes
+    if device.platform == "cpu":
+        return psutil.virtual_memory().total // jax.local_device_count()
+    stats = device.memory_stats()
+    return stats["bytes_limit"] if stats else math.inf

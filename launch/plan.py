@@ -1,0 +1,80 @@
+"""Plans a run without training: dist-ens plan --config=FILE [--topology=v5e:4x4] [--json=FILE]."""
+
+import sys
+
+from absl import flags
+from rich.console import Console
+
+from dist_ens import cluster, report
+from dist_ens.data import describe_source
+from dist_ens.ensemble import Ensemble
+from dist_ens.layout import Layout
+from dist_ens.plan import HERE, Planner, Topology, collective_lines, plan_table
+from dist_ens.run import Run
+from launch import front
+from launch.config_file import ConfigFlags
+
+_TOPOLOGY = flags.DEFINE_string(
+    "topology",
+    HERE,
+    "What to compile for: here, cpu:8, or a TPU's such as v5e:4x4, v5p:8x8x16, v5e:4x4*2.",
+)
+_JSON = flags.DEFINE_string("json", None, "File to write the plan to.")
+_CONFIG = ConfigFlags()
+
+
+def main() -> None:
+    """Compiles the update for every mesh of the topology, and tells what it needs."""
+    plan = make_planner(_CONFIG, Topology.parse(_TOPOLOGY.value)).plan()
+    if cluster.is_main():
+        Console(markup=False, highlight=False).print(plan_table(plan))
+        for mesh in plan.meshes:
+            crossing = "; ".join(collective_lines(mesh)) or "nothing crosses an axis"
+            print(f"{mesh.ensemble_axis} x {mesh.data_axis}: {mesh.refusal or crossing}")
+        if _JSON.value is not None:
+            front.write_file(_JSON, lambda path: report.write_scores(path, plan.to_dict()))
+    plan.check_fits()
+    if cluster.is_main():
+        best = plan.meshes[0]
+        most = "unknown" if plan.max_num_members is None else f"{plan.max_num_members:,}"
+        print(
+            f"The best mesh for {best.num_members} members on {_TOPOLOGY.value} is "
+            f"{best.ensemble_axis} x {best.data_axis}; the largest num_members that fits on it "
+            f"is {most}. Next: dist-ens train --config.layout.ensemble_axis={best.ensemble_axis} …"
+        )
+
+
+def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
+    """A planner of a config's experiment, for a topology that is at hand; it tells what it does."""
+    experiment = config.experiment()
+    spec, num_train_examples = describe_source(experiment.data)
+    run = Run(experiment, spec, num_train_examples or 0)  # on their number no program depends
+    member = config.make_member(spec)
+
+    def make_ensemble(layout: Layout) -> Ensemble:
+        ensemble = run.make_ensemble(layout, member)
+        run.check_training(ensemble)
+        return ensemble
+
+    def say(line: str) -> None:
+        if cluster.is_main():
+            print(line, file=sys.stderr, flush=True)
+
+    return Planner(experiment, spec, make_ensemble, topology.devices(), say)
+
+
+def _prepare(argv: list[str]) -> list[str]:
+    """The flags of a config file, which is read in a process that has the topology's devices."""
+    topology = Topology.parse(_TOPOLOGY.value)
+    if not topology.is_at_hand():
+        sys.exit(topology.run_module("launch.plan", argv[1:]))
+    return _CONFIG.prepare(argv)
+
+
+def run() -> None:
+    """The whole command."""
+    front.run(main, _prepare, joins_cluster=lambda: _TOPOLOGY.value == HERE)
+
+
+if __name__ == "__main__":
+    run()

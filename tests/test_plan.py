@@ -1,0 +1,290 @@
+"""What a run will need: plans by the real compiler, against figures derived by hand."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens.config import Experiment
+from dist_ens.data import Spec
+from dist_ens.errors import RunError, UserError
+from dist_ens.plan import Planner, Topology, planner
+from dist_ens.run import Run
+
+ROOT = pathlib.Path(__file__).parent.parent
+SMALL = ["--config=configs/digits.py", "--config.model.hidden_sizes=(32,)"]
+LIMIT_SECS = 300
+
+# The MLP 64-32-10 in float32: two matrices and two vectors.
+PARAMS = 4 * (64 * 32 + 32 + 32 * 10 + 10)
+ADAM = 2 * PARAMS + 4  # two moments and a count
+METRICS = 2 * 4  # loss and accuracy
+# Products of matrices for 128 examples: forward, and the gradients of the weights; that of its
+# inputs has the second layer only.
+PRODUCTS = 128 * 2 * (2 * 64 * 32 + 3 * 32 * 10)
+
+
+def dist_ens_plan(*arguments):
+    """A finished `dist-ens plan`."""
+    return subprocess.run(
+        [sys.executable, "-m", "launch.plan", *arguments],
+        cwd=ROOT,
+        env=COMMAND_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
+
+
+def small_planner(devices=4, **changes):
+    experiment = Experiment.from_dict(
+        {
+            "num_members": 4,
+            "steps": 1,
+            "execution": "vmap",
+            "data": {"global_batch_size": 128},
+            "model": {"name": "mlp", "hidden_sizes": (32,)},
+        }
+        | changes
+    )
+    spec = Spec((8, 8), "float32", (), 10)
+    make = Run(experiment, spec, 1000).make_ensemble
+    return Planner(experiment, spec, make, jax.devices()[:devices])
+
+
+def of_data(mesh):
+    return [c for c in mesh["collectives"] if c["axis"] != "none"]
+
+
+def test_a_plan_says_what_each_mesh_needs_the_best_first(tmp_path):
+    ended = dist_ens_plan(*SMALL, "--topology=cpu:8", f"--json={tmp_path / 'plan.json'}")
+    assert ended.returncode == 0, ended.stderr
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    shapes = [(s["mesh"]["ensemble"], s["mesh"]["data"]) for s in plan["shapes"]]
+    # The fewer members a device has, the fewer of their optimizers' operations are done twice.
+    assert shapes == [(8, 1), (4, 2), (2, 4), (1, 8)]
+    for (rows, columns), shape in zip(shapes, plan["shapes"], strict=True):
+        members = 8 // rows
+        size = shape["bytes_per_device"]
+        assert size["parameters"] == members * PARAMS
+        assert size["optimizer"] == members * ADAM
+        assert size["model_state"] == 0
+        # Ten steps a call, 128 examples of 64 floats and a label.
+        assert size["batches"] == 10 * (128 // columns) * (64 * 4 + 4)
+        assert size["total"] == sum(v for k, v in size.items() if k != "total")
+        assert 0 <= size["other"] < 1000 * members
+        assert shape["fits"]
+        assert shape["max_steps_per_second"] is None
+        # A device of any mesh has `members` members on 1 / `members` of the batch; Adam and the
+        # activations' derivatives are less than a tenth for one member.
+        assert PRODUCTS < shape["flops_per_device"] < (1 + 0.1 * members) * PRODUCTS
+        if columns == 1:
+            assert of_data(shape) == []
+        else:
+            assert {c["kind"] for c in of_data(shape)} == {"all-reduce"}
+            assert {c["axis"] for c in of_data(shape)} == {"data"}
+            assert sum(c["bytes"] for c in of_data(shape)) == members * (PARAMS + METRICS)
+    assert plan["max_num_members"] % 8 == 0
+    assert plan["max_num_members"] > 8
+    assert f"{plan['max_num_members']:,}. Next: dist-ens train" in ended.stdout
+    exchanged = 2 * (PARAMS + METRICS)
+    assert f"4 x 2: 1 all-reduce over data, {exchanged:,} bytes" in ended.stdout
+    assert "8 x 1: nothing crosses an axis" in ended.stdout
+
+
+@pytest.mark.parametrize("execution", ["map", "chunk:3", "loop+scanned", "unroll+single"])
+def test_operations_are_counted_for_every_member_whatever_the_execution(execution):
+    by_unroll = small_planner(execution="unroll").plan_mesh(8, 2)  # no loop, no dispatch
+    planned = small_planner(execution=execution).plan_mesh(8, 2)
+    assert planned.execution == execution
+    assert planned.flops_per_device == pytest.approx(by_unroll.flops_per_device, rel=0.001)
+    assert planned.exchanged_bytes == by_unroll.exchanged_bytes == 4 * (PARAMS + METRICS)
+    assert planned.bytes_per_device["parameters"] == 4 * PARAMS
+    if execution != "unroll+single":  # not all members' activations at a time
+        assert planned.bytes_per_device["activations"] < by_unroll.bytes_per_device["activations"]
+    if execution.startswith("loop"):  # a fifth member, the one that is being updated
+        state = PARAMS + ADAM
+        rest = sum(planned.bytes_per_device[name] for name in ("activations", "batches"))
+        assert 5 * state <= planned.bytes_per_device["total"] - rest < 5 * state + 500
+
+
+def test_steps_of_a_call_take_memory_and_no_operations():
+    one, ten = (small_planner(steps_per_call=n).plan_mesh(4, 4) for n in (1, 10))
+    assert one.flops_per_device == ten.flops_per_device
+    more = 9 * 128 * (64 * 4 + 4)
+    assert ten.bytes_per_device["total"] - one.bytes_per_device["total"] == more
+
+
+@pytest.mark.parametrize("begin", [4, 400])
+def test_the_largest_number_of_members_fits_and_one_more_per_device_does_not(monkeypatch, begin):
+    memory = 1_000_000
+    monkeypatch.setattr(planner, "memory_bytes", lambda device: memory)
+    it = small_planner(num_members=begin, layout={"ensemble_axis": 4})
+    compiled = []
+    it = dataclasses.replace(it, say=compiled.append)
+    plan = it.plan()
+    best, most = plan.meshes[0].ensemble_axis, plan.max_num_members
+    assert it.plan_mesh(most, best).bytes_per_device["total"] <= memory
+    assert it.plan_mesh(most + best, best).bytes_per_device["total"] > memory
+    # Parameters, their gradients and Adam are the least that a member takes.
+    assert 4 < most // best < memory / (3 * PARAMS)
+    assert len(compiled) < 12
+    if begin == 400:
+        assert not plan.meshes[0].fits
+        with pytest.raises(UserError, match=rf"400 members for 4 .*Try .*num_members={most}, or"):
+            plan.check_fits()
+    else:
+        plan.check_fits()
+
+
+def test_a_workload_that_fits_nowhere_is_told_what_would(monkeypatch):
+    monkeypatch.setattr(planner, "memory_bytes", lambda device: 1000)
+    plan = small_planner(2, num_members=2).plan()
+    assert plan.max_num_members == 0
+    assert not any(mesh.fits for mesh in plan.meshes)
+    with pytest.raises(UserError, match="smaller --config.data.global_batch_size .*v4, v5e, v5p"):
+        plan.check_fits()
+
+
+def test_a_program_that_the_compiler_refuses_is_a_mesh_that_does_not_fit(monkeypatch):
+    memory = 500_000
+    measured = Planner._measured
+
+    def refusing(self, planned, ensemble, state):
+        result = measured(self, planned, ensemble, state)
+        if result.bytes_per_device["total"] > memory:  # as XLA:TPU says it
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM.")
+        return result
+
+    monkeypatch.setattr(planner, "memory_bytes", lambda device: memory)
+    it = small_planner(num_members=400, layout={"ensemble_axis": 4})
+    by_bytes = it.plan()
+    monkeypatch.setattr(Planner, "_measured", refusing)
+    by_refusal = it.plan()
+    assert by_refusal.max_num_members == by_bytes.max_num_members > 4
+    (refused,) = by_refusal.meshes
+    assert not refused.fits
+    assert refused.flops_per_device is None
+    with pytest.raises(UserError, match="Ran out of memory on HBM. Try --config.num_members="):
+        by_refusal.check_fits()
+
+
+def test_more_devices_than_members_and_batch_can_use_are_told():
+    # 8 devices, 2 members, 6 examples: 2 rows of 4 do not divide 6. 4 members, or 8 examples, do.
+    with pytest.raises(UserError, match=r"8 devices. Try --config.num_members=4, .*batch_size=8"):
+        small_planner(8, num_members=2, data={"global_batch_size": 6}).plan()
+    assert small_planner(8, num_members=4, data={"global_batch_size": 6})._ensemble_axes() == [4]
+    assert small_planner(8, num_members=2, data={"global_batch_size": 8})._ensemble_axes() == [2, 1]
+
+
+def test_a_mesh_that_is_asked_for_is_the_only_one_planned():
+    assert small_planner(layout={"ensemble_axis": 2})._ensemble_axes() == [2]
+    with pytest.raises(UserError, match="must hold the same number of members"):
+        small_planner(layout={"ensemble_axis": 3}).plan()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("v9:4x4", "A topology is here, cpu:N"),
+        ("v5ee:4x4", "Did you mean 'v5e'?"),
+        ("v5e", "A topology is here"),
+        ("v5e:4x4*0", "A topology is here"),
+        ("v5e:0x4", "A topology is here"),
+        ("cpu:0", "A topology is here"),
+        ("v5e:4x4x4", "A v5e topology has 2 axes. Received: 'v5e:4x4x4', which has 3."),
+        ("v5p:4x4", "Try --topology=v5p:4x4x4."),
+    ],
+)
+def test_an_unknown_topology_is_told(text, sentence):
+    with pytest.raises(UserError) as raised:
+        Topology.parse(text)
+    assert sentence in str(raised.value)
+
+
+@pytest.mark.quick
+def test_without_libtpu_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"no libtpu. Install the extra, .*dist-ens\[tpu-plan\]"):
+        Topology.parse("v5e:4x4").run_module("launch.plan", [])
+
+
+@pytest.mark.quick
+def test_a_compiler_that_ends_its_process_is_told(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -6))
+    with pytest.raises(RunError, match="signal 6 while it compiled for cpu:4"):
+        Topology.parse("cpu:4").run_module("launch.plan", [])
+
+
+def test_bad_input_is_a_sentence_and_exit_code_2_and_help_says_the_flags():
+    ended = dist_ens_plan(*SMALL, "--topology=cpu:7", "--config.num_members=3")
+    assert ended.returncode == 2, ended.stderr
+    # 7 columns take 128 = 18 * 7 + 2 examples; 133 = 19 * 7.
+    assert "Try --config.num_members=7, --config.data.global_batch_size=133" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    helped = dist_ens_plan("--help")
+    assert helped.returncode == 0
+    for text in ("dist-ens plan --", "--topology", "--json", "--coordinator_address"):
+        assert text in helped.stdout
+
+
+@pytest.mark.tpu_plan
+def test_a_tpu_is_planned_for_without_one(tmp_path):
+    ended = dist_ens_plan(
+        *SMALL,
+        "--topology=v5e:2x4",
+        "--config.layout.ensemble_axis=4",
+        f"--json={tmp_path / 'plan.json'}",
+    )
+    assert ended.returncode == 0, ended.stderr
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    (shape,) = plan["shapes"]
+    assert shape["mesh"] == {"ensemble": 4, "data": 2}
+    assert shape["bytes_per_device"]["parameters"] == 2 * PARAMS
+    assert sum(c["bytes"] for c in of_data(shape)) == 2 * (PARAMS + METRICS)
+    assert {(c["kind"], c["axis"]) for c in of_data(shape)} == {("all-reduce", "data")}
+    assert shape["flops_per_device"] == pytest.approx(PRODUCTS, rel=0.3)
+    assert shape["max_steps_per_second"] == pytest.approx(197e12 / shape["flops_per_device"])
+    # A member takes at least its parameters, gradients and Adam.
+    assert 4 * 1000 < plan["max_num_members"] < 4 * 15.75 * 2**30 / (4 * PARAMS)
+    assert "W11" not in ended.stderr
+
+
+@pytest.mark.tpu_plan
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [("v5e:1x1", 1), ("v4:2x2x2", 8), ("v6e:2x2*2", 8), ("v5p:8x8x16", 1024)],
+)
+def test_the_devices_of_a_topology_are_its_chips(text, devices):
+    code = (
+        "from dist_ens.plan import Topology\n"
+        "from dist_ens.plan.topology import CHIPS, chip_of\n"
+        f"found = Topology.parse('{text}').devices()\n"
+        "chip, = {chip_of(device) for device in found}\n"
+        "print(len(found), next(name for name in CHIPS if CHIPS[name] is chip))\n"
+    )
+    module = "import sys; exec(sys.stdin.read())"
+    environment = COMMAND_ENVIRONMENT | Topology.parse(text)._environment()
+    ended = subprocess.run(
+        [sys.executable, "-c", module],
+        input=code,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
+    assert ended.stdout.split() == [str(devices), text.partition(":")[0]], ended.stderr
+
+
+@pytest.mark.tpu_plan
+def test_a_topology_that_no_cloud_has_is_told():
+    ended = dist_ens_plan(*SMALL, "--topology=v5e:3x3")
+    assert ended.returncode == 2, ended.stderr
+    assert "A topology is one that Cloud TPU has. Received: --topology=v5e:3x3" in ended.stderr
