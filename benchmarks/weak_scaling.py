@@ -1,0 +1,66 @@
+"""Weak scaling on paper: FLOPs and bytes per chip of programs compiled for ever more TPUs.
+
+    python -m benchmarks.weak_scaling --config=configs/charlm.py
+
+Members grow with the chips. The program is the real one, by XLA:TPU (extra `[tpu-plan]`); nothing
+is run, no TPU and no data set is needed.
+"""
+
+import sys
+
+from absl import flags
+
+from dist_ens.layout import ENSEMBLE
+from dist_ens.plan import Planner, Topology
+from launch import front
+from launch.config_file import ConfigFlags
+from launch.plan import make_planner
+
+_TOPOLOGIES = flags.DEFINE_list(
+    "topologies", ["v5p:2x2x2", "v5p:4x4x4", "v5p:4x8x8", "v5p:8x8x16"], "One kind of chip."
+)
+_MEMBERS = flags.DEFINE_integer("members", 1, "Members of each row of the mesh.")
+_COLUMNS = flags.DEFINE_integer("columns", 1, "Chips of each row, which share its batch.")
+_CONFIG = ConfigFlags()
+
+
+def main() -> None:
+    """Prints a line for each topology, then how far the chips of the others are from the first."""
+    rows = []
+    print("| chips | mesh | members | FLOPs/chip | bytes/chip | over data | over ensemble |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for text in _TOPOLOGIES.value:
+        planner = make_planner(_CONFIG, Topology.parse(text))
+        rows.append(row(planner))
+    for name, values in zip(("FLOPs", "bytes"), zip(*rows, strict=True), strict=True):
+        spread = max(values) / min(values) - 1
+        print(f"{name} per chip differ by {100 * spread:.3g} % at most")
+
+
+def row(planner: Planner) -> tuple[float, int]:
+    """FLOPs and bytes per chip of one topology, its line printed."""
+    chips = len(planner.devices)
+    rows = chips // _COLUMNS.value
+    mesh = planner.plan_mesh(_MEMBERS.value * rows, rows)
+    of_ensemble = sum(c.bytes for c in mesh.collectives if c.axis in (ENSEMBLE, "both"))
+    total = mesh.bytes_per_device["total"]
+    over_data = mesh.exchanged_bytes - of_ensemble
+    print(
+        f"| {chips} | {mesh.ensemble_axis} x {mesh.data_axis} | {mesh.num_members} "
+        f"| {mesh.flops_per_device:,.0f} | {total:,} | {over_data:,} | {of_ensemble:,} |",
+        flush=True,
+    )
+    if mesh.flops_per_device is None:
+        raise RuntimeError(mesh.refusal)
+    return mesh.flops_per_device, total
+
+
+def _prepare(argv: list[str]) -> list[str]:
+    topology = Topology.parse(_TOPOLOGIES.value[-1])
+    if not topology.is_at_hand():
+        sys.exit(topology.run_module("benchmarks.weak_scaling", argv[1:]))
+    return _CONFIG.prepare(argv)
+
+
+if __name__ == "__main__":
+    front.run(main, _prepare, joins_cluster=lambda: False)
