@@ -296,10 +296,11 @@ class Planner:
                 too_many = members
             if too_many == fits + 1:
                 return fits * rows
-            if "total" in planned.bytes_per_device:
+            if not planned.refusal:
                 known.append((members, planned.bytes_per_device["total"]))
             guess = _where(known[-2:], memory) or (2 * members if planned.fits else members // 2)
-            if tries % 8 == 0 and math.isfinite(too_many):  # the line does not lead there
+            # A refusal says nothing of bytes, and a line that leads nowhere must not be followed.
+            if math.isfinite(too_many) and (planned.refusal or tries % 8 == 0):
                 guess = (fits + int(too_many)) // 2
             guess = int(min(max(guess, fits + 1), too_many - 1))
             planned = self.plan_mesh(guess * rows, rows)
