@@ -42,6 +42,8 @@ def row(planner: Planner) -> tuple[float, int]:
     chips = len(planner.devices)
     rows = chips // _COLUMNS.value
     mesh = planner.plan_mesh(_MEMBERS.value * rows, rows)
+    if mesh.flops_per_device is None:
+        raise RuntimeError(mesh.refusal)
     of_ensemble = sum(c.bytes for c in mesh.collectives if c.axis in (ENSEMBLE, "both"))
     total = mesh.bytes_per_device["total"]
     over_data = mesh.exchanged_bytes - of_ensemble
@@ -50,8 +52,6 @@ def row(planner: Planner) -> tuple[float, int]:
         f"| {mesh.flops_per_device:,.0f} | {total:,} | {over_data:,} | {of_ensemble:,} |",
         flush=True,
     )
-    if mesh.flops_per_device is None:
-        raise RuntimeError(mesh.refusal)
     return mesh.flops_per_device, total
 
 
