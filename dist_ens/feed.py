@@ -1,6 +1,6 @@
 """What the calls of a run are given: batches from the host, or a split that stays on the device."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,7 +66,9 @@ def feed(
     return _streamed(split, order, layout, seed, steps_of_calls)
 
 
-def index_program(order: Order, layout: Layout) -> Callable[[Cursor], jax.Array]:
+def index_program(
+    order: Order, layout: Layout, member_ids: Sequence[int] | None = None
+) -> Callable[[Cursor], jax.Array]:
     """The program that computes which examples the batches of a call are.
 
     One of its own: inside the update XLA would compute an index anew for every number of its
@@ -75,12 +77,14 @@ def index_program(order: Order, layout: Layout) -> Callable[[Cursor], jax.Array]
     Args:
         order: Of the examples.
         layout: Of the mesh.
+        member_ids: The members' lasting names; default 0, 1, 2, …
 
     Returns:
         A jitted function of a cursor on the host, leaves [steps, ...]; it returns `Drawn.indices`.
     """
     rows = np.arange(order.global_batch_size)
-    member_ids = layout.put_members(np.arange(layout.num_members, dtype=np.int32))
+    names = range(layout.num_members) if member_ids is None else member_ids
+    ids = layout.put_members(np.array(names, np.int32))
     spec = MEMBERS if order.per_member else REPLICATED
 
     @partial(jax.jit, out_shardings=layout.sharding(spec))
@@ -89,7 +93,7 @@ def index_program(order: Order, layout: Layout) -> Callable[[Cursor], jax.Array]
             return order.indices(cursor, rows)
         return jax.vmap(lambda member_id: order.indices(cursor, rows, member_id))(member_ids)
 
-    return lambda cursor: indices(layout.put_everywhere(cursor), member_ids)
+    return lambda cursor: indices(layout.put_everywhere(cursor), ids)
 
 
 def _drawn(
@@ -97,8 +101,7 @@ def _drawn(
 ) -> Iterator[Any]:
     on_devices = layout.put_everywhere(split.take(np.arange(len(split))))
     indices = index_program(order, layout)
-    for steps in steps_of_calls:
-        yield Drawn(on_devices, indices(order.cursor(seed, steps)))
+    return (Drawn(on_devices, indices(order.cursor(seed, steps))) for steps in steps_of_calls)
 
 
 def _streamed(

@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-VERBS = ("train", "evaluate", "predict", "plan")
+VERBS = ("train", "evaluate", "predict", "plan", "bench")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = {
     "launch": 5,
     "dist_ens.train": 4,
+    "dist_ens.bench": 4,
     "dist_ens.run": 3,
     "dist_ens.evaluate": 3,
     "dist_ens.feed": 3,
@@ -19,6 +20,7 @@ FLOORS = {
     "dist_ens.report": 2,
     "dist_ens.models": 2,
     "dist_ens.layout": 1,
+    "dist_ens.turns": 1,
     "dist_ens.cluster": 1,
     "dist_ens.cache": 1,
     "dist_ens.member": 1,

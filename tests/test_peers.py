@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import networks
-from benchmarks.peers import compare, turns
+from benchmarks.peers import compare
 from benchmarks.peers.by_hand import first_states
 from benchmarks.peers.dist_ens_way import DistEns
 from benchmarks.peers.flax_pmap import FlaxPmap
@@ -24,6 +24,7 @@ from benchmarks.peers.order import Order
 from benchmarks.peers.way import Absent
 from benchmarks.workloads import WORKLOADS, Workload
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens import turns
 from dist_ens.config import OptimizerConfig
 from dist_ens.layout import DATA
 

@@ -11,9 +11,9 @@ from benchmarks.peers.flops import MATMUL_FLOPS, Matmul, model_flops
 from benchmarks.peers.jax_loop import JaxLoop
 from benchmarks.peers.jax_scan import JaxScan
 from benchmarks.peers.jax_vmap import JaxVmap
-from benchmarks.peers.turns import spread, step_ms_of_turns
-from benchmarks.peers.way import Absent, MakeWay, Way
+from benchmarks.peers.way import Absent, MakeWay
 from benchmarks.workloads import Workload
+from dist_ens.turns import Way, spread, step_ms_of_turns
 
 _DIST_ENS, _MATMUL = "dist_ens", "matmul"
 _NO_TORCH = "PyTorch is not installed: pip install 'dist-ens[peers]'."

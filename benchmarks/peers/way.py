@@ -1,16 +1,9 @@
 """What every way of training an ensemble has in common."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 from benchmarks.workloads import Workload
-
-
-class Way(Protocol):
-    """A way to train an ensemble. What it compiles it does when it first runs."""
-
-    def run(self, num_steps: int) -> None:
-        """Trains every member for some steps more, and waits for the last."""
+from dist_ens.turns import Way
 
 
 class Absent(Exception):

@@ -4,13 +4,19 @@ import gc
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-
-from benchmarks.peers.way import Way
+from typing import Protocol
 
 # A turn takes at least so long, and is of whole steps.
 TURN_SECS = 0.5
 # Before a turn: the threads of the way before it stop waiting for work.
 _PAUSE_SECS = 0.05
+
+
+class Way(Protocol):
+    """A way to train an ensemble. What it compiles it does when it first runs."""
+
+    def run(self, num_steps: int) -> None:
+        """Trains every member for some steps more, and waits for the last."""
 
 
 def step_ms_of_turns(ways: Mapping[str, Way], num_turns: int) -> dict[str, list[float]]:

@@ -1,0 +1,96 @@
+"""Times a config on this machine: dist-ens bench --config=FILE [--plot=FILE.png] [--json=FILE]."""
+
+import pathlib
+import statistics
+from collections.abc import Sequence
+
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+
+from dist_ens import cluster, report
+from dist_ens.bench import DIST_ENS, LOOP, VMAP, WIDEST, Point, bench
+from dist_ens.data import open_source
+from dist_ens.errors import UserError
+from dist_ens.run import Run
+from launch import front
+from launch.config_file import ConfigFlags
+
+_PLOT = flags.DEFINE_string("plot", "bench.png", "File for the picture.")
+_JSON = flags.DEFINE_string("json", None, "File to write the figures to.")
+_TURNS = flags.DEFINE_integer("turns", 5, "Turns of each way.", lower_bound=2)
+_CONFIG = ConfigFlags()
+
+
+def main() -> None:
+    """Prints a line for each number of members, then what is concluded; leaves the picture."""
+    experiment = _CONFIG.experiment()
+    if pathlib.Path(_PLOT.value).suffix != ".png":
+        raise UserError(
+            f"The picture is a PNG file. Received: --plot={_PLOT.value}. Try --plot=bench.png."
+        )
+    source = open_source(experiment.data)
+    member = _CONFIG.make_member(source.spec)
+    run = Run(experiment, source.spec, len(source.train))
+    console, points = Console(quiet=not cluster.is_main(), markup=False, highlight=False), []
+    for point in bench(run, source, lambda layout: run.make_ensemble(layout, member), _TURNS.value):
+        points.append(point)
+        rate = point.examples_per_second[DIST_ENS]
+        console.print(f"{point.num_members} members: {rate:,.0f} member-examples/s …")
+    if not cluster.is_main():
+        return
+    console.print(_table(points))
+    console.print(_conclusion(points[-1], _PLOT.value), soft_wrap=True)
+    if _JSON.value is not None:
+        as_json = {"sizes": [point.to_dict() for point in points]}
+        front.write_file(_JSON, lambda path: report.write_scores(path, as_json))
+    front.write_file(_PLOT, lambda path: report.plot_rates(path, *_curves(points)))
+
+
+def _table(points: Sequence[Point]) -> Table:
+    table = Table(title="member-examples per second", title_justify="left")
+    for column in ("members", DIST_ENS, LOOP, VMAP, f"x {LOOP}", f"x {VMAP}", "execution"):
+        table.add_column(column, justify="left" if column == "execution" else "right")
+    for point in points:
+        table.add_row(
+            str(point.num_members),
+            *(f"{point.examples_per_second[name]:,.0f}" for name in (DIST_ENS, LOOP, VMAP)),
+            *(_ratio(point.ratios[name]) for name in (LOOP, VMAP)),
+            point.execution,
+        )
+    return table
+
+
+def _ratio(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def _conclusion(point: Point, plot: str) -> str:
+    if not point.is_conclusive():
+        return (
+            "The spread is too wide to conclude: neighbours in time differ by more than "
+            f"{WIDEST} times. Run it again on a machine that does nothing else, or with more "
+            "--turns."
+        )
+    loop, vmap = (statistics.median(point.ratios[name]) for name in (LOOP, VMAP))
+    return (
+        f"With {point.num_members} members dist_ens ({point.execution}) is {loop:.2f} times as "
+        f"fast as a loop over them, and {vmap:.2f} times as fast as jit(vmap). In {plot}: the "
+        "picture."
+    )
+
+
+def _curves(points: Sequence[Point]) -> tuple[list[int], dict[str, list[float]]]:
+    return [point.num_members for point in points], {
+        name: [point.examples_per_second[name] for point in points]
+        for name in (DIST_ENS, LOOP, VMAP)
+    }
+
+
+def run() -> None:
+    """The whole command."""
+    front.run(main, _CONFIG.prepare)
+
+
+if __name__ == "__main__":
+    run()

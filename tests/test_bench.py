@@ -1,0 +1,103 @@
+"""The command that times a config on the user's own machine."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens.bench import DIST_ENS, LOOP, VMAP, LoopByHand, Point, Updates
+from dist_ens.config import Experiment
+from dist_ens.data import open_source
+from dist_ens.layout import make_layout
+from dist_ens.run import Run
+from launch.bench import _conclusion
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def dist_ens_bench(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "launch.bench", *arguments],
+        cwd=ROOT,
+        env=COMMAND_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_a_config_is_timed_and_drawn(tmp_path):
+    ended = dist_ens_bench(
+        "--config=configs/digits.py",
+        "--config.model.hidden_sizes=()",
+        "--config.num_members=2",
+        "--config.steps_per_call=1",
+        "--config.execution=vmap",
+        "--turns=2",
+        f"--plot={tmp_path / 'rates.png'}",
+        f"--json={tmp_path / 'rates.json'}",
+    )
+    assert ended.returncode == 0, ended.stderr
+    sizes = json.loads((tmp_path / "rates.json").read_text())["sizes"]
+    assert [point["num_members"] for point in sizes] == [1, 2]
+    for point in sizes:
+        assert point["execution"] == "vmap"
+        assert set(point["examples_per_second"]) == {DIST_ENS, LOOP, VMAP}
+        assert {name: len(ratios) for name, ratios in point["ratios"].items()} == {LOOP: 2, VMAP: 2}
+    assert "With 2 members" in ended.stdout or "too wide to conclude" in ended.stdout
+    with Image.open(tmp_path / "rates.png") as picture:
+        assert picture.size == (900, 600)
+
+
+def test_a_picture_that_is_no_png_is_refused_before_anything_is_timed():
+    ended = dist_ens_bench("--config=configs/digits.py", "--plot=rates.pdf")
+    assert ended.returncode == 2
+    assert "--plot=rates.pdf. Try --plot=bench.png" in ended.stderr
+
+
+@pytest.mark.parametrize("examples", ["shared", "permuted"])
+def test_the_loop_by_hand_trains_the_members_that_dist_ens_trains(examples):
+    experiment = Experiment.from_dict(
+        {
+            "num_members": 2,
+            "steps": 3,
+            "data": {"global_batch_size": 32, "std": (16.0,), "examples": examples},
+            "model": {"name": "mlp", "hidden_sizes": (8,)},
+            "optimizer": {"name": "sgd", "learning_rate": 0.1},
+        }
+    )
+    source = open_source(experiment.data)
+    run = Run(experiment, source.spec, len(source.train))
+    layout = make_layout(2, devices=jax.devices()[:2])
+    ours = Updates(run.make_ensemble(layout), source, run.order, steps_per_call=2)
+    by_hand = LoopByHand(run.make_ensemble, source, run.order, num_members=2)
+    for way in (ours, by_hand):
+        way.run(3)
+    for number, state in enumerate(by_hand._states):
+        jax.tree.map(
+            lambda many, one: np.testing.assert_allclose(
+                many[number],  # noqa: B023
+                one[0],
+                rtol=1e-5,
+                atol=1e-6,
+            ),
+            jax.device_get(ours.state.params),
+            jax.device_get(state.params),
+        )
+
+
+def test_nothing_is_concluded_from_neighbours_that_disagree():
+    rates = {DIST_ENS: 30.0, LOOP: 10.0, VMAP: 15.0}
+    calm = Point(8, "vmap", rates, {LOOP: [2.5, 3.0, 3.5], VMAP: [1.9, 2.0, 2.1]})
+    assert "is 3.00 times as fast as a loop over them, and 2.00 times" in _conclusion(
+        calm, "bench.png"
+    )
+    loaded = Point(8, "vmap", rates, {LOOP: [2.0, 3.0, 3.5], VMAP: [1.9, 2.0, 2.1]})
+    said = _conclusion(loaded, "bench.png")
+    assert said.startswith("The spread is too wide to conclude")
