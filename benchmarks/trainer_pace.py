@@ -17,8 +17,9 @@ import jax
 from absl import flags
 
 from dist_ens.config import Experiment
-from dist_ens.data import Source, open_source, training_batches
-from dist_ens.layout import BATCHES
+from dist_ens.data import Source, open_source
+from dist_ens.feed import feed
+from dist_ens.methods import Order
 from dist_ens.report import SUMMARY
 from dist_ens.train import train
 from launch import front
@@ -55,19 +56,12 @@ def turn(experiment: Experiment, source: Source) -> tuple[float, float]:
     trainer = summary["member_examples_per_second"] / (batch_size * experiment.num_members)
 
     layout = trained.ensemble.layout
-    call = next(
-        training_batches(
-            source.train,
-            seed=0,
-            shuffle=True,
-            global_batch_size=batch_size,
-            host_rows=layout.host_rows(batch_size),
-            first_step=0,
-            last_step=experiment.steps_per_call,
-            steps_per_call=experiment.steps_per_call,
-        )
+    order = Order(len(source.train), batch_size, experiment.data.shuffle)
+    steps = experiment.steps_per_call
+    batches = next(
+        feed(source, order, layout, seed=0, first_step=0, last_step=steps, steps_per_call=steps)
     )
-    batches, state = layout.put(call, batch_size, BATCHES), trained.state
+    state = trained.state
     seconds = []
     for wait in (False, True):  # a loop may queue all its calls or wait for each: the faster counts
         state, _ = jax.block_until_ready(trained.ensemble.update(state, batches))
