@@ -2,8 +2,9 @@
 
     python -m benchmarks.trainer_pace --config=configs/mnist_mlp.py --config.data.source=idx:DIR
 
-The trainer draws, transfers, logs and evaluates; the bare loop updates on one batch that lies on
-the device. They take turns in one process, and the ratios are of neighbours.
+The trainer draws, transfers, logs and evaluates; the bare loop updates on one call of batches, over
+and over, from a set that lies on the device. They take turns in one process, and the ratios are of
+neighbours.
 """
 
 import dataclasses

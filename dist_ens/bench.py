@@ -166,7 +166,8 @@ def bench(
 ) -> Iterator[Point]:
     """Times an experiment against a loop over its members, and `jit(vmap)` of one step.
 
-    All have the data on the device and take turns, A B C A B C …; the ratios are of neighbours.
+    All have the data on the device and take turns, A B C A B C …; the ratios are of neighbours. The
+    loop runs on one device, as such loops do; the others have all.
 
     Args:
         run: The experiment, and what its data is.
@@ -184,29 +185,39 @@ def bench(
         sizes = [size for size in sizes if size % rows == 0]
     for num_members in [*sizes, most]:
         layout = make_layout(num_members, rows, cluster.devices_for(num_members, rows))
-        ensemble = make_ensemble(layout)
-        ours = Updates(
-            ensemble,
-            source,
-            run.order,
-            experiment.steps_per_call,
-            chosen=experiment.execution == AUTO,
-        )
-        vmap = dataclasses.replace(ensemble, execution="vmap")
-        ways: dict[str, Way] = {
-            DIST_ENS: ours,
-            LOOP: LoopByHand(make_ensemble, source, run.order, num_members),
-            VMAP: Updates(vmap, source, run.order, 1),
-        }
-        turns = step_ms_of_turns(ways, num_turns)
-        per_step = num_members * experiment.data.global_batch_size
-        yield Point(
-            num_members,
-            ours.execution,
-            {name: per_step / statistics.median(ms) * 1e3 for name, ms in turns.items()},
-            {
-                name: [theirs / mine for mine, theirs in zip(turns[DIST_ENS], ms, strict=True)]
-                for name, ms in turns.items()
-                if name != DIST_ENS
-            },
-        )
+        if experiment.data.global_batch_size % layout.data_axis and num_members < most:
+            continue  # fewer members than devices, over which this batch does not divide
+        yield _point(run, source, make_ensemble, layout, num_turns)
+
+
+def _point(
+    run: Run,
+    source: Source,
+    make_ensemble: Callable[[Layout], Ensemble],
+    layout: Layout,
+    num_turns: int,
+) -> Point:
+    experiment, order, ensemble = run.experiment, run.order, make_ensemble(layout)
+    layout.check_batch_size("data.global_batch_size", order.global_batch_size)
+    run.check_training(ensemble)
+    ours = Updates(
+        ensemble, source, order, experiment.steps_per_call, chosen=experiment.execution == AUTO
+    )
+    vmap = dataclasses.replace(ensemble, execution="vmap")
+    ways: dict[str, Way] = {
+        DIST_ENS: ours,
+        LOOP: LoopByHand(make_ensemble, source, order, layout.num_members),
+        VMAP: Updates(vmap, source, order, 1),
+    }
+    turns = step_ms_of_turns(ways, num_turns)
+    per_step = layout.num_members * order.global_batch_size
+    return Point(
+        layout.num_members,
+        ours.execution,
+        {name: per_step / statistics.median(ms) * 1e3 for name, ms in turns.items()},
+        {
+            name: [theirs / mine for mine, theirs in zip(turns[DIST_ENS], ms, strict=True)]
+            for name, ms in turns.items()
+            if name != DIST_ENS
+        },
+    )

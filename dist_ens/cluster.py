@@ -66,13 +66,15 @@ def use_cores_as_devices() -> None:
     said = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if said or "JAX_NUM_CPU_DEVICES" in os.environ or jax.distributed.is_initialized():
         return
-    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+    # What this process may use, where the system tells it.
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    jax.config.update("jax_num_cpu_devices", usable or 1)
     _cores_are_devices = True
 
 
 def cores_are_devices() -> bool:
-    """Whether CPU devices, if that is what JAX has, are cores of this machine."""
-    return _cores_are_devices
+    """Whether JAX's devices are cores of this machine."""
+    return _cores_are_devices and jax.devices()[0].platform == "cpu"
 
 
 def devices_for(num_members: int, ensemble_axis: int | None = None) -> list[jax.Device]:
@@ -85,7 +87,7 @@ def devices_for(num_members: int, ensemble_axis: int | None = None) -> list[jax.
         ensemble_axis: Rows of the mesh, where somebody says so.
     """
     devices = jax.devices()
-    if not _cores_are_devices or devices[0].platform != "cpu":
+    if not cores_are_devices():
         return devices
     shares = [k for k in range(1, len(devices) + 1) if num_members % k == 0]
     return devices[: ensemble_axis or shares[-1]]

@@ -50,9 +50,9 @@ def feed(
         UserError: If members have orders of their own over a split that is streamed.
     """
     split, steps_of_calls = source.train, calls(first_step, last_step, steps_per_call)
-    worth_reading = split.in_memory or (last_step - first_step) * order.global_batch_size >= len(
-        split
-    )
+    # By the whole run, so that one that goes on is given its batches as before.
+    needs_as_much = last_step * order.global_batch_size >= len(split)
+    worth_reading = split.in_memory or order.per_member or needs_as_much
     split_bytes, free_bytes = len(split) * source.spec.example_bytes, layout.free_bytes()
     fits = split_bytes <= PART_OF_THE_MEMORY * free_bytes
     if cluster.as_main_sees(worth_reading and fits):

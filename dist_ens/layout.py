@@ -129,7 +129,7 @@ class Layout:
     def free_bytes(self) -> float:
         """What is free on a device of this host; on a CPU its share of the memory."""
         if self.platform == "cpu":
-            return psutil.virtual_memory().available / jax.local_device_count()
+            return psutil.virtual_memory().available / len(self.mesh.local_devices)
         stats = self.mesh.local_devices[0].memory_stats()
         return stats["bytes_limit"] - stats["bytes_in_use"] if stats else math.inf
 

@@ -14,7 +14,7 @@ from dist_ens.checkpoint import FOLDER, Checkpoints
 from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble, State
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.execution import AUTO
 from dist_ens.layout import BATCH, REPLICATED, Layout, make_layout
 from dist_ens.losses import make_loss
@@ -63,7 +63,17 @@ class Run:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Run":
-        """Reads back `to_dict`, also through JSON."""
+        """Reads back `to_dict`, also through JSON.
+
+        Raises:
+            RunError: If another version of dist_ens wrote it.
+        """
+        absent = {field.name for field in dataclasses.fields(cls)} - values.keys()
+        if absent:
+            raise RunError(
+                "A run is read by the version of dist_ens that trained it. Received: one without "
+                f"{', '.join(sorted(absent))}. Use that version, or train anew in another folder."
+            )
         return cls(
             Experiment.from_dict(values["experiment"]),
             Spec.from_dict(values["spec"]),
@@ -102,14 +112,6 @@ class Run:
             UserError: If the network cannot be made, or does not fit the data.
         """
         experiment, spec = self.experiment, self.spec
-        microbatches = experiment.compute.microbatches
-        device_batch_size = experiment.data.global_batch_size // layout.data_axis
-        if device_batch_size % microbatches:
-            raise UserError(
-                "Microbatches are equal parts of a device's batch. Received: "
-                f"compute.microbatches={microbatches} for {device_batch_size} examples. Choose a "
-                f"divisor of {device_batch_size}."
-            )
         for name in ("mean", "std"):
             length = len(getattr(experiment.data, name))
             if length not in {1, *spec.input_shape[-1:]}:
@@ -144,9 +146,18 @@ class Run:
         """Traces the network as it is trained, on the mesh, and raises where it does not fit.
 
         Raises:
-            UserError: If it raises, or returns other logits or another model state than it should.
+            UserError: If it raises, or returns other logits or another model state than it should,
+                or a device's batch has no such microbatches.
         """
         batch_size = self.experiment.data.global_batch_size
+        microbatches = self.experiment.compute.microbatches
+        device_batch_size = batch_size // ensemble.layout.data_axis
+        if device_batch_size % microbatches:
+            raise UserError(
+                "Microbatches are equal parts of a device's batch. Received: "
+                f"compute.microbatches={microbatches} for {device_batch_size} examples. Choose a "
+                f"divisor of {device_batch_size}."
+            )
         state = jax.eval_shape(
             lambda: ensemble.member.init(
                 jax.random.key(0),

@@ -81,13 +81,9 @@ def train(
     layout = make_layout(num_members, rows, cluster.devices_for(num_members, rows))
     batch_size = experiment.data.global_batch_size
     layout.check_batch_size("data.global_batch_size", batch_size)
-    if batch_size > len(source.train):
-        raise UserError(
-            "A batch holds an example once. Received: data.global_batch_size="
-            f"{batch_size:,} of {len(source.train):,} training examples. Lower it."
-        )
     run = Run(experiment, source.spec, len(source.train), member_file)
     ensemble = run.make_ensemble(layout, member)
+    order = run.order
     run.check_training(ensemble)
     last_step = experiment.total_steps(len(source.train))
     _require_folder(workdir)
@@ -100,7 +96,7 @@ def train(
     ):
         # 2. The state is born on the mesh, or restored onto it.
         if before is not None and experiment.execution == AUTO:
-            ensemble = _as_before(ensemble, before)
+            ensemble = _as_before(ensemble, before, may_move=rows is None)
         inputs = run.batch_of_inputs(batch_size // layout.data_axis)
         if first_step:
             state = checkpoints.restore_state(first_step, ensemble.abstract_state(inputs))
@@ -110,7 +106,7 @@ def train(
         batches_from = partial(
             feed,
             source,
-            run.order,
+            order,
             seed=experiment.seed,
             first_step=first_step,
             last_step=last_step,
@@ -119,8 +115,11 @@ def train(
         batches = batches_from(ensemble.layout)
         if before is None and experiment.execution == AUTO:
             first_batches = next(batches)
-            ensemble, choice = choose(ensemble, state, first_batches, last_step)
-            batches = itertools.chain([first_batches], batches)
+            ensemble, choice = choose(
+                ensemble, state, first_batches, last_step, may_move=rows is None
+            )
+            batches = itertools.chain(iter([first_batches]), batches)
+            del first_batches  # they are used up like any other's
             if ensemble.layout is not layout:
                 state = ensemble.layout.moved(state, MEMBERS)
                 batches = batches_from(ensemble.layout)
@@ -203,11 +202,11 @@ def _going_on(run: Run, workdir: pathlib.Path, last_step: int) -> Iterator[tuple
         yield step, saved_as
 
 
-def _as_before(ensemble: Ensemble, before: Run) -> Ensemble:
+def _as_before(ensemble: Ensemble, before: Run, *, may_move: bool) -> Ensemble:
     """The ensemble as a run was trained: its execution, and of a CPU's cores as many."""
     if before.execution is not None:
         ensemble = dataclasses.replace(ensemble, execution=before.execution)
-    if cluster.cores_are_devices() and before.num_devices == 1:
+    if may_move and cluster.cores_are_devices() and before.num_devices == 1:
         ensemble = dataclasses.replace(ensemble, layout=ensemble.layout.on_one_device())
     return ensemble
 

@@ -71,8 +71,9 @@ def _secs(way: Way, num_steps: int) -> float:
     gc.collect()
     gc.disable()
     time.sleep(_PAUSE_SECS)
-    since = time.perf_counter()
-    way.run(num_steps)
-    secs = time.perf_counter() - since
-    gc.enable()
-    return secs
+    try:
+        since = time.perf_counter()
+        way.run(num_steps)
+        return time.perf_counter() - since
+    finally:
+        gc.enable()

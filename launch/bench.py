@@ -4,11 +4,12 @@ import pathlib
 import statistics
 from collections.abc import Sequence
 
+import jax
 from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from dist_ens import cluster, report
+from dist_ens import report
 from dist_ens.bench import DIST_ENS, LOOP, VMAP, WIDEST, Point, bench
 from dist_ens.data import open_source
 from dist_ens.errors import UserError
@@ -29,16 +30,19 @@ def main() -> None:
         raise UserError(
             f"The picture is a PNG file. Received: --plot={_PLOT.value}. Try --plot=bench.png."
         )
+    if jax.process_count() > 1:
+        raise UserError(
+            "One process times a config, with the devices that it has. Received: "
+            f"{jax.process_count()} processes. Start one."
+        )
     source = open_source(experiment.data)
     member = _CONFIG.make_member(source.spec)
     run = Run(experiment, source.spec, len(source.train))
-    console, points = Console(quiet=not cluster.is_main(), markup=False, highlight=False), []
+    console, points = Console(markup=False, highlight=False), []
     for point in bench(run, source, lambda layout: run.make_ensemble(layout, member), _TURNS.value):
         points.append(point)
         rate = point.examples_per_second[DIST_ENS]
         console.print(f"{point.num_members} members: {rate:,.0f} member-examples/s …")
-    if not cluster.is_main():
-        return
     console.print(_table(points))
     console.print(_conclusion(points[-1], _PLOT.value), soft_wrap=True)
     if _JSON.value is not None:

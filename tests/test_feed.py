@@ -10,7 +10,7 @@ from dist_ens.data import ArraySplit, Source, Spec
 from dist_ens.ensemble import Drawn, Ensemble
 from dist_ens.errors import UserError
 from dist_ens.feed import feed
-from dist_ens.layout import make_layout
+from dist_ens.layout import Layout, make_layout
 from dist_ens.methods import Order
 
 COUNT = 40  # examples; not a multiple of the batch of 16, so that batches lie across epochs
@@ -123,6 +123,10 @@ def test_members_with_orders_of_their_own_are_what_they_are_alone():
     assert not np.allclose(jax.tree.leaves(shared)[-1], jax.tree.leaves(together)[-1], atol=1e-4)
 
 
-def test_orders_of_the_members_own_want_a_split_that_fits():
+def test_orders_of_the_members_own_want_a_split_that_fits(monkeypatch):
+    assert isinstance(next(calls_of(ReadLate, make_layout(4), last_step=2, per_member=True)), Drawn)
+    # 40 examples of 12 floats and a label, 52 bytes each: 2,080 bytes, a quarter of 8,320.
+    monkeypatch.setattr(Layout, "free_bytes", lambda layout: 8_319)
+    assert isinstance(next(calls_of(ArraySplit, make_layout(4))), dict)
     with pytest.raises(UserError, match="a split that fits on a device.*examples=shared"):
         calls_of(ReadLate, make_layout(4), last_step=2, per_member=True)

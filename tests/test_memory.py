@@ -158,5 +158,7 @@ def test_a_config_says_precision_and_memory():
     assert "bf16[2,8,8]" in text  # two members on a device, a part of the batch, hidden units
     assert "remat" in text or "checkpoint" in text
     values["compute"]["microbatches"] = 3
+    run = Run(Experiment.from_dict(values), spec, 100)
+    ensemble = run.make_ensemble(layout)  # to predict with, whatever the training batch
     with pytest.raises(UserError, match=r"equal parts.*microbatches=3 for 16 examples"):
-        Run(Experiment.from_dict(values), spec, 100).make_ensemble(layout)
+        run.check_training(ensemble)

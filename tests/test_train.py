@@ -431,3 +431,13 @@ def test_a_model_for_other_data_is_refused(tmp_path, model, sentence):
     with pytest.raises(UserError, match=sentence):
         train(Experiment.from_dict(values), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_another_version_is_told_in_a_sentence(tmp_path):
+    train(experiment(), tmp_path)
+    saved = tmp_path / "checkpoints" / "24" / "run" / "metadata"
+    values = json.loads(saved.read_text())
+    del values["num_devices"]
+    saved.write_text(json.dumps(values))
+    with pytest.raises(RunError, match="without num_devices. Use that version, or train anew"):
+        train(experiment(steps=32), tmp_path)

@@ -78,7 +78,7 @@ def candidates(ensemble: Ensemble, state: State, batches: Any) -> list[str]:
 
 
 def choose(
-    ensemble: Ensemble, state: State, batches: Any, num_steps: int
+    ensemble: Ensemble, state: State, batches: Any, num_steps: int, *, may_move: bool = True
 ) -> tuple[Ensemble, Choice]:
     """The ensemble with the fastest execution that could be found in the time there is.
 
@@ -91,6 +91,7 @@ def choose(
         state: Of the ensemble; copied, not used up.
         batches: Of the first call, from `Layout.put`.
         num_steps: Steps that the run is going to take.
+        may_move: Whether the layout is open too; not where somebody says it.
 
     Returns:
         The ensemble with the execution chosen, of the same layout or of one device; and the choice.
@@ -98,7 +99,7 @@ def choose(
     names = candidates(ensemble, state, batches)
     options = {name: dataclasses.replace(ensemble, execution=name) for name in names}
     layout = ensemble.layout
-    if cluster.cores_are_devices() and layout.platform == "cpu" and layout.mesh.size > 1:
+    if may_move and cluster.cores_are_devices() and layout.mesh.size > 1:
         alone = layout.on_one_device()
         options |= {
             f"{name} on one device": dataclasses.replace(ensemble, execution=name, layout=alone)

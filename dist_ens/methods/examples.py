@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dist_ens.errors import UserError
+
 # As few as leave nothing that 20,000 epochs of 16 to 100 examples show to be uneven.
 _ROUNDS = 12
 _GOLDEN = 0x9E3779B9  # 2**32 / the golden ratio: parts the rounds
@@ -23,7 +25,7 @@ _GOLDEN = 0x9E3779B9  # 2**32 / the golden ratio: parts the rounds
 class Cursor(NamedTuple):
     """Where steps stand in the stream of examples, leaves [steps, ...].
 
-    A batch holds an example once, so that it lies in two epochs at most.
+    A batch is no longer than an epoch, so that it lies in two at most.
 
     Attributes:
         key: Of the epoch in which the step begins, uint32[steps, 2].
@@ -51,6 +53,13 @@ class Order:
     global_batch_size: int
     shuffle: bool = True
     per_member: bool = False
+
+    def __post_init__(self) -> None:
+        if self.global_batch_size > self.num_examples:
+            raise UserError(
+                "A batch is no longer than an epoch. Received: data.global_batch_size="
+                f"{self.global_batch_size:,} of {self.num_examples:,} training examples. Lower it."
+            )
 
     def cursor(self, seed: int, steps: range) -> Cursor:
         """Where some steps stand.

@@ -202,12 +202,14 @@ class Planner:
         way = dataclasses.replace(Execution.parse(planned.execution), steps=None)
         dispatched = way.members == "loop"
         if dispatched:
-            program = step = self._one_member(ensemble, way)
+            program = step = self._one_member(ensemble, way, ensemble.microbatches)
         else:
             program = step = self._compiled(ensemble, way)
             # Nor one over members.
             if members > 1 and " while(" in program.as_text():
-                step = self._one_member(ensemble, way)
+                step = self._one_member(ensemble, way, ensemble.microbatches)
+        if ensemble.microbatches > 1:  # nor one over parts of the batch
+            step = self._one_member(ensemble, way, 1)
         times = 1 if step is program and not dispatched else members
         memory = program.memory_analysis()
         total = (
@@ -220,8 +222,10 @@ class Planner:
         # The batch of the program's one step is in it, of a call there are more.
         steps = self.experiment.steps_per_call
         total += planned.bytes_per_device["batches"] * (steps - 1) // steps
-        if dispatched:  # each member in turn is a copy beside all
-            total += _shard_bytes((state.params, state.model_state, state.opt_state))
+        if dispatched:  # beside the other members; and all twice, where they are put together
+            whole = _shard_bytes((state.params, state.model_state, state.opt_state))
+            total += whole * (members - 1) // members
+            total = max(total, 2 * whole + planned.bytes_per_device["batches"])
         parts = dict(planned.bytes_per_device) | {"activations": memory.temp_size_in_bytes}
         flops = step.cost_analysis()["flops"] * times
         chip = chip_of(self.devices[0])
@@ -235,10 +239,11 @@ class Planner:
             max_steps_per_second=chip.peak_flops / flops if chip and flops else None,
         )
 
-    def _one_member(self, ensemble: Ensemble, way: Execution) -> Any:
+    def _one_member(self, ensemble: Ensemble, way: Execution, microbatches: int) -> Any:
         """The step of one member per device, compiled for the same mesh."""
         rows = ensemble.layout.ensemble_axis
         alone = self.make_ensemble(make_layout(rows, rows, self.devices))
+        alone = dataclasses.replace(alone, microbatches=microbatches)
         return self._compiled(alone, dataclasses.replace(way, members="unroll", chunk_size=None))
 
     def _compiled(self, ensemble: Ensemble, way: Execution) -> Any:
@@ -263,8 +268,11 @@ class Planner:
         members, devices = self.experiment.num_members, len(self.devices)
         batch_size = self.experiment.data.global_batch_size
         common = math.gcd(members, devices)
+        parts = self.experiment.compute.microbatches
         rows = [
-            k for k in range(common, 0, -1) if common % k == 0 and batch_size % (devices // k) == 0
+            k
+            for k in range(common, 0, -1)
+            if common % k == 0 and batch_size % (devices // k * parts) == 0
         ]
         if not rows:
             fewest = devices // math.gcd(devices, batch_size)
