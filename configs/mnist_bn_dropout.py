@@ -4,8 +4,8 @@
         --config.data.source=idx:DIR
 
 Duration: 20 s on 2 CPU cores.
-Result: the members' accuracies are 0.966 to 0.968; the ensemble's is 0.970, its NLL 0.103 against
-0.107 of its mean member.
+Result: the members' accuracies are 0.966 to 0.969; the ensemble's is 0.969, its NLL 0.102 against
+0.106 of its mean member.
 """
 
 from ml_collections import ConfigDict
