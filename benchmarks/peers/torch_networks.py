@@ -4,6 +4,7 @@ So the two have one set of sizes, begin equal, and can be compared leaf by leaf:
 a member's gradients holds them as its own parameters, in its own order and layouts.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,7 +47,8 @@ def loss_of(workload: Workload) -> Callable[[Tensor, Tensor], Tensor]:
 
 def _gaussian_nll(outputs: Tensor, targets: Tensor) -> Tensor:
     variance = F.softplus(outputs[..., 1]) + _VARIANCE_FLOOR
-    return 0.5 * (variance.log() + (targets - outputs[..., 0]) ** 2 / variance).mean()
+    distance = (targets - outputs[..., 0]) ** 2 / variance
+    return 0.5 * (variance.log() + distance + math.log(2 * math.pi)).mean()
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
