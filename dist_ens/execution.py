@@ -13,7 +13,6 @@ WAYS = {
     "map": "one member after another in a loop inside the program",
     "chunk:K": "K members batched at a time, one chunk after another",
     "loop": "one member's own program, dispatched member after member: the reference",
-    "loop:K": "a program of K members batched, dispatched for one part of them after another",
 }
 CONVOLUTIONS = {
     "patches": "convolutions as patches and one matrix product",
@@ -34,7 +33,7 @@ class Execution:
 
     Attributes:
         members: A key of `WAYS`, without the size.
-        chunk_size: Members batched at a time; of `chunk` and `loop` only.
+        chunk_size: Members batched at a time; of `chunk` only.
         convolutions: A key of `CONVOLUTIONS`; None leaves them to XLA.
         max_pooling: A key of `MAX_POOLING`; None leaves it to XLA.
         steps: A key of `STEPS`; None: scanned, but for one step, or for convolutions left to XLA

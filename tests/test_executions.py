@@ -52,7 +52,7 @@ def assert_same(a, b):
             np.testing.assert_allclose(x, y, **TOLERANCE)
 
 
-WAYS_OF_FOUR = [way.replace(":K", ":1") for way in WAYS] + ["chunk:2", "chunk:3", "loop:3"]
+WAYS_OF_FOUR = [way.replace(":K", ":1") for way in WAYS] + ["chunk:2", "chunk:3"]
 
 
 @pytest.fixture(scope="module", params=[networks.mlp, pooling], ids=lambda n: n.__name__)

@@ -109,17 +109,16 @@ def test_operations_are_counted_for_every_member_whatever_the_execution(executio
     assert planned.bytes_per_device["parameters"] == 4 * PARAMS
     if execution != "unroll+single":  # not all members' activations at a time
         assert planned.bytes_per_device["activations"] < by_unroll.bytes_per_device["activations"]
-    if execution.startswith("loop"):  # all four are there twice when they are put together
+    if execution.startswith("loop"):  # a copy of one member is beside all four
         size = planned.bytes_per_device
-        twice = 2 * 4 * (PARAMS + ADAM) + size["batches"]
-        assert twice <= size["total"] < twice + size["activations"] + 500
+        states = 5 * (PARAMS + ADAM)
+        assert states < size["total"] < states + size["batches"] + size["activations"] + 500
 
 
 def test_parts_of_a_batch_take_memory_and_no_fewer_operations():
-    whole = small_planner().plan_mesh(4, 4)
-    parts = small_planner(compute={"microbatches": 4}).plan_mesh(4, 4)
-    # A member by itself is fused in another way, and XLA counts what a fusion does twice.
-    assert parts.flops_per_device == pytest.approx(whole.flops_per_device, rel=0.02)
+    whole = small_planner(execution="unroll").plan_mesh(4, 4)
+    parts = small_planner(execution="unroll", compute={"microbatches": 4}).plan_mesh(4, 4)
+    assert parts.flops_per_device == pytest.approx(whole.flops_per_device, rel=0.001)
     # 128 examples over 1 device a column; a mesh that has no such parts is not planned.
     meshes = small_planner(compute={"microbatches": 64}).plan().meshes
     assert [(m.ensemble_axis, m.data_axis) for m in meshes] == [(4, 1), (2, 2)]

@@ -164,13 +164,9 @@ class Ensemble:
         execution is `loop` or its steps are `single`: those dispatch one.
         """
         if self._execution.members == "loop":
-            size = self._execution.chunk_size
-            alone = dataclasses.replace(
-                self._execution, members="vmap" if size else "unroll", chunk_size=None
-            )
+            alone = dataclasses.replace(self._execution, members="unroll")
             return Loop(
                 self.layout,
-                min(size or 1, self.layout.members_per_device),
                 lambda layout: (
                     dataclasses.replace(self, layout=layout, execution=str(alone)).update
                 ),
@@ -303,12 +299,15 @@ class Ensemble:
                 return update_on(state, batch_of(shared, step, self.layout))
 
             count, steps = num_steps(batches), steps_of_member(own, shared)
-            each = [jax.tree.map(lambda leaf: leaf[i], steps) for i in range(count)]  # noqa: B023
-            if self._scans(count, update_one, state, each[0]):
+
+            def step_number(number: int) -> Any:
+                return jax.tree.map(lambda leaf: leaf[number], steps)
+
+            if self._scans(count, update_one, state, step_number(0)):
                 return jax.lax.scan(update_one, state, steps)
             metrics = []
-            for step in each:
-                state, metrics_of_step = update_one(state, step)
+            for number in range(count):
+                state, metrics_of_step = update_one(state, step_number(number))
                 metrics.append(metrics_of_step)
             return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *metrics)
 

@@ -1,8 +1,8 @@
-"""The execution `loop`: programs of one member, or of a few, dispatched one after another.
+"""The execution `loop`: one member's own program, dispatched member after member.
 
-A program of one is what people write by hand, and the reference for every other execution: it knows
-nothing of the others, so that a member keeps its bits for any number of members and of devices on
-the ensemble axis. A CPU runs as many of the programs at once as it has cores.
+What people write by hand, and the reference for every other execution: the program knows nothing of
+the others, so that a member keeps its bits for any number of members and of devices on the ensemble
+axis.
 """
 
 from collections.abc import Callable
@@ -19,66 +19,54 @@ Update = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class Loop:
-    """An update that runs parts of the members by themselves, on the devices of their row.
+    """An update that runs each member by itself, on the devices of its row of the mesh.
 
     Args:
         layout: Of the ensemble.
-        part_size: Members of a program; the last part of a row may have fewer.
-        update_of: Makes the update of a part's members on a layout of one row.
+        update_of: Makes the update of one member on a layout of one row.
     """
 
-    def __init__(
-        self, layout: Layout, part_size: int, update_of: Callable[[Layout], Update]
-    ) -> None:
+    def __init__(self, layout: Layout, update_of: Callable[[Layout], Update]) -> None:
         self._layout = layout
         self._rows = layout.host_mesh_rows
-        whole, rest = divmod(layout.members_per_device, part_size)
-        self._sizes = (part_size,) * whole + ((rest,) if rest else ())
-        self._updates = {
-            (row, size): update_of(layout.row(row, num_members=size))
-            for row in self._rows
-            for size in set(self._sizes)
+        alone = {row: layout.row(row, num_members=1) for row in self._rows}
+        self._updates = {row: update_of(alone[row]) for row in self._rows}
+        self._positions = {
+            row: alone[row].put_numbers(layout.members_per_device) for row in self._rows
         }
 
     def __call__(self, state: Any, batches: Any) -> tuple[Any, Any]:
         """See `Ensemble.update`; the given state is used up."""
-        layout, rows = self._layout, self._rows
-        specs = placement(batches)
-        batches = {row: layout.of_row(batches, row, specs) for row in rows}
-        own, shared = {}, {}
-        for row in rows:
-            own[row], shared[row] = by_member(batches[row])
-        parts = {
-            row: _apart((layout.of_row(state, row, MEMBERS), own[row]), self._sizes) for row in rows
-        }
-        for leaf in jax.tree.leaves(state):
-            leaf.delete()
+        layout, rows, specs = self._layout, self._rows, placement(batches)
+        states = {row: layout.of_row(state, row, MEMBERS) for row in rows}
+        batches = {row: by_member(layout.of_row(batches, row, specs)) for row in rows}
         metrics: dict[int, Any] = {row: [] for row in rows}
-        for number, size in enumerate(self._sizes):
+        for position in range(layout.members_per_device):
             for row in rows:  # the rows' devices work side by side
-                members, batches_of_members = parts[row][number]
-                parts[row][number], of_part = self._updates[row, size](
-                    members, with_members(batches_of_members, shared[row])
+                place, (own, shared) = self._positions[row][position], batches[row]
+                member, of_member = self._updates[row](
+                    _take(states[row], place), with_members(_take(own, place), shared)
                 )
-                metrics[row].append(of_part)
+                states[row] = _put_back(states[row], member, place)
+                metrics[row].append(of_member)
         return (
-            layout.from_rows({row: _together(parts[row]) for row in rows}, MEMBERS),
-            layout.from_rows({row: _side_by_side(metrics[row]) for row in rows}, MEMBER_METRICS),
+            layout.from_rows(states, MEMBERS),
+            layout.from_rows({row: _side_by_side(m) for row, m in metrics.items()}, MEMBER_METRICS),
         )
 
 
-@partial(jax.jit, static_argnums=1)
-def _apart(members: Any, sizes: tuple[int, ...]) -> list[Any]:
-    starts = [sum(sizes[:number]) for number in range(len(sizes))]
-    return [
-        jax.tree.map(lambda leaf: jax.lax.slice_in_dim(leaf, start, start + size), members)  # noqa: B023
-        for start, size in zip(starts, sizes, strict=True)
-    ]
-
-
 @jax.jit
-def _together(parts: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+def _take(members: Any, position: jax.Array) -> Any:
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, position, 1), members)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _put_back(members: Any, member: Any, position: jax.Array) -> Any:
+    return jax.tree.map(
+        lambda all_, one: jax.lax.dynamic_update_slice_in_dim(all_, one, position, 0),
+        members,
+        member,
+    )
 
 
 @jax.jit

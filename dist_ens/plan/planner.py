@@ -222,10 +222,8 @@ class Planner:
         # The batch of the program's one step is in it, of a call there are more.
         steps = self.experiment.steps_per_call
         total += planned.bytes_per_device["batches"] * (steps - 1) // steps
-        if dispatched:  # beside the other members; and all twice, where they are put together
-            whole = _shard_bytes((state.params, state.model_state, state.opt_state))
-            total += whole * (members - 1) // members
-            total = max(total, 2 * whole + planned.bytes_per_device["batches"])
+        if dispatched:  # the program's member is a copy, beside all of them
+            total += _shard_bytes((state.params, state.model_state, state.opt_state))
         parts = dict(planned.bytes_per_device) | {"activations": memory.temp_size_in_bytes}
         flops = step.cost_analysis()["flops"] * times
         chip = chip_of(self.devices[0])
