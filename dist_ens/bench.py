@@ -2,18 +2,17 @@
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from dist_ens import cluster
 from dist_ens.data import Source, calls
-from dist_ens.ensemble import Drawn, Ensemble
+from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.choice import choose
 from dist_ens.execution import AUTO
-from dist_ens.feed import index_program
+from dist_ens.feed import Draws, put_whole
 from dist_ens.layout import MEMBERS, Layout, make_layout
 from dist_ens.methods import Order
 from dist_ens.run import Run
@@ -52,24 +51,24 @@ class Updates:
         chosen: bool = False,
     ) -> None:
         layout = ensemble.layout
-        self._draws = _Draws(_on_devices(source, layout), order, layout)
+        self._draws = Draws(put_whole(source.train, layout), order, layout, _SEED)
         self._steps_per_call = steps_per_call
         self.state: Any = ensemble.init(_SEED, _batch_of_inputs(source, order, layout))
         self.execution = ensemble.execution
         if chosen:
-            first = next(self._draws.calls(steps_per_call, steps_per_call))
+            first = self._draws(range(steps_per_call))
             ensemble, choice = choose(ensemble, self.state, first, _RUN_STEPS)
             self.execution = choice.option
         if ensemble.layout is not layout:
             layout = ensemble.layout
             self.state = layout.moved(self.state, MEMBERS)
-            self._draws = _Draws(_on_devices(source, layout), order, layout)
+            self._draws = Draws(put_whole(source.train, layout), order, layout, _SEED)
         self._update = ensemble.update
 
     def run(self, num_steps: int) -> None:
         """See `Way`. A call of a number of steps that is new is compiled."""
-        for batches in self._draws.calls(num_steps, self._steps_per_call):
-            self.state, metrics = self._update(self.state, batches)
+        for steps in calls(0, num_steps, self._steps_per_call):
+            self.state, metrics = self._update(self.state, self._draws(steps))
         jax.block_until_ready((self.state, metrics))
 
 
@@ -92,10 +91,10 @@ class LoopByHand:
     ) -> None:
         layout = make_layout(1, devices=jax.devices()[:1])
         alone = dataclasses.replace(make_ensemble(layout), execution="unroll")
-        split, inputs = _on_devices(source, layout), _batch_of_inputs(source, order, layout)
+        split, inputs = put_whole(source.train, layout), _batch_of_inputs(source, order, layout)
         self._per_member = order.per_member
         self._draws = [
-            _Draws(split, order, layout, [number])
+            Draws(split, order, layout, _SEED, [number])
             for number in range(num_members if order.per_member else 1)
         ]
         self._states: list[Any] = [
@@ -106,29 +105,12 @@ class LoopByHand:
     def run(self, num_steps: int) -> None:
         """See `Way`."""
         metrics: list[Any] = [None] * len(self._states)
-        for batches in zip(*(draws.calls(num_steps, 1) for draws in self._draws), strict=True):
+        for step in range(num_steps):
+            batches = [draws(range(step, step + 1)) for draws in self._draws]
             for number, state in enumerate(self._states):
                 own = batches[number if self._per_member else 0]
                 self._states[number], metrics[number] = self._update(state, own)
         jax.block_until_ready((self._states, metrics))
-
-
-class _Draws:
-    """What calls of the update are given, from a split on the devices."""
-
-    def __init__(
-        self, split: Any, order: Order, layout: Layout, member_ids: Sequence[int] | None = None
-    ) -> None:
-        self._split, self._order = split, order
-        self._indices = index_program(order, layout, member_ids)
-
-    def calls(self, num_steps: int, steps_per_call: int) -> Iterator[Drawn]:
-        for steps in calls(0, num_steps, steps_per_call):
-            yield Drawn(self._split, self._indices(self._order.cursor(_SEED, steps)))
-
-
-def _on_devices(source: Source, layout: Layout) -> Any:
-    return layout.put_everywhere(source.train.take(np.arange(len(source.train))))
 
 
 def _batch_of_inputs(source: Source, order: Order, layout: Layout) -> jax.ShapeDtypeStruct:

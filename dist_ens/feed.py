@@ -1,6 +1,6 @@
 """What the calls of a run are given: batches from the host, or a split that stays on the device."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,7 +56,7 @@ def feed(
     split_bytes, free_bytes = len(split) * source.spec.example_bytes, layout.free_bytes()
     fits = split_bytes <= PART_OF_THE_MEMORY * free_bytes
     if cluster.as_main_sees(worth_reading and fits):
-        return _drawn(split, order, layout, seed, steps_of_calls)
+        return map(Draws(put_whole(split, layout), order, layout, seed), steps_of_calls)
     if order.per_member:
         raise UserError(
             "Members draw batches of their own from a split that fits on a device, in a quarter of "
@@ -66,42 +66,53 @@ def feed(
     return _streamed(split, order, layout, seed, steps_of_calls)
 
 
-def index_program(
-    order: Order, layout: Layout, member_ids: Sequence[int] | None = None
-) -> Callable[[Cursor], jax.Array]:
-    """The program that computes which examples the batches of a call are.
-
-    One of its own: inside the update XLA would compute an index anew for every number of its
-    example.
+class Draws:
+    """What calls of the update are given, from a split that lies on every device.
 
     Args:
+        split: From `put_whole`.
         order: Of the examples.
         layout: Of the mesh.
+        seed: Of the order, in [0, 2**32).
         member_ids: The members' lasting names; default 0, 1, 2, …
-
-    Returns:
-        A jitted function of a cursor on the host, leaves [steps, ...]; it returns `Drawn.indices`.
     """
-    rows = np.arange(order.global_batch_size)
-    names = range(layout.num_members) if member_ids is None else member_ids
-    ids = layout.put_members(np.array(names, np.int32))
-    spec = MEMBERS if order.per_member else REPLICATED
 
-    @partial(jax.jit, out_shardings=layout.sharding(spec))
-    def indices(cursor: Cursor, member_ids: jax.Array) -> jax.Array:
-        if not order.per_member:
-            return order.indices(cursor, rows)
-        return jax.vmap(lambda member_id: order.indices(cursor, rows, member_id))(member_ids)
+    def __init__(
+        self,
+        split: Any,
+        order: Order,
+        layout: Layout,
+        seed: int,
+        member_ids: Sequence[int] | None = None,
+    ) -> None:
+        self._split = split
+        self._order = order
+        self._layout = layout
+        self._seed = seed
+        names = range(layout.num_members) if member_ids is None else member_ids
+        self._member_ids = layout.put_members(np.array(names, np.int32))
+        rows = np.arange(order.global_batch_size)
+        spec = MEMBERS if order.per_member else REPLICATED
 
-    return lambda cursor: indices(layout.put_everywhere(cursor), ids)
+        # A program of its own: inside the update XLA would compute an index anew for every number
+        # of its example.
+        @partial(jax.jit, out_shardings=layout.sharding(spec))
+        def indices(cursor: Cursor, member_ids: jax.Array) -> jax.Array:
+            if not order.per_member:
+                return order.indices(cursor, rows)
+            return jax.vmap(lambda member_id: order.indices(cursor, rows, member_id))(member_ids)
+
+        self._indices = indices
+
+    def __call__(self, steps: range) -> Drawn:
+        """The batches of a call's steps."""
+        cursor = self._layout.put_everywhere(self._order.cursor(self._seed, steps))
+        return Drawn(self._split, self._indices(cursor, self._member_ids))
 
 
-def _drawn(
-    split: Split, order: Order, layout: Layout, seed: int, steps_of_calls: list[range]
-) -> Iterator[Any]:
-    on_devices = layout.put_everywhere(split.take(np.arange(len(split))))
-    indices = index_program(order, layout)
-    return (Drawn(on_devices, indices(order.cursor(seed, steps))) for steps in steps_of_calls)
+def put_whole(split: Split, layout: Layout) -> Any:
+    """All examples of a split, everywhere on the mesh."""
+    return layout.put_everywhere(split.take(np.arange(len(split))))
 
 
 def _streamed(

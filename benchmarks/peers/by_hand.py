@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.peers.order import Order
 from benchmarks.workloads import Workload
 from dist_ens.ensemble import member_key
 from dist_ens.ensemble.lift import INIT
@@ -65,3 +66,37 @@ def make_step(workload: Workload) -> Step:
     # BatchNorm averages over the data axis. Here it has one place and nothing is mapped along it,
     # so that the average is no operation at all.
     return jax.vmap(step, in_axes=None, out_axes=None, axis_size=1, axis_name=DATA)
+
+
+class StepOfAll:
+    """One step of all members at a time; batches are indexed by NumPy and passed in.
+
+    Args:
+        workload: What to train.
+        step: `step(states, inputs, labels) -> (states, losses)`, leaves of `states` [members, ...];
+            mapped over the axes that `batch_axis` says. The states are donated.
+        states: Before the first step.
+    """
+
+    def __init__(self, workload: Workload, step: Callable[..., Any], states: Any) -> None:
+        self._workload = workload
+        self._order = Order(workload)
+        self._step = step
+        self.states = states
+
+    def run(self, num_steps: int) -> None:
+        """See `Way`."""
+        workload, losses = self._workload, []
+        orders = self._order.draw(num_steps)
+        for step in range(num_steps):
+            order = orders[:, step] if workload.own_batches else orders[0, step]
+            self.states, loss = self._step(
+                self.states, workload.inputs[order], workload.labels[order]
+            )
+            losses.append(loss)
+        jax.block_until_ready((self.states, losses))
+
+
+def batch_axis(workload: Workload) -> int | None:
+    """The axis of a batch that is mapped over members: None where all see the same."""
+    return 0 if workload.own_batches else None

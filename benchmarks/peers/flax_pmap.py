@@ -5,14 +5,13 @@ Source: https://flax.readthedocs.io/en/stable/guides/parallel_training/ensemblin
 
 import jax
 
-from benchmarks.peers.by_hand import make_step, stacked_first_states
-from benchmarks.peers.order import Order
+from benchmarks.peers.by_hand import StepOfAll, batch_axis, make_step, stacked_first_states
 from benchmarks.peers.way import Absent
 from benchmarks.workloads import Workload
 
 
-class FlaxPmap:
-    """Batches are indexed by NumPy and passed in.
+class FlaxPmap(StepOfAll):
+    """A member on each device.
 
     Args:
         workload: What to train.
@@ -27,22 +26,6 @@ class FlaxPmap:
                 f"it puts each of {workload.num_members} members on a device of its own, and there "
                 f"are {jax.local_device_count()}."
             )
-        self._workload = workload
-        self._order = Order(workload)
-        batch_axis = 0 if workload.own_batches else None
-        self._step = jax.pmap(
-            make_step(workload), in_axes=(0, batch_axis, batch_axis), donate_argnums=0
-        )
-        self.states = stacked_first_states(workload)
-
-    def run(self, num_steps: int) -> None:
-        """See `Way`."""
-        workload, losses = self._workload, []
-        orders = self._order.draw(num_steps)
-        for step in range(num_steps):
-            order = orders[:, step] if workload.own_batches else orders[0, step]
-            self.states, loss = self._step(
-                self.states, workload.inputs[order], workload.labels[order]
-            )
-            losses.append(loss)
-        jax.block_until_ready((self.states, losses))
+        axis = batch_axis(workload)
+        step = jax.pmap(make_step(workload), in_axes=(0, axis, axis), donate_argnums=0)
+        super().__init__(workload, step, stacked_first_states(workload))

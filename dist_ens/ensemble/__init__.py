@@ -1,6 +1,6 @@
 """The lift: one member's init, update and predict become the ensemble's, over the mesh."""
 
-from dist_ens.ensemble.batches import Drawn, num_steps
+from dist_ens.ensemble.batches import Drawn
 from dist_ens.ensemble.lift import Ensemble
 from dist_ens.ensemble.state import (
     State,
@@ -15,7 +15,6 @@ __all__ = [
     "Ensemble",
     "State",
     "member_key",
-    "num_steps",
     "select_members",
     "stack_members",
     "unstack_members",

@@ -19,6 +19,8 @@ from dist_ens.errors import UserError
 
 # As few as leave nothing that 20,000 epochs of 16 to 100 examples show to be uneven.
 _ROUNDS = 12
+# Its grid's sides are then at most 2**16, and an amount below one is made from 16 bits in 32.
+_MOST_EXAMPLES = 2**30
 _GOLDEN = 0x9E3779B9  # 2**32 / the golden ratio: parts the rounds
 
 
@@ -43,7 +45,7 @@ class Order:
     """The order in which a split's examples come.
 
     Attributes:
-        num_examples: Of the split.
+        num_examples: Of the split, at most 2**30.
         global_batch_size: Examples per step, at most `num_examples`.
         shuffle: A new order in every epoch; False: the order of the split.
         per_member: Each member has an order of its own; False: all see the same batches.
@@ -55,6 +57,11 @@ class Order:
     per_member: bool = False
 
     def __post_init__(self) -> None:
+        if self.num_examples > _MOST_EXAMPLES:
+            raise UserError(
+                f"A split has at most {_MOST_EXAMPLES:,} examples. Received: "
+                f"{self.num_examples:,}. Train on parts of it."
+            )
         if self.global_batch_size > self.num_examples:
             raise UserError(
                 "A batch is no longer than an epoch. Received: data.global_batch_size="
