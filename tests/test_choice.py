@@ -72,6 +72,13 @@ def test_a_short_run_follows_the_rule():
     assert "too few" in why.why  # a rule is not kept as if it had been measured
 
 
+def test_the_longest_run_is_not_kept_waiting_for_its_choice(monkeypatch):
+    monkeypatch.setattr(choice, "LONGEST_SECS", 0)
+    _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
+    assert [*why.step_secs] == ["vmap"]
+    assert "0 s are too few to time others" in why.why
+
+
 def test_what_does_not_fit_in_memory_is_not_run(monkeypatch):
     free = iter([1e12])  # at first, for a copy of the state; then none
     monkeypatch.setattr(Layout, "free_bytes", lambda layout: next(free, 0))
@@ -147,6 +154,17 @@ def test_the_fastest_is_tried_on_one_core_too(cores):
     assert on_all == choice.candidates(ensemble, state, batches)
     assert on_one == f"{min(on_all, key=why.step_secs.get)} on one device"
     assert chosen.layout.mesh.size == (1 if why.option == on_one else 4)
+
+
+def test_a_layout_that_somebody_says_is_kept(cores, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(choice, "PART_OF_THE_RUN", 1e9)
+    train(experiment(steps_per_call=2), tmp_path / "open")
+    assert "on one device" in capsys.readouterr().out
+    said = train(experiment(steps_per_call=2, layout={"ensemble_axis": 4}), tmp_path / "said")
+    tried = capsys.readouterr().out
+    assert "the fastest of those tried" in tried
+    assert "on one device" not in tried
+    assert said.ensemble.layout.mesh.size == 4
 
 
 def test_a_run_goes_on_on_the_cores_it_began_with(cores, tmp_path):
