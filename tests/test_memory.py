@@ -13,7 +13,7 @@ from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.layout import BATCHES, make_layout
-from dist_ens.member import from_linen, rematerialized, with_compute_dtype
+from dist_ens.member import Member, from_linen, rematerialized, with_compute_dtype
 from dist_ens.models import make_model
 from dist_ens.run import Run
 
@@ -52,6 +52,21 @@ def test_parts_of_a_batch_have_statistics_and_dropout_of_their_own():
     assert not np.allclose(kernel(whole), kernel(parts), atol=1e-5)
     again, _, _ = updated(networks.dropout, microbatches=2, mesh=(4, 2))
     assert_close(parts.params, again.params, rtol=1e-5, atol=1e-6)
+
+
+def test_every_part_of_a_batch_has_dropout_masks_of_its_own():
+    def first_loss(network, parts):  # of a batch that is the same examples over and over
+        member, inputs, label_shape = network()
+        layout = make_layout(4, devices=jax.devices()[:1])
+        ensemble = Ensemble(member, optax.sgd(0.1), layout, microbatches=parts)
+        batches = networks.batches_for(inputs, label_shape, 1)
+        batches = {name: np.concatenate([leaf] * parts, axis=1) for name, leaf in batches.items()}
+        batches = layout.put(batches, parts * networks.BATCH, BATCHES)
+        return jax.device_get(ensemble.update(ensemble.init(0, inputs), batches)[1]["loss"])
+
+    np.testing.assert_allclose(first_loss(networks.mlp, 2), first_loss(networks.mlp, 4), rtol=1e-5)
+    difference = first_loss(networks.dropout, 2) - first_loss(networks.dropout, 4)
+    assert np.abs(difference).min() > 1e-4
 
 
 class Deep(nn.Module):
@@ -139,6 +154,16 @@ def test_in_bfloat16_state_stays_float32_and_learns_nearly_the_same(network):
     # bfloat16 has 8 bits: a part in 256 per operation, of losses around 2 nats.
     assert_close(metrics["loss"], other["loss"], rtol=0.05, atol=0)
     assert not np.array_equal(metrics["loss"], other["loss"])
+
+
+def test_in_bfloat16_a_members_own_statistics_stay_float32():
+    def apply(params, model_state, inputs, key, train):
+        return inputs * params, {"mean": inputs.mean()}  # in the inputs' type
+
+    member = with_compute_dtype(Member(lambda key, inputs: None, apply), "bfloat16")
+    given = jnp.ones(3), {"mean": jnp.zeros(())}, jnp.ones((2, 3))
+    outputs, model_state = jax.eval_shape(lambda *a: member.apply(*a, None, True), *given)
+    assert (outputs.dtype, model_state["mean"].dtype) == (jnp.float32, jnp.float32)
 
 
 def test_a_config_says_precision_and_memory():
