@@ -158,10 +158,10 @@ def test_in_bfloat16_state_stays_float32_and_learns_nearly_the_same(network):
 
 def test_in_bfloat16_a_members_own_statistics_stay_float32():
     def apply(params, model_state, inputs, key, train):
-        return inputs * params, {"mean": inputs.mean()}  # in the inputs' type
+        return inputs * params["scale"], {"mean": inputs.mean()}  # in the inputs' type
 
     member = with_compute_dtype(Member(lambda key, inputs: None, apply), "bfloat16")
-    given = jnp.ones(3), {"mean": jnp.zeros(())}, jnp.ones((2, 3))
+    given = {"scale": jnp.ones((1, 3))}, {"mean": jnp.zeros(())}, jnp.ones((2, 3))
     outputs, model_state = jax.eval_shape(lambda *a: member.apply(*a, None, True), *given)
     assert (outputs.dtype, model_state["mean"].dtype) == (jnp.float32, jnp.float32)
 
