@@ -81,6 +81,13 @@ def test_the_order_is_one_of_seed_epoch_and_member_and_stays_what_it_was():
     assert len({str(x) for x in (*of_members, first[:1].tolist())}) == 4
 
 
+@pytest.mark.quick
+def test_a_split_is_no_longer_than_an_order_can_mix():
+    assert Order(2**30, 8).indices(Order(2**30, 8).cursor(0, range(1)), np.arange(8)).max() < 2**30
+    with pytest.raises(UserError, match="at most 1,073,741,824 examples. Received: 1,073,741,825"):
+        Order(2**30 + 1, 8)
+
+
 def test_every_order_of_the_examples_is_as_likely_as_any_other():
     # 20,000 epochs of 16 examples. Counts of (position, example), and of the example that follows
     # another, are near chi-squared with as many degrees of freedom as given; 5 sigma.
