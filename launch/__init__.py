@@ -3,11 +3,17 @@
 import importlib
 import sys
 
+from launch import huge_pages
+
 VERBS = ("train", "evaluate", "predict", "plan", "bench")
+
+if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command
+    huge_pages.ask()
 
 
 def main() -> None:
     """Runs the verb on the command line."""
+    huge_pages.ask()
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     if verb in ("--help", "-h"):
         print(f"dist-ens VERB …, where VERB is one of {', '.join(VERBS)}; VERB --help says more.")
