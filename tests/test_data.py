@@ -229,6 +229,7 @@ def damage(folder, name, content):
         ("train-images-idx3-ubyte.gz", gzip.compress(b"PNG\0abc"), "begins with 50 4e 47 00"),
         ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x05\1\2", "2 bytes for shape [5]"),
     ],
+    ids=["not gzipped", "cut off", "empty", "another format", "too few labels"],
 )
 def test_a_damaged_idx_file_is_named(idx_folder, name, content, sentence):
     damage(idx_folder, name, content)
