@@ -75,12 +75,21 @@ def did_you_mean(name: str, known: typing.Iterable[str]) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayoutConfig:
-    """The mesh. `ensemble_axis` None: the largest that divides both members and devices."""
+    """Where members lie.
+
+    Attributes:
+        ensemble_axis: Rows of the mesh; None: the largest number that divides both members and
+            devices.
+        waves: With more than one, that many parts of a device's members, or the next number that
+            makes them equal, are on it one after another; the others wait in the host's memory.
+    """
 
     ensemble_axis: int | None = None
+    waves: int = 1
 
     def __post_init__(self) -> None:
         _require_positive("layout.ensemble_axis", self.ensemble_axis)
+        _require_positive("layout.waves", self.waves)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -54,20 +54,17 @@ class Evaluator:
         self._batch_size = math.ceil(global_batch_size / layout.data_axis) * layout.data_axis
         everywhere = layout.sharding(REPLICATED)
 
-        def score(state: State, batch: Any) -> Any:
-            logits = ensemble.predict(state, batch["inputs"])
-            member_log_probs = jax.nn.log_softmax(logits)
+        def score(member_logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+            member_log_probs = jax.nn.log_softmax(member_logits)
             return {
-                "ensemble": classification_sums(
-                    mixture_log_probs(member_log_probs), batch["labels"], batch["mask"]
-                ),
+                "ensemble": classification_sums(mixture_log_probs(member_log_probs), labels, mask),
                 "members": jax.vmap(classification_sums, in_axes=(0, None, None))(
-                    member_log_probs, batch["labels"], batch["mask"]
+                    member_log_probs, labels, mask
                 ),
             }
 
-        def probabilities(state: State, batch: Any) -> tuple[jax.Array, jax.Array]:
-            member_log_probs = jax.nn.log_softmax(ensemble.predict(state, batch["inputs"]))
+        def probabilities(member_logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+            member_log_probs = jax.nn.log_softmax(member_logits)
             return jnp.exp(mixture_log_probs(member_log_probs)), jnp.exp(member_log_probs)
 
         self._score = jax.jit(score, out_shardings=everywhere)
@@ -85,7 +82,8 @@ class Evaluator:
         """
         total: Any = None
         for batch in self._batches(split):
-            sums = jax.device_get(self._score(state, batch))
+            logits = self._ensemble.predict(state, batch["inputs"])
+            sums = jax.device_get(self._score(logits, batch["labels"], batch["mask"]))
             sums = jax.tree.map(lambda leaf: leaf.astype(np.float64), sums)
             total = sums if total is None else jax.tree.map(np.add, total, sums)
         return Scores(
@@ -111,7 +109,8 @@ class Evaluator:
             float32[members, examples, ..., classes] and `member_id` int32[members]; on every host.
         """
         parts = [
-            jax.device_get(self._probabilities(state, batch)) for batch in self._batches(split)
+            jax.device_get(self._probabilities(self._ensemble.predict(state, batch["inputs"])))
+            for batch in self._batches(split)
         ]
         return {
             "probs": np.concatenate([probs for probs, _ in parts])[: len(split)],

@@ -140,6 +140,7 @@ class Run:
             microbatches=experiment.compute.microbatches,
             execution=self.execution
             or ("vmap" if experiment.execution == AUTO else experiment.execution),
+            waves=layout.waves(experiment.layout.waves),
         )
 
     def check_training(self, ensemble: Ensemble) -> None:

@@ -137,10 +137,11 @@ def train(
             member_examples_per_step=num_members * batch_size,
         )
         going_on = f", going on from step {first_step:,}" if first_step else ""
+        in_waves = f", in {ensemble.waves} waves" if ensemble.waves > 1 else ""
         console.print(
             f"Training {num_members} members for {last_step:,} steps of {batch_size} "
             f"examples ({source.spec}) on {layout.mesh.size} {layout.platform} device(s), mesh "
-            f"{layout}{going_on}.",
+            f"{layout}{in_waves}{going_on}.",
         )
 
         # 3. The loop. Its order matters: what is evaluated and saved is the state at `step`, which

@@ -35,7 +35,7 @@ def experiment(**changes):
         "logging": {"every_steps": 8},
     }
     for name, value in changes.items():
-        values[name] = {**values[name], **value} if isinstance(value, dict) else value
+        values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value
     return Experiment.from_dict(values)
 
 
@@ -411,7 +411,7 @@ def test_a_workdir_that_cannot_be_written_is_refused():
 def test_nothing_is_written_for_an_experiment_that_does_not_fit(tmp_path, changes, sentence):
     values = experiment().to_dict()
     for name, value in changes.items():
-        values[name] = {**values[name], **value} if isinstance(value, dict) else value
+        values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value
     if changes.get("num_members") == 9:
         values["data"]["global_batch_size"] = 12
     with pytest.raises(UserError, match=sentence):

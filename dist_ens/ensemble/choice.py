@@ -15,6 +15,7 @@ from dist_ens.ensemble.batches import num_steps, placement
 from dist_ens.ensemble.lift import Ensemble
 from dist_ens.ensemble.lowerings import CONVOLUTION, MAX_POOL_GRADIENT
 from dist_ens.ensemble.state import State
+from dist_ens.ensemble.waves import batches_of_wave
 from dist_ens.layout import MEMBERS, copied
 
 # Timing takes at most the smaller of the two: seconds, and this part of the expected run.
@@ -96,6 +97,16 @@ def choose(
     Returns:
         The ensemble with the execution chosen, of the same layout or of one device; and the choice.
     """
+    if ensemble.waves > 1:  # what is best for the members of one is for those of all
+        layout, count = ensemble.layout, ensemble.waves
+        _, choice = choose(
+            ensemble.of_wave,
+            layout.wave(state, 0, count),
+            batches_of_wave(layout, batches, 0, count),
+            num_steps,
+            may_move=False,
+        )
+        return dataclasses.replace(ensemble, execution=choice.option), choice
     names = candidates(ensemble, state, batches)
     options = {name: dataclasses.replace(ensemble, execution=name) for name in names}
     layout = ensemble.layout

@@ -25,6 +25,7 @@ from dist_ens.ensemble.loop import Loop
 from dist_ens.ensemble.lowerings import CONVOLUTION
 from dist_ens.ensemble.rewrite import contains
 from dist_ens.ensemble.state import State, member_key, stack_members
+from dist_ens.ensemble.waves import WavedPredict, WavedUpdate
 from dist_ens.errors import UserError
 from dist_ens.execution import Execution
 from dist_ens.layout import (
@@ -61,6 +62,8 @@ class Ensemble:
         microbatches: Parts of a device's batch, taken one after another, their gradients averaged.
         execution: How a device runs its members: `WAY[+LOWERING][+STEPS]`; see
             `dist_ens.execution`.
+        waves: Parts of a device's members that are on it one after another; with more than one, the
+            state is in the hosts' memory.
     """
 
     member: Member
@@ -70,6 +73,7 @@ class Ensemble:
     training_scores: TrainingScores = accuracy
     microbatches: int = 1
     execution: str = "vmap"
+    waves: int = 1
 
     def init(
         self,
@@ -91,8 +95,13 @@ class Ensemble:
             UserError: If the number of ids is not the layout's.
         """
         ids = self._ids(member_ids)
+        if self.waves > 1:
+            layout, of_wave = self.layout, self.of_wave
+            by_wave = ids.reshape(layout.ensemble_axis, self.waves, -1).swapaxes(0, 1)
+            born_waves = [of_wave.init(seed, inputs, wave.ravel().tolist()) for wave in by_wave]
+            return layout.from_waves([layout.off_devices(wave) for wave in born_waves], MEMBERS)
         state = self.abstract_state(inputs)
-        shardings = jax.tree.map(lambda _: self.layout.sharding(MEMBERS), state)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         born = jax.jit(self._init(inputs), out_shardings=shardings)
         return born(self.layout.put_members(ids), np.uint32(seed))
 
@@ -100,10 +109,13 @@ class Ensemble:
         """Shapes, types and shardings of the state; see `init`."""
         ids = jax.ShapeDtypeStruct((self.layout.num_members,), jnp.int32)
         shapes = jax.eval_shape(self._init(inputs), ids, jax.ShapeDtypeStruct((), jnp.uint32))
-        sharding = self.layout.sharding(MEMBERS)
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes
-        )
+
+        def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            layout, waits = self.layout, self.waves > 1
+            sharding = layout.resting_sharding(leaf.dtype) if waits else layout.sharding(MEMBERS)
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+        return jax.tree.map(placed, shapes)
 
     def state_of(
         self,
@@ -141,7 +153,7 @@ class Ensemble:
                 f"num_members={len(params)}."
             )
         stacked = stack_members(params)
-        return self.layout.put_members(
+        state = self.layout.put_members(
             State(
                 step=jnp.zeros(len(ids), jnp.int32),
                 member_id=jnp.asarray(ids),
@@ -151,6 +163,7 @@ class Ensemble:
                 opt_state=jax.vmap(self.optimizer.init)(stacked),
             )
         )
+        return state if self.waves == 1 else self.layout.off_devices(state)
 
     @cached_property
     def update(self) -> Any:
@@ -161,8 +174,10 @@ class Ensemble:
         donated: it must not be used again. `metrics` is a dict of float32[steps, members]: `loss`,
         of the loss function, and the training scores, means over the global batch before each
         update. Compiled once for each number of steps; it is a jitted function, but where the
-        execution is `loop` or its steps are `single`: those dispatch one.
+        execution is `loop`, its steps are `single` or there are waves: those dispatch one.
         """
+        if self.waves > 1:
+            return WavedUpdate(self.layout, self.waves, self.of_wave.update)
         if self._execution.members == "loop":
             alone = dataclasses.replace(self._execution, members="unroll")
             return Loop(
@@ -212,6 +227,12 @@ class Ensemble:
         traced = jax.make_jaxpr(self._plain._lifted_update)(state, batches)
         return re.sub(r"0x[0-9a-f]+", "", str(traced))
 
+    @cached_property
+    def of_wave(self) -> "Ensemble":
+        """The ensemble of the members of one wave, on the devices."""
+        layout = self.layout.of_waves(self.waves)
+        return dataclasses.replace(self, layout=layout, waves=1)
+
     @property
     def _plain(self) -> "Ensemble":
         return dataclasses.replace(self, execution="map+scanned")
@@ -225,11 +246,14 @@ class Ensemble:
 
     @cached_property
     def predict(self) -> Any:
-        """The jitted prediction: `predict(state, inputs) -> logits`.
+        """The prediction, jitted but for waves: `predict(state, inputs) -> logits`.
 
         `inputs` is [batch, ...], from `Layout.put` with `BATCH`; the logits are
         [members, batch, ..., classes], where they were computed.
         """
+
+        if self.waves > 1:
+            return WavedPredict(self.layout, self.waves, self.of_wave.predict)
 
         def one(variables: tuple[Any, Any], inputs: jax.Array) -> jax.Array:
             params, model_state = variables

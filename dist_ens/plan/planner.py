@@ -110,7 +110,11 @@ class Plan:
             return
         needs = best.refusal or f"it needs {gib(best.bytes_per_device['total'])} GiB a device."
         if self.max_num_members:
-            way_out = f"Try --config.num_members={self.max_num_members}, or more devices."
+            waves = math.ceil(best.num_members / self.max_num_members)
+            way_out = (
+                f"Try --config.num_members={self.max_num_members}, more devices, or "
+                f"--config.layout.waves={waves}, to train one part of them after another."
+            )
         else:
             state = sum(best.bytes_per_device[k] for k in ("parameters", "model_state"))
             state += best.bytes_per_device["optimizer"]
@@ -135,7 +139,8 @@ class Planner:
     Attributes:
         experiment: Of which `num_members` is only the number to begin with.
         spec: Of the data.
-        make_ensemble: The experiment's member, lifted over a layout.
+        make_ensemble: The experiment's member, lifted over a layout. Of more than one wave its
+            members are planned as if they were to be on the devices together.
         devices: Of one kind; they need not be here.
         say: Is given a line before each compilation, which takes seconds to minutes.
     """
@@ -172,7 +177,7 @@ class Planner:
         layout = make_layout(num_members, ensemble_axis, self.devices)
         batch_size = self.experiment.data.global_batch_size
         layout.check_batch_size("data.global_batch_size", batch_size)
-        ensemble = self.make_ensemble(layout)
+        ensemble = dataclasses.replace(self.make_ensemble(layout), waves=1)
         state, batches = self._arguments(ensemble, self.experiment.steps_per_call)
         execution = self.experiment.execution
         if execution == AUTO:

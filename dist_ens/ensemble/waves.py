@@ -1,0 +1,75 @@
+"""Members that do not fit together: a part of them on the devices at a time, the rest beside.
+
+The rest wait in the hosts' memory. A wave is as many members of each device's own, one compiled
+program trains them all, and the members are what they are without waves.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from dist_ens.ensemble.batches import by_member, with_members
+from dist_ens.layout import MEMBER_BATCH, MEMBER_METRICS, MEMBERS, Layout
+
+Update = Callable[[Any, Any], tuple[Any, Any]]
+Predict = Callable[[Any, Any], jax.Array]
+
+
+class WavedUpdate:
+    """An update of members that are off the devices.
+
+    Args:
+        layout: Of all members.
+        count: Waves.
+        update: Of the members of one wave.
+    """
+
+    def __init__(self, layout: Layout, count: int, update: Update) -> None:
+        self._layout = layout
+        self._count = count
+        self._update = update
+
+    def __call__(self, state: Any, batches: Any) -> tuple[Any, Any]:
+        """See `Ensemble.update`; the given state is used up."""
+        layout, count = self._layout, self._count
+        states, metrics = [], []
+        for number in range(count):
+            of_wave, metrics_of_wave = self._update(
+                layout.wave(state, number, count), batches_of_wave(layout, batches, number, count)
+            )
+            states.append(layout.off_devices(of_wave))
+            metrics.append(metrics_of_wave)
+        for leaf in jax.tree.leaves(state):
+            leaf.delete()
+        return layout.from_waves(states, MEMBERS), layout.from_waves(metrics, MEMBER_METRICS)
+
+
+class WavedPredict:
+    """A prediction of members that are off the devices.
+
+    Args:
+        layout: Of all members.
+        count: Waves.
+        predict: Of the members of one wave.
+    """
+
+    def __init__(self, layout: Layout, count: int, predict: Predict) -> None:
+        self._layout = layout
+        self._count = count
+        self._predict = predict
+
+    def __call__(self, state: Any, inputs: jax.Array) -> jax.Array:
+        """See `Ensemble.predict`."""
+        layout, count = self._layout, self._count
+        needed = state._replace(opt_state=())  # the optimizer's need not come along
+        logits = [
+            self._predict(layout.wave(needed, number, count), inputs) for number in range(count)
+        ]
+        return layout.from_waves(logits, MEMBER_BATCH)
+
+
+def batches_of_wave(layout: Layout, batches: Any, number: int, count: int) -> Any:
+    """What the update of one wave is given, of what all members are."""
+    own, shared = by_member(batches)
+    return with_members(layout.wave(own, number, count), shared)

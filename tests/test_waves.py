@@ -1,0 +1,143 @@
+"""Members trained wave after wave are what they are when they fit together."""
+
+import json
+import logging
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import networks
+from dist_ens.data import ArraySplit
+from dist_ens.ensemble import Ensemble
+from dist_ens.evaluate import Evaluator
+from dist_ens.layout import BATCH, BATCHES, make_layout
+from dist_ens.run import open_finished
+from dist_ens.train import train
+from test_feed import calls_of
+from test_train import compilations, experiment
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def trained(network, waves, mesh=(2, 2), execution="vmap"):
+    """State, metrics, scores and predictions of 8 members after three steps."""
+    member, inputs, label_shape = network()
+    rows, columns = mesh
+    layout = make_layout(8, rows, jax.devices()[: rows * columns])
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    ensemble = Ensemble(member, optimizer, layout, execution=execution, waves=waves)
+    state = ensemble.init(0, inputs)
+    batches = networks.batches_for(inputs, label_shape, 3)
+    on_devices = layout.put(batches, networks.BATCH, BATCHES)
+    with jax.transfer_guard("disallow"):
+        state, metrics = ensemble.update(state, on_devices)
+    evaluator = Evaluator(ensemble, 8)
+    split = ArraySplit(batches["inputs"][0], batches["labels"][0])
+    scores, predictions = evaluator.evaluate(state, split), evaluator.predict(state, split)
+    return ensemble, state, (jax.device_get(metrics), scores.to_dict(), predictions)
+
+
+def assert_same(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if not jax.dtypes.issubdtype(getattr(x, "dtype", float), jax.dtypes.prng_key):
+            np.testing.assert_allclose(x, y, **TOLERANCE)
+        else:
+            assert (x == y).all()
+
+
+@pytest.mark.parametrize(
+    ("network", "mesh", "execution", "waves"),
+    [
+        (networks.mlp, (4, 2), "loop", 2),
+        (networks.dropout, (1, 2), "chunk:2", 4),
+    ],
+)
+def test_members_in_waves_are_what_they_are_together(network, mesh, execution, waves):
+    _, together, of_together = trained(network, 1, mesh, execution)
+    ensemble, state, of_waves = trained(network, waves, mesh, execution)
+    assert state.member_id.tolist() == list(range(8))
+    assert_same(state, together)
+    assert_same(of_waves, of_together)
+    waiting = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.params)}
+    assert waiting == {"pinned_host"}
+    abstract = ensemble.abstract_state(network()[1])
+    assert jax.tree.map(lambda leaf: leaf.sharding, state) == jax.tree.map(
+        lambda leaf: leaf.sharding, abstract
+    )
+
+
+def test_the_given_state_is_used_up_and_what_was_put_aside_is_not_written_to():
+    ensemble, state, _ = trained(networks.mlp, 2)
+    _, inputs, label_shape = networks.mlp()
+    before = jax.tree.map(np.array, jax.device_get(state.params))
+    first = ensemble.layout.wave(state, 0, 2)
+    batches = networks.batches_for(inputs, label_shape, 1)
+    batches = ensemble.layout.put(batches, networks.BATCH, BATCHES)
+    ensemble.of_wave.update(first, batches)  # uses the wave up
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), before)
+    ensemble.update(state, batches)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_members_in_waves_draw_batches_of_their_own():
+    def params(waves):
+        member, inputs, _ = networks.mlp()
+        layout = make_layout(4, 2, jax.devices()[:2])
+        ensemble = Ensemble(member, optax.sgd(0.1), layout, waves=waves)
+        state = ensemble.init(0, inputs)
+        for batches in calls_of(ArraySplit, layout, per_member=True):
+            state, _ = ensemble.update(state, batches)
+        return jax.device_get(state.params)
+
+    assert_same(params(1), params(2))
+
+
+def test_networks_trained_elsewhere_predict_in_waves_what_they_do_together():
+    member, inputs, _ = networks.mlp()
+    layout = make_layout(4, devices=jax.devices()[:2])
+    params = [member.init(jax.random.key(i), np.zeros(inputs.shape))[0] for i in range(4)]
+    x = layout.put(networks.batches_for(inputs, (), 1)["inputs"][0], networks.BATCH, BATCH)
+    logits = [
+        ensemble.predict(ensemble.state_of(params), x)
+        for ensemble in (Ensemble(member, optax.sgd(0.1), layout, waves=w) for w in (1, 2))
+    ]
+    assert_same(*jax.device_get(logits))
+
+
+def small(**changes):
+    sgd = {"name": "sgd", "learning_rate": 0.1}  # Adam's first steps magnify rounding
+    return experiment(num_members=16, optimizer=sgd, **changes)
+
+
+def test_a_run_in_waves_is_the_run_without(tmp_path, caplog):
+    together = train(small(), tmp_path / "together")
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        waves = train(small(layout={"waves": 2}), tmp_path / "waves")
+    assert len(compilations(caplog.records)) == 1
+    assert_same(jax.device_get(waves.state), jax.device_get(together.state))
+    summaries = [
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("waves", "together")
+    ]
+    for a, b in zip(*(summary["members"] for summary in summaries), strict=True):
+        assert a == pytest.approx(b, abs=1e-5)
+    # Stopped and gone on with, the bits stay; and with another number of waves, the members.
+    train(small(steps=8, layout={"waves": 2}), tmp_path / "parts")
+    parts = train(small(layout={"waves": 2}), tmp_path / "parts")
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        *(jax.device_get(run.state.params) for run in (parts, waves)),
+    )
+    train(small(steps=8, layout={"waves": 2}), tmp_path / "other")
+    other = train(small(), tmp_path / "other")
+    assert_same(jax.device_get(other.state), jax.device_get(together.state))
+    _, ensemble, state = open_finished(tmp_path / "waves")
+    assert ensemble.waves == 2
+    assert_same(jax.device_get(state), jax.device_get(together.state))
+
+
+def test_the_execution_of_waves_is_chosen_by_one_of_them(tmp_path, capsys):
+    run = train(small(execution="auto", layout={"waves": 2}), tmp_path / "auto")
+    assert "Execution vmap" in capsys.readouterr().out
+    assert run.ensemble.waves == 2
