@@ -50,7 +50,7 @@ def assert_same(a, b):
 @pytest.mark.parametrize(
     ("network", "mesh", "execution", "waves"),
     [
-        (networks.mlp, (4, 2), "loop", 2),
+        (networks.mlp, (2, 1), "loop", 4),
         (networks.dropout, (1, 2), "chunk:2", 4),
     ],
 )

@@ -21,7 +21,9 @@ from dist_ens.layout import MEMBERS, copied
 # Timing takes at most the smaller of the two: seconds, and this part of the expected run.
 LONGEST_SECS = 20.0
 PART_OF_THE_RUN = 0.05
-_TIMED_CALLS = 3
+# A candidate is timed for at least so many calls, and so many seconds.
+_FEWEST_CALLS = 3
+_FEWEST_SECS = 0.1
 # Beyond so many copies of a member's step in one program, to compile it takes minutes.
 _MOST_UNROLLED = 64
 
@@ -131,12 +133,30 @@ def choose(
     if layout.free_bytes() < 2 * _device_bytes(state):
         return options[rule], Choice(rule, "the rule, for there is no room to time candidates")
 
+    step_secs, budget_secs = _timed(options, names, state, batches, num_steps)
+    if len(step_secs) == 1:
+        why = f"the rule, for {budget_secs:.2g} s are too few to time others"
+        return options[rule], Choice(rule, why, step_secs)
+    fastest = min(step_secs, key=step_secs.__getitem__)
+    keep_execution(program, fastest)
+    return options[fastest], Choice(fastest, "the fastest of those tried", step_secs)
+
+
+def _timed(
+    options: Mapping[str, Ensemble], names: list[str], state: State, batches: Any, num_steps: int
+) -> tuple[dict[str, float], float]:
+    """Seconds per step of the first name, and of the others in turn while there is time.
+
+    Returns:
+        By option; and the seconds that there were for all but the first.
+    """
+    layout = options[names[0]].layout
     started = time.monotonic()
-    first = _step_secs(options[rule].update, state, batches)
+    first = _step_secs(options[names[0]].update, state, batches)
     # Another is begun only where as long as the longest so far, compiling included, still fits.
     longest = time.monotonic() - started
     budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * first)
-    step_secs, started = {rule: first}, time.monotonic()
+    step_secs, started = {names[0]: first}, time.monotonic()
 
     def try_next(name: str) -> None:
         nonlocal longest
@@ -158,25 +178,25 @@ def choose(
     alone_too = f"{min(step_secs, key=step_secs.__getitem__)} on one device"
     if alone_too in options:
         try_next(alone_too)
-    if len(step_secs) == 1:
-        why = f"the rule, for {budget_secs:.2g} s are too few to time others"
-        return options[rule], Choice(rule, why, step_secs)
-    fastest = min(step_secs, key=step_secs.__getitem__)
-    keep_execution(program, fastest)
-    return options[fastest], Choice(fastest, "the fastest of those tried", step_secs)
+    return step_secs, budget_secs
 
 
 def _step_secs(update: Any, state: State, batches: Any) -> float:
     """Seconds per step, of the best of some calls after one to warm up."""
-    state = copied(state)
-    shortest = float("inf")
-    for call in range(1 + _TIMED_CALLS):
+    state = jax.block_until_ready(copied(state))
+
+    def call() -> float:
+        nonlocal state
         started = time.perf_counter()
         state, metrics = update(state, batches)
         jax.block_until_ready((state, metrics))
-        if call:
-            shortest = min(shortest, time.perf_counter() - started)
-    return shortest / num_steps(batches)
+        return time.perf_counter() - started
+
+    call()
+    secs: list[float] = []
+    while len(secs) < _FEWEST_CALLS or sum(secs) < _FEWEST_SECS:
+        secs.append(call())
+    return min(secs) / num_steps(batches)
 
 
 def _update_that_fits(ensemble: Ensemble, state: State, batches: Any) -> Any:
