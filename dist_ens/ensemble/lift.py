@@ -25,7 +25,7 @@ from dist_ens.ensemble.loop import Loop
 from dist_ens.ensemble.lowerings import CONVOLUTION
 from dist_ens.ensemble.rewrite import contains
 from dist_ens.ensemble.state import State, member_key, stack_members
-from dist_ens.ensemble.waves import WavedPredict, WavedUpdate
+from dist_ens.ensemble.waves import predict_in_waves, update_in_waves
 from dist_ens.errors import UserError
 from dist_ens.execution import Execution
 from dist_ens.layout import (
@@ -177,7 +177,7 @@ class Ensemble:
         execution is `loop`, its steps are `single` or there are waves: those dispatch one.
         """
         if self.waves > 1:
-            return WavedUpdate(self.layout, self.waves, self.of_wave.update)
+            return update_in_waves(self.layout, self.waves, self.of_wave.update)
         if self._execution.members == "loop":
             alone = dataclasses.replace(self._execution, members="unroll")
             return Loop(
@@ -253,7 +253,7 @@ class Ensemble:
         """
 
         if self.waves > 1:
-            return WavedPredict(self.layout, self.waves, self.of_wave.predict)
+            return predict_in_waves(self.layout, self.waves, self.of_wave.predict)
 
         def one(variables: tuple[Any, Any], inputs: jax.Array) -> jax.Array:
             params, model_state = variables

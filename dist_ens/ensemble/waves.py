@@ -16,8 +16,8 @@ Update = Callable[[Any, Any], tuple[Any, Any]]
 Predict = Callable[[Any, Any], jax.Array]
 
 
-class WavedUpdate:
-    """An update of members that are off the devices.
+def update_in_waves(layout: Layout, count: int, update: Update) -> Update:
+    """An update of members that are off the devices; see `Ensemble.update`.
 
     Args:
         layout: Of all members.
@@ -25,17 +25,10 @@ class WavedUpdate:
         update: Of the members of one wave.
     """
 
-    def __init__(self, layout: Layout, count: int, update: Update) -> None:
-        self._layout = layout
-        self._count = count
-        self._update = update
-
-    def __call__(self, state: Any, batches: Any) -> tuple[Any, Any]:
-        """See `Ensemble.update`; the given state is used up."""
-        layout, count = self._layout, self._count
+    def update_all(state: Any, batches: Any) -> tuple[Any, Any]:
         states, metrics = [], []
         for number in range(count):
-            of_wave, metrics_of_wave = self._update(
+            of_wave, metrics_of_wave = update(
                 layout.wave(state, number, count), batches_of_wave(layout, batches, number, count)
             )
             states.append(layout.off_devices(of_wave))
@@ -44,9 +37,11 @@ class WavedUpdate:
             leaf.delete()
         return layout.from_waves(states, MEMBERS), layout.from_waves(metrics, MEMBER_METRICS)
 
+    return update_all
 
-class WavedPredict:
-    """A prediction of members that are off the devices.
+
+def predict_in_waves(layout: Layout, count: int, predict: Predict) -> Predict:
+    """A prediction of members that are off the devices; see `Ensemble.predict`.
 
     Args:
         layout: Of all members.
@@ -54,19 +49,12 @@ class WavedPredict:
         predict: Of the members of one wave.
     """
 
-    def __init__(self, layout: Layout, count: int, predict: Predict) -> None:
-        self._layout = layout
-        self._count = count
-        self._predict = predict
-
-    def __call__(self, state: Any, inputs: jax.Array) -> jax.Array:
-        """See `Ensemble.predict`."""
-        layout, count = self._layout, self._count
+    def predict_all(state: Any, inputs: jax.Array) -> jax.Array:
         needed = state._replace(opt_state=())  # the optimizer's need not come along
-        logits = [
-            self._predict(layout.wave(needed, number, count), inputs) for number in range(count)
-        ]
+        logits = [predict(layout.wave(needed, number, count), inputs) for number in range(count)]
         return layout.from_waves(logits, MEMBER_BATCH)
+
+    return predict_all
 
 
 def batches_of_wave(layout: Layout, batches: Any, number: int, count: int) -> Any:
