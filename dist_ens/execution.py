@@ -19,6 +19,7 @@ CONVOLUTIONS = {
     "canonical": "convolutions in the layout NHWC x HWIO, many members' one after another",
     "apart": "many members' convolutions as so many operations, none grouped",
 }
+PRODUCTS = {"aligned": "matrix products in whole vectors, those with a short side as sums"}
 MAX_POOLING = {"masks": "the gradient of max-pooling by comparing, without a scatter"}
 STEPS = {
     "scanned": "the steps of a call in a loop inside the program",
@@ -35,6 +36,7 @@ class Execution:
         members: A key of `WAYS`, without the size.
         chunk_size: Members batched at a time; of `chunk` only.
         convolutions: A key of `CONVOLUTIONS`; None leaves them to XLA.
+        products: A key of `PRODUCTS`; None leaves them to XLA.
         max_pooling: A key of `MAX_POOLING`; None leaves it to XLA.
         steps: A key of `STEPS`; None: scanned, but for one step, or for convolutions left to XLA
             on a CPU, whose gradient is slow inside a loop.
@@ -43,6 +45,7 @@ class Execution:
     members: str = "vmap"
     chunk_size: int | None = None
     convolutions: str | None = None
+    products: str | None = None
     max_pooling: str | None = None
     steps: str | None = None
 
@@ -68,7 +71,12 @@ class Execution:
         if way not in [known for known in WAYS if ":" not in known] and not sized:
             raise _unknown(way, text, [*WAYS])
         fields: dict[str, str] = {}
-        kinds = {"convolutions": CONVOLUTIONS, "max_pooling": MAX_POOLING, "steps": STEPS}
+        kinds = {
+            "convolutions": CONVOLUTIONS,
+            "products": PRODUCTS,
+            "max_pooling": MAX_POOLING,
+            "steps": STEPS,
+        }
         for word in words:
             field = next((f for f, known in kinds.items() if word in known), None)
             if field is None:
@@ -83,7 +91,7 @@ class Execution:
 
     def __str__(self) -> str:
         way = self.members if self.chunk_size is None else f"{self.members}:{self.chunk_size}"
-        rest = (self.convolutions, self.max_pooling, self.steps)
+        rest = (self.convolutions, self.products, self.max_pooling, self.steps)
         return "+".join([way, *(word for word in rest if word)])
 
 

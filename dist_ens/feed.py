@@ -12,7 +12,7 @@ from dist_ens.data import Source, Split, calls, training_batches
 from dist_ens.ensemble import Drawn
 from dist_ens.errors import UserError
 from dist_ens.layout import BATCHES, MEMBERS, REPLICATED, Layout
-from dist_ens.methods import Cursor, Order
+from dist_ens.methods import Order
 
 # A split is kept on the device if it takes at most this part of the memory that is free there.
 PART_OF_THE_MEMORY = 0.25
@@ -97,7 +97,7 @@ class Draws:
         # A program of its own: inside the update XLA would compute an index anew for every number
         # of its example.
         @partial(jax.jit, out_shardings=layout.sharding(spec))
-        def indices(cursor: Cursor, member_ids: jax.Array) -> jax.Array:
+        def indices(cursor: jax.Array, member_ids: jax.Array) -> jax.Array:
             if not order.per_member:
                 return order.indices(cursor, rows)
             return jax.vmap(lambda member_id: order.indices(cursor, rows, member_id))(member_ids)

@@ -50,6 +50,20 @@ def data_mean(tree: Any) -> Any:
     return jax.tree.map(mean, tree)
 
 
+def _in_one_column(fn: Callable) -> Callable:
+    """`fn` for a data axis of one place, over which a mean is no operation at all.
+
+    XLA's CPU backend leaves a collective of one device in the program, and then no longer runs the
+    program's operations one after another in one thread: for tiny networks a third of a step.
+    """
+    mapped = jax.vmap(fn, in_axes=None, axis_size=1, axis_name=DATA)
+
+    def of_the_only_column(*args: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[0], mapped(*args))
+
+    return of_the_only_column
+
+
 def data_index() -> jax.Array:
     """Column of this device: int32[]. Only inside a function lifted by `Layout.shard_map`."""
     return jax.lax.axis_index(DATA)
@@ -102,7 +116,7 @@ class Layout:
         refuses the member of a user who starts a `scan` from zeros.
         """
         return jax.shard_map(
-            fn,
+            _in_one_column(fn) if self.data_axis == 1 else fn,
             mesh=self.mesh,
             in_specs=in_specs,
             out_specs=out_specs,

@@ -14,7 +14,7 @@ from dist_ens.ensemble import Ensemble, choice
 from dist_ens.execution import Execution
 from dist_ens.layout import BATCHES, Layout, make_layout
 from dist_ens.train import train
-from test_executions import pooling
+from test_executions import narrow, pooling
 
 
 def program(network, num_members=4, steps=2):
@@ -24,6 +24,10 @@ def program(network, num_members=4, steps=2):
     ensemble = Ensemble(member, optax.sgd(0.1), layout)
     batches = networks.batches_for(inputs, label_shape, steps)
     return ensemble, ensemble.init(0, inputs), layout.put(batches, networks.BATCH, BATCHES)
+
+
+def candidates(ensemble, state, batches, steps=2):
+    return choice.candidates(ensemble, ensemble.traced_update(state, batches), steps)
 
 
 @pytest.fixture(autouse=True)
@@ -37,13 +41,15 @@ def _nothing_kept(tmp_path, monkeypatch):
     [
         (networks.mlp, 4, "vmap"),
         (networks.mlp, 1, "vmap"),
+        (narrow, 4, "vmap+aligned"),
+        (narrow, 1, "vmap+aligned"),
         (networks.convolutional, 4, "unroll"),
         (pooling, 4, "unroll+masks"),
         (pooling, 33, "map+canonical+masks"),  # 66 steps in one program
     ],
 )
 def test_the_rule_goes_by_the_networks_operations(network, num_members, first):
-    names = choice.candidates(*program(network, num_members))
+    names = candidates(*program(network, num_members))
     assert names[0] == first
     assert len(set(names)) == len(names) > 1
     assert [str(Execution.parse(name)) for name in names] == names
@@ -52,7 +58,7 @@ def test_the_rule_goes_by_the_networks_operations(network, num_members, first):
 def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():
     ensemble, state, batches = program(networks.mlp)
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
-    assert [*why.step_secs] == choice.candidates(ensemble, state, batches)
+    assert [*why.step_secs] == candidates(ensemble, state, batches)
     assert why.option == chosen.execution == min(why.step_secs, key=why.step_secs.get)
     assert str(why).startswith(f"Execution {chosen.execution}: the fastest of those tried (vmap ")
     chosen.update(state, batches)  # the state was not used up
@@ -151,7 +157,7 @@ def test_the_fastest_is_tried_on_one_core_too(cores):
     batches = layout.put(batches, networks.BATCH, BATCHES)
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
     *on_all, on_one = why.step_secs
-    assert on_all == choice.candidates(ensemble, state, batches)
+    assert on_all == candidates(ensemble, state, batches)
     assert on_one == f"{min(on_all, key=why.step_secs.get)} on one device"
     assert chosen.layout.mesh.size == (1 if why.option == on_one else 4)
 

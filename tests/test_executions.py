@@ -10,10 +10,12 @@ import optax
 import pytest
 
 import networks
+from dist_ens.config import ModelConfig
 from dist_ens.ensemble import Ensemble
-from dist_ens.execution import CONVOLUTIONS, MAX_POOLING, STEPS, WAYS, Execution
+from dist_ens.execution import CONVOLUTIONS, MAX_POOLING, PRODUCTS, STEPS, WAYS, Execution
 from dist_ens.layout import BATCH, BATCHES, make_layout
 from dist_ens.member import from_linen
+from dist_ens.models import make_model
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -31,6 +33,13 @@ class PoolingNet(nn.Module):
 def pooling():
     shape = jax.ShapeDtypeStruct((networks.BATCH, 8, 8, 2), jnp.float32)
     return from_linen(PoolingNet()), shape, ()
+
+
+def narrow():
+    """Of two inputs, and with a layer that is no whole number of vectors wide."""
+    options = {"hidden_sizes": (20, 3)}
+    member = make_model(ModelConfig(name="mlp", options=options), (2,), networks.CLASSES)
+    return member, jax.ShapeDtypeStruct((networks.BATCH, 2), jnp.float32), ()
 
 
 def trained(network, execution, num_members=4, mesh=(2, 2), steps=3):
@@ -91,6 +100,12 @@ def test_every_lowering_makes_the_same_members(unlowered, execution):
     assert_same(trained(pooling, execution), unlowered)
 
 
+@pytest.mark.parametrize("way", ["vmap", "map", "loop"])
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_every_form_of_a_product_makes_the_same_members(way, product):
+    assert_same(trained(narrow, f"{way}+{product}"), trained(narrow, "vmap"))
+
+
 def test_a_lowered_update_holds_no_slow_operation():
     member, inputs, label_shape = pooling()
     layout = make_layout(2, devices=jax.devices()[:1])
@@ -138,7 +153,8 @@ def test_the_loop_uses_up_the_state_it_is_given():
 
 
 @pytest.mark.parametrize(
-    "text", ["vmap", "unroll+masks", "chunk:4+patches+masks+scanned", "loop+canonical+single"]
+    "text",
+    ["vmap", "unroll+masks", "chunk:4+patches+aligned+masks+scanned", "loop+canonical+single"],
 )
 def test_an_execution_is_written_as_it_is_read(text):
     assert str(Execution.parse(text)) == text

@@ -2,18 +2,22 @@
 
 import dataclasses
 import hashlib
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import psutil
+from jax.extend.core import ClosedJaxpr
 
 from dist_ens import cluster
 from dist_ens.cache import keep_execution, kept_execution
-from dist_ens.ensemble.batches import num_steps, placement
+from dist_ens.ensemble.batches import num_steps as steps_of
+from dist_ens.ensemble.batches import placement
 from dist_ens.ensemble.lift import Ensemble
-from dist_ens.ensemble.lowerings import CONVOLUTION, MAX_POOL_GRADIENT
+from dist_ens.ensemble.lowerings import CONVOLUTION, MAX_POOL_GRADIENT, PRODUCT, has_short_side
+from dist_ens.ensemble.rewrite import contains
 from dist_ens.ensemble.state import State
 from dist_ens.ensemble.waves import batches_of_wave
 from dist_ens.layout import MEMBERS, copied
@@ -47,26 +51,26 @@ class Choice:
         return f"Execution {self.option}: {self.why}" + (f" ({tried} ms a step)." if tried else ".")
 
 
-def candidates(ensemble: Ensemble, state: State, batches: Any) -> list[str]:
+def candidates(ensemble: Ensemble, traced: ClosedJaxpr, num_steps: int) -> list[str]:
     """Executions worth trying for a program, the one that the rule chooses first.
 
     The rule: on a CPU networks with convolutions are unrolled (mapped in canonical layout where
     that makes a program of more than 64 steps), with max-pooling's gradient by masks; every other
-    network, and every one on an accelerator, is vmapped.
+    network, and every one on an accelerator, is vmapped, on a CPU with matrix products aligned if
+    one of them has a side of 2 to 4.
 
     Args:
         ensemble: Of any execution.
-        state: Its state; shapes will do.
-        batches: Of one call, leaves [steps, batch, ...]; shapes will do.
+        traced: Its `traced_update`.
+        num_steps: Of one call.
 
     Returns:
         Executions, each once.
     """
     members = ensemble.layout.members_per_device
-    steps = num_steps(batches)
-    convolves = ensemble.update_does(CONVOLUTION, state, batches)
-    masks = "+masks" if ensemble.update_does(MAX_POOL_GRADIENT, state, batches) else ""
-    few = members * steps <= _MOST_UNROLLED
+    convolves = contains(traced, CONVOLUTION)
+    masks = "+masks" if contains(traced, MAX_POOL_GRADIENT) else ""
+    few = members * num_steps <= _MOST_UNROLLED
     on_cpu = ensemble.layout.platform == "cpu"
     if convolves and on_cpu:
         unrolled = ["unroll" + masks, "unroll+canonical" + masks] if few else []
@@ -75,9 +79,12 @@ def candidates(ensemble: Ensemble, state: State, batches: Any) -> list[str]:
     if convolves:
         apart = ["vmap+apart" + masks] if few else []
         return list(dict.fromkeys(["vmap", "vmap" + masks, "vmap+patches" + masks, *apart]))
+    aligned = on_cpu and contains(traced, PRODUCT, has_short_side)
+    first = ["vmap+aligned", "vmap"] if aligned else ["vmap"]
     if members == 1:
-        return ["vmap"] if steps == 1 else ["vmap", "vmap+single"]
-    return ["vmap", *(["unroll"] if few else []), "map", "loop"]
+        return first if num_steps == 1 else [*first, f"{first[0]}+single"]
+    others = ["unroll", "map", "loop"] if few else ["map", "loop"]
+    return first + [f"{name}+aligned" if aligned else name for name in others]
 
 
 def choose(
@@ -109,7 +116,8 @@ def choose(
             may_move=False,
         )
         return dataclasses.replace(ensemble, execution=choice.option), choice
-    names = candidates(ensemble, state, batches)
+    traced = ensemble.traced_update(state, batches)
+    names = candidates(ensemble, traced, steps_of(batches))
     options = {name: dataclasses.replace(ensemble, execution=name) for name in names}
     layout = ensemble.layout
     if may_move and cluster.cores_are_devices() and layout.mesh.size > 1:
@@ -121,7 +129,7 @@ def choose(
     rule = names[0]
     if len(options) == 1:
         return options[rule], Choice(rule, "nothing else is worth trying for this network")
-    program = _program(ensemble, [*options], state, batches)
+    program = _program(ensemble, traced, [*options], state, batches)
     kept = kept_execution(program)
     position = cluster.as_main_sees([*options].index(kept) if kept in options else -1)
     if position >= 0:
@@ -196,7 +204,7 @@ def _step_secs(update: Any, state: State, batches: Any) -> float:
     secs: list[float] = []
     while len(secs) < _FEWEST_CALLS or sum(secs) < _FEWEST_SECS:
         secs.append(call())
-    return min(secs) / num_steps(batches)
+    return min(secs) / steps_of(batches)
 
 
 def _update_that_fits(ensemble: Ensemble, state: State, batches: Any) -> Any:
@@ -214,11 +222,13 @@ def _device_bytes(state: State) -> int:
     return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state))
 
 
-def _program(ensemble: Ensemble, names: list[str], state: State, batches: Any) -> str:
+def _program(
+    ensemble: Ensemble, traced: ClosedJaxpr, names: list[str], state: State, batches: Any
+) -> str:
     """A name for the program, the choice that there is, and the kind of device."""
     device = ensemble.layout.mesh.devices.flat[0]
     parts = (
-        ensemble.member_program(state, batches),
+        re.sub(r"0x[0-9a-f]+", "", str(traced)),  # addresses, which no two runs share
         [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves((state, batches))],
         names,
         str(ensemble.layout),

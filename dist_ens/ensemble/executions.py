@@ -15,6 +15,7 @@ _CONVOLUTIONS: dict[str, Rule] = {
     "canonical": lowerings.convolution_in_canonical_layout,
     "apart": lowerings.convolutions_apart,
 }
+_PRODUCTS: dict[str, Rule] = {"aligned": lowerings.product_in_whole_vectors}
 _MAX_POOLING: dict[str, Rule] = {"masks": lowerings.max_pool_gradient_as_masks}
 
 
@@ -23,7 +24,7 @@ def lowered(fn: Callable[..., Any], execution: Execution) -> Callable[..., Any]:
 
     Args:
         fn: What one member does, derivatives taken.
-        execution: Its `convolutions` and `max_pooling`.
+        execution: Its `convolutions`, `products` and `max_pooling`.
 
     Returns:
         A function of the same arguments and results, to floating-point tolerance.
@@ -31,6 +32,8 @@ def lowered(fn: Callable[..., Any], execution: Execution) -> Callable[..., Any]:
     rules = {}
     if execution.convolutions is not None:
         rules[lowerings.CONVOLUTION] = _CONVOLUTIONS[execution.convolutions]
+    if execution.products is not None:
+        rules[lowerings.PRODUCT] = _PRODUCTS[execution.products]
     if execution.max_pooling is not None:
         rules[lowerings.MAX_POOL_GRADIENT] = _MAX_POOLING[execution.max_pooling]
     return rewritten(fn, rules) if rules else fn

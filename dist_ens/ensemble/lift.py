@@ -1,7 +1,6 @@
 """One member, lifted over the mesh."""
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr
 
 from dist_ens.ensemble.batches import (
     batch_of,
@@ -218,24 +217,21 @@ class Ensemble:
 
         return update_each
 
-    def update_does(self, primitive: Primitive, state: State, batches: Any) -> bool:
-        """Whether the update of a member does an operation; shapes will do for the arguments."""
-        return contains(self._plain._lifted_update, {primitive}, state, batches)
+    def traced_update(self, state: State, batches: Any) -> ClosedJaxpr:
+        """The update of one member after another, no operation in another form.
 
-    def member_program(self, state: State, batches: Any) -> str:
-        """The update as JAX traces it for one member after another: equal for equal programs."""
-        traced = jax.make_jaxpr(self._plain._lifted_update)(state, batches)
-        return re.sub(r"0x[0-9a-f]+", "", str(traced))
+        Args:
+            state: As `update` has it; shapes will do.
+            batches: Likewise.
+        """
+        plain = dataclasses.replace(self, execution="map+scanned")
+        return jax.make_jaxpr(plain._lifted_update)(state, batches)
 
     @cached_property
     def of_wave(self) -> "Ensemble":
         """The ensemble of the members of one wave, on the devices."""
         layout = self.layout.of_waves(self.waves)
         return dataclasses.replace(self, layout=layout, waves=1)
-
-    @property
-    def _plain(self) -> "Ensemble":
-        return dataclasses.replace(self, execution="map+scanned")
 
     def _lifted_update(self, state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
         return self.layout.shard_map(
@@ -398,4 +394,4 @@ class Ensemble:
             return count > 1 and steps == "scanned"
         if self.layout.platform != "cpu" or convolutions == "canonical":
             return True
-        return not contains(update_one, {CONVOLUTION}, state, step)
+        return not contains(jax.make_jaxpr(update_one)(state, step), CONVOLUTION)

@@ -5,6 +5,7 @@ grouped one, for which XLA has no fast program on a CPU (nor often elsewhere); a
 XLA's CPU backend is fast only where the layout of a convolution is canonical.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -17,6 +18,11 @@ from jax.custom_batching import custom_vmap
 
 CONVOLUTION = lax.conv_general_dilated_p
 MAX_POOL_GRADIENT = lax.select_and_scatter_add_p
+PRODUCT = lax.dot_general_p
+
+# Numbers in a CPU's widest vectors, and sides too short for a kernel that multiplies matrices.
+_VECTOR = 16
+_SHORT = range(2, 5)
 
 
 def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
@@ -161,6 +167,61 @@ def max_pool_gradient_as_masks(
         for (low, _), size, covered in zip(padding, operand.shape, spread.shape, strict=True)
     ]
     return lax.pad(spread, jnp.zeros((), spread.dtype), crop)
+
+
+def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    """A product of two matrices in a form that fills a CPU's vectors.
+
+    Of few terms it is a sum of outer products; the gradient of weights with few rows, or few
+    columns, is so many weighted sums. Of others the columns are padded to whole vectors, for XLA
+    computes those beyond the last whole one number by number.
+
+    Args:
+        lhs: As `jax.lax.dot_general` has it.
+        rhs: Likewise.
+        **params: Of `dot_general_p`.
+
+    Returns:
+        What the product returns.
+    """
+    if not _multiplies_matrices(lhs, rhs, **params):
+        return PRODUCT.bind(lhs, rhs, **params)
+    ((i,), (j,)), _ = params["dimension_numbers"]
+    terms, height, width = lhs.shape[i], lhs.shape[1 - i], rhs.shape[1 - j]
+    if terms in _SHORT:
+        columns, rows = lhs if i == 1 else lhs.T, rhs if j == 0 else rhs.T
+        outer_products = (columns[:, k, None] * rows[None, k] for k in range(terms))
+        return functools.reduce(jnp.add, outer_products)
+    of_weights = i == j == 0  # summed over examples, the first axis of both
+    if of_weights and width < min(height, _VECTOR):
+        return product_in_whole_vectors(rhs, lhs, **params).T
+    if of_weights and height in _SHORT:
+        return (lhs.T[:, :, None] * rhs[None]).sum(1)
+    if width < _VECTOR:
+        return PRODUCT.bind(lhs, rhs, **params)
+    missing = [(0, 0), (0, 0)]
+    missing[1 - j] = (0, -width % _VECTOR)
+    return PRODUCT.bind(lhs, jnp.pad(rhs, missing), **params)[:, :width]
+
+
+def has_short_side(lhs: Any, rhs: Any, **params: Any) -> bool:
+    """Whether a product is of two matrices with a side of 2 to 4; shapes will do."""
+    return _multiplies_matrices(lhs, rhs, **params) and any(
+        size in _SHORT for size in (*lhs.shape, *rhs.shape)
+    )
+
+
+def _multiplies_matrices(lhs: Any, rhs: Any, **params: Any) -> bool:
+    """Whether both are matrices of 32 bits and no vectors, so that other forms are as exact."""
+    contracted, batched = params["dimension_numbers"]
+    result = params["preferred_element_type"] or lhs.dtype
+    return (
+        lhs.ndim == rhs.ndim == 2
+        and len(contracted[0]) == 1
+        and not batched[0]
+        and 1 not in (*lhs.shape, *rhs.shape)
+        and all(dtype == jnp.float32 for dtype in (lhs.dtype, rhs.dtype, result))
+    )
 
 
 def _canonical(

@@ -46,16 +46,27 @@ def rewritten(fn: Callable[..., Any], rules: Mapping[Primitive, Rule]) -> Callab
     return evaluated
 
 
-def contains(fn: Callable[..., Any], primitives: set[Primitive], *args: Any) -> bool:
-    """Whether a function of these arguments does one of these operations, however deep inside."""
+def contains(
+    traced: ClosedJaxpr,
+    primitive: Primitive,
+    where: Callable[..., bool] = lambda *shapes, **params: True,
+) -> bool:
+    """Whether a traced function does an operation, however deep inside.
+
+    Args:
+        traced: From `jax.make_jaxpr`.
+        primitive: The operation.
+        where: Takes the shapes and types of the operation's arrays and, as keywords, its
+            parameters; returns whether this one counts.
+    """
+
+    def counts(eqn: Any) -> bool:
+        return eqn.primitive is primitive and where(*(v.aval for v in eqn.invars), **eqn.params)
 
     def within(jaxpr: Jaxpr) -> bool:
-        return any(
-            eqn.primitive in primitives or any(within(j) for j in _nested(eqn.params))
-            for eqn in jaxpr.eqns
-        )
+        return any(counts(eqn) or any(within(j) for j in _nested(eqn.params)) for eqn in jaxpr.eqns)
 
-    return within(jax.make_jaxpr(fn)(*args).jaxpr)
+    return within(traced.jaxpr)
 
 
 def _evaluate(jaxpr: Jaxpr, consts: Any, args: Any, rules: Mapping[Primitive, Rule]) -> list[Any]:

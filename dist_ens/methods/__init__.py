@@ -1,5 +1,5 @@
 """How members are trained apart or together: small things that combine."""
 
-from dist_ens.methods.examples import Cursor, Order
+from dist_ens.methods.examples import Order
 
-__all__ = ["Cursor", "Order"]
+__all__ = ["Order"]

@@ -9,7 +9,7 @@ iterator to save, and the order is the same wherever the examples are.
 import dataclasses
 import math
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,22 +22,6 @@ _ROUNDS = 12
 # Its grid's sides are then at most 2**16, and an amount below one is made from 16 bits in 32.
 _MOST_EXAMPLES = 2**30
 _GOLDEN = 0x9E3779B9  # 2**32 / the golden ratio: parts the rounds
-
-
-class Cursor(NamedTuple):
-    """Where steps stand in the stream of examples, leaves [steps, ...].
-
-    A batch is no longer than an epoch, so that it lies in two at most.
-
-    Attributes:
-        key: Of the epoch in which the step begins, uint32[steps, 2].
-        next_key: Of the epoch after it, uint32[steps, 2].
-        offset: Positions of the epoch that earlier steps took, uint32[steps].
-    """
-
-    key: Any
-    next_key: Any
-    offset: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,48 +52,45 @@ class Order:
                 f"{self.global_batch_size:,} of {self.num_examples:,} training examples. Lower it."
             )
 
-    def cursor(self, seed: int, steps: range) -> Cursor:
-        """Where some steps stand.
+    def cursor(self, seed: int, steps: range) -> np.ndarray:
+        """Where some steps stand in the stream of examples.
 
         Args:
             seed: Of the order, in [0, 2**32).
             steps: Their numbers, from 0.
 
         Returns:
-            NumPy arrays.
+            The seed, the epoch in which the step begins (modulo 2**32) and the positions of that
+            epoch that earlier steps took, uint32[steps, 3].
         """
         # Python's numbers: no run is too long for them.
         starts = [divmod(step * self.global_batch_size, self.num_examples) for step in steps]
-        epochs = np.array([epoch % 2**32 for epoch, _ in starts], np.uint32)
-        of_seed = _fold_in(np.zeros((1, 2), np.uint32), np.full(1, seed, np.uint32))
-        return Cursor(
-            key=_fold_in(of_seed, epochs),
-            next_key=_fold_in(of_seed, epochs + np.uint32(1)),
-            offset=np.array([offset for _, offset in starts], np.uint32),
-        )
+        return np.array([(seed, epoch % 2**32, offset) for epoch, offset in starts], np.uint32)
 
-    def indices(self, cursor: Cursor, rows: Any, member_id: Any = None) -> Any:
+    def indices(self, cursor: Any, rows: Any, member_id: Any = None) -> Any:
         """The examples of some rows of a batch.
 
         Args:
-            cursor: Of one step, leaves without their first axis, or of many.
+            cursor: Of some steps.
             rows: Positions in the global batch, int[rows].
             member_id: The member's, int32[]; needed where each has an order of its own.
 
         Returns:
-            Positions in the split, int32[..., rows]: a JAX array where the cursor is one.
+            Positions in the split, int32[steps, rows]: a JAX array where the cursor is one.
         """
-        xp: Any = jnp if isinstance(cursor.offset, jax.Array) else np
-        rows = xp.asarray(rows).astype(np.uint32)
-        position = cursor.offset[..., None] + rows.reshape((1,) * cursor.offset.ndim + (-1,))
+        xp: Any = jnp if isinstance(cursor, jax.Array) else np
+        seed, epoch, offset = (cursor[:, i] for i in range(3))
+        position = offset[:, None] + xp.asarray(rows).astype(np.uint32)[None]
+        # A batch is no longer than an epoch, so that it lies in two at most.
         in_next = position >= np.uint32(self.num_examples)
         position = xp.where(in_next, position - np.uint32(self.num_examples), position)
         if not self.shuffle:
             return position.astype(np.int32)
-        keys = cursor.key, cursor.next_key
+        of_seed = _fold_in(xp.zeros((len(cursor), 2), np.uint32), seed)
+        keys = [_fold_in(of_seed, epoch + np.uint32(later)) for later in (0, 1)]
         if self.per_member:
-            keys = tuple(_fold_in(key, member_id) for key in keys)
-        words = [xp.where(in_next, keys[1][..., i, None], keys[0][..., i, None]) for i in (0, 1)]
+            keys = [_fold_in(key, member_id) for key in keys]
+        words = [xp.where(in_next, keys[1][:, i, None], keys[0][:, i, None]) for i in (0, 1)]
         return _shuffled(position, words, self.num_examples, xp).astype(np.int32)
 
 

@@ -178,10 +178,11 @@ class Planner:
         batch_size = self.experiment.data.global_batch_size
         layout.check_batch_size("data.global_batch_size", batch_size)
         ensemble = dataclasses.replace(self.make_ensemble(layout), waves=1)
-        state, batches = self._arguments(ensemble, self.experiment.steps_per_call)
+        steps = self.experiment.steps_per_call
+        state, batches = self._arguments(ensemble, steps)
         execution = self.experiment.execution
         if execution == AUTO:
-            execution = candidates(ensemble, state, batches)[0]
+            execution = candidates(ensemble, ensemble.traced_update(state, batches), steps)[0]
         counted = {
             "parameters": _shard_bytes(state.params),
             "model_state": _shard_bytes(state.model_state),
