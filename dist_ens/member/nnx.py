@@ -1,16 +1,18 @@
 """A member from a `flax.nnx` module."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from dist_ens.member.member import Member, require_parameters
 
+if TYPE_CHECKING:
+    from flax import nnx
 
-def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Member:
+
+def from_nnx(make: "Callable[[nnx.Rngs], nnx.Module]") -> Member:
     """A member from a function that makes an nnx module, `lambda rngs: Model(rngs=rngs)`.
 
     `nnx.Param` variables are the parameters, the random streams take the member's key of the step,
@@ -22,6 +24,7 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Member:
     Returns:
         The member. Its parameters and model state are `nnx.State`s.
     """
+    from flax import nnx  # a third of a second that most networks can do without
 
     def split(module: nnx.Module) -> Any:
         return nnx.split(module, nnx.Param, nnx.RngState, ...)

@@ -1,0 +1,46 @@
+"""The loop over members keeps a member's bits: of the shipped networks, trained as they are."""
+
+import runpy
+
+import jax
+import numpy as np
+import pytest
+
+from dist_ens.config import Experiment
+from dist_ens.layout import BATCHES, make_layout
+from dist_ens.run import Run
+from test_hlo import CONFIGS, SPECS
+
+BATCH = 8
+STEPS = 2
+
+
+def random_batches(spec):
+    random = np.random.default_rng(0)
+    shape = (STEPS, BATCH, *spec.input_shape)
+    if spec.input_dtype.startswith("float"):
+        inputs = random.normal(size=shape)
+    else:
+        inputs = random.integers(0, spec.num_classes, shape)
+    labels = random.integers(0, spec.num_classes, (STEPS, BATCH, *spec.label_shape))
+    return {"inputs": inputs.astype(spec.input_dtype), "labels": labels.astype(np.int32)}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.stem)
+def test_a_shipped_configs_member_has_the_same_bits_among_2_on_1_device_and_4_on_2(config):
+    experiment = Experiment.from_dict(runpy.run_path(str(config))["get_config"]().to_dict())
+    spec = SPECS[config.stem]
+
+    def member_1(num_members, num_devices):
+        layout = make_layout(num_members, num_devices, jax.devices()[:num_devices])
+        run = Run(experiment, spec, 1000, execution="loop")
+        ensemble = run.make_ensemble(layout)
+        state = ensemble.init(experiment.seed, run.batch_of_inputs(BATCH))
+        batches = layout.put(random_batches(spec), BATCH, BATCHES)
+        state, metrics = jax.device_get(ensemble.update(state, batches))
+        leaves = (state.params, state.model_state, state.opt_state, metrics["loss"].T)
+        return [leaf[1] for leaf in jax.tree.leaves(leaves)]
+
+    # XLA's thread pool is that of this process, so that its size is the same for both.
+    for a, b in zip(member_1(2, 1), member_1(4, 2), strict=True):
+        np.testing.assert_array_equal(a, b)
