@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import networks
+from benchmarks.auto import fixed_ways
 from benchmarks.peers import compare
 from benchmarks.peers.by_hand import first_states
 from benchmarks.peers.dist_ens_way import DistEns
@@ -39,7 +40,7 @@ def small(name, optimizer=SGD, **changes):
     few = dict(
         num_members=2, batch_size=4, inputs=workload.inputs[:10], labels=workload.labels[:10]
     )
-    return dataclasses.replace(workload, optimizer=optimizer, **few | changes)
+    return dataclasses.replace(workload, optimizer=optimizer, **(few | changes))
 
 
 def tiny(network):
@@ -99,6 +100,17 @@ def test_dist_ens_trains_the_members_of_the_loop():
     for m, state in enumerate(loop.states):
         for a, b in zip(*map(jax.tree.leaves, (state.params, lifted.state.params)), strict=True):
             np.testing.assert_allclose(a, b[m], rtol=1e-4, atol=1e-6)
+
+
+def test_auto_is_held_against_every_execution_that_it_may_choose():
+    ways = fixed_ways(small("W2", num_members=16))
+    assert [*ways] == ["vmap+aligned", "vmap", "map+aligned", "loop+aligned"]
+    for way in ways.values():
+        way.run(2)
+    first, *others = [jax.device_get(way.state.params) for way in ways.values()]
+    for other in others:
+        for a, b in zip(*map(jax.tree.leaves, (first, other)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_pmap_puts_a_member_on_each_device():

@@ -6,7 +6,7 @@ from dist_ens.bench import Updates
 from dist_ens.data import ArraySplit, Source, Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.execution import AUTO
-from dist_ens.layout import make_layout
+from dist_ens.layout import Layout, make_layout
 from dist_ens.methods import Order
 from dist_ens.optimizers import make_optimizer
 
@@ -17,23 +17,40 @@ class DistEns(Updates):
     Args:
         workload: What to train.
         execution: See `dist_ens.execution`; `auto` to have it chosen.
+        layout: On which devices; default: as a run has it, the cores of a CPU as devices.
     """
 
-    def __init__(self, workload: Workload, execution: str = AUTO) -> None:
-        count, split = workload.num_members, ArraySplit(workload.inputs, workload.labels)
-        ensemble = Ensemble(
-            workload.member,
-            make_optimizer(workload.optimizer),
-            make_layout(count, devices=cluster.devices_for(count)),
-            workload.loss,
-            workload.training_scores,
-            execution="vmap" if execution == AUTO else execution,
-        )
+    def __init__(
+        self, workload: Workload, execution: str = AUTO, layout: Layout | None = None
+    ) -> None:
+        split = ArraySplit(workload.inputs, workload.labels)
         inputs = workload.batch_of_inputs
         super().__init__(
-            ensemble,
+            make_ensemble(
+                workload,
+                layout or layout_of(workload),
+                "vmap" if execution == AUTO else execution,
+            ),
             Source(Spec(inputs.shape[1:], inputs.dtype.name, (), 0), split, split),
             Order(len(split), workload.batch_size, per_member=workload.own_batches),
             workload.steps_per_call,
             chosen=execution == AUTO,
         )
+
+
+def layout_of(workload: Workload) -> Layout:
+    """Where a run of a workload puts its members."""
+    count = workload.num_members
+    return make_layout(count, devices=cluster.devices_for(count))
+
+
+def make_ensemble(workload: Workload, layout: Layout, execution: str) -> Ensemble:
+    """A workload's members, lifted."""
+    return Ensemble(
+        workload.member,
+        make_optimizer(workload.optimizer),
+        layout,
+        workload.loss,
+        workload.training_scores,
+        execution=execution,
+    )
