@@ -16,7 +16,7 @@ from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble, State
 from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.execution import AUTO
-from dist_ens.layout import BATCH, REPLICATED, Layout, make_layout
+from dist_ens.layout import BATCH, REPLICATED, Layout, Waves, make_layout
 from dist_ens.losses import make_loss
 from dist_ens.member import (
     Member,
@@ -140,7 +140,7 @@ class Run:
             microbatches=experiment.compute.microbatches,
             execution=self.execution
             or ("vmap" if experiment.execution == AUTO else experiment.execution),
-            waves=layout.waves(experiment.layout.waves),
+            waves=Waves.at_least(layout, experiment.layout.waves).count,
         )
 
     def check_training(self, ensemble: Ensemble) -> None:

@@ -12,7 +12,7 @@ import networks
 from dist_ens.data import ArraySplit
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluate import Evaluator
-from dist_ens.layout import BATCH, BATCHES, make_layout
+from dist_ens.layout import BATCH, BATCHES, Waves, make_layout
 from dist_ens.run import open_finished
 from dist_ens.train import train
 from test_feed import calls_of
@@ -72,7 +72,7 @@ def test_the_given_state_is_used_up_and_what_was_put_aside_is_not_written_to():
     ensemble, state, _ = trained(networks.mlp, 2)
     _, inputs, label_shape = networks.mlp()
     before = jax.tree.map(np.array, jax.device_get(state.params))
-    first = ensemble.layout.wave(state, 0, 2)
+    first = Waves(ensemble.layout, 2).take(state, 0)
     batches = networks.batches_for(inputs, label_shape, 1)
     batches = ensemble.layout.put(batches, networks.BATCH, BATCHES)
     ensemble.of_wave.update(first, batches)  # uses the wave up

@@ -20,7 +20,7 @@ from dist_ens.ensemble.lowerings import CONVOLUTION, MAX_POOL_GRADIENT, PRODUCT,
 from dist_ens.ensemble.rewrite import contains
 from dist_ens.ensemble.state import State
 from dist_ens.ensemble.waves import batches_of_wave
-from dist_ens.layout import MEMBERS, copied
+from dist_ens.layout import MEMBERS, Waves, copied
 
 # Timing takes at most the smaller of the two: seconds, and this part of the expected run.
 LONGEST_SECS = 20.0
@@ -107,11 +107,11 @@ def choose(
         The ensemble with the execution chosen, of the same layout or of one device; and the choice.
     """
     if ensemble.waves > 1:  # what is best for the members of one is for those of all
-        layout, count = ensemble.layout, ensemble.waves
+        waves = Waves(ensemble.layout, ensemble.waves)
         _, choice = choose(
             ensemble.of_wave,
-            layout.wave(state, 0, count),
-            batches_of_wave(layout, batches, 0, count),
+            waves.take(state, 0),
+            batches_of_wave(waves, batches, 0),
             num_steps,
             may_move=False,
         )

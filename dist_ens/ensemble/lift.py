@@ -34,6 +34,7 @@ from dist_ens.layout import (
     MEMBERS,
     REPLICATED,
     Layout,
+    Waves,
     data_index,
     data_mean,
 )
@@ -95,10 +96,12 @@ class Ensemble:
         """
         ids = self._ids(member_ids)
         if self.waves > 1:
-            layout, of_wave = self.layout, self.of_wave
-            by_wave = ids.reshape(layout.ensemble_axis, self.waves, -1).swapaxes(0, 1)
-            born_waves = [of_wave.init(seed, inputs, wave.ravel().tolist()) for wave in by_wave]
-            return layout.from_waves([layout.off_devices(wave) for wave in born_waves], MEMBERS)
+            by_wave = ids.reshape(self.layout.ensemble_axis, self.waves, -1).swapaxes(0, 1)
+            born_waves = [
+                self.of_wave.init(seed, inputs, wave.ravel().tolist()) for wave in by_wave
+            ]
+            waiting = [self._in_waves.off_devices(wave) for wave in born_waves]
+            return self._in_waves.join(waiting, MEMBERS)
         state = self.abstract_state(inputs)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         born = jax.jit(self._init(inputs), out_shardings=shardings)
@@ -110,8 +113,8 @@ class Ensemble:
         shapes = jax.eval_shape(self._init(inputs), ids, jax.ShapeDtypeStruct((), jnp.uint32))
 
         def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            layout, waits = self.layout, self.waves > 1
-            sharding = layout.resting_sharding(leaf.dtype) if waits else layout.sharding(MEMBERS)
+            waits = self._in_waves.resting_sharding(leaf.dtype) if self.waves > 1 else None
+            sharding = waits or self.layout.sharding(MEMBERS)
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         return jax.tree.map(placed, shapes)
@@ -162,7 +165,7 @@ class Ensemble:
                 opt_state=jax.vmap(self.optimizer.init)(stacked),
             )
         )
-        return state if self.waves == 1 else self.layout.off_devices(state)
+        return state if self.waves == 1 else self._in_waves.off_devices(state)
 
     @cached_property
     def update(self) -> Any:
@@ -176,7 +179,7 @@ class Ensemble:
         execution is `loop`, its steps are `single` or there are waves: those dispatch one.
         """
         if self.waves > 1:
-            return update_in_waves(self.layout, self.waves, self.of_wave.update)
+            return update_in_waves(self._in_waves, self.of_wave.update)
         if self._execution.members == "loop":
             alone = dataclasses.replace(self._execution, members="unroll")
             return Loop(
@@ -230,8 +233,11 @@ class Ensemble:
     @cached_property
     def of_wave(self) -> "Ensemble":
         """The ensemble of the members of one wave, on the devices."""
-        layout = self.layout.of_waves(self.waves)
-        return dataclasses.replace(self, layout=layout, waves=1)
+        return dataclasses.replace(self, layout=self._in_waves.layout_of_one, waves=1)
+
+    @property
+    def _in_waves(self) -> Waves:
+        return Waves(self.layout, self.waves)
 
     def _lifted_update(self, state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
         return self.layout.shard_map(
@@ -249,7 +255,7 @@ class Ensemble:
         """
 
         if self.waves > 1:
-            return predict_in_waves(self.layout, self.waves, self.of_wave.predict)
+            return predict_in_waves(self._in_waves, self.of_wave.predict)
 
         def one(variables: tuple[Any, Any], inputs: jax.Array) -> jax.Array:
             params, model_state = variables

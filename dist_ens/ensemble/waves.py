@@ -10,54 +10,52 @@ from typing import Any
 import jax
 
 from dist_ens.ensemble.batches import by_member, with_members
-from dist_ens.layout import MEMBER_BATCH, MEMBER_METRICS, MEMBERS, Layout
+from dist_ens.layout import MEMBER_BATCH, MEMBER_METRICS, MEMBERS, Waves
 
 Update = Callable[[Any, Any], tuple[Any, Any]]
 Predict = Callable[[Any, Any], jax.Array]
 
 
-def update_in_waves(layout: Layout, count: int, update: Update) -> Update:
+def update_in_waves(waves: Waves, update: Update) -> Update:
     """An update of members that are off the devices; see `Ensemble.update`.
 
     Args:
-        layout: Of all members.
-        count: Waves.
+        waves: The members' parts.
         update: Of the members of one wave.
     """
 
     def update_all(state: Any, batches: Any) -> tuple[Any, Any]:
         states, metrics = [], []
-        for number in range(count):
+        for number in range(waves.count):
             of_wave, metrics_of_wave = update(
-                layout.wave(state, number, count), batches_of_wave(layout, batches, number, count)
+                waves.take(state, number), batches_of_wave(waves, batches, number)
             )
-            states.append(layout.off_devices(of_wave))
+            states.append(waves.off_devices(of_wave))
             metrics.append(metrics_of_wave)
         for leaf in jax.tree.leaves(state):
             leaf.delete()
-        return layout.from_waves(states, MEMBERS), layout.from_waves(metrics, MEMBER_METRICS)
+        return waves.join(states, MEMBERS), waves.join(metrics, MEMBER_METRICS)
 
     return update_all
 
 
-def predict_in_waves(layout: Layout, count: int, predict: Predict) -> Predict:
+def predict_in_waves(waves: Waves, predict: Predict) -> Predict:
     """A prediction of members that are off the devices; see `Ensemble.predict`.
 
     Args:
-        layout: Of all members.
-        count: Waves.
+        waves: The members' parts.
         predict: Of the members of one wave.
     """
 
     def predict_all(state: Any, inputs: jax.Array) -> jax.Array:
         needed = state._replace(opt_state=())  # the optimizer's need not come along
-        logits = [predict(layout.wave(needed, number, count), inputs) for number in range(count)]
-        return layout.from_waves(logits, MEMBER_BATCH)
+        logits = [predict(waves.take(needed, number), inputs) for number in range(waves.count)]
+        return waves.join(logits, MEMBER_BATCH)
 
     return predict_all
 
 
-def batches_of_wave(layout: Layout, batches: Any, number: int, count: int) -> Any:
+def batches_of_wave(waves: Waves, batches: Any, number: int) -> Any:
     """What the update of one wave is given, of what all members are."""
     own, shared = by_member(batches)
-    return with_members(layout.wave(own, number, count), shared)
+    return with_members(waves.take(own, number), shared)

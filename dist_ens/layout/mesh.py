@@ -1,9 +1,4 @@
-"""The mesh and every sharding made from it.
-
-The only file that names the mesh axes, builds a `PartitionSpec` or puts an array on a device. The
-axes are `("ensemble", "data")`, in this order, over the devices in the order of `jax.devices()`:
-a row of the mesh holds some of the members, a column one part of every batch.
-"""
+"""The mesh, what lies on it how, and how arrays get there."""
 
 import dataclasses
 import math
@@ -18,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dist_ens.errors import UserError
@@ -33,9 +28,6 @@ BATCH = P(DATA)  # [batch, ...]: one batch
 MEMBER_METRICS = P(None, ENSEMBLE)  # [steps, members]
 MEMBER_BATCH = P(ENSEMBLE, DATA)  # [members, batch, ...]: predictions
 REPLICATED = P()
-
-# As JAX calls the part of a host's memory that a device can read.
-_HOST_MEMORY = "pinned_host"
 
 
 def data_mean(tree: Any) -> Any:
@@ -290,89 +282,6 @@ class Layout:
         return jax.tree.map(
             lambda spec, branch: jax.device_put(branch, self.sharding(spec)), specs, tree
         )
-
-    def waves(self, at_least: int) -> int:
-        """Parts of a device's members, all of one size: so many, or the next number that divides.
-
-        >>> make_layout(num_members=8, devices=jax.devices()[:1]).waves(at_least=3)
-        4
-        """
-        members = self.members_per_device
-        return next((k for k in range(at_least, members) if members % k == 0), members)
-
-    def of_waves(self, count: int) -> "Layout":
-        """The layout of one of so many waves: as many of each device's members."""
-        return dataclasses.replace(self, num_members=self.num_members // count)
-
-    def wave(self, tree: Any, number: int, count: int) -> Any:
-        """One wave of the members, on the devices.
-
-        Args:
-            tree: Global arrays [members, ...], on the devices or off them.
-            number: Of the wave.
-            count: Of all waves.
-
-        Returns:
-            The tree as global arrays of `of_waves(count)`.
-        """
-        size = self.members_per_device // count
-        start, stop = number * size, (number + 1) * size
-        sharding = self.sharding(MEMBERS)
-
-        def part(leaf: jax.Array) -> jax.Array:
-            here = [
-                jax.device_put(jax.device_get(shard.data)[start:stop], shard.device)
-                if leaf.sharding.memory_kind == _HOST_MEMORY
-                else jax.lax.slice_in_dim(shard.data, start, stop)
-                for shard in leaf.addressable_shards
-            ]
-            shape = (self.num_members // count, *leaf.shape[1:])
-            return jax.make_array_from_single_device_arrays(shape, sharding, here)
-
-        return jax.tree.map(part, tree)
-
-    def off_devices(self, tree: Any) -> Any:
-        """Members' arrays in the memory of the hosts that feed their devices.
-
-        Keys, which are small, stay where they are: there is nothing but JAX that can slice them.
-        """
-        return jax.tree.map(
-            lambda leaf: jax.device_put(leaf, self.resting_sharding(leaf.dtype)), tree
-        )
-
-    def resting_sharding(self, dtype: Any) -> NamedSharding:
-        """Of members' arrays that `off_devices` has put aside."""
-        on_devices = self.sharding(MEMBERS)
-        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-            return on_devices
-        return on_devices.with_memory_kind(_HOST_MEMORY)
-
-    def from_waves(self, trees: Sequence[Any], spec: P) -> Any:
-        """The global arrays of all members; the inverse of `wave`, each where its waves' are.
-
-        Args:
-            trees: Of all waves, in their order.
-            spec: `MEMBERS`, `MEMBER_METRICS` or `MEMBER_BATCH`.
-        """
-        axis = tuple(spec).index(ENSEMBLE)
-
-        def whole(*waves: jax.Array) -> jax.Array:
-            sharding, here = self.sharding(spec), []
-            waits = waves[0].sharding.memory_kind == _HOST_MEMORY
-            if waits:
-                sharding = sharding.with_memory_kind(_HOST_MEMORY)
-            for shards in zip(*(wave.addressable_shards for wave in waves), strict=True):
-                parts = [shard.data for shard in shards]
-                if waits:
-                    place = SingleDeviceSharding(shards[0].device, memory_kind=_HOST_MEMORY)
-                    here.append(jax.device_put(np.concatenate(jax.device_get(parts), axis), place))
-                else:
-                    here.append(jnp.concatenate(parts, axis))
-            shape = list(waves[0].shape)
-            shape[axis] = self.num_members
-            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, here)
-
-        return jax.tree.map(whole, *trees)
 
     def put_members(self, tree: Any) -> Any:
         """Host arrays `[members, ...]`, the whole of them on every host, as the members' state."""

@@ -1,0 +1,42 @@
+"""The mesh and every sharding made from it.
+
+The only room that names the mesh axes, builds a `PartitionSpec` or puts an array on a device. The
+axes are `("ensemble", "data")`, in this order, over the devices in the order of `jax.devices()`:
+a row of the mesh holds some of the members, a column one part of every batch.
+"""
+
+from dist_ens.layout.mesh import (
+    BATCH,
+    BATCHES,
+    DATA,
+    ENSEMBLE,
+    MEMBER_BATCH,
+    MEMBER_METRICS,
+    MEMBERS,
+    REPLICATED,
+    Layout,
+    copied,
+    data_index,
+    data_mean,
+    make_layout,
+    to_host,
+)
+from dist_ens.layout.waves import Waves
+
+__all__ = [
+    "BATCH",
+    "BATCHES",
+    "DATA",
+    "ENSEMBLE",
+    "MEMBERS",
+    "MEMBER_BATCH",
+    "MEMBER_METRICS",
+    "REPLICATED",
+    "Layout",
+    "Waves",
+    "copied",
+    "data_index",
+    "data_mean",
+    "make_layout",
+    "to_host",
+]

@@ -1,0 +1,113 @@
+"""Members that do not fit on the devices together: one part after another, the others in memory."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from dist_ens.layout.mesh import ENSEMBLE, MEMBERS, Layout
+
+# As JAX calls the part of a host's memory that a device can read.
+_HOST_MEMORY = "pinned_host"
+
+
+@dataclasses.dataclass(frozen=True)
+class Waves:
+    """Equal parts of each device's members, which take turns on it.
+
+    Attributes:
+        layout: Of all members.
+        count: Of the waves; divides the members of a device.
+    """
+
+    layout: Layout
+    count: int
+
+    @classmethod
+    def at_least(cls, layout: Layout, count: int) -> "Waves":
+        """So many, or the next number that divides the members of a device.
+
+        >>> from dist_ens.layout import make_layout
+        >>> Waves.at_least(make_layout(num_members=8, devices=jax.devices()[:1]), 3).count
+        4
+        """
+        members = layout.members_per_device
+        return cls(layout, next((k for k in range(count, members) if members % k == 0), members))
+
+    @property
+    def layout_of_one(self) -> Layout:
+        """Of the members of one wave."""
+        return dataclasses.replace(self.layout, num_members=self.layout.num_members // self.count)
+
+    def take(self, tree: Any, number: int) -> Any:
+        """One wave of the members, on the devices.
+
+        Args:
+            tree: Global arrays [members, ...] of `layout`, on the devices or off them.
+            number: Of the wave.
+
+        Returns:
+            The tree as global arrays of `layout_of_one`.
+        """
+        of_one = self.layout_of_one
+        size = of_one.members_per_device
+        start, stop = number * size, (number + 1) * size
+
+        def part(leaf: jax.Array) -> jax.Array:
+            here = [
+                jax.device_put(jax.device_get(shard.data)[start:stop], shard.device)
+                if leaf.sharding.memory_kind == _HOST_MEMORY
+                else jax.lax.slice_in_dim(shard.data, start, stop)
+                for shard in leaf.addressable_shards
+            ]
+            shape = (of_one.num_members, *leaf.shape[1:])
+            return jax.make_array_from_single_device_arrays(shape, of_one.sharding(MEMBERS), here)
+
+        return jax.tree.map(part, tree)
+
+    def off_devices(self, tree: Any) -> Any:
+        """Members' arrays, of one wave or of all, in the memory of the hosts that feed the devices.
+
+        Keys, which are small, stay where they are: there is nothing but JAX that can slice them.
+        """
+        return jax.tree.map(
+            lambda leaf: jax.device_put(leaf, self.resting_sharding(leaf.dtype)), tree
+        )
+
+    def resting_sharding(self, dtype: Any) -> NamedSharding:
+        """Of members' arrays that `off_devices` has put aside."""
+        on_devices = self.layout.sharding(MEMBERS)
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return on_devices
+        return on_devices.with_memory_kind(_HOST_MEMORY)
+
+    def join(self, trees: Sequence[Any], spec: PartitionSpec) -> Any:
+        """The global arrays of all members; the inverse of `take`, each where its waves' are.
+
+        Args:
+            trees: Of all waves, in their order.
+            spec: `MEMBERS`, `MEMBER_METRICS` or `MEMBER_BATCH`.
+        """
+        axis = tuple(spec).index(ENSEMBLE)
+
+        def whole(*waves: jax.Array) -> jax.Array:
+            sharding, here = self.layout.sharding(spec), []
+            waits = waves[0].sharding.memory_kind == _HOST_MEMORY
+            if waits:
+                sharding = sharding.with_memory_kind(_HOST_MEMORY)
+            for shards in zip(*(wave.addressable_shards for wave in waves), strict=True):
+                parts = [shard.data for shard in shards]
+                if waits:
+                    place = SingleDeviceSharding(shards[0].device, memory_kind=_HOST_MEMORY)
+                    here.append(jax.device_put(np.concatenate(jax.device_get(parts), axis), place))
+                else:
+                    here.append(jnp.concatenate(parts, axis))
+            shape = list(waves[0].shape)
+            shape[axis] = self.layout.num_members
+            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, here)
+
+        return jax.tree.map(whole, *trees)
