@@ -19,7 +19,9 @@ CONVOLUTIONS = {
     "canonical": "convolutions in the layout NHWC x HWIO, many members' one after another",
     "apart": "many members' convolutions as so many operations, none grouped",
 }
-PRODUCTS = {"aligned": "matrix products in whole vectors, those with a short side as sums"}
+PRODUCTS = {
+    "aligned": "matrix products in whole vectors, those of few terms or few weights as sums"
+}
 MAX_POOLING = {"masks": "the gradient of max-pooling by comparing, without a scatter"}
 STEPS = {
     "scanned": "the steps of a call in a loop inside the program",

@@ -29,7 +29,7 @@ class Drawn:
         return self.indices.ndim == 3
 
 
-def num_steps(batches: Any) -> int:
+def steps_in(batches: Any) -> int:
     """Steps of the call; shapes will do."""
     if isinstance(batches, Drawn):
         return batches.indices.shape[-2]

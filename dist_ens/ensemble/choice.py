@@ -13,8 +13,7 @@ from jax.extend.core import ClosedJaxpr
 
 from dist_ens import cluster
 from dist_ens.cache import keep_execution, kept_execution
-from dist_ens.ensemble.batches import num_steps as steps_of
-from dist_ens.ensemble.batches import placement
+from dist_ens.ensemble.batches import placement, steps_in
 from dist_ens.ensemble.lift import Ensemble
 from dist_ens.ensemble.lowerings import CONVOLUTION, MAX_POOL_GRADIENT, PRODUCT, has_short_side
 from dist_ens.ensemble.rewrite import contains
@@ -117,7 +116,7 @@ def choose(
         )
         return dataclasses.replace(ensemble, execution=choice.option), choice
     traced = ensemble.traced_update(state, batches)
-    names = candidates(ensemble, traced, steps_of(batches))
+    names = candidates(ensemble, traced, steps_in(batches))
     options = {name: dataclasses.replace(ensemble, execution=name) for name in names}
     layout = ensemble.layout
     if may_move and cluster.cores_are_devices() and layout.mesh.size > 1:
@@ -204,7 +203,7 @@ def _step_secs(update: Any, state: State, batches: Any) -> float:
     secs: list[float] = []
     while len(secs) < _FEWEST_CALLS or sum(secs) < _FEWEST_SECS:
         secs.append(call())
-    return min(secs) / steps_of(batches)
+    return min(secs) / steps_in(batches)
 
 
 def _update_that_fits(ensemble: Ensemble, state: State, batches: Any) -> Any:

@@ -14,9 +14,9 @@ from jax.extend.core import ClosedJaxpr
 from dist_ens.ensemble.batches import (
     batch_of,
     by_member,
-    num_steps,
     one_step,
     placement,
+    steps_in,
     steps_of_member,
 )
 from dist_ens.ensemble.executions import lowered, over_members
@@ -210,7 +210,7 @@ class Ensemble:
         numbers: list[jax.Array] = []
 
         def update_each(state: State, batches: Any) -> tuple[State, dict[str, jax.Array]]:
-            count, metrics = num_steps(batches), []
+            count, metrics = steps_in(batches), []
             if len(numbers) < count:
                 numbers[:] = self.layout.put_numbers(count)
             for number in numbers[:count]:
@@ -226,6 +226,9 @@ class Ensemble:
         Args:
             state: As `update` has it; shapes will do.
             batches: Likewise.
+
+        Returns:
+            What `contains` looks into.
         """
         plain = dataclasses.replace(self, execution="map+scanned")
         return jax.make_jaxpr(plain._lifted_update)(state, batches)
@@ -324,7 +327,7 @@ class Ensemble:
             def update_one(state: State, step: Any) -> tuple[State, dict[str, jax.Array]]:
                 return update_on(state, batch_of(shared, step, self.layout))
 
-            count, steps = num_steps(batches), steps_of_member(own, shared)
+            count, steps = steps_in(batches), steps_of_member(own, shared)
 
             def step_number(number: int) -> Any:
                 return jax.tree.map(lambda leaf: leaf[number], steps)

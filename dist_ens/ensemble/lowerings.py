@@ -2,7 +2,8 @@
 
 Each is a rule for `rewrite.rewritten`. Under `vmap` a convolution of many members becomes a
 grouped one, for which XLA has no fast program on a CPU (nor often elsewhere); and inside a `while`
-XLA's CPU backend is fast only where the layout of a convolution is canonical.
+XLA's CPU backend is fast only where the layout of a convolution is canonical. A small network's
+matrix products have sides that are no whole number of vectors, or too short for any kernel.
 """
 
 import functools
@@ -172,9 +173,11 @@ def max_pool_gradient_as_masks(
 def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
     """A product of two matrices in a form that fills a CPU's vectors.
 
-    Of few terms it is a sum of outer products; the gradient of weights with few rows, or few
-    columns, is so many weighted sums. Of others the columns are padded to whole vectors, for XLA
-    computes those beyond the last whole one number by number.
+    Of 2 to 4 terms it is a sum of outer products; the gradient of weights with 2 to 4 rows, or
+    columns, is so many weighted sums. Of other products the columns are padded to whole vectors,
+    for XLA computes those beyond the last whole one number by number; a gradient of weights, whose
+    sides may as well change places, has the more of them. Products of fewer columns stay as they
+    are, and so does what is not float32.
 
     Args:
         lhs: As `jax.lax.dot_general` has it.
@@ -182,17 +185,17 @@ def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
         **params: Of `dot_general_p`.
 
     Returns:
-        What the product returns.
+        What the product returns, to rounding.
     """
     if not _multiplies_matrices(lhs, rhs, **params):
         return PRODUCT.bind(lhs, rhs, **params)
     ((i,), (j,)), _ = params["dimension_numbers"]
-    terms, height, width = lhs.shape[i], lhs.shape[1 - i], rhs.shape[1 - j]
+    height, terms, width = _sizes(lhs, rhs, **params)
     if terms in _SHORT:
         columns, rows = lhs if i == 1 else lhs.T, rhs if j == 0 else rhs.T
         outer_products = (columns[:, k, None] * rows[None, k] for k in range(terms))
         return functools.reduce(jnp.add, outer_products)
-    of_weights = i == j == 0  # summed over examples, the first axis of both
+    of_weights = i == j == 0
     if of_weights and width < min(height, _VECTOR):
         return product_in_whole_vectors(rhs, lhs, **params).T
     if of_weights and height in _SHORT:
@@ -205,14 +208,16 @@ def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
 
 
 def has_short_side(lhs: Any, rhs: Any, **params: Any) -> bool:
-    """Whether a product is of two matrices with a side of 2 to 4; shapes will do."""
-    return _multiplies_matrices(lhs, rhs, **params) and any(
-        size in _SHORT for size in (*lhs.shape, *rhs.shape)
-    )
+    """Whether `product_in_whole_vectors` makes sums of a product; shapes will do."""
+    if not _multiplies_matrices(lhs, rhs, **params):
+        return False
+    ((i,), (j,)), _ = params["dimension_numbers"]
+    height, terms, width = _sizes(lhs, rhs, **params)
+    return terms in _SHORT or (i == j == 0 and (height in _SHORT or width in _SHORT))
 
 
 def _multiplies_matrices(lhs: Any, rhs: Any, **params: Any) -> bool:
-    """Whether both are matrices of 32 bits and no vectors, so that other forms are as exact."""
+    """Whether both are matrices of float32, and neither is a vector."""
     contracted, batched = params["dimension_numbers"]
     result = params["preferred_element_type"] or lhs.dtype
     return (
@@ -222,6 +227,12 @@ def _multiplies_matrices(lhs: Any, rhs: Any, **params: Any) -> bool:
         and 1 not in (*lhs.shape, *rhs.shape)
         and all(dtype == jnp.float32 for dtype in (lhs.dtype, rhs.dtype, result))
     )
+
+
+def _sizes(lhs: Any, rhs: Any, *, dimension_numbers: Any, **_: Any) -> tuple[int, int, int]:
+    """Rows of a product of two matrices, the terms of each of its sums, and its columns."""
+    ((i,), (j,)), _ = dimension_numbers
+    return lhs.shape[1 - i], lhs.shape[i], rhs.shape[1 - j]
 
 
 def _canonical(

@@ -1,18 +1,15 @@
 """A member from a `flax.nnx` module."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dist_ens.member.member import Member, require_parameters
 
-if TYPE_CHECKING:
-    from flax import nnx
 
-
-def from_nnx(make: "Callable[[nnx.Rngs], nnx.Module]") -> Member:
+def from_nnx(make: Callable[[Any], Any]) -> Member:
     """A member from a function that makes an nnx module, `lambda rngs: Model(rngs=rngs)`.
 
     `nnx.Param` variables are the parameters, the random streams take the member's key of the step,

@@ -65,7 +65,8 @@ class Order:
         """
         # Python's numbers: no run is too long for them.
         starts = [divmod(step * self.global_batch_size, self.num_examples) for step in steps]
-        return np.array([(seed, epoch % 2**32, offset) for epoch, offset in starts], np.uint32)
+        places = [(seed, epoch % 2**32, offset) for epoch, offset in starts]
+        return np.array(places, np.uint32).reshape(-1, 3)
 
     def indices(self, cursor: Any, rows: Any, member_id: Any = None) -> Any:
         """The examples of some rows of a batch.
