@@ -5,7 +5,7 @@
 
 Duration: 6 to 11 min on 2 CPU cores.
 Result: on 10,000 training images re-encoded as JPEG (600 steps of 64, not quite four epochs) the
-ensemble's accuracy is 0.578 and its NLL 1.176; its mean member's are 0.557 and 1.209.
+ensemble's accuracy is 0.583 and its NLL 1.169; its mean member's are 0.561 and 1.203.
 """
 
 from ml_collections import ConfigDict
