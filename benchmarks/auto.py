@@ -7,17 +7,12 @@ milliseconds per step over those of the one chosen.
 """
 
 import statistics
-from functools import partial
 
-import jax
 from absl import flags
 from rich.console import Console
 
-from benchmarks.peers.dist_ens_way import DistEns, layout_of, make_ensemble
-from benchmarks.workloads import WORKLOADS, Workload
-from dist_ens import cluster
-from dist_ens.ensemble import Drawn
-from dist_ens.ensemble.choice import candidates
+from benchmarks.peers.dist_ens_way import DistEns, fixed_ways
+from benchmarks.workloads import WORKLOADS
 from dist_ens.turns import Way, spread, step_ms_of_turns
 from launch import front
 
@@ -40,24 +35,6 @@ def main() -> None:
         of_auto = medians.pop("auto")
         best = min(medians, key=medians.__getitem__)
         console.print(f"{name}: the best fixed, {best}, over auto: {medians[best] / of_auto:.2f}")
-
-
-def fixed_ways(workload: Workload) -> dict[str, Way]:
-    """Every candidate, on all devices and, where those are the cores of a CPU, on one."""
-    layout = layout_of(workload)
-    ensemble = make_ensemble(workload, layout, "vmap")
-    steps, members = workload.steps_per_call, workload.num_members
-    indices = (members, steps) if workload.own_batches else (steps,)
-    split = jax.eval_shape(lambda: {"inputs": workload.inputs, "labels": workload.labels})
-    batches = Drawn(split, jax.ShapeDtypeStruct((*indices, workload.batch_size), "int32"))
-    state = ensemble.abstract_state(workload.batch_of_inputs)
-    names = candidates(ensemble, ensemble.traced_update(state, batches), steps)
-    make = partial(DistEns, workload)
-    ways: dict[str, Way] = {name: make(name, layout) for name in names}
-    if cluster.cores_are_devices() and layout.mesh.size > 1:
-        alone = layout.on_one_device()
-        ways |= {f"{name} on one device": make(name, alone) for name in names}
-    return ways
 
 
 if __name__ == "__main__":

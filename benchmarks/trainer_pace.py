@@ -1,6 +1,7 @@
 """What the trainer costs: its steps/s against a bare loop over the same compiled update.
 
     python -m benchmarks.trainer_pace --config=configs/mnist_mlp.py --config.data.source=idx:DIR
+    python -m benchmarks.trainer_pace --workload=W4 --calls=120
 
 The trainer draws, transfers, logs and evaluates; the bare loop updates on one call of batches, over
 and over, from a set that lies on the device. They take turns in one process, and the ratios are of
@@ -17,15 +18,21 @@ import time
 import jax
 from absl import flags
 
-from dist_ens.config import Experiment
-from dist_ens.data import Source, open_source
+from benchmarks.workloads import WORKLOADS, Workload
+from dist_ens.config import CheckpointConfig, DataConfig, Experiment
+from dist_ens.data import Source, open_source, source_of_arrays
 from dist_ens.feed import feed
+from dist_ens.member import Member
 from dist_ens.methods import Order
 from dist_ens.report import SUMMARY
 from dist_ens.train import train
 from launch import front
 from launch.config_file import ConfigFlags
 
+# Those of images and classes, as a config could name them.
+_WORKLOAD = flags.DEFINE_enum(
+    "workload", None, ["W3", "W4", "W4x16", "W5"], "In place of a config; saved every 100 steps."
+)
 _PAIRS = flags.DEFINE_integer("pairs", 5, "Turns of each.")
 _CALLS = flags.DEFINE_integer("calls", 20, "Calls of the update in a turn.")
 _CONFIG = ConfigFlags()
@@ -33,13 +40,12 @@ _CONFIG = ConfigFlags()
 
 def main() -> None:
     """Prints a pair a line, then the median of the ratios and their range."""
-    experiment = _CONFIG.experiment()
-    source = open_source(experiment.data)
+    experiment, source, member = _trained()
     steps = (_CALLS.value + 1) * experiment.steps_per_call
     experiment = dataclasses.replace(experiment, steps=steps, epochs=None)
     ratios: dict[str, list[float]] = {}
     for _ in range(_PAIRS.value):
-        trainer, bare = turn(experiment, source)
+        trainer, bare = turn(experiment, source, member)
         for way, pace in bare.items():
             ratios.setdefault(way, []).append(trainer / pace)
         told = ", ".join(f"{way} {pace:,.1f}" for way, pace in bare.items())
@@ -54,10 +60,38 @@ def main() -> None:
     )
 
 
-def turn(experiment: Experiment, source: Source) -> tuple[float, dict[str, float]]:
+def _trained() -> tuple[Experiment, Source, Member | None]:
+    """What the flags name, and its network where no config says it."""
+    if _WORKLOAD.value is not None:
+        return of_workload(WORKLOADS[_WORKLOAD.value]())
+    experiment = _CONFIG.experiment()
+    source = open_source(experiment.data)
+    return experiment, source, _CONFIG.make_member(source.spec)
+
+
+def of_workload(workload: Workload) -> tuple[Experiment, Source, Member]:
+    """A workload as a run: the experiment, its data, and the network."""
+    experiment = Experiment(
+        num_members=workload.num_members,
+        steps=1,
+        steps_per_call=workload.steps_per_call,
+        data=DataConfig(
+            global_batch_size=workload.batch_size, mean=workload.mean, std=workload.std
+        ),
+        optimizer=workload.optimizer,
+        checkpoint=CheckpointConfig(every_steps=100),
+    )
+    examples = workload.inputs, workload.labels
+    test = workload.inputs[:1000], workload.labels[:1000]
+    return experiment, source_of_arrays(examples, test), workload.bare_member
+
+
+def turn(
+    experiment: Experiment, source: Source, member: Member | None
+) -> tuple[float, dict[str, float]]:
     """Steps/s of the trainer, without its first call, and of the bare loops after it."""
     with tempfile.TemporaryDirectory() as folder:
-        trained = train(experiment, folder, source=source)
+        trained = train(experiment, folder, member=member, source=source)
         summary = json.loads((pathlib.Path(folder) / SUMMARY).read_text())
     batch_size = experiment.data.global_batch_size
     trainer = summary["member_examples_per_second"] / (batch_size * experiment.num_members)

@@ -127,18 +127,6 @@ def test_a_lowered_update_holds_no_slow_operation():
     assert "stablehlo.while" not in text("unroll+canonical+unrolled")
 
 
-@pytest.mark.parametrize("network", [networks.mlp, pooling, networks.transformer, networks.dropout])
-def test_the_loop_keeps_a_members_bits_for_any_number_of_members_and_devices(network):
-    def member_1(num_members, rows):
-        state, metrics, _ = trained(network, "loop", num_members, (rows, 1))
-        leaves = jax.tree.leaves((state.params, state.model_state, metrics["loss"].T))
-        return [leaf[1] for leaf in leaves]
-
-    alone = member_1(2, 1)
-    for a, b in zip(alone, member_1(8, 2), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_the_loop_uses_up_the_state_it_is_given():
     member, inputs, label_shape = networks.mlp()
     layout = make_layout(4, 2, jax.devices()[:4])

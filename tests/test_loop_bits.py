@@ -12,8 +12,8 @@ from dist_ens.layout import BATCHES, make_layout
 from dist_ens.run import Run
 from test_hlo import CONFIGS, SPECS
 
-BATCH = 8
-STEPS = 2
+BATCH = 4
+STEPS = 1
 
 
 def random_batches(spec):

@@ -1,14 +1,20 @@
 """dist_ens itself: the ensemble with the execution that it chooses, the data on the devices."""
 
+from functools import partial
+
+import jax
+
 from benchmarks.workloads import Workload
 from dist_ens import cluster
 from dist_ens.bench import Updates
 from dist_ens.data import ArraySplit, Source, Spec
-from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble import Drawn, Ensemble
+from dist_ens.ensemble.choice import candidates
 from dist_ens.execution import AUTO
 from dist_ens.layout import Layout, make_layout
 from dist_ens.methods import Order
 from dist_ens.optimizers import make_optimizer
+from dist_ens.turns import Way
 
 
 class DistEns(Updates):
@@ -54,3 +60,21 @@ def make_ensemble(workload: Workload, layout: Layout, execution: str) -> Ensembl
         workload.training_scores,
         execution=execution,
     )
+
+
+def fixed_ways(workload: Workload) -> dict[str, Way]:
+    """Every candidate, on all devices and, where those are the cores of a CPU, on one."""
+    layout = layout_of(workload)
+    ensemble = make_ensemble(workload, layout, "vmap")
+    steps, members = workload.steps_per_call, workload.num_members
+    indices = (members, steps) if workload.own_batches else (steps,)
+    split = jax.eval_shape(lambda: {"inputs": workload.inputs, "labels": workload.labels})
+    batches = Drawn(split, jax.ShapeDtypeStruct((*indices, workload.batch_size), "int32"))
+    state = ensemble.abstract_state(workload.batch_of_inputs)
+    names = candidates(ensemble, ensemble.traced_update(state, batches), steps)
+    make = partial(DistEns, workload)
+    ways: dict[str, Way] = {name: make(name, layout) for name in names}
+    if cluster.cores_are_devices() and layout.mesh.size > 1:
+        alone = layout.on_one_device()
+        ways |= {f"{name} on one device": make(name, alone) for name in names}
+    return ways
