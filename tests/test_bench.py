@@ -39,7 +39,7 @@ def test_a_config_is_timed_and_drawn(tmp_path):
         "--config.num_members=2",
         "--config.steps_per_call=1",
         "--config.execution=vmap",
-        "--turns=1",
+        "--turns=2",
         f"--plot={tmp_path / 'rates.png'}",
         f"--json={tmp_path / 'rates.json'}",
     )
@@ -49,7 +49,7 @@ def test_a_config_is_timed_and_drawn(tmp_path):
     for point in sizes:
         assert point["execution"] == "vmap"
         assert set(point["examples_per_second"]) == {DIST_ENS, LOOP, VMAP}
-        assert {name: len(ratios) for name, ratios in point["ratios"].items()} == {LOOP: 1, VMAP: 1}
+        assert {name: len(ratios) for name, ratios in point["ratios"].items()} == {LOOP: 2, VMAP: 2}
     assert "With 2 members" in ended.stdout or "too wide to conclude" in ended.stdout
     with Image.open(tmp_path / "rates.png") as picture:
         assert picture.size == (900, 600)
