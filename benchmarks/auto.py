@@ -23,7 +23,7 @@ _TURNS = flags.DEFINE_integer("turns", 5, "Turns of each.", lower_bound=1)
 def main() -> None:
     """An execution a line, then the ratio."""
     console = Console(highlight=False, markup=False)
-    for name in _WORKLOADS.value:
+    for name in front.names(_WORKLOADS, WORKLOADS):
         workload = WORKLOADS[name]()
         chosen = DistEns(workload)
         ways: dict[str, Way] = {"auto": chosen, **fixed_ways(workload)}

@@ -21,6 +21,7 @@ from absl import flags
 from benchmarks.workloads import WORKLOADS, Workload
 from dist_ens.config import CheckpointConfig, DataConfig, Experiment
 from dist_ens.data import Source, open_source, source_of_arrays
+from dist_ens.errors import UserError
 from dist_ens.feed import feed
 from dist_ens.member import Member
 from dist_ens.methods import Order
@@ -63,6 +64,10 @@ def main() -> None:
 def _trained() -> tuple[Experiment, Source, Member | None]:
     """What the flags name, and its network where no config says it."""
     if _WORKLOAD.value is not None:
+        if _CONFIG.file is not None:
+            raise UserError(
+                "A config or a workload is timed. Received: --config and --workload. Leave one out."
+            )
         return of_workload(WORKLOADS[_WORKLOAD.value]())
     experiment = _CONFIG.experiment()
     source = open_source(experiment.data)

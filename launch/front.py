@@ -6,7 +6,7 @@ import pathlib
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -14,6 +14,7 @@ from absl import app, flags, logging
 
 from dist_ens import cluster
 from dist_ens.cache import use_compile_cache
+from dist_ens.config import did_you_mean
 from dist_ens.errors import RunError, UserError
 
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
@@ -95,6 +96,22 @@ def required(flag: flags.FlagHolder) -> Any:
     """
     if not flag.value:
         raise UserError(f"This command needs --{flag.name}. Received: none. Add --{flag.name}=….")
+    return flag.value
+
+
+def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
+    """The names that a flag lists.
+
+    Raises:
+        UserError: If one of them is not known.
+    """
+    known = list(known)
+    for name in flag.value:
+        if name not in known:
+            raise UserError(
+                f"--{flag.name} takes names among {', '.join(known)}. Received: {name!r}."
+                f"{did_you_mean(name, known)} Leave the flag out for all."
+            )
     return flag.value
 
 

@@ -27,7 +27,7 @@ def program(network, num_members=4, steps=2):
 
 
 def candidates(ensemble, state, batches, steps=2):
-    return choice.candidates(ensemble, ensemble.traced_update(state, batches), steps)
+    return choice.candidates(ensemble.layout, ensemble.traced_update(state, batches), steps)
 
 
 @pytest.fixture(autouse=True)

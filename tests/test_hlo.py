@@ -37,7 +37,7 @@ def compiled_update(config, num_members, rows, columns, batch_size):
     state = ensemble.abstract_state(run.batch_of_inputs(batch_size // columns))
     batches = abstract_batches(layout, spec, experiment.steps_per_call, batch_size)
     traced = ensemble.traced_update(state, batches)
-    by_rule = candidates(ensemble, traced, experiment.steps_per_call)[0]
+    by_rule = candidates(layout, traced, experiment.steps_per_call)[0]
     return dataclasses.replace(ensemble, execution=by_rule).update.lower(state, batches).compile()
 
 

@@ -13,8 +13,6 @@ from rich.console import Console
 
 from benchmarks.peers.compare import WAYS, compare, table_of
 from benchmarks.workloads import WORKLOADS
-from dist_ens.config import did_you_mean
-from dist_ens.errors import UserError
 from dist_ens.report import write_scores
 from launch import front
 
@@ -26,17 +24,11 @@ _JSON = flags.DEFINE_string("json", None, "File for the figures.")
 
 def main() -> None:
     """A table per workload on the screen, and the file."""
-    for flag, known in ((_WORKLOADS, WORKLOADS), (_WAYS, WAYS)):
-        for name in flag.value:
-            if name not in known:
-                raise UserError(
-                    f"--{flag.name} takes names among {', '.join(known)}. Received: {name!r}."
-                    f"{did_you_mean(name, known)} Leave the flag out for all."
-                )
+    workloads, ways = front.names(_WORKLOADS, WORKLOADS), front.names(_WAYS, WAYS)
     console, results = Console(highlight=False, markup=False), []
-    for name in _WORKLOADS.value:
+    for name in workloads:
         workload = WORKLOADS[name]()
-        result, reasons = compare(workload, {way: WAYS[way] for way in _WAYS.value}, _TURNS.value)
+        result, reasons = compare(workload, {way: WAYS[way] for way in ways}, _TURNS.value)
         results.append(result)
         console.print(table_of(workload.title, result))
         for way, reason in reasons.items():

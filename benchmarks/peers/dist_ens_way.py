@@ -71,7 +71,7 @@ def fixed_ways(workload: Workload) -> dict[str, Way]:
     split = jax.eval_shape(lambda: {"inputs": workload.inputs, "labels": workload.labels})
     batches = Drawn(split, jax.ShapeDtypeStruct((*indices, workload.batch_size), "int32"))
     state = ensemble.abstract_state(workload.batch_of_inputs)
-    names = candidates(ensemble, ensemble.traced_update(state, batches), steps)
+    names = candidates(layout, ensemble.traced_update(state, batches), steps)
     make = partial(DistEns, workload)
     ways: dict[str, Way] = {name: make(name, layout) for name in names}
     if cluster.cores_are_devices() and layout.mesh.size > 1:

@@ -15,11 +15,11 @@ from dist_ens import cluster
 from dist_ens.cache import keep_execution, kept_execution
 from dist_ens.ensemble.batches import placement, steps_in
 from dist_ens.ensemble.lift import Ensemble
-from dist_ens.ensemble.lowerings import CONVOLUTION, MAX_POOL_GRADIENT, PRODUCT, has_short_side
+from dist_ens.ensemble.lowerings import CONVOLUTION, MAX_POOL_GRADIENT, PRODUCT, becomes_sums
 from dist_ens.ensemble.rewrite import contains
 from dist_ens.ensemble.state import State
 from dist_ens.ensemble.waves import batches_of_wave
-from dist_ens.layout import MEMBERS, Waves, copied
+from dist_ens.layout import MEMBERS, Layout, Waves, copied
 
 # Timing takes at most the smaller of the two: seconds, and this part of the expected run.
 LONGEST_SECS = 20.0
@@ -50,27 +50,26 @@ class Choice:
         return f"Execution {self.option}: {self.why}" + (f" ({tried} ms a step)." if tried else ".")
 
 
-def candidates(ensemble: Ensemble, traced: ClosedJaxpr, num_steps: int) -> list[str]:
+def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]:
     """Executions worth trying for a program, the one that the rule chooses first.
 
     The rule: on a CPU networks with convolutions are unrolled (mapped in canonical layout where
     that makes a program of more than 64 steps), with max-pooling's gradient by masks; every other
     network, and every one on an accelerator, is vmapped, on a CPU with matrix products aligned if
-    one of them has a side of 2 to 4.
+    that makes sums of one of them.
 
     Args:
-        ensemble: Of any execution.
+        layout: Of the ensemble.
         traced: Its `traced_update`.
         num_steps: Of one call.
 
     Returns:
         Executions, each once.
     """
-    members = ensemble.layout.members_per_device
+    members, on_cpu = layout.members_per_device, layout.platform == "cpu"
     convolves = contains(traced, CONVOLUTION)
     masks = "+masks" if contains(traced, MAX_POOL_GRADIENT) else ""
     few = members * num_steps <= _MOST_UNROLLED
-    on_cpu = ensemble.layout.platform == "cpu"
     if convolves and on_cpu:
         unrolled = ["unroll" + masks, "unroll+canonical" + masks] if few else []
         others = ["map+canonical" + masks, "loop" + masks, "vmap+patches" + masks]
@@ -78,7 +77,7 @@ def candidates(ensemble: Ensemble, traced: ClosedJaxpr, num_steps: int) -> list[
     if convolves:
         apart = ["vmap+apart" + masks] if few else []
         return list(dict.fromkeys(["vmap", "vmap" + masks, "vmap+patches" + masks, *apart]))
-    aligned = on_cpu and contains(traced, PRODUCT, has_short_side)
+    aligned = on_cpu and contains(traced, PRODUCT, becomes_sums)
     first = ["vmap+aligned", "vmap"] if aligned else ["vmap"]
     if members == 1:
         return first if num_steps == 1 else [*first, f"{first[0]}+single"]
@@ -115,10 +114,9 @@ def choose(
             may_move=False,
         )
         return dataclasses.replace(ensemble, execution=choice.option), choice
-    traced = ensemble.traced_update(state, batches)
-    names = candidates(ensemble, traced, steps_in(batches))
+    layout, traced = ensemble.layout, ensemble.traced_update(state, batches)
+    names = candidates(layout, traced, steps_in(batches))
     options = {name: dataclasses.replace(ensemble, execution=name) for name in names}
-    layout = ensemble.layout
     if may_move and cluster.cores_are_devices() and layout.mesh.size > 1:
         alone = layout.on_one_device()
         options |= {

@@ -207,8 +207,8 @@ def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
     return PRODUCT.bind(lhs, jnp.pad(rhs, missing), **params)[:, :width]
 
 
-def has_short_side(lhs: Any, rhs: Any, **params: Any) -> bool:
-    """Whether `product_in_whole_vectors` makes sums of a product; shapes will do."""
+def becomes_sums(lhs: Any, rhs: Any, **params: Any) -> bool:
+    """Whether `product_in_whole_vectors` makes sums of vectors of a product; shapes will do."""
     if not _multiplies_matrices(lhs, rhs, **params):
         return False
     ((i,), (j,)), _ = params["dimension_numbers"]

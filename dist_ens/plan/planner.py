@@ -182,7 +182,7 @@ class Planner:
         state, batches = self._arguments(ensemble, steps)
         execution = self.experiment.execution
         if execution == AUTO:
-            execution = candidates(ensemble, ensemble.traced_update(state, batches), steps)[0]
+            execution = candidates(layout, ensemble.traced_update(state, batches), steps)[0]
         counted = {
             "parameters": _shard_bytes(state.params),
             "model_state": _shard_bytes(state.model_state),
