@@ -20,19 +20,23 @@ from absl import flags
 
 from benchmarks.workloads import WORKLOADS, Workload
 from dist_ens.config import CheckpointConfig, DataConfig, Experiment
-from dist_ens.data import Source, open_source, source_of_arrays
+from dist_ens.data import ArraySplit, Source, Spec, open_source, source_of_arrays
 from dist_ens.errors import UserError
 from dist_ens.feed import feed
+from dist_ens.losses import gaussian_nll
 from dist_ens.member import Member
-from dist_ens.methods import Order
 from dist_ens.report import SUMMARY
+from dist_ens.run import Run
 from dist_ens.train import train
 from launch import front
 from launch.config_file import ConfigFlags
 
-# Those of images and classes, as a config could name them.
+# All but the one of text, whose labels are as many as its inputs.
 _WORKLOAD = flags.DEFINE_enum(
-    "workload", None, ["W3", "W4", "W4x16", "W5"], "In place of a config; saved every 100 steps."
+    "workload",
+    None,
+    ["W1", "W2", "W3", "W4", "W4x16", "W5"],
+    "In place of a config; saved every 100 steps.",
 )
 _PAIRS = flags.DEFINE_integer("pairs", 5, "Turns of each.")
 _CALLS = flags.DEFINE_integer("calls", 20, "Calls of the update in a turn.")
@@ -80,15 +84,24 @@ def of_workload(workload: Workload) -> tuple[Experiment, Source, Member]:
         num_members=workload.num_members,
         steps=1,
         steps_per_call=workload.steps_per_call,
+        loss=workload.loss.__name__,
         data=DataConfig(
-            global_batch_size=workload.batch_size, mean=workload.mean, std=workload.std
+            global_batch_size=workload.batch_size,
+            examples="permuted" if workload.own_batches else "shared",
+            mean=workload.mean,
+            std=workload.std,
         ),
         optimizer=workload.optimizer,
         checkpoint=CheckpointConfig(every_steps=100),
     )
     examples = workload.inputs, workload.labels
     test = workload.inputs[:1000], workload.labels[:1000]
-    return experiment, source_of_arrays(examples, test), workload.bare_member
+    if workload.loss is gaussian_nll:
+        spec = Spec(workload.inputs.shape[1:], workload.inputs.dtype.name, (), None)
+        source = Source(spec, train=ArraySplit(*examples), test=ArraySplit(*test))
+    else:
+        source = source_of_arrays(examples, test)
+    return experiment, source, workload.bare_member
 
 
 def turn(
@@ -99,10 +112,10 @@ def turn(
         trained = train(experiment, folder, member=member, source=source)
         summary = json.loads((pathlib.Path(folder) / SUMMARY).read_text())
     batch_size = experiment.data.global_batch_size
-    trainer = summary["member_examples_per_second"] / (batch_size * experiment.num_members)
+    trainer = summary["member_examples_per_second"] / (batch_size * summary["num_members"])
 
     layout = trained.ensemble.layout
-    order = Order(len(source.train), batch_size, experiment.data.shuffle)
+    order = Run(experiment, source.spec, source.num_train_examples).order
     steps = experiment.steps_per_call
     batches = next(
         feed(source, order, layout, seed=0, first_step=0, last_step=steps, steps_per_call=steps)

@@ -161,7 +161,7 @@ def bench(
         For 1, 2, 4, … members and for as many as the experiment has.
     """
     experiment = run.experiment
-    most, rows = experiment.num_members, experiment.layout.ensemble_axis
+    most, rows = run.num_members, experiment.layout.ensemble_axis
     sizes = [2**k for k in range(most.bit_length()) if 2**k < most]
     if rows is not None:
         sizes = [size for size in sizes if size % rows == 0]

@@ -19,9 +19,9 @@ from ml_collections.config_dict import placeholder
 from dist_ens.errors import UserError
 from dist_ens.execution import AUTO, Execution
 
-LOSSES = ("softmax_cross_entropy", "class_mean_cross_entropy")
+LOSSES = ("softmax_cross_entropy", "class_mean_cross_entropy", "gaussian_nll")
 OPTIMIZERS = ("sgd", "adam", "adamw")
-EXAMPLES = ("shared", "permuted")
+EXAMPLES = ("shared", "permuted", "splits")
 COMPUTE_DTYPES = ("float32", "bfloat16")
 SCHEDULES = ("constant", "linear", "cosine")
 
@@ -97,14 +97,17 @@ class DataConfig:
     """The data set, and what the member is given of it.
 
     Attributes:
-        source: `digits`, `idx:DIR`, `npz:FILE`, `tfds:NAME` or `text:FILE`.
+        source: `digits`, `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or `uci:FILE`.
         data_dir: Where TFDS keeps its prepared data; None for its own default.
         num_classes: None: as many as the training labels name, every one of them present.
         context_length: Characters per example of a text source.
         global_batch_size: Examples per step, over all hosts and devices.
         shuffle: A new order in every epoch, from the seed; False keeps the order of the file.
         examples: `shared`: a step's batch is one for all members; `permuted`: each member goes
-            through the whole set in an order of its own.
+            through the whole set in an order of its own; `splits`: likewise, through the training
+            set of its group, where the source splits its examples several times (`uci`). Members
+            are dealt out in turn: member i is of group i modulo their number, and is an ensemble
+            with that group's other members.
         mean: Subtracted from the inputs on the device: one number, or one per channel.
         std: The inputs are then divided by it; likewise.
     """
@@ -264,7 +267,9 @@ class Experiment:
     """Everything that decides what a run computes. Frozen; checked when made.
 
     Attributes:
-        num_members: Networks in the ensemble.
+        num_members: Networks in the ensemble; None where `members_per_group` is given.
+        members_per_group: Networks for each of the source's groups; None where `num_members` is
+            given.
         seed: Of initialisation, dropout and the order of the data, together with the member's id.
         steps: Updates to take; None where `epochs` is given.
         epochs: Passes over the training split; None where `steps` is given.
@@ -274,7 +279,8 @@ class Experiment:
         loss: The loss of one member, in nats.
     """
 
-    num_members: int = 8
+    num_members: int | None = 8
+    members_per_group: int | None = None
     seed: int = 0
     steps: int | None = None
     epochs: float | None = None
@@ -291,8 +297,15 @@ class Experiment:
     logging: LoggingConfig = LoggingConfig()
 
     def __post_init__(self) -> None:
-        for field in ("num_members", "steps", "epochs", "steps_per_call"):
+        for field in ("num_members", "members_per_group", "steps", "epochs", "steps_per_call"):
             _require_positive(field, getattr(self, field))
+        _require(
+            (self.num_members is None) != (self.members_per_group is None),
+            "Exactly one of num_members and members_per_group says how many to train; the other is "
+            "None.",
+            f"num_members={self.num_members}, members_per_group={self.members_per_group}",
+            "Give --config.num_members=8 or --config.members_per_group=5.",
+        )
         _require(
             0 <= self.seed < 2**32,
             "seed must lie in [0, 2**32).",
@@ -333,6 +346,28 @@ class Experiment:
         config = _to_config_dict(self)
         config.model = ConfigDict({"name": self.model.name, **self.model.options})
         return config
+
+    def total_members(self, num_groups: int) -> int:
+        """Networks of all groups together, of a source that has so many.
+
+        Raises:
+            UserError: If the groups would have unequally many, or see each other's examples.
+        """
+        _require(
+            num_groups == 1 or self.data.examples == "splits",
+            "A source that splits its examples several times is for groups of members.",
+            f"{num_groups} splits in {self.data.source}, data.examples={self.data.examples!r}",
+            "Set --config.data.examples=splits.",
+        )
+        if self.num_members is None:
+            return num_groups * (self.members_per_group or 1)
+        _require(
+            self.num_members % num_groups == 0,
+            "Every group has equally many members.",
+            f"num_members={self.num_members} for {num_groups} groups",
+            f"Try --config.num_members={math.ceil(self.num_members / num_groups) * num_groups}.",
+        )
+        return self.num_members
 
     def total_steps(self, num_train_examples: int) -> int:
         """Updates in the whole run; a last, partial pass over the data counts as begun."""

@@ -2,16 +2,25 @@
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.data import Split, evaluation_batches
+from dist_ens.data import ArraySplit, Spec, Split, Standardization, evaluation_batches
 from dist_ens.ensemble import Ensemble, State
-from dist_ens.layout import BATCH, REPLICATED, to_host
-from dist_ens.metrics import classification_scores, classification_sums, mixture_log_probs
+from dist_ens.layout import BATCH, BATCHES, REPLICATED, to_host
+from dist_ens.losses import normal_distribution
+from dist_ens.metrics import (
+    classification_scores,
+    classification_sums,
+    mixture_log_probs,
+    mixture_moments,
+    regression_scores,
+    regression_sums,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +28,19 @@ class Scores:
     """Scores over a split.
 
     Attributes:
-        ensemble: Of the mixture of the members: `accuracy`, `nll`, `brier`, `ece`.
-        members: Of each member, with its `member_id`.
+        groups: For each group of members, of their mixture, on the group's own examples; of classes
+            `accuracy`, `nll`, `brier`, `ece`, of real targets `rmse`, `mae`, `nll`, `mixture_nll`,
+            `crps`.
+        members: Of each member, on its group's examples, with its `member_id`.
     """
 
-    ensemble: dict[str, float]
+    groups: list[dict[str, float]]
     members: list[dict[str, float]]
+
+    @property
+    def ensemble(self) -> dict[str, float]:
+        """The mean of each score over the groups; of one group its scores."""
+        return self._over_groups(np.mean)
 
     @property
     def mean_member(self) -> dict[str, float]:
@@ -35,90 +51,195 @@ class Scores:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """`{"test": {…}, "members": [{"member_id", …}]}`."""
-        return {"test": self.ensemble, "members": self.members}
+        """`{"test": {…}, "members": [{"member_id", …}]}`, and of several groups `test_std`."""
+        several = {"test_std": self._over_groups(np.std)} if len(self.groups) > 1 else {}
+        return {"test": self.ensemble, **several, "members": self.members}
+
+    def _over_groups(self, reduce: Any) -> dict[str, float]:
+        first = self.groups[0]
+        if len(self.groups) == 1 and reduce is np.mean:
+            return dict(first)
+        return {name: float(reduce([scores[name] for scores in self.groups])) for name in first}
 
 
 class Evaluator:
-    """Scores and predicts with an ensemble, every example exactly once, nothing gathered.
+    """Scores and predicts with an ensemble, every example exactly once.
 
     Args:
-        ensemble: The lifted member.
+        ensemble: The lifted member; of several groups, its members are 0, 1, 2, … in this order.
         global_batch_size: Examples at a time, rounded up to fill the data axis.
+        spec: Of the data; default: of one group, and its labels are classes.
     """
 
-    def __init__(self, ensemble: Ensemble, global_batch_size: int) -> None:
+    def __init__(
+        self, ensemble: Ensemble, global_batch_size: int, spec: Spec | None = None
+    ) -> None:
         layout = ensemble.layout
         self._ensemble = ensemble
         self._layout = layout
+        self._num_groups = ensemble.num_groups
+        self._standardization = spec.standardization if spec else None
         self._batch_size = math.ceil(global_batch_size / layout.data_axis) * layout.data_axis
+        kind = _CLASSES if spec is None or spec.num_classes is not None else _REAL_TARGETS
+        self._kind = kind
         everywhere = layout.sharding(REPLICATED)
 
-        def score(member_logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-            member_log_probs = jax.nn.log_softmax(member_logits)
+        def by_group(member_outputs: jax.Array) -> jax.Array:
+            shape = (-1, self._num_groups, *member_outputs.shape[1:])
+            return member_outputs.reshape(shape)
+
+        def score(member_outputs: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+            if self._num_groups == 1:
+                labels = labels[None]
+            of_groups = jax.vmap(kind.sums, in_axes=(1, 0, None))
+            outputs = by_group(member_outputs)
             return {
-                "ensemble": classification_sums(mixture_log_probs(member_log_probs), labels, mask),
-                "members": jax.vmap(classification_sums, in_axes=(0, None, None))(
-                    member_log_probs, labels, mask
-                ),
+                "groups": of_groups(outputs, labels, mask),
+                "members": jax.vmap(lambda one: of_groups(one[None], labels, mask))(outputs),
             }
 
-        def probabilities(member_logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-            member_log_probs = jax.nn.log_softmax(member_logits)
-            return jnp.exp(mixture_log_probs(member_log_probs)), jnp.exp(member_log_probs)
+        def predictions(member_outputs: jax.Array) -> Any:
+            return {
+                "groups": jax.vmap(kind.mixture, in_axes=1)(by_group(member_outputs)),
+                "members": jax.vmap(lambda one: kind.mixture(one[None]))(member_outputs),
+            }
 
         self._score = jax.jit(score, out_shardings=everywhere)
-        self._probabilities = jax.jit(probabilities, out_shardings=everywhere)
+        self._predictions = jax.jit(predictions, out_shardings=everywhere)
 
     def evaluate(self, state: State, split: Split) -> Scores:
         """Scores of the ensemble and of every member on a whole split.
 
         Args:
             state: Of the ensemble.
-            split: Examples with labels; read on every host, each its own columns' part.
+            split: Examples with labels, of several groups one group's after the other's; read on
+                every host, each its own columns' part.
 
         Returns:
-            The scores.
+            The scores; of real targets in the unit that they had before they were standardised.
         """
         total: Any = None
         for batch in self._batches(split):
-            logits = self._ensemble.predict(state, batch["inputs"])
-            sums = jax.device_get(self._score(logits, batch["labels"], batch["mask"]))
+            outputs = self._ensemble.predict(state, batch["inputs"])
+            sums = jax.device_get(self._score(outputs, batch["labels"], batch["mask"]))
             sums = jax.tree.map(lambda leaf: leaf.astype(np.float64), sums)
             total = sums if total is None else jax.tree.map(np.add, total, sums)
+
+        def scores(sums: Any, group: int) -> dict[str, float]:
+            if self._standardization is None:
+                return self._kind.scores(sums)
+            return regression_scores(sums, unit=self._standardization.target_std[group])
+
+        def entry(tree: Any, *index: int) -> Any:
+            return jax.tree.map(lambda leaf: leaf[index], tree)
+
+        rounds = range(self._layout.num_members // self._num_groups)
+        groups = range(self._num_groups)
+        member_ids = to_host(state.member_id).reshape(len(rounds), len(groups))
         return Scores(
-            ensemble=classification_scores(total["ensemble"]),
+            groups=[scores(entry(total["groups"], group), group) for group in groups],
             members=[
                 {
-                    "member_id": int(member_id),
-                    **classification_scores(jax.tree.map(lambda s: s[i], total["members"])),  # noqa: B023
+                    "member_id": int(member_ids[turn, group]),
+                    **scores(entry(total["members"], turn, group), group),
                 }
-                for i, member_id in enumerate(to_host(state.member_id))
+                for turn in rounds
+                for group in groups
             ],
         )
 
-    def predict(self, state: State, split: Split) -> dict[str, np.ndarray]:
-        """Probabilities for every example of a split; its labels are not looked at.
+    def predict(self, state: State, inputs: np.ndarray) -> dict[str, np.ndarray]:
+        """Predictions for examples in their own units.
 
         Args:
             state: Of the ensemble.
-            split: The examples.
+            inputs: [examples, ...], the same on every host.
 
         Returns:
-            `probs` float32[examples, ..., classes] of the mixture, `member_probs`
-            float32[members, examples, ..., classes] and `member_id` int32[members]; on every host.
+            `member_id` int32[members], and in float32, of classes `probs` [examples, ..., classes]
+            of the mixture and `member_probs` [members, examples, ..., classes]; of real targets, in
+            their own unit, `mean` and `variance` [examples] of the mixture, `member_mean` and
+            `member_variance` [members, examples]. Of several groups what is of the mixture is
+            [groups, examples]. On every host.
         """
+        given = self._standardization
+        own = inputs if given is None else np.concatenate(given.of_inputs(inputs))
+        # Their labels are not looked at.
+        split = ArraySplit(own, np.zeros(len(own), np.int32))
         parts = [
-            jax.device_get(self._probabilities(self._ensemble.predict(state, batch["inputs"])))
+            jax.device_get(self._predictions(self._ensemble.predict(state, batch["inputs"])))
             for batch in self._batches(split)
         ]
-        return {
-            "probs": np.concatenate([probs for probs, _ in parts])[: len(split)],
-            "member_probs": np.concatenate([m for _, m in parts], axis=1)[:, : len(split)],
-            "member_id": to_host(state.member_id),
-        }
+        # [groups or members, examples, ...]
+        whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
+        whole = jax.tree.map(lambda leaf: leaf[:, : len(inputs)], whole)
+        if given is not None:
+            whole = {key: _in_own_unit(tree, given) for key, tree in whole.items()}
+        mixture, member_id = whole["groups"], to_host(state.member_id)
+        if self._num_groups == 1:
+            mixture = {name: leaf[0] for name, leaf in mixture.items()}
+        members = {f"member_{name}": leaf for name, leaf in whole["members"].items()}
+        return {**mixture, **members, "member_id": member_id}
 
-    def _batches(self, split: Split) -> Any:
-        rows = self._layout.host_rows(self._batch_size)
-        for batch in evaluation_batches(split, global_batch_size=self._batch_size, host_rows=rows):
-            yield self._layout.put(batch, self._batch_size, BATCH)
+    def _batches(self, split: Split) -> Iterator[dict[str, jax.Array]]:
+        rows, size = self._layout.host_rows(self._batch_size), self._batch_size
+        examples = BATCH if self._num_groups == 1 else BATCHES
+        for batch in evaluation_batches(
+            split, global_batch_size=size, host_rows=rows, num_groups=self._num_groups
+        ):
+            mask = self._layout.put(batch.pop("mask"), size, BATCH)
+            yield {**self._layout.put(batch, size, examples), "mask": mask}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """Of labels: how members' outputs for a batch are read.
+
+    Attributes:
+        mixture: The distribution of members' mixture, an array for each of its parameters.
+        sums: What a batch adds to the scores of members' mixture.
+        scores: The scores from the sums.
+    """
+
+    mixture: Callable[[jax.Array], dict[str, jax.Array]]
+    sums: Callable[[jax.Array, jax.Array, jax.Array], dict[str, jax.Array]]
+    scores: Callable[[dict[str, Any]], dict[str, float]]
+
+
+def _log_probs(member_logits: jax.Array) -> jax.Array:
+    return mixture_log_probs(jax.nn.log_softmax(member_logits))
+
+
+_CLASSES = _Kind(
+    mixture=lambda logits: {"probs": jnp.exp(_log_probs(logits))},
+    sums=lambda logits, labels, mask: classification_sums(_log_probs(logits), labels, mask),
+    scores=classification_scores,
+)
+
+
+def _moments(member_outputs: jax.Array) -> dict[str, jax.Array]:
+    mean, variance = mixture_moments(*normal_distribution(member_outputs))
+    return {"mean": mean, "variance": variance}
+
+
+_REAL_TARGETS = _Kind(
+    mixture=_moments,
+    sums=lambda outputs, targets, mask: regression_sums(
+        *normal_distribution(outputs), targets, mask
+    ),
+    scores=regression_scores,
+)
+
+
+def _in_own_unit(
+    moments: Mapping[str, np.ndarray], given: Standardization
+) -> dict[str, np.ndarray]:
+    """Means and variances [groups or members, examples] in the unit that the targets came in."""
+    repeats = len(moments["mean"]) // len(given.target_mean)
+    mean, std = (
+        np.tile(values, repeats)[:, None] for values in (given.target_mean, given.target_std)
+    )
+    return {
+        "mean": (moments["mean"] * std + mean).astype(np.float32),
+        "variance": (moments["variance"] * std**2).astype(np.float32),
+    }

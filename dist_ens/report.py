@@ -23,7 +23,6 @@ from dist_ens.layout import to_host
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 
-_SCORES = ("accuracy", "nll", "brier", "ece")
 _LINE_EVERY_SECS = 10.0
 _MEMBERS_SHOWN = 20
 
@@ -236,17 +235,27 @@ def scores_table(
     ensemble: Mapping[str, float],
     mean_member: Mapping[str, float],
     members: Sequence[Mapping[str, float]],
+    num_groups: int = 1,
 ) -> Table:
-    """The table at the end of a run: the ensemble, the mean member, and the members."""
+    """The table at the end of a run: the ensemble, the mean member, and the members.
+
+    Args:
+        ensemble: A number for each score; of several groups the mean of theirs.
+        mean_member: Likewise.
+        members: Likewise of each, with its `member_id`.
+        num_groups: Of members, each an ensemble.
+    """
     table = Table(title="test split", title_justify="left")
     table.add_column("")
-    for name in _SCORES:
+    for name in ensemble:
         table.add_column(name, justify="right")
 
     def row(label: str, scores: Mapping[str, float], style: str | None = None) -> None:
-        table.add_row(label, *(f"{scores[name]:.4f}" for name in _SCORES), style=style)
+        table.add_row(label, *(f"{scores[name]:.4f}" for name in ensemble), style=style)
 
-    row(f"ensemble of {len(members)}", ensemble, "bold")
+    size = len(members) // num_groups
+    mean_of = f"mean of {num_groups} groups, " if num_groups > 1 else ""
+    row(f"{mean_of}ensemble of {size}", ensemble, "bold")
     row("mean member", mean_member)
     table.add_section()
     for member in members[:_MEMBERS_SHOWN]:

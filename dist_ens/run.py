@@ -17,7 +17,7 @@ from dist_ens.ensemble import Ensemble, State
 from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.execution import AUTO
 from dist_ens.layout import BATCH, REPLICATED, Layout, Waves, make_layout
-from dist_ens.losses import make_loss
+from dist_ens.losses import Objective, make_objective
 from dist_ens.member import (
     Member,
     check_member,
@@ -37,7 +37,7 @@ class Run:
     Attributes:
         experiment: The resolved experiment.
         spec: Of the data that the members take.
-        num_train_examples: Of the training split, whose order depends on it.
+        num_train_examples: That a member is trained on; their order depends on their number.
         member_file: The config file that defines the member; None where `model.name` says it.
         execution: How members are run, where the experiment leaves it to be chosen; None before.
         num_devices: Of the mesh that trains; None before.
@@ -95,8 +95,19 @@ class Run:
             self.num_train_examples,
             data.global_batch_size,
             shuffle=data.shuffle,
-            per_member=data.examples == "permuted",
+            per_member=data.examples != "shared",
+            num_groups=self.spec.num_groups,
         )
+
+    @property
+    def num_members(self) -> int:
+        """Networks in the ensemble."""
+        return self.experiment.total_members(self.spec.num_groups)
+
+    @property
+    def objective(self) -> Objective:
+        """What members minimise."""
+        return make_objective(self.experiment.loss, self.spec.num_classes)
 
     def make_ensemble(self, layout: Layout, member: Member | None = None) -> Ensemble:
         """The experiment's member, checked against the data and lifted.
@@ -111,7 +122,7 @@ class Run:
         Raises:
             UserError: If the network cannot be made, or does not fit the data.
         """
-        experiment, spec = self.experiment, self.spec
+        experiment, spec, objective = self.experiment, self.spec, self.objective
         for name in ("mean", "std"):
             length = len(getattr(experiment.data, name))
             if length not in {1, *spec.input_shape[-1:]}:
@@ -121,7 +132,7 @@ class Run:
                     f'--config.data.{name}="(1.0,)".'
                 )
         if member is None:
-            member = make_model(experiment.model, spec.input_shape, spec.num_classes)
+            member = make_model(experiment.model, spec.input_shape, objective.num_outputs)
         member = with_compute_dtype(member, experiment.compute.dtype)
         member = with_normalized_inputs(member, experiment.data.mean, experiment.data.std)
         if experiment.compute.rematerialize:
@@ -130,24 +141,26 @@ class Run:
         check_member(
             member,
             self.batch_of_inputs(batch_size),
-            (batch_size, *spec.label_shape, spec.num_classes),
+            (batch_size, *spec.label_shape, objective.num_outputs),
         )
         return Ensemble(
             member,
             make_optimizer(experiment.optimizer),
             layout,
-            make_loss(experiment.loss),
+            objective.loss,
+            objective.training_scores,
             microbatches=experiment.compute.microbatches,
             execution=self.execution
             or ("vmap" if experiment.execution == AUTO else experiment.execution),
             waves=Waves.at_least(layout, experiment.layout.waves).count,
+            num_groups=spec.num_groups,
         )
 
     def check_training(self, ensemble: Ensemble) -> None:
         """Traces the network as it is trained, on the mesh, and raises where it does not fit.
 
         Raises:
-            UserError: If it raises, or returns other logits or another model state than it should,
+            UserError: If it raises, or returns other outputs or another model state than it should,
                 or a device's batch has no such microbatches.
         """
         batch_size = self.experiment.data.global_batch_size
@@ -174,7 +187,7 @@ class Run:
         )
         key = jax.eval_shape(lambda: jax.random.key(0))
         try:
-            logits, model_state = jax.eval_shape(
+            outputs, model_state = jax.eval_shape(
                 apply, *state, self.batch_of_inputs(batch_size), key
             )
         except Exception as error:  # whatever a user's network says when it is trained
@@ -182,11 +195,11 @@ class Run:
                 "The network must take a key and train=True. Received, when it was trained: "
                 f"{type(error).__name__}: {first_line(error)} Correct the network."
             ) from error
-        expected = (batch_size, *self.spec.label_shape, self.spec.num_classes)
-        if logits.shape != expected or not jax.numpy.issubdtype(logits.dtype, jax.numpy.floating):
+        expected = (batch_size, *self.spec.label_shape, self.objective.num_outputs)
+        if outputs.shape != expected or not jax.numpy.issubdtype(outputs.dtype, jax.numpy.floating):
             raise UserError(
-                f"Trained or not, the network returns logits float{list(expected)}. Received, when "
-                f"it was trained: {logits.dtype}{list(logits.shape)}. Correct the network."
+                f"Trained or not, the network returns float{list(expected)}. Received, when it was "
+                f"trained: {outputs.dtype}{list(outputs.shape)}. Correct the network."
             )
         before, after = (
             [
@@ -287,8 +300,7 @@ def open_finished(
             "The network of this run was written in its config file, which is not run unasked. "
             f"Received: {workdir}, and no network. Add --config={run.member_file}."
         )
-    num_members = run.experiment.num_members
-    layout = make_layout(num_members, devices=cluster.devices_for(num_members))
+    layout = make_layout(run.num_members, devices=cluster.devices_for(run.num_members))
     ensemble = run.make_ensemble(layout, member)
     abstract = ensemble.abstract_state(run.batch_of_inputs(1))
     with Checkpoints(workdir, read_only=True) as checkpoints:

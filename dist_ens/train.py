@@ -77,15 +77,15 @@ def train(
 
     # 1. Every part is built and checked before anything is written.
     source = open_source(experiment.data) if source is None else source
-    num_members, rows = experiment.num_members, experiment.layout.ensemble_axis
+    run = Run(experiment, source.spec, source.num_train_examples, member_file)
+    num_members, rows = run.num_members, experiment.layout.ensemble_axis
     layout = make_layout(num_members, rows, cluster.devices_for(num_members, rows))
     batch_size = experiment.data.global_batch_size
     layout.check_batch_size("data.global_batch_size", batch_size)
-    run = Run(experiment, source.spec, len(source.train), member_file)
     ensemble = run.make_ensemble(layout, member)
     order = run.order
     run.check_training(ensemble)
-    last_step = experiment.total_steps(len(source.train))
+    last_step = experiment.total_steps(source.num_train_examples)
     _require_folder(workdir)
     _require_writable(workdir)
 
@@ -126,7 +126,7 @@ def train(
             console.print(str(choice), soft_wrap=True)
         layout = ensemble.layout
         run = dataclasses.replace(run, execution=ensemble.execution, num_devices=layout.mesh.size)
-        evaluator = Evaluator(ensemble, experiment.evaluation.global_batch_size)
+        evaluator = Evaluator(ensemble, experiment.evaluation.global_batch_size, source.spec)
         reporter = report.TrainingReporter(
             console,
             workdir if cluster.is_main() else None,
@@ -260,6 +260,7 @@ def _summary(
         "mesh": {ENSEMBLE: layout.ensemble_axis, DATA: layout.data_axis},
         "execution": ensemble.execution,
         **pace,
+        "groups": len(scores.groups),
         **scores.to_dict(),
         "mean_member": scores.mean_member,
     }
@@ -269,7 +270,7 @@ def _print_result(
     console: Console, scores: Scores, workdir: pathlib.Path, member_file: str | None
 ) -> None:
     ensemble, mean = scores.ensemble, scores.mean_member
-    console.print(report.scores_table(ensemble, mean, scores.members))
+    console.print(report.scores_table(ensemble, mean, scores.members, len(scores.groups)))
     diverged = [m["member_id"] for m in scores.members if not math.isfinite(m["nll"])]
     if diverged:
         console.print(
@@ -278,9 +279,10 @@ def _print_result(
             "--config.optimizer.clip_norm=1.0.",
         )
     config = f" --config={shlex.quote(member_file)}" if member_file else ""
+    name, told = ("accuracy", "accuracy") if "accuracy" in ensemble else ("rmse", "RMSE")
     console.print(
-        f"The ensemble's accuracy is {ensemble['accuracy']:.4f} and its NLL "
-        f"{ensemble['nll']:.4f}; its mean member's are {mean['accuracy']:.4f} and "
+        f"The ensemble's {told} is {ensemble[name]:.4f} and its NLL "
+        f"{ensemble['nll']:.4f}; its mean member's are {mean[name]:.4f} and "
         f"{mean['nll']:.4f}. In {workdir}: {report.SUMMARY}, {report.METRICS}, {FOLDER}/. "
         f"Next: dist-ens predict --workdir={shlex.quote(str(workdir))}{config} --input=x.npy "
         "--output=p.npz",

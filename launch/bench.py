@@ -37,7 +37,7 @@ def main() -> None:
         )
     source = open_source(experiment.data)
     member = _CONFIG.make_member(source.spec)
-    run = Run(experiment, source.spec, len(source.train))
+    run = Run(experiment, source.spec, source.num_train_examples)
     console, points = Console(markup=False, highlight=False), []
     for point in bench(run, source, lambda layout: run.make_ensemble(layout, member), _TURNS.value):
         points.append(point)

@@ -134,7 +134,8 @@ class ConfigFlags:
     def experiment(self) -> Experiment:
         """The file's experiment, with what the flags say instead.
 
-        Of `steps` and `epochs`, one given on the command line replaces the other.
+        Of `steps` and `epochs`, and of `num_members` and `members_per_group`, one given on the
+        command line replaces the other.
 
         Raises:
             UserError: If there is no file, or a value is wrong.
@@ -145,9 +146,10 @@ class ConfigFlags:
                 "--config=configs/digits.py."
             )
         values = self._overrides.value.to_dict()
-        for name, other in (("steps", "epochs"), ("epochs", "steps")):
-            if name in self._given and other not in self._given:
-                values[other] = None
+        for pair in (("steps", "epochs"), ("num_members", "members_per_group")):
+            for name, other in (pair, pair[::-1]):
+                if name in self._given and other not in self._given:
+                    values[other] = None
         return Experiment.from_dict(values)
 
     def make_member(self, spec: Spec) -> Member | None:

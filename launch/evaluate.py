@@ -29,13 +29,20 @@ def main() -> None:
             f"{run.experiment.data.source}, where {workdir} was trained on {run.spec}. Put the "
             "data set back that it was trained on."
         )
-    evaluator = Evaluator(ensemble, run.experiment.evaluation.global_batch_size)
+    evaluator = Evaluator(ensemble, run.experiment.evaluation.global_batch_size, source.spec)
     scores = evaluator.evaluate(state, source.test)
     if not cluster.is_main():
         return
-    Console().print(report.scores_table(scores.ensemble, scores.mean_member, scores.members))
+    groups = len(scores.groups)
+    Console().print(
+        report.scores_table(scores.ensemble, scores.mean_member, scores.members, groups)
+    )
     if _JSON.value is not None:
-        as_json = scores.to_dict() | {"mean_member": scores.mean_member}
+        as_json = {
+            "groups": groups,
+            **scores.to_dict(),
+            "mean_member": scores.mean_member,
+        }
         front.write_file(_JSON, lambda path: report.write_scores(path, as_json))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from absl import flags
 
 from dist_ens import cluster
-from dist_ens.data import ArraySplit, convert_inputs
+from dist_ens.data import convert_inputs
 from dist_ens.errors import UserError
 from dist_ens.evaluate import Evaluator
 from dist_ens.run import open_finished
@@ -15,7 +15,7 @@ from launch.config_file import ConfigFlags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _INPUT = flags.DEFINE_string("input", None, ".npy file of examples as the source yields them.")
-_OUTPUT = flags.DEFINE_string("output", None, ".npz file for probs, member_probs and member_id.")
+_OUTPUT = flags.DEFINE_string("output", None, ".npz file for the predictions.")
 _CONFIG = ConfigFlags(overridable=False)
 
 
@@ -31,9 +31,8 @@ def main() -> None:
         )
     run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
     inputs = convert_inputs(run.spec, inputs, path)
-    labels = np.zeros((len(inputs), *run.spec.label_shape), np.int32)  # there are none
-    evaluator = Evaluator(ensemble, run.experiment.evaluation.global_batch_size)
-    predictions = evaluator.predict(state, ArraySplit(inputs, labels))
+    evaluator = Evaluator(ensemble, run.experiment.evaluation.global_batch_size, run.spec)
+    predictions = evaluator.predict(state, inputs)
     if not cluster.is_main():
         return
 
@@ -44,8 +43,9 @@ def main() -> None:
         unfinished.replace(path)
 
     front.write_file(_OUTPUT, write)
-    members, examples = predictions["member_probs"].shape[:2]
-    print(f"{output}: probs, member_probs and member_id of {members} members, {examples} examples.")
+    *others, last = predictions
+    members = len(predictions["member_id"])
+    print(f"{output}: {', '.join(others)} and {last} of {members} members, {len(inputs)} examples.")
 
 
 def _load(path: str) -> np.ndarray:

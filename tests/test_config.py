@@ -17,7 +17,7 @@ from dist_ens.config import (
     differences_on_resume,
 )
 from dist_ens.errors import UserError
-from dist_ens.losses import make_loss
+from dist_ens.losses import make_objective
 from dist_ens.optimizers import make_optimizer
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -93,7 +93,10 @@ def test_what_is_wrong_is_told_in_a_sentence(values, sentence):
 
 def test_every_name_that_a_config_takes_is_built():
     for name in LOSSES:
-        assert make_loss(name).__name__ == name
+        num_classes = None if name == "gaussian_nll" else 7
+        objective = make_objective(name, num_classes)
+        assert objective.loss.__name__ == name
+        assert objective.num_outputs == (num_classes or 2)
     for name in OPTIMIZERS:
         for schedule in SCHEDULES:
             steps = None if schedule == "constant" else 10

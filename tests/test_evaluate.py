@@ -40,7 +40,7 @@ def test_the_scores_are_those_of_the_averaged_probabilities_of_every_example(
     logits = np.einsum("nf,mfc->mnc", split.inputs, np.asarray(state.params["w"], np.float64))
     probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     evaluator = Evaluator(ensemble, batch_size)
-    predicted = evaluator.predict(state, split)
+    predicted = evaluator.predict(state, split.inputs)
     np.testing.assert_allclose(predicted["member_probs"], probs, rtol=1e-4)
     np.testing.assert_allclose(predicted["probs"], probs.mean(0), rtol=1e-4)
     scores = evaluator.evaluate(state, split)

@@ -85,5 +85,5 @@ def test_only_the_layout_names_the_axes_and_places_arrays():
         attributes = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
         strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
         assert not {"PartitionSpec", "NamedSharding", "device_put"} & (names | attributes), path
-        if "evaluate" not in path.name:  # whose scores are of "the ensemble" too
+        if path.name != "uci.py":  # whose files have an array of this name
             assert not {"ensemble", "data"} & {s for s in strings if isinstance(s, str)}, path

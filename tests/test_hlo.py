@@ -24,6 +24,7 @@ SPECS = {
     "mnist_lenet": Spec((28, 28), "uint8", (), 10),
     "cifar_resnet": Spec((32, 32, 3), "uint8", (), 10),
     "charlm": Spec((128,), "int32", (128,), 65),
+    "uci": Spec((13,), "float32", (), None, num_groups=20),
 }
 
 

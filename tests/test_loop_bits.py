@@ -23,8 +23,8 @@ def random_batches(spec):
         inputs = random.normal(size=shape)
     else:
         inputs = random.integers(0, spec.num_classes, shape)
-    labels = random.integers(0, spec.num_classes, (STEPS, BATCH, *spec.label_shape))
-    return {"inputs": inputs.astype(spec.input_dtype), "labels": labels.astype(np.int32)}
+    labels = random.integers(0, spec.num_classes or 2, (STEPS, BATCH, *spec.label_shape))
+    return {"inputs": inputs.astype(spec.input_dtype), "labels": labels.astype(spec.label_dtype)}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.stem)

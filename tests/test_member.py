@@ -201,8 +201,8 @@ def test_an_unregistered_class_is_told_how_to_register(make):
     [
         (
             from_functions(linear, lambda p, x: (x @ p["w"])[:, 0]),
-            "must return logits of shape [8, 3]: one row per example, one column per class. "
-            "Received: float32[8].",
+            "must return outputs of shape [8, 3]: one row per example, one column per class, or "
+            "for each number that the loss takes. Received: float32[8].",
         ),
         (
             from_functions(lambda key: {"w": jnp.zeros((5, 3))}, lambda p, x: x @ p["w"]),

@@ -6,9 +6,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, log_loss
+from scipy.integrate import quad
+from scipy.stats import norm
+from sklearn.metrics import (
+    accuracy_score,
+    log_loss,
+    mean_absolute_error,
+    root_mean_squared_error,
+)
 
-from dist_ens.metrics import classification_scores, classification_sums, mixture_log_probs
+from dist_ens.metrics import (
+    classification_scores,
+    classification_sums,
+    mixture_log_probs,
+    mixture_moments,
+    regression_scores,
+    regression_sums,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -94,3 +108,72 @@ def test_probabilities_are_averaged_not_logits():
     np.testing.assert_allclose(mixture, [[0.7, 0.3]], rtol=1e-6)
     one = jnp.log(jnp.float32(member_probs[:1]))
     np.testing.assert_allclose(mixture_log_probs(one), one[0], rtol=1e-6)
+
+
+def normal_scores(means, variances, targets, mask=None, unit=1.0):
+    means, variances, targets = (jnp.asarray(v, jnp.float32) for v in (means, variances, targets))
+    mask = np.ones(targets.shape, bool) if mask is None else np.asarray(mask)
+    sums = jax.jit(regression_sums)(means, variances, targets, mask)
+    return regression_scores(jax.device_get(sums), unit)
+
+
+def test_a_mixture_of_normals_worked_by_hand():
+    # Members N(0, 1) and N(2, 1), target 1: the mixture's mean is 1, its variance 1 + 1 = 2.
+    #   rmse = mae = 0;  nll = ln(2 pi 2) / 2 = 1.265512
+    #   mixture_nll = -ln phi(1) = 1.418939, for both densities are the same there
+    #   crps: E|X - y| = 2 phi(1) + (2 Phi(1) - 1) = 0.483941 + 0.682689 = 1.166631; of the pairs
+    #   two are N(0, 2), E = sqrt(2) * 0.797885 = 1.128379, two N(+-2, 2), z = sqrt(2):
+    #   2 * 0.842701 + 2 * sqrt(2) * 0.146763 = 2.100511; minus half their mean: 0.807222
+    got = normal_scores([[0.0], [2.0]], [[1.0], [1.0]], [1.0])
+    expected = {"rmse": 0, "mae": 0, "nll": 1.265512, "mixture_nll": 1.418939, "crps": 0.359408}
+    assert got == pytest.approx(expected, abs=1e-6)
+
+
+def test_one_normal_is_scored_by_its_textbook_formulas():
+    # N(1, 4), target 3: z = 1. nll = ln(2 pi 4) / 2 + 1/2;
+    # crps = 2 (1 (2 Phi(1) - 1) + 2 phi(1) - 1/sqrt(pi)) = 2 (0.682689 + 0.483941 - 0.564190)
+    got = normal_scores([[1.0]], [[4.0]], [3.0])
+    expected = {"rmse": 2, "mae": 2, "nll": 2.112086, "mixture_nll": 2.112086, "crps": 1.204882}
+    assert got == pytest.approx(expected, abs=2e-6)
+    # The same in a unit ten times as small: lengths times 10, a density a tenth.
+    larger = normal_scores([[1.0]], [[4.0]], [3.0], unit=10.0)
+    assert larger == pytest.approx(
+        {"rmse": 20, "mae": 20, "nll": 4.414671, "mixture_nll": 4.414671, "crps": 12.04882},
+        abs=2e-5,
+    )
+
+
+def test_scores_of_random_mixtures_are_those_of_other_libraries():
+    random = np.random.default_rng(2)
+    means = random.normal(size=(4, 30)).astype(np.float32)
+    variances = random.uniform(0.05, 3, (4, 30)).astype(np.float32)
+    targets = (2 * random.normal(size=30)).astype(np.float32)
+    got = normal_scores(means, variances, targets)
+    mean = means.mean(0, dtype=np.float64)
+    assert got["rmse"] == pytest.approx(root_mean_squared_error(targets, mean), abs=1e-6)
+    assert got["mae"] == pytest.approx(mean_absolute_error(targets, mean), abs=1e-6)
+    scale = np.sqrt(variances, dtype=np.float64)
+    density = norm.pdf(targets, means, scale).mean(0)
+    assert got["mixture_nll"] == pytest.approx(-np.log(density).mean(), abs=1e-6)
+    crps = []
+    for k, target in enumerate(targets):
+
+        def squared_gap(t, k=k, target=target):
+            return (norm.cdf(t, means[:, k], scale[:, k]).mean() - (t >= target)) ** 2
+
+        crps.append(quad(squared_gap, -30, target)[0] + quad(squared_gap, target, 30)[0])
+    assert got["crps"] == pytest.approx(np.mean(crps), abs=1e-6)
+
+
+def test_targets_that_are_masked_do_not_count_whatever_is_predicted():
+    means, variances = [[0.0, np.nan], [1.0, 1.0]], [[1.0, -1.0], [1.0, np.inf]]
+    got = normal_scores(means, variances, [0.5, 7.0], [True, False])
+    assert got == pytest.approx(normal_scores([[0.0], [1.0]], [[1.0], [1.0]], [0.5]))
+    with pytest.raises(ValueError, match="at least one example"):
+        normal_scores(means, variances, [0.5, 7.0], [False, False])
+
+
+def test_members_that_agree_far_from_zero_keep_their_variance():
+    # float32 has 7 digits: the mean of squares would leave nothing of a variance of 1e-4 at 1000.
+    mean, variance = mixture_moments(jnp.full((3, 1), 1000.0), jnp.full((3, 1), 1e-4))
+    assert (float(mean[0]), float(variance[0])) == pytest.approx((1000.0, 1e-4), rel=1e-6)

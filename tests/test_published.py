@@ -44,7 +44,7 @@ def train(config, source, workdir, *changes):
     )
     assert ended.returncode == 0, ended.stderr
     summary = json.loads((workdir / "summary.json").read_text())
-    print(config, summary["test"], [m["accuracy"] for m in summary["members"]])
+    print(config, summary["test"], summary["mean_member"])
     return summary
 
 
@@ -82,4 +82,16 @@ def test_a_short_character_model_learns(data, tmp_path):
     changes = ["num_members=2", "steps=200", "optimizer.schedule_steps=200"]
     summary = train("charlm", source, tmp_path, *changes)
     assert summary["test"]["nll"] <= 2.5  # letter frequencies alone: 3.3 nats
+    assert summary["test"]["nll"] < summary["mean_member"]["nll"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rmse", "nll"), [("bostonHousing", 3.28, 2.41), ("kin8nm", 0.09, -1.20)]
+)
+def test_uci_tables_are_predicted_as_published(data, tmp_path, name, rmse, nll):
+    # Lakshminarayanan et al. (2017), Table 1, whose figures are means over the splits, M = 5.
+    summary = train("uci", f"uci:{data / 'uci' / name}.npz", tmp_path)
+    assert (summary["groups"], summary["num_members"]) == (20, 100)
+    assert summary["test"]["rmse"] <= rmse
+    assert nll - 0.3 <= summary["test"]["nll"] <= nll + 0.1
     assert summary["test"]["nll"] < summary["mean_member"]["nll"]

@@ -2,13 +2,22 @@
 
 from dist_ens.data.open import describe_source, open_source
 from dist_ens.data.pipeline import calls, evaluation_batches, training_batches
-from dist_ens.data.source import ArraySplit, Source, Spec, Split, convert_inputs, source_of_arrays
+from dist_ens.data.source import (
+    ArraySplit,
+    Source,
+    Spec,
+    Split,
+    Standardization,
+    convert_inputs,
+    source_of_arrays,
+)
 
 __all__ = [
     "ArraySplit",
     "Source",
     "Spec",
     "Split",
+    "Standardization",
     "calls",
     "convert_inputs",
     "describe_source",

@@ -1,17 +1,14 @@
 """Sources that are read into memory whole: digits, IDX folders, NPZ files."""
 
-import contextlib
 import gzip
 import pathlib
 import struct
-import zipfile
 import zlib
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 
+from dist_ens.data.npz import opened_npz
 from dist_ens.data.source import Source, Spec, count_classes, narrowed, source_of_arrays
 from dist_ens.errors import UserError
 
@@ -153,7 +150,7 @@ def open_npz(file: str, num_classes: int | None) -> Source:
         UserError: For a file that cannot be read, or lacks one of the arrays.
     """
     path = pathlib.Path(file).expanduser()
-    with _npz_told_as_sentences(path), _open_npz(path) as archive:
+    with opened_npz(path, _NPZ_KEYS) as archive:
         arrays = {key: archive[key] for key in _NPZ_KEYS}
     return source_of_arrays(
         (arrays["train_images"], arrays["train_labels"]),
@@ -170,7 +167,7 @@ def describe_npz(file: str, num_classes: int | None) -> tuple[Spec, int]:
     """
     path = pathlib.Path(file).expanduser()
     images, labels = _NPZ_KEYS[:2]
-    with _npz_told_as_sentences(path), _open_npz(path) as archive:
+    with opened_npz(path, _NPZ_KEYS) as archive:
         with archive.zip.open(f"{images}.npy") as member:
             old = npy.read_magic(member) == (1, 0)
             read_header = npy.read_array_header_1_0 if old else npy.read_array_header_2_0
@@ -178,30 +175,3 @@ def describe_npz(file: str, num_classes: int | None) -> tuple[Spec, int]:
         if num_classes is None:
             num_classes = count_classes(f"npz:{path}, split train", archive[labels])
     return Spec(tuple(shape), narrowed(dtype).name, (), num_classes), count
-
-
-def _open_npz(path: pathlib.Path) -> Any:
-    """An archive that holds the arrays of a source."""
-    archive = np.load(path, allow_pickle=False)
-    if isinstance(archive, np.ndarray):
-        raise ValueError("it holds a single array")
-    missing = [key for key in _NPZ_KEYS if key not in archive]
-    if missing:
-        raise UserError(
-            f"An npz source holds {', '.join(_NPZ_KEYS)}. Received: {path} with "
-            f"{', '.join(archive.files)}. Save it again with {', '.join(missing)}."
-        )
-    return archive
-
-
-@contextlib.contextmanager
-def _npz_told_as_sentences(path: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(
-            f"An npz source is a file written by numpy.savez, without pickled objects. Received: "
-            f"{path}: {error}. Correct the path, or write the file again."
-        ) from error

@@ -5,16 +5,17 @@ from dist_ens.data.files import describe_idx, describe_npz, open_digits, open_id
 from dist_ens.data.source import Source, Spec
 from dist_ens.data.text import open_text
 from dist_ens.data.tfds import describe_tfds, open_tfds
+from dist_ens.data.uci import open_uci
 from dist_ens.errors import UserError
 
-_KINDS = ("digits", "idx", "npz", "tfds", "text")
+_KINDS = ("digits", "idx", "npz", "tfds", "text", "uci")
 
 
 def open_source(config: DataConfig) -> Source:
     """The data set that the config names.
 
     Args:
-        config: `source` is `digits`, `idx:DIR`, `npz:FILE`, `tfds:NAME` or `text:FILE`.
+        config: `source` is `digits`, `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or `uci:FILE`.
 
     Returns:
         The source, every split checked.
@@ -31,6 +32,8 @@ def open_source(config: DataConfig) -> Source:
         return open_npz(place, config.num_classes)
     if kind == "text":
         return open_text(place, config.context_length)
+    if kind == "uci":
+        return open_uci(place)
     return open_tfds(place, config.data_dir, config.num_classes)
 
 
@@ -38,15 +41,15 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
     """What the examples of a data set are like, read without the examples.
 
     From the headers of files, their labels where `num_classes` is not given, and what TFDS says of
-    a set. Only what comes with a package (digits) and a text, whose characters are its classes, are
-    read whole.
+    a set. Only what comes with a package (digits), a text, whose characters are its classes, and a
+    table, which is small, are read whole.
 
     Args:
         config: See `open_source`.
 
     Returns:
-        The description, and the number of training examples; None where TFDS has not prepared the
-        set and so cannot say.
+        The description, and the number of examples that a member is trained on; None where TFDS has
+        not prepared the set and so cannot say.
 
     Raises:
         UserError: For an unknown name, or data that is not here or cannot be used.
@@ -59,7 +62,7 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
     if kind == "tfds":
         return describe_tfds(place, config.data_dir, config.num_classes)
     source = open_source(config)
-    return source.spec, len(source.train)
+    return source.spec, source.num_train_examples
 
 
 def _parse(source: str) -> tuple[str, str]:
@@ -67,7 +70,7 @@ def _parse(source: str) -> tuple[str, str]:
     kind, _, place = source.partition(":")
     if kind not in _KINDS or bool(place) == (kind == "digits"):
         raise UserError(
-            "A data source is digits, idx:DIR, npz:FILE, tfds:NAME or text:FILE. Received: "
-            f"{source!r}.{did_you_mean(kind, _KINDS)} Correct --config.data.source."
+            "A data source is digits, idx:DIR, npz:FILE, tfds:NAME, text:FILE or uci:FILE. "
+            f"Received: {source!r}.{did_you_mean(kind, _KINDS)} Correct --config.data.source."
         )
     return kind, place

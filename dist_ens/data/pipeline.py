@@ -58,7 +58,7 @@ def training_batches(
 
 
 def evaluation_batches(
-    split: Split, *, global_batch_size: int, host_rows: np.ndarray
+    split: Split, *, global_batch_size: int, host_rows: np.ndarray, num_groups: int = 1
 ) -> Iterator[Batch]:
     """This host's part of the whole split, in order, every example exactly once.
 
@@ -66,18 +66,23 @@ def evaluation_batches(
         split: The examples.
         global_batch_size: Examples per batch over all hosts; all batches have this size.
         host_rows: Positions in the global batch that this host feeds, int64[host_batch].
+        num_groups: The split is so many equally long sets, one after the other; a batch is of all
+            of them.
 
     Yields:
-        `inputs` and `labels`, leaves [host_batch, ...], and `mask`, bool[host_batch]: False where
-        the last batch is filled up with copies that must not count.
+        `inputs` and `labels`, leaves [host_batch, ...], of several groups [groups, host_batch,
+        ...]; and `mask`, bool[host_batch]: False where the last batch is filled up with copies that
+        must not count.
     """
+    length = len(split) // num_groups
+    begins = np.arange(num_groups)[:, None] * length if num_groups > 1 else 0
 
     def batch(number: int) -> Batch:
         positions = number * global_batch_size + host_rows
-        mask = positions < len(split)
-        return {**split.take(np.minimum(positions, len(split) - 1)), "mask": mask}
+        mask = positions < length
+        return {**split.take(begins + np.minimum(positions, length - 1)), "mask": mask}
 
-    count = -(-len(split) // global_batch_size)
+    count = -(-length // global_batch_size)
     return iter(_prefetched(grain.MapDataset.range(count).map(batch)))
 
 

@@ -13,20 +13,60 @@ _NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
 
 
 @dataclasses.dataclass(frozen=True)
+class Standardization:
+    """What a source took off its inputs and targets, and then divided them by, group by group.
+
+    Attributes:
+        input_mean: For each group a number for each feature, in the inputs' own units.
+        input_std: Likewise; 1 for a feature that is constant.
+        target_mean: For each group, in the targets' own unit.
+        target_std: Likewise.
+    """
+
+    input_mean: tuple[tuple[float, ...], ...]
+    input_std: tuple[tuple[float, ...], ...]
+    target_mean: tuple[float, ...]
+    target_std: tuple[float, ...]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Standardization":
+        """Reads back `dataclasses.asdict`, also through JSON."""
+        return cls(
+            input_mean=tuple(tuple(row) for row in values["input_mean"]),
+            input_std=tuple(tuple(row) for row in values["input_std"]),
+            target_mean=tuple(values["target_mean"]),
+            target_std=tuple(values["target_std"]),
+        )
+
+    def of_inputs(self, inputs: np.ndarray) -> np.ndarray:
+        """Inputs in their own units, [examples, features], as every group's members take them.
+
+        Returns:
+            float32[groups, examples, features].
+        """
+        mean, std = (np.array(rows)[:, None] for rows in (self.input_mean, self.input_std))
+        return ((inputs - mean) / std).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
 class Spec:
-    """One example, described.
+    """A data set, described: one example, and how many sets it is.
 
     Attributes:
         input_shape: Without the batch.
-        input_dtype: Name of the NumPy type, as the source yields it, unscaled.
+        input_dtype: Name of the NumPy type, as the source yields it.
         label_shape: `()` for one label per example; `(length,)` for one per position.
-        num_classes: Labels lie in [0, num_classes).
+        num_classes: Labels lie in [0, num_classes); None where they are real targets, float32.
+        num_groups: Of members: each has a training and a test set of its own in the splits.
+        standardization: What the source did to inputs and targets; None: nothing.
     """
 
     input_shape: tuple[int, ...]
     input_dtype: str
     label_shape: tuple[int, ...]
-    num_classes: int
+    num_classes: int | None
+    num_groups: int = 1
+    standardization: Standardization | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
@@ -36,11 +76,22 @@ class Spec:
             input_dtype=values["input_dtype"],
             label_shape=tuple(values["label_shape"]),
             num_classes=values["num_classes"],
+            num_groups=values["num_groups"],
+            standardization=(
+                Standardization.from_dict(values["standardization"])
+                if values["standardization"]
+                else None
+            ),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""
         return dataclasses.asdict(self)
+
+    @property
+    def label_dtype(self) -> str:
+        """Name of the NumPy type of the labels."""
+        return "float32" if self.num_classes is None else "int32"
 
     @property
     def example_bytes(self) -> int:
@@ -49,7 +100,10 @@ class Spec:
         return math.prod(self.input_shape) * np.dtype(self.input_dtype).itemsize + label
 
     def __str__(self) -> str:
-        return f"{self.input_dtype}{list(self.input_shape)} in {self.num_classes} classes"
+        real = self.num_classes is None
+        labels = "with real targets" if real else f"in {self.num_classes} classes"
+        groups = f", {self.num_groups} groups" if self.num_groups > 1 else ""
+        return f"{self.input_dtype}{list(self.input_shape)} {labels}{groups}"
 
 
 class Split(Protocol):
@@ -66,17 +120,28 @@ class Split(Protocol):
         ...
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples at int64[batch], as `inputs` [batch, ...] and `labels` int32[batch, ...]."""
+        """The examples at int64[...], as `inputs` [..., *input] and `labels` [..., *label]."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A data set."""
+    """A data set.
+
+    Attributes:
+        spec: What its examples are like.
+        train: Of several groups, the training set of one after the other, equally long.
+        test: Likewise.
+    """
 
     spec: Spec
     train: Split
     test: Split
+
+    @property
+    def num_train_examples(self) -> int:
+        """That one member is trained on."""
+        return len(self.train) // self.spec.num_groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +309,7 @@ def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
     with np.errstate(over="ignore"):  # what it makes infinite is told below
         converted = inputs.astype(to)
     check_examples(where, converted, np.zeros(len(inputs), np.int32))
-    if spec.label_shape and to.kind in "iu":  # tokens
+    if spec.label_shape and spec.num_classes and to.kind in "iu":  # tokens
         check_labels(where, converted.reshape(len(inputs), -1).max(axis=1), spec.num_classes)
         check_labels(where, converted.reshape(len(inputs), -1).min(axis=1), spec.num_classes)
     return converted

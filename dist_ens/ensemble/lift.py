@@ -29,6 +29,7 @@ from dist_ens.errors import UserError
 from dist_ens.execution import Execution
 from dist_ens.layout import (
     BATCH,
+    BATCHES,
     MEMBER_BATCH,
     MEMBER_METRICS,
     MEMBERS,
@@ -64,6 +65,8 @@ class Ensemble:
             `dist_ens.execution`.
         waves: Parts of a device's members that are on it one after another; with more than one, the
             state is in the hosts' memory.
+        num_groups: Of members, each with examples of its own; a member's is its id modulo their
+            number.
     """
 
     member: Member
@@ -74,6 +77,7 @@ class Ensemble:
     microbatches: int = 1
     execution: str = "vmap"
     waves: int = 1
+    num_groups: int = 1
 
     def init(
         self,
@@ -251,25 +255,29 @@ class Ensemble:
 
     @cached_property
     def predict(self) -> Any:
-        """The prediction, jitted but for waves: `predict(state, inputs) -> logits`.
+        """The prediction, jitted but for waves: `predict(state, inputs) -> outputs`.
 
-        `inputs` is [batch, ...], from `Layout.put` with `BATCH`; the logits are
-        [members, batch, ..., classes], where they were computed.
+        `inputs` is [batch, ...], from `Layout.put` with `BATCH`; of several groups of members it is
+        [groups, batch, ...], with `BATCHES`, and each member takes those of its group. The outputs
+        are [members, batch, ..., outputs], where they were computed.
         """
 
         if self.waves > 1:
             return predict_in_waves(self._in_waves, self.of_wave.predict)
 
-        def one(variables: tuple[Any, Any], inputs: jax.Array) -> jax.Array:
-            params, model_state = variables
-            return self.member.apply(params, model_state, inputs, None, False)[0]
+        in_groups = self.num_groups > 1
+
+        def one(member: tuple[Any, Any, jax.Array], inputs: jax.Array) -> jax.Array:
+            params, model_state, member_id = member
+            own = inputs[member_id % self.num_groups] if in_groups else inputs
+            return self.member.apply(params, model_state, own, None, False)[0]
 
         def predict(state: State, inputs: jax.Array) -> jax.Array:
             return self.layout.shard_map(
                 over_members(lowered(one, self._execution), self._execution),
-                in_specs=(MEMBERS, BATCH),
+                in_specs=(MEMBERS, BATCHES if in_groups else BATCH),
                 out_specs=MEMBER_BATCH,
-            )((state.params, state.model_state), inputs)
+            )((state.params, state.model_state, state.member_id), inputs)
 
         return jax.jit(predict)
 
@@ -362,9 +370,10 @@ class Ensemble:
         """Gradients, model state and metrics of this column's part of the batch."""
 
         def loss_of(params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
-            logits, model_state = self.member.apply(params, model_state, batch["inputs"], key, True)
-            scores = self.training_scores(logits, batch["labels"])
-            loss = self.loss(logits, batch["labels"]).mean()
+            inputs, labels = batch["inputs"], batch["labels"]
+            outputs, model_state = self.member.apply(params, model_state, inputs, key, True)
+            scores = self.training_scores(outputs, labels)
+            loss = self.loss(outputs, labels).mean()
             metrics = {"loss": loss} | {name: score.mean() for name, score in scores.items()}
             return loss, (model_state, metrics)
 

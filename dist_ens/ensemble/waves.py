@@ -49,8 +49,8 @@ def predict_in_waves(waves: Waves, predict: Predict) -> Predict:
 
     def predict_all(state: Any, inputs: jax.Array) -> jax.Array:
         needed = state._replace(opt_state=())  # the optimizer's need not come along
-        logits = [predict(waves.take(needed, number), inputs) for number in range(waves.count)]
-        return waves.join(logits, MEMBER_BATCH)
+        outputs = [predict(waves.take(needed, number), inputs) for number in range(waves.count)]
+        return waves.join(outputs, MEMBER_BATCH)
 
     return predict_all
 

@@ -57,7 +57,7 @@ def check_member(
     Args:
         member: The network.
         inputs: One batch, as shape and type: [batch, ...].
-        output_shape: What `apply` must return for it: (batch, ..., classes).
+        output_shape: What `apply` must return for it: (batch, ..., outputs).
 
     Returns:
         Shapes and types of `(params, model_state)`.
@@ -89,9 +89,9 @@ def check_member(
         )
     if tuple(getattr(outputs, "shape", ())) != tuple(output_shape):
         raise UserError(
-            f"For a batch {given} the network must return logits of shape {list(output_shape)}: "
-            f"one row per example, one column per class. Received: "
-            f"{_shape(outputs)}. Change the network's last layer, or data.num_classes."
+            f"For a batch {given} the network must return outputs of shape {list(output_shape)}: "
+            f"one row per example, one column per class, or for each number that the loss takes. "
+            f"Received: {_shape(outputs)}. Change the network's last layer, or data.num_classes."
         )
     structure: Any = jax.tree.structure(model_state)
     new_structure: Any = jax.tree.structure(new_state)

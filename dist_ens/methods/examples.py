@@ -29,22 +29,30 @@ class Order:
     """The order in which a split's examples come.
 
     Attributes:
-        num_examples: Of the split, at most 2**30.
+        num_examples: That a member sees in an epoch; of all groups together at most 2**30.
         global_batch_size: Examples per step, at most `num_examples`.
         shuffle: A new order in every epoch; False: the order of the split.
         per_member: Each member has an order of its own; False: all see the same batches.
+        num_groups: The split is so many sets of `num_examples`, one after the other, and a member
+            sees only that of its group: its id modulo their number. More need `per_member`.
     """
 
     num_examples: int
     global_batch_size: int
     shuffle: bool = True
     per_member: bool = False
+    num_groups: int = 1
 
     def __post_init__(self) -> None:
-        if self.num_examples > _MOST_EXAMPLES:
+        if self.num_examples * self.num_groups > _MOST_EXAMPLES:
             raise UserError(
                 f"A split has at most {_MOST_EXAMPLES:,} examples. Received: "
-                f"{self.num_examples:,}. Train on parts of it."
+                f"{self.num_examples * self.num_groups:,}. Train on parts of it."
+            )
+        if self.num_groups > 1 and not self.per_member:
+            raise UserError(
+                "Members of several groups have orders of their own. Received: "
+                f"num_groups={self.num_groups}, per_member=False. Set per_member=True."
             )
         if self.global_batch_size > self.num_examples:
             raise UserError(
@@ -92,7 +100,10 @@ class Order:
         if self.per_member:
             keys = [_fold_in(key, member_id) for key in keys]
         words = [xp.where(in_next, keys[1][:, i, None], keys[0][:, i, None]) for i in (0, 1)]
-        return _shuffled(position, words, self.num_examples, xp).astype(np.int32)
+        index = _shuffled(position, words, self.num_examples, xp).astype(np.int32)
+        if self.num_groups == 1:
+            return index
+        return index + member_id % self.num_groups * self.num_examples
 
 
 def _shuffled(position: Any, key: list[Any], count: int, xp: Any) -> Any:

@@ -15,13 +15,13 @@ _MODELS: dict[str, Callable[..., Member]] = {
 }
 
 
-def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) -> Member:
+def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: int) -> Member:
     """The member that a config names.
 
     Args:
         config: A name, and the options of that network.
         input_shape: Of one example.
-        num_classes: Logits per example.
+        num_outputs: Per label: a logit for each class, or what a loss of real targets takes.
 
     Returns:
         The member.
@@ -45,7 +45,7 @@ def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: i
             f"{did_you_mean(unknown[0], known)} Correct the model section of the config file."
         )
     try:
-        return model(input_shape, num_classes, **config.options)
+        return model(input_shape, num_outputs, **config.options)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"The options of {config.name} have the types that its docstring says. Received: "

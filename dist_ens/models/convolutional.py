@@ -11,7 +11,7 @@ from dist_ens.member import Member, from_linen
 
 
 class _LeNet5(nn.Module):
-    num_classes: int
+    num_outputs: int
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -25,22 +25,22 @@ class _LeNet5(nn.Module):
         x = x.reshape(len(x), -1)
         x = nn.relu(nn.Dense(120)(x))
         x = nn.relu(nn.Dense(84)(x))
-        return nn.Dense(self.num_classes)(x)
+        return nn.Dense(self.num_outputs)(x)
 
 
-def lenet5(input_shape: tuple[int, ...], num_classes: int) -> Member:
+def lenet5(input_shape: tuple[int, ...], num_outputs: int) -> Member:
     """LeNet-5 with ReLU and max-pooling: 5x5 convolutions of 6 and 16, dense 120 and 84.
 
     Args:
         input_shape: Of one example, `[rows, columns]` or `[rows, columns, channels]`.
-        num_classes: Logits per example.
+        num_outputs: Per example, such as a logit for each class.
 
     Returns:
         The member.
 
     Source: LeCun et al. (1998), "Gradient-based learning applied to document recognition".
     """
-    return from_linen(_LeNet5(num_classes))
+    return from_linen(_LeNet5(num_outputs))
 
 
 class _BasicBlock(nn.Module):
@@ -60,7 +60,7 @@ class _BasicBlock(nn.Module):
 
 
 class _ResNet8(nn.Module):
-    num_classes: int
+    num_outputs: int
     block_features: Sequence[int]
 
     @nn.compact
@@ -69,15 +69,15 @@ class _ResNet8(nn.Module):
         x = nn.relu(_batch_norm(train)(x))
         for i, features in enumerate(self.block_features):
             x = _BasicBlock(features, stride=2 if i else 1)(x, train)
-        return nn.Dense(self.num_classes)(x.mean(axis=(1, 2)))
+        return nn.Dense(self.num_outputs)(x.mean(axis=(1, 2)))
 
 
-def resnet8(input_shape: tuple[int, ...], num_classes: int) -> Member:
+def resnet8(input_shape: tuple[int, ...], num_outputs: int) -> Member:
     """The smallest CIFAR ResNet: a 3x3 stem of 16, one basic block each of 16, 32 and 64.
 
     Args:
         input_shape: Of one example, `[rows, columns, channels]`.
-        num_classes: Logits per example.
+        num_outputs: Per example, such as a logit for each class.
 
     Returns:
         The member; its model state holds BatchNorm's running statistics, of the global batch.
@@ -85,7 +85,7 @@ def resnet8(input_shape: tuple[int, ...], num_classes: int) -> Member:
     Source: He et al. (2016), https://arxiv.org/abs/1512.03385, section 4.2 with n = 1 and a
     projection where the shape changes.
     """
-    return from_linen(_ResNet8(num_classes, (16, 32, 64)))
+    return from_linen(_ResNet8(num_outputs, (16, 32, 64)))
 
 
 def _batch_norm(train: bool) -> nn.BatchNorm:

@@ -20,7 +20,7 @@ class _Block(nn.Module):
 
 
 class _Transformer(nn.Module):
-    num_classes: int
+    num_outputs: int
     num_blocks: int
     width: int
     num_heads: int
@@ -33,17 +33,17 @@ class _Transformer(nn.Module):
             raise ValueError(f"a transformer takes token numbers, int[batch, length], not {given}")
         length = tokens.shape[1]
         embed = nn.initializers.normal(0.02)
-        x = nn.Embed(self.num_classes, self.width, embedding_init=embed)(tokens)
+        x = nn.Embed(self.num_outputs, self.width, embedding_init=embed)(tokens)
         x = x + self.param("position", embed, (length, self.width))[None]
         mask = nn.make_causal_mask(tokens)
         for _ in range(self.num_blocks):
             x = _Block(self.num_heads, self.mlp_size)(x, mask)
-        return nn.Dense(self.num_classes)(nn.LayerNorm()(x))
+        return nn.Dense(self.num_outputs)(nn.LayerNorm()(x))
 
 
 def transformer(
     input_shape: tuple[int, ...],
-    num_classes: int,
+    num_outputs: int,
     num_blocks: int = 2,
     width: int = 128,
     num_heads: int = 4,
@@ -53,7 +53,7 @@ def transformer(
 
     Args:
         input_shape: Of one example, `[length]`.
-        num_classes: Size of the vocabulary.
+        num_outputs: Size of the vocabulary.
         num_blocks: Blocks of attention and MLP.
         width: Of the residual stream.
         num_heads: Of the attention; divides `width`.
@@ -65,4 +65,4 @@ def transformer(
 
     Source: Radford et al. (2019), "Language models are unsupervised multitask learners".
     """
-    return from_linen(_Transformer(num_classes, num_blocks, width, num_heads, mlp_size))
+    return from_linen(_Transformer(num_outputs, num_blocks, width, num_heads, mlp_size))

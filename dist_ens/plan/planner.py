@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
@@ -137,7 +136,7 @@ class Planner:
     """An experiment, to be compiled for meshes of some devices, and for other numbers of members.
 
     Attributes:
-        experiment: Of which `num_members` is only the number to begin with.
+        experiment: Whose number of members is only the one to begin with.
         spec: Of the data.
         make_ensemble: The experiment's member, lifted over a layout. Of more than one wave its
             members are planned as if they were to be on the devices together.
@@ -157,7 +156,7 @@ class Planner:
         Raises:
             UserError: If the members and the batch divide over no mesh.
         """
-        num_members = self.experiment.num_members
+        num_members = self.experiment.total_members(self.spec.num_groups)
         meshes = [self.plan_mesh(num_members, rows) for rows in self._ensemble_axes()]
         meshes.sort(key=_cost)
         memory = memory_bytes(self.devices[0])
@@ -269,7 +268,8 @@ class Planner:
         asked = self.experiment.layout.ensemble_axis
         if asked is not None:
             return [asked]
-        members, devices = self.experiment.num_members, len(self.devices)
+        members = self.experiment.total_members(self.spec.num_groups)
+        devices = len(self.devices)
         batch_size = self.experiment.data.global_batch_size
         common = math.gcd(members, devices)
         parts = self.experiment.compute.microbatches
@@ -339,7 +339,9 @@ def abstract_batches(
         "inputs": jax.ShapeDtypeStruct(
             (*leading, *spec.input_shape), spec.input_dtype, sharding=sharding
         ),
-        "labels": jax.ShapeDtypeStruct((*leading, *spec.label_shape), np.int32, sharding=sharding),
+        "labels": jax.ShapeDtypeStruct(
+            (*leading, *spec.label_shape), spec.label_dtype, sharding=sharding
+        ),
     }
 
 

@@ -1,8 +1,4 @@
-"""Scores of probabilistic classifiers, as pure functions on arrays.
-
-A score over a whole split is computed from sums over its batches: `classification_sums` of each
-batch, added up, then `classification_scores`. So it is exact for any split, of any size.
-"""
+"""Scores of classifiers."""
 
 from typing import Any
 

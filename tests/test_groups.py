@@ -1,0 +1,265 @@
+"""Groups of members, each with a training and a test set of its own: a table and its splits."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+from scipy.special import log_softmax
+
+from dist_ens.config import CheckpointConfig, DataConfig, Experiment, ModelConfig, OptimizerConfig
+from dist_ens.data import ArraySplit, Spec, describe_source, evaluation_batches, open_source
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import UserError
+from dist_ens.evaluate import Evaluator
+from dist_ens.layout import make_layout
+from dist_ens.member import from_functions
+from dist_ens.methods import Order
+from dist_ens.run import open_finished
+from dist_ens.train import train
+
+pytestmark = pytest.mark.quick
+
+TABLE = {
+    "data": np.array([[1.0, 7.0, 10.0], [3.0, 7.0, 20.0], [5.0, 7.0, 60.0], [9.0, 7.0, 40.0]]),
+    "index_features": np.array([0, 1]),
+    "index_target": np.array(2),
+    "train_idx": np.array([[0, 1], [3, 2]]),
+    "test_idx": np.array([[2, 3], [1, 0]]),
+}
+
+
+def written(path, **changes):
+    """A table's file with some arrays replaced, or left out where they are None."""
+    arrays = {key: value for key, value in (TABLE | changes).items() if value is not None}
+    np.savez(path / "table.npz", **arrays)
+    return DataConfig(source=f"uci:{path / 'table.npz'}", examples="splits", global_batch_size=1)
+
+
+def test_a_table_is_standardised_on_each_splits_training_rows(tmp_path):
+    config = written(tmp_path)
+    source = open_source(config)
+    # Split 0 trains on 1 and 3 (mean 2, deviation 1), tests on 5 and 9; split 1 trains on 9 and 5
+    # (mean 7, deviation 2), tests on 3 and 1. The second feature is constant: 0. Targets: 10 and 20
+    # (15 and 5), then 60 and 40; 40 and 60 (50 and 10), then 20 and 10.
+    np.testing.assert_array_equal(source.train.inputs, [[-1, 0], [1, 0], [1, 0], [-1, 0]])
+    np.testing.assert_array_equal(source.test.inputs, [[3, 0], [7, 0], [-2, 0], [-3, 0]])
+    np.testing.assert_array_equal(source.train.labels, [-1, 1, -1, 1])
+    np.testing.assert_array_equal(source.test.labels, [9, 5, -3, -4])
+    assert source.train.inputs.dtype == source.train.labels.dtype == np.float32
+    assert (source.spec.num_groups, source.num_train_examples) == (2, 2)
+    given = source.spec.standardization
+    assert (given.target_mean, given.target_std) == ((15.0, 50.0), (5.0, 10.0))
+    np.testing.assert_array_equal(given.of_inputs(TABLE["data"][:1, :2]), [[[-1, 0]], [[-3, 0]]])
+    assert Spec.from_dict(json.loads(json.dumps(source.spec.to_dict()))) == source.spec
+    assert describe_source(config) == (source.spec, 2)
+
+
+def test_a_feature_that_is_constant_up_to_rounding_is_not_blown_up(tmp_path):
+    # The mean of three times 0.1 is not 0.1: the deviation is 1e-17, not 0.
+    data = np.array([[0.1, 1.0], [0.1, 2.0], [0.1, 4.0], [0.1, 3.0]])
+    changes = {"index_features": np.array([0]), "index_target": np.array(1)}
+    rows = {"train_idx": np.array([[0, 1, 2]]), "test_idx": np.array([[3]])}
+    source = open_source(written(tmp_path, data=data, **changes, **rows))
+    np.testing.assert_allclose(source.train.inputs, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data": None}, "with index_features, index_target, train_idx, test_idx."),
+        ({"data": np.zeros(4)}, "Received: shapes [4], [2] and []"),
+        ({"data": TABLE["data"].astype(str)}, "Received: data of type <U"),
+        ({"data": np.full((4, 3), np.nan)}, "Received: nan in row 0, column 0, 12 in all"),
+        ({"data": np.ones((4, 3))}, "the same number in all of them, in split 0"),
+        ({"index_features": np.array([0, 3])}, "0 to 2. Received: 3"),
+        ({"index_features": np.array([0, 2])}, "The target is no feature. Received: column 2"),
+        ({"index_features": np.array([0.0])}, "Received: index_features of type float64"),
+        ({"test_idx": np.array([[2, 3], [1, -1]])}, "test_idx names rows or columns of the table"),
+        ({"test_idx": np.array([[2, 3], [1, 3]])}, "Received: row 3 in both parts of split 1"),
+        ({"test_idx": np.array([[2, 3]])}, "Received: shapes [2, 2] and [1, 2]"),
+        ({"test_idx": np.zeros((2, 0), int)}, "Each part of a split holds at least one row."),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_told(tmp_path, changes, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        open_source(written(tmp_path, **changes))
+
+
+def test_what_is_no_table_is_told(tmp_path):
+    (tmp_path / "table.npz").write_bytes(b"PK\x03\x04 torn")
+    config = DataConfig(source=f"uci:{tmp_path / 'table.npz'}")
+    with pytest.raises(UserError, match="An npz file is written by numpy.savez"):
+        open_source(config)
+    with pytest.raises(UserError, match="Received: 'uci'"):
+        open_source(dataclasses.replace(config, source="uci"))
+
+
+def test_a_member_sees_the_examples_of_its_group_in_an_order_of_its_own():
+    one = Order(7, 3, per_member=True)
+    of_groups = dataclasses.replace(one, num_groups=4)
+    cursor, rows = one.cursor(5, range(7)), np.arange(3)  # 7 steps of 3: three epochs of 7
+    for member_id in (0, 2, 5, 11):
+        seen = of_groups.indices(cursor, rows, np.array([member_id]))
+        np.testing.assert_array_equal(
+            seen, one.indices(cursor, rows, np.array([member_id])) + 7 * (member_id % 4)
+        )
+        on_device = of_groups.indices(jax.numpy.asarray(cursor), rows, jax.numpy.int32(member_id))
+        np.testing.assert_array_equal(seen, on_device)
+        epochs = np.sort(seen.reshape(3, 7), axis=1)
+        np.testing.assert_array_equal(epochs - 7 * (member_id % 4), [range(7)] * 3)
+    assert one.cursor(5, range(0)).shape == (0, 3)
+    with pytest.raises(UserError, match="num_groups=4, per_member=False"):
+        Order(7, 3, num_groups=4)
+    with pytest.raises(UserError, match="at most 1,073,741,824 examples"):
+        Order(2**29, 3, per_member=True, num_groups=3)
+
+
+def test_batches_of_groups_hold_every_groups_examples_once():
+    split = ArraySplit(np.arange(10), np.arange(10) * 2)  # two groups of five
+    batches = list(
+        evaluation_batches(split, global_batch_size=4, host_rows=np.array([2, 3]), num_groups=2)
+    )
+    # This host has the second half of each batch of 4: of 0 1 2 3, then of 4 and copies of it.
+    assert [b["inputs"].tolist() for b in batches] == [[[2, 3], [7, 8]], [[4, 4], [9, 9]]]
+    assert [b["labels"].tolist() for b in batches] == [[[4, 6], [14, 16]], [[8, 8], [18, 18]]]
+    assert [b["mask"].tolist() for b in batches] == [[True, True], [False, False]]
+
+
+@pytest.mark.parametrize("mesh", [(1, 1), (2, 2), (6, 1)])
+def test_each_group_is_an_ensemble_scored_on_its_own_examples(mesh):
+    rows, columns = mesh
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(3, 5, 4)).astype(np.float32)  # three groups of five examples
+    labels = random.integers(0, 3, (3, 5)).astype(np.int32)
+    member = from_functions(
+        lambda key: {"w": 3 * jax.random.normal(key, (4, 3))}, lambda params, x: x @ params["w"]
+    )
+    layout = make_layout(6, rows, jax.devices()[: rows * columns])
+    ensemble = Ensemble(member, optax.identity(), layout, num_groups=3)
+    state = ensemble.init(0, jax.ShapeDtypeStruct((1, 4), np.float32))
+    split = ArraySplit(inputs.reshape(15, 4), labels.ravel())
+    scores = Evaluator(ensemble, 4).evaluate(state, split)
+
+    weights = np.asarray(state.params["w"], np.float64)
+    groups, alone = [], {}
+    for group in range(3):
+        members = (group, group + 3)
+        log_probs = {m: log_softmax(inputs[group] @ weights[m], axis=-1) for m in members}
+        mixture = np.log(np.mean([np.exp(log_probs[m]) for m in members], axis=0))
+        groups.append(-mixture[range(5), labels[group]].mean())
+        alone |= {m: -log_probs[m][range(5), labels[group]].mean() for m in members}
+    assert [scored["nll"] for scored in scores.groups] == pytest.approx(groups, rel=1e-4)
+    assert [scored["member_id"] for scored in scores.members] == list(range(6))
+    assert [s["nll"] for s in scores.members] == pytest.approx(
+        [alone[m] for m in range(6)], rel=1e-4
+    )
+    as_dict = scores.to_dict()
+    assert as_dict["test"]["nll"] == pytest.approx(np.mean(groups), rel=1e-4)
+    assert as_dict["test_std"]["nll"] == pytest.approx(np.std(groups), rel=1e-4)
+
+
+RANDOM = np.random.default_rng(0)
+LINE = RANDOM.normal(size=(40, 3))
+LINE[:, 2] = 1000 + 50 * (LINE[:, 0] - 2 * LINE[:, 1]) + RANDOM.normal(size=40)
+PARTS = np.stack([RANDOM.permutation(40) for _ in range(2)])
+
+
+def line(path, num_splits=2):
+    return written(
+        path, data=LINE, train_idx=PARTS[:num_splits, :30], test_idx=PARTS[:num_splits, 30:]
+    )
+
+
+def experiment(data, **changes):
+    values = dict(
+        num_members=None,
+        members_per_group=2,
+        steps=60,
+        steps_per_call=20,
+        execution="vmap",
+        loss="gaussian_nll",
+        data=dataclasses.replace(data, global_batch_size=8),
+        model=ModelConfig(name="mlp", options={"hidden_sizes": (16,), "init": "fan_in_uniform"}),
+        optimizer=OptimizerConfig(learning_rate=0.05),
+        checkpoint=CheckpointConfig(every_steps=1000),
+    )
+    return Experiment(**(values | changes))
+
+
+def test_members_of_several_splits_are_trained_and_scored_in_their_targets_unit(tmp_path):
+    trained = train(experiment(line(tmp_path)), tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["groups"], summary["num_members"]) == (2, 4)
+    assert set(summary["test_std"]) == set(summary["test"]) == set(summary["mean_member"])
+    # The target deviates by about 110; a line is learned, its noise 1.
+    assert summary["test"]["rmse"] < 40
+    run, ensemble, state = open_finished(tmp_path / "run")
+    evaluator = Evaluator(ensemble, 4, run.spec)
+    again = evaluator.evaluate(state, open_source(run.experiment.data).test)
+    assert again.ensemble == pytest.approx(trained.scores.ensemble, rel=1e-4)
+
+    # From predictions of the raw rows, each group's for its own test rows.
+    predicted = evaluator.predict(state, LINE[:, :2].astype(np.float32))
+    assert predicted["member_mean"].shape == predicted["member_variance"].shape == (4, 40)
+    for group in range(2):
+        test, target = PARTS[group, 30:], LINE[PARTS[group, 30:], 2]
+        means, variances = (
+            predicted[f"member_{name}"][[group, group + 2]][:, test].astype(np.float64)
+            for name in ("mean", "variance")
+        )
+        mean = means.mean(0)
+        variance = (variances + means**2).mean(0) - mean**2
+        np.testing.assert_allclose(predicted["mean"][group, test], mean, rtol=1e-5)
+        np.testing.assert_allclose(predicted["variance"][group, test], variance, rtol=1e-2)
+        rmse = np.sqrt(np.mean((target - mean) ** 2))
+        nll = np.mean(np.log(2 * np.pi * variance) + (target - mean) ** 2 / variance) / 2
+        assert trained.scores.groups[group]["rmse"] == pytest.approx(rmse, rel=1e-3)
+        assert trained.scores.groups[group]["nll"] == pytest.approx(nll, abs=2e-3)
+
+
+def test_a_group_learns_nothing_of_another_splits_examples(tmp_path):
+    # Member 0 is of split 0, beside members of split 1 and without them.
+    changes = dict(steps=20, optimizer=OptimizerConfig(name="sgd", learning_rate=0.05))
+    both, alone = (
+        train(experiment(line(tmp_path, splits), **changes), tmp_path / name).state
+        for name, splits in (("both", 2), ("alone", 1))
+    )
+    for a, b in zip(jax.tree.leaves(both.params), jax.tree.leaves(alone.params), strict=True):
+        np.testing.assert_allclose(a[0], b[0], rtol=1e-5, atol=1e-6)
+        assert not np.allclose(a[0], a[1], atol=1e-3)
+    summary = json.loads((tmp_path / "alone" / "summary.json").read_text())
+    assert (summary["groups"], summary["num_members"]) == (1, 2)
+    run, ensemble, state = open_finished(tmp_path / "alone")
+    predicted = Evaluator(ensemble, 4, run.spec).predict(state, np.float32(LINE[:, :2]))
+    assert predicted["mean"].shape == (40,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"loss": "softmax_cross_entropy"}, "The loss of real targets is one of gaussian_nll."),
+        (
+            {"num_members": 3, "members_per_group": None},
+            "Received: num_members=3 for 2 groups. Try --config.num_members=4.",
+        ),
+        ({"num_members": 4}, "Received: num_members=4, members_per_group=2."),
+        ({"members_per_group": None}, "Received: num_members=None, members_per_group=None."),
+        ({"members_per_group": 0}, "members_per_group must be positive."),
+    ],
+)
+def test_what_does_not_fit_the_groups_is_told(tmp_path, changes, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        train(experiment(line(tmp_path), **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_source_of_several_splits_is_for_groups_alone(tmp_path):
+    shared = dataclasses.replace(line(tmp_path), examples="shared")
+    with pytest.raises(UserError, match=re.escape("Set --config.data.examples=splits.")):
+        train(experiment(shared), tmp_path / "run")
+    with pytest.raises(UserError, match=re.escape("The loss of classes is one of softmax_cross_")):
+        train(experiment(DataConfig(source="digits", examples="splits")), tmp_path / "run")
