@@ -11,7 +11,7 @@ import numpy as np
 
 from dist_ens.data import ArraySplit, Spec, Split, Standardization, evaluation_batches
 from dist_ens.ensemble import Ensemble, State
-from dist_ens.layout import BATCH, BATCHES, REPLICATED, to_host
+from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, all_members, to_host
 from dist_ens.losses import normal_distribution
 from dist_ens.metrics import (
     classification_scores,
@@ -82,30 +82,44 @@ class Evaluator:
         self._batch_size = math.ceil(global_batch_size / layout.data_axis) * layout.data_axis
         kind = _CLASSES if spec is None or spec.num_classes is not None else _REAL_TARGETS
         self._kind = kind
-        everywhere = layout.sharding(REPLICATED)
+        self._group_of_member = layout.put_members(np.arange(layout.num_members) % self._num_groups)
+        labels_spec = BATCH if self._num_groups == 1 else BATCHES
 
-        def by_group(member_outputs: jax.Array) -> jax.Array:
-            shape = (-1, self._num_groups, *member_outputs.shape[1:])
-            return member_outputs.reshape(shape)
+        # One collective in each program, and none in a loop: XLA:CPU's devices share a pool of
+        # threads, and wait for each other without end where they come to two in another order.
+        def of_groups(member_outputs: jax.Array) -> jax.Array:
+            """[members of a group, groups, batch, ...], of all members."""
+            everyone = all_members(member_outputs)
+            return everyone.reshape(-1, self._num_groups, *everyone.shape[1:])
 
-        def score(member_outputs: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-            if self._num_groups == 1:
-                labels = labels[None]
-            of_groups = jax.vmap(kind.sums, in_axes=(1, 0, None))
-            outputs = by_group(member_outputs)
-            return {
-                "groups": of_groups(outputs, labels, mask),
-                "members": jax.vmap(lambda one: of_groups(one[None], labels, mask))(outputs),
-            }
+        def score(outputs: jax.Array, group: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+            """A device's own members, and its column's part of the batch."""
+            labels = labels[None] if self._num_groups == 1 else labels
+            groups = jax.vmap(kind.sums, in_axes=(1, 0, None))(of_groups(outputs), labels, mask)
+            members = jax.vmap(lambda one, group: kind.sums(one[None], labels[group], mask))(
+                outputs, group
+            )
+            # Columns are added up on the host.
+            return jax.tree.map(lambda leaf: leaf[None], groups), jax.tree.map(
+                lambda leaf: leaf[:, None], members
+            )
 
-        def predictions(member_outputs: jax.Array) -> Any:
-            return {
-                "groups": jax.vmap(kind.mixture, in_axes=1)(by_group(member_outputs)),
-                "members": jax.vmap(lambda one: kind.mixture(one[None]))(member_outputs),
-            }
+        def predictions(outputs: jax.Array) -> Any:
+            return (
+                jax.vmap(kind.mixture, in_axes=1)(of_groups(outputs)),
+                jax.vmap(lambda one: kind.mixture(one[None]))(outputs),
+            )
 
-        self._score = jax.jit(score, out_shardings=everywhere)
-        self._predictions = jax.jit(predictions, out_shardings=everywhere)
+        self._score = jax.jit(
+            layout.shard_map(
+                score,
+                in_specs=(MEMBER_BATCH, MEMBERS, labels_spec, BATCH),
+                out_specs=(BATCH, MEMBER_BATCH),
+            )
+        )
+        self._predictions = jax.jit(
+            layout.shard_map(predictions, in_specs=MEMBER_BATCH, out_specs=(BATCHES, MEMBER_BATCH))
+        )
 
     def evaluate(self, state: State, split: Split) -> Scores:
         """Scores of the ensemble and of every member on a whole split.
@@ -121,8 +135,13 @@ class Evaluator:
         total: Any = None
         for batch in self._batches(split):
             outputs = self._ensemble.predict(state, batch["inputs"])
-            sums = jax.device_get(self._score(outputs, batch["labels"], batch["mask"]))
-            sums = jax.tree.map(lambda leaf: leaf.astype(np.float64), sums)
+            groups, members = to_host(
+                self._score(outputs, self._group_of_member, batch["labels"], batch["mask"])
+            )
+            sums = (
+                jax.tree.map(lambda leaf: leaf.sum(axis=0, dtype=np.float64), groups),
+                jax.tree.map(lambda leaf: leaf.sum(axis=1, dtype=np.float64), members),
+            )
             total = sums if total is None else jax.tree.map(np.add, total, sums)
 
         def scores(sums: Any, group: int) -> dict[str, float]:
@@ -130,21 +149,16 @@ class Evaluator:
                 return self._kind.scores(sums)
             return regression_scores(sums, unit=self._standardization.target_std[group])
 
-        def entry(tree: Any, *index: int) -> Any:
+        def entry(tree: Any, index: int) -> Any:
             return jax.tree.map(lambda leaf: leaf[index], tree)
 
-        rounds = range(self._layout.num_members // self._num_groups)
-        groups = range(self._num_groups)
-        member_ids = to_host(state.member_id).reshape(len(rounds), len(groups))
+        groups, members = total
         return Scores(
-            groups=[scores(entry(total["groups"], group), group) for group in groups],
+            groups=[scores(entry(groups, group), group) for group in range(self._num_groups)],
             members=[
-                {
-                    "member_id": int(member_ids[turn, group]),
-                    **scores(entry(total["members"], turn, group), group),
-                }
-                for turn in rounds
-                for group in groups
+                {"member_id": int(member_id)}
+                | scores(entry(members, position), position % self._num_groups)
+                for position, member_id in enumerate(to_host(state.member_id))
             ],
         )
 
@@ -167,19 +181,18 @@ class Evaluator:
         # Their labels are not looked at.
         split = ArraySplit(own, np.zeros(len(own), np.int32))
         parts = [
-            jax.device_get(self._predictions(self._ensemble.predict(state, batch["inputs"])))
+            to_host(self._predictions(self._ensemble.predict(state, batch["inputs"])))
             for batch in self._batches(split)
         ]
-        # [groups or members, examples, ...]
+        # [groups, examples, ...] and [members, examples, ...]
         whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
-        whole = jax.tree.map(lambda leaf: leaf[:, : len(inputs)], whole)
+        mixture, members = jax.tree.map(lambda leaf: leaf[:, : len(inputs)], whole)
         if given is not None:
-            whole = {key: _in_own_unit(tree, given) for key, tree in whole.items()}
-        mixture, member_id = whole["groups"], to_host(state.member_id)
+            mixture, members = _in_own_unit(mixture, given), _in_own_unit(members, given)
         if self._num_groups == 1:
             mixture = {name: leaf[0] for name, leaf in mixture.items()}
-        members = {f"member_{name}": leaf for name, leaf in whole["members"].items()}
-        return {**mixture, **members, "member_id": member_id}
+        members = {f"member_{name}": leaf for name, leaf in members.items()}
+        return {**mixture, **members, "member_id": to_host(state.member_id)}
 
     def _batches(self, split: Split) -> Iterator[dict[str, jax.Array]]:
         rows, size = self._layout.host_rows(self._batch_size), self._batch_size

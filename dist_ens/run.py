@@ -68,7 +68,12 @@ class Run:
         Raises:
             RunError: If another version of dist_ens wrote it.
         """
-        absent = {field.name for field in dataclasses.fields(cls)} - values.keys()
+        absent = {
+            field.name
+            for kind, written in ((cls, values), (Spec, values.get("spec", {})))
+            for field in dataclasses.fields(kind)
+            if field.name not in written
+        }
         if absent:
             raise RunError(
                 "A run is read by the version of dist_ens that trained it. Received: one without "

@@ -9,9 +9,10 @@ from dist_ens.config import Experiment
 from dist_ens.data import ArraySplit, Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluate import Evaluator
-from dist_ens.layout import make_layout
+from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, make_layout
 from dist_ens.losses import class_mean_cross_entropy
 from dist_ens.member import from_functions
+from dist_ens.plan import collectives
 from dist_ens.run import Run
 
 pytestmark = pytest.mark.quick
@@ -74,3 +75,31 @@ def test_an_experiments_loss_and_scaling_are_what_its_ensemble_has():
     # ln 3 of three equal logits, over three classes
     loss = class_mean_cross_entropy(np.zeros((1, 3), np.float32), np.zeros(1, np.int32))
     np.testing.assert_allclose(loss, [np.log(3) / 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_classes", [3, None], ids=["classes", "real_targets"])
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_scores_and_predictions_take_one_collective_each(num_classes, num_groups):
+    # Two of them, or one in a loop, wait for each other without end where devices share threads.
+    layout = make_layout(8, 4)
+    num_outputs = num_classes or 2
+    member = from_functions(lambda key: {"w": np.ones((4, num_outputs))}, _apply)
+    ensemble = Ensemble(member, optax.identity(), layout, num_groups=num_groups)
+    spec = Spec((4,), "float32", (), num_classes, num_groups)
+    evaluator = Evaluator(ensemble, 8, spec)
+    labels_spec = BATCHES if num_groups > 1 else BATCH
+    outputs, labels, mask = (
+        jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding(at))
+        for shape, dtype, at in (
+            ((8, 8, num_outputs), "float32", MEMBER_BATCH),
+            ((2, 8) if num_groups > 1 else (8,), spec.label_dtype, labels_spec),
+            ((8,), "bool", BATCH),
+        )
+    )
+    group = jax.ShapeDtypeStruct((8,), "int32", sharding=layout.sharding(MEMBERS))
+    for program in (
+        evaluator._score.lower(outputs, group, labels, mask),
+        evaluator._predictions.lower(outputs),
+    ):
+        found = collectives(program.compile().as_text(), 4, 2)
+        assert [(each.kind, each.axis) for each in found] == [("all-gather", "ensemble")]

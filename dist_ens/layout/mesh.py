@@ -46,6 +46,17 @@ def data_mean(tree: Any) -> Any:
     return jax.tree.map(mean, tree)
 
 
+def all_members(member_leaf: jax.Array) -> jax.Array:
+    """All members' parts of an array [members, ...] of which each device of a column has its own.
+
+    Only inside a function lifted by `Layout.shard_map`, and not in an update: there members do not
+    meet.
+    """
+    if jax.lax.axis_size(ENSEMBLE) == 1:
+        return member_leaf
+    return jax.lax.all_gather(member_leaf, ENSEMBLE, tiled=True)
+
+
 def data_index() -> jax.Array:
     """Column of this device: int32[]. Only inside a function lifted by `Layout.shard_map`."""
     return jax.lax.axis_index(DATA)
