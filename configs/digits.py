@@ -2,8 +2,8 @@
 
     dist-ens train --config=configs/digits.py --workdir=runs/digits
 
-Duration: 12 s on 2 CPU cores.
-Result: the ensemble's accuracy is 0.983 and its NLL 0.065; its mean member's are 0.979 and 0.073.
+Duration: 9 s on 2 CPU cores.
+Result: the ensemble's accuracy is 0.986 and its NLL 0.065; its mean member's are 0.982 and 0.073.
 """
 
 from ml_collections import ConfigDict

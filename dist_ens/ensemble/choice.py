@@ -127,11 +127,13 @@ def choose(
     if len(options) == 1:
         return options[rule], Choice(rule, "nothing else is worth trying for this network")
     program = _program(ensemble, traced, [*options], state, batches)
-    kept = kept_execution(program)
+    # What was not timed, for want of time, is not again in a run of the same length.
+    of_this_length = f"{program} {num_steps}"
+    kept = kept_execution(program) or kept_execution(of_this_length)
     position = cluster.as_main_sees([*options].index(kept) if kept in options else -1)
     if position >= 0:
         name = [*options][position]
-        return options[name], Choice(name, "the fastest in an earlier run of this program")
+        return options[name], Choice(name, "chosen in an earlier run of this program")
     if jax.process_count() > 1:
         return options[rule], Choice(rule, "the rule, for several hosts do not time candidates")
     # Beside the state a copy of it, and what a step makes.
@@ -141,6 +143,7 @@ def choose(
     step_secs, budget_secs = _timed(options, names, state, batches, num_steps)
     if len(step_secs) == 1:
         why = f"the rule, for {budget_secs:.2g} s are too few to time others"
+        keep_execution(of_this_length, rule)
         return options[rule], Choice(rule, why, step_secs)
     fastest = min(step_secs, key=step_secs.__getitem__)
     keep_execution(program, fastest)
