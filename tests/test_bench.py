@@ -1,5 +1,6 @@
 """The command that times a config on the user's own machine."""
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import dist_ens.bench
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.bench import DIST_ENS, LOOP, VMAP, LoopByHand, Point, Updates
-from dist_ens.config import Experiment
-from dist_ens.data import open_source
+from dist_ens.bench import DIST_ENS, LOOP, VMAP, LoopByHand, Point, Updates, bench
+from dist_ens.config import DataConfig, Experiment
+from dist_ens.data import Spec, open_source
 from dist_ens.layout import make_layout
 from dist_ens.run import Run
 from launch.bench import _conclusion
@@ -36,7 +38,7 @@ def test_a_config_is_timed_and_drawn(tmp_path):
     ended = dist_ens_bench(
         "--config=configs/digits.py",
         "--config.model.hidden_sizes=()",
-        "--config.num_members=2",
+        "--config.num_members=1",
         "--config.steps_per_call=1",
         "--config.execution=vmap",
         "--turns=2",
@@ -45,12 +47,12 @@ def test_a_config_is_timed_and_drawn(tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     sizes = json.loads((tmp_path / "rates.json").read_text())["sizes"]
-    assert [point["num_members"] for point in sizes] == [1, 2]
+    assert [point["num_members"] for point in sizes] == [1]
     for point in sizes:
         assert point["execution"] == "vmap"
         assert set(point["examples_per_second"]) == {DIST_ENS, LOOP, VMAP}
         assert {name: len(ratios) for name, ratios in point["ratios"].items()} == {LOOP: 2, VMAP: 2}
-    assert "With 2 members" in ended.stdout or "too wide to conclude" in ended.stdout
+    assert "With 1 members" in ended.stdout or "too wide to conclude" in ended.stdout
     with Image.open(tmp_path / "rates.png") as picture:
         assert picture.size == (900, 600)
 
@@ -90,6 +92,22 @@ def test_the_loop_by_hand_trains_the_members_that_dist_ens_trains(examples):
             jax.device_get(ours.state.params),
             jax.device_get(state.params),
         )
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "that_divide"), [(None, [1, 2, 4, 6], [4, 6]), (2, [2, 4, 6], [6])]
+)
+def test_ensembles_of_1_2_4_members_are_timed_and_the_whole(monkeypatch, rows, sizes, that_divide):
+    values = {"num_members": 6, "steps": 1, "data": {"global_batch_size": 16}}
+    experiment = Experiment.from_dict(values | {"layout": {"ensemble_axis": rows}})
+    run = Run(experiment, Spec((8, 8), "float32", (), 10), 1000)
+    monkeypatch.setattr(dist_ens.bench, "_point", lambda *given: given[3].num_members)
+    assert [*bench(run, None, run.make_ensemble, 1)] == sizes
+    # On eight devices 4 members leave two columns to the data, over which 6 examples divide; any
+    # two rows leave four, over which they do not: only what was asked for is tried, and refused.
+    experiment = dataclasses.replace(experiment, data=DataConfig(global_batch_size=6))
+    run = dataclasses.replace(run, experiment=experiment)
+    assert [*bench(run, None, run.make_ensemble, 1)] == that_divide
 
 
 def test_nothing_is_concluded_from_neighbours_that_disagree():

@@ -202,7 +202,7 @@ def test_a_config_file_may_bring_a_network_of_its_own(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "own_helper.py").write_text("import jax; ONE = jax.numpy.ones(())")
     config, workdir = f"--config={tmp_path / 'own.py'}", f"--workdir={tmp_path / 'run'}"
-    ended = dist_ens("train", config, workdir, "--config.seed=3")
+    ended = dist_ens("train", config, workdir, "--config.seed=3", "--config.execution=vmap")
     assert ended.returncode == 0, ended.stderr
     assert f"Next: dist-ens predict {workdir} {config} " in ended.stdout
     ended = dist_ens("evaluate", workdir)
