@@ -107,7 +107,7 @@ class DataConfig:
             through the whole set in an order of its own; `splits`: likewise, through the training
             set of its group, where the source splits its examples several times (`uci`). Members
             are dealt out in turn: member i is of group i modulo their number, and is an ensemble
-            with that group's other members.
+            with that group's other members. Of a source of one group it is `permuted`.
         mean: Subtracted from the inputs on the device: one number, or one per channel.
         std: The inputs are then divided by it; likewise.
     """
@@ -131,7 +131,7 @@ class DataConfig:
             self.shuffle or self.examples == "shared",
             "Orders of the members' own are shuffled.",
             f"data.examples={self.examples!r}, data.shuffle=False",
-            "Set --config.data.shuffle=True or --config.data.examples=shared.",
+            "Set --config.data.shuffle=True.",
         )
         for value in self.std:
             _require_positive("data.std", value)
@@ -242,7 +242,12 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """When to score the test split during training (None: only after it), and by how much a go."""
+    """When to score the test split during training (None: only after it), and by how much a go.
+
+    Attributes:
+        every_steps: Steps between two scores.
+        global_batch_size: Examples at a time, for which a device is given all members' outputs.
+    """
 
     every_steps: int | None = None
     global_batch_size: int = 1000
@@ -304,7 +309,8 @@ class Experiment:
             "Exactly one of num_members and members_per_group says how many to train; the other is "
             "None.",
             f"num_members={self.num_members}, members_per_group={self.members_per_group}",
-            "Give --config.num_members=8 or --config.members_per_group=5.",
+            "Give --config.num_members=8 or --config.members_per_group=5; a file that gives one "
+            "sets the other to None.",
         )
         _require(
             0 <= self.seed < 2**32,

@@ -11,6 +11,7 @@ import numpy as np
 
 from dist_ens.data import ArraySplit, Spec, Split, Standardization, evaluation_batches
 from dist_ens.ensemble import Ensemble, State
+from dist_ens.errors import UserError
 from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, all_members, to_host
 from dist_ens.losses import normal_distribution
 from dist_ens.metrics import (
@@ -56,19 +57,23 @@ class Scores:
         return {"test": self.ensemble, **several, "members": self.members}
 
     def _over_groups(self, reduce: Any) -> dict[str, float]:
-        first = self.groups[0]
-        if len(self.groups) == 1 and reduce is np.mean:
-            return dict(first)
-        return {name: float(reduce([scores[name] for scores in self.groups])) for name in first}
+        names = self.groups[0]
+        return {name: float(reduce([scores[name] for scores in self.groups])) for name in names}
 
 
 class Evaluator:
     """Scores and predicts with an ensemble, every example exactly once.
 
+    A device is given all members' outputs for its column's part of a batch: of many members and
+    outputs the batch is to be small.
+
     Args:
-        ensemble: The lifted member; of several groups, its members are 0, 1, 2, … in this order.
+        ensemble: The lifted member; its members are of its groups in turn.
         global_batch_size: Examples at a time, rounded up to fill the data axis.
-        spec: Of the data; default: of one group, and its labels are classes.
+        spec: Of the data; default: its labels are classes.
+
+    Raises:
+        UserError: If groups would have unequally many members.
     """
 
     def __init__(
@@ -78,6 +83,11 @@ class Evaluator:
         self._ensemble = ensemble
         self._layout = layout
         self._num_groups = ensemble.num_groups
+        if layout.num_members % self._num_groups:
+            raise UserError(
+                f"Every group has equally many members. Received: {layout.num_members} members for "
+                f"{self._num_groups} groups. Choose a multiple."
+            )
         self._standardization = spec.standardization if spec else None
         self._batch_size = math.ceil(global_batch_size / layout.data_axis) * layout.data_axis
         kind = _CLASSES if spec is None or spec.num_classes is not None else _REAL_TARGETS
@@ -132,6 +142,7 @@ class Evaluator:
         Returns:
             The scores; of real targets in the unit that they had before they were standardised.
         """
+        member_ids = self._member_ids(state)
         total: Any = None
         for batch in self._batches(split):
             outputs = self._ensemble.predict(state, batch["inputs"])
@@ -158,7 +169,7 @@ class Evaluator:
             members=[
                 {"member_id": int(member_id)}
                 | scores(entry(members, position), position % self._num_groups)
-                for position, member_id in enumerate(to_host(state.member_id))
+                for position, member_id in enumerate(member_ids)
             ],
         )
 
@@ -176,8 +187,9 @@ class Evaluator:
             `member_variance` [members, examples]. Of several groups what is of the mixture is
             [groups, examples]. On every host.
         """
-        given = self._standardization
-        own = inputs if given is None else np.concatenate(given.of_inputs(inputs))
+        given, member_ids = self._standardization, self._member_ids(state)
+        own = [inputs] * self._num_groups if given is None else given.of_inputs(inputs)
+        own = np.concatenate(own)
         # Their labels are not looked at.
         split = ArraySplit(own, np.zeros(len(own), np.int32))
         parts = [
@@ -192,7 +204,16 @@ class Evaluator:
         if self._num_groups == 1:
             mixture = {name: leaf[0] for name, leaf in mixture.items()}
         members = {f"member_{name}": leaf for name, leaf in members.items()}
-        return {**mixture, **members, "member_id": to_host(state.member_id)}
+        return {**mixture, **members, "member_id": member_ids}
+
+    def _member_ids(self, state: State) -> np.ndarray:
+        ids = to_host(state.member_id)
+        if (ids % self._num_groups != np.arange(len(ids)) % self._num_groups).any():
+            raise UserError(
+                f"Members are of their {self._num_groups} groups in turn, by their ids. Received: "
+                f"members {ids.tolist()}. Put them in the order of their ids."
+            )
+        return ids
 
     def _batches(self, split: Split) -> Iterator[dict[str, jax.Array]]:
         rows, size = self._layout.host_rows(self._batch_size), self._batch_size

@@ -231,6 +231,11 @@ class TrainingReporter:
             self._console.print(f"step {step:,}/{self._last_step:,}: {text}")
 
 
+def told(scores: Mapping[str, float], name: str) -> str:
+    """A score in a few digits: of classes four after the point, in a target's own unit four."""
+    return f"{scores[name]:{'.4f' if 'accuracy' in scores else '.4g'}}"
+
+
 def scores_table(
     ensemble: Mapping[str, float],
     mean_member: Mapping[str, float],
@@ -251,7 +256,7 @@ def scores_table(
         table.add_column(name, justify="right")
 
     def row(label: str, scores: Mapping[str, float], style: str | None = None) -> None:
-        table.add_row(label, *(f"{scores[name]:.4f}" for name in ensemble), style=style)
+        table.add_row(label, *(told(scores, name) for name in ensemble), style=style)
 
     size = len(members) // num_groups
     mean_of = f"mean of {num_groups} groups, " if num_groups > 1 else ""

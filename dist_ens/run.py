@@ -136,6 +136,12 @@ class Run:
                     f"Received: {length} for inputs {list(spec.input_shape)}. Try "
                     f'--config.data.{name}="(1.0,)".'
                 )
+        data = experiment.data
+        if spec.standardization and (data.mean, data.std) != ((0.0,), (1.0,)):
+            raise UserError(
+                "A table's inputs are standardised by its source. Received: data.mean="
+                f"{data.mean}, data.std={data.std} beside it. Leave them out."
+            )
         if member is None:
             member = make_model(experiment.model, spec.input_shape, objective.num_outputs)
         member = with_compute_dtype(member, experiment.compute.dtype)
@@ -226,7 +232,8 @@ class Run:
         for name in ("spec", "num_train_examples"):
             a, b = getattr(saved, name), getattr(self, name)
             if a != b:
-                different.append((f"the data's {name}", str(a), str(b)))
+                told = a.told_apart(b) if name == "spec" else (str(a), str(b))
+                different.append((f"the data's {name}", *told))
         if (saved.member_file is None) != (self.member_file is None):
             different.append(("the network's file", saved.member_file, self.member_file))
         if different:

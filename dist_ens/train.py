@@ -279,12 +279,14 @@ def _print_result(
             "--config.optimizer.clip_norm=1.0.",
         )
     config = f" --config={shlex.quote(member_file)}" if member_file else ""
-    name, told = ("accuracy", "accuracy") if "accuracy" in ensemble else ("rmse", "RMSE")
+    name, called = ("accuracy", "accuracy") if "accuracy" in ensemble else ("rmse", "RMSE")
+    told, count = report.told, len(scores.groups)
+    over_groups = f" (means over {count} groups)" if count > 1 else ""
     console.print(
-        f"The ensemble's {told} is {ensemble[name]:.4f} and its NLL "
-        f"{ensemble['nll']:.4f}; its mean member's are {mean[name]:.4f} and "
-        f"{mean['nll']:.4f}. In {workdir}: {report.SUMMARY}, {report.METRICS}, {FOLDER}/. "
-        f"Next: dist-ens predict --workdir={shlex.quote(str(workdir))}{config} --input=x.npy "
-        "--output=p.npz",
+        f"The ensemble's {called} is {told(ensemble, name)} and its NLL "
+        f"{told(ensemble, 'nll')}; its mean member's are {told(mean, name)} and "
+        f"{told(mean, 'nll')}{over_groups}. In {workdir}: {report.SUMMARY}, {report.METRICS}, "
+        f"{FOLDER}/. Next: dist-ens predict --workdir={shlex.quote(str(workdir))}{config} "
+        "--input=x.npy --output=p.npz",
         soft_wrap=True,
     )

@@ -24,9 +24,10 @@ def main() -> None:
     run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
     source = open_source(run.experiment.data)
     if source.spec != run.spec:
+        here, there = source.spec.told_apart(run.spec)
         raise UserError(
-            f"A run is scored on data like its training data. Received: {source.spec} from "
-            f"{run.experiment.data.source}, where {workdir} was trained on {run.spec}. Put the "
+            f"A run is scored on data like its training data. Received: {here} from "
+            f"{run.experiment.data.source}, where {workdir} was trained on {there}. Put the "
             "data set back that it was trained on."
         )
     evaluator = Evaluator(ensemble, run.experiment.evaluation.global_batch_size, source.spec)

@@ -14,7 +14,7 @@ from launch import front
 from launch.config_file import ConfigFlags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
-_INPUT = flags.DEFINE_string("input", None, ".npy file of examples as the source yields them.")
+_INPUT = flags.DEFINE_string("input", None, ".npy file of examples, unscaled, in their own units.")
 _OUTPUT = flags.DEFINE_string("output", None, ".npz file for the predictions.")
 _CONFIG = ConfigFlags(overridable=False)
 

@@ -64,7 +64,7 @@ def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():
     chosen.update(state, batches)  # the state was not used up
     again, why = choice.choose(*program(networks.mlp), num_steps=1)
     assert again.execution == chosen.execution
-    assert why.why == "chosen in an earlier run of this program"
+    assert why.why == "the fastest in an earlier run of this program"
     _, other = choice.choose(*program(networks.mlp, num_members=5), num_steps=1)
     assert "earlier" not in other.why
 
@@ -77,6 +77,7 @@ def test_a_short_run_follows_the_rule():
     # A run of the same length times nothing; a longer one has time for more.
     again, why = choice.choose(*program(networks.mlp), num_steps=1)
     assert (again.execution, why.step_secs) == ("vmap", {})
+    assert why.why == "the rule, as in an earlier run of as many steps"
     _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
     assert len(why.step_secs) > 1  # a rule is not kept as if it had been measured
 

@@ -65,6 +65,7 @@ def trained_by_two(tmp_path_factory):
         script = [sys.executable, "tests/two_hosts.py", verb, f"127.0.0.1:{free_port()}"]
         return [start([*script, str(i), str(folder)], logs[i]) for i in range(2)]
 
+    two_hosts.write_table(folder)
     processes = start_two("hang")
     deadline = time.monotonic() + LIMIT_SECS
     while not (folder / "killed" / "checkpoints" / "4").exists() and time.monotonic() < deadline:
@@ -81,7 +82,27 @@ def trained_by_two(tmp_path_factory):
 def test_two_hosts_train_what_one_does(trained_by_two, tmp_path, mesh):
     rows, columns = mesh
     workdir = trained_by_two / f"{rows}x{columns}"
-    one = train(two_hosts.experiment(rows), tmp_path)
+    assert_same_run(workdir, two_hosts.experiment(rows), tmp_path)
+    assert json.loads((workdir / "summary.json").read_text())["mesh"] == {
+        "ensemble": rows,
+        "data": columns,
+    }
+
+
+def test_two_hosts_train_and_score_groups_as_one_does(trained_by_two, tmp_path):
+    assert_same_run(trained_by_two / "groups", two_hosts.of_groups(trained_by_two), tmp_path)
+    of_two, of_one = (
+        json.loads((workdir / "summary.json").read_text())
+        for workdir in (trained_by_two / "groups", tmp_path)
+    )
+    assert of_two["groups"] == 4
+    for name in ("test", "test_std", "mean_member"):
+        assert of_two[name] == pytest.approx(of_one[name], rel=1e-4)
+
+
+def assert_same_run(workdir, experiment, tmp_path):
+    """What two hosts left in a workdir is what one leaves."""
+    one = train(experiment, tmp_path)
     _, _, two = open_finished(workdir)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
@@ -95,10 +116,6 @@ def test_two_hosts_train_what_one_does(trained_by_two, tmp_path, mesh):
     assert [line.keys() for line in metrics[0]] == [line.keys() for line in metrics[1]]
     for of_two, of_one in zip(*metrics, strict=True):
         assert of_two == pytest.approx(of_one, rel=1e-4, abs=1e-6)
-    assert json.loads((workdir / "summary.json").read_text())["mesh"] == {
-        "ensemble": rows,
-        "data": columns,
-    }
 
 
 def test_the_command_line_joins_a_cluster_and_fails_as_one(tmp_path):

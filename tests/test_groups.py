@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from functools import partial
 
 import jax
 import numpy as np
@@ -11,7 +12,14 @@ import pytest
 from scipy.special import log_softmax
 
 from dist_ens.config import CheckpointConfig, DataConfig, Experiment, ModelConfig, OptimizerConfig
-from dist_ens.data import ArraySplit, Spec, describe_source, evaluation_batches, open_source
+from dist_ens.data import (
+    ArraySplit,
+    Source,
+    Spec,
+    describe_source,
+    evaluation_batches,
+    open_source,
+)
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.evaluate import Evaluator
@@ -59,12 +67,16 @@ def test_a_table_is_standardised_on_each_splits_training_rows(tmp_path):
 
 
 def test_a_feature_that_is_constant_up_to_rounding_is_not_blown_up(tmp_path):
-    # The mean of three times 0.1 is not 0.1: the deviation is 1e-17, not 0.
-    data = np.array([[0.1, 1.0], [0.1, 2.0], [0.1, 4.0], [0.1, 3.0]])
-    changes = {"index_features": np.array([0]), "index_target": np.array(1)}
+    # The mean of three times 0.1 is not 0.1: the deviation is 1e-17, not 0. Nor is 0.1 + 0.2 0.3.
+    columns = [[0.1, 0.1, 0.1, 0.1], [0.3, 0.1 + 0.2, 0.3, 0.4], [1.0, 2.0, 4.0, 3.0]]
+    changes = {"index_features": np.array([0, 1]), "index_target": np.array(2)}
     rows = {"train_idx": np.array([[0, 1, 2]]), "test_idx": np.array([[3]])}
-    source = open_source(written(tmp_path, data=data, **changes, **rows))
+    source = open_source(written(tmp_path, data=np.transpose(columns), **changes, **rows))
     np.testing.assert_allclose(source.train.inputs, 0, atol=1e-6)
+    np.testing.assert_allclose(source.test.inputs, [[0, 0.1]], atol=1e-6)
+    target = {"index_features": np.array([0]), "index_target": np.array(1)}
+    with pytest.raises(UserError, match="the same number in all of them"):
+        open_source(written(tmp_path, data=np.transpose(columns), **target, **rows))
 
 
 @pytest.mark.parametrize(
@@ -112,8 +124,9 @@ def test_a_member_sees_the_examples_of_its_group_in_an_order_of_its_own():
         epochs = np.sort(seen.reshape(3, 7), axis=1)
         np.testing.assert_array_equal(epochs - 7 * (member_id % 4), [range(7)] * 3)
     assert one.cursor(5, range(0)).shape == (0, 3)
-    with pytest.raises(UserError, match="num_groups=4, per_member=False"):
-        Order(7, 3, num_groups=4)
+    for whole in (dict(per_member=False), dict(per_member=True, shuffle=False)):
+        with pytest.raises(UserError, match="Members of several groups have shuffled orders"):
+            Order(7, 3, num_groups=4, **whole)
     with pytest.raises(UserError, match="at most 1,073,741,824 examples"):
         Order(2**29, 3, per_member=True, num_groups=3)
 
@@ -157,9 +170,30 @@ def test_each_group_is_an_ensemble_scored_on_its_own_examples(mesh):
     assert [s["nll"] for s in scores.members] == pytest.approx(
         [alone[m] for m in range(6)], rel=1e-4
     )
+    predicted = Evaluator(ensemble, 4).predict(state, inputs[0])  # the same five by every group
+    assert predicted["probs"].shape == (3, 5, 3)
+    for group in range(3):
+        probs = [np.exp(log_softmax(inputs[0] @ weights[m], axis=-1)) for m in (group, group + 3)]
+        np.testing.assert_allclose(predicted["probs"][group], np.mean(probs, axis=0), rtol=1e-4)
     as_dict = scores.to_dict()
     assert as_dict["test"]["nll"] == pytest.approx(np.mean(groups), rel=1e-4)
     assert as_dict["test_std"]["nll"] == pytest.approx(np.std(groups), rel=1e-4)
+
+
+def test_groups_that_are_not_alike_are_told():
+    member = from_functions(lambda key: {"w": np.ones((4, 3))}, lambda params, x: x @ params["w"])
+    ensemble = Ensemble(member, optax.identity(), make_layout(4), num_groups=3)
+    with pytest.raises(UserError, match="Received: 4 members for 3 groups"):
+        Evaluator(ensemble, 4)
+    ensemble = dataclasses.replace(ensemble, num_groups=2)
+    inputs = jax.ShapeDtypeStruct((1, 4), np.float32)
+    state = ensemble.init(0, inputs, member_ids=[1, 0, 2, 3])
+    split = ArraySplit(np.ones((6, 4), np.float32), np.zeros(6, np.int32))
+    with pytest.raises(UserError, match=re.escape("Received: members [1, 0, 2, 3].")):
+        Evaluator(ensemble, 4).evaluate(state, split)
+    spec = Spec((4,), "float32", (), 3, num_groups=4)
+    with pytest.raises(UserError, match="Received: 6 in split train for 4 groups."):
+        Source(spec, train=split, test=split)
 
 
 RANDOM = np.random.default_rng(0)
@@ -168,10 +202,10 @@ LINE[:, 2] = 1000 + 50 * (LINE[:, 0] - 2 * LINE[:, 1]) + RANDOM.normal(size=40)
 PARTS = np.stack([RANDOM.permutation(40) for _ in range(2)])
 
 
-def line(path, num_splits=2):
-    return written(
-        path, data=LINE, train_idx=PARTS[:num_splits, :30], test_idx=PARTS[:num_splits, 30:]
-    )
+def line(path, *splits):
+    """A table and some of its two splits; both, unless some are said."""
+    parts = PARTS[list(splits or (0, 1))]
+    return written(path, data=LINE, train_idx=parts[:, :30], test_idx=parts[:, 30:])
 
 
 def experiment(data, **changes):
@@ -203,7 +237,7 @@ def test_members_of_several_splits_are_trained_and_scored_in_their_targets_unit(
     assert again.ensemble == pytest.approx(trained.scores.ensemble, rel=1e-4)
 
     # From predictions of the raw rows, each group's for its own test rows.
-    predicted = evaluator.predict(state, LINE[:, :2].astype(np.float32))
+    predicted = evaluator.predict(state, LINE[:, :2])
     assert predicted["member_mean"].shape == predicted["member_variance"].shape == (4, 40)
     for group in range(2):
         test, target = PARTS[group, 30:], LINE[PARTS[group, 30:], 2]
@@ -219,18 +253,30 @@ def test_members_of_several_splits_are_trained_and_scored_in_their_targets_unit(
         nll = np.mean(np.log(2 * np.pi * variance) + (target - mean) ** 2 / variance) / 2
         assert trained.scores.groups[group]["rmse"] == pytest.approx(rmse, rel=1e-3)
         assert trained.scores.groups[group]["nll"] == pytest.approx(nll, abs=2e-3)
+        alone = [trained.scores.members[m]["rmse"] for m in (group, group + 2)]
+        assert alone == pytest.approx(np.sqrt(np.mean((target - means) ** 2, axis=1)), rel=1e-3)
+
+    # The same table with another number in it is another.
+    changed = LINE.copy()
+    changed[PARTS[0, 0], 0] += 1
+    written(tmp_path, data=changed, train_idx=PARTS[:, :30], test_idx=PARTS[:, 30:])
+    with pytest.raises(UserError, match="a training input mean .* there and .* input mean .* here"):
+        train(experiment(run.experiment.data), tmp_path / "run")
 
 
 def test_a_group_learns_nothing_of_another_splits_examples(tmp_path):
-    # Member 0 is of split 0, beside members of split 1 and without them.
+    # Member 0 is of split 0, beside members of split 1 and without them; and member 1 of split 1,
+    # whatever split 0 is.
     changes = dict(steps=20, optimizer=OptimizerConfig(name="sgd", learning_rate=0.05))
-    both, alone = (
-        train(experiment(line(tmp_path, splits), **changes), tmp_path / name).state
-        for name, splits in (("both", 2), ("alone", 1))
+    both, alone, second = (
+        jax.device_get(train(experiment(line(tmp_path, *s), **changes), tmp_path / name).state)
+        for name, s in (("both", (0, 1)), ("alone", (0,)), ("second", (1, 1)))
     )
-    for a, b in zip(jax.tree.leaves(both.params), jax.tree.leaves(alone.params), strict=True):
-        np.testing.assert_allclose(a[0], b[0], rtol=1e-5, atol=1e-6)
-        assert not np.allclose(a[0], a[1], atol=1e-3)
+    same = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(lambda a, b: same(a[0], b[0]), both.params, alone.params)
+    jax.tree.map(lambda a, b: same(a[1], b[1]), both.params, second.params)
+    with pytest.raises(AssertionError):
+        jax.tree.map(lambda a, b: same(a[0], b[0]), both.params, second.params)
     summary = json.loads((tmp_path / "alone" / "summary.json").read_text())
     assert (summary["groups"], summary["num_members"]) == (1, 2)
     run, ensemble, state = open_finished(tmp_path / "alone")
@@ -261,5 +307,10 @@ def test_a_source_of_several_splits_is_for_groups_alone(tmp_path):
     shared = dataclasses.replace(line(tmp_path), examples="shared")
     with pytest.raises(UserError, match=re.escape("Set --config.data.examples=splits.")):
         train(experiment(shared), tmp_path / "run")
+    scaled = dataclasses.replace(line(tmp_path), std=(2.0,))
+    with pytest.raises(UserError, match="A table's inputs are standardised by its source."):
+        train(experiment(scaled), tmp_path / "run")
+    with pytest.raises(UserError, match=re.escape("Received: data.num_classes=3 for uci:")):
+        open_source(dataclasses.replace(line(tmp_path), num_classes=3))
     with pytest.raises(UserError, match=re.escape("The loss of classes is one of softmax_cross_")):
         train(experiment(DataConfig(source="digits", examples="splits")), tmp_path / "run")

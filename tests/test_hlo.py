@@ -10,8 +10,9 @@ import pytest
 
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
+from dist_ens.ensemble import Drawn
 from dist_ens.ensemble.choice import candidates
-from dist_ens.layout import make_layout
+from dist_ens.layout import MEMBERS, REPLICATED, make_layout
 from dist_ens.plan import abstract_batches, collectives
 from dist_ens.run import Run
 
@@ -37,9 +38,25 @@ def compiled_update(config, num_members, rows, columns, batch_size):
     ensemble = run.make_ensemble(layout)
     state = ensemble.abstract_state(run.batch_of_inputs(batch_size // columns))
     batches = abstract_batches(layout, spec, experiment.steps_per_call, batch_size)
+    if run.order.per_member:
+        batches = drawn(layout, spec, experiment.steps_per_call, batch_size)
     traced = ensemble.traced_update(state, batches)
     by_rule = candidates(layout, traced, experiment.steps_per_call)[0]
     return dataclasses.replace(ensemble, execution=by_rule).update.lower(state, batches).compile()
+
+
+def drawn(layout, spec, steps, batch_size):
+    """Batches of the members' own, from a split that lies on every device."""
+    count = 1000 * spec.num_groups
+    split = {
+        name: jax.ShapeDtypeStruct((count, *shape), dtype, sharding=layout.sharding(REPLICATED))
+        for name, shape, dtype in (
+            ("inputs", spec.input_shape, spec.input_dtype),
+            ("labels", spec.label_shape, spec.label_dtype),
+        )
+    }
+    indices = (layout.num_members, steps, batch_size)
+    return Drawn(split, jax.ShapeDtypeStruct(indices, "int32", sharding=layout.sharding(MEMBERS)))
 
 
 def kinds_and_axes(hlo, rows, columns):

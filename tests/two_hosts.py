@@ -3,7 +3,7 @@
 python tests/two_hosts.py train|hang COORDINATOR PROCESS_ID FOLDER
 
 `hang` trains FOLDER/killed on the last mesh, from data that never come after step 4, and waits to
-be killed; `train` goes on with that run, then trains every mesh anew.
+be killed; `train` goes on with that run, then trains every mesh anew, and groups of members.
 """
 
 import dataclasses
@@ -38,6 +38,23 @@ def experiment(ensemble_axis):
             "logging": {"every_steps": 2},
         }
     )
+
+
+def write_table(folder):
+    """A table that is split four times."""
+    random = np.random.default_rng(0)
+    rows = np.stack([random.permutation(50) for _ in range(4)])
+    table = dict(data=random.normal(size=(50, 4)), index_features=np.arange(3), index_target=3)
+    np.savez(folder / "table.npz", **table, train_idx=rows[:, :40], test_idx=rows[:, 40:])
+
+
+def of_groups(folder):
+    """Four groups of two members, each with a split of its own of the table in a folder."""
+    from dist_ens.config import DataConfig
+
+    source = f"uci:{folder / 'table.npz'}"
+    data = DataConfig(source=source, examples="splits", global_batch_size=8)
+    return dataclasses.replace(experiment(4), data=data, loss="gaussian_nll")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +93,7 @@ def main(verb, coordinator, process_id, folder):
     train(killed, folder / "killed")
     for rows, columns in MESHES:
         train(experiment(rows), folder / f"{rows}x{columns}")
+    train(of_groups(folder), folder / "groups")
 
 
 if __name__ == "__main__":

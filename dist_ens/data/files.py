@@ -37,9 +37,9 @@ def open_digits(num_classes: int | None) -> Source:
     """
     # Its file is read without it: to import it takes longer than to train on them.
     package = importlib.util.find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise RunError("The digits come with scikit-learn. Received: none installed. Install it.")
-    path = pathlib.Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    path = pathlib.Path((package and package.origin) or "").parent / "datasets/data/digits.csv.gz"
+    if not path.is_file():
+        raise RunError(f"The digits come with scikit-learn. Received: no {path}. Install it anew.")
     rows = np.loadtxt(io.BytesIO(read_bytes(path)), delimiter=",", dtype=np.float32)
     images, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int32)
     # Every fifth of them, shuffled and then sorted by class: of each class its share.

@@ -33,6 +33,11 @@ def open_source(config: DataConfig) -> Source:
     if kind == "text":
         return open_text(place, config.context_length)
     if kind == "uci":
+        if config.num_classes is not None:
+            raise UserError(
+                "The targets of a table are real. Received: "
+                f"data.num_classes={config.num_classes} for {config.source}. Leave it out."
+            )
         return open_uci(place)
     return open_tfds(place, config.data_dir, config.num_classes)
 

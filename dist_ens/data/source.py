@@ -99,6 +99,18 @@ class Spec:
         label = 4 * math.prod(self.label_shape)
         return math.prod(self.input_shape) * np.dtype(self.input_dtype).itemsize + label
 
+    def told_apart(self, other: "Spec") -> tuple[str, str]:
+        """This one and another that is not equal, in words in which they differ."""
+        if str(self) != str(other) or not (self.standardization and other.standardization):
+            return str(self), str(other)
+        for field in dataclasses.fields(Standardization):
+            pair = (getattr(spec.standardization, field.name) for spec in (self, other))
+            for a, b in zip(*map(np.ravel, pair), strict=True):
+                if a != b:
+                    name = field.name.replace("_", " ")
+                    return f"{self}, a training {name} {a}", f"{other}, a training {name} {b}"
+        return str(self), str(other)
+
     def __str__(self) -> str:
         real = self.num_classes is None
         labels = "with real targets" if real else f"in {self.num_classes} classes"
@@ -137,6 +149,14 @@ class Source:
     spec: Spec
     train: Split
     test: Split
+
+    def __post_init__(self) -> None:
+        for name, split in (("train", self.train), ("test", self.test)):
+            if len(split) % self.spec.num_groups:
+                raise UserError(
+                    f"Groups have equally many examples. Received: {len(split)} in split {name} "
+                    f"for {self.spec.num_groups} groups. Make the groups' parts equally long."
+                )
 
     @property
     def num_train_examples(self) -> int:
@@ -229,7 +249,7 @@ def check_examples(where: str, inputs: np.ndarray, labels: np.ndarray) -> None:
         raise UserError(
             "Labels are class numbers, int[examples]. Received: "
             f"{labels.dtype}{list(labels.shape)} ({where}). Convert them: argmax of one-hot rows, "
-            "or astype(int)."
+            "or astype(int); real targets come in a table, uci:FILE."
         )
     check_finite(where, inputs)
 
@@ -278,33 +298,33 @@ def check_labels(where: str, labels: np.ndarray, num_classes: int) -> None:
 
 
 def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
-    """Examples from outside, in the type in which the source yields them.
+    """Examples from outside, in the type in which the source has them.
 
     Args:
         spec: Of the source that the members were trained on.
-        inputs: [examples, ...], unscaled.
+        inputs: [examples, ...], unscaled; in their own units where the source standardises them.
         where: What an error calls them.
 
     Returns:
-        The examples in `spec.input_dtype`.
+        The examples in `spec.input_dtype`; in float64 where they are to be standardised.
 
     Raises:
         UserError: If the shape is another, the conversion could lose a value, or one is not finite.
     """
-    wanted = f"{spec.input_dtype}[examples, {', '.join(map(str, spec.input_shape))}]"
+    to = np.dtype("float64" if spec.standardization else spec.input_dtype)
+    wanted = f"{to}[examples, {', '.join(map(str, spec.input_shape))}]"
     received = f"{inputs.dtype}{list(inputs.shape)} ({where})"
     if inputs.shape[1:] != spec.input_shape or inputs.ndim == 0:
         raise UserError(
             f"The members take examples as their training data had them: {wanted}. Received: "
             f"{received}. Reshape them; a single example is an array of length 1."
         )
-    to = np.dtype(spec.input_dtype)
     converts = np.can_cast(inputs.dtype, to, "same_kind" if to.kind == "f" else "safe")
     if inputs.dtype.kind not in "biuf" or not converts:
         raise UserError(
             f"The members take examples as their training data had them: {wanted}. Received: "
             f"{received}, which does not convert without loss. Pass the values unscaled, with "
-            f"astype('{spec.input_dtype}')."
+            f"astype('{to}')."
         )
     with np.errstate(over="ignore"):  # what it makes infinite is told below
         converted = inputs.astype(to)

@@ -51,7 +51,7 @@ def open_uci(file: str) -> Source:
     inputs, targets = data[:, features], data[:, int(target.item())]
     input_mean, input_std = _moments(inputs[train_rows])
     target_mean, target_std = _moments(targets[train_rows])
-    constant = np.flatnonzero(np.ptp(targets[train_rows], axis=1) == 0)
+    constant = np.flatnonzero(~_varies(targets[train_rows]))
     if len(constant):
         raise UserError(
             "A target varies over the training rows. Received: the same number in all of them, in "
@@ -78,9 +78,13 @@ def open_uci(file: str) -> Source:
 
 def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation over the rows, [splits, rows, ...]; 1 where all are the same."""
+    return values.mean(axis=1), np.where(_varies(values), values.std(axis=1), 1.0)
+
+
+def _varies(values: np.ndarray) -> np.ndarray:
+    """Whether values [splits, rows, ...] differ over the rows by more than by their rounding."""
     # What rounding makes of the deviation of a constant must not be divided by.
-    varies = np.ptp(values, axis=1) > 0
-    return values.mean(axis=1), np.where(varies, values.std(axis=1), 1.0)
+    return np.ptp(values, axis=1) > 1e-12 * np.abs(values).max(axis=1)
 
 
 def _check(

@@ -129,11 +129,14 @@ def choose(
     program = _program(ensemble, traced, [*options], state, batches)
     # What was not timed, for want of time, is not again in a run of the same length.
     of_this_length = f"{program} {num_steps}"
-    kept = kept_execution(program) or kept_execution(of_this_length)
-    position = cluster.as_main_sees([*options].index(kept) if kept in options else -1)
-    if position >= 0:
-        name = [*options][position]
-        return options[name], Choice(name, "chosen in an earlier run of this program")
+    for kept, why in (
+        (kept_execution(program), "the fastest in an earlier run of this program"),
+        (kept_execution(of_this_length), "the rule, as in an earlier run of as many steps"),
+    ):
+        position = cluster.as_main_sees([*options].index(kept) if kept in options else -1)
+        if position >= 0:
+            name = [*options][position]
+            return options[name], Choice(name, why)
     if jax.process_count() > 1:
         return options[rule], Choice(rule, "the rule, for several hosts do not time candidates")
     # Beside the state a copy of it, and what a step makes.

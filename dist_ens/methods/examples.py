@@ -34,7 +34,8 @@ class Order:
         shuffle: A new order in every epoch; False: the order of the split.
         per_member: Each member has an order of its own; False: all see the same batches.
         num_groups: The split is so many sets of `num_examples`, one after the other, and a member
-            sees only that of its group: its id modulo their number. More need `per_member`.
+            sees only that of its group: its id modulo their number. More than one are shuffled,
+            `per_member`.
     """
 
     num_examples: int
@@ -49,10 +50,11 @@ class Order:
                 f"A split has at most {_MOST_EXAMPLES:,} examples. Received: "
                 f"{self.num_examples * self.num_groups:,}. Train on parts of it."
             )
-        if self.num_groups > 1 and not self.per_member:
+        if self.num_groups > 1 and not (self.per_member and self.shuffle):
             raise UserError(
-                "Members of several groups have orders of their own. Received: "
-                f"num_groups={self.num_groups}, per_member=False. Set per_member=True."
+                "Members of several groups have shuffled orders of their own. Received: "
+                f"num_groups={self.num_groups}, per_member={self.per_member}, "
+                f"shuffle={self.shuffle}. Set both to True."
             )
         if self.global_batch_size > self.num_examples:
             raise UserError(

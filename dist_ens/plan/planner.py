@@ -83,8 +83,8 @@ class Plan:
         meshes: The best first: what fits, then by the fewest FLOPs per device, the fewest bytes in
             collectives, the fewest bytes per device.
         max_num_members: The most that fit on a mesh of the best one's shape, a multiple of its
-            ensemble axis; 0 where not one member per device fits, None where the memory of the
-            devices is not known.
+            ensemble axis and of the groups; 0 where not one member per device fits, None where the
+            memory of the devices is not known.
         memory_bytes: Of a device; infinity where it is not known.
         num_devices: Of the topology.
     """
@@ -161,6 +161,8 @@ class Planner:
         meshes.sort(key=_cost)
         memory = memory_bytes(self.devices[0])
         most = None if math.isinf(memory) else self._max_num_members(meshes[0])
+        if most is not None:
+            most -= most % math.lcm(meshes[0].ensemble_axis, self.spec.num_groups)
         return Plan(tuple(meshes), most, memory, len(self.devices))
 
     def plan_mesh(self, num_members: int, ensemble_axis: int) -> PlannedMesh:
@@ -279,7 +281,7 @@ class Planner:
             if common % k == 0 and batch_size % (devices // k * parts) == 0
         ]
         if not rows:
-            fewest = devices // math.gcd(devices, batch_size)
+            fewest = math.lcm(devices // math.gcd(devices, batch_size), self.spec.num_groups)
             columns = devices // common
             raise UserError(
                 "No device is idle: the ensemble axis divides the members, the data axis the "
