@@ -1,0 +1,40 @@
+"""What a run is: frozen dataclasses, checked when they are made.
+
+A config file is loose (a `ConfigDict`, overridden by flags); an `Experiment` is what becomes of it
+once: every name known, every type right, every value in range. Nothing here imports JAX, so that a
+mistake is told before a device is touched.
+"""
+
+from dist_ens.config.checks import did_you_mean
+from dist_ens.config.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
+from dist_ens.config.sections import (
+    LOSSES,
+    OPTIMIZERS,
+    SCHEDULES,
+    CheckpointConfig,
+    ComputeConfig,
+    DataConfig,
+    EvaluationConfig,
+    LayoutConfig,
+    LoggingConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
+
+__all__ = [
+    "LOSSES",
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "MAY_CHANGE_ON_RESUME",
+    "CheckpointConfig",
+    "ComputeConfig",
+    "DataConfig",
+    "EvaluationConfig",
+    "Experiment",
+    "LayoutConfig",
+    "LoggingConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "did_you_mean",
+    "differences_on_resume",
+]

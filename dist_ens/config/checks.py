@@ -1,0 +1,45 @@
+"""What every field is checked by: a rule, what was received, and the way out."""
+
+import difflib
+import math
+from collections.abc import Iterable
+
+from dist_ens.errors import UserError
+
+
+def require(holds: bool, rule: str, received: str, way_out: str) -> None:
+    """Raises a `UserError` of the three unless the rule holds."""
+    if not holds:
+        raise UserError(f"{rule} Received: {received}. {way_out}")
+
+
+def require_one_of(field: str, value: str, known: tuple[str, ...]) -> None:
+    """Raises a `UserError` unless the field's value is one of the known."""
+    if value not in known:
+        raise UserError(
+            f"{field} must be one of {', '.join(known)}. Received: {value!r}."
+            f"{did_you_mean(value, known)}"
+        )
+
+
+def require_positive(field: str, value: int | float | None) -> None:
+    """Raises a `UserError` unless the field's value is None, or positive and finite."""
+    if value is not None:
+        require(
+            value > 0 and math.isfinite(value),
+            f"{field} must be positive.",
+            f"{field}={value}",
+            f"Try --config.{field}=1 or more."
+            if isinstance(value, int)
+            else f"Try a small positive --config.{field}.",
+        )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A half-sentence with the nearest known name, or the empty string.
+
+    >>> did_you_mean("learnig_rate", ["learning_rate", "momentum"])
+    " Did you mean 'learning_rate'?"
+    """
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

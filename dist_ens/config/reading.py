@@ -1,0 +1,93 @@
+"""Between frozen dataclasses and the loose mappings that config files and JSON hold."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from dist_ens.config.checks import did_you_mean
+from dist_ens.config.sections import ModelConfig
+from dist_ens.errors import UserError
+
+
+def to_config_dict_of(section: Any) -> ConfigDict:
+    """A dataclass as a `ConfigDict` that remembers the types of fields that are None."""
+    config = ConfigDict()
+    for name, hint in typing.get_type_hints(type(section)).items():
+        value = getattr(section, name)
+        if dataclasses.is_dataclass(value):
+            config[name] = to_config_dict_of(value)
+        elif type(None) in typing.get_args(hint):
+            kind = next(k for k in typing.get_args(hint) if k is not type(None))
+            config[name] = placeholder(kind)
+            config[name] = value
+        else:
+            config[name] = value
+    return config
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested mappings, with the names that lead to it."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def from_mapping(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
+    """An instance of the dataclass `cls`; `prefix` is where it stands in the experiment."""
+    if not isinstance(values, Mapping):
+        raise UserError(
+            f"{prefix.rstrip('.')} is a section with fields of its own. Received: {values!r}. "
+            f"Set one of its fields instead."
+        )
+    if cls is ModelConfig:  # every network has options of its own; `dist_ens.models` checks them
+        options = {k: v for k, v in values.items() if k not in ("name", "options")}
+        options |= dict(values.get("options", {}))
+        options = {k: _as_tuple(v) for k, v in options.items()}
+        values = {k: v for k, v in values.items() if k == "name"} | {"options": options}
+    hints = typing.get_type_hints(cls)
+    arguments = {}
+    for name, value in values.items():
+        if name not in hints:
+            raise UserError(
+                f"The config has no field {prefix + name!r}.{did_you_mean(name, hints)} "
+                f"The fields here are: {', '.join(hints)}."
+            )
+        if dataclasses.is_dataclass(hints[name]):
+            arguments[name] = from_mapping(hints[name], value, f"{prefix}{name}.")
+        else:
+            arguments[name] = _checked_type(prefix + name, value, hints[name])
+    return cls(**arguments)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(v) for v in value) if isinstance(value, list | tuple) else value
+
+
+def _checked_type(field: str, value: Any, hint: Any) -> Any:
+    """`value` as the annotated type; only an int for a float and a list for a tuple are changed."""
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    value = _as_tuple(value)
+    for kind in allowed:
+        origin = typing.get_origin(kind) or kind
+        if origin is tuple and isinstance(value, tuple):
+            return tuple(_checked_type(f"{field}[{i}]", v, float) for i, v in enumerate(value))
+        if isinstance(value, bool) and origin is not bool:
+            continue
+        if origin is float and isinstance(value, int):
+            return float(value)
+        if isinstance(value, Mapping if origin is Mapping else origin):
+            return value
+    names = " or ".join(
+        "None" if k is types.NoneType else getattr(k, "__name__", str(k)) for k in allowed
+    )
+    raise UserError(
+        f"{field} must be {names}. Received: {value!r}, a {type(value).__name__}. "
+        f"Correct it in the config file or with --config.{field}=…"
+    )
