@@ -16,7 +16,7 @@ WAYS = {
 }
 CONVOLUTIONS = {
     "patches": "convolutions as patches and one matrix product",
-    "canonical": "convolutions in the layout NHWC x HWIO, many members' one after another",
+    "canonical": "convolutions in the layout NHWC x HWIO, kernels' gradients as patches",
     "apart": "many members' convolutions as so many operations, none grouped",
 }
 PRODUCTS = {

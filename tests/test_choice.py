@@ -43,8 +43,8 @@ def _nothing_kept(tmp_path, monkeypatch):
         (networks.mlp, 1, "vmap"),
         (narrow, 4, "vmap+aligned"),
         (narrow, 1, "vmap+aligned"),
-        (networks.convolutional, 4, "unroll"),
-        (pooling, 4, "unroll+masks"),
+        (networks.convolutional, 4, "unroll+canonical"),
+        (pooling, 4, "unroll+canonical+masks"),
         (pooling, 33, "map+canonical+masks"),  # 66 steps in one program
     ],
 )

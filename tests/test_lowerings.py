@@ -113,6 +113,19 @@ def test_convolutions_of_many_members_are_the_same_and_none_is_grouped(lowering)
     assert ("stablehlo.while" in text) == (lowering == "canonical")
 
 
+def test_in_canonical_layout_the_gradient_of_a_kernel_is_no_convolution():
+    rules = {lowerings.CONVOLUTION: lowerings.convolution_in_canonical_layout}
+    layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    lhs, rhs = jnp.ones((5, 6, 6, 2)), jnp.ones((3, 3, 2, 4))
+    forward = lambda a, b: lax.conv_general_dilated(a, b, (1, 1), "SAME", **layout)  # noqa: E731
+    fn = rewritten(value_and_gradients(forward, lhs, rhs), rules)
+    text = str(jax.make_jaxpr(fn)(lhs, rhs))
+    # The value and the gradient of the input; that of the kernel adds up over five examples.
+    assert text.count("conv_general_dilated[") == 2
+    assert text.count("scan[") == 1
+    assert "length=5" in text
+
+
 SIDES = [1, 2, 3, 4, 5, 13, 16, 17, 40]
 
 

@@ -53,8 +53,8 @@ class Choice:
 def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]:
     """Executions worth trying for a program, the one that the rule chooses first.
 
-    The rule: on a CPU networks with convolutions are unrolled (mapped in canonical layout where
-    that makes a program of more than 64 steps), with max-pooling's gradient by masks; every other
+    The rule: on a CPU networks with convolutions are unrolled (mapped where that makes a program of
+    more than 64 steps), in canonical layout, with max-pooling's gradient by masks; every other
     network, and every one on an accelerator, is vmapped, on a CPU with matrix products aligned if
     that makes sums of one of them.
 
@@ -71,9 +71,9 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
     masks = "+masks" if contains(traced, MAX_POOL_GRADIENT) else ""
     few = members * num_steps <= _MOST_UNROLLED
     if convolves and on_cpu:
-        unrolled = ["unroll" + masks, "unroll+canonical" + masks] if few else []
-        others = ["map+canonical" + masks, "loop" + masks, "vmap+patches" + masks]
-        return unrolled + others
+        unrolled = ["unroll+canonical" + masks] if few else []
+        others = ["map+canonical", "loop+canonical", "vmap+patches"]
+        return unrolled + [name + masks for name in others] + (["unroll" + masks] if few else [])
     if convolves:
         apart = ["vmap+apart" + masks] if few else []
         return list(dict.fromkeys(["vmap", "vmap" + masks, "vmap+patches" + masks, *apart]))

@@ -89,10 +89,16 @@ def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax
 def convolution_in_canonical_layout(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
     """A convolution in the layout NHWC x HWIO; those of many members one after another.
 
+    The gradient of a convolution's kernel is one too, whose channels are the examples and whose
+    kernel is as large as an image. XLA's program for it waits for memory, whatever its layout: it
+    becomes patches, of one example at a time, which stay in a core's cache.
+
     Args, Returns: As `convolution_as_patches`.
     """
 
     def one(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        if _is_gradient_of_kernel(lhs, rhs, **params):
+            return _by_example(lhs, rhs, **params)
         out_spec = params["dimension_numbers"].out_spec
         lhs, rhs, _ = _canonical(lhs, rhs, **params)
         # Without the barriers XLA would put the transpositions back into the convolution.
@@ -233,6 +239,32 @@ def _sizes(lhs: Any, rhs: Any, *, dimension_numbers: Any, **_: Any) -> tuple[int
     """Rows of a product of two matrices, the terms of each of its sums, and its columns."""
     ((i,), (j,)), _ = dimension_numbers
     return lhs.shape[1 - i], lhs.shape[i], rhs.shape[1 - j]
+
+
+def _is_gradient_of_kernel(lhs: jax.Array, rhs: jax.Array, **params: Any) -> bool:
+    """Whether a convolution of one group has more positions in its kernel than in its output."""
+    spec = params["dimension_numbers"]
+    out = jax.eval_shape(lambda a, b: CONVOLUTION.bind(a, b, **params), lhs, rhs)
+    kernel, space = (
+        math.prod(shape[axis] for axis in axes[2:])
+        for shape, axes in ((rhs.shape, spec.rhs_spec), (out.shape, spec.out_spec))
+    )
+    return _num_groups(params) == 1 and 0 < space < kernel
+
+
+def _by_example(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    """A convolution of one group as the sum of its channels', each as patches."""
+    spec = params["dimension_numbers"]
+    examples = [
+        jnp.expand_dims(jnp.moveaxis(array, axis, 0), axis + 1)
+        for array, axis in ((lhs, spec.lhs_spec[1]), (rhs, spec.rhs_spec[1]))
+    ]
+
+    def add(total: jax.Array, example: list[jax.Array]) -> tuple[jax.Array, None]:
+        return total + convolution_as_patches(*example, **params), None
+
+    out = jax.eval_shape(lambda a, b: CONVOLUTION.bind(a, b, **params), lhs, rhs)
+    return lax.scan(add, jnp.zeros(out.shape, out.dtype), examples)[0]
 
 
 def _canonical(
