@@ -2,11 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from dist_ens.config import LossConfig
 from dist_ens.errors import UserError
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
@@ -17,17 +19,20 @@ SMALLEST_VARIANCE = 1e-6
 
 
 def softmax_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Negative log-likelihood of integer labels.
+    """Negative log-likelihood of the labels.
 
         loss = -log_softmax(logits)[label]
 
     Args:
         logits: float[..., classes].
-        labels: int[...], in [0, classes).
+        labels: int[...], in [0, classes); or a share of each class, float[..., classes], over which
+            the loss is averaged.
 
     Returns:
         Nats, float[...].
     """
+    if jnp.issubdtype(labels.dtype, jnp.floating):
+        return optax.losses.softmax_cross_entropy(logits, labels)
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
@@ -39,7 +44,7 @@ def class_mean_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
     Args:
         logits: float[..., classes].
-        labels: int[...], in [0, classes).
+        labels: As of `softmax_cross_entropy`.
 
     Returns:
         Nats per class, float[...].
@@ -47,6 +52,23 @@ def class_mean_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     Source: https://docs.jax.dev/en/latest/notebooks/Neural_Network_and_Data_Loading.html
     """
     return softmax_cross_entropy(logits, labels) / logits.shape[-1]
+
+
+def sigmoid_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Negative log-likelihood of a yes or no for each class, one against the rest.
+
+        loss = -sum_c ([c = label] log sigmoid(logits_c) + [c != label] log sigmoid(-logits_c))
+
+    Args:
+        logits: float[..., classes].
+        labels: As of `softmax_cross_entropy`.
+
+    Returns:
+        Nats, float[...].
+    """
+    if not jnp.issubdtype(labels.dtype, jnp.floating):
+        labels = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+    return optax.losses.sigmoid_binary_cross_entropy(logits, labels).sum(axis=-1)
 
 
 def normal_distribution(outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -84,6 +106,64 @@ def gaussian_nll(outputs: jax.Array, targets: jax.Array) -> jax.Array:
     return 0.5 * (jnp.log(2 * jnp.pi * variance) + jnp.square(targets - mean) / variance)
 
 
+def beta_nll(outputs: jax.Array, targets: jax.Array, *, beta: float) -> jax.Array:
+    """The same, each example weighted by a power of its variance, through which nothing is learnt.
+
+        loss = stop_gradient(variance^beta) * gaussian_nll(outputs, target)
+
+    With `beta` 0 it is the negative log-likelihood; with 1 the mean learns as from squared errors,
+    so that examples that are badly predicted at first are not given up.
+
+    Args:
+        outputs: Mean and raw variance, float[..., 2].
+        targets: float[...].
+        beta: In [0, 1]; 0.5 in the paper.
+
+    Returns:
+        float[...].
+
+    Source: Seitzer et al. (2022), https://arxiv.org/abs/2203.09168.
+    """
+    _, variance = normal_distribution(outputs)
+    return jax.lax.stop_gradient(variance**beta) * gaussian_nll(outputs, targets)
+
+
+def mse(outputs: jax.Array, targets: jax.Array) -> jax.Array:
+    """Squared error of a prediction that says nothing of its variance.
+
+    Args:
+        outputs: float[..., 1].
+        targets: float[...].
+
+    Returns:
+        In the targets' unit squared, float[...].
+    """
+    return jnp.square(targets - outputs[..., 0])
+
+
+def pinball(outputs: jax.Array, targets: jax.Array, *, levels: tuple[float, ...]) -> jax.Array:
+    """Mean over levels of the loss that a quantile minimises.
+
+        loss = mean_q max(q (target - output_q), (q - 1) (target - output_q))
+
+    Args:
+        outputs: A quantile for each level, float[..., levels].
+        targets: float[...].
+        levels: In (0, 1).
+
+    Returns:
+        In the targets' unit, float[...].
+
+    >>> float(pinball(jnp.array([1.0]), jnp.array(3.0), levels=(0.75,)))
+    1.5
+
+    Source: Koenker and Bassett (1978), "Regression Quantiles".
+    """
+    error = targets[..., None] - outputs
+    level = jnp.broadcast_to(jnp.asarray(levels, outputs.dtype), error.shape)
+    return jnp.maximum(level * error, (level - 1) * error).mean(axis=-1)
+
+
 def accuracy(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
     """Whether the largest logit is the label's: `{"accuracy": float[...]}`, 0 or 1."""
     return {"accuracy": (logits.argmax(axis=-1) == labels).astype(jnp.float32)}
@@ -94,6 +174,25 @@ def squared_error(outputs: jax.Array, targets: jax.Array) -> dict[str, jax.Array
     return {"squared_error": jnp.square(targets - outputs[..., 0])}
 
 
+def log_softmax(logits: jax.Array) -> jax.Array:
+    """Log-probabilities, in nats, of what `softmax_cross_entropy` trains; float[..., classes]."""
+    return jax.nn.log_softmax(logits)
+
+
+def log_normalized_sigmoid(logits: jax.Array) -> jax.Array:
+    """Log-probabilities, in nats, of what `sigmoid_cross_entropy` trains.
+
+        p(c) = sigmoid(logits_c) / sum_k sigmoid(logits_k)
+
+    Args:
+        logits: float[..., classes].
+
+    Returns:
+        float[..., classes].
+    """
+    return jax.nn.log_softmax(jax.nn.log_sigmoid(logits))
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """What members minimise, and what their network returns for it.
@@ -102,18 +201,24 @@ class Objective:
         loss: Per example.
         training_scores: What is reported beside it, per example.
         num_outputs: Of the network, per label.
+        log_probs: Of classes: their log-probabilities from the outputs; None for real targets.
+        levels: Of the quantiles that are returned; empty where something else is.
+        has_variance: Whether the outputs say a normal distribution's mean and variance.
     """
 
     loss: Loss
     training_scores: TrainingScores
     num_outputs: int
+    log_probs: Callable[[jax.Array], jax.Array] | None = None
+    levels: tuple[float, ...] = ()
+    has_variance: bool = False
 
 
-def make_objective(name: str, num_classes: int | None) -> Objective:
+def make_objective(config: LossConfig, num_classes: int | None) -> Objective:
     """The objective of a loss in `config.LOSSES`.
 
     Args:
-        name: Of the loss.
+        config: Of the loss.
         num_classes: Of the labels; None for real targets.
 
     Returns:
@@ -121,20 +226,46 @@ def make_objective(name: str, num_classes: int | None) -> Objective:
         is made of.
 
     Raises:
-        UserError: If the loss is not known, or not one for such labels.
+        UserError: If the loss is not one for such labels.
 
-    >>> make_objective("gaussian_nll", num_classes=None).num_outputs
+    >>> make_objective(LossConfig(name="gaussian_nll"), num_classes=None).num_outputs
     2
     """
-    of_classes = {f.__name__: f for f in (softmax_cross_entropy, class_mean_cross_entropy)}
-    of_targets = {gaussian_nll.__name__: gaussian_nll}
-    known = of_targets if num_classes is None else of_classes
-    if name not in known:
+    if num_classes is not None:
+        of_classes = {
+            softmax_cross_entropy: log_softmax,
+            class_mean_cross_entropy: log_softmax,
+            sigmoid_cross_entropy: log_normalized_sigmoid,
+        }
+        objectives = {
+            loss.__name__: Objective(loss, accuracy, num_classes, log_probs)
+            for loss, log_probs in of_classes.items()
+        }
+    else:
+        levels = config.levels
+        quantiles = partial(pinball, levels=levels)
+        of_normal: dict[str, Loss] = {
+            "gaussian_nll": gaussian_nll,
+            "beta_nll": partial(beta_nll, beta=config.beta),
+        }
+        objectives = {
+            name: Objective(loss, squared_error, num_outputs=2, has_variance=True)
+            for name, loss in of_normal.items()
+        }
+        objectives["mse"] = Objective(mse, squared_error, num_outputs=1)
+        objectives["pinball"] = Objective(
+            quantiles, partial(_median_error, levels), len(levels), levels=levels
+        )
+    if config.name not in objectives:
         labels = "real targets" if num_classes is None else "classes"
         raise UserError(
-            f"The loss of {labels} is one of {', '.join(known)}. Received: {name!r}. "
-            f"Try --config.loss={next(iter(known))}."
+            f"The loss of {labels} is one of {', '.join(objectives)}. Received: {config.name!r}. "
+            f"Try --config.loss.name={next(iter(objectives))}."
         )
-    if num_classes is None:
-        return Objective(of_targets[name], squared_error, num_outputs=2)
-    return Objective(of_classes[name], accuracy, num_outputs=num_classes)
+    return objectives[config.name]
+
+
+def _median_error(
+    levels: tuple[float, ...], outputs: jax.Array, targets: jax.Array
+) -> dict[str, jax.Array]:
+    return squared_error(outputs[..., levels.index(0.5), None], targets)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from filelock import FileLock, Timeout
 
 from dist_ens import cluster
@@ -15,6 +16,7 @@ from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment, differences_on_res
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble, State
 from dist_ens.errors import RunError, UserError, first_line
+from dist_ens.evaluate import Kind, kind_of
 from dist_ens.execution import AUTO
 from dist_ens.layout import BATCH, REPLICATED, Layout, Waves, make_layout
 from dist_ens.losses import Objective, make_objective
@@ -25,7 +27,7 @@ from dist_ens.member import (
     with_compute_dtype,
     with_normalized_inputs,
 )
-from dist_ens.methods import Order
+from dist_ens.methods import Method, Order, adversarial, label_smoothing, mixup, poisson_weight
 from dist_ens.models import make_model
 from dist_ens.optimizers import make_optimizer
 
@@ -100,8 +102,9 @@ class Run:
             self.num_train_examples,
             data.global_batch_size,
             shuffle=data.shuffle,
-            per_member=data.examples != "shared",
+            per_member=data.examples not in ("shared", "bootstrap") or self.spec.num_groups > 1,
             num_groups=self.spec.num_groups,
+            num_folds=data.num_folds or 0,
         )
 
     @property
@@ -110,16 +113,52 @@ class Run:
         return self.experiment.total_members(self.spec.num_groups)
 
     @property
+    def kind(self) -> Kind:
+        """How the members' outputs are read."""
+        return kind_of(self.objective, self.experiment.evaluation.pooling)
+
+    @property
     def objective(self) -> Objective:
         """What members minimise."""
         return make_objective(self.experiment.loss, self.spec.num_classes)
 
-    def make_ensemble(self, layout: Layout, member: Member | None = None) -> Ensemble:
+    def methods(self, input_ranges: np.ndarray | None) -> tuple[Method, ...]:
+        """What is done to the members' loss, the first the innermost.
+
+        Args:
+            input_ranges: Of the training data, from `Source.input_ranges`; to train adversarially.
+
+        Raises:
+            UserError: If the data's labels or inputs forbid it.
+        """
+        loss, spec = self.experiment.loss, self.spec
+        if (loss.adversarial or loss.mixup) and spec.label_shape:
+            raise UserError(
+                "Characters are neither mixed nor moved a little. Received: "
+                f"loss.mixup={loss.mixup}, loss.adversarial={loss.adversarial} for a text. Set "
+                "both to 0."
+            )
+        methods: list[Method] = []
+        if loss.label_smoothing and spec.num_classes is not None:
+            methods.append(label_smoothing(loss.label_smoothing, spec.num_classes))
+        if loss.adversarial:
+            methods.append(adversarial(loss.adversarial, input_ranges))
+        if loss.mixup:
+            methods.append(mixup(loss.mixup, spec.num_classes))
+        return tuple(methods)
+
+    def make_ensemble(
+        self,
+        layout: Layout,
+        member: Member | None = None,
+        input_ranges: np.ndarray | None = None,
+    ) -> Ensemble:
         """The experiment's member, checked against the data and lifted.
 
         Args:
             layout: Where members and data lie.
             member: The network; None for the one that `model.name` says.
+            input_ranges: As `methods` takes them.
 
         Returns:
             The ensemble.
@@ -128,6 +167,7 @@ class Run:
             UserError: If the network cannot be made, or does not fit the data.
         """
         experiment, spec, objective = self.experiment, self.spec, self.objective
+        methods = self.methods(input_ranges)
         for name in ("mean", "std"):
             length = len(getattr(experiment.data, name))
             if length not in {1, *spec.input_shape[-1:]}:
@@ -148,6 +188,8 @@ class Run:
         member = with_normalized_inputs(member, experiment.data.mean, experiment.data.std)
         if experiment.compute.rematerialize:
             member = rematerialized(member)
+        if experiment.evaluation.dropout_samples:
+            _require_draws(member, self.batch_of_inputs(2))
         batch_size = 2
         check_member(
             member,
@@ -160,11 +202,14 @@ class Run:
             layout,
             objective.loss,
             objective.training_scores,
+            methods=methods,
+            example_weight=poisson_weight if experiment.data.examples == "bootstrap" else None,
             microbatches=experiment.compute.microbatches,
             execution=self.execution
             or ("vmap" if experiment.execution == AUTO else experiment.execution),
             waves=Waves.at_least(layout, experiment.layout.waves).count,
             num_groups=spec.num_groups,
+            dropout_samples=experiment.evaluation.dropout_samples,
         )
 
     def check_training(self, ensemble: Ensemble) -> None:
@@ -243,6 +288,20 @@ class Run:
                 f"{listed}. Give this one a --workdir of its own, or go on with that one: only "
                 f"{', '.join(MAY_CHANGE_ON_RESUME)} may change."
             )
+
+
+def _require_draws(member: Member, inputs: jax.ShapeDtypeStruct) -> None:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params, model_state = jax.eval_shape(member.init, key, inputs)
+    traced = jax.make_jaxpr(lambda p, s, x, k: member.apply(p, s, x, k, False)[0])(
+        params, model_state, inputs, key
+    )
+    if "random_bits" not in str(traced):
+        raise UserError(
+            "Samples of a prediction differ by what the network draws when it is given a key. "
+            "Received: evaluation.dropout_samples for a network that draws nothing with train=False"
+            ". Leave it out, or give the network dropout that a key switches on."
+        )
 
 
 @contextlib.contextmanager

@@ -21,12 +21,15 @@ from dist_ens.data import Source, open_source
 from dist_ens.ensemble import Ensemble, State
 from dist_ens.ensemble.choice import choose
 from dist_ens.errors import UserError
-from dist_ens.evaluate import Evaluator, Scores
+from dist_ens.evaluate import Evaluator, Scores, curves_of, pictures_of
 from dist_ens.execution import AUTO
 from dist_ens.feed import feed
 from dist_ens.layout import DATA, ENSEMBLE, MEMBERS, make_layout, to_host
 from dist_ens.member import Member
 from dist_ens.run import Run, saved_run, trained_by_one
+
+# The first two that a run has are told at its end.
+_TOLD = {"accuracy": "accuracy", "rmse": "RMSE", "nll": "NLL", "pinball": "pinball", "mae": "MAE"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +85,11 @@ def train(
     layout = make_layout(num_members, rows, cluster.devices_for(num_members, rows))
     batch_size = experiment.data.global_batch_size
     layout.check_batch_size("data.global_batch_size", batch_size)
-    ensemble = run.make_ensemble(layout, member)
-    order = run.order
+    ranges = source.input_ranges() if experiment.loss.adversarial else None
+    ensemble = run.make_ensemble(layout, member, ranges)
+    kind, order = run.kind, run.order
     run.check_training(ensemble)
-    last_step = experiment.total_steps(source.num_train_examples)
+    last_step = experiment.total_steps(order.epoch_length)
     _require_folder(workdir)
     _require_writable(workdir)
 
@@ -126,7 +130,7 @@ def train(
             console.print(str(choice), soft_wrap=True)
         layout = ensemble.layout
         run = dataclasses.replace(run, execution=ensemble.execution, num_devices=layout.mesh.size)
-        evaluator = Evaluator(ensemble, experiment.evaluation.global_batch_size, source.spec)
+        evaluator = Evaluator(ensemble, experiment.evaluation.global_batch_size, source.spec, kind)
         reporter = report.TrainingReporter(
             console,
             workdir if cluster.is_main() else None,
@@ -153,7 +157,8 @@ def train(
                 stopping = stop.is_set() and not is_last
                 if is_last or _crossed(experiment.evaluation.every_steps, previous_step, step):
                     with reporter.paused():
-                        scores = evaluator.evaluate(state, source.test)
+                        evaluation = evaluator.evaluate(state, source.test, by_size=is_last)
+                        scores = evaluation.scores(intervals=is_last)
                     if step > first_step:  # else they are written already
                         reporter.evaluated(step, scores.to_dict())
                 if (
@@ -180,6 +185,8 @@ def train(
     if scores is not None and cluster.is_main():
         summary = _summary(run, ensemble, step, scores, reporter, first_step, workdir)
         report.write_summary(workdir, summary)
+        curves = curves_of(evaluation)
+        report.write_report(workdir, summary, curves, pictures_of(evaluation, source.test, curves))
         _print_result(console, scores, workdir, member_file)
     return Trained(ensemble, state, step, scores, None)
 
@@ -271,22 +278,26 @@ def _print_result(
 ) -> None:
     ensemble, mean = scores.ensemble, scores.mean_member
     console.print(report.scores_table(ensemble, mean, scores.members, len(scores.groups)))
-    diverged = [m["member_id"] for m in scores.members if not math.isfinite(m["nll"])]
+    diverged = [
+        member["member_id"]
+        for member in scores.members
+        if not math.isfinite(member["nll" if "nll" in member else "rmse"])
+    ]
     if diverged:
         console.print(
-            f"Members {diverged} have diverged: their NLL is not finite, nor is what is averaged "
-            "over them. Try a lower --config.optimizer.learning_rate, or "
+            f"Members {diverged} have diverged: their scores are not finite, nor is what is "
+            "averaged over them. Try a lower --config.optimizer.learning_rate, or "
             "--config.optimizer.clip_norm=1.0.",
         )
     config = f" --config={shlex.quote(member_file)}" if member_file else ""
-    name, called = ("accuracy", "accuracy") if "accuracy" in ensemble else ("rmse", "RMSE")
+    first, second = [name for name in _TOLD if name in mean][:2]
     told, count = report.told, len(scores.groups)
     over_groups = f" (means over {count} groups)" if count > 1 else ""
     console.print(
-        f"The ensemble's {called} is {told(ensemble, name)} and its NLL "
-        f"{told(ensemble, 'nll')}; its mean member's are {told(mean, name)} and "
-        f"{told(mean, 'nll')}{over_groups}. In {workdir}: {report.SUMMARY}, {report.METRICS}, "
-        f"{FOLDER}/. Next: dist-ens predict --workdir={shlex.quote(str(workdir))}{config} "
-        "--input=x.npy --output=p.npz",
+        f"The ensemble's {_TOLD[first]} is {told(ensemble, first)} and its {_TOLD[second]} "
+        f"{told(ensemble, second)}; its mean member's are {told(mean, first)} and "
+        f"{told(mean, second)}{over_groups}. In {workdir}: {report.PAGE}, {report.SUMMARY}, "
+        f"{report.METRICS}, {FOLDER}/. Next: dist-ens predict "
+        f"--workdir={shlex.quote(str(workdir))}{config} --input=x.npy --output=p.npz",
         soft_wrap=True,
     )

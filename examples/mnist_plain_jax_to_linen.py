@@ -72,7 +72,7 @@ def fit(name, member, optimizer, source, std):
     for batches in calls:
         state, metrics = ensemble.update(state, batches)
         loss = np.asarray(metrics["loss"]).mean()
-    scores = Evaluator(ensemble, 1000).evaluate(state, source.test)
+    scores = Evaluator(ensemble, 1000).evaluate(state, source.test).scores()
     print(
         f"{name}: last loss {loss:.3f}, test accuracy {scores.ensemble['accuracy']:.4f}, NLL "
         f"{scores.ensemble['nll']:.4f} (mean member {scores.mean_member['nll']:.4f})"

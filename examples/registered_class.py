@@ -89,7 +89,7 @@ def main():
         state, metrics = ensemble.update(state, layout.put(call, BATCH_SIZE, BATCHES))
         losses.append(np.asarray(metrics["loss"]).mean())
 
-    scores = Evaluator(ensemble, 1000).evaluate(state, source.test)
+    scores = Evaluator(ensemble, 1000).evaluate(state, source.test).scores()
     weights = [w.shape for w in state.params.weights]
     print(
         f"gradient: {type(gradient).__name__}; parameters: {type(state.params).__name__} {weights}"

@@ -89,7 +89,7 @@ def main():
             state, metrics = ensemble.update(state, layout.put(call, BATCH_SIZE, BATCHES))
             losses.append(np.asarray(metrics["loss"]).mean())
 
-    scores = Evaluator(ensemble, 1000).evaluate(state, source.test)
+    scores = Evaluator(ensemble, 1000).evaluate(state, source.test).scores()
     print(
         f"{len(losses)} batches of a DataLoader: loss {losses[0]:.3f} to {losses[-1]:.3f}, test "
         f"accuracy {scores.ensemble['accuracy']:.4f}, NLL {scores.ensemble['nll']:.4f} "

@@ -5,7 +5,7 @@ import sys
 
 from launch import huge_pages
 
-VERBS = ("train", "evaluate", "predict", "plan", "bench")
+VERBS = ("train", "evaluate", "predict", "report", "plan", "bench")
 
 if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command
     huge_pages.ask()

@@ -1,26 +1,63 @@
-"""Scores a run on its test split: dist-ens evaluate --workdir=DIR [--json=FILE]."""
+"""Scores a run on its test split, and says how far its uncertainty can be trusted.
+
+dist-ens evaluate --workdir=DIR [--json=FILE] [--ood=SOURCE] [--shift] [--pooling=WAY]
+                  [--calibration=METHOD] [--conformal=METHOD --level=0.9] [--out_of_bag]
+                  [--leave_out_broken]
+"""
 
 import pathlib
+from typing import Any
 
 from absl import flags
 from rich.console import Console
 
 from dist_ens import cluster, report
+from dist_ens.assess import CALIBRATIONS, CONFORMAL, Questions, assess
+from dist_ens.config import POOLINGS
 from dist_ens.data import open_source
 from dist_ens.errors import UserError
-from dist_ens.evaluate import Evaluator
 from dist_ens.run import open_finished
 from launch import front
 from launch.config_file import ConfigFlags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _JSON = flags.DEFINE_string("json", None, "File to write the scores to.")
+_OOD = flags.DEFINE_string(
+    "ood", None, "Source whose test split is of another kind, such as idx:DIR."
+)
+_SHIFT = flags.DEFINE_bool("shift", False, "Scores under noise, blur, low contrast and rotation.")
+_POOLING = flags.DEFINE_enum(
+    "pooling", None, POOLINGS, "How members' predictions become one; default: the run's."
+)
+_CALIBRATION = flags.DEFINE_enum(
+    "calibration", None, CALIBRATIONS, "Map of the pooled prediction, fitted on validation data."
+)
+_CONFORMAL = flags.DEFINE_enum(
+    "conformal", None, CONFORMAL, "Conformal sets or intervals, and how often they hold."
+)
+_LEVEL = flags.DEFINE_float("level", 0.9, "Coverage that is asked of them, in (0, 1).")
+_OUT_OF_BAG = flags.DEFINE_bool(
+    "out_of_bag", False, "Scores of training examples by the members that left them out."
+)
+_LEAVE_OUT_BROKEN = flags.DEFINE_bool(
+    "leave_out_broken", False, "Pool without members whose predictions are no numbers."
+)
 _CONFIG = ConfigFlags(overridable=False)
 
 
 def main() -> None:
     """Scores the newest checkpoint on the devices at hand."""
     workdir = pathlib.Path(front.required(_WORKDIR))
+    questions = Questions(
+        ood=_OOD.value,
+        shift=_SHIFT.value,
+        pooling=_POOLING.value,
+        calibration=_CALIBRATION.value,
+        conformal=_CONFORMAL.value,
+        level=_LEVEL.value,
+        out_of_bag=_OUT_OF_BAG.value,
+        leave_out_broken=_LEAVE_OUT_BROKEN.value,
+    )
     run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
     source = open_source(run.experiment.data)
     if source.spec != run.spec:
@@ -30,20 +67,19 @@ def main() -> None:
             f"{run.experiment.data.source}, where {workdir} was trained on {there}. Put the "
             "data set back that it was trained on."
         )
-    evaluator = Evaluator(ensemble, run.experiment.evaluation.global_batch_size, source.spec)
-    scores = evaluator.evaluate(state, source.test)
+    found = assess(run, ensemble, state, source, questions)
     if not cluster.is_main():
         return
-    groups = len(scores.groups)
-    Console().print(
-        report.scores_table(scores.ensemble, scores.mean_member, scores.members, groups)
+    console, scores = Console(markup=False, highlight=False), found.scores
+    console.print(
+        report.scores_table(scores.ensemble, scores.mean_member, scores.members, len(scores.groups))
     )
+    for sentence in found.sentences():
+        console.print(sentence, soft_wrap=True)
+    report.write_report(workdir, found.to_dict(), found.curves, found.pictures)
+    console.print(f"In {workdir}: {report.PAGE}, with pictures.", soft_wrap=True)
     if _JSON.value is not None:
-        as_json = {
-            "groups": groups,
-            **scores.to_dict(),
-            "mean_member": scores.mean_member,
-        }
+        as_json: dict[str, Any] = found.to_dict()
         front.write_file(_JSON, lambda path: report.write_scores(path, as_json))
 
 

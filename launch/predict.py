@@ -31,7 +31,7 @@ def main() -> None:
         )
     run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
     inputs = convert_inputs(run.spec, inputs, path)
-    evaluator = Evaluator(ensemble, run.experiment.evaluation.global_batch_size, run.spec)
+    evaluator = Evaluator(ensemble, run.experiment.evaluation.global_batch_size, run.spec, run.kind)
     predictions = evaluator.predict(state, inputs)
     if not cluster.is_main():
         return

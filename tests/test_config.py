@@ -13,6 +13,7 @@ from dist_ens.config import (
     OPTIMIZERS,
     SCHEDULES,
     Experiment,
+    LossConfig,
     OptimizerConfig,
     differences_on_resume,
 )
@@ -67,7 +68,7 @@ def test_a_field_that_is_none_remembers_its_type():
         ({}, "Exactly one of steps and epochs"),
         ({"steps": 1, "seed": -1}, "seed must lie in [0, 2**32). Received: seed=-1."),
         ({"steps": 1, "execution": "vmapp"}, "Received: 'vmapp' in 'vmapp', which is none of vmap"),
-        ({"steps": 1, "loss": "mse"}, "loss must be one of softmax_cross_entropy"),
+        ({"steps": 1, "loss": {"name": "mae"}}, "loss.name must be one of softmax_cross_entropy"),
         ({"steps": 1, "optimizer": {"name": "adm"}}, "Received: 'adm'. Did you mean 'adam'?"),
         ({"steps": 1, "optimizer": {"schedule": "cosine"}}, "A schedule that is not constant"),
         ({"steps": 1, "optimizer": {"schedule_steps": 5}}, "A schedule that is not constant"),
@@ -92,11 +93,12 @@ def test_what_is_wrong_is_told_in_a_sentence(values, sentence):
 
 
 def test_every_name_that_a_config_takes_is_built():
+    of_targets = {"gaussian_nll": 2, "beta_nll": 2, "mse": 1, "pinball": 3}
     for name in LOSSES:
-        num_classes = None if name == "gaussian_nll" else 7
-        objective = make_objective(name, num_classes)
-        assert objective.loss.__name__ == name
-        assert objective.num_outputs == (num_classes or 2)
+        objective = make_objective(
+            LossConfig(name=name), num_classes=None if name in of_targets else 7
+        )
+        assert objective.num_outputs == of_targets.get(name, 7)
     for name in OPTIMIZERS:
         for schedule in SCHEDULES:
             steps = None if schedule == "constant" else 10

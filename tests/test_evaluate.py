@@ -44,7 +44,7 @@ def test_the_scores_are_those_of_the_averaged_probabilities_of_every_example(
     predicted = evaluator.predict(state, split.inputs)
     np.testing.assert_allclose(predicted["member_probs"], probs, rtol=1e-4)
     np.testing.assert_allclose(predicted["probs"], probs.mean(0), rtol=1e-4)
-    scores = evaluator.evaluate(state, split)
+    scores = evaluator.evaluate(state, split).scores()
     for scored, p in [(scores.ensemble, probs.mean(0)), *zip(scores.members, probs, strict=True)]:
         assert scored["nll"] == pytest.approx(-np.log(p[range(10), split.labels]).mean(), rel=1e-4)
         assert scored["accuracy"] == pytest.approx((p.argmax(-1) == split.labels).mean())
@@ -56,7 +56,7 @@ def test_the_scores_are_those_of_the_averaged_probabilities_of_every_example(
 def test_an_experiments_loss_and_scaling_are_what_its_ensemble_has():
     values = {
         "steps": 1,
-        "loss": "class_mean_cross_entropy",
+        "loss": {"name": "class_mean_cross_entropy"},
         "data": {"mean": (1.0,), "std": (2.0,)},
     }
     run = Run(Experiment.from_dict(values), Spec((4,), "float32", (), 3), 10)
@@ -99,7 +99,9 @@ def test_scores_and_predictions_take_one_collective_each(num_classes, num_groups
     group = jax.ShapeDtypeStruct((8,), "int32", sharding=layout.sharding(MEMBERS))
     for program in (
         evaluator._score.lower(outputs, group, labels, mask),
+        evaluator._score_by_size.lower(outputs, labels),
         evaluator._predictions.lower(outputs),
+        evaluator._pooled_predictions.lower(outputs),
     ):
         loops, outside = program.compile().as_text().split("\nENTRY ")
         assert not collectives(loops, 4, 2)

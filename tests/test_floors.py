@@ -10,13 +10,15 @@ FLOORS = {
     "launch": 5,
     "dist_ens.train": 4,
     "dist_ens.bench": 4,
-    "dist_ens.run": 3,
+    "dist_ens.assess": 4,
+    "dist_ens.run": 3.5,
     "dist_ens.evaluate": 3,
     "dist_ens.feed": 3,
     "dist_ens.plan": 3,
     "dist_ens.ensemble": 2,
     "dist_ens.data": 2,
     "dist_ens.checkpoint": 2,
+    "dist_ens.conformal": 2,
     "dist_ens.report": 2,
     "dist_ens.models": 2,
     "dist_ens.layout": 1,
@@ -25,7 +27,7 @@ FLOORS = {
     "dist_ens.cache": 1,
     "dist_ens.member": 1,
     "dist_ens.losses": 1,
-    "dist_ens.methods": 1,
+    "dist_ens.methods": 1.5,
     "dist_ens.optimizers": 1,
     "dist_ens.metrics": 1,
     "dist_ens.config": 0,
@@ -33,6 +35,7 @@ FLOORS = {
     "dist_ens.errors": -2,
     "dist_ens": -3,
 }
+_WRITE_THE_WORDS = {"detection.py", "curves.py", "assess.py", "page.py", "sections.py", "uci.py"}
 FILES = sorted([*ROOT.glob("dist_ens/**/*.py"), *ROOT.glob("launch/*.py")])
 
 
@@ -87,5 +90,6 @@ def test_only_the_layout_names_the_axes_and_places_arrays():
         attributes = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
         strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
         assert not {"PartitionSpec", "NamedSharding", "device_put"} & (names | attributes), path
-        if path.name != "uci.py":  # whose files have an array of this name
+        # Of the last the files have an array of this name, of the others JSON has this key.
+        if path.name not in _WRITE_THE_WORDS:
             assert not {"ensemble", "data"} & {s for s in strings if isinstance(s, str)}, path

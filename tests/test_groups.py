@@ -11,7 +11,14 @@ import optax
 import pytest
 from scipy.special import log_softmax
 
-from dist_ens.config import CheckpointConfig, DataConfig, Experiment, ModelConfig, OptimizerConfig
+from dist_ens.config import (
+    CheckpointConfig,
+    DataConfig,
+    Experiment,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
 from dist_ens.data import (
     ArraySplit,
     Source,
@@ -155,7 +162,7 @@ def test_each_group_is_an_ensemble_scored_on_its_own_examples(mesh):
     ensemble = Ensemble(member, optax.identity(), layout, num_groups=3)
     state = ensemble.init(0, jax.ShapeDtypeStruct((1, 4), np.float32))
     split = ArraySplit(inputs.reshape(15, 4), labels.ravel())
-    scores = Evaluator(ensemble, 4).evaluate(state, split)
+    scores = Evaluator(ensemble, 4).evaluate(state, split).scores()
 
     weights = np.asarray(state.params["w"], np.float64)
     groups, alone = [], {}
@@ -190,7 +197,7 @@ def test_groups_that_are_not_alike_are_told():
     state = ensemble.init(0, inputs, member_ids=[1, 0, 2, 3])
     split = ArraySplit(np.ones((6, 4), np.float32), np.zeros(6, np.int32))
     with pytest.raises(UserError, match=re.escape("Received: members [1, 0, 2, 3].")):
-        Evaluator(ensemble, 4).evaluate(state, split)
+        Evaluator(ensemble, 4).evaluate(state, split).scores()
     spec = Spec((4,), "float32", (), 3, num_groups=4)
     with pytest.raises(UserError, match="Received: 6 in split train for 4 groups."):
         Source(spec, train=split, test=split)
@@ -215,7 +222,7 @@ def experiment(data, **changes):
         steps=60,
         steps_per_call=20,
         execution="vmap",
-        loss="gaussian_nll",
+        loss=LossConfig(name="gaussian_nll"),
         data=dataclasses.replace(data, global_batch_size=8),
         model=ModelConfig(name="mlp", options={"hidden_sizes": (16,), "init": "fan_in_uniform"}),
         optimizer=OptimizerConfig(learning_rate=0.05),
@@ -233,7 +240,7 @@ def test_members_of_several_splits_are_trained_and_scored_in_their_targets_unit(
     assert summary["test"]["rmse"] < 40
     run, ensemble, state = open_finished(tmp_path / "run")
     evaluator = Evaluator(ensemble, 4, run.spec)
-    again = evaluator.evaluate(state, open_source(run.experiment.data).test)
+    again = evaluator.evaluate(state, open_source(run.experiment.data).test).scores()
     assert again.ensemble == pytest.approx(trained.scores.ensemble, rel=1e-4)
 
     # From predictions of the raw rows, each group's for its own test rows.
@@ -287,7 +294,10 @@ def test_a_group_learns_nothing_of_another_splits_examples(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"loss": "softmax_cross_entropy"}, "The loss of real targets is one of gaussian_nll."),
+        (
+            {"loss": LossConfig()},
+            "The loss of real targets is one of gaussian_nll, beta_nll, mse, pinball.",
+        ),
         (
             {"num_members": 3, "members_per_group": None},
             "Received: num_members=3 for 2 groups. Try --config.num_members=4.",
@@ -305,7 +315,7 @@ def test_what_does_not_fit_the_groups_is_told(tmp_path, changes, sentence):
 
 def test_a_source_of_several_splits_is_for_groups_alone(tmp_path):
     shared = dataclasses.replace(line(tmp_path), examples="shared")
-    with pytest.raises(UserError, match=re.escape("Set --config.data.examples=splits.")):
+    with pytest.raises(UserError, match=re.escape("Set --config.data.examples=splits (or")):
         train(experiment(shared), tmp_path / "run")
     scaled = dataclasses.replace(line(tmp_path), std=(2.0,))
     with pytest.raises(UserError, match="A table's inputs are standardised by its source."):

@@ -7,31 +7,42 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.integrate import quad
-from scipy.stats import norm
+from scipy.stats import entropy, norm
 from sklearn.metrics import (
     accuracy_score,
+    brier_score_loss,
     log_loss,
     mean_absolute_error,
     root_mean_squared_error,
+    top_k_accuracy_score,
 )
 
 from dist_ens.metrics import (
+    bootstrap_weights,
     classification_scores,
-    classification_sums,
+    classification_values,
+    classwise_sums,
+    diversity_values,
     mixture_log_probs,
     mixture_moments,
+    mixture_quantile,
     regression_scores,
-    regression_sums,
+    regression_values,
 )
 
 pytestmark = pytest.mark.quick
 
 
-def scores(probs, labels, mask=None):
-    labels = np.asarray(labels)
-    mask = np.ones(labels.shape[:1], bool) if mask is None else np.asarray(mask)
-    sums = classification_sums(jnp.log(jnp.asarray(probs, jnp.float32)), labels, mask)
-    return classification_scores(jax.device_get(sums))
+def in_rows(values):
+    return {name: leaf.ravel() for name, leaf in jax.device_get(values).items()}
+
+
+def scores(probs, labels, names=("accuracy", "nll", "brier", "ece")):
+    log_probs, labels = jnp.log(jnp.asarray(probs, jnp.float32)), np.asarray(labels)
+    classwise = classwise_sums(log_probs, labels, np.ones(len(labels), bool))
+    values = in_rows(classification_values(log_probs, labels))
+    got = classification_scores(values, np.asarray(classwise))
+    return {name: got[name] for name in names or got}
 
 
 def test_a_case_worked_by_hand():
@@ -45,12 +56,11 @@ def test_a_case_worked_by_hand():
     )
 
 
-def test_masked_rows_do_not_count_whatever_they_hold():
-    probs = [[0.7, 0.2, 0.1], [np.nan, np.nan, np.nan], [0.5, 0.3, 0.2]]
-    got = scores(probs, [0, 1, 2], [True, False, True])
-    assert got == pytest.approx(scores([probs[0], probs[2]], [0, 2]))
+def test_scores_need_a_row():
     with pytest.raises(ValueError, match="at least one example"):
-        scores(probs[:1], [0], [False])
+        scores(np.zeros((0, 3)), np.zeros(0, int))
+    with pytest.raises(ValueError, match="at least one example"):
+        normal_scores(np.zeros((1, 0)), np.ones((1, 0)), np.zeros(0))
 
 
 def test_probabilities_of_exactly_0_and_1():
@@ -58,20 +68,75 @@ def test_probabilities_of_exactly_0_and_1():
     assert scores([[1.0, 0.0]], [1]) == {"accuracy": 0.0, "nll": np.inf, "brier": 2.0, "ece": 1.0}
 
 
-def test_sums_over_batches_are_the_scores_of_the_whole():
+def test_scores_of_random_predictions_are_those_of_scikit_learn():
     random = np.random.default_rng(0)
     probs = random.dirichlet(np.ones(7), 500)
     labels = random.integers(0, 7, 500)
-    whole = scores(probs, labels)
-    assert whole["accuracy"] == pytest.approx(accuracy_score(labels, probs.argmax(1)))
-    assert whole["nll"] == pytest.approx(log_loss(labels, probs, labels=range(7)), rel=1e-6)
-    total = None
-    for part in np.split(np.arange(500), [130, 400]):
-        sums = classification_sums(
-            jnp.log(jnp.float32(probs[part])), labels[part], np.ones(len(part), bool)
-        )
-        total = sums if total is None else jax.tree.map(np.add, total, sums)
-    assert classification_scores(total) == pytest.approx(whole, rel=1e-6)
+    got = scores(probs, labels, names=None)
+    assert got["accuracy"] == pytest.approx(accuracy_score(labels, probs.argmax(1)))
+    assert got["nll"] == pytest.approx(log_loss(labels, probs, labels=range(7)), rel=1e-6)
+    assert got["top_5"] == pytest.approx(top_k_accuracy_score(labels, probs, k=5))
+    assert got["entropy"] == pytest.approx(entropy(probs, axis=1).mean(), rel=1e-6)
+    one_hot = np.eye(7)[labels]
+    brier = [brier_score_loss(one_hot[:, c], probs[:, c]) for c in range(7)]
+    assert got["brier"] == pytest.approx(np.sum(brier), rel=1e-6)
+
+
+def test_float16_is_scored_as_the_numbers_that_it_holds():
+    log_probs = np.log(np.random.default_rng(0).dirichlet(np.ones(3), 50)).astype(np.float16)
+    labels = np.arange(50) % 3
+    half, single = (
+        in_rows(classification_values(jnp.asarray(log_probs, dtype), labels))
+        for dtype in (jnp.float16, jnp.float32)
+    )
+    assert classification_scores(half) == pytest.approx(classification_scores(single), abs=1e-6)
+
+
+def test_each_class_is_calibrated_by_itself():
+    # Class 0 is given 0.7, 0.7 and 0.2 and comes once, at a 0.7: bins of two and of one.
+    #   (|1 - 1.4| + |0 - 0.2|) / 3 = 0.2;  class 1, 0.3, 0.3, 0.8: (|1 - 0.6| + |1 - 0.8|) / 3
+    got = scores([[0.7, 0.3], [0.7, 0.3], [0.2, 0.8]], [0, 1, 1], names=["classwise_ece"])
+    assert got["classwise_ece"] == pytest.approx(0.2, abs=1e-6)
+
+
+def test_rows_that_are_masked_do_not_count_class_by_class():
+    log_probs = jnp.log(jnp.array([[0.7, 0.3], [jnp.nan, jnp.nan], [0.2, 0.8]]))
+    labels = np.array([0, 1, 1])
+    masked = classwise_sums(log_probs, labels, np.array([True, False, True]))
+    kept = classwise_sums(log_probs[np.array([0, 2])], labels[[0, 2]], np.ones(2, bool))
+    np.testing.assert_allclose(masked, kept)
+
+
+def test_how_members_differ_worked_by_hand():
+    # Two members, sure of different classes, then both undecided.
+    #   entropies: 0 and 0, the mixture's ln 2;  ln 2 and ln 2, the mixture's ln 2
+    probs = jnp.array([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]])
+    got = diversity_values(jnp.log(probs))
+    np.testing.assert_allclose(got["aleatoric"], [0, np.log(2)], atol=1e-6)
+    np.testing.assert_allclose(got["mutual_information"], [np.log(2), 0], atol=1e-6)
+    np.testing.assert_array_equal(got["disagreement"], [1, 0])
+    np.testing.assert_allclose(got["variance"], [0.5, 0], atol=1e-6)
+    # Three votes for 0, one for 1: of 6 pairs 3 differ.
+    votes = jnp.log(jnp.array([[[0.9, 0.1]]] * 3 + [[[0.1, 0.9]]]))
+    np.testing.assert_allclose(diversity_values(votes)["disagreement"], [0.5], atol=1e-6)
+    alone = diversity_values(votes[:1])
+    assert {name: float(value[0]) for name, value in alone.items() if name != "aleatoric"} == {
+        "mutual_information": 0,
+        "disagreement": 0,
+        "variance": 0,
+    }
+
+
+def test_scores_in_a_resample_are_those_of_its_rows():
+    random = np.random.default_rng(3)
+    log_probs = np.log(random.dirichlet(np.ones(6), 40)).astype(np.float32)
+    values = in_rows(classification_values(jnp.asarray(log_probs), random.integers(0, 6, 40)))
+    weights = bootstrap_weights(40, 3, seed=0)
+    drawn = classification_scores(values, weights=weights)
+    for draw, counts in enumerate(weights.astype(int)):
+        repeated = {name: np.repeat(leaf, counts) for name, leaf in values.items()}
+        expected = classification_scores(repeated)
+        assert {n: leaf[draw] for n, leaf in drawn.items()} == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_calibration_error_is_the_textbooks():
@@ -98,8 +163,8 @@ def test_a_confidence_on_the_edge_belongs_to_the_bin_below():
 def test_labels_at_every_position_are_all_counted():
     probs = np.full((2, 3, 2), 0.5)
     probs[0, 1] = [0.75, 0.25]
-    got = scores(probs, np.zeros((2, 3), int), [True, False])
-    assert got["nll"] == pytest.approx(-(2 * np.log(0.5) + np.log(0.75)) / 3, rel=1e-6)
+    got = scores(probs, np.zeros((2, 3), int))
+    assert got["nll"] == pytest.approx(-(5 * np.log(0.5) + np.log(0.75)) / 6, rel=1e-6)
 
 
 def test_probabilities_are_averaged_not_logits():
@@ -110,11 +175,16 @@ def test_probabilities_are_averaged_not_logits():
     np.testing.assert_allclose(mixture_log_probs(one), one[0], rtol=1e-6)
 
 
-def normal_scores(means, variances, targets, mask=None, unit=1.0):
+PROPER = ("rmse", "mae", "nll", "mixture_nll", "crps")
+
+
+def normal_scores(means, variances, targets, unit=1.0, names=PROPER, as_one=True):
     means, variances, targets = (jnp.asarray(v, jnp.float32) for v in (means, variances, targets))
-    mask = np.ones(targets.shape, bool) if mask is None else np.asarray(mask)
-    sums = jax.jit(regression_sums)(means, variances, targets, mask)
-    return regression_scores(jax.device_get(sums), unit)
+    values = jax.jit(regression_values, static_argnames="as_one")(
+        means, variances, targets, as_one=as_one
+    )
+    got = regression_scores(in_rows(values), unit)
+    return {name: got[name] for name in names}
 
 
 def test_a_mixture_of_normals_worked_by_hand():
@@ -165,12 +235,35 @@ def test_scores_of_random_mixtures_are_those_of_other_libraries():
     assert got["crps"] == pytest.approx(np.mean(crps), abs=1e-6)
 
 
-def test_targets_that_are_masked_do_not_count_whatever_is_predicted():
-    means, variances = [[0.0, np.nan], [1.0, 1.0]], [[1.0, -1.0], [1.0, np.inf]]
-    got = normal_scores(means, variances, [0.5, 7.0], [True, False])
-    assert got == pytest.approx(normal_scores([[0.0], [1.0]], [[1.0], [1.0]], [0.5]))
-    with pytest.raises(ValueError, match="at least one example"):
-        normal_scores(means, variances, [0.5, 7.0], [False, False])
+def test_intervals_and_spread_worked_by_hand():
+    # N(0, 4) twice, targets 1 and 9: the central 90 % is +-1.644854 * 2 = 3.289707 wide each way,
+    # so one of two lies inside. rmse = sqrt((1 + 81) / 2) = 6.403124.
+    names = ("coverage", "width", "sharpness", "spread_skill")
+    got = normal_scores([[0.0, 0.0]], [[4.0, 4.0]], [1.0, 9.0], unit=10.0, names=names)
+    assert got == pytest.approx(
+        {"coverage": 0.5, "width": 65.79415, "sharpness": 20, "spread_skill": 2 / 6.403124},
+        rel=1e-5,
+    )
+
+
+def test_a_mixture_as_it_is_has_its_own_quantiles():
+    means, variances = jnp.array([[-3.0], [3.0]]), jnp.ones((2, 1))
+    for level in (0.05, 0.3, 0.5, 0.95):
+        at = float(mixture_quantile(means, variances, level)[0])
+        assert norm.cdf(at, [-3, 3]).mean() == pytest.approx(level, abs=1e-5)
+    values = regression_values(means, variances, jnp.zeros(1), as_one=False)
+    assert float(values["nll"][0]) == pytest.approx(-norm.logpdf(3), abs=1e-5)
+    assert float(values["pit"][0]) == pytest.approx(0.5, abs=1e-6)
+    # 90 % between -q and q, where a member's own tail beyond q has 10 %: q = 3 + 1.281552
+    assert float(values["width"][0]) == pytest.approx(2 * 4.281552, abs=1e-4)
+
+
+def test_members_that_say_no_variance_are_scored_as_points():
+    # Points 0 and 2, target 3: E|X - y| = 2, pairs differ by 0, 2, 2, 0: crps = 2 - 1/2.
+    got = normal_scores([[0.0], [2.0]], np.zeros((2, 1)), [3.0], names=["crps"])
+    assert got["crps"] == pytest.approx(1.5)
+    alone = normal_scores([[2.0]], np.zeros((1, 1)), [2.0], names=["crps"])
+    assert alone["crps"] == 0
 
 
 def test_members_that_agree_far_from_zero_keep_their_variance():

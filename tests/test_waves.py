@@ -35,7 +35,7 @@ def trained(network, waves, mesh=(2, 2), execution="vmap"):
         state, metrics = ensemble.update(state, on_devices)
     evaluator = Evaluator(ensemble, 8)
     split = ArraySplit(batches["inputs"][0], batches["labels"][0])
-    scores = evaluator.evaluate(state, split)
+    scores = evaluator.evaluate(state, split).scores()
     predictions = evaluator.predict(state, split.inputs)
     return ensemble, state, (jax.device_get(metrics), scores.to_dict(), predictions)
 

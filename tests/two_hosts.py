@@ -50,11 +50,11 @@ def write_table(folder):
 
 def of_groups(folder):
     """Four groups of two members, each with a split of its own of the table in a folder."""
-    from dist_ens.config import DataConfig
+    from dist_ens.config import DataConfig, LossConfig
 
     source = f"uci:{folder / 'table.npz'}"
     data = DataConfig(source=source, examples="splits", global_batch_size=8)
-    return dataclasses.replace(experiment(4), data=data, loss="gaussian_nll")
+    return dataclasses.replace(experiment(4), data=data, loss=LossConfig(name="gaussian_nll"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dist_ens.config.experiment import MAY_CHANGE_ON_RESUME, Experiment, differe
 from dist_ens.config.sections import (
     LOSSES,
     OPTIMIZERS,
+    POOLINGS,
     SCHEDULES,
     CheckpointConfig,
     ComputeConfig,
@@ -17,6 +18,7 @@ from dist_ens.config.sections import (
     EvaluationConfig,
     LayoutConfig,
     LoggingConfig,
+    LossConfig,
     ModelConfig,
     OptimizerConfig,
 )
@@ -24,6 +26,7 @@ from dist_ens.config.sections import (
 __all__ = [
     "LOSSES",
     "OPTIMIZERS",
+    "POOLINGS",
     "SCHEDULES",
     "MAY_CHANGE_ON_RESUME",
     "CheckpointConfig",
@@ -33,6 +36,7 @@ __all__ = [
     "Experiment",
     "LayoutConfig",
     "LoggingConfig",
+    "LossConfig",
     "ModelConfig",
     "OptimizerConfig",
     "did_you_mean",

@@ -7,16 +7,16 @@ from typing import Any, Self
 
 from ml_collections import ConfigDict
 
-from dist_ens.config.checks import require, require_one_of, require_positive
+from dist_ens.config.checks import require, require_positive
 from dist_ens.config.reading import from_mapping, leaves, to_config_dict_of
 from dist_ens.config.sections import (
-    LOSSES,
     CheckpointConfig,
     ComputeConfig,
     DataConfig,
     EvaluationConfig,
     LayoutConfig,
     LoggingConfig,
+    LossConfig,
     ModelConfig,
     OptimizerConfig,
 )
@@ -49,7 +49,6 @@ class Experiment:
         steps_per_call: Updates inside one jitted call.
         execution: How a device runs the members it holds: `auto`, the fastest that can be found
             when the run begins; or `WAY[+LOWERING][+STEPS]`, see `dist_ens.execution`.
-        loss: The loss of one member, in nats.
     """
 
     num_members: int | None = 8
@@ -59,10 +58,10 @@ class Experiment:
     epochs: float | None = None
     steps_per_call: int = 1
     execution: str = AUTO
-    loss: str = "softmax_cross_entropy"
     layout: LayoutConfig = dataclasses.field(default_factory=LayoutConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
@@ -94,7 +93,12 @@ class Experiment:
         )
         if self.execution != AUTO:
             Execution.parse(self.execution)
-        require_one_of("loss", self.loss, LOSSES)
+        require(
+            self.loss.mixup == 0 or self.data.examples != "bootstrap",
+            "Examples that a member's bootstrap sample leaves out are not mixed into others.",
+            f"loss.mixup={self.loss.mixup}, data.examples='bootstrap'",
+            "Set --config.loss.mixup=0, or --config.data.examples=permuted.",
+        )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -128,10 +132,10 @@ class Experiment:
             UserError: If the groups would have unequally many, or see each other's examples.
         """
         require(
-            num_groups == 1 or self.data.examples == "splits",
+            num_groups == 1 or self.data.examples in ("splits", "bootstrap", "kfold"),
             "A source that splits its examples several times is for groups of members.",
             f"{num_groups} splits in {self.data.source}, data.examples={self.data.examples!r}",
-            "Set --config.data.examples=splits.",
+            "Set --config.data.examples=splits (or bootstrap, or kfold).",
         )
         if self.num_members is None:
             return num_groups * (self.members_per_group or 1)

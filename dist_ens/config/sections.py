@@ -7,9 +7,16 @@ from typing import Any
 
 from dist_ens.config.checks import require, require_one_of, require_positive
 
-LOSSES = ("softmax_cross_entropy", "class_mean_cross_entropy", "gaussian_nll")
+LOSSES_OF_CLASSES = (
+    "softmax_cross_entropy",
+    "class_mean_cross_entropy",
+    "sigmoid_cross_entropy",
+)
+LOSSES_OF_TARGETS = ("gaussian_nll", "beta_nll", "mse", "pinball")
+LOSSES = LOSSES_OF_CLASSES + LOSSES_OF_TARGETS
 OPTIMIZERS = ("sgd", "adam", "adamw")
-EXAMPLES = ("shared", "permuted", "splits")
+EXAMPLES = ("shared", "permuted", "splits", "bootstrap", "kfold")
+POOLINGS = ("probs", "logits", "vote", "mixture")
 COMPUTE_DTYPES = ("float32", "bfloat16")
 SCHEDULES = ("constant", "linear", "cosine")
 
@@ -49,6 +56,11 @@ class DataConfig:
             set of its group, where the source splits its examples several times (`uci`). Members
             are dealt out in turn: member i is of group i modulo their number, and is an ensemble
             with that group's other members. Of a source of one group it is `permuted`.
+            `bootstrap`: each member learns from an example as often as it is in a sample of its
+            own, drawn with replacement; a third are left out. `kfold`: each leaves one of
+            `num_folds` parts out, member after member another.
+        num_folds: Of `kfold`; None otherwise.
+        validation: Share of the training examples that no member is trained on, in [0, 1).
         mean: Subtracted from the inputs on the device: one number, or one per channel.
         std: The inputs are then divided by it; likewise.
     """
@@ -60,6 +72,8 @@ class DataConfig:
     global_batch_size: int = 128
     shuffle: bool = True
     examples: str = "shared"
+    num_folds: int | None = None
+    validation: float = 0.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 
@@ -69,7 +83,19 @@ class DataConfig:
         require_positive("data.context_length", self.context_length)
         require_one_of("data.examples", self.examples, EXAMPLES)
         require(
-            self.shuffle or self.examples == "shared",
+            (self.examples == "kfold") == (self.num_folds is not None),
+            "Members that leave a fold out are told of how many, others are not.",
+            f"data.examples={self.examples!r}, data.num_folds={self.num_folds}",
+            "Set --config.data.examples=kfold with --config.data.num_folds=5, or neither.",
+        )
+        require(
+            0 <= self.validation < 1,
+            "data.validation is a share of the training examples, in [0, 1).",
+            f"{self.validation}",
+            "0.1 is usual, 0 holds none out.",
+        )
+        require(
+            self.shuffle or self.examples in ("shared", "bootstrap"),
             "Orders of the members' own are shuffled.",
             f"data.examples={self.examples!r}, data.shuffle=False",
             "Set --config.data.shuffle=True.",
@@ -84,6 +110,68 @@ class ModelConfig:
 
     name: str = "mlp"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """What a member minimises.
+
+    Attributes:
+        name: Of classes `softmax_cross_entropy`, `class_mean_cross_entropy` (the same over the
+            number of classes) or `sigmoid_cross_entropy`; of real targets `gaussian_nll`,
+            `beta_nll`, `mse` or `pinball`.
+        beta: Of `beta_nll`: the power of the variance that examples are weighted by, in [0, 1].
+        levels: Of `pinball`: of the quantiles, ascending, the middle one 0.5.
+        label_smoothing: Part of each label that all classes share alike, in [0, 1).
+        mixup: Of the Beta distribution by whose draws pairs of examples are mixed; 0: none are.
+        adversarial: How far off, as a part of each input's range, the worse example lies that is
+            learnt beside each; 0: none is. 0.01 is usual.
+    """
+
+    name: str = "softmax_cross_entropy"
+    beta: float = 0.5
+    levels: tuple[float, ...] = (0.05, 0.5, 0.95)
+    label_smoothing: float = 0.0
+    mixup: float = 0.0
+    adversarial: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_one_of("loss.name", self.name, LOSSES)
+        require(
+            0 <= self.beta <= 1,
+            "loss.beta must lie in [0, 1].",
+            f"{self.beta}",
+            "0.5 is the paper's, 0 is gaussian_nll.",
+        )
+        middle = self.levels[len(self.levels) // 2] if len(self.levels) % 2 else None
+        require(
+            middle == 0.5
+            and list(self.levels) == sorted(set(self.levels))
+            and all(0 < level < 1 for level in self.levels),
+            "loss.levels ascend in (0, 1), an odd number of them, with 0.5 in the middle.",
+            f"{self.levels}",
+            'Try --config.loss.levels="(0.05, 0.5, 0.95)".',
+        )
+        require(
+            0 <= self.label_smoothing < 1,
+            "loss.label_smoothing must lie in [0, 1).",
+            f"{self.label_smoothing}",
+            "0.1 is usual, 0 turns it off.",
+        )
+        require(
+            self.label_smoothing == 0 or self.name in LOSSES_OF_CLASSES,
+            "Only labels of classes are smoothed.",
+            f"loss.label_smoothing={self.label_smoothing}, loss.name={self.name!r}",
+            "Set --config.loss.label_smoothing=0.",
+        )
+        for name in ("mixup", "adversarial"):
+            value = getattr(self, name)
+            require(
+                0 <= value < math.inf,
+                f"loss.{name} must be zero or positive.",
+                f"{value}",
+                "0 turns it off.",
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,14 +276,24 @@ class EvaluationConfig:
     Attributes:
         every_steps: Steps between two scores.
         global_batch_size: Examples at a time, for which a device is given all members' outputs.
+        pooling: How members' predictions become one. Of classes `probs`, their probabilities
+            averaged; `logits`, their logits; `vote`, the share of members that would choose a
+            class. Of real targets `probs`, one normal distribution with the members' mean and
+            variance; `mixture`, all of theirs.
+        dropout_samples: Predictions of each member with dropout that are averaged; None: one
+            without.
     """
 
     every_steps: int | None = None
     global_batch_size: int = 1000
+    pooling: str = "probs"
+    dropout_samples: int | None = None
 
     def __post_init__(self) -> None:
         require_positive("evaluation.every_steps", self.every_steps)
         require_positive("evaluation.global_batch_size", self.global_batch_size)
+        require_positive("evaluation.dropout_samples", self.dropout_samples)
+        require_one_of("evaluation.pooling", self.pooling, POOLINGS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,10 @@ def open_source(config: DataConfig) -> Source:
     Raises:
         UserError: For an unknown name, or data that cannot be used.
     """
+    return _open(config).with_validation(config.validation)
+
+
+def _open(config: DataConfig) -> Source:
     kind, place = _parse(config.source)
     if kind == "digits":
         return open_digits(config.num_classes)
@@ -59,6 +63,11 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
     Raises:
         UserError: For an unknown name, or data that is not here or cannot be used.
     """
+    spec, count = _describe(config)
+    return spec, count and count - round(config.validation * count)
+
+
+def _describe(config: DataConfig) -> tuple[Spec, int | None]:
     kind, place = _parse(config.source)
     if kind == "idx":
         return describe_idx(place, config.num_classes)
@@ -66,7 +75,7 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
         return describe_npz(place, config.num_classes)
     if kind == "tfds":
         return describe_tfds(place, config.data_dir, config.num_classes)
-    source = open_source(config)
+    source = _open(config)
     return source.spec, source.num_train_examples
 
 

@@ -48,11 +48,13 @@ def training_batches(
         calls: The steps of each.
 
     Yields:
-        `inputs` and `labels`, leaves [steps of the call, host_batch, ...].
+        `inputs` and `labels`, leaves [steps of the call, host_batch, ...]; and `index`, positions
+        in the split, int32[steps of the call, host_batch].
     """
 
     def batches_of(steps: range) -> Batch:
-        return split.take(order.indices(order.cursor(seed, steps), host_rows))
+        index = order.indices(order.cursor(seed, steps), host_rows)
+        return {**split.take(index), "index": index}
 
     return _prefetched(calls, batches_of)
 

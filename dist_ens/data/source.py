@@ -9,6 +9,7 @@ import numpy as np
 
 from dist_ens.errors import UserError
 
+_AT_A_TIME = 10_000  # examples, where a split is gone through once
 _NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
 
 
@@ -119,13 +120,12 @@ class Spec:
 
 
 class Split(Protocol):
-    """Examples with random access.
+    """Examples with random access."""
 
-    Attributes:
-        in_memory: Whether they are read already, so that to take them all costs next to nothing.
-    """
-
-    in_memory: ClassVar[bool]
+    @property
+    def in_memory(self) -> bool:
+        """Whether they are read already, so that to take them all costs next to nothing."""
+        ...
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -144,11 +144,13 @@ class Source:
         spec: What its examples are like.
         train: Of several groups, the training set of one after the other, equally long.
         test: Likewise.
+        valid: Likewise; None: no examples are held out for it.
     """
 
     spec: Spec
     train: Split
     test: Split
+    valid: Split | None = None
 
     def __post_init__(self) -> None:
         for name, split in (("train", self.train), ("test", self.test)):
@@ -162,6 +164,78 @@ class Source:
     def num_train_examples(self) -> int:
         """That one member is trained on."""
         return len(self.train) // self.spec.num_groups
+
+    def input_ranges(self) -> np.ndarray:
+        """Largest less smallest value of each input in each group's training set.
+
+        Returns:
+            float32[groups, *input].
+        """
+
+        def of_group(group: int) -> np.ndarray:
+            start, stop = (at * self.num_train_examples for at in (group, group + 1))
+            low: Any = None
+            for first in range(start, stop, _AT_A_TIME):
+                rows = np.arange(first, min(first + _AT_A_TIME, stop))
+                inputs = self.train.take(rows)["inputs"]
+                if low is None:
+                    low, high = inputs.min(axis=0), inputs.max(axis=0)
+                low, high = (
+                    np.minimum(low, inputs.min(axis=0)),
+                    np.maximum(high, inputs.max(axis=0)),
+                )
+            return high.astype(np.float32) - low.astype(np.float32)
+
+        return np.stack([of_group(group) for group in range(self.spec.num_groups)])
+
+    def with_validation(self, share: float) -> "Source":
+        """This source with a part of each group's training set held out.
+
+        Args:
+            share: In [0, 1) of the training examples; which ones is the same for every seed.
+
+        Returns:
+            The source; this one for a share of 0.
+
+        Raises:
+            UserError: If nothing would be held out, or nothing left.
+        """
+        if share == 0:
+            return self
+        length = self.num_train_examples
+        count = round(share * length)
+        if not 0 < count < length:
+            raise UserError(
+                "A share of the training examples is held out, and some are left. Received: "
+                f"data.validation={share} of {length:,}. Choose a share in between."
+            )
+        order = np.random.RandomState(0).permutation(length)
+        begins = np.arange(self.spec.num_groups)[:, None] * length
+        valid, train = (
+            PartOfSplit(self.train, (begins + np.sort(part)).ravel())
+            for part in (order[:count], order[count:])
+        )
+        return dataclasses.replace(self, train=train, valid=valid)
+
+
+@dataclasses.dataclass(frozen=True)
+class PartOfSplit:
+    """Some examples of a split, by their positions in it."""
+
+    whole: Split
+    positions: np.ndarray
+
+    @property
+    def in_memory(self) -> bool:
+        """See `Split`."""
+        return self.whole.in_memory
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Split.take`."""
+        return self.whole.take(self.positions[indices])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The lift: one member's init, update and predict become the ensemble's, over the mesh."""
 
 from dist_ens.ensemble.batches import Drawn
-from dist_ens.ensemble.lift import Ensemble
+from dist_ens.ensemble.lift import EXAMPLES, Ensemble
 from dist_ens.ensemble.state import (
     State,
     member_key,
@@ -11,6 +11,7 @@ from dist_ens.ensemble.state import (
 )
 
 __all__ = [
+    "EXAMPLES",
     "Drawn",
     "Ensemble",
     "State",

@@ -80,11 +80,13 @@ def batch_of(shared: Any, step: Any, layout: Layout) -> Any:
         layout: Of the mesh.
 
     Returns:
-        `inputs` and `labels`, leaves [batch, ...].
+        `inputs` and `labels`, leaves [batch, ...]; and where the split lies on the device `index`,
+        the examples' positions in it, int32[batch].
     """
     if not isinstance(shared, Drawn):
         return step
     if layout.data_axis > 1:
         size = len(step) // layout.data_axis
         step = jax.lax.dynamic_slice_in_dim(step, data_index() * size, size)
-    return jax.tree.map(lambda leaf: leaf.at[step].get(mode="promise_in_bounds"), shared.split)
+    drawn = jax.tree.map(lambda leaf: leaf.at[step].get(mode="promise_in_bounds"), shared.split)
+    return {**drawn, "index": step}

@@ -1,8 +1,8 @@
 """One member, lifted over the mesh."""
 
 import dataclasses
-from collections.abc import Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import jax
@@ -41,9 +41,12 @@ from dist_ens.layout import (
 )
 from dist_ens.losses import Loss, TrainingScores, accuracy, softmax_cross_entropy
 from dist_ens.member import Member
+from dist_ens.methods import ExampleLoss, Method, of_outputs
 
 # What `fold_in` is given to part a member's key by use.
-INIT, UPDATE = 0, 1
+INIT, UPDATE, EXAMPLES, PREDICT = 0, 1, 2, 3
+
+ExampleWeight = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,9 @@ class Ensemble:
         layout: Where members and data lie.
         loss: Of one member, per example.
         training_scores: What is reported beside the loss, per example.
+        methods: What is done to the loss, the first the innermost.
+        example_weight: Of a member's key and positions in the split: how much it learns from each
+            example; None: alike from all.
         microbatches: Parts of a device's batch, taken one after another, their gradients averaged.
         execution: How a device runs its members: `WAY[+LOWERING][+STEPS]`; see
             `dist_ens.execution`.
@@ -67,6 +73,8 @@ class Ensemble:
             state is in the hosts' memory.
         num_groups: Of members, each with examples of its own; a member's is its id modulo their
             number.
+        dropout_samples: Predictions of each member that draw what it drops, as in training; None:
+            one that drops nothing.
     """
 
     member: Member
@@ -74,10 +82,13 @@ class Ensemble:
     layout: Layout
     loss: Loss = softmax_cross_entropy
     training_scores: TrainingScores = accuracy
+    methods: tuple[Method, ...] = ()
+    example_weight: ExampleWeight | None = None
     microbatches: int = 1
     execution: str = "vmap"
     waves: int = 1
     num_groups: int = 1
+    dropout_samples: int | None = None
 
     def init(
         self,
@@ -259,7 +270,8 @@ class Ensemble:
 
         `inputs` is [batch, ...], from `Layout.put` with `BATCH`; of several groups of members it is
         [groups, batch, ...], with `BATCHES`, and each member takes those of its group. The outputs
-        are [members, batch, ..., outputs], where they were computed.
+        are [members, batch, ..., outputs], where they were computed; with `dropout_samples`
+        [members, batch, samples, ..., outputs].
         """
 
         if self.waves > 1:
@@ -267,17 +279,24 @@ class Ensemble:
 
         in_groups = self.num_groups > 1
 
-        def one(member: tuple[Any, Any, jax.Array], inputs: jax.Array) -> jax.Array:
-            params, model_state, member_id = member
+        def one(member: tuple[Any, Any, jax.Array, jax.Array], inputs: jax.Array) -> jax.Array:
+            params, model_state, member_id, key = member
             own = inputs[member_id % self.num_groups] if in_groups else inputs
-            return self.member.apply(params, model_state, own, None, False)[0]
+
+            def sample(key: jax.Array | None) -> jax.Array:
+                return self.member.apply(params, model_state, own, key, False)[0]
+
+            if self.dropout_samples is None:
+                return sample(None)
+            key = jax.random.fold_in(jax.random.fold_in(key, PREDICT), data_index())
+            return jax.vmap(sample, out_axes=1)(jax.random.split(key, self.dropout_samples))
 
         def predict(state: State, inputs: jax.Array) -> jax.Array:
             return self.layout.shard_map(
                 over_members(lowered(one, self._execution), self._execution),
                 in_specs=(MEMBERS, BATCHES if in_groups else BATCH),
                 out_specs=MEMBER_BATCH,
-            )((state.params, state.model_state, state.member_id), inputs)
+            )((state.params, state.model_state, state.member_id, state.key), inputs)
 
         return jax.jit(predict)
 
@@ -370,12 +389,21 @@ class Ensemble:
         """Gradients, model state and metrics of this column's part of the batch."""
 
         def loss_of(params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
-            inputs, labels = batch["inputs"], batch["labels"]
-            outputs, model_state = self.member.apply(params, model_state, inputs, key, True)
-            scores = self.training_scores(outputs, labels)
-            loss = self.loss(outputs, labels).mean()
-            metrics = {"loss": loss} | {name: score.mean() for name, score in scores.items()}
-            return loss, (model_state, metrics)
+            def forward(inputs: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
+                return self.member.apply(params, model_state, inputs, key, True)
+
+            examples = {name: batch[name] for name in ("inputs", "labels")}
+            learnt = self._learn(forward, examples, key, state.member_id)
+            losses = learnt.losses
+            if self.example_weight is not None:
+                of_examples = self.example_weight(
+                    jax.random.fold_in(state.key, EXAMPLES), batch["index"]
+                )
+                losses *= of_examples.reshape(-1, *(1,) * (losses.ndim - 1))
+            scores = self.training_scores(learnt.outputs, batch["labels"])
+            metrics = {"loss": losses} | scores
+            metrics = {name: values.mean() for name, values in metrics.items()}
+            return metrics["loss"], (learnt.model_state, metrics)
 
         gradients = jax.grad(loss_of, has_aux=True)
         if self.microbatches == 1:
@@ -400,6 +428,10 @@ class Ensemble:
         )
         grads, metrics = jax.tree.map(lambda leaf: leaf / count, total)
         return grads, model_state, metrics
+
+    @cached_property
+    def _learn(self) -> ExampleLoss:
+        return reduce(lambda learn, method: method(learn), self.methods, of_outputs(self.loss))
 
     def _scans(self, count: int, update_one: Any, state: State, step: Any) -> bool:
         """Whether the steps of a call are a loop inside the program: a `while`, even of one step.

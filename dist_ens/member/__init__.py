@@ -8,7 +8,8 @@ is any pytree of floating-point arrays: what the gradient is taken of, and the g
 structure. `model_state` is any pytree of what else a network carries from step to step, such as
 the running statistics of BatchNorm; `()` where there is nothing. `key` is a JAX PRNG key, a new one
 for every step, member and part of the data; `train` is a Python bool, and where it is False `apply`
-uses no key and returns the state as it came.
+returns the state as it came. There the key is None, and nothing is random; or it is a key, and what
+is drawn in training is drawn here too, as Monte Carlo dropout wants it.
 
 A member knows nothing of the ensemble. A layer that takes statistics over the batch takes them over
 the *global* batch if it averages over the mesh axis `"data"`: `nn.BatchNorm(axis_name="data")` in

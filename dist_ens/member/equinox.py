@@ -53,11 +53,20 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
         )
         return parts[0]
 
+    def is_dropout(part: Any) -> bool:
+        return isinstance(part, eqx.nn.Dropout)
+
     def apply(
         params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
     ) -> tuple[jax.Array, Any]:
         buffers, state = model_state
         module = eqx.nn.inference_mode(eqx.combine(params, buffers, static_part()), not train)
+        if key is not None:
+            module = jax.tree.map(
+                lambda part: eqx.nn.inference_mode(part, False) if is_dropout(part) else part,
+                module,
+                is_leaf=is_dropout,
+            )
         keys = None if key is None else jax.random.split(key, len(inputs))
         if not stateful:
             outputs = jax.vmap(lambda x, k: module(x, key=k), axis_name="batch")(inputs, keys)

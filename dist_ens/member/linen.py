@@ -13,7 +13,8 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
     """A member from a linen module: its variables but `params` are the model state.
 
     The module is called as `module(inputs, train=...)` if it takes `train`, as
-    `module(inputs, deterministic=...)` if it takes that, else as `module(inputs)`.
+    `module(inputs, deterministic=...)` if it takes that, else as `module(inputs)`. Where it is to
+    draw without being trained, `self.has_rng("dropout")` says so.
 
     Args:
         module: The network, unbound.
@@ -39,10 +40,12 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
     ) -> tuple[jax.Array, Any]:
         variables = {"params": params, **model_state}
-        if not train or key is None:
-            outputs: Any = module.apply(variables, inputs, **mode(False))
+        rngs = {
+            name: jax.random.fold_in(key, i) for i, name in enumerate(streams) if key is not None
+        }
+        if not train:
+            outputs: Any = module.apply(variables, inputs, **mode(False), rngs=rngs)
             return outputs, model_state
-        rngs = {name: jax.random.fold_in(key, i) for i, name in enumerate(streams)}
         outputs, new_state = module.apply(
             variables, inputs, **mode(True), rngs=rngs, mutable=list(model_state)
         )

@@ -26,10 +26,12 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
     def split(module: nnx.Module) -> Any:
         return nnx.split(module, nnx.Param, nnx.RngState, ...)
 
-    def blueprint(train: bool) -> tuple[Any, Any]:
+    def blueprint(train: bool, draws: bool) -> tuple[Any, Any]:
         """The module without its arrays, and the shapes of its random streams."""
         module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
         module.train() if train else module.eval()
+        if draws:
+            module.set_attributes(nnx.Dropout, deterministic=False, raise_if_not_found=False)
         graph, _, streams, _ = split(module)
         return graph, streams
 
@@ -41,7 +43,7 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
     def apply(
         params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
     ) -> tuple[jax.Array, Any]:
-        graph, streams = blueprint(train)
+        graph, streams = blueprint(train, draws=key is not None)
         streams = _streams_at(streams, jax.random.key(0) if key is None else key)
         # Variables may only be written where they were made: under the gradient, not outside it.
         fresh_state = jax.tree.map(lambda leaf: leaf, model_state)

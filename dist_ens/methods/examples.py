@@ -7,8 +7,6 @@ iterator to save, and the order is the same wherever the examples are.
 """
 
 import dataclasses
-import math
-from functools import cache
 from typing import Any
 
 import jax
@@ -16,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError
+from dist_ens.methods import kfold
+from dist_ens.methods.shuffle import fold_in, shuffled
 
-# As few as leave nothing that 20,000 epochs of 16 to 100 examples show to be uneven.
-_ROUNDS = 12
-# Its grid's sides are then at most 2**16, and an amount below one is made from 16 bits in 32.
+# A permutation's sides are then at most 2**16, and an amount below one is made from 16 bits in 32.
 _MOST_EXAMPLES = 2**30
-_GOLDEN = 0x9E3779B9  # 2**32 / the golden ratio: parts the rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +26,14 @@ class Order:
     """The order in which a split's examples come.
 
     Attributes:
-        num_examples: That a member sees in an epoch; of all groups together at most 2**30.
-        global_batch_size: Examples per step, at most `num_examples`.
+        num_examples: Of a group; of all groups together at most 2**30.
+        global_batch_size: Examples per step, at most `epoch_length`.
         shuffle: A new order in every epoch; False: the order of the split.
         per_member: Each member has an order of its own; False: all see the same batches.
         num_groups: The split is so many sets of `num_examples`, one after the other, and a member
             sees only that of its group: its id modulo their number. More than one are shuffled,
             `per_member`.
+        num_folds: With more than none, each member leaves one fold out; shuffled, `per_member`.
     """
 
     num_examples: int
@@ -43,6 +41,7 @@ class Order:
     shuffle: bool = True
     per_member: bool = False
     num_groups: int = 1
+    num_folds: int = 0
 
     def __post_init__(self) -> None:
         if self.num_examples * self.num_groups > _MOST_EXAMPLES:
@@ -56,11 +55,24 @@ class Order:
                 f"num_groups={self.num_groups}, per_member={self.per_member}, "
                 f"shuffle={self.shuffle}. Set both to True."
             )
-        if self.global_batch_size > self.num_examples:
+        if self.num_folds and not 2 <= self.num_folds <= self.num_examples:
+            raise UserError(
+                "Each of two or more folds holds an example. Received: "
+                f"data.num_folds={self.num_folds} for {self.num_examples:,} training examples. "
+                "Try --config.data.num_folds=5, or more data."
+            )
+        if self.global_batch_size > self.epoch_length:
             raise UserError(
                 "A batch is no longer than an epoch. Received: data.global_batch_size="
-                f"{self.global_batch_size:,} of {self.num_examples:,} training examples. Lower it."
+                f"{self.global_batch_size:,} of {self.epoch_length:,} training examples. Lower it."
             )
+
+    @property
+    def epoch_length(self) -> int:
+        """Examples that a member sees in an epoch, each once."""
+        if self.num_folds:
+            return kfold.epoch_length(self.num_examples, self.num_folds)
+        return self.num_examples
 
     def cursor(self, seed: int, steps: range) -> np.ndarray:
         """Where some steps stand in the stream of examples.
@@ -74,7 +86,7 @@ class Order:
             epoch that earlier steps took, uint32[steps, 3].
         """
         # Python's numbers: no run is too long for them.
-        starts = [divmod(step * self.global_batch_size, self.num_examples) for step in steps]
+        starts = [divmod(step * self.global_batch_size, self.epoch_length) for step in steps]
         places = [(seed, epoch % 2**32, offset) for epoch, offset in starts]
         return np.array(places, np.uint32).reshape(-1, 3)
 
@@ -93,78 +105,21 @@ class Order:
         seed, epoch, offset = (cursor[:, i] for i in range(3))
         position = offset[:, None] + xp.asarray(rows).astype(np.uint32)[None]
         # A batch is no longer than an epoch, so that it lies in two at most.
-        in_next = position >= np.uint32(self.num_examples)
-        position = xp.where(in_next, position - np.uint32(self.num_examples), position)
+        in_next = position >= np.uint32(self.epoch_length)
+        position = xp.where(in_next, position - np.uint32(self.epoch_length), position)
         if not self.shuffle:
             return position.astype(np.int32)
-        of_seed = _fold_in(xp.zeros((len(cursor), 2), np.uint32), seed)
-        keys = [_fold_in(of_seed, epoch + np.uint32(later)) for later in (0, 1)]
+        of_seed = fold_in(xp.zeros((len(cursor), 2), np.uint32), seed)
+        keys = [fold_in(of_seed, epoch + np.uint32(later)) for later in (0, 1)]
         if self.per_member:
-            keys = [_fold_in(key, member_id) for key in keys]
+            keys = [fold_in(key, member_id) for key in keys]
         words = [xp.where(in_next, keys[1][:, i, None], keys[0][:, i, None]) for i in (0, 1)]
-        index = _shuffled(position, words, self.num_examples, xp).astype(np.int32)
+        index = shuffled(position, words, self.epoch_length, xp)
+        if self.num_folds:
+            fold = kfold.fold_of_member(member_id, self.num_folds, self.num_groups)
+            place = kfold.kept(index, fold, words, self.num_examples, self.num_folds)
+            index = kfold.example_at(place, seed[0], self.num_examples, xp)
+        index = index.astype(np.int32)
         if self.num_groups == 1:
             return index
         return index + member_id % self.num_groups * self.num_examples
-
-
-def _shuffled(position: Any, key: list[Any], count: int, xp: Any) -> Any:
-    """Where a keyed permutation of [0, count) takes positions: uint32, in the positions' shape.
-
-    A Feistel network on the pairs of a grid that is hardly larger than `count`; what falls outside
-    is sent through it again, as often as there are places outside, so that none is left there.
-
-    Source: Black and Rogaway (2002), "Ciphers with arbitrary finite domains".
-    """
-    rows, columns = _grid(count)
-
-    def permuted(at: Any) -> Any:
-        row, column = at // np.uint32(columns), at % np.uint32(columns)
-        for number in range(_ROUNDS):
-            word = key[number % 2] + np.uint32((number + 1) * _GOLDEN % 2**32)
-            if number % 2:
-                row = _add_below(row, column ^ word, rows, xp)
-            else:
-                column = _add_below(column, row ^ word, columns, xp)
-        return row * np.uint32(columns) + column
-
-    at = permuted(position)
-    for _ in range(rows * columns - count):
-        at = xp.where(at < np.uint32(count), at, permuted(at))
-    return at
-
-
-@cache
-def _grid(count: int) -> tuple[int, int]:
-    """Rows and columns, at most about 1 to 4, with the fewest places too many."""
-    root = math.isqrt(count - 1) + 1
-    smallest = min(root, max(2, root // 2))
-    rows = min(range(root, smallest - 1, -1), key=lambda n: -count % n)
-    return rows, -(-count // rows)
-
-
-def _add_below(value: Any, word: Any, bound: int, xp: Any) -> Any:
-    """`value` and an amount in [0, bound) that the word chooses, added modulo the bound."""
-    word = word * np.uint32(0x85EBCA6B)
-    word = (word ^ (word >> np.uint32(15))) * np.uint32(0xC2B2AE35)  # its upper half depends on all
-    total = value + ((word >> np.uint32(16)) * np.uint32(bound) >> np.uint32(16))
-    return xp.where(total < np.uint32(bound), total, total - np.uint32(bound))
-
-
-def _mixed(word: Any) -> Any:
-    """A word whose every bit depends on every bit of the given one.
-
-    Source: Appleby, MurmurHash3's finaliser, in the public domain.
-    """
-    word = (word ^ (word >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    word = (word ^ (word >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return word ^ (word >> np.uint32(16))
-
-
-def _fold_in(key: Any, word: Any) -> Any:
-    """Another key, uint32[..., 2], from one and a word [...]."""
-    word = word.astype(np.uint32)
-    first = _mixed(key[..., 0] ^ _mixed(word + np.uint32(_GOLDEN)))
-    second = _mixed(key[..., 1] + _mixed(word ^ np.uint32(_GOLDEN)))
-    xp: Any = jnp if isinstance(first, jax.Array) else np
-    return xp.stack([first, second], axis=-1)

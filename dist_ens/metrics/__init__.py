@@ -1,21 +1,38 @@
 """Scores of probabilistic predictions, as pure functions on arrays.
 
-A score over a whole split is computed from sums over its batches: the sums of each batch, added up,
-then the scores. So it is exact for any split, of any size.
+What each prediction adds to the scores is computed where the predictions are, a few numbers for a
+row; the scores, over rows as they are or in resamples of them, on the host.
 """
 
 from dist_ens.metrics.classification import (
     classification_scores,
-    classification_sums,
+    classification_values,
+    classwise_sums,
+    diversity_values,
     mixture_log_probs,
 )
-from dist_ens.metrics.regression import mixture_moments, regression_scores, regression_sums
+from dist_ens.metrics.means import mean_of
+from dist_ens.metrics.regression import (
+    INTERVAL_LEVEL,
+    mixture_moments,
+    mixture_quantile,
+    regression_scores,
+    regression_values,
+)
+from dist_ens.metrics.resampling import bootstrap_weights, interval
 
 __all__ = [
+    "INTERVAL_LEVEL",
+    "bootstrap_weights",
     "classification_scores",
-    "classification_sums",
+    "classification_values",
+    "classwise_sums",
+    "diversity_values",
+    "interval",
+    "mean_of",
     "mixture_log_probs",
     "mixture_moments",
+    "mixture_quantile",
     "regression_scores",
-    "regression_sums",
+    "regression_values",
 ]

@@ -1,12 +1,172 @@
-"""Scores of classifiers."""
+"""Scores of classifiers, from what each of their predictions adds."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dist_ens.metrics.calibration_error import (
+    adaptive_calibration_error,
+    classwise_calibration_error,
+    expected_calibration_error,
+)
+from dist_ens.metrics.means import mean_of
+from dist_ens.metrics.ranking import area_under_risk_coverage
+
 NUM_BINS = 15
+_TOP = 5
+# Of several members alone.
+_SEVERAL = ("aleatoric", "mutual_information", "disagreement", "variance")
+
+
+def classification_values(log_probs: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+    """What each prediction adds to the scores.
+
+    Args:
+        log_probs: Normalised log-probabilities, in nats; float[..., classes].
+        labels: int[...], in [0, classes).
+
+    Returns:
+        float32[...]: `nll` in nats, `brier` in [0, 2], `confidence` in [0, 1], `entropy` in nats,
+        `prediction`, `correct`, and of more than 5 classes `top_5`, whether fewer than 5 classes
+        are more probable than the label.
+    """
+    log_probs = log_probs.astype(jnp.float32)
+    probs, num_classes = jnp.exp(log_probs), log_probs.shape[-1]
+    of_label = jnp.take_along_axis(log_probs, labels[..., None], axis=-1)
+    prediction = log_probs.argmax(axis=-1)
+    values = {
+        "nll": -of_label[..., 0],
+        "brier": jnp.square(probs - jax.nn.one_hot(labels, num_classes)).sum(axis=-1),
+        "confidence": probs.max(axis=-1),
+        "entropy": _entropy(log_probs),
+        "prediction": prediction.astype(jnp.float32),
+        "correct": (prediction == labels).astype(jnp.float32),
+    }
+    if num_classes > _TOP:
+        more_probable = (log_probs > of_label).sum(axis=-1)
+        values["top_5"] = (more_probable < _TOP).astype(jnp.float32)
+    return values
+
+
+def diversity_values(member_log_probs: jax.Array) -> dict[str, jax.Array]:
+    """How far members differ in each prediction.
+
+        aleatoric          = mean_m H(p_m)
+        mutual_information = H(mean_m p_m) - aleatoric,  the epistemic part of the entropy
+        disagreement       = share of pairs of members that would choose different classes
+        variance           = mean_m sum_c (p_m(c) - mean_m p_m(c))^2
+
+    Args:
+        member_log_probs: Normalised log-probabilities, in nats; float[members, ..., classes].
+
+    Returns:
+        float32[...] each, in nats the first two. Of one member alone it differs by nothing: 0.
+
+    Source: Depeweg et al. (2018), https://arxiv.org/abs/1710.07283, for the entropies; Lakshmi-
+    narayanan et al. (2017), for the variance as a disagreement.
+    """
+    member_log_probs = member_log_probs.astype(jnp.float32)
+    members, num_classes = len(member_log_probs), member_log_probs.shape[-1]
+    aleatoric = _entropy(member_log_probs).mean(axis=0)
+    probs = jnp.exp(member_log_probs)
+    votes = jax.nn.one_hot(member_log_probs.argmax(axis=-1), num_classes).sum(axis=0)
+    agreeing = (votes * (votes - 1)).sum(axis=-1) / max(1, members * (members - 1))
+    return {
+        "aleatoric": aleatoric,
+        "mutual_information": _entropy(mixture_log_probs(member_log_probs)) - aleatoric,
+        "disagreement": 1 - agreeing if members > 1 else jnp.zeros_like(aleatoric),
+        "variance": jnp.square(probs - probs.mean(axis=0, keepdims=True)).sum(axis=-1).mean(axis=0),
+    }
+
+
+def classwise_sums(log_probs: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
+    """What a batch adds to the calibration of each class.
+
+    Args:
+        log_probs: Normalised log-probabilities, in nats; float[batch, ..., classes].
+        labels: int[batch, ...], in [0, classes).
+        mask: bool[batch]; examples where it is False do not count.
+
+    Returns:
+        float32[3, classes, NUM_BINS]: by bin of the class's probability how many predictions there
+        are, how many of them are of the class, and the sum of the probability.
+    """
+    num_classes = log_probs.shape[-1]
+    probs = jnp.exp(log_probs).reshape(-1, num_classes)
+    weight = jnp.broadcast_to(
+        mask.reshape(mask.shape + (1,) * (labels.ndim - mask.ndim)), labels.shape
+    ).reshape(-1, 1)
+    hits = jax.nn.one_hot(labels.reshape(-1), num_classes)
+    # Bins (0, 1/15], (1/15, 2/15], …
+    bins = jnp.clip(jnp.ceil(probs * NUM_BINS).astype(jnp.int32) - 1, 0, NUM_BINS - 1)
+    places = bins + NUM_BINS * jnp.arange(num_classes)[None]
+    sums = [
+        jax.ops.segment_sum(
+            jnp.where(weight, values, 0).ravel(), places.ravel(), NUM_BINS * num_classes
+        )
+        for values in (jnp.ones_like(probs), hits, probs)
+    ]
+    return jnp.stack(sums).reshape(3, num_classes, NUM_BINS)
+
+
+def classification_scores(
+    values: Mapping[str, np.ndarray],
+    classwise: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+) -> dict[str, Any]:
+    """The scores of a predictor.
+
+        accuracy      = mean correct,  top_5 likewise
+        nll           = -mean log p(label)
+        brier         = mean sum_c (p(c) - [c = label])^2,  in [0, 2]
+        ece           = sum_b count_b / count * |accuracy_b - confidence_b|,  aece: in equal bins
+        classwise_ece = the same for the probability of each class, averaged over classes
+        aurc          = mean over k of the error of the k most confident predictions
+        entropy       = mean H(p), and where there are several members what parts it
+
+    Args:
+        values: Of `classification_values`, and of `diversity_values` where members are many; by
+            name float[rows].
+        classwise: Of `classwise_sums`, added over the batches; without it `classwise_ece` is left
+            out.
+        weights: How often each row counts in some resamples, float[draws, rows].
+
+    Returns:
+        A float for each score; with weights float64[draws].
+
+    Raises:
+        ValueError: If there is no row.
+
+    Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599, for the ECE with equal bins; Brier
+    (1950), summed over the classes; Geifman et al. (2019) for the area under the risk-coverage
+    curve.
+    """
+    if len(values["nll"]) == 0:
+        raise ValueError("Scores need at least one example. Received: none. Add some.")
+    scores = {"accuracy": mean_of(values["correct"], weights)}
+    if np.isnan(values["confidence"]).any():
+        # What a network that has diverged predicts has no order. The names are those of any other.
+        scores |= classification_scores(
+            {**values, "confidence": np.zeros_like(values["confidence"])}, classwise, weights
+        )
+        return {name: np.full(np.shape(score), np.nan)[()] for name, score in scores.items()}
+    of_top = {"confidence": values["confidence"], "correct": values["correct"]}
+    scores |= {name: mean_of(values[name], weights) for name in ("nll", "brier")}
+    scores["ece"] = expected_calibration_error(**of_top, weights=weights, num_bins=NUM_BINS)
+    if "top_5" in values:
+        scores["top_5"] = mean_of(values["top_5"], weights)
+    scores["aece"] = adaptive_calibration_error(**of_top, weights=weights, num_bins=NUM_BINS)
+    if classwise is not None:
+        scores["classwise_ece"] = classwise_calibration_error(*classwise)
+    scores["aurc"] = area_under_risk_coverage(
+        values["confidence"], 1 - values["correct"], weights=weights
+    )
+    for name in ("entropy", *(name for name in _SEVERAL if name in values)):
+        scores[name] = mean_of(values[name], weights)
+    return scores
 
 
 def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:
@@ -30,75 +190,6 @@ def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(member_log_probs, axis=0) - jnp.log(len(member_log_probs))
 
 
-def classification_sums(
-    log_probs: jax.Array, labels: jax.Array, mask: jax.Array
-) -> dict[str, jax.Array]:
-    """What a batch adds to the scores.
-
-    Args:
-        log_probs: Normalised log-probabilities, in nats; float[batch, ..., classes].
-        labels: int[batch, ...], in [0, classes).
-        mask: bool[batch]; examples where it is False do not count.
-
-    Returns:
-        Sums over the batch, float32: `count`, `correct`, `nll`, `brier`, each []; and by bin of
-        confidence `bin_count`, `bin_correct`, `bin_confidence`, each [NUM_BINS].
-    """
-    weight = jnp.broadcast_to(
-        mask.reshape(mask.shape + (1,) * (labels.ndim - mask.ndim)), labels.shape
-    ).astype(jnp.float32)
-    probs = jnp.exp(log_probs)
-    confidence = probs.max(axis=-1)
-    correct = (log_probs.argmax(axis=-1) == labels).astype(jnp.float32)
-    nll = -jnp.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]
-    one_hot = jax.nn.one_hot(labels, log_probs.shape[-1])
-    brier = jnp.square(probs - one_hot).sum(axis=-1)
-    # Bins (0, 1/15], (1/15, 2/15], …
-    bins = jnp.clip(jnp.ceil(confidence * NUM_BINS).astype(jnp.int32) - 1, 0, NUM_BINS - 1)
-    in_bin = jax.nn.one_hot(bins, NUM_BINS) * weight[..., None]
-    axes = tuple(range(labels.ndim))
-
-    def total(values: jax.Array) -> jax.Array:
-        return jnp.where(weight > 0, values, 0).sum()  # a masked row may hold anything, NaN too
-
-    return {
-        "count": weight.sum(),
-        "correct": total(correct),
-        "nll": total(nll),
-        "brier": total(brier),
-        "bin_count": in_bin.sum(axes),
-        "bin_correct": (in_bin * correct[..., None]).sum(axes),
-        "bin_confidence": jnp.where(in_bin > 0, confidence[..., None], 0).sum(axes),
-    }
-
-
-def classification_scores(sums: dict[str, Any]) -> dict[str, float]:
-    """The scores of a split from the sums over its batches.
-
-        accuracy = correct / count
-        nll      = -mean log p(label)
-        brier    = mean sum_c (p(c) - [c = label])^2,  in [0, 2]
-        ece      = sum_b count_b / count * |accuracy_b - confidence_b|
-
-    Args:
-        sums: Of `classification_sums`, added over the batches.
-
-    Returns:
-        `accuracy` and `ece` in [0, 1], `nll` in nats, `brier` in [0, 2].
-
-    Raises:
-        ValueError: If nothing was counted.
-
-    Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599, for the ECE with equal bins; Brier
-    (1950), summed over the classes.
-    """
-    count = float(sums["count"])
-    if count == 0:
-        raise ValueError("Scores need at least one example. Received: none. Add some.")
-    gap = np.abs(np.asarray(sums["bin_correct"]) - np.asarray(sums["bin_confidence"]))
-    return {
-        "accuracy": float(sums["correct"]) / count,
-        "nll": float(sums["nll"]) / count,
-        "brier": float(sums["brier"]) / count,
-        "ece": float(gap.sum()) / count,
-    }
+def _entropy(log_probs: jax.Array) -> jax.Array:
+    """In nats; a probability of 0 adds nothing."""
+    return -jnp.where(jnp.isneginf(log_probs), 0, jnp.exp(log_probs) * log_probs).sum(axis=-1)

@@ -1,12 +1,18 @@
 """Scores of predictions of real targets: each member a normal distribution, all a mixture."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import norm
+
+from dist_ens.metrics.means import mean_of
+
+# Probability of the central intervals whose coverage and width are scored.
+INTERVAL_LEVEL = 0.9
 
 
 def mixture_moments(
@@ -35,73 +41,134 @@ def mixture_moments(
     return mean, member_variances.mean(axis=0) + jnp.square(member_means - mean[None]).mean(axis=0)
 
 
-def regression_sums(
-    member_means: jax.Array, member_variances: jax.Array, targets: jax.Array, mask: jax.Array
+def regression_values(
+    member_means: jax.Array, member_variances: jax.Array, targets: jax.Array, *, as_one: bool
 ) -> dict[str, jax.Array]:
-    """What a batch adds to the scores of a mixture of normal distributions.
+    """What each prediction of a mixture of normal distributions adds to the scores.
 
     Args:
-        member_means: float[members, batch]; of one member alone its own scores come out.
+        member_means: float[members, ...]; of one member alone its own scores come out.
         member_variances: Likewise, positive.
-        targets: float[batch], in the same unit.
-        mask: bool[batch]; examples where it is False do not count.
+        targets: float[...], in the same unit.
+        as_one: Whether the mixture is taken as one normal distribution of its mean and variance,
+            for all but `mixture_nll` and `crps`.
 
     Returns:
-        Sums over the batch, float32[]: `count`, `squared_error`, `absolute_error`, `nll`,
-        `mixture_nll`, `crps`.
+        float32[...]: `prediction`, the mean; `squared_error`, `absolute_error`, `variance`, `nll`,
+        `mixture_nll`, `crps`; `pit`, the distribution function at the target, in [0, 1]; and
+        `width` of the central interval of probability `INTERVAL_LEVEL`.
     """
     mean, variance = mixture_moments(member_means, member_variances)
-    error = targets - mean
-    nll = 0.5 * (jnp.log(2 * jnp.pi * variance) + jnp.square(error) / variance)
-    member_log_density = norm.logpdf(targets[None], member_means, jnp.sqrt(member_variances))
-    mixture_nll = math.log(len(member_means)) - jax.nn.logsumexp(member_log_density, axis=0)
-
-    def total(values: jax.Array) -> jax.Array:
-        return jnp.where(mask, values, 0).sum()  # a masked row may hold anything, NaN too
-
+    deviations = jnp.sqrt(member_variances)
+    densities = norm.logpdf(targets[None], member_means, deviations)
+    mixture_nll = math.log(len(member_means)) - jax.nn.logsumexp(densities, axis=0)
+    if as_one:
+        nll = -norm.logpdf(targets, mean, jnp.sqrt(variance))
+        pit = norm.cdf(targets, mean, jnp.sqrt(variance))
+        width = 2 * norm.ppf((1 + INTERVAL_LEVEL) / 2) * jnp.sqrt(variance)
+    else:
+        nll = mixture_nll
+        pit = norm.cdf(targets[None], member_means, deviations).mean(axis=0)
+        low, high = (
+            mixture_quantile(member_means, member_variances, (1 + sign * INTERVAL_LEVEL) / 2)
+            for sign in (-1, 1)
+        )
+        width = high - low
     return {
-        "count": mask.sum().astype(jnp.float32),
-        "squared_error": total(jnp.square(error)),
-        "absolute_error": total(jnp.abs(error)),
-        "nll": total(nll),
-        "mixture_nll": total(mixture_nll),
-        "crps": total(_crps(member_means, member_variances, targets)),
+        "prediction": mean,
+        "squared_error": jnp.square(targets - mean),
+        "absolute_error": jnp.abs(targets - mean),
+        "variance": variance,
+        "nll": nll,
+        "mixture_nll": mixture_nll,
+        "crps": _crps(member_means, member_variances, targets),
+        "pit": pit,
+        "width": width,
     }
 
 
-def regression_scores(sums: dict[str, Any], unit: float = 1.0) -> dict[str, float]:
-    """The scores of a split from the sums over its batches.
+def mixture_quantile(means: jax.Array, variances: jax.Array, level: float) -> jax.Array:
+    """Where the distribution function of a uniform mixture of normals takes a value.
+
+    Args:
+        means: float[members, ...].
+        variances: Likewise, positive.
+        level: The value, in (0, 1).
+
+    Returns:
+        float[...], to a millionth of the members' range.
+    """
+    deviations = jnp.sqrt(variances)
+    of_members = means + deviations * norm.ppf(level)
+    # It lies between the smallest and the largest of the members' own.
+    bounds = of_members.min(axis=0), of_members.max(axis=0)
+
+    def halve(_: Any, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds
+        middle = (low + high) / 2
+        is_below = norm.cdf(middle[None], means, deviations).mean(axis=0) < level
+        return jnp.where(is_below, middle, low), jnp.where(is_below, high, middle)
+
+    low, high = jax.lax.fori_loop(0, 24, halve, bounds)
+    return (low + high) / 2
+
+
+def regression_scores(
+    values: Mapping[str, np.ndarray], unit: float = 1.0, weights: np.ndarray | None = None
+) -> dict[str, Any]:
+    """The scores of a predictor.
 
         rmse        = sqrt(mean (y - mean)^2),  mae = mean |y - mean|,  mean: of the mixture
         nll         = -mean log N(y; mean, variance),  both of the mixture
         mixture_nll = -mean log mean_m N(y; mean_m, variance_m)
         crps        = mean of the integral over t of (F(t) - [t >= y])^2,  F: of the mixture
+        coverage    = share of targets in the central interval of probability 0.9; its mean `width`
+        sharpness   = sqrt(mean variance);  spread_skill = sharpness / rmse, 1 where both agree
 
     Args:
-        sums: Of `regression_sums`, added over the batches.
+        values: Of `regression_values`, by name float[rows]; what is not there is not scored.
         unit: Of the targets there, such as the standard deviation that they were divided by.
+        weights: How often each row counts in some resamples, float[draws, rows].
 
     Returns:
-        `rmse`, `mae` and `crps` in the targets' own unit, `nll` and `mixture_nll` in nats, of a
-        density per that unit.
+        A float for each score, with weights float64[draws]: `rmse`, `mae`, `crps`, `width` and
+        `sharpness` in the targets' own unit, `nll` and `mixture_nll` in nats, of a density per that
+        unit.
 
     Raises:
-        ValueError: If nothing was counted.
+        ValueError: If there is no row.
 
     Source: Lakshminarayanan et al. (2017), https://arxiv.org/abs/1612.01474, for the mixture taken
-    as one normal distribution; Gneiting and Raftery (2007) for the CRPS.
+    as one normal distribution; Gneiting and Raftery (2007) for the CRPS; Fortin et al. (2014) for
+    spread against skill.
     """
-    count = float(sums["count"])
-    if count == 0:
+    if len(values["squared_error"]) == 0:
         raise ValueError("Scores need at least one example. Received: none. Add some.")
-    mean = {name: float(total) / count for name, total in sums.items()}
-    return {
-        "rmse": float(np.sqrt(mean["squared_error"])) * unit,
-        "mae": mean["absolute_error"] * unit,
-        "nll": mean["nll"] + math.log(unit),
-        "mixture_nll": mean["mixture_nll"] + math.log(unit),
-        "crps": mean["crps"] * unit,
-    }
+
+    def mean(name: str) -> Any:
+        return mean_of(values[name], weights)
+
+    rmse = np.sqrt(mean("squared_error"))
+    scores = {"rmse": rmse * unit, "mae": mean("absolute_error") * unit}
+    for name in ("nll", "mixture_nll"):
+        if name in values:
+            scores[name] = mean(name) + math.log(unit)
+    for name in ("crps", "pinball"):
+        if name in values:
+            scores[name] = mean(name) * unit
+    if "pit" in values:
+        inside = np.abs(values["pit"] - 0.5) <= INTERVAL_LEVEL / 2
+        scores["coverage"] = mean_of(inside, weights)
+    if "inside" in values:
+        scores["coverage"] = mean("inside")
+    if "width" in values:
+        scores["width"] = mean("width") * unit
+    if "variance" in values:
+        sharpness = np.sqrt(mean("variance"))
+        scores["sharpness"] = sharpness * unit
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scores["spread_skill"] = sharpness / rmse
+    return {name: float(s) if np.ndim(s) == 0 else s for name, s in scores.items()}
 
 
 def _crps(means: jax.Array, variances: jax.Array, targets: jax.Array) -> jax.Array:
@@ -125,7 +192,10 @@ def _crps(means: jax.Array, variances: jax.Array, targets: jax.Array) -> jax.Arr
 
 
 def _mean_distance(mean: jax.Array, variance: jax.Array) -> jax.Array:
-    """E|Z| of a normal Z."""
-    deviation = jnp.sqrt(variance)
+    """E|Z| of a normal Z; of one that does not vary |mean|."""
+    varies = variance > 0
+    deviation = jnp.sqrt(jnp.where(varies, variance, 1))
     z = mean / deviation
-    return mean * (2 * norm.cdf(z) - 1) + 2 * deviation * norm.pdf(z)
+    return jnp.where(
+        varies, mean * (2 * norm.cdf(z) - 1) + 2 * deviation * norm.pdf(z), jnp.abs(mean)
+    )

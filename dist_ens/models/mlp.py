@@ -82,7 +82,8 @@ class _MlpBnDropout(nn.Module):
             x = nn.Dense(size, use_bias=False)(x)
             x = nn.BatchNorm(use_running_average=not train, momentum=0.9, axis_name=DATA)(x)
             x = nn.relu(x)
-            x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
+            drops = train or self.has_rng("dropout")
+            x = nn.Dropout(self.dropout_rate, deterministic=not drops)(x)
         return nn.Dense(self.num_outputs)(x)
 
 

@@ -1,12 +1,8 @@
-"""What a run tells people and scripts: metric lines, progress, the table, the summary.
-
-Only process 0 reports; the caller sees to that.
-"""
+"""What a running loop tells people and scripts: metric lines, and progress."""
 
 import contextlib
 import json
 import math
-import os
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +12,13 @@ import jax
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from dist_ens.layout import to_host
+from dist_ens.report.files import to_json, write_atomically
 
 METRICS = "metrics.jsonl"
-SUMMARY = "summary.json"
 
 _LINE_EVERY_SECS = 10.0
-_MEMBERS_SHOWN = 20
 
 
 class MetricsWriter:
@@ -50,7 +44,7 @@ class MetricsWriter:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends the metrics of a step."""
-        self._file.write(_json({"step": step, **metrics}) + "\n")
+        self._file.write(to_json({"step": step, **metrics}) + "\n")
         self._file.flush()
 
 
@@ -68,19 +62,6 @@ def _step_of(line: str) -> float:
         return json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
         return math.inf
-
-
-def _json(value: Any, **options: Any) -> str:
-    """JSON, in which a number that is not finite is null."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {k: finite(v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [finite(v) for v in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(finite(value), allow_nan=False, **options)
 
 
 def metrics_line(
@@ -229,99 +210,3 @@ class TrainingReporter:
             self._bar.update(self._task, description=text)
         else:
             self._console.print(f"step {step:,}/{self._last_step:,}: {text}")
-
-
-def told(scores: Mapping[str, float], name: str) -> str:
-    """A score in a few digits: of classes four after the point, in a target's own unit four."""
-    return f"{scores[name]:{'.4f' if 'accuracy' in scores else '.4g'}}"
-
-
-def scores_table(
-    ensemble: Mapping[str, float],
-    mean_member: Mapping[str, float],
-    members: Sequence[Mapping[str, float]],
-    num_groups: int = 1,
-) -> Table:
-    """The table at the end of a run: the ensemble, the mean member, and the members.
-
-    Args:
-        ensemble: A number for each score; of several groups the mean of theirs.
-        mean_member: Likewise.
-        members: Likewise of each, with its `member_id`.
-        num_groups: Of members, each an ensemble.
-    """
-    table = Table(title="test split", title_justify="left")
-    table.add_column("")
-    for name in ensemble:
-        table.add_column(name, justify="right")
-
-    def row(label: str, scores: Mapping[str, float], style: str | None = None) -> None:
-        table.add_row(label, *(told(scores, name) for name in ensemble), style=style)
-
-    size = len(members) // num_groups
-    mean_of = f"mean of {num_groups} groups, " if num_groups > 1 else ""
-    row(f"{mean_of}ensemble of {size}", ensemble, "bold")
-    row("mean member", mean_member)
-    table.add_section()
-    for member in members[:_MEMBERS_SHOWN]:
-        row(f"member {int(member['member_id'])}", member, "dim")
-    if len(members) > _MEMBERS_SHOWN:
-        table.add_row(f"… {len(members) - _MEMBERS_SHOWN} more in {SUMMARY}", style="dim")
-    return table
-
-
-def plot_rates(
-    path: pathlib.Path, num_members: Sequence[int], rates: Mapping[str, Sequence[float]]
-) -> None:
-    """A picture of member-examples per second over the number of members.
-
-    Args:
-        path: Of the PNG file.
-        num_members: Along the horizontal axis.
-        rates: A curve for each name, a number for each number of members.
-    """
-    from matplotlib.figure import Figure  # slow to import, and seldom needed
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for name, values in rates.items():
-        axes.plot(num_members, values, marker="o", label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(num_members, [str(n) for n in num_members])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("members")
-    axes.set_ylabel("member-examples per second")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=150)
-
-
-def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
-    """Writes `summary.json`, whole or not at all."""
-    write_scores(workdir / SUMMARY, summary)
-
-
-def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
-    """`seconds` and `member_examples_per_second` of the summary at this step; empty without one."""
-    try:
-        before = json.loads((workdir / SUMMARY).read_text(encoding="utf-8"))
-        if before["steps"] == step:
-            return {name: before[name] for name in ("seconds", "member_examples_per_second")}
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # there is none, or it is not ours
-    return {}
-
-
-def write_scores(path: pathlib.Path, scores: Mapping[str, Any]) -> None:
-    """Writes scores as JSON, whole or not at all."""
-    write_atomically(path, _json(scores, indent=2) + "\n")
-
-
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Replaces a file by one that is on disk already, so that no reader sees half of it."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)

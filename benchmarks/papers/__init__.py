@@ -1,0 +1,1 @@
+"""Published tables, each reproduced by one command; `README.md` here has the results."""

@@ -1,0 +1,116 @@
+"""Lakshminarayanan et al. (2017), Table 1: regression on UCI tables, ensembles of five.
+
+    python -m benchmarks.papers.uci --data=DIR [--adversarial] [--json=FILE]
+
+Each table is a whole `dist-ens train` with `configs/uci.py`: 20 splits (5 of the protein table) x 5
+members as one program, 40 epochs. `DIR` holds the tables as NAME.npz.
+
+Source: https://arxiv.org/abs/1612.01474.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+
+from dist_ens.errors import RunError
+from dist_ens.report import write_scores
+from launch import front
+
+_DATA = flags.DEFINE_string("data", None, "Folder of the tables.")
+_TABLES = flags.DEFINE_list("tables", None, "Which to train; default: all.")
+_ADVERSARIAL = flags.DEFINE_bool("adversarial", False, "Train on adversarial examples too.")
+_JSON = flags.DEFINE_string("json", None, "File for the figures.")
+_CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "uci.py"
+
+
+class Published(NamedTuple):
+    """What the paper prints for a table, and what of our protocol is the table's own."""
+
+    rmse: float
+    nll: float
+    changes: tuple[str, ...] = ()
+
+
+PUBLISHED = {
+    "bostonHousing": Published(3.28, 2.41),
+    "concrete": Published(6.03, 3.06),
+    "energy": Published(2.09, 1.38),
+    "kin8nm": Published(0.09, -1.20),
+    "naval-propulsion-plant": Published(0.00, -5.63, ("--config.optimizer.learning_rate=0.003",)),
+    "protein-tertiary-structure": Published(4.71, 2.83, ("--config.model.hidden_sizes=(100,)",)),
+    "yacht": Published(1.58, 1.18),
+}
+
+
+def main() -> None:
+    """Trains the tables one after the other, and prints each beside what is published."""
+    folder = pathlib.Path(front.required(_DATA))
+    console = Console(markup=False, highlight=False)
+    names = list(PUBLISHED)
+    if _TABLES.value is not None:
+        names = front.names(_TABLES, PUBLISHED)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as workdirs:
+        for name in names:
+            started = time.monotonic()
+            summary = _trained(name, folder / f"{name}.npz", pathlib.Path(workdirs) / name)
+            found[name] = {
+                "seconds": time.monotonic() - started,
+                "num_members": summary["num_members"],
+                **{key: summary[key] for key in ("test", "test_std", "mean_member")},
+            }
+            told = found[name]
+            console.print(f"{name}: {told['num_members']} members, {told['seconds']:.0f} s")
+    console.print(_table(found))
+    total = sum(each["seconds"] for each in found.values())
+    members = sum(each["num_members"] for each in found.values())
+    console.print(f"{members} members in {total:.0f} s.")
+    if _JSON.value is not None:
+        front.write_file(_JSON, lambda path: write_scores(path, found))
+
+
+def _trained(name: str, table: pathlib.Path, workdir: pathlib.Path) -> dict[str, Any]:
+    """The summary of a whole run."""
+    changes = [*PUBLISHED[name].changes]
+    if _ADVERSARIAL.value:
+        changes.append("--config.loss.adversarial=0.01")
+    command = [
+        *(sys.executable, "-m", "launch.train", f"--config={_CONFIG}", f"--workdir={workdir}"),
+        *(f"--config.data.source=uci:{table}", *changes),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+        raise RunError(f"A table is trained to its end. Received, of {name}: {ended.stderr}")
+    return json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
+
+
+def _table(found: dict[str, Any]) -> Table:
+    table = Table(title="means over the splits, +- their standard deviation", title_justify="left")
+    columns = ("", "RMSE", "published", "NLL", "published", "NLL of a member", "CRPS", "seconds")
+    for column in columns:
+        table.add_column(column, justify="right" if column else "left")
+    for name, each in found.items():
+        test, std, published = each["test"], each["test_std"], PUBLISHED[name]
+        table.add_row(
+            name,
+            f"{test['rmse']:.3g} +- {std['rmse']:.2g}",
+            f"{published.rmse:.2f}",
+            f"{test['nll']:.3f} +- {std['nll']:.2f}",
+            f"{published.nll:.2f}",
+            f"{each['mean_member']['nll']:.3f}",
+            f"{test['crps']:.3g}",
+            f"{each['seconds']:.0f}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    front.run(main)

@@ -1,0 +1,239 @@
+"""A finished run, asked how far it can be trusted: everything that `evaluate` says of one."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_ens.data import Source, open_source
+from dist_ens.ensemble import Ensemble, State
+from dist_ens.errors import UserError
+from dist_ens.evaluate import Evaluator, Scores, curves_of, kind_of, pictures_of
+from dist_ens.evaluate.detection import Unlabelled, detection, histograms
+from dist_ens.evaluate.held_out import held_out_scores, out_of_bag
+from dist_ens.evaluate.shift import shifted_splits
+from dist_ens.evaluate.trust import CALIBRATIONS, CONFORMAL, conformal_scores, recalibrated
+from dist_ens.layout import to_host
+from dist_ens.run import Run
+
+__all__ = ["CALIBRATIONS", "CONFORMAL", "Assessment", "Questions", "assess"]
+
+# Scores that are told of a shift, those that there are.
+_OF_SHIFT = ("accuracy", "nll", "ece", "rmse", "mutual_information")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Questions:
+    """What is asked of a run beside its scores.
+
+    Attributes:
+        ood: Source of examples that are of another kind; None: not asked.
+        shift: Whether scores under shifts of the test split are.
+        pooling: How members' predictions become one; None: as the run says.
+        calibration: One of `CALIBRATIONS`; None: not asked.
+        conformal: One of `CONFORMAL`; None: not asked.
+        level: Coverage of conformal predictions, in (0, 1).
+        out_of_bag: Whether training examples are scored by the members that left them out.
+        leave_out_broken: Whether members whose predictions are no numbers are not pooled.
+    """
+
+    ood: str | None = None
+    shift: bool = False
+    pooling: str | None = None
+    calibration: str | None = None
+    conformal: str | None = None
+    level: float = 0.9
+    out_of_bag: bool = False
+    leave_out_broken: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.level < 1:
+            raise UserError(f"A level of coverage lies in (0, 1). Received: {self.level}. Try 0.9.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Assessment:
+    """What a run answers.
+
+    Attributes:
+        scores: On the test split, with intervals.
+        extras: By its name in the file what else was asked for.
+        curves: What the report draws.
+        pictures: Inputs of the examples that it shows, where they are pictures.
+        broken: Ids of the members whose predictions are no numbers.
+        left_out: Whether those were not pooled.
+    """
+
+    scores: Scores
+    extras: dict[str, Any]
+    curves: dict[str, Any]
+    pictures: Sequence[np.ndarray]
+    broken: Sequence[int] = ()
+    left_out: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return {
+            "groups": len(self.scores.groups),
+            **self.scores.to_dict(),
+            "mean_member": self.scores.mean_member,
+            "broken_members": list(self.broken),
+            **self.extras,
+        }
+
+    def sentences(self) -> list[str]:
+        """What was found, for people."""
+        told = []
+        if self.broken:
+            told.append(
+                f"Members {list(self.broken)} predict what is no number"
+                + (
+                    "; they were left out of the ensemble."
+                    if self.left_out
+                    else ", and so does the ensemble: --leave_out_broken pools the others."
+                )
+            )
+        if "ood" in self.extras:
+            best = {
+                name: measures["auroc"] for name, measures in self.extras["ood"]["ensemble"].items()
+            }
+            listed = ", ".join(f"{name} {auroc:.4f}" for name, auroc in best.items())
+            told.append(f"AUROC of the ensemble, out against in distribution: {listed}.")
+        if "calibrated" in self.extras:
+            after, before = self.extras["calibrated"], self.scores.ensemble
+            told.append(
+                f"After {after['method']} calibration the ensemble's NLL is "
+                f"{after['test']['nll']:.4f} ({before['nll']:.4f} before)."
+            )
+        if "conformal" in self.extras:
+            found = self.extras["conformal"]
+            size = (
+                f"sets of {found['mean_set_size']:.3g} classes"
+                if "mean_set_size" in found
+                else f"intervals of width {found['mean_width']:.4g}"
+            )
+            told.append(
+                f"Conformal {found['method']} at {found['level']:g}: {size} on average, which hold "
+                f"{found['coverage']:.4f} of the test split."
+            )
+        if "out_of_bag" in self.extras:
+            found = self.extras["out_of_bag"]
+            name = "nll" if "nll" in found["scores"] else "rmse"
+            told.append(
+                f"Of training examples by members that left them out: {name} "
+                f"{found['scores'][name]:.4f} ({found['not_scored']} in every member's sample)."
+            )
+        return told
+
+
+def assess(
+    run: Run, ensemble: Ensemble, state: State, source: Source, questions: Questions
+) -> Assessment:
+    """Scores a run on its test split, and answers what else is asked.
+
+    Args:
+        run: What the state belongs to.
+        ensemble: The lifted member.
+        state: Of the ensemble.
+        source: The run's data.
+        questions: What is asked.
+
+    Returns:
+        The answers, on every host.
+
+    Raises:
+        UserError: If a question does not fit the run.
+    """
+    spec, batch_size = run.spec, run.experiment.evaluation.global_batch_size
+    kind = kind_of(run.objective, questions.pooling or run.experiment.evaluation.pooling)
+    evaluator = Evaluator(ensemble, batch_size, spec, kind)
+    evaluation = evaluator.evaluate(state, source.test, by_size=True)
+    broken = evaluation.broken_members
+    if broken and questions.leave_out_broken:
+        positions = np.flatnonzero(np.isin(evaluation.member_ids, broken)).tolist()
+        evaluator = Evaluator(ensemble, batch_size, spec, kind, left_out=positions)
+        evaluation = evaluator.evaluate(state, source.test, by_size=True)
+    curves = curves_of(evaluation)
+    extras: dict[str, Any] = {}
+    if questions.ood is not None:
+        outside = evaluator.evaluate(state, _other_kind(run, questions.ood))
+        extras |= detection(evaluation, outside)
+        curves["ood"] = {"name": questions.ood, **histograms(evaluation, outside)}
+    if questions.shift:
+        extras["shift"] = _under_shift(evaluator, state, source, run)
+        curves["shift"] = {
+            name: {score: [at[score] for at in strengths] for score in strengths[0]}
+            for name, strengths in extras["shift"].items()
+        }
+    if questions.calibration is not None:
+        extras["calibrated"] = recalibrated(
+            questions.calibration, evaluator, state, spec, source.valid, source.test
+        )
+    left_out = None
+    data = run.experiment.data
+    if (questions.out_of_bag or questions.conformal) and data.examples in ("bootstrap", "kfold"):
+        if spec.num_groups > 1:
+            raise UserError(
+                "Examples that members left out are told of one group. Received: "
+                f"{spec.num_groups}. Train on a source of one."
+            )
+        left_out = out_of_bag(
+            to_host(state.member_id),
+            source.num_train_examples,
+            seed=run.experiment.seed,
+            num_folds=data.num_folds,
+        )
+    if questions.out_of_bag:
+        if left_out is None:
+            raise UserError(
+                "Some member leaves out some example. Received: members that were trained on all, "
+                f"data.examples={data.examples!r}. Train with --config.data.examples=bootstrap or "
+                "kfold."
+            )
+        scores, missing = held_out_scores(evaluator, state, source.train, left_out)
+        extras["out_of_bag"] = {"scores": scores, "not_scored": missing}
+    if questions.conformal is not None:
+        splits = {"train": source.train, "valid": source.valid, "test": source.test}
+        extras["conformal"] = conformal_scores(
+            questions.conformal, questions.level, evaluator, state, spec, splits, left_out
+        )
+    return Assessment(
+        evaluation.scores(intervals=True),
+        extras,
+        curves,
+        pictures_of(evaluation, source.test, curves),
+        broken,
+        bool(broken and questions.leave_out_broken),
+    )
+
+
+def _other_kind(run: Run, name: str) -> Unlabelled:
+    config = dataclasses.replace(run.experiment.data, source=name, num_classes=None, validation=0.0)
+    other, spec = open_source(config), run.spec
+    if (other.spec.input_shape, other.spec.input_dtype) != (spec.input_shape, spec.input_dtype):
+        raise UserError(
+            "Examples of another kind have the shape and type of the run's. Received: "
+            f"{other.spec} from --ood={name}, where the run's are {spec}. Convert them."
+        )
+    if spec.num_groups > 1:
+        raise UserError(
+            "Out-of-distribution scores are of one group of members. Received: "
+            f"{spec.num_groups} groups. Train one."
+        )
+    return Unlabelled(other.test, spec.label_shape, spec.label_dtype)
+
+
+def _under_shift(
+    evaluator: Evaluator, state: State, source: Source, run: Run
+) -> dict[str, list[dict[str, float]]]:
+    """For each shift the ensemble's scores, strength by strength."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for name, splits in shifted_splits(source.test, run.spec).items():
+        of_strengths = []
+        for split in splits:
+            scores = evaluator.evaluate(state, split).scores().ensemble
+            told = {score: scores[score] for score in _OF_SHIFT if score in scores}
+            of_strengths.append({"strength": float(split.strength), **told})
+        found[name] = of_strengths
+    return found

@@ -1,0 +1,41 @@
+"""Conformal prediction: sets of labels, and intervals, that hold the truth as often as promised.
+
+Whatever the model, if the examples that calibrate and those to predict are exchangeable. A level is
+the coverage that is asked for, such as 0.9. What calibrates was not trained on.
+"""
+
+from dist_ens.conformal.intervals import (
+    PredictionIntervals,
+    coverage_of_intervals,
+    cv_plus,
+    jackknife_plus,
+    mean_width,
+    out_of_bag_means,
+    split_cqr,
+)
+from dist_ens.conformal.quantile import conformal_quantile
+from dist_ens.conformal.sets import (
+    PredictionSets,
+    aps,
+    coverage_of_sets,
+    lac,
+    mean_set_size,
+    raps,
+)
+
+__all__ = [
+    "PredictionIntervals",
+    "PredictionSets",
+    "aps",
+    "conformal_quantile",
+    "coverage_of_intervals",
+    "coverage_of_sets",
+    "cv_plus",
+    "jackknife_plus",
+    "lac",
+    "mean_set_size",
+    "mean_width",
+    "out_of_bag_means",
+    "raps",
+    "split_cqr",
+]

@@ -1,0 +1,8 @@
+"""A state and examples in; scores and predictions of the ensemble and of every member out."""
+
+from dist_ens.evaluate.curves import curves_of, pictures_of
+from dist_ens.evaluate.evaluator import Evaluator
+from dist_ens.evaluate.kinds import Kind, kind_of
+from dist_ens.evaluate.scores import Evaluation, Scores
+
+__all__ = ["Evaluation", "Evaluator", "Kind", "Scores", "curves_of", "kind_of", "pictures_of"]

@@ -1,0 +1,114 @@
+"""What a report draws of an evaluation: plain numbers that JSON can hold."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dist_ens.data import Split
+from dist_ens.evaluate.scores import Evaluation
+from dist_ens.metrics.calibration_error import reliability_bins
+from dist_ens.metrics.ranking import risk_coverage_curve
+
+_EXAMPLES = 12  # of the hardest, and of the most uncertain
+_MOST_PAIRED = 100  # members whose pairs are compared
+_PIT_BINS = 20
+_LEVELS = np.linspace(0.05, 0.95, 19)
+
+
+def curves_of(evaluation: Evaluation) -> dict[str, Any]:
+    """Of the pooled prediction, and of the members taken together.
+
+    Args:
+        evaluation: Of a test split, `by_size`.
+
+    Returns:
+        `reliability` and `risk_coverage` of classes; `coverage_curve` and `pit` of real targets
+        with a distribution; `score_against_members`, `disagreement` of pairs of members (the share
+        of rows in which they choose different classes, or the root mean square of the difference
+        of their predictions), and the `hardest` and the `most_uncertain` rows.
+    """
+    curves: dict[str, Any] = {"score_against_members": evaluation.score_against_members()}
+    both = {"ensemble": evaluation.groups, "mean_member": evaluation.members}
+    flat = {who: {n: rows.ravel() for n, rows in values.items()} for who, values in both.items()}
+    if "correct" in evaluation.groups:
+        curves["reliability"] = {
+            who: {
+                n: bins.tolist()
+                for n, bins in reliability_bins(v["confidence"], v["correct"]).items()
+            }
+            for who, v in flat.items()
+        }
+        risks = {
+            who: risk_coverage_curve(v["confidence"], 1 - v["correct"]) for who, v in flat.items()
+        }
+        curves["risk_coverage"] = {
+            "coverage": risks["ensemble"][0].tolist(),
+            **{who: risk.tolist() for who, (_, risk) in risks.items()},
+            "score": "error rate",
+        }
+    if "pit" in evaluation.groups:
+        distance = {who: 2 * np.abs(v["pit"] - 0.5) for who, v in flat.items()}
+        curves["coverage_curve"] = {
+            "nominal": _LEVELS.tolist(),
+            **{
+                who: [float((d <= level).mean()) for level in _LEVELS]
+                for who, d in distance.items()
+            },
+        }
+        counts = np.histogram(flat["ensemble"]["pit"], _PIT_BINS, (0, 1))[0]
+        curves["pit"] = {"ensemble": counts.tolist()}
+    if 1 < len(evaluation.member_ids) <= _MOST_PAIRED and evaluation.num_groups == 1:
+        curves["disagreement"] = _disagreement(evaluation)
+        curves["member_id"] = evaluation.member_ids.tolist()
+    if evaluation.num_groups == evaluation.rows_per_example == 1:
+        values = {name: rows[0] for name, rows in evaluation.groups.items()}
+        hardness = values["nll" if "correct" in values else "squared_error"]
+        uncertainty = values.get("entropy", values.get("variance", values.get("width")))
+        curves["hardest"] = _examples(evaluation, hardness)
+        if uncertainty is not None:
+            curves["most_uncertain"] = _examples(evaluation, uncertainty)
+    return curves
+
+
+def pictures_of(
+    evaluation: Evaluation, split: Split, curves: Mapping[str, Any]
+) -> list[np.ndarray]:
+    """The inputs of the examples that the curves name, in their order; none if no pictures.
+
+    Args:
+        evaluation: Of the split.
+        split: Its examples.
+        curves: Of `curves_of`.
+    """
+    shown = [each["index"] for n in ("hardest", "most_uncertain") for each in curves.get(n, [])]
+    if not shown:
+        return []
+    inputs = split.take(np.array(shown, np.int64))["inputs"]
+    is_picture = inputs.ndim == 3 or (inputs.ndim == 4 and inputs.shape[-1] in (1, 3))
+    return list(inputs) if is_picture else []
+
+
+def _disagreement(evaluation: Evaluation) -> list[list[float]]:
+    predictions = evaluation.members["prediction"].astype(np.float64)
+    if "correct" in evaluation.members:
+        return [(predictions != one).mean(axis=1).tolist() for one in predictions]
+    unit = evaluation.units[0]
+    return [
+        (np.sqrt(np.square(predictions - one).mean(axis=1)) * unit).tolist() for one in predictions
+    ]
+
+
+def _examples(evaluation: Evaluation, by: np.ndarray) -> list[dict[str, float]]:
+    """The rows with the highest values, the highest first."""
+    values, labels = evaluation.groups, evaluation.labels[0]
+    names = ("prediction", "confidence", "nll", "entropy", "mutual_information", "variance")
+    highest = np.argsort(-np.nan_to_num(by, nan=np.inf), kind="stable")[:_EXAMPLES]
+    return [
+        {
+            "index": int(at),
+            "label": float(labels[at]),
+            **{name: float(values[name][0, at]) for name in names if name in values},
+        }
+        for at in highest
+    ]

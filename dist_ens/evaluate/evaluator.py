@@ -1,0 +1,386 @@
+"""A state and examples in; the ensemble's and every member's scores and predictions out."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from statistics import NormalDist
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dist_ens.data import ArraySplit, Spec, Split, Standardization, evaluation_batches
+from dist_ens.ensemble import Ensemble, State
+from dist_ens.errors import UserError
+from dist_ens.evaluate.kinds import Classes, Kind, Normals
+from dist_ens.evaluate.scores import Evaluation
+from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, all_members, to_host
+from dist_ens.losses import log_softmax
+
+# Orders of the members along which ensembles of 1, 2, … of them are scored; and of how many sizes.
+_ORDERS = 8
+_SIZES = 12
+
+
+class Evaluator:
+    """Scores and predicts with an ensemble, every example exactly once.
+
+    A device is given all members' outputs for its column's part of a batch: of many members and
+    outputs the batch is to be small. Of a whole split a few numbers are kept for each prediction,
+    never the members' outputs.
+
+    Args:
+        ensemble: The lifted member; its members are of its groups in turn.
+        global_batch_size: Examples at a time, rounded up to fill the data axis.
+        spec: Of the data; default: its labels are classes.
+        kind: How outputs are read; default: classes as softmax_cross_entropy trains them, real
+            targets as gaussian_nll does, pooled as probabilities.
+        left_out: Positions of members whose predictions are not pooled.
+
+    Raises:
+        UserError: If groups would have unequally many members, or nobody is left.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        global_batch_size: int,
+        spec: Spec | None = None,
+        kind: Kind | None = None,
+        left_out: Sequence[int] = (),
+    ) -> None:
+        layout = ensemble.layout
+        self._ensemble = ensemble
+        self._layout = layout
+        self._num_groups = ensemble.num_groups
+        if layout.num_members % self._num_groups:
+            raise UserError(
+                f"Every group has equally many members. Received: {layout.num_members} members for "
+                f"{self._num_groups} groups. Choose a multiple."
+            )
+        if left_out and (self._num_groups > 1 or len(left_out) >= layout.num_members):
+            raise UserError(
+                "Members are left out of one group, and some remain. Received: "
+                f"{len(left_out)} of {layout.num_members} members of {self._num_groups} groups to "
+                "leave out. Train them anew with a lower --config.optimizer.learning_rate."
+            )
+        self._standardization = spec.standardization if spec else None
+        self._batch_size = math.ceil(global_batch_size / layout.data_axis) * layout.data_axis
+        of_classes = spec is None or spec.num_classes is not None
+        self._kind = kind or (Classes(log_softmax) if of_classes else Normals())
+        self._group_of_member = layout.put_members(np.arange(layout.num_members) % self._num_groups)
+        count = layout.num_members // self._num_groups
+        self._pooled = np.setdiff1d(np.arange(count), left_out)
+
+    def evaluate(self, state: State, split: Split, *, by_size: bool = False) -> Evaluation:
+        """What every prediction of a split scores.
+
+        Args:
+            state: Of the ensemble.
+            split: Examples with labels, of several groups one group's after the other's; read on
+                every host, each its own columns' part.
+            by_size: Whether ensembles of 1, 2, … members are scored too.
+
+        Returns:
+            The evaluation, on every host.
+        """
+        member_ids = self._member_ids(state)
+        length = len(split) // self._num_groups
+        parts: list[Any] = []
+        classwise: Any = None
+        for number, batch in enumerate(self._batches(split)):
+            outputs, labels = self._ensemble.predict(state, batch["inputs"]), batch["labels"]
+            values, sums = to_host(
+                self._score(outputs, self._group_of_member, labels, batch["mask"])
+            )
+            of_sizes = to_host(self._score_by_size(outputs, labels)) if by_size else {}
+            there = min(self._batch_size, length - number * self._batch_size)
+            labels = to_host(labels).reshape(self._num_groups, self._batch_size, -1)
+            rows = jax.tree.map(
+                lambda leaf, n=there: leaf[..., :n, :].reshape(*leaf.shape[:-2], -1),
+                (labels, *values, of_sizes),
+            )
+            parts.append(rows)
+            sums = (sums[0].sum(axis=0, dtype=np.float64), sums[1].sum(axis=1, dtype=np.float64))
+            classwise = sums if classwise is None else jax.tree.map(np.add, classwise, sums)
+        rows_per_example = labels.shape[-1]
+        labels, groups, members, of_sizes = jax.tree.map(
+            lambda *leaves: np.concatenate(leaves, axis=-1), *parts
+        )
+        given = self._standardization
+        return Evaluation(
+            kind=self._kind,
+            units=given.target_std if given else (1.0,) * self._num_groups,
+            member_ids=member_ids,
+            rows_per_example=rows_per_example,
+            labels=labels,
+            groups=groups,
+            members=members,
+            group_classwise=classwise[0],
+            member_classwise=classwise[1],
+            sizes=self._sizes if by_size else (),
+            by_size={
+                name: leaf.reshape(len(self._sizes), self._num_groups, -1)
+                for name, leaf in of_sizes.items()
+            },
+        )
+
+    def predict(self, state: State, inputs: np.ndarray) -> dict[str, np.ndarray]:
+        """Predictions for examples in their own units.
+
+        Args:
+            state: Of the ensemble.
+            inputs: [examples, ...], the same on every host.
+
+        Returns:
+            `member_id` int32[members], and in float32, of classes `probs` [examples, ..., classes]
+            of the ensemble and `member_probs` [members, examples, ..., classes]; of real targets,
+            in their own unit, `mean` and `variance` [examples] of the ensemble, `member_mean` and
+            `member_variance` [members, examples], or `quantiles` with a last axis [levels]. Of
+            several groups what is of the ensemble is [groups, examples]. On every host.
+        """
+        given = self._standardization
+        own = [inputs] * self._num_groups if given is None else given.of_inputs(inputs)
+        own = np.concatenate(own)
+        # Their labels are not looked at.
+        split = ArraySplit(own, np.zeros(len(own), np.int32))
+        groups, members = self._told(state, split, self._predictions)
+        if self._num_groups == 1:
+            groups = {name: leaf[0] for name, leaf in groups.items()}
+        members = {f"member_{name}": leaf for name, leaf in members.items()}
+        return {**groups, **members, "member_id": self._member_ids(state)}
+
+    def pooled_predictions(self, state: State, split: Split) -> dict[str, np.ndarray]:
+        """The ensemble's predictions of a split, as `predict` has them, with a leading [groups]."""
+        return self._told(state, split, self._pooled_predictions)[0]
+
+    def values_of(
+        self, told: Mapping[str, np.ndarray], labels: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """What predictions of one group, in the form of `predict`, add to scores, row by row.
+
+        Args:
+            told: Leaves [examples, ...].
+            labels: Of a split, [examples, ...].
+
+        Returns:
+            float32[rows] by name; of real targets in their own unit.
+        """
+        given = self._standardization
+        if given is not None:
+            labels = (labels * given.target_std[0] + given.target_mean[0]).astype(np.float32)
+        values = self._kind.values(self._kind.read(told), jnp.asarray(labels))
+        return {name: leaf.ravel() for name, leaf in jax.device_get(values).items()}
+
+    def central_interval(
+        self, told: Mapping[str, np.ndarray], level: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The ends of the predictions' central intervals, in the unit in which they were told.
+
+        Args:
+            told: `mean` and `variance` [examples], or `quantiles` [examples, levels], of which the
+                outermost are taken.
+            level: Probability of the interval of a normal distribution, in (0, 1).
+
+        Raises:
+            UserError: If predictions are means alone.
+        """
+        if "quantiles" in told:
+            return told["quantiles"][..., 0], told["quantiles"][..., -1]
+        if not (told["variance"] > 0).all():
+            raise UserError(
+                "An interval is of quantiles or of a distribution. Received: members that say "
+                "their mean alone. Train with --config.loss.name=gaussian_nll or pinball."
+            )
+        half = NormalDist().inv_cdf((1 + level) / 2) * np.sqrt(told["variance"])
+        return told["mean"] - half, told["mean"] + half
+
+    def scores_of(
+        self, values: Mapping[str, np.ndarray], weights: np.ndarray | None = None
+    ) -> dict[str, Any]:
+        """The scores of rows from `values_of`; in resamples, float64[draws], if weights are given.
+
+        What is scored class by class is left out.
+        """
+        return self._kind.scores(values, None, 1.0, weights)
+
+    def member_predictions(self, state: State, split: Split) -> Iterator[dict[str, np.ndarray]]:
+        """The members' predictions of a split, a batch at a time: leaves [members, batch, ...]."""
+        for _, members in self._told_batches(state, split, self._predictions):
+            yield members
+
+    def _told(self, state: State, split: Split, program: Any) -> Any:
+        parts = list(self._told_batches(state, split, program))
+        # [groups, examples, ...] and [members, examples, ...]
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
+
+    def _told_batches(self, state: State, split: Split, program: Any) -> Iterator[Any]:
+        self._member_ids(state)
+        left = len(split) // self._num_groups
+        for batch in self._batches(split):
+            told = to_host(program(self._ensemble.predict(state, batch["inputs"])))
+            told = jax.tree.map(lambda leaf, n=left: leaf[:, :n], told)
+            left -= self._batch_size
+            if self._standardization is not None:
+                told = tuple(_in_own_unit(values, self._standardization) for values in told)
+            yield told
+
+    @cached_property
+    def _score(self) -> Any:
+        """What each row of a batch adds to scores; and what the batch does, class by class."""
+        kind, several = self._kind, self._num_groups > 1
+
+        def of_group(outputs: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+            predictions = jax.vmap(kind.of_samples)(outputs)
+            pooled = kind.pooled(predictions)
+            values = kind.values(pooled, labels) | kind.diversity(predictions)
+            return _in_rows(values, labels), kind.classwise(pooled, labels, mask)
+
+        def of_member(outputs: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+            prediction = kind.of_samples(outputs)
+            values = _in_rows(kind.values(prediction, labels), labels)
+            return values, kind.classwise(prediction, labels, mask)
+
+        def score(outputs: jax.Array, group: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+            """A device's own members, and its column's part of the batch."""
+            labels = labels if several else labels[None]
+            groups, of_groups = jax.vmap(of_group, in_axes=(1, 0, None))(
+                self._of_groups(outputs), labels, mask
+            )
+            members, of_members = jax.vmap(lambda one, group: of_member(one, labels[group], mask))(
+                self._samples_of(outputs), group
+            )
+            # What columns have seen class by class is added up on the host.
+            return (groups, members), (of_groups[None], of_members[:, None])
+
+        return jax.jit(
+            self._layout.shard_map(
+                score,
+                in_specs=(MEMBER_BATCH, MEMBERS, self._examples_spec, BATCH),
+                out_specs=((BATCHES, MEMBER_BATCH), (BATCH, MEMBER_BATCH)),
+            )
+        )
+
+    @cached_property
+    def _score_by_size(self) -> Any:
+        """NLL and error of ensembles of the first members in some random orders, row by row.
+
+        [sizes * groups, batch, rows of an example].
+        """
+        kind, count = self._kind, len(self._pooled)
+        random = np.random.default_rng(0)
+        orders = np.stack([random.permutation(count) for _ in range(_ORDERS if count > 1 else 1)])
+        names = ("nll", "correct", "squared_error")
+
+        def of_group(outputs: jax.Array, labels: jax.Array) -> Any:
+            predictions = jax.vmap(kind.of_samples)(outputs)
+
+            def of_order(order: jax.Array) -> Any:
+                in_order = jax.tree.map(lambda leaf: leaf[order], predictions)
+                of_sizes = []
+                for size in self._sizes:
+                    first = jax.tree.map(lambda leaf, n=size: leaf[:n], in_order)
+                    values = kind.values(kind.pooled(first), labels)
+                    values = {name: values[name] for name in names if name in values}
+                    of_sizes.append(_in_rows(values, labels))
+                return jax.tree.map(lambda *leaves: jnp.stack(leaves), *of_sizes)
+
+            drawn = jax.lax.map(of_order, jnp.asarray(orders))
+            return jax.tree.map(lambda leaf: leaf.mean(axis=0), drawn)
+
+        def score(outputs: jax.Array, labels: jax.Array) -> Any:
+            labels = labels if self._num_groups > 1 else labels[None]
+            of_groups = jax.vmap(of_group, in_axes=(1, 0), out_axes=1)
+            values = of_groups(self._of_groups(outputs), labels)
+            return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), values)
+
+        return jax.jit(
+            self._layout.shard_map(
+                score, in_specs=(MEMBER_BATCH, self._examples_spec), out_specs=BATCHES
+            )
+        )
+
+    @cached_property
+    def _predictions(self) -> Any:
+        kind = self._kind
+
+        def predictions(outputs: jax.Array) -> Any:
+            members = jax.vmap(lambda one: kind.told(kind.of_samples(one)))
+            return self._told_of_groups(outputs), members(self._samples_of(outputs))
+
+        return self._jitted(predictions, (BATCHES, MEMBER_BATCH))
+
+    @cached_property
+    def _pooled_predictions(self) -> Any:
+        return self._jitted(lambda outputs: (self._told_of_groups(outputs),), (BATCHES,))
+
+    def _jitted(self, fn: Any, out_specs: Any) -> Any:
+        return jax.jit(self._layout.shard_map(fn, in_specs=MEMBER_BATCH, out_specs=out_specs))
+
+    def _told_of_groups(self, outputs: jax.Array) -> Any:
+        kind = self._kind
+
+        def of_group(outputs: jax.Array) -> Any:
+            return kind.told(kind.pooled(jax.vmap(kind.of_samples)(outputs)))
+
+        return jax.vmap(of_group, in_axes=1)(self._of_groups(outputs))
+
+    # One collective in each program, and none in a loop: XLA:CPU's devices share a pool of
+    # threads, and wait for each other without end where they come to two in another order.
+    def _of_groups(self, outputs: jax.Array) -> jax.Array:
+        """[members of a group, groups, samples, batch, ...], of all members that are pooled."""
+        everyone = self._samples_of(all_members(outputs))
+        everyone = everyone.reshape(-1, self._num_groups, *everyone.shape[1:])
+        return everyone if len(self._pooled) == len(everyone) else everyone[self._pooled]
+
+    def _samples_of(self, outputs: jax.Array) -> jax.Array:
+        """[members, samples, batch, ...]."""
+        return jnp.moveaxis(outputs, 2, 1) if self._ensemble.dropout_samples else outputs[:, None]
+
+    @property
+    def _examples_spec(self) -> Any:
+        return BATCH if self._num_groups == 1 else BATCHES
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        count = len(self._pooled)
+        return np.unique(np.geomspace(1, count, min(count, _SIZES)).round().astype(int)).tolist()
+
+    def _member_ids(self, state: State) -> np.ndarray:
+        ids = to_host(state.member_id)
+        if (ids % self._num_groups != np.arange(len(ids)) % self._num_groups).any():
+            raise UserError(
+                f"Members are of their {self._num_groups} groups in turn, by their ids. Received: "
+                f"members {ids.tolist()}. Put them in the order of their ids."
+            )
+        return ids
+
+    def _batches(self, split: Split) -> Iterator[dict[str, jax.Array]]:
+        rows, size = self._layout.host_rows(self._batch_size), self._batch_size
+        for batch in evaluation_batches(
+            split, global_batch_size=size, host_rows=rows, num_groups=self._num_groups
+        ):
+            mask = self._layout.put(batch.pop("mask"), size, BATCH)
+            yield {**self._layout.put(batch, size, self._examples_spec), "mask": mask}
+
+
+def _in_rows(values: Mapping[str, jax.Array], labels: jax.Array) -> dict[str, jax.Array]:
+    """[..., batch, rows of an example]: labels are one of an example, or one of each position."""
+    batch = labels.shape[0]
+    return {name: leaf.reshape(batch, -1) for name, leaf in values.items()}
+
+
+def _in_own_unit(told: Mapping[str, np.ndarray], given: Standardization) -> dict[str, np.ndarray]:
+    """Predictions [groups or members, examples, …] in the unit that the targets came in."""
+
+    def scaled(name: str, values: np.ndarray) -> np.ndarray:
+        repeats, rest = len(values) // len(given.target_mean), (1,) * (values.ndim - 1)
+        mean, std = (
+            np.tile(numbers, repeats).reshape(-1, *rest)
+            for numbers in (given.target_mean, given.target_std)
+        )
+        own = values * std**2 if name == "variance" else values * std + mean
+        return own.astype(np.float32)
+
+    return {name: scaled(name, values) for name, values in told.items()}

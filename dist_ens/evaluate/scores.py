@@ -1,0 +1,188 @@
+"""What predictions of a split score: the ensemble, its members, and how sure the scores are."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dist_ens.evaluate.kinds import Kind
+from dist_ens.metrics import bootstrap_weights, interval, mean_of
+
+# Resamples of the examples from which a score's interval is read.
+DRAWS = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Scores over a split; a score is a number by its name.
+
+    Attributes:
+        groups: For each group of members, of their pooled prediction, on the group's own examples.
+        members: Of each member, on its group's examples, with its `member_id`.
+        ensemble_interval: For each score the ends of its 95 % interval; None where not asked for.
+        mean_member_interval: Likewise.
+        member_intervals: Likewise, of each member.
+    """
+
+    groups: list[dict[str, float]]
+    members: list[dict[str, float]]
+    ensemble_interval: dict[str, tuple[float, float]] | None = None
+    mean_member_interval: dict[str, tuple[float, float]] | None = None
+    member_intervals: list[dict[str, Any]] | None = None
+
+    @property
+    def ensemble(self) -> dict[str, float]:
+        """The mean of each score over the groups; of one group its scores."""
+        return self._over_groups(np.mean)
+
+    @property
+    def mean_member(self) -> dict[str, float]:
+        """The mean over the members of each score that a member has."""
+        names = [name for name in self.members[0] if name != "member_id"]
+        return {name: float(np.mean([member[name] for member in self.members])) for name in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        """`{"test", "members"}`; `test_std` of several groups; intervals under `…_interval`."""
+        several = {"test_std": self._over_groups(np.std)} if len(self.groups) > 1 else {}
+        scores = {"test": self.ensemble, **several, "members": self.members}
+        if self.ensemble_interval is None:
+            return scores
+        return scores | {
+            "test_interval": self.ensemble_interval,
+            "mean_member_interval": self.mean_member_interval,
+            "members_interval": self.member_intervals,
+        }
+
+    def _over_groups(self, reduce: Any) -> dict[str, float]:
+        names = self.groups[0]
+        return {name: float(reduce([scores[name] for scores in self.groups])) for name in names}
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Predictions of a split, row by row: of an example, or of a position in it.
+
+    Attributes:
+        kind: How they are scored.
+        units: Of the targets of each group.
+        member_ids: Of the members, in their order; they are of the groups in turn.
+        rows_per_example: 1, or the positions of one.
+        labels: [groups, rows].
+        groups: What each row adds to the scores of a group's pooled prediction, by name
+            float32[groups, rows].
+        members: Likewise of the members, float32[members, rows].
+        group_classwise: What is scored class by class, float64[groups, ...].
+        member_classwise: Likewise, float64[members, ...].
+        sizes: Numbers of members of which ensembles were scored; empty where not asked for.
+        by_size: `nll` or so of ensembles of so many members, drawn at random, by name
+            float32[sizes, groups, rows].
+    """
+
+    kind: Kind
+    units: Sequence[float]
+    member_ids: np.ndarray
+    rows_per_example: int
+    labels: np.ndarray
+    groups: Mapping[str, np.ndarray]
+    members: Mapping[str, np.ndarray]
+    group_classwise: np.ndarray
+    member_classwise: np.ndarray
+    sizes: Sequence[int] = ()
+    by_size: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_groups(self) -> int:
+        """Of members."""
+        return len(self.units)
+
+    @property
+    def broken_members(self) -> list[int]:
+        """Ids of the members some of whose predictions are no numbers."""
+        names = [name for name in ("nll", "squared_error") if name in self.members]
+        broken = np.isnan(self.members[names[0]]).any(axis=1)
+        return self.member_ids[broken].tolist()
+
+    def scores(self, *, intervals: bool = False) -> Scores:
+        """The scores, with 95 % bootstrap intervals if asked for."""
+        groups = [self._of_group(group) for group in range(self.num_groups)]
+        members = [
+            {"member_id": int(member_id), **self._of_member(position)}
+            for position, member_id in enumerate(self.member_ids)
+        ]
+        if not intervals:
+            return Scores(groups, members)
+        of_groups = [self._of_group(g, self._weights[g]) for g in range(self.num_groups)]
+        of_members = [
+            self._of_member(position, self._weights[position % self.num_groups])
+            for position in range(len(self.member_ids))
+        ]
+        return Scores(
+            groups,
+            members,
+            _intervals(_mean(of_groups)),
+            _intervals(_mean(of_members)),
+            [
+                {"member_id": int(member_id), **_intervals(draws)}
+                for member_id, draws in zip(self.member_ids, of_members, strict=True)
+            ],
+        )
+
+    def score_against_members(self) -> dict[str, Any]:
+        """Scores of ensembles of 1, 2, … members, drawn at random from these, with intervals.
+
+        Returns:
+            `num_members`, and for each score lists `mean`, `low` and `high` of as many numbers.
+        """
+        curve: dict[str, Any] = {"num_members": [int(size) for size in self.sizes]}
+        for name, values in self.by_size.items():
+            called, in_own_unit = _BY_SIZE[name]
+
+            def over_groups(rows: np.ndarray, weights: Any, of_mean: Any = in_own_unit) -> Any:
+                of_groups = [
+                    of_mean(mean_of(row, of_group), unit)
+                    for row, unit, of_group in zip(rows, self.units, weights, strict=True)
+                ]
+                return np.mean(of_groups, axis=0)
+
+            nothing = [None] * self.num_groups
+            means = [float(over_groups(rows, nothing)) for rows in values]
+            ends = [interval(over_groups(rows, self._weights)) for rows in values]
+            low, high = zip(*ends, strict=True)
+            curve[called] = {"mean": means, "low": list(low), "high": list(high)}
+        return curve
+
+    @cached_property
+    def _weights(self) -> list[np.ndarray]:
+        examples = self.labels.shape[1] // self.rows_per_example
+        return [
+            np.repeat(bootstrap_weights(examples, DRAWS, group), self.rows_per_example, axis=1)
+            for group in range(self.num_groups)
+        ]
+
+    def _of_group(self, group: int, weights: np.ndarray | None = None) -> dict[str, Any]:
+        values = {name: rows[group] for name, rows in self.groups.items()}
+        return self.kind.scores(values, self.group_classwise[group], self.units[group], weights)
+
+    def _of_member(self, position: int, weights: np.ndarray | None = None) -> dict[str, Any]:
+        values = {name: rows[position] for name, rows in self.members.items()}
+        unit = self.units[position % self.num_groups]
+        return self.kind.scores(values, self.member_classwise[position], unit, weights)
+
+
+def _mean(scores: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.mean([draws[name] for draws in scores], axis=0) for name in scores[0]}
+
+
+def _intervals(draws: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Of the scores that were drawn; a score of sums over the whole split was not."""
+    return {name: interval(values) for name, values in draws.items() if np.ndim(values)}
+
+
+# What a score of ensembles by their size is called, and its value from the mean over the rows.
+_BY_SIZE: dict[str, tuple[str, Any]] = {
+    "nll": ("nll", lambda mean, unit: mean + np.log(unit)),
+    "correct": ("accuracy", lambda mean, unit: mean),
+    "squared_error": ("rmse", lambda mean, unit: np.sqrt(mean) * unit),
+}

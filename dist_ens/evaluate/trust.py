@@ -1,0 +1,173 @@
+"""Whether an ensemble's uncertainty can be trusted: recalibrated, and as conformal predictions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dist_ens import conformal
+from dist_ens.data import Spec, Split
+from dist_ens.ensemble import State
+from dist_ens.errors import UserError
+from dist_ens.evaluate.evaluator import Evaluator
+from dist_ens.evaluate.held_out import held_out_means
+from dist_ens.evaluate.scores import DRAWS
+from dist_ens.metrics import bootstrap_weights, interval
+from dist_ens.metrics.recalibration import RECALIBRATIONS, fit_variance_scale
+
+CALIBRATIONS = (*RECALIBRATIONS, "variance")
+SETS: dict[str, Any] = {"lac": conformal.lac, "aps": conformal.aps, "raps": conformal.raps}
+CONFORMAL = (*SETS, "cqr", "cv+", "jackknife+")
+
+
+def recalibrated(
+    method: str, evaluator: Evaluator, state: State, spec: Spec, valid: Split | None, test: Split
+) -> dict[str, Any]:
+    """Scores of the pooled prediction after a map that was fitted on validation data.
+
+    Args:
+        method: `temperature`, `vector` or `isotonic` of classes, `variance` of real targets.
+        evaluator: Of the ensemble, of one group.
+        state: Of the ensemble.
+        spec: Of the data.
+        valid: To fit the map on.
+        test: To score it on.
+
+    Returns:
+        `method`, `parameters`, `test` and `test_interval`.
+
+    Raises:
+        UserError: If there is no validation split, or the method is not one for such labels.
+    """
+    told, labels = _told(evaluator, state, spec, valid, "A map that calibrates is fitted")
+    at_test, test_labels = _told(evaluator, state, spec, test, "Scores are taken")
+    if (method == "variance") != (spec.num_classes is None) or (
+        method == "variance" and "variance" not in told
+    ):
+        raise UserError(
+            "Probabilities of classes are calibrated by temperature, vector or isotonic, a "
+            f"predicted variance by variance. Received: {method!r} for {spec}. Choose another."
+        )
+    if method == "variance":
+        targets = _own_unit(labels, spec)
+        scale = fit_variance_scale(told["mean"], told["variance"], targets)
+        parameters: Mapping[str, Any] = {"scale": scale}
+        at_test = {**at_test, "variance": at_test["variance"] * np.float32(scale)}
+    else:
+        with np.errstate(divide="ignore"):
+            log_probs, test_log_probs = np.log(told["probs"]), np.log(at_test["probs"])
+        num_classes = log_probs.shape[-1]
+        recalibrate = RECALIBRATIONS[method](log_probs.reshape(-1, num_classes), labels.reshape(-1))
+        parameters = recalibrate.parameters
+        calibrated = recalibrate(test_log_probs.reshape(-1, num_classes))
+        at_test = {"probs": np.exp(calibrated).reshape(test_log_probs.shape)}
+    values = evaluator.values_of(at_test, test_labels)
+    weights = bootstrap_weights(len(test), DRAWS, 0)
+    weights = np.repeat(weights, len(values["prediction"]) // len(test), axis=1)
+    drawn = evaluator.scores_of(values, weights)
+    return {
+        "method": method,
+        "parameters": parameters,
+        "test": evaluator.scores_of(values),
+        "test_interval": {name: interval(draws) for name, draws in drawn.items()},
+    }
+
+
+def conformal_scores(
+    method: str,
+    level: float,
+    evaluator: Evaluator,
+    state: State,
+    spec: Spec,
+    splits: Mapping[str, Any],
+    left_out: np.ndarray | None,
+) -> dict[str, Any]:
+    """How conformal sets or intervals of the pooled prediction hold on the test split.
+
+    Args:
+        method: `lac`, `aps` or `raps`, sets of classes; `cqr`, intervals from quantiles or from a
+            normal distribution's; `cv+` or `jackknife+`, intervals from members that left examples
+            out.
+        level: Coverage that is asked for, in (0, 1).
+        evaluator: Of the ensemble, of one group.
+        state: Of the ensemble.
+        spec: Of the data.
+        splits: `train`, `valid` (None where nothing was held out) and `test`.
+        left_out: Which training examples each member was not trained on, bool[members, examples];
+            None: all were trained on all.
+
+    Returns:
+        `method`, `level`, `coverage` on the test split, and `mean_set_size` or, in the targets' own
+        unit, `mean_width`.
+
+    Raises:
+        UserError: If the method is not one for such labels or such a run.
+    """
+    of_sets = method in SETS
+    if of_sets != (spec.num_classes is not None) or spec.label_shape:
+        raise UserError(
+            "Sets of classes are lac, aps or raps; intervals of real targets cqr, cv+ or "
+            f"jackknife+. Received: {method!r} for {spec}. Choose another --conformal."
+        )
+    test = splits["test"]
+    at_test, labels = _told(evaluator, state, spec, test, "Coverage is told")
+    told: dict[str, Any] = {"method": method, "level": level}
+    if of_sets:
+        held, its_labels = _told(evaluator, state, spec, splits["valid"], _CALIBRATED)
+        drawn = () if method == "lac" else (np.random.default_rng(0),)
+        sets = SETS[method](held["probs"], its_labels, level, *drawn)(at_test["probs"])
+        return told | {
+            "coverage": conformal.coverage_of_sets(sets, labels),
+            "mean_set_size": conformal.mean_set_size(sets),
+        }
+    targets = _own_unit(labels, spec)
+    if method == "cqr":
+        held, its_labels = _told(evaluator, state, spec, splits["valid"], _CALIBRATED)
+        intervals = conformal.split_cqr(
+            *evaluator.central_interval(held, level), _own_unit(its_labels, spec), level
+        )
+        low, high = intervals(*evaluator.central_interval(at_test, level))
+    else:
+        train = splits["train"]
+        if left_out is None or train is None:
+            raise UserError(
+                f"{method} needs members that were not trained on every example. Received: a run "
+                "whose members were. Train with --config.data.examples=kfold or bootstrap."
+            )
+        at_train = held_out_means(evaluator, state, train)
+        at_test_too = held_out_means(evaluator, state, test)
+        its_targets = _own_unit(train.take(np.arange(len(train)))["labels"], spec)
+        residuals = np.abs(its_targets - conformal.out_of_bag_means(left_out, at_train))
+        low, high = conformal.jackknife_plus(residuals, left_out, at_test_too, level)
+    return told | {
+        "coverage": conformal.coverage_of_intervals(low, high, targets),
+        "mean_width": conformal.mean_width(low, high),
+    }
+
+
+_CALIBRATED = "Conformal predictions are calibrated"
+
+
+def _told(
+    evaluator: Evaluator, state: State, spec: Spec, split: Split | None, what: str
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The pooled predictions of a split of one group, and its labels."""
+    if spec.num_groups > 1:
+        raise UserError(
+            f"{what} on one group of members. Received: {spec.num_groups} groups. Train one."
+        )
+    if split is None:
+        raise UserError(
+            f"{what} on validation data, never on test data. Received: a run that held none out. "
+            "Train with --config.data.validation=0.1."
+        )
+    told = evaluator.pooled_predictions(state, split)
+    labels = split.take(np.arange(len(split)))["labels"]
+    return {name: values[0] for name, values in told.items()}, labels
+
+
+def _own_unit(targets: np.ndarray, spec: Spec) -> np.ndarray:
+    given = spec.standardization
+    if given is None:
+        return targets
+    return targets.astype(np.float64) * given.target_std[0] + given.target_mean[0]

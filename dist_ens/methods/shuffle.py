@@ -1,0 +1,75 @@
+"""Keyed permutations and hashes, in integers that NumPy and a device's program compute alike."""
+
+import math
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# As few as leave nothing that 20,000 epochs of 16 to 100 examples show to be uneven.
+_ROUNDS = 12
+_GOLDEN = 0x9E3779B9  # 2**32 / the golden ratio: parts the rounds
+
+
+def shuffled(position: Any, key: list[Any], count: int, xp: Any) -> Any:
+    """Where a keyed permutation of [0, count) takes positions: uint32, in the positions' shape.
+
+    A Feistel network on the pairs of a grid that is hardly larger than `count`; what falls outside
+    is sent through it again, as often as there are places outside, so that none is left there.
+
+    Source: Black and Rogaway (2002), "Ciphers with arbitrary finite domains".
+    """
+    rows, columns = _grid(count)
+
+    def permuted(at: Any) -> Any:
+        row, column = at // np.uint32(columns), at % np.uint32(columns)
+        for number in range(_ROUNDS):
+            word = key[number % 2] + np.uint32((number + 1) * _GOLDEN % 2**32)
+            if number % 2:
+                row = _add_below(row, column ^ word, rows, xp)
+            else:
+                column = _add_below(column, row ^ word, columns, xp)
+        return row * np.uint32(columns) + column
+
+    at = permuted(position)
+    for _ in range(rows * columns - count):
+        at = xp.where(at < np.uint32(count), at, permuted(at))
+    return at
+
+
+@cache
+def _grid(count: int) -> tuple[int, int]:
+    """Rows and columns, at most about 1 to 4, with the fewest places too many."""
+    root = math.isqrt(count - 1) + 1
+    smallest = min(root, max(2, root // 2))
+    rows = min(range(root, smallest - 1, -1), key=lambda n: -count % n)
+    return rows, -(-count // rows)
+
+
+def _add_below(value: Any, word: Any, bound: int, xp: Any) -> Any:
+    """`value` and an amount in [0, bound) that the word chooses, added modulo the bound."""
+    word = word * np.uint32(0x85EBCA6B)
+    word = (word ^ (word >> np.uint32(15))) * np.uint32(0xC2B2AE35)  # its upper half depends on all
+    total = value + ((word >> np.uint32(16)) * np.uint32(bound) >> np.uint32(16))
+    return xp.where(total < np.uint32(bound), total, total - np.uint32(bound))
+
+
+def mixed(word: Any) -> Any:
+    """A word whose every bit depends on every bit of the given one.
+
+    Source: Appleby, MurmurHash3's finaliser, in the public domain.
+    """
+    word = (word ^ (word >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    word = (word ^ (word >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return word ^ (word >> np.uint32(16))
+
+
+def fold_in(key: Any, word: Any) -> Any:
+    """Another key, uint32[..., 2], from one and a word [...]."""
+    word = word.astype(np.uint32)
+    first = mixed(key[..., 0] ^ mixed(word + np.uint32(_GOLDEN)))
+    second = mixed(key[..., 1] + mixed(word ^ np.uint32(_GOLDEN)))
+    xp: Any = jnp if isinstance(first, jax.Array) else np
+    return xp.stack([first, second], axis=-1)

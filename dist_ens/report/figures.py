@@ -1,0 +1,446 @@
+"""The pictures of a report page: drawn by matplotlib, as SVG that stands in the page itself.
+
+A picture is about as wide as a phone, so that its text can be read there; whatever needs more room
+is several pictures side by side.
+"""
+
+import base64
+import dataclasses
+import html
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import (
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    PercentFormatter,
+)
+from PIL import Image
+
+Numbers = Sequence[float | None] | np.ndarray
+
+# Okabe and Ito's colours, which those who are colour-blind tell apart too; without the yellow.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+MOST_MEMBER_LINES = 100
+# What is drawn once a member is vectors up to so many members, and above it one embedded PNG.
+_MOST_AS_VECTORS = 40
+_MOST_WITH_NUMBERS = 10
+_MOST_MEMBERS_NAMED = 10
+_MOST_POINTS_NAMED = 8
+_LONGEST_LABEL = 18
+_PICTURE_PIXELS = 96
+
+_INK, _MUTED, _GRID, _FAINT = "#1d2329", "#5b6570", "#e4e7eb", "#8d97a3"
+_WIDTH = 5.4  # inches, of 72 units each in the SVG
+_SPAN_OF_LOG_AXIS = 10**1.5
+_PNG_DPI = 200
+_STYLE: Any = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": _FAINT,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": _MUTED,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.facecolor": "none",
+    "font.size": 11,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.handlelength": 1.4,
+    "lines.linewidth": 2,
+    "svg.fonttype": "none",
+    "text.color": _INK,
+    "text.parse_math": False,  # a run may be called a$b$
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+}
+_styled = matplotlib.rc_context(_STYLE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A line of a picture.
+
+    Attributes:
+        x: Along the horizontal axis.
+        y: As many; what is no finite number leaves a gap.
+        colour: Of the line.
+        label: Beside the line; empty for none.
+        dashed: Whether it is.
+        band: Two more heights for each `x`, the lower and the higher edge of a band; None for none.
+    """
+
+    x: Numbers
+    y: Numbers
+    colour: str
+    label: str = ""
+    dashed: bool = False
+    band: tuple[Numbers, Numbers] | None = None
+
+
+def colours(count: int) -> list[str]:
+    """So many colours that can be told apart."""
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.8, count))
+    return [matplotlib.colors.to_hex(shade) for shade in shades]
+
+
+def finite(values: Any) -> np.ndarray:
+    """Numbers as float[...], NaN where one is missing or not finite."""
+    numbers = np.array(values, dtype=float)
+    numbers[~np.isfinite(numbers)] = np.nan
+    return numbers
+
+
+@_styled
+def lines(
+    curves: Sequence[Curve],
+    *,
+    x_label: str,
+    y_label: str,
+    x_is_count: bool = False,
+    from_zero: bool = False,
+) -> Figure:
+    """Curves over one axis, each with its label at its end.
+
+    Args:
+        curves: In the order in which they are drawn.
+        x_label: Of the horizontal axis.
+        y_label: Of the vertical axis.
+        x_is_count: Whether `x` counts things, which are doubled rather than increased by one.
+        from_zero: Whether the vertical axis begins at zero.
+    """
+    figure = _figure(3.7)
+    axes = figure.add_subplot()
+    for curve in curves:
+        _draw(axes, curve, marker="o" if len(curve.x) <= 20 else None)
+    if x_is_count:
+        _count_axis(axes, [n for curve in curves for n in finite(curve.x)])
+    else:
+        axes.margins(x=0.02)
+        points = np.unique(np.concatenate([finite(curve.x) for curve in curves]))
+        if len(points) <= _MOST_POINTS_NAMED:
+            axes.set_xticks(points[np.isfinite(points)])
+    if from_zero:
+        axes.set_ylim(bottom=0)
+    axes.set(xlabel=x_label, ylabel=y_label)
+    _label_ends(axes, curves)
+    return figure
+
+
+@_styled
+def against_diagonal(curves: Sequence[Curve], *, x_label: str, y_label: str) -> Figure:
+    """Curves of one probability over another, which ought to lie on the diagonal."""
+    figure = _figure(4.6)
+    axes = figure.add_subplot()
+    _diagonal(axes)
+    for curve in curves:
+        _draw(axes, curve, marker="o" if len(curve.x) <= 20 else None)
+    axes.set(xlabel=x_label, ylabel=y_label)
+    _legend(axes, "upper left")
+    return figure
+
+
+@_styled
+def reliability(bins: Mapping[str, Mapping[str, Numbers]]) -> Figure:
+    """Accuracy over confidence in bins of equal width, and how many examples each bin holds.
+
+    Args:
+        bins: By label `confidence`, `accuracy` and `count` of each bin; at most six labels.
+    """
+    figure = _figure(5.2)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    _diagonal(above)
+    for colour, (label, points) in zip(COLOURS, bins.items(), strict=False):
+        count, confidence, accuracy = (
+            finite(points[name]) for name in ("count", "confidence", "accuracy")
+        )
+        filled = np.isfinite(confidence) & np.isfinite(accuracy)
+        curve = Curve(confidence[filled], accuracy[filled], colour, label)
+        _draw(above, curve, marker="o")
+        share = np.nan_to_num(count) / max(np.nansum(count), 1)
+        edges = np.linspace(0, 1, len(share) + 1)
+        if colour == COLOURS[0]:  # two fills, one over the other, would be of a third colour
+            below.stairs(share, edges, color=colour, fill=True, alpha=0.25, linewidth=0)
+        below.stairs(share, edges, color=colour, linewidth=1.2)
+    above.set_ylabel("accuracy")
+    _legend(above, "upper left")
+    below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+    below.yaxis.set_major_locator(MaxNLocator(2))
+    below.set(xlabel="confidence", ylabel="examples")
+    return figure
+
+
+@_styled
+def histograms(
+    edges: Numbers, densities: Mapping[str, Numbers], *, x_label: str, level: float | None = None
+) -> Figure:
+    """Densities over the same bins.
+
+    Args:
+        edges: Of the bins.
+        densities: By label, one for each bin; at most six labels.
+        x_label: Of the horizontal axis.
+        level: Of a dashed line across, where every bar would end if all were as it ought to be.
+    """
+    figure = _figure(3.4)
+    axes = figure.add_subplot()
+    bin_edges = finite(edges)
+    if np.isfinite(bin_edges).all():
+        for colour, (label, density) in zip(COLOURS, densities.items(), strict=False):
+            heights = np.nan_to_num(finite(density))
+            axes.stairs(heights, bin_edges, color=colour, fill=True, alpha=0.25, linewidth=0)
+            axes.stairs(heights, bin_edges, color=colour, linewidth=1.6, label=_short(label))
+    if level is not None:
+        axes.axhline(level, color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel=x_label, ylabel="density")
+    if len(densities) > 1:
+        _legend(axes, "best")
+    return figure
+
+
+@_styled
+def training(
+    steps: Numbers,
+    members: np.ndarray,
+    curves: Sequence[Curve],
+    *,
+    y_label: str,
+    y_values: np.ndarray,
+) -> Figure:
+    """Every member's curve, faint, and a few bold ones; logarithmic where they span much.
+
+    Args:
+        steps: Of the points.
+        members: Their values, NaN for none; float[points, members].
+        curves: The bold ones.
+        y_label: Of the vertical axis.
+        y_values: What the vertical axis has room for: all values of the pictures that share it.
+    """
+    figure = _figure(3.7)
+    axes = figure.add_subplot()
+    count = members.shape[1]
+    drawn = np.linspace(0, count - 1, min(count, MOST_MEMBER_LINES)).round().astype(int)
+    axes.plot(
+        finite(steps),
+        members[:, drawn],
+        color=_FAINT,
+        linewidth=0.8,
+        alpha=float(np.clip(8 / max(count, 1), 0.2, 0.7)),
+        rasterized=count > _MOST_AS_VECTORS,
+    )
+    for curve in curves:
+        _draw(axes, curve, marker=None)
+    y_values = y_values[np.isfinite(y_values)]
+    axes.update_datalim(np.column_stack([y_values, y_values]), updatex=False)
+    if len(y_values) and y_values.max() > _SPAN_OF_LOG_AXIS * y_values.min() > 0:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.margins(x=0.02)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set(xlabel="step", ylabel=y_label)
+    _label_ends(axes, curves)
+    return figure
+
+
+@_styled
+def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str) -> Figure:
+    """A number for every pair of members, the darker the larger; a member with itself is left out.
+
+    Args:
+        matrix: float[members, members]; what is no finite number is grey.
+        member_ids: Names of the members, in their order.
+        label: What the numbers are.
+    """
+    figure = _figure(4.4)
+    axes = figure.add_subplot()
+    values, count = finite(matrix), len(member_ids)
+    np.fill_diagonal(values, np.nan)
+    most = np.nanmax(values) if np.isfinite(values).any() else 1.0
+    cells = axes.pcolormesh(
+        np.arange(count + 1) - 0.5,
+        np.arange(count + 1) - 0.5,
+        np.ma.masked_invalid(values),
+        cmap=matplotlib.colormaps["Blues"].with_extremes(bad="#eceef1"),
+        vmin=0,
+        vmax=most or 1.0,
+        rasterized=count > _MOST_AS_VECTORS,
+        edgecolor="face",
+        linewidth=0.3,
+    )
+    if count <= _MOST_WITH_NUMBERS:
+        digits = max(1 - math.floor(math.log10(most or 1.0)), 0)
+        for row, column in zip(*np.nonzero(np.isfinite(values)), strict=True):
+            value = values[row, column]
+            dark = value > 0.6 * most
+            number = f"{value:.{digits}f}".removeprefix("0")
+            colour = "white" if dark else _INK
+            axes.text(column, row, number, color=colour, ha="center", va="center", fontsize=9)
+    every = math.ceil(count / _MOST_MEMBERS_NAMED)
+    ticks = range(0, count, every)
+    axes.set_xticks(ticks, [str(member_ids[tick]) for tick in ticks])
+    axes.set_yticks(ticks, [str(member_ids[tick]) for tick in ticks])
+    axes.invert_yaxis()
+    axes.set(xlabel="member", ylabel="member")
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    bar = figure.colorbar(cells, ax=axes, label=label, shrink=0.8)
+    if bar.solids is not None:
+        bar.solids.set_rasterized(True)
+    bar.outline.set_visible(False)
+    return figure
+
+
+def svg(figure: Figure, alt: str, name: str) -> str:
+    """A figure as an SVG element that scales with what it stands in.
+
+    Args:
+        figure: One of this file's.
+        alt: What it shows, in words, for those who do not see it.
+        name: Of the picture, unlike the others' on the page: ids are made from it.
+
+    Returns:
+        The same characters for the same figure, without date and without any address.
+    """
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure.savefig(file, format="svg", dpi=_PNG_DPI, metadata=nothing)
+    text = file.getvalue()
+    inside = text[text.index(">", text.index("<svg")) + 1 :]
+    # A style sheet for every element of the page, which the page has itself; and ids that nothing
+    # refers to, the same in every picture.
+    inside = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inside, flags=re.DOTALL)
+    inside = re.sub(r'<g id="[^"]*"', "<g", inside)
+    # A hundredth of a unit is finer than any screen.
+    inside = re.sub(r'(?<= d=")[^"]*', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), inside)
+    width, height = (72 * inches for inches in figure.get_size_inches())
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{html.escape(alt)}">'
+        f"{inside.strip()}"
+    )
+
+
+def picture_url(values: np.ndarray) -> str:
+    """A picture as a `data:` address that holds it, at most 96 pixels wide and high.
+
+    Args:
+        values: uint8 as it is, or float from its least to its greatest as black to white; [h, w] or
+            [h, w, c]. Of a number of channels other than one or three the mean is shown.
+    """
+    values = np.asarray(values)
+    if values.ndim == 3 and values.shape[-1] != 3:
+        values = values.mean(axis=-1).astype(values.dtype)
+    if values.dtype != np.uint8:
+        values = np.nan_to_num(finite(values))
+        low, high = values.min(), values.max()
+        values = (255 * (values - low) / max(high - low, 1e-30)).round().astype(np.uint8)
+    image = Image.fromarray(values)
+    image.thumbnail((_PICTURE_PIXELS, _PICTURE_PIXELS))
+    file = io.BytesIO()
+    image.save(file, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _figure(height: float) -> Figure:
+    return Figure(figsize=(_WIDTH, height), layout="constrained")
+
+
+def _draw(axes: Axes, curve: Curve, *, marker: str | None) -> None:
+    x = finite(curve.x)
+    if curve.band is not None:
+        low, high = (finite(edge) for edge in curve.band)
+        axes.fill_between(x, low, high, color=curve.colour, alpha=0.18, linewidth=0)
+    axes.plot(
+        x,
+        finite(curve.y),
+        color=curve.colour,
+        label=_short(curve.label),
+        linestyle=(0, (3, 1.5)) if curve.dashed else "-",
+        marker=marker,
+        markersize=5,
+    )
+
+
+def _diagonal(axes: Axes) -> None:
+    axes.plot((0, 1), (0, 1), color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="ideal")
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+
+
+def _legend(axes: Axes, place: Literal["best", "upper left"]) -> None:
+    if any(axes.get_legend_handles_labels()):
+        axes.legend(loc=place)
+
+
+def _count_axis(axes: Axes, counts: Sequence[float]) -> None:
+    """A logarithmic axis that names counts which stand far enough from each other."""
+    named: list[float] = []
+    for count in sorted({n for n in counts if n > 0}):
+        if not named or count >= 1.5 * named[-1]:
+            named.append(count)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(named, [f"{n:g}" for n in named])
+
+
+def _label_ends(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Writes each curve's label beside its last point, moved where labels would meet."""
+    ends = []
+    axes.get_ylim()  # from here on the limits are those of the data
+    to_axes = axes.transData + axes.transAxes.inverted()
+    for curve in curves:
+        y = finite(curve.y)
+        y = y[np.isfinite(y)]
+        if curve.label and len(y):
+            ends.append((float(to_axes.transform((axes.get_xlim()[1], y[-1]))[1]), curve))
+    ends.sort(key=lambda end: end[0])
+    for height, (_, curve) in zip(_apart([end[0] for end in ends], 0.08), ends, strict=True):
+        axes.text(
+            1.02,
+            height,
+            _short(curve.label),
+            color=curve.colour,
+            va="center",
+            transform=axes.transAxes,
+        )
+
+
+def _short(label: str) -> str:
+    """A label that leaves room for the picture."""
+    label = label.lstrip("_")  # matplotlib names nothing whose label begins with one
+    return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
+
+
+def _apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Ascending heights in [0, 1], moved so that neighbours are `gap` apart, if so many fit."""
+    gap = min(gap, 1 / max(len(heights) - 1, 1))
+    apart: list[float] = []
+    for height in heights:
+        apart.append(max(height, apart[-1] + gap) if apart else height)
+    highest = 1.0
+    for k in reversed(range(len(apart))):
+        apart[k] = min(apart[k], highest)
+        highest = apart[k] - gap
+    return apart

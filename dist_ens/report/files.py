@@ -1,0 +1,57 @@
+"""Files of a run that are replaced as a whole, or not at all."""
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+SUMMARY = "summary.json"
+CURVES = "curves.json"
+PICTURES = "pictures.npy"
+PAGE = "report.html"
+
+
+def to_json(value: Any, **options: Any) -> str:
+    """JSON, in which a number that is not finite is null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {k: finite(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(v) for v in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(value), allow_nan=False, **options)
+
+
+def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
+    """Writes `summary.json`, whole or not at all."""
+    write_scores(workdir / SUMMARY, summary)
+
+
+def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
+    """`seconds` and `member_examples_per_second` of the summary at this step; empty without one."""
+    try:
+        before = json.loads((workdir / SUMMARY).read_text(encoding="utf-8"))
+        if before["steps"] == step:
+            return {name: before[name] for name in ("seconds", "member_examples_per_second")}
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # there is none, or it is not ours
+    return {}
+
+
+def write_scores(path: pathlib.Path, scores: Mapping[str, Any]) -> None:
+    """Writes scores as JSON, whole or not at all."""
+    write_atomically(path, to_json(scores, indent=2) + "\n")
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Replaces a file by one that is on disk already, so that no reader sees half of it."""
+    unfinished = path.with_name(path.name + ".unfinished")
+    with unfinished.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)

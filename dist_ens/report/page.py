@@ -1,0 +1,273 @@
+"""The report of a run, or of several side by side, as one HTML page that needs nothing else.
+
+It opens without a network and runs no script; what it shows of a run is read from what the run
+left, so that nothing has to be trained or evaluated again.
+"""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from dist_ens.errors import UserError
+from dist_ens.layout import DATA, ENSEMBLE
+from dist_ens.report import figures
+from dist_ens.report.files import write_atomically
+from dist_ens.report.run_files import RunReport
+from dist_ens.report.sections import (
+    MEAN_MEMBER,
+    SECTIONS,
+    Section,
+    Shown,
+    having,
+    named,
+)
+
+_TEMPLATE = "page.html.jinja"
+
+_DASH = "—"
+_MEMBERS_SHOWN = 20
+_EXAMPLES = (
+    (
+        "hardest",
+        "Hardest examples",
+        "The test examples of the highest NLL: confident and wrong ones come first, so look among "
+        "them for wrong labels, and for a kind of input that the training data lacks.",
+    ),
+    (
+        "most_uncertain",
+        "Most uncertain examples",
+        "The test examples that the ensemble is least certain of: high mutual information means "
+        "that members contradict each other, which more data can settle, and high entropy "
+        "without it that the input itself is ambiguous.",
+    ),
+)
+_BETTER_HIGHER = frozenset({"accuracy", "top_5"})
+_BETTER_LOWER = frozenset(
+    {"aece", "aurc", "brier", "classwise_ece", "crps", "ece", "mae", "mixture_nll", "nll", "rmse"}
+)
+
+
+def write_page(path: pathlib.Path, runs: Sequence[RunReport]) -> None:
+    """Writes the report of one run, or of several side by side.
+
+    Args:
+        path: Of the HTML file, which is replaced as a whole.
+        runs: At least one.
+
+    Raises:
+        UserError: If there is no run.
+    """
+    if not runs:
+        raise UserError("A report tells of at least one run. Received: none. Name a workdir.")
+    several = len(runs) > 1
+    run_colours: Sequence[str | None] = figures.colours(len(runs)) if several else [None]
+    shown = [Shown(run, colour) for run, colour in zip(runs, run_colours, strict=True)]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sections = [section for make in SECTIONS if (section := make(shown)).panels]
+    page = environment.get_template(_TEMPLATE).render(
+        title=f"{len(runs)} runs side by side" if several else runs[0].name,
+        runs=[
+            {
+                "name": each.run.name,
+                "colour": each.colour,
+                "result": _result(each.run.summary),
+                "facts": _facts(each.run.summary),
+            }
+            for each in shown
+        ],
+        scores=_score_rows(runs),
+        note=_note(runs),
+        members=None if several else _member_rows(runs[0].summary),
+        sections=[_rendered(section) for section in sections],
+        example_sections=[s for texts in _EXAMPLES if (s := _examples(shown, *texts))["lists"]],
+    )
+    write_atomically(path, page)
+
+
+def _rendered(section: Section) -> dict[str, Any]:
+    """A section for the template, its pictures as SVG."""
+    return {
+        "name": section.name,
+        "title": section.title,
+        "caption": section.caption,
+        "key": section.key,
+        "panels": [
+            {
+                "title": panel.title,
+                "svg": figures.svg(panel.figure, panel.alt, f"{section.name}-{k}"),
+            }
+            for k, panel in enumerate(section.panels)
+        ],
+    }
+
+
+def _result(summary: Mapping[str, Any]) -> str:
+    """One sentence: the ensemble against its mean member."""
+    test, mean = summary.get("test", {}), summary.get(MEAN_MEMBER, {})
+    told, better = [], {}
+    for name in ("accuracy", "rmse", "nll"):
+        ours, theirs = test.get(name), mean.get(name)
+        if not (_is_number(ours) and _is_number(theirs)):
+            continue
+        told.append(f"{named(name)} {_number(ours, test)} against {_number(theirs, test)}")
+        gain = ours - theirs if name in _BETTER_HIGHER else theirs - ours
+        better[named(name)] = int(np.sign(gain))
+    if not told:
+        return "There is no finite score to compare the ensemble with its mean member by."
+    groups = summary.get("groups") or 1
+    size = f" of {summary['num_members'] // groups:,}" if "num_members" in summary else ""
+    over = f", in the mean of {groups:,} groups" if groups > 1 else ""
+    return f"The ensemble{size} {_verdict(better)}{over}: {', '.join(told)}."
+
+
+def _verdict(better: Mapping[str, int]) -> str:
+    """What the signs of the gains say, together where they agree."""
+    words = {1: "better than", 0: "as good as", -1: "worse than"}
+    if len(set(better.values())) == 1:
+        return f"is {words[next(iter(better.values()))]} its mean member"
+    parts = (f"{words[sign]} its mean member in {name}" for name, sign in better.items())
+    return "is " + " but ".join(parts)
+
+
+def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was trained and how long, as terms and their values."""
+    facts = []
+    if "num_members" in summary:
+        members, groups = summary["num_members"], summary.get("groups") or 1
+        in_groups = f" in {groups:,} groups of {members // groups:,}" if groups > 1 else ""
+        facts.append(("members", f"{members:,}{in_groups}"))
+    if "steps" in summary:
+        facts.append(("steps", f"{summary['steps']:,}"))
+    if "mesh" in summary:
+        mesh = summary["mesh"]
+        facts.append((f"mesh, {ENSEMBLE} x {DATA}", f"{mesh[ENSEMBLE]} x {mesh[DATA]}"))
+    if "execution" in summary:
+        facts.append(("execution", str(summary["execution"])))
+    if _is_number(summary.get("seconds")):
+        facts.append(("time", _duration(summary["seconds"])))
+    if _is_number(summary.get("member_examples_per_second")):
+        pace = summary["member_examples_per_second"]
+        facts.append(("member-examples per second", f"{pace:,.0f}"))
+    return facts
+
+
+def _duration(seconds: float) -> str:
+    """A time in its two largest units."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def _score_rows(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
+    """A row for each score of any run, with two cells for each run."""
+    names = dict.fromkeys(name for run in runs for name in run.summary.get("test", {}))
+    return [
+        {
+            "name": named(name),
+            "direction": "↑" * (name in _BETTER_HIGHER) + "↓" * (name in _BETTER_LOWER),
+            "cells": [
+                cell
+                for run in runs
+                for cell in (
+                    _cell(run.summary, "test", name),
+                    _cell(run.summary, MEAN_MEMBER, name),
+                )
+            ],
+        }
+        for name in names
+    ]
+
+
+def _cell(summary: Mapping[str, Any], of: str, name: str) -> dict[str, str]:
+    """A score, its interval, and its standard deviation over groups; empty where there is none."""
+    scores = summary.get("test", {})
+    deviation = summary.get(f"{of}_std", {}).get(name)
+    return {
+        "value": _number(summary.get(of, {}).get(name), scores),
+        "interval": _interval(summary.get(f"{of}_interval"), name, scores),
+        "deviation": f"± {_number(deviation, scores)}" if _is_number(deviation) else "",
+    }
+
+
+def _note(runs: Sequence[RunReport]) -> str:
+    """How to read the table."""
+    notes = "↑ higher is better, ↓ lower is better."
+    if any("test_interval" in run.summary for run in runs):
+        notes += " Small: the 95 % interval."
+    if any("test_std" in run.summary for run in runs):
+        notes += " After ±: the standard deviation over groups."
+    return notes
+
+
+def _interval(intervals: Mapping[str, Any] | None, name: str, scores: Mapping[str, Any]) -> str:
+    """The two ends of a score's interval; empty where there is none."""
+    ends = (intervals or {}).get(name)
+    return " to ".join(_number(end, scores) for end in ends) if ends else ""
+
+
+def _member_rows(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The first members' scores as a table; None where no member has any."""
+    members = summary.get("members", [])
+    names = [name for name in summary.get("test", {}) if any(name in m for m in members)]
+    if not names:
+        return None
+    return {
+        "names": [named(name) for name in names],
+        "rows": [
+            (m["member_id"], [_number(m.get(name), summary["test"]) for name in names])
+            for m in members[:_MEMBERS_SHOWN]
+        ],
+        "left_out": max(len(members) - _MEMBERS_SHOWN, 0),
+    }
+
+
+def _number(value: Any, scores: Mapping[str, Any]) -> str:
+    """Of classes four digits after the point, in a target's own unit four; else a dash."""
+    if not _is_number(value):
+        return _DASH
+    if "accuracy" in scores and abs(value) < 1e4:
+        return f"{value:.4f}"
+    return f"{value:#.4g}".removesuffix(".")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _examples(shown: Sequence[Shown], name: str, title: str, caption: str) -> dict[str, Any]:
+    """Single examples for the template: of each its fields, and where all have one its picture."""
+    lists = []
+    for each, examples in having(shown, name):
+        fields = list(dict.fromkeys(field for example in examples for field in example))
+        first = 0 if name == "hardest" else len(each.run.curves.get("hardest", []))
+        pictures = each.run.pictures[first : first + len(examples)]
+        has_pictures = len(pictures) == len(examples)
+        lists.append(
+            {
+                "title": each.title,
+                "fields": [named(field) for field in fields],
+                "rows": [[_told(example.get(field)) for field in fields] for example in examples],
+                "urls": [figures.picture_url(values) for values in pictures if has_pictures],
+            }
+        )
+    return {"name": name, "title": title, "caption": caption, "lists": lists}
+
+
+def _told(value: Any) -> str:
+    """A field of an example."""
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else _DASH
+    return _DASH if value is None else str(value)

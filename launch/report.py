@@ -1,0 +1,51 @@
+"""Puts runs side by side on one page: dist-ens report RUN … [--output=report.html]."""
+
+import pathlib
+
+from absl import flags
+from rich.console import Console
+
+from dist_ens.errors import UserError
+from dist_ens.report import read_run
+from dist_ens.report.page import write_page
+from launch import front
+
+_OUTPUT = flags.DEFINE_string("output", "report.html", "File for the page.")
+
+
+class _Runs:
+    """The arguments that are no flags: workdirs."""
+
+    def __init__(self) -> None:
+        self.workdirs: list[pathlib.Path] = []
+
+    def prepare(self, argv: list[str]) -> list[str]:
+        """Takes them off the command line."""
+        self.workdirs = [pathlib.Path(a) for a in argv[1:] if not a.startswith("-")]
+        return [a for k, a in enumerate(argv) if k == 0 or a.startswith("-")]
+
+
+_RUNS = _Runs()
+
+
+def main() -> None:
+    """Reads what the runs left, and writes the page."""
+    if not _RUNS.workdirs:
+        raise UserError(
+            "A report tells of at least one run. Received: none. Type: dist-ens report "
+            "runs/digits runs/other --output=report.html."
+        )
+    runs = [read_run(workdir) for workdir in _RUNS.workdirs]
+    front.write_file(_OUTPUT, lambda path: write_page(path, runs))
+    Console(markup=False, highlight=False).print(
+        f"{_OUTPUT.value}: {len(runs)} runs.", soft_wrap=True
+    )
+
+
+def run() -> None:
+    """The whole command."""
+    front.run(main, _RUNS.prepare, joins_cluster=lambda: False)
+
+
+if __name__ == "__main__":
+    run()

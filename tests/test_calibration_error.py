@@ -1,0 +1,243 @@
+"""Calibration errors, against cases worked by hand, scikit-learn and slow loops."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.calibration import calibration_curve
+
+from dist_ens.metrics import classwise_sums
+from dist_ens.metrics.calibration_error import (
+    adaptive_calibration_error,
+    classwise_calibration_error,
+    expected_calibration_error,
+    reliability_bins,
+)
+from dist_ens.metrics.resampling import bootstrap_weights
+
+pytestmark = pytest.mark.quick
+
+ERRORS = [expected_calibration_error, adaptive_calibration_error]
+
+
+def rows(seed, count, decimals=None):
+    """Random confidences, with ties if they are rounded, and whether they are right."""
+    random = np.random.default_rng(seed)
+    confidence = random.uniform(size=count)
+    correct = random.uniform(size=count) < confidence**2
+    return (confidence if decimals is None else confidence.round(decimals)), correct
+
+
+def slow_expected(confidence, correct, num_bins=15):
+    edges = np.linspace(0, 1, num_bins + 1)
+    edges[0] = -1
+    total = 0.0
+    for low, high in itertools.pairwise(edges):
+        here = (confidence > low) & (confidence <= high)
+        if here.any():
+            total += here.mean() * abs(correct[here].mean() - confidence[here].mean())
+    return total
+
+
+def slow_adaptive(confidence, correct, num_bins=15):
+    """Every row as `num_bins` parts of a row, so that a bin holds exactly `rows` parts."""
+    right = {c: correct[confidence == c].mean() for c in set(confidence)}
+    parts = [c for c in sorted(confidence) for _ in range(num_bins)]
+    total = 0.0
+    for b in range(num_bins):
+        here = parts[b * len(confidence) : (b + 1) * len(confidence)]
+        total += abs(np.mean([right[c] for c in here]) - np.mean(here)) / num_bins
+    return total
+
+
+def test_an_expected_calibration_error_worked_by_hand():
+    # Bins of a half: 0.5 with 0.25, none right; 0.75 with 1.0, one right.
+    #   (|0 - (0.25 + 0.5)| + |1 - (0.75 + 1)|) / 4 = (0.75 + 0.75) / 4 = 0.375
+    confidence, correct = np.array([0.25, 0.75, 0.5, 1.0]), np.array([0, 1, 0, 0])
+    assert expected_calibration_error(confidence, correct, num_bins=2) == pytest.approx(0.375)
+    # Drawn 0, 1, 0 and 3 times: |1 - (0.75 + 3)| / 4 = 2.75 / 4; once each; nothing.
+    weights = np.array([[0, 1, 0, 3], [1, 1, 1, 1], [0, 0, 0, 0]], np.float32)
+    got = expected_calibration_error(confidence, correct, weights, num_bins=2)
+    np.testing.assert_allclose(got, [0.6875, 0.375, np.nan])
+    assert got.dtype == np.float64
+
+
+def test_an_adaptive_calibration_error_worked_by_hand():
+    # Two rows in three bins of 2/3 of a row, from the least confident: 2/3 of the row 0.6, wrong;
+    # 1/3 of each; 2/3 of the row 0.9, right.
+    #   (|-0.6 * 2/3| + |-0.6 / 3 + 0.1 / 3| + |0.1 * 2/3|) / 2 = (0.4 + 1/6 + 1/15) / 2 = 0.316667
+    confidence, correct = np.array([0.9, 0.6]), np.array([1, 0])
+    got = adaptive_calibration_error(confidence, correct, num_bins=3)
+    assert got == pytest.approx(0.316667, abs=1e-6)
+    # Drawn once and twice, a bin is a row: (0.6 + 0.6 + 0.1) / 3; not at all and three times: 0.6.
+    weights = np.array([[1, 2], [0, 3], [0, 0]], np.float32)
+    got = adaptive_calibration_error(confidence, correct, weights, num_bins=3)
+    np.testing.assert_allclose(got, [1.3 / 3, 0.6, np.nan])
+    assert got.dtype == np.float64
+
+
+def test_rows_of_one_confidence_have_no_order():
+    # Each of three bins holds a third of each row: |(0.5 + 0.5 - 0.5) / 3| / 3 three times, 1/6.
+    # In order they would be alone, 0.5 each, and the error 0.5.
+    for correct in set(itertools.permutations([1, 1, 0])):
+        got = adaptive_calibration_error(np.full(3, 0.5), np.array(correct), num_bins=3)
+        assert got == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize(("count", "decimals"), [(1000, None), (1000, 1), (301, 2), (4, None)])
+def test_the_errors_are_those_of_slow_loops(count, decimals):
+    confidence, correct = rows(count, count, decimals)
+    expected = slow_expected(confidence, correct)
+    assert expected_calibration_error(confidence, correct) == pytest.approx(expected, abs=1e-9)
+    expected = slow_adaptive(confidence, correct)
+    assert adaptive_calibration_error(confidence, correct) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("count", "decimals"), [(200, None), (200, 1), (5, None), (1, None)])
+def test_a_row_of_weight_w_is_w_rows(count, decimals):
+    confidence, correct = rows(count, count, decimals)
+    weights = bootstrap_weights(count, draws=20, seed=0)
+    weights[0] *= 3  # a draw may be of more rows, or of fewer
+    weights[1], weights[1, 0] = 0, 2
+    for error, slow in zip(ERRORS, (slow_expected, slow_adaptive), strict=True):
+        expected = [
+            slow(np.repeat(confidence, times), np.repeat(correct, times))
+            for times in weights.astype(int)
+        ]
+        np.testing.assert_allclose(error(confidence, correct, weights), expected, atol=1e-9)
+
+
+def test_the_bins_are_scikit_learns():
+    # 600 = 15 * 40 rows without ties: its quantiles part them after every 40.
+    confidence, correct = rows(5, 600)
+    got = reliability_bins(confidence, correct)
+    accuracy, mean = calibration_curve(correct, confidence, n_bins=15)
+    np.testing.assert_allclose(got["accuracy"], accuracy, atol=1e-9)
+    np.testing.assert_allclose(got["confidence"], mean, atol=1e-9)
+    expected = (got["count"] * np.abs(accuracy - mean)).sum() / 600
+    assert expected_calibration_error(confidence, correct) == pytest.approx(expected, abs=1e-9)
+    accuracy, mean = calibration_curve(correct, confidence, n_bins=15, strategy="quantile")
+    expected = np.abs(accuracy - mean).mean()
+    assert adaptive_calibration_error(confidence, correct) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_bins_are_those_of_the_sums_over_batches_on_the_edges_too():
+    probs = np.float32(np.concatenate([np.arange(1, 16) / 15, rows(6, 300)[0]]))
+    log_probs = jnp.log(jnp.stack([probs, 1 - probs], axis=1))
+    labels = np.random.default_rng(6).integers(0, 2, len(probs))
+    sums = np.asarray(classwise_sums(log_probs, labels, np.ones(len(probs), bool)))
+    of_classes = np.asarray(jnp.exp(log_probs)).T
+    for c, confidence in enumerate(of_classes):
+        got = reliability_bins(confidence, labels == c)
+        np.testing.assert_array_equal(got["count"], sums[0, c])
+        np.testing.assert_allclose(got["accuracy"], sums[1, c] / sums[0, c], atol=1e-6)
+        np.testing.assert_allclose(got["confidence"], sums[2, c] / sums[0, c], atol=1e-6)
+    expected = [expected_calibration_error(p, labels == c) for c, p in enumerate(of_classes)]
+    got = classwise_calibration_error(*sums)
+    assert got == pytest.approx(np.mean(expected), abs=1e-6)
+    # 0.6 is 9/15, the upper edge of the ninth bin, in whichever precision it comes.
+    for precise in (np.float32, np.float64):
+        assert reliability_bins(np.array([0.6], precise), np.ones(1))["count"].argmax() == 8
+
+
+def test_a_diagram_worked_by_hand():
+    # Thirds: 0 and 0.25, one right; none; 0.75 and 1, both right.
+    got = reliability_bins(np.array([0.0, 1.0, 0.25, 0.75]), np.array([0, 1, 1, 1]), num_bins=3)
+    np.testing.assert_allclose(got["confidence"], [0.125, np.nan, 0.875])
+    np.testing.assert_allclose(got["accuracy"], [0.5, np.nan, 1])
+    np.testing.assert_array_equal(got["count"], [2, 0, 2])
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_awkward_rows(error):
+    def gap(*args):
+        got = error(*args)
+        assert type(got) is float
+        return got
+
+    confidence, _ = rows(7, 100)
+    # A single row; all ties, 3 of 4 right; confidences of exactly 0 and 1, right and wrong.
+    assert gap(np.array([0.7]), np.array([1])) == pytest.approx(0.3)
+    assert gap(np.full(4, 0.7), np.array([1, 0, 1, 1])) == pytest.approx(0.05)
+    assert gap(np.array([0.0, 1.0]), np.array([0, 1])) == 0
+    assert gap(np.array([0.0, 1.0]), np.array([0.0, 0.0])) == 0.5
+    # Both wrong about themselves: 1 each, but in the eighth of the adaptive bins, half of each row,
+    # where 1 and -1 cancel.
+    expected = 1 if error is expected_calibration_error else 14 / 15
+    assert gap(np.array([0.0, 1.0]), np.array([1, 0])) == pytest.approx(expected)
+    # All right or all wrong: every bin errs to the same side, so that the bins do not matter.
+    assert gap(confidence, np.ones(100, bool)) == pytest.approx(1 - confidence.mean())
+    assert gap(confidence, np.zeros(100, bool)) == pytest.approx(confidence.mean())
+    # Rounding may leave a probability above 1.
+    assert gap(np.float32([1.0000001]), np.array([1])) == pytest.approx(0, abs=1e-6)
+
+
+def test_half_precision_is_read_not_computed_with():
+    confidence, correct = rows(8, 3000)
+    half = confidence.astype(np.float16)
+    expected = slow_expected(half.astype(float), correct)
+    assert expected_calibration_error(half, correct) == pytest.approx(expected, abs=1e-9)
+    expected = slow_adaptive(half.astype(float), correct)
+    assert adaptive_calibration_error(half, correct) == pytest.approx(expected, abs=1e-9)
+    count = np.full((1, 1), 1000, np.float16)
+    # (900 - 899) / 1000: the difference is exact, its share is not 0.001 in half precision.
+    got = classwise_calibration_error(count, np.float16([[900]]), np.float16([[899]]))
+    assert got == pytest.approx(0.001, abs=1e-9)
+
+
+def test_a_classwise_error_worked_by_hand():
+    # Class 0: 2 rows with 0.5 together, one of the class; 2 rows with 1.5, both of it.
+    #   2/4 |1/2 - 0.5/2| + 2/4 |2/2 - 1.5/2| = 0.25
+    # Class 1: 4 rows with 1.0, two of the class, and an empty bin: |2/4 - 1/4| = 0.25; with 1.4:
+    # |2/4 - 1.4/4| = 0.15, the mean of the two 0.2.
+    count, hits = [[2, 2], [4, 0]], [[1, 2], [2, 0]]
+    got = classwise_calibration_error(count, hits, [[0.5, 1.5], [1.4, 0]])
+    assert (got, type(got)) == (pytest.approx(0.2), float)
+    # Axes in front are kept.
+    many = np.array([[[0.5, 1.5], [1.4, 0]], [[0.5, 1.5], [1.0, 0]], [[1, 2], [2, 0]]])
+    got = classwise_calibration_error([count] * 3, [hits] * 3, many)
+    np.testing.assert_allclose(got, [0.2, 0.25, 0], atol=1e-12)
+
+
+def test_a_classwise_error_is_the_mean_over_classes_of_the_textbooks():
+    random = np.random.default_rng(9)
+    probs, labels = random.dirichlet(np.full(4, 0.5), 500), random.integers(0, 3, 500)
+    bins = np.clip(np.ceil(probs * 15).astype(int) - 1, 0, 14)
+    count, hits, confidence = np.zeros((3, 4, 15))
+    for row, label in enumerate(labels):
+        for c in range(4):
+            count[c, bins[row, c]] += 1
+            hits[c, bins[row, c]] += label == c
+            confidence[c, bins[row, c]] += probs[row, c]
+    expected = np.mean([slow_expected(probs[:, c], labels == c) for c in range(4)])  # none is a 3
+    assert classwise_calibration_error(count, hits, confidence) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("error", [*ERRORS, reliability_bins])
+def test_what_is_no_confidence_is_told(error):
+    ones = np.ones(3)
+    with pytest.raises(ValueError, match="2 of 3 NaN"):
+        error(np.array([np.nan, 0.5, np.nan]), ones)
+    for outside in (-0.1, 1.1, np.inf, -np.inf):
+        with pytest.raises(ValueError, match=r"in \[0, 1\]. Received: 1 of 3 outside"):
+            error(np.array([0.5, outside, 0.5]), ones)
+    with pytest.raises(ValueError, match="1 of 3 infinite or NaN"):
+        error(ones, np.array([0, 1, np.nan]))
+    with pytest.raises(ValueError, match=r"shapes \(3,\) and \(2,\)"):
+        error(ones, ones[:2])
+    for shape in ((0,), (2, 3), ()):
+        with pytest.raises(ValueError, match="at least one row"):
+            error(np.ones(shape), np.ones(shape))
+    with pytest.raises(ValueError, match="num_bins=0"):
+        error(ones, ones, num_bins=0)
+
+
+def test_sums_that_do_not_fit_or_are_empty_are_told():
+    sums = np.ones((2, 3))
+    for wrong in ((sums, sums, sums[:1]), (sums, sums[:, :2], sums), (sums[0],) * 3):
+        with pytest.raises(ValueError, match="all of one shape"):
+            classwise_calibration_error(*wrong)
+    count = np.array([[1, 1, 1], [0, 0, 0]])
+    with pytest.raises(ValueError, match="none in 1 of 2"):
+        classwise_calibration_error(count, sums, sums)

@@ -1,0 +1,294 @@
+"""Methods: what each does to a member's examples and loss, against the same by hand."""
+
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dist_ens.config import Experiment
+from dist_ens.data import Spec, source_of_arrays
+from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.lift import EXAMPLES
+from dist_ens.ensemble.state import member_key
+from dist_ens.errors import UserError
+from dist_ens.layout import BATCHES, make_layout
+from dist_ens.losses import beta_nll, gaussian_nll, sigmoid_cross_entropy, softmax_cross_entropy
+from dist_ens.member import from_functions
+from dist_ens.methods import (
+    Order,
+    adversarial,
+    kfold,
+    label_smoothing,
+    mixup,
+    of_outputs,
+    poisson_weight,
+)
+from dist_ens.run import Run
+
+pytestmark = pytest.mark.quick
+
+RANDOM = np.random.default_rng(0)
+INPUTS = RANDOM.normal(size=(8, 3)).astype(np.float32)
+LABELS = RANDOM.integers(0, 4, 8).astype(np.int32)
+
+
+@pytest.mark.parametrize(("num_examples", "num_folds"), [(20, 5), (23, 4), (7, 7)])
+def test_each_example_is_left_out_by_the_members_of_one_fold(num_examples, num_folds):
+    order = Order(num_examples, 1, per_member=True, num_folds=num_folds)
+    folds = kfold.fold_of_example(5, num_examples, num_folds)
+    sizes = np.bincount(folds, minlength=num_folds)
+    assert sizes.max() - sizes.min() <= 1
+    for member_id in range(2 * num_folds):
+        kept = set(np.flatnonzero(folds != member_id % num_folds).tolist())
+        seen = set()
+        for epoch in range(4):
+            steps = range(epoch * order.epoch_length, (epoch + 1) * order.epoch_length)
+            drawn = order.indices(order.cursor(5, steps), [0], np.int32(member_id))[:, 0].tolist()
+            assert len(set(drawn)) == len(drawn) == num_examples - sizes.max()
+            assert set(drawn) <= kept
+            seen |= set(drawn)
+        assert seen == kept  # where an epoch passes one over, another one every time
+
+
+def test_folds_are_the_same_on_the_host_and_on_the_device():
+    order = Order(23, 6, per_member=True, num_folds=4, num_groups=2)
+    cursor = order.cursor(3, range(9))
+    on_device = jax.jit(lambda at, i: order.indices(at, np.arange(6), i))
+    for member_id in (0, 5):
+        on_host = order.indices(cursor, np.arange(6), np.int32(member_id))
+        assert (on_host // 23 == member_id % 2).all()  # of its own group alone
+        np.testing.assert_array_equal(on_device(cursor, np.int32(member_id)), on_host)
+
+
+def test_a_fold_without_an_example_is_told():
+    with pytest.raises(UserError, match=r"Received: data\.num_folds=9 for 8 training examples"):
+        Order(8, 1, per_member=True, num_folds=9)
+
+
+def test_a_bootstrap_sample_has_each_example_as_often_as_chance_would():
+    weights = np.asarray(poisson_weight(jax.random.key(0), jnp.arange(20_000)))
+    # Of mean and variance 1, with standard errors 0.007 and 0.012; 1/e are left out.
+    assert weights.mean() == pytest.approx(1, abs=0.03)
+    assert weights.var() == pytest.approx(1, abs=0.05)
+    assert (weights == 0).mean() == pytest.approx(np.exp(-1), abs=0.015)
+    again = poisson_weight(jax.random.key(0), jnp.array([[7, 3]]))
+    np.testing.assert_array_equal(again, weights[None, [7, 3]])  # whatever comes beside it
+    other = np.asarray(poisson_weight(jax.random.key(1), jnp.arange(20_000)))
+    assert abs(np.corrcoef(weights, other)[0, 1]) < 0.03
+
+
+def forward(params):
+    return lambda inputs, key: (jnp.tanh(inputs @ params), ())
+
+
+def losses(method, params=None, labels=LABELS, loss=softmax_cross_entropy, member_id=0):
+    params = jnp.asarray(RANDOM.normal(size=(3, 4)) if params is None else params, jnp.float32)
+    batch = {"inputs": jnp.asarray(INPUTS), "labels": jnp.asarray(labels)}
+
+    learn = method(of_outputs(loss))
+    return learn(forward(params), batch, jax.random.key(1), jnp.int32(member_id))
+
+
+PARAMS = np.float32(RANDOM.normal(size=(3, 4)))
+
+
+def test_smoothed_labels_give_a_part_to_every_class():
+    # (1 - 0.2) nll + 0.2 mean_c -log p(c)
+    log_probs = jax.nn.log_softmax(jnp.tanh(INPUTS @ PARAMS))
+    expected = -0.8 * log_probs[np.arange(8), LABELS] - 0.2 * log_probs.mean(axis=1)
+    got = losses(label_smoothing(0.2, 4), PARAMS)
+    np.testing.assert_allclose(got.losses, expected, rtol=1e-5)
+    one_hot = 0.8 * jax.nn.one_hot(LABELS, 4) + 0.05
+    sigmoid = losses(label_smoothing(0.2, 4), PARAMS, loss=sigmoid_cross_entropy)
+    by_hand = optax.sigmoid_binary_cross_entropy(jnp.tanh(INPUTS @ PARAMS), one_hot).sum(axis=1)
+    np.testing.assert_allclose(sigmoid.losses, by_hand, rtol=1e-5)
+
+
+def test_mixed_examples_lie_between_two_and_so_do_their_labels():
+    seen = {}
+
+    def spy(forward, batch, key, member_id):
+        seen.update(batch)
+        return None
+
+    batch = {"inputs": jnp.asarray(INPUTS), "labels": jnp.asarray(LABELS)}
+    mixup(0.4, 4)(spy)(None, batch, jax.random.key(1), jnp.int32(0))
+    # One weight for all: read from the first input, it holds for every other and for the labels.
+    weight = (seen["inputs"][0, 0] - INPUTS[7, 0]) / (INPUTS[0, 0] - INPUTS[7, 0])
+    assert 0 < weight < 1
+    np.testing.assert_allclose(
+        seen["inputs"], weight * INPUTS + (1 - weight) * INPUTS[::-1], atol=1e-5
+    )
+    one_hot = np.eye(4)[LABELS]
+    np.testing.assert_allclose(
+        seen["labels"], weight * one_hot + (1 - weight) * one_hot[::-1], atol=1e-5
+    )
+    targets = {**batch, "labels": jnp.asarray(INPUTS[:, 0])}
+    mixup(0.4, None)(spy)(None, targets, jax.random.key(1), jnp.int32(0))
+    np.testing.assert_allclose(seen["labels"], seen["inputs"][:, 0], atol=1e-6)
+
+
+def test_an_adversarial_example_is_a_step_of_its_groups_range_up_the_loss():
+    ranges = np.float32([[1, 2, 0], [10, 20, 30]])  # of two groups
+    for member_id, own in ((2, ranges[0]), (3, ranges[1])):
+
+        def loss_at(inputs):
+            return softmax_cross_entropy(jnp.tanh(inputs @ PARAMS), jnp.asarray(LABELS))
+
+        gradient = jax.vmap(jax.grad(lambda x, y: softmax_cross_entropy(jnp.tanh(x @ PARAMS), y)))(
+            INPUTS, LABELS
+        )
+        worse = INPUTS + 0.01 * own * np.sign(gradient)
+        got = losses(adversarial(0.01, ranges), PARAMS, member_id=member_id)
+        np.testing.assert_allclose(got.losses, (loss_at(INPUTS) + loss_at(worse)) / 2, rtol=1e-5)
+        np.testing.assert_allclose(got.outputs, jnp.tanh(INPUTS @ PARAMS), rtol=1e-5)
+
+
+def updated(methods=(), example_weight=None, data_axis=1, seed=0):
+    member = from_functions(
+        lambda key: {"w": jax.random.normal(key, (3, 4))}, lambda p, x: jnp.tanh(x @ p["w"])
+    )
+    layout = make_layout(2, 1, jax.devices()[:data_axis])
+    ensemble = Ensemble(
+        member, optax.sgd(1.0), layout, methods=methods, example_weight=example_weight
+    )
+    state = ensemble.init(seed, jax.ShapeDtypeStruct((1, 3), np.float32))
+    before = np.asarray(state.params["w"])
+    batch = {"inputs": INPUTS[None], "labels": LABELS[None], "index": np.arange(8)[None] + 40}
+    state, _ = ensemble.update(state, layout.put(batch, 8, BATCHES))
+    return before, np.asarray(state.params["w"])
+
+
+@pytest.mark.parametrize("data_axis", [1, 2])
+def test_a_member_learns_from_an_example_by_its_weight(data_axis):
+    before, after = updated(example_weight=poisson_weight, data_axis=data_axis)
+    for member_id in (0, 1):
+        key = jax.random.fold_in(member_key(0, member_id), EXAMPLES)
+        weights = poisson_weight(key, jnp.arange(8) + 40)
+
+        def loss(w, weights=weights):
+            of_examples = softmax_cross_entropy(jnp.tanh(INPUTS @ w), jnp.asarray(LABELS))
+            return (weights * of_examples).mean()
+
+        expected = before[member_id] - jax.grad(loss)(before[member_id])
+        np.testing.assert_allclose(after[member_id], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_methods_combine_the_first_innermost():
+    ranges = np.ones((1, 3), np.float32)
+    methods = (label_smoothing(0.2, 4), adversarial(0.1, ranges))
+    before, after = updated(methods)
+
+    def smoothed(w, inputs):
+        log_probs = jax.nn.log_softmax(jnp.tanh(inputs @ w))
+        return -0.8 * log_probs[np.arange(8), LABELS] - 0.2 * log_probs.mean(axis=1)
+
+    for w, got in zip(before, after, strict=True):
+        step = jnp.sign(jax.grad(lambda x, w=w: smoothed(w, x).sum())(INPUTS))
+        worse = INPUTS + 0.1 * step
+
+        def loss(w, worse=worse):
+            return (smoothed(w, INPUTS) + smoothed(w, worse)).mean() / 2
+
+        np.testing.assert_allclose(got, w - jax.grad(loss)(w), rtol=1e-5, atol=1e-6)
+
+
+def test_beta_nll_weighs_by_the_variance_and_learns_nothing_through_the_weight():
+    outputs, targets = jnp.array([0.3, 0.7]), jnp.array(1.2)
+    variance = jax.nn.softplus(0.7) + 1e-6
+    plain = jax.grad(lambda o: gaussian_nll(o, targets))(outputs)
+    np.testing.assert_allclose(
+        jax.grad(lambda o: beta_nll(o, targets, beta=0.5))(outputs),
+        variance**0.5 * plain,
+        rtol=1e-5,
+    )
+    # With 1, the mean learns as from squared errors: (mean - target).
+    mean_gradient = jax.grad(lambda o: beta_nll(o, targets, beta=1.0))(outputs)[0]
+    assert float(mean_gradient) == pytest.approx(0.3 - 1.2, rel=1e-5)
+
+
+def test_ranges_are_of_each_groups_training_examples():
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(30, 2)).astype(np.float32)
+    source = source_of_arrays((inputs, np.arange(30) % 3), (inputs[:3], np.arange(3)))
+    np.testing.assert_allclose(source.input_ranges(), np.ptp(inputs, axis=0)[None], rtol=1e-6)
+    part = source.with_validation(0.2)
+    assert (len(part.train), len(part.valid), part.num_train_examples) == (24, 6, 24)
+    rows = np.concatenate([s.take(np.arange(len(s)))["inputs"] for s in (part.train, part.valid)])
+    np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(inputs, axis=0))
+    np.testing.assert_allclose(
+        part.input_ranges()[0], np.ptp(part.train.take(np.arange(24))["inputs"], axis=0), rtol=1e-6
+    )
+    with pytest.raises(UserError, match=r"Received: data\.validation=0\.01 of 30"):
+        source.with_validation(0.01)
+
+
+SPEC = Spec((4,), "float32", (), 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "spec", "sentence"),
+    [
+        (
+            {"data": {"examples": "bootstrap"}, "loss": {"mixup": 0.2}},
+            SPEC,
+            "Examples that a member's bootstrap sample leaves out are not mixed into others.",
+        ),
+        (
+            {"loss": {"name": "gaussian_nll", "label_smoothing": 0.1}},
+            SPEC,
+            "Only labels of classes are smoothed.",
+        ),
+        ({"data": {"examples": "kfold"}}, SPEC, "Members that leave a fold out are told of how"),
+        (
+            {"loss": {"adversarial": 0.1}},
+            Spec((9,), "int32", (9,), 5),
+            "Characters are neither mixed nor moved a little.",
+        ),
+        ({"loss": {"levels": (0.1, 0.9)}}, SPEC, "loss.levels ascend in (0, 1)"),
+        ({"evaluation": {"pooling": "mixture"}}, SPEC, "pooled by one of probs, logits, vote."),
+        (
+            {"evaluation": {"dropout_samples": 4}},
+            SPEC,
+            "Received: evaluation.dropout_samples for a network that draws nothing",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_told(changes, spec, sentence):
+    def begin():
+        run = Run(Experiment.from_dict({"steps": 1, **changes}), spec, 20)
+        return run.kind, run.make_ensemble(make_layout(8))
+
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        begin()
+
+
+def test_every_pair_of_losses_and_methods_trains():
+    for name, adversarial_, mixup_ in itertools.product(
+        ("softmax_cross_entropy", "sigmoid_cross_entropy"), (0.0, 0.01), (0.0, 0.5)
+    ):
+        values = {
+            "steps": 1,
+            "num_members": 2,
+            "loss": {
+                "name": name,
+                "adversarial": adversarial_,
+                "mixup": mixup_,
+                "label_smoothing": 0.1,
+            },
+            "data": {"global_batch_size": 4},
+            "model": {"name": "mlp", "hidden_sizes": (5,)},
+        }
+        run = Run(Experiment.from_dict(values), SPEC, 20)
+        ensemble = run.make_ensemble(make_layout(2, 1), None, np.ones((1, 4), np.float32))
+        state = ensemble.abstract_state(run.batch_of_inputs(4))
+        batches = {
+            "inputs": jax.ShapeDtypeStruct((1, 8, 4), "float32"),
+            "labels": jax.ShapeDtypeStruct((1, 8), "int32"),
+        }
+        _, metrics = jax.eval_shape(ensemble.update, state, batches)
+        assert metrics["loss"].shape == (1, 2)

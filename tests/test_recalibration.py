@@ -1,0 +1,318 @@
+"""Recalibrated predictions, against cases worked by hand, brute force and scikit-learn."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.linear_model import LogisticRegression
+
+from dist_ens.errors import UserError
+from dist_ens.metrics.recalibration import (
+    MAX_TEMPERATURE,
+    MIN_PROB,
+    MIN_TEMPERATURE,
+    RECALIBRATIONS,
+    Recalibration,
+    fit_isotonic,
+    fit_temperature,
+    fit_variance_scale,
+    fit_vector,
+)
+
+pytestmark = pytest.mark.quick
+
+every_method = pytest.mark.parametrize("fit", RECALIBRATIONS.values(), ids=RECALIBRATIONS)
+ONE_PER_CLASS = np.array([[0.5, 0.45, 0.05], [0.05, 0.5, 0.45], [0.45, 0.05, 0.5]])
+
+
+def overconfident(num_rows, num_classes=4, seed=0):
+    """Predictions twice as sure as they may be, too fond of the last class, and labels."""
+    random = np.random.default_rng(seed)
+    logits = 1.5 * random.normal(size=(num_rows, num_classes))
+    labels = (logits + random.gumbel(size=logits.shape)).argmax(1)
+    return log_softmax(2 * logits + np.linspace(0, 1, num_classes)), labels
+
+
+def log_softmax(logits):
+    return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+
+
+def nll(log_probs, labels):
+    return -log_probs[np.arange(len(labels)), labels].mean()
+
+
+def log(probs):
+    with np.errstate(divide="ignore"):
+        return np.log(np.asarray(probs))
+
+
+def test_a_temperature_worked_by_hand():
+    # Odds of 9 : 1 in each row, right in 3 of 4. Best are odds of 3 : 1, and 9^(1/T) = 3 for T = 2.
+    log_probs = log([[0.9, 0.1]] * 4)
+    recalibration = fit_temperature(log_probs, np.array([0, 0, 1, 0]))
+    assert recalibration.parameters["temperature"] == pytest.approx(2, abs=1e-9)
+    np.testing.assert_allclose(np.exp(recalibration(log_probs)), [[0.75, 0.25]] * 4, atol=1e-9)
+    # At that temperature 0.8 : 0.16 : 0.04 = 20 : 4 : 1 become their square roots.
+    roots = np.sqrt([20, 4, 1])
+    other = np.exp(recalibration(log([[0.8, 0.16, 0.04]])))
+    np.testing.assert_allclose(other, [roots / roots.sum()], atol=1e-9)
+
+
+def test_the_temperature_is_that_of_an_ever_finer_grid():
+    log_probs, labels = overconfident(300)
+    low, high = math.log(0.1), math.log(10)
+    while high - low > 1e-7:
+        grid = np.linspace(low, high, 21)
+        best = np.argmin([nll(log_softmax(log_probs / np.exp(t)), labels) for t in grid])
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, 20)]
+    found = fit_temperature(log_probs, labels).parameters["temperature"]
+    assert found == pytest.approx(math.exp((low + high) / 2), abs=1e-6)
+
+
+def test_rows_without_an_error_and_noise_give_the_lowest_and_the_highest_temperature():
+    log_probs = log([[0.6, 0.4], [0.3, 0.7]])
+    assert fit_temperature(log_probs, np.array([0, 1])).parameters == {
+        "temperature": pytest.approx(MIN_TEMPERATURE)
+    }
+    assert fit_temperature(log_probs, np.array([1, 0])).parameters == {
+        "temperature": pytest.approx(MAX_TEMPERATURE)
+    }
+    even = log(np.full((3, 5), 0.2))
+    assert fit_temperature(even, np.array([0, 1, 1])).parameters == {"temperature": 1.0}
+
+
+def test_two_classes_by_vector_are_a_logistic_regression_on_the_log_probabilities():
+    # log p(0) / p(1) = scale_0 * log_probs_0 - scale_1 * log_probs_1 + bias_0 - bias_1
+    log_probs, labels = overconfident(400, 2)
+    rival = LogisticRegression(C=1e12, tol=1e-12, max_iter=10_000, solver="newton-cholesky")
+    rival.fit(log_probs * [1, -1], labels == 0)
+    recalibration = fit_vector(log_probs, labels)
+    expected = rival.predict_proba(log_probs * [1, -1])[:, ::-1]
+    np.testing.assert_allclose(np.exp(recalibration(log_probs)), expected, atol=1e-6)
+    scale, bias = recalibration.parameters["scale"], recalibration.parameters["bias"]
+    np.testing.assert_allclose(scale, rival.coef_[0], atol=1e-4)
+    np.testing.assert_allclose(bias, [rival.intercept_[0] / 2, -rival.intercept_[0] / 2], atol=1e-4)
+
+
+def test_no_step_from_the_fitted_scales_and_biases_lowers_the_nll():
+    log_probs, labels = overconfident(500, 6)
+    parameters = fit_vector(log_probs, labels).parameters
+    assert sum(parameters["bias"]) == pytest.approx(0, abs=1e-12)
+    found = np.concatenate([parameters["scale"], parameters["bias"]])
+
+    def at(scale_and_bias):
+        scale, bias = np.split(scale_and_bias, 2)
+        return nll(log_softmax(scale * log_probs + bias), labels)
+
+    # The NLL is convex: where its slope is 0 it is least. Central differences of 1e-5.
+    slopes = [(at(found + step) - at(found - step)) / 2e-5 for step in 1e-5 * np.eye(12)]
+    np.testing.assert_allclose(slopes, 0, atol=1e-7)
+    assert at(found) < at(np.repeat([1.0, 0.0], 6)) - 0.01
+
+
+class Given(ClassifierMixin, BaseEstimator):
+    """Predicts the probabilities that it is given as inputs."""
+
+    def fit(self, inputs, labels):
+        self.classes_ = np.unique(labels)
+        return self
+
+    def predict_proba(self, inputs):
+        return inputs
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 7])
+def test_isotonic_probabilities_are_those_of_scikit_learn(num_classes):
+    log_probs, labels = overconfident(400, num_classes)
+    fresh, _ = overconfident(200, num_classes, seed=1)
+    everything = np.arange(400)
+    rival = CalibratedClassifierCV(Given(), method="isotonic", cv=[(everything, everything)])
+    rival.fit(np.exp(log_probs), labels)
+    recalibration = fit_isotonic(log_probs, labels)
+    for given in (log_probs, fresh):
+        expected = rival.predict_proba(np.exp(given))
+        np.testing.assert_allclose(np.exp(recalibration(given)), expected, atol=1e-6)
+
+
+def test_isotonic_values_are_the_means_between_the_right_bounds():
+    # f(x_i) = max over a <= i of min over b >= i of mean(y_a .. y_b), for rising x.
+    random = np.random.default_rng(2)
+    p = random.permutation(np.linspace(0.02, 0.98, 40))
+    labels = (random.random(40) > p).astype(int)  # 0 with probability p
+    order = np.argsort(p)
+    y = (labels[order] == 0).astype(float)
+    f = [
+        max(min(y[a : b + 1].mean() for b in range(i, 40)) for a in range(i + 1)) for i in range(40)
+    ]
+    log_probs = log(np.stack([p, 1 - p], axis=1))
+    got = np.exp(fit_isotonic(log_probs, labels)(log_probs))
+    np.testing.assert_allclose(got[order, 0], f, atol=1e-9)
+
+
+def test_isotonic_ties_are_averaged():
+    # 0.3 three times with one of class 0; 0.6 twice with both: f = 1/3 and 1, and 2/3 halfway.
+    log_probs = log([[p, 1 - p] for p in (0.3, 0.3, 0.3, 0.6, 0.6)])
+    recalibration = fit_isotonic(log_probs, np.array([1, 0, 1, 0, 0]))
+    got = np.exp(recalibration(log([[0.3, 0.7], [0.45, 0.55], [0.6, 0.4], [0.1, 0.9]])))
+    np.testing.assert_allclose(got[:, 0], [1 / 3, 2 / 3, 1, 1 / 3], atol=1e-9)
+
+
+def test_a_row_for_which_all_classes_are_0_becomes_uniform():
+    # f_c is 0 up to 0.45 and 1 from 0.5, for each class.
+    recalibration = fit_isotonic(log(ONE_PER_CLASS), np.arange(3))
+    got = np.exp(recalibration(log([[1 / 3, 1 / 3, 1 / 3], [0.44, 0.44, 0.12], [0.1, 0.2, 0.7]])))
+    np.testing.assert_allclose(got, [[1 / 3] * 3, [1 / 3] * 3, [0, 0, 1]], atol=1e-9)
+
+
+@every_method
+def test_what_is_fitted_on_one_half_is_better_on_the_other(fit):
+    log_probs, labels = overconfident(4000)
+    recalibration = fit(log_probs[:2000], labels[:2000])
+    before, after = log_probs[2000:], recalibration(log_probs[2000:])
+
+    def brier(log_probs):
+        return np.square(np.exp(log_probs) - np.eye(4)[labels[2000:]]).sum(1).mean()
+
+    assert brier(after) < brier(before) - 0.01
+    if fit is not fit_isotonic:  # whose NLL is a matter of the floor
+        assert nll(after, labels[2000:]) < nll(before, labels[2000:]) - 0.05
+
+
+def test_two_parameters_per_class_fit_no_worse_than_one_and_one_no_worse_than_none():
+    log_probs, labels = overconfident(300)
+    none, one, two = (
+        nll(calibrated, labels)
+        for calibrated in (
+            log_probs,
+            fit_temperature(log_probs, labels)(log_probs),
+            fit_vector(log_probs, labels)(log_probs),
+        )
+    )
+    assert two < one < none
+
+
+@every_method
+@pytest.mark.parametrize("labels", [[0, 1, 2, 1, 0, 0], [0, 1, 2, 0, 0, 2]], ids=["errors", "none"])
+def test_probabilities_of_exactly_0_and_1_are_calibrated_to_finite_logarithms(fit, labels):
+    probs = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0], [0.6, 0.4, 0], [0, 0, 1]]
+    recalibration = fit(log(probs), np.array(labels))
+    for given in (log(probs), log([[0.0, 0.3, 0.7]])):
+        with np.errstate(all="raise", under="ignore"):
+            got = recalibration(given)
+        assert np.isfinite(got).all()
+        np.testing.assert_allclose(np.exp(got).sum(axis=1), 1, atol=1e-12)
+        assert (np.exp(got) >= MIN_PROB * (1 - 1e-12)).all()
+        assert (got.astype(np.float32) > -87.5).all()
+
+
+def test_a_certain_and_wrong_row_costs_the_floor():
+    # Odds of 1 : MIN_PROB, right in 3 of 4, become 3 : 1 at T = 87.33654 / 1.098612 = 79.4972.
+    recalibration = fit_temperature(log([[1.0, 0.0]] * 4), np.array([0, 0, 0, 1]))
+    assert recalibration.parameters["temperature"] == pytest.approx(79.4972, abs=1e-4)
+    np.testing.assert_allclose(np.exp(recalibration(log([[0.0, 1.0]]))), [[0.25, 0.75]], atol=1e-9)
+
+
+@every_method
+def test_half_precision_is_normalised_and_calibrated_in_double(fit):
+    log_probs, labels = overconfident(200)
+    half = np.maximum(log_probs, -20).astype(np.float16)
+    recalibration = fit(half, labels)
+    assert recalibration == fit(half.astype(np.float64), labels)
+    got = recalibration(half)
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(np.exp(got).sum(axis=1), 1, atol=1e-12)
+    # Its rows sum to 1 but for 1e-3.
+    normalised = log_softmax(half.astype(np.float64))
+    np.testing.assert_allclose(got, fit(normalised, labels)(normalised), atol=1e-6)
+
+
+@every_method
+def test_one_class_is_certain(fit):
+    recalibration = fit(np.zeros((3, 1)), np.zeros(3, int))
+    np.testing.assert_allclose(recalibration(np.zeros((2, 1))), np.zeros((2, 1)), atol=1e-12)
+
+
+def test_one_row_is_enough_for_a_temperature():
+    recalibration = fit_temperature(log([[0.4, 0.6]]), np.array([0]))
+    assert recalibration.parameters["temperature"] == pytest.approx(MAX_TEMPERATURE)
+    assert recalibration(log([[0.4, 0.6]])).shape == (1, 2)
+
+
+@every_method
+def test_a_recalibration_is_made_again_from_json(fit):
+    log_probs, labels = overconfident(100)
+    recalibration = fit(log_probs, labels)
+    again = Recalibration(recalibration.method, json.loads(json.dumps(recalibration.parameters)))
+    assert RECALIBRATIONS[recalibration.method] is fit
+    np.testing.assert_array_equal(again(log_probs), recalibration(log_probs))
+
+
+def test_a_class_without_rows_is_named_unless_nothing_is_fitted_for_it():
+    log_probs, labels = log(np.full((4, 5), 0.2)), np.array([0, 1, 1, 4])
+    for fit in (fit_vector, fit_isotonic):
+        with pytest.raises(UserError, match=r"none of class 2, 3 among 4\."):
+            fit(log_probs, labels)
+    fit_temperature(log_probs, labels)
+
+
+@every_method
+def test_validation_data_that_cannot_be_are_refused(fit):
+    log_probs = log(ONE_PER_CLASS)
+    with pytest.raises(UserError, match=r"at least one row.*int64\[0\] for 0 rows"):
+        fit(np.zeros((0, 3)), np.zeros(0, int))
+    with pytest.raises(UserError, match=r"in \[0, 3\).*Received: 3\."):
+        fit(log_probs, np.array([0, 3, 1]))
+    with pytest.raises(UserError, match=r"in \[0, 3\).*Received: -1\."):
+        fit(log_probs, np.array([0, 2, -1]))
+    with pytest.raises(UserError, match=r"int64\[2\] for 3 rows"):
+        fit(log_probs, np.array([0, 1]))
+    with pytest.raises(UserError, match=r"float64\[3\]"):
+        fit(log_probs, np.array([0.0, 1.0, 2.0]))
+    with pytest.raises(UserError, match=r"at most 0.*the largest 0\.5\."):
+        fit(ONE_PER_CLASS, np.arange(3))  # probabilities, not their logarithms
+    with pytest.raises(UserError, match="the largest nan"):
+        fit(np.where(log_probs < -2, np.nan, log_probs), np.arange(3))
+    with pytest.raises(UserError, match=r"shape \[3\]"):
+        fit(log_probs[0], np.arange(3))
+
+
+@pytest.mark.parametrize("fit", [fit_vector, fit_isotonic])
+def test_other_classes_than_in_the_fit_are_refused(fit):
+    recalibration = fit(log(ONE_PER_CLASS), np.arange(3))
+    with pytest.raises(UserError, match=r"2 classes, fitted on 3\."):
+        recalibration(log([[0.5, 0.5]]))
+
+
+def test_the_variance_scale_is_the_mean_of_the_squared_errors_in_variances():
+    # (3 - 0)^2 / 1 = 9, (2 - 0)^2 / 4 = 1, (1 - 1)^2 / 2 = 0: the mean is 10 / 3.
+    means, variances, targets = np.array([[0.0, 0, 1], [1, 4, 2], [3, 2, 1]])
+    scale = fit_variance_scale(means, variances, targets)
+    assert scale == pytest.approx(10 / 3, abs=1e-12)
+
+    def normal_nll(scale):
+        return (np.log(scale * variances) + (targets - means) ** 2 / (scale * variances)).mean()
+
+    assert normal_nll(scale) < min(normal_nll(scale * 1.001), normal_nll(scale / 1.001))
+    half = np.float16
+    assert fit_variance_scale(half(means), half(variances), half(targets)) == scale
+
+
+def test_a_variance_scale_that_cannot_be_is_refused():
+    one = np.ones(1)
+    with pytest.raises(UserError, match=r"positive and finite.*= 0\.0"):
+        fit_variance_scale(one, one, one)
+    with pytest.raises(UserError, match="= nan"):
+        fit_variance_scale(one, one, np.array([np.nan]))
+    with pytest.raises(UserError, match="= inf"):
+        fit_variance_scale(one, one, np.array([np.inf]))
+    with pytest.raises(UserError, match="1 of 2 that are not"):
+        fit_variance_scale(np.ones(2), np.array([1.0, 0.0]), np.zeros(2))
+    with pytest.raises(UserError, match="1 of 1 that are not"):
+        fit_variance_scale(one, np.array([np.nan]), np.zeros(1))
+    with pytest.raises(UserError, match=r"shapes \[1\], \[1\] and \[2\]"):
+        fit_variance_scale(one, one, np.zeros(2))
+    with pytest.raises(UserError, match="at least one row"):
+        fit_variance_scale(*np.zeros((3, 0)))

@@ -1,0 +1,625 @@
+"""The report page: one file that stands alone, tells all that a run left, and breaks on nothing."""
+
+import base64
+import html.parser
+import io
+import itertools
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dist_ens.errors import UserError
+from dist_ens.report import figures
+from dist_ens.report.page import write_page
+from dist_ens.report.run_files import RunReport
+from dist_ens.report.sections import SECTIONS as MAKERS
+from dist_ens.report.sections import Shown
+
+VOID = {"br", "col", "hr", "img", "input", "link", "meta"}
+SECTIONS = (
+    "reliability",
+    "coverage_curve",
+    "pit",
+    "risk_coverage",
+    "score_against_members",
+    "shift",
+    "ood",
+    "disagreement",
+    "hardest",
+    "most_uncertain",
+)
+
+
+class Page(html.parser.HTMLParser):
+    """What a page holds; raises where an element is closed that is not the open one."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text, self.elements, self.words = text, [], []
+        self._open = []
+        self.feed(text)
+        self.close()
+        assert not self._open, self._open
+        self.ids = [a["id"] for _, a in self.elements if "id" in a]
+        self.svgs = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag, tag
+
+    def handle_data(self, data):
+        if data.strip() and self._open[-1] != "style":
+            self.words.append(data.strip())
+
+    def of(self, tag):
+        return [attrs for name, attrs in self.elements if name == tag]
+
+    def rows(self):
+        """The cells of every row of every table, as their words."""
+        rows = re.findall(r"<tr.*?</tr>", self.text, re.DOTALL)
+        cells = [re.findall(r"<t[hd].*?</t[hd]>", row, re.DOTALL) for row in rows]
+        return [[re.sub(r"<[^>]*>", " ", cell).split() for cell in row] for row in cells]
+
+
+def page_of(tmp_path, *runs):
+    write_page(tmp_path / "report.html", runs)
+    return Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+
+
+def metrics(rng, num_members, num_lines, scores):
+    """Losses that fall with each member's own noise, and test scores at every fourth line."""
+    pace = rng.uniform(0.8, 1.2, num_members)
+    lines = []
+    for k in range(1, num_lines + 1):
+        losses = 2.3 * np.exp(-5 * pace * k / num_lines) + 0.01 * rng.uniform(0.5, 1, num_members)
+        line = {"step": 10 * k, "train/loss": losses.mean()}
+        line |= {f"train/loss/member_{i:02d}": loss for i, loss in enumerate(losses)}
+        lines.append(line)
+        if k % 4 == 0:
+            line = {"step": 10 * k}
+            for name, (worst, best) in scores.items():
+                values = best + (worst - best) * np.exp(-4 * pace * k / num_lines)
+                line[f"test/{name}"] = best + (worst - best) * math.exp(-4.2 * k / num_lines)
+                line |= {f"test/{name}/member_{i:02d}": v for i, v in enumerate(values)}
+            lines.append(line)
+    return lines
+
+
+def disagreement(rng, num_members, typical):
+    matrix = typical * (1 + 0.2 * rng.standard_normal((num_members, num_members)))
+    matrix = (matrix + matrix.T) / 2
+    np.fill_diagonal(matrix, 0)
+    return matrix.tolist()
+
+
+def against_members(num_members, one, all_, width):
+    """A score that goes from one member's to all members' with one over their number."""
+    counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= num_members]
+    mean = [all_ + (one - all_) * (1 / n - 1 / counts[-1]) for n in counts]
+    edges = [width * (1 / n - 1 / counts[-1]) for n in counts]
+    low = [m - e for m, e in zip(mean, edges, strict=True)]
+    high = [m + e for m, e in zip(mean, edges, strict=True)]
+    return counts, {"mean": mean, "low": low, "high": high}
+
+
+def classification(name="digits", num_members=8, num_lines=40, seed=0):
+    rng = np.random.default_rng(seed)
+    members = [
+        {
+            "member_id": i,
+            "accuracy": 0.9823 + 0.002 * rng.standard_normal(),
+            "nll": 0.0725 + 0.004 * rng.standard_normal(),
+            "brier": 0.028 + 0.002 * rng.standard_normal(),
+            "ece": 0.011 + 0.002 * rng.standard_normal(),
+        }
+        for i in range(num_members)
+    ]
+    test = {"accuracy": 0.9861, "nll": 0.0649, "brier": 0.0236, "ece": 0.0192, "entropy": 0.1012}
+    mean = {key: float(np.mean([m[key] for m in members])) for key in list(test)[:4]}
+    summary = {
+        "steps": 10 * num_lines,
+        "num_members": num_members,
+        "mesh": {"ensemble": 4, "data": 2},
+        "execution": "vmap",
+        "seconds": 75.4,
+        "member_examples_per_second": 151234.5,
+        "groups": 1,
+        "test": test,
+        "test_interval": {key: [0.9 * v, 1.1 * v] for key, v in test.items() if key != "accuracy"}
+        | {"accuracy": [0.9722, 0.9944]},
+        "mean_member": {**mean, "entropy": 0.0713},
+        "mean_member_interval": {"accuracy": [0.9690, 0.9930]},
+        "members": members,
+    }
+    centres = (np.arange(15) + 0.5) / 15
+    count = np.round(1000 * centres**6 / (centres**6).sum()).astype(int)
+    empty = count == 0
+
+    def bins(gap):
+        accuracy = np.clip(centres + gap * np.sin(np.pi * centres), 0, 1)
+        return {
+            "confidence": [None if e else float(c) for e, c in zip(empty, centres, strict=True)],
+            "accuracy": [None if e else float(a) for e, a in zip(empty, accuracy, strict=True)],
+            "count": count.tolist(),
+        }
+
+    kept = np.linspace(0, 1, 101)
+    counts, nll = against_members(num_members, 0.0725, 0.0649, 0.004)
+    _, accuracy = against_members(num_members, 0.9823, 0.9861, 0.003)
+    edges = np.linspace(0, 2.3, 31)
+    inside, outside = np.exp(-6 * edges[:-1]), np.exp(-4 * (edges[:-1] - 1.4) ** 2)
+
+    def density(stretch):
+        width = stretch * (edges[1] - edges[0])
+        return {
+            "edges": (stretch * edges).tolist(),
+            "in": (inside / inside.sum() / width).tolist(),
+            "out": (outside / outside.sum() / width).tolist(),
+        }
+
+    def examples(kind):
+        return [
+            {
+                "index": int(rng.integers(360)),
+                "label": str(k % 10),
+                "prediction": str((k + kind) % 10),
+                "confidence": 0.97 - 0.04 * k,
+                "nll": 3.5 - 0.2 * k,
+                "entropy": 0.2 + 0.1 * k,
+                "mutual_information": 0.05 + 0.02 * k,
+            }
+            for k in range(8)
+        ]
+
+    strengths = np.arange(1, 6)
+    skill = 1 + 0.2 * seed
+    shift = {
+        kind: {
+            "strength": strengths.tolist(),
+            "accuracy": (0.986 - fall / skill * strengths**1.5).tolist(),
+            "nll": (0.065 + 4 * fall / skill * strengths**1.7).tolist(),
+        }
+        for kind, fall in (("gaussian_noise", 0.03), ("blur", 0.02), ("contrast", 0.005))
+    }
+    curves = {
+        "reliability": {"ensemble": bins(0.06), "mean_member": bins(-0.07)},
+        "risk_coverage": {
+            "coverage": kept.tolist(),
+            "ensemble": [None, *(0.0139 / skill * kept[1:] ** 4)],
+            "mean_member": [None, *(0.0177 / skill * kept[1:] ** 3)],
+            "score": "error rate",
+        },
+        "score_against_members": {"num_members": counts, "nll": nll, "accuracy": accuracy},
+        "disagreement": disagreement(rng, num_members, 0.02),
+        "member_id": list(range(num_members)),
+        "ood": {"name": "notmnist", "entropy": density(1), "mutual_information": density(0.3)},
+        "shift": shift,
+        "hardest": examples(3),
+        "most_uncertain": examples(0),
+    }
+    shape = np.hypot(*np.meshgrid(np.arange(8) - 3.5, np.arange(8) - 3.5))
+    pictures = [16 * np.exp(-((shape - radius) ** 2)) for radius in np.linspace(1, 4, 16)]
+    scores = {"accuracy": (0.1, 0.985), "nll": (2.3, 0.068)}
+    return RunReport(name, summary, metrics(rng, num_members, num_lines, scores), curves, pictures)
+
+
+def regression(name="concrete", num_members=100, groups=20, num_lines=40, seed=1):
+    rng = np.random.default_rng(seed)
+    test = {"rmse": 5.41, "mae": 3.92, "nll": 3.01, "mixture_nll": 2.98, "crps": 2.86}
+    members = [
+        {"member_id": i, **{k: 1.1 * v + 0.1 * rng.standard_normal() for k, v in test.items()}}
+        for i in range(num_members)
+    ]
+    summary = {
+        "steps": 10 * num_lines,
+        "num_members": num_members,
+        "mesh": {"ensemble": 1, "data": 1},
+        "execution": "vmap+scanned",
+        "seconds": 12.34,
+        "member_examples_per_second": 2.1e6,
+        "groups": groups,
+        "test": test,
+        "test_std": {key: 0.1 * v for key, v in test.items()},
+        "mean_member": {k: float(np.mean([m[k] for m in members])) for k in test},
+        "members": members,
+    }
+    nominal = np.linspace(0.05, 0.95, 19)
+    counts, rmse = against_members(5, 5.9, 5.41, 0.5)
+    _, nll = against_members(5, 3.4, 3.01, 0.3)
+    curves = {
+        "coverage_curve": {
+            "nominal": nominal.tolist(),
+            "ensemble": (nominal**0.95).tolist(),
+            "mean_member": (nominal**1.3).tolist(),
+        },
+        "pit": {"ensemble": (50 + 20 * np.linspace(-1, 1, 15) ** 2).round().tolist()},
+        "risk_coverage": {
+            "coverage": np.linspace(0, 1, 101).tolist(),
+            "ensemble": (2 + 3.41 * np.linspace(0, 1, 101)).tolist(),
+            "mean_member": (2.4 + 3.5 * np.linspace(0, 1, 101)).tolist(),
+            "score": "RMSE",
+        },
+        "score_against_members": {"num_members": counts, "nll": nll, "rmse": rmse},
+        "disagreement": disagreement(rng, num_members, 1.2),
+        "member_id": list(range(num_members)),
+        "shift": {"noise": {"strength": [1, 2, 3, 4, 5], "rmse": [5.5, 5.8, 6.4, 7.6, 9.3]}},
+        "hardest": [
+            {"index": 17 + k, "label": 71.3 + k, "prediction": 40.1, "nll": 9.1 - k}
+            for k in range(6)
+        ],
+    }
+    scores = {"rmse": (18.0, 5.6), "nll": (4.5, 3.05)}
+    return RunReport(name, summary, metrics(rng, num_members, num_lines, scores), curves, [])
+
+
+def minimal(name="bare"):
+    summary = {
+        "steps": 24,
+        "num_members": 4,
+        "test": {"accuracy": 0.5, "nll": 1.0},
+        "mean_member": {"accuracy": 0.5, "nll": 1.0},
+        "members": [],
+    }
+    return RunReport(name, summary, [], {}, [])
+
+
+RUNS = {
+    "classification": (classification(),),
+    "regression": (regression(),),
+    "side by side": (classification(), regression()),
+    "minimal": (minimal(),),
+}
+
+
+@pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS)
+def page(request, tmp_path_factory):
+    return page_of(tmp_path_factory.mktemp("page"), *request.param)
+
+
+def without_pictures(run):
+    return RunReport(run.name, run.summary, [], {}, [])
+
+
+def without_numbers(value, instead):
+    """The same structure in which every float is the next of `instead`."""
+    if isinstance(value, dict):
+        return {k: without_numbers(v, instead) for k, v in value.items()}
+    if isinstance(value, list):
+        return [without_numbers(v, instead) for v in value]
+    return next(instead) if isinstance(value, float) else value
+
+
+def test_a_page_is_well_formed_and_its_pictures_are_xml(page):
+    assert page.of("html") == [{"lang": "en"}]
+    assert len(page.of("title")) == 1
+    assert len(page.svgs) == len(page.of("svg"))
+    for svg in page.svgs:
+        ElementTree.fromstring(svg)
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_a_page_refers_to_nothing_outside_itself(page):
+    assert not {tag for tag, _ in page.elements} & {"script", "link", "iframe", "object", "base"}
+    for _, attrs in page.elements:
+        for name, value in attrs.items():
+            if name.split(":")[-1] in ("src", "href", "srcset"):
+                assert value.startswith(("data:image/png;base64,", "#")), value[:80]
+            assert not name.startswith("on")
+            assert name.startswith("xmlns") or "//" not in value or value.startswith("data:")
+    assert "@import" not in page.text
+    assert all(place.startswith("#") for place in re.findall(r"url\(([^)]*)", page.text))
+    # Whatever a picture refers to is in the page.
+    wanted = set(re.findall(r'(?:url\(|xlink:href=")#([\w-]+)', page.text))
+    assert wanted <= set(page.ids)
+
+
+def test_a_page_can_be_read_on_a_phone(page):
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.of("meta")
+    assert re.search(r"svg \{[^}]*width: 100%", page.text)
+    for svg in page.of("svg"):
+        assert "width" not in svg
+        assert float(svg["viewbox"].split()[2]) < 400
+    # Every table stands in a box of its own that scrolls.
+    boxed = re.findall(r'class="scroll[^"]*"[^>]*>\s*<table', page.text)
+    assert len(boxed) == len(page.of("table"))
+    assert re.search(r"\.scroll \{[^}]*overflow-x: auto;", page.text)
+
+
+def test_every_picture_is_told_in_words_and_has_a_caption(page):
+    for svg in page.of("svg"):
+        assert svg["role"] == "img"
+        assert len(svg["aria-label"]) > 20
+    assert all(image["alt"] for image in page.of("img"))
+    assert len(page.of("figcaption")) == len(page.of("figure"))
+    assert not re.search(r"<figcaption>\s*</figcaption>", page.text)
+
+
+def test_the_same_run_makes_the_same_page(tmp_path):
+    def text():
+        run = classification(num_members=41)
+        curves = {name: run.curves[name] for name in ("reliability", "disagreement", "member_id")}
+        return page_of(tmp_path, RunReport("run", run.summary, run.metrics, curves, [])).text
+
+    assert text() == text()
+
+
+@pytest.mark.parametrize("run", [classification(), regression()], ids=lambda run: run.name)
+def test_numbers_that_are_none_break_nothing(tmp_path, run):
+    instead = itertools.cycle([None, math.nan, math.inf, -math.inf])
+    empty = RunReport(
+        run.name,
+        without_numbers(run.summary, instead),
+        without_numbers(run.metrics, instead),
+        without_numbers(run.curves, instead),
+        [np.full(np.shape(picture), np.nan) for picture in run.pictures],
+    )
+    page = page_of(tmp_path, empty)
+    assert len(page.svgs) >= 8
+    for svg in page.svgs:
+        ElementTree.fromstring(svg)
+    words = " ".join(page.words)
+    assert not re.search(r"\b(nan|inf|None)\b", words)
+    assert "There is no finite score" in words
+    assert not re.search(r'="[^"]*\b(nan|inf)\b', page.text)
+
+
+def test_a_number_that_is_missing_is_shown_as_a_dash(tmp_path):
+    run = classification()
+    run.summary["test"]["nll"] = None
+    run.summary["mean_member"].pop("brier")
+    run.summary["members"][3]["accuracy"] = None
+    run.summary["test_interval"]["ece"] = [0.01, None]
+    page = page_of(tmp_path, without_pictures(run))
+    rows = {" ".join(row[0]): row[1:] for row in page.rows()}
+    assert rows["NLL ↓"][0][0] == "—"
+    assert rows["Brier ↓"][1] == ["—"]
+    assert rows["ECE ↓"][0] == ["0.0192", "0.0100", "to", "—"]
+    assert rows["3"][0] == ["—"]
+
+
+def test_a_page_with_one_run_has_its_scores_and_its_first_members(tmp_path):
+    page = page_of(tmp_path, without_pictures(regression()))
+    rows = {" ".join(row[0]): row[1:] for row in page.rows()}
+    assert rows["RMSE ↓"][0] == ["5.410", "±", "0.5410"]
+    assert [key for key in rows if key.isdigit()] == [str(i) for i in range(20)]
+    words = " ".join(page.words)
+    assert "80 more members in summary.json." in words
+    assert "100 in 20 groups of 5" in words
+    assert "12.3 s" in words
+    assert "1 min 15 s" in page_of(tmp_path, without_pictures(classification())).words
+
+
+def test_several_runs_stand_side_by_side_in_one_table(tmp_path):
+    page = page_of(tmp_path, without_pictures(classification("one")), minimal("two"))
+    rows = page.rows()
+    assert rows[0][1:] == [["one"], ["two"]]
+    assert rows[1] == [["score"], *2 * [["ensemble"], ["mean", "member"]]]
+    accuracy, entropy = rows[2], rows[6]
+    assert accuracy[0] == ["accuracy", "↑"]
+    assert [cell[0] for cell in accuracy[1:]][::2] == ["0.9861", "0.5000"]
+    assert entropy[0] == ["entropy"]
+    assert entropy[3:] == [["—"], ["—"]]
+    assert len(page.of("table")) == 1  # and none of the members
+
+
+def test_runs_in_one_picture_have_a_key_and_pictures_of_one_run_its_name(tmp_path):
+    def section(name):
+        curves = {name: classification().curves[name]}
+        runs = [RunReport(run, minimal().summary, [], curves, []) for run in ("one", "two")]
+        text = page_of(tmp_path, *runs).text.partition(f'<section id="{name}">')[2]
+        return text.count("<svg"), re.findall(r"</span>(\w+)</li>", text), text.count("<h3>")
+
+    assert section("risk_coverage") == (1, ["one", "two"], 0)
+    assert section("reliability") == (2, [], 2)
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "mean", "sentence"),
+    [
+        ((0.9, 0.3), (0.8, 0.4), "The ensemble of 4 is better than its mean member: accuracy "),
+        ((0.7, 0.5), (0.8, 0.4), "The ensemble of 4 is worse than its mean member: accuracy "),
+        ((0.8, 0.4), (0.8, 0.4), "is as good as its mean member: accuracy 0.8000 against 0.8000"),
+        (
+            (0.8, 0.5),
+            (0.7, 0.4),
+            "is better than its mean member in accuracy but worse than its mean member in NLL: ",
+        ),
+        ((None, 0.3), (0.8, 0.4), "is better than its mean member: NLL 0.3000 against 0.4000."),
+    ],
+)
+def test_one_sentence_says_what_came_of_it(tmp_path, ensemble, mean, sentence):
+    run = minimal()
+    run.summary["test"] = dict(zip(("accuracy", "nll"), ensemble, strict=True))
+    run.summary["mean_member"] = dict(zip(("accuracy", "nll"), mean, strict=True))
+    assert sentence in " ".join(page_of(tmp_path, run).words)
+
+
+def test_an_error_is_better_when_it_is_lower(tmp_path):
+    run = minimal()
+    run.summary["test"] = {"rmse": 2.0, "nll": 3.0}
+    run.summary["mean_member"] = {"rmse": 2.5, "nll": 3.0}
+    words = " ".join(page_of(tmp_path, run).words)
+    assert "better than its mean member in RMSE but as good as its mean member in NLL" in words
+    assert "RMSE 2.000 against 2.500, NLL 3.000 against 3.000." in words
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_is_there_exactly_when_its_key_is(tmp_path, section):
+    curves = {**classification().curves, **regression().curves}
+    keys = (section, "member_id")[: 1 + (section == "disagreement")]
+    run = RunReport("run", minimal().summary, [], {key: curves[key] for key in keys}, [])
+    ids = page_of(tmp_path, run).ids
+    assert [name for name in ids if name in (*SECTIONS, "training")] == [section]
+
+
+def test_what_was_written_more_than_once_in_training_is_drawn(tmp_path):
+    def panels(metrics):
+        run = minimal()
+        page = page_of(tmp_path, RunReport("run", run.summary, metrics, {}, []))
+        return [svg["aria-label"].partition(" of ")[0] for svg in page.of("svg")]
+
+    once = classification(num_lines=4).metrics
+    assert panels(once[:1]) == []
+    assert panels(once) == ["train loss"]
+    assert panels(classification(num_lines=8).metrics) == [
+        "train loss",
+        "test accuracy",
+        "test NLL",
+    ]
+
+
+def test_a_name_that_is_html_is_shown_as_text(tmp_path):
+    name = '<script>$x$ & "<b'
+    curves = {k: classification().curves[k] for k in ("ood", "shift", "hardest", "risk_coverage")}
+    curves["ood"]["name"] = name
+    curves["shift"] = {name: curves["shift"]["blur"]}
+    curves["hardest"][0]["label"] = name
+    curves["risk_coverage"]["score"] = name
+    run = RunReport(name, minimal().summary, [], curves, [])
+    for runs in ([run], [run, run]):
+        page = page_of(tmp_path, *runs)
+        assert not page.of("script")
+        assert "<script" not in page.text
+        assert page.words.count(name) >= 6
+        for svg in page.svgs:
+            ElementTree.fromstring(svg)
+
+
+def test_hundreds_of_members_make_a_page_of_less_than_three_megabytes(tmp_path):
+    run = classification(num_members=300, num_lines=400)
+    page = page_of(tmp_path, run)
+    assert len(page.text.encode()) < 3_000_000
+    assert "Of 300 members 100 are drawn." in " ".join(page.words)
+
+
+def test_a_hundred_members_at_most_are_drawn_and_a_few_as_vectors():
+    steps = np.arange(50)
+
+    def drawn(count):
+        ones = np.ones((50, count))
+        figure = figures.training(steps, ones, [], y_label="loss", y_values=ones.ravel())
+        return len(figure.axes[0].lines), figures.svg(figure, "alt", "name").count("<image")
+
+    assert [drawn(count) for count in (40, 41, 100, 101)] == [(40, 0), (41, 1), (100, 1), (100, 1)]
+
+
+def test_a_heat_map_of_more_than_forty_members_is_one_picture():
+    def images(count):  # the bar beside it is one as well
+        figure = figures.heat_map(np.eye(count) + 1, range(count), label="disagreement")
+        return figures.svg(figure, "alt", "name").count("<image")
+
+    assert [images(40), images(41)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("losses", "scale"),
+    # One and a half decades are a factor of 31.6.
+    [
+        ([1.0, 31.0], "linear"),
+        ([1.0, 32.0], "log"),
+        ([0.0, 32.0], "linear"),
+        ([-1.0, 32.0], "linear"),
+    ],
+)
+def test_losses_that_span_more_than_one_and_a_half_decades_are_drawn_logarithmically(losses, scale):
+    values = np.array(losses)
+    figure = figures.training([1, 2], values[:, None], [], y_label="loss", y_values=values)
+    assert figure.axes[0].get_yscale() == scale
+
+
+def test_the_bold_training_curve_is_the_median_of_the_members_that_have_a_number():
+    values = [[1.0, 2.0, 9.0], [3.0, None, 4.0], [None, None, None]]
+    lines = [
+        {"step": k, "train/loss": 1.0}
+        | {f"train/loss/member_{i:02d}": value for i, value in enumerate(of_members)}
+        for k, of_members in enumerate(values)
+    ]
+    shown = Shown(RunReport("run", {}, lines, {}, []), None)
+    (panel,) = [panel for make in MAKERS for panel in make([shown]).panels]
+    bold = panel.figure.axes[0].lines[-1]
+    np.testing.assert_array_equal(bold.get_ydata(), [2.0, 3.5, np.nan])
+
+
+def test_labels_at_the_ends_of_curves_do_not_meet():
+    ends = {"low": 0.2, "middle": 0.98, "high": 0.99, "highest": 1.0}
+    curves = [figures.Curve([0, 1], [0, end], "#000000", name) for name, end in ends.items()]
+    figure = figures.lines(curves, x_label="x", y_label="y")
+    heights = {text.get_text(): text.get_position()[1] for text in figure.axes[0].texts}
+    assert sorted(heights, key=heights.__getitem__) == list(ends)
+    assert np.diff(sorted(heights.values())).min() > 0.07
+    assert heights["highest"] <= 1
+    # The axis goes from 0 to 1 with a twentieth more at either end: (0.2 + 0.05) / 1.1.
+    assert heights["low"] == pytest.approx(0.25 / 1.1)
+
+
+def test_a_long_label_leaves_room_for_the_picture():
+    curves = [figures.Curve([0, 1], [0, 1], "#000000", "a shift whose name is long")]
+    figure = figures.lines(curves, x_label="x", y_label="y")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["a shift whose nam…"]
+
+
+def test_runs_side_by_side_share_the_vertical_axis_of_a_score():
+    runs = [classification("one", num_lines=4), classification("two", num_lines=40)]
+    shown = [Shown(run, "#000000") for run in runs]
+    panels = [panel for make in MAKERS for panel in make(shown).panels]
+    losses = [panel.figure.axes[0] for panel in panels if panel.alt.startswith("train loss")]
+    assert len(losses) == 2
+    assert losses[0].get_ylim() == losses[1].get_ylim()
+    assert losses[0].get_yscale() == losses[1].get_yscale() == "log"
+
+
+def test_more_runs_than_colours_still_have_a_colour_each():
+    assert all(len(set(figures.colours(count))) == count for count in (2, 6, 7, 20))
+
+
+def test_pictures_are_shown_where_every_example_has_one_and_a_table_where_not(tmp_path):
+    run = classification()
+    curves = {name: run.curves[name] for name in ("hardest", "most_uncertain")}
+    for count, shown in ((16, 16), (8, 8), (12, 8), (0, 0)):
+        fewer = RunReport(run.name, run.summary, [], curves, run.pictures[:count])
+        page = page_of(tmp_path, fewer)
+        assert len(page.of("img")) == shown
+        assert {"hardest", "most_uncertain"} <= set(page.ids)
+        in_tables = [tuple(cell) for row in page.rows() for cell in row]
+        assert in_tables.count(("mutual", "information")) == (16 - shown) // 8
+
+
+@pytest.mark.parametrize(
+    ("values", "pixels"),
+    [
+        (np.array([[0.0, 4.0], [8.0, 16.0]]), [[0, 64], [128, 255]]),  # 255/4 = 63.75
+        (np.array([[7, 200]], np.uint8), [[7, 200]]),
+        (np.array([[[7], [200]]], np.uint8), [[7, 200]]),
+        (np.array([[[1, 3], [5, 7]]], np.uint8), [[2, 6]]),
+        (np.array([[[1, 2, 3]]], np.uint8), [[[1, 2, 3]]]),
+        (np.array([[np.nan, 1.0]]), [[0, 255]]),
+        (np.ones((1, 2)), [[0, 0]]),
+    ],
+)
+def test_a_picture_keeps_its_bytes_and_stretches_its_floats(values, pixels):
+    kind, _, data = figures.picture_url(values).partition(",")
+    assert kind == "data:image/png;base64"
+    image = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+    np.testing.assert_array_equal(image, pixels)
+
+
+def test_a_large_picture_is_made_small():
+    _, _, data = figures.picture_url(np.zeros((300, 600, 3), np.uint8)).partition(",")
+    assert Image.open(io.BytesIO(base64.b64decode(data))).size == (96, 48)
+
+
+def test_a_page_of_no_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match="at least one run. Received: none"):
+        write_page(tmp_path / "report.html", [])
+    assert not (tmp_path / "report.html").exists()
