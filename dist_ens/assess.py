@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_ens.data import Source, open_source
+from dist_ens.data import Source, open_test
 from dist_ens.ensemble import Ensemble, State
 from dist_ens.errors import UserError
 from dist_ens.evaluate import Evaluator, Scores, curves_of, kind_of, pictures_of
@@ -210,18 +210,20 @@ def assess(
 
 def _other_kind(run: Run, name: str) -> Unlabelled:
     config = dataclasses.replace(run.experiment.data, source=name, num_classes=None, validation=0.0)
-    other, spec = open_source(config), run.spec
-    if (other.spec.input_shape, other.spec.input_dtype) != (spec.input_shape, spec.input_dtype):
+    other, spec = open_test(config), run.spec
+    example = other.take(np.zeros(1, np.int64))["inputs"][0]
+    if (example.shape, example.dtype.name) != (spec.input_shape, spec.input_dtype):
         raise UserError(
             "Examples of another kind have the shape and type of the run's. Received: "
-            f"{other.spec} from --ood={name}, where the run's are {spec}. Convert them."
+            f"{example.dtype}{list(example.shape)} from --ood={name}, where the run's are {spec}. "
+            "Convert them."
         )
     if spec.num_groups > 1:
         raise UserError(
             "Out-of-distribution scores are of one group of members. Received: "
             f"{spec.num_groups} groups. Train one."
         )
-    return Unlabelled(other.test, spec.label_shape, spec.label_dtype)
+    return Unlabelled(other, spec.label_shape, spec.label_dtype)
 
 
 def _under_shift(

@@ -1,6 +1,6 @@
 """Data: sources, and the pipeline of one host. Hands out NumPy batches and knows no device."""
 
-from dist_ens.data.open import describe_source, open_source
+from dist_ens.data.open import describe_source, open_source, open_test
 from dist_ens.data.pipeline import calls, evaluation_batches, training_batches
 from dist_ens.data.source import (
     ArraySplit,
@@ -23,6 +23,7 @@ __all__ = [
     "describe_source",
     "evaluation_batches",
     "open_source",
+    "open_test",
     "source_of_arrays",
     "training_batches",
 ]

@@ -11,7 +11,16 @@ import numpy as np
 from numpy.lib import format as npy
 
 from dist_ens.data.npz import opened_npz
-from dist_ens.data.source import Source, Spec, count_classes, narrowed, source_of_arrays
+from dist_ens.data.source import (
+    ArraySplit,
+    Source,
+    Spec,
+    Split,
+    check_examples,
+    count_classes,
+    narrowed,
+    source_of_arrays,
+)
 from dist_ens.errors import RunError, UserError
 
 _IDX_FILES = {
@@ -72,6 +81,13 @@ def open_idx(folder: str, num_classes: int | None) -> Source:
         for images, labels in _IDX_FILES.values()
     )
     return source_of_arrays(train, test, num_classes=num_classes, name=f"idx:{folder}")
+
+
+def open_idx_test(folder: str) -> Split:
+    """The test split of a folder of IDX files, which may have no other."""
+    inputs, labels = (_read_idx(folder, name) for name in _IDX_FILES["test"])
+    check_examples(f"idx:{folder}, split test", inputs, labels)
+    return ArraySplit(inputs, labels.astype(np.int32))
 
 
 def describe_idx(folder: str, num_classes: int | None) -> tuple[Spec, int]:

@@ -1,8 +1,15 @@
 """From the name of a source to the source."""
 
 from dist_ens.config import DataConfig, did_you_mean
-from dist_ens.data.files import describe_idx, describe_npz, open_digits, open_idx, open_npz
-from dist_ens.data.source import Source, Spec
+from dist_ens.data.files import (
+    describe_idx,
+    describe_npz,
+    open_digits,
+    open_idx,
+    open_idx_test,
+    open_npz,
+)
+from dist_ens.data.source import Source, Spec, Split
 from dist_ens.data.text import open_text
 from dist_ens.data.tfds import describe_tfds, open_tfds
 from dist_ens.data.uci import open_uci
@@ -44,6 +51,19 @@ def _open(config: DataConfig) -> Source:
             )
         return open_uci(place)
     return open_tfds(place, config.data_dir, config.num_classes)
+
+
+def open_test(config: DataConfig) -> Split:
+    """The test split of the data set that the config names; a folder of IDX files may lack others.
+
+    Args:
+        config: See `open_source`.
+
+    Raises:
+        UserError: For an unknown name, or data that cannot be used.
+    """
+    kind, place = _parse(config.source)
+    return open_idx_test(place) if kind == "idx" else _open(config).test
 
 
 def describe_source(config: DataConfig) -> tuple[Spec, int | None]:

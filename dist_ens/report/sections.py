@@ -203,8 +203,8 @@ def _score_against_members(shown: Sequence[Shown]) -> Section:
     return Section(
         "score_against_members",
         "Score against number of members",
-        "The score of ensembles of so many of the run's members, with a band for how much it "
-        "depends on which ones: where the line has become flat, further members add little.",
+        "The score of ensembles of so many of the run's members, drawn at random, with its "
+        "95 % interval: where the line has become flat, further members add little.",
         panels,
         key="",
     )
