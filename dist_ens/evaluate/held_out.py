@@ -64,12 +64,12 @@ def held_out_scores(
         first += size
         masks = left_out[:, here]
         scored = masks.any(axis=0)
-        if scored.any():
-            labels = split.take(here[scored])["labels"]
-            pooled = _pooled({n: v[:, scored] for n, v in told.items()}, masks[:, scored])
-            values.append(evaluator.values_of(pooled, labels))
+        # Batches of one shape are scored by one program; the rows that nobody left out go after it.
+        rows = evaluator.values_of(_pooled(told, masks | ~scored[None]), split.take(here)["labels"])
+        of_example = np.repeat(scored, len(rows["prediction"]) // size)
+        values.append({name: leaf[of_example] for name, leaf in rows.items()})
     missing = int((~left_out.any(axis=0)).sum())
-    if not values:
+    if missing == len(split):
         raise UserError(
             "Some member leaves out some example. Received: members that were trained on all. "
             "Train them with --config.data.examples=bootstrap or kfold."

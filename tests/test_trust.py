@@ -1,0 +1,400 @@
+"""What `evaluate` says beside scores: detection, shift, calibration, conformal, out of bag."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+from scipy.special import log_softmax, softmax
+from scipy.stats import norm
+from sklearn.metrics import roc_auc_score
+
+from dist_ens.assess import Questions, assess
+from dist_ens.config import (
+    CheckpointConfig,
+    DataConfig,
+    Experiment,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
+from dist_ens.data import ArraySplit, Spec, open_source
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import UserError
+from dist_ens.evaluate import Evaluator
+from dist_ens.evaluate.detection import Unlabelled, detection
+from dist_ens.evaluate.held_out import out_of_bag
+from dist_ens.evaluate.kinds import Classes, Normals, Quantiles
+from dist_ens.evaluate.shift import shifted_splits
+from dist_ens.layout import BATCH, make_layout
+from dist_ens.losses import log_normalized_sigmoid
+from dist_ens.losses import log_softmax as log_softmax_of
+from dist_ens.member import from_functions
+from dist_ens.metrics import bootstrap_weights, interval, mean_of
+from dist_ens.report import read_run
+from dist_ens.run import open_finished
+from dist_ens.train import train
+
+RANDOM = np.random.default_rng(0)
+
+
+def network(num_outputs, num_members, layout=None):
+    """Random linear members, their weights in NumPy, and 30 examples."""
+    member = from_functions(
+        lambda key: {"w": 2 * jax.random.normal(key, (4, num_outputs))}, lambda p, x: x @ p["w"]
+    )
+    layout = layout or make_layout(num_members, 1, jax.devices()[:2])
+    ensemble = Ensemble(member, optax.identity(), layout)
+    state = ensemble.init(0, jax.ShapeDtypeStruct((1, 4), np.float32))
+    inputs = RANDOM.normal(size=(30, 4)).astype(np.float32)
+    return ensemble, state, np.asarray(state.params["w"], np.float64), inputs
+
+
+@pytest.mark.quick
+def test_pooled_predictions_are_what_their_names_say():
+    ensemble, state, weights, inputs = network(3, 4)
+    labels = RANDOM.integers(0, 3, 30).astype(np.int32)
+    logits = np.einsum("nf,mfc->mnc", inputs, weights)
+    votes = np.eye(3)[logits.argmax(-1)].mean(0)
+    sigmoid = 1 / (1 + np.exp(-logits))
+    expected = {
+        Classes(log_softmax_of): softmax(logits, -1).mean(0),
+        Classes(log_softmax_of, "logits"): softmax(log_softmax(logits, -1).mean(0), -1),
+        Classes(log_softmax_of, "vote"): votes,
+        Classes(log_normalized_sigmoid): (sigmoid / sigmoid.sum(-1, keepdims=True)).mean(0),
+    }
+    for kind, probs in expected.items():
+        evaluator = Evaluator(ensemble, 8, kind=kind)
+        np.testing.assert_allclose(
+            evaluator.predict(state, inputs)["probs"], probs, rtol=1e-4, atol=1e-6
+        )
+        scores = evaluator.evaluate(state, ArraySplit(inputs, labels)).scores().ensemble
+        assert scores["brier"] == pytest.approx(
+            np.square(probs - np.eye(3)[labels]).sum(-1).mean(), rel=1e-4
+        )
+
+
+@pytest.mark.quick
+def test_real_targets_are_pooled_as_one_normal_as_a_mixture_or_as_quantiles():
+    ensemble, state, weights, inputs = network(2, 3)
+    targets = RANDOM.normal(size=30).astype(np.float32)
+    split, spec = ArraySplit(inputs, targets), Spec((4,), "float32", (), None)
+    outputs = np.einsum("nf,mfc->mnc", inputs, weights)
+    means, deviations = outputs[..., 0], np.sqrt(np.log1p(np.exp(outputs[..., 1])) + 1e-6)
+    mixture = -np.log(norm.pdf(targets, means, deviations).mean(0)).mean()
+    variance = (deviations**2 + means**2).mean(0) - means.mean(0) ** 2
+    as_one = -norm.logpdf(targets, means.mean(0), np.sqrt(variance)).mean()
+    for kind, nll in ((Normals(), as_one), (Normals(as_one=False), mixture)):
+        evaluation = Evaluator(ensemble, 8, spec, kind).evaluate(state, split)
+        assert evaluation.scores().ensemble["nll"] == pytest.approx(nll, rel=1e-4)
+    assert (
+        "nll"
+        not in Evaluator(ensemble, 8, spec, Normals(has_variance=False))
+        .evaluate(state, split)
+        .scores()
+        .ensemble
+    )
+    low, high = np.sort(outputs, -1).mean(0).T
+    quantiles = Quantiles((0.25, 0.5))  # of two outputs: the second is the median
+    scores = Evaluator(ensemble, 8, spec, quantiles).evaluate(state, split).scores().ensemble
+    assert scores["mae"] == pytest.approx(np.abs(targets - high).mean(), rel=1e-4)
+    assert scores["coverage"] == pytest.approx(((low <= targets) & (targets <= high)).mean())
+    assert scores["width"] == pytest.approx((high - low).mean(), rel=1e-4)
+
+
+@pytest.mark.quick
+def test_ensembles_of_fewer_members_are_scored_as_such():
+    ensemble, state, weights, inputs = network(3, 4)
+    labels = RANDOM.integers(0, 3, 30).astype(np.int32)
+    evaluator = Evaluator(ensemble, 7)
+    evaluation = evaluator.evaluate(state, ArraySplit(inputs, labels), by_size=True)
+    scores = evaluation.scores(intervals=True)
+    curve = evaluation.score_against_members()
+    assert curve["num_members"] == [1, 2, 3, 4]
+    # Of all there is one ensemble; of one the mean over orders is near the mean member.
+    assert curve["nll"]["mean"][-1] == pytest.approx(scores.ensemble["nll"], rel=1e-5)
+    log_probs = log_softmax(np.einsum("nf,mfc->mnc", inputs, weights), axis=-1)
+    first = np.random.default_rng(0)
+    orders = [first.permutation(4) for _ in range(8)]
+    of_two = np.mean(
+        [
+            -np.log(np.exp(log_probs[order[:2]]).mean(0))[range(30), labels].mean()
+            for order in orders
+        ]
+    )
+    assert curve["nll"]["mean"][1] == pytest.approx(of_two, rel=1e-4)
+    for name in ("nll", "accuracy"):
+        low, mean, high = (np.array(curve[name][n]) for n in ("low", "mean", "high"))
+        assert (low <= mean).all()
+        assert (mean <= high).all()
+    low, high = scores.ensemble_interval["nll"]
+    assert low < scores.ensemble["nll"] < high
+    assert set(scores.member_intervals[0]) >= {"member_id", "accuracy", "nll", "aurc"}
+
+
+@pytest.mark.quick
+def test_an_interval_holds_the_truth_as_often_as_it_says():
+    # Means of 40 draws of accuracy 0.8: the 95 % interval holds 0.8 in about 95 of 100 sets.
+    held = 0
+    for seed in range(100):
+        right = np.random.default_rng(seed).random(40) < 0.8
+        low, high = interval(mean_of(right.astype(np.float32), bootstrap_weights(40, 400, seed)))
+        held += low <= 0.8 <= high
+    assert 85 <= held <= 99
+
+
+@pytest.mark.quick
+def test_what_is_far_from_the_data_is_told_by_the_measures_that_scikit_learn_scores():
+    ensemble, state, weights, inputs = network(3, 4)
+    outside = (5 * RANDOM.normal(size=(20, 4))).astype(np.float32)
+    labels = np.zeros(30, np.int32)
+    evaluator = Evaluator(ensemble, 8)
+    inside = evaluator.evaluate(state, ArraySplit(inputs, labels))
+    beyond = evaluator.evaluate(
+        state, Unlabelled(ArraySplit(outside, np.full(20, 99)), (), "int32")
+    )
+    found = detection(inside, beyond)
+    both = np.einsum("nf,mfc->mnc", np.concatenate([inputs, outside]), weights)
+    probs, is_out = softmax(both, -1), np.arange(50) >= 30
+
+    def entropy(p):
+        return -(p * np.log(p)).sum(-1)
+
+    pooled = probs.mean(0)
+    measures = {
+        "entropy": entropy(pooled),
+        "max_probability": -pooled.max(-1),
+        "mutual_information": entropy(pooled) - entropy(probs).mean(0),
+        "energy": -np.log(np.exp(both).sum(-1)).mean(0),
+    }
+    for name, values in measures.items():
+        got = found["ood"]["ensemble"][name]
+        assert got["auroc"] == pytest.approx(roc_auc_score(is_out, values), abs=1e-6)
+        low, high = found["ood_interval"]["ensemble"][name]["auroc"]
+        assert low <= got["auroc"] <= high
+    members = [roc_auc_score(is_out, entropy(p)) for p in probs]
+    got = found["ood"]["mean_member"]["entropy"]["auroc"]
+    assert got == pytest.approx(np.mean(members), abs=1e-6)
+    assert "mutual_information" not in found["ood"]["mean_member"]
+
+
+@pytest.mark.quick
+def test_shifts_keep_type_and_range_and_grow_with_their_strength():
+    pictures = RANDOM.integers(20, 200, (12, 10, 10)).astype(np.uint8)
+    split = ArraySplit(pictures, np.arange(12))
+    shifted = shifted_splits(split, Spec((10, 10), "uint8", (), 12))
+    assert set(shifted) == {"gaussian_noise", "blur", "contrast", "rotation"}
+    for name, splits in shifted.items():
+        taken = [each.take(np.arange(12)) for each in splits]
+        for batch in taken:
+            assert batch["inputs"].dtype == np.uint8
+            assert batch["inputs"].min() >= pictures.min()
+            assert batch["inputs"].max() <= pictures.max()
+            np.testing.assert_array_equal(batch["labels"], np.arange(12))
+        if name in ("gaussian_noise", "contrast"):
+            far = [np.abs(b["inputs"] - pictures.astype(float)).mean() for b in taken]
+            assert far == sorted(far)
+        # An example is shifted in the same way, whatever comes beside it.
+        np.testing.assert_array_equal(
+            splits[2].take(np.array([7]))["inputs"][0], taken[2]["inputs"][7]
+        )
+    # A contrast of 0.5 halves the distance to the mean.
+    half = shifted["contrast"][1].take(np.array([3]))["inputs"][0].astype(float)
+    expected = pictures[3].mean() + 0.5 * (pictures[3] - pictures[3].mean())
+    np.testing.assert_allclose(half, expected, atol=0.51)
+    numbers = ArraySplit(RANDOM.normal(size=(5, 3)).astype(np.float32), np.zeros(5))
+    assert set(shifted_splits(numbers, Spec((3,), "float32", (), 2))) == {"gaussian_noise"}
+    with pytest.raises(UserError, match="Leave --shift out"):
+        shifted_splits(split, Spec((9,), "int32", (9,), 5))
+
+
+@pytest.mark.quick
+def test_a_member_without_numbers_is_named_and_left_out_only_if_asked():
+    ensemble, state, weights, inputs = network(3, 4)
+    labels = RANDOM.integers(0, 3, 30).astype(np.int32)
+    split = ArraySplit(inputs, labels)
+    broken = np.asarray(state.params["w"]).copy()
+    broken[2, 0, 0] = np.nan
+    state = state._replace(params={"w": ensemble.layout.put_members(broken)})
+    evaluation = Evaluator(ensemble, 8).evaluate(state, split, by_size=True)
+    assert evaluation.broken_members == [2]
+    scores = evaluation.scores(intervals=True)
+    assert np.isnan(scores.ensemble["nll"])
+    assert np.isfinite(scores.members[0]["nll"])
+    without = Evaluator(ensemble, 8, left_out=[2]).evaluate(state, split, by_size=True)
+    log_probs = log_softmax(np.einsum("nf,mfc->mnc", inputs, weights[[0, 1, 3]]), axis=-1)
+    nll = -np.log(np.exp(log_probs).mean(0))[range(30), labels].mean()
+    assert without.scores().ensemble["nll"] == pytest.approx(nll, rel=1e-4)
+    assert without.sizes == [1, 2, 3]
+    with pytest.raises(UserError, match="Received: 4 of 4 members"):
+        Evaluator(ensemble, 8, left_out=[0, 1, 2, 3])
+
+
+def experiment(data, **changes):
+    values = dict(
+        num_members=6,
+        steps=40,
+        steps_per_call=20,
+        execution="vmap",
+        data=data,
+        model=ModelConfig(name="mlp", options={"hidden_sizes": (16,)}),
+        optimizer=OptimizerConfig(learning_rate=0.01),
+        checkpoint=CheckpointConfig(every_steps=1000),
+    )
+    return Experiment(**(values | changes))
+
+
+def table(path, rows=120):
+    random = np.random.default_rng(1)
+    x = random.normal(size=(rows, 2))
+    data = np.column_stack([x, 10 + 3 * x[:, 0] - x[:, 1] + random.normal(size=rows)])
+    part = random.permutation(rows)[None]
+    file = path / "table.npz"
+    np.savez(
+        file,
+        data=data,
+        index_features=np.arange(2),
+        index_target=2,
+        train_idx=part[:, : rows * 3 // 4],
+        test_idx=part[:, rows * 3 // 4 :],
+    )
+    return f"uci:{file}"
+
+
+def assessed(workdir, **questions):
+    run, ensemble, state = open_finished(workdir)
+    source = open_source(run.experiment.data)
+    return assess(run, ensemble, state, source, Questions(**questions))
+
+
+def test_digits_are_calibrated_covered_and_shifted(tmp_path):
+    data = DataConfig(
+        source="digits", std=(16.0,), validation=0.2, examples="bootstrap", global_batch_size=64
+    )
+    train(experiment(data), tmp_path)
+    found = assessed(
+        tmp_path,
+        shift=True,
+        calibration="temperature",
+        conformal="aps",
+        level=0.8,
+        out_of_bag=True,
+        ood="digits",
+    )
+    told = json.loads(json.dumps(found.to_dict()))
+    assert told["calibrated"]["test"]["nll"] < told["test"]["nll"]
+    low, high = told["calibrated"]["test_interval"]["nll"]
+    assert low < told["calibrated"]["test"]["nll"] < high
+    # 360 test rows: a standard error of 0.02.
+    assert told["conformal"]["coverage"] == pytest.approx(0.8, abs=0.08)
+    assert told["ood"]["ensemble"]["entropy"]["auroc"] == pytest.approx(0.5)  # the same examples
+    noise = [at["accuracy"] for at in told["shift"]["gaussian_noise"]]
+    assert noise[0] > noise[-1]
+    assert 0.5 < told["out_of_bag"]["scores"]["accuracy"] <= 1
+    # Of six Poisson samples all hold an example with probability (1 - 1/e)^6 = 0.064.
+    assert told["out_of_bag"]["not_scored"] == pytest.approx(0.064 * 1150, abs=30)
+    assert len(found.sentences()) == 4
+    run = read_run(tmp_path)
+    assert len(run.pictures) == 24
+    assert "reliability" in run.curves
+
+
+def test_out_of_bag_predictions_are_of_members_that_never_saw_the_example(tmp_path):
+    # Labels by chance: who has seen an example knows its label, nobody else can.
+    random = np.random.default_rng(0)
+    images = random.normal(size=(40, 30)).astype(np.float32)
+    labels = random.integers(0, 2, 40)
+    np.savez(
+        tmp_path / "noise.npz",
+        train_images=images,
+        train_labels=labels,
+        test_images=images,
+        test_labels=labels,
+    )
+    data = DataConfig(source=f"npz:{tmp_path / 'noise.npz'}", global_batch_size=20)
+    for changes in ({"examples": "kfold", "num_folds": 3}, {"examples": "bootstrap"}):
+        workdir = tmp_path / changes["examples"]
+        ours = dataclasses.replace(data, **changes)
+        train(experiment(ours, steps=300, num_members=6), workdir)
+        told = assessed(workdir, out_of_bag=True).to_dict()
+        assert told["test"]["accuracy"] > 0.9  # which are the training examples
+        assert told["out_of_bag"]["scores"]["accuracy"] < 0.8
+    ids = np.arange(6)
+    masks = out_of_bag(ids, 40, seed=0, num_folds=3)
+    assert (masks.sum(0) == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "loss", "data"),
+    [
+        ("cqr", "pinball", {"validation": 0.3}),
+        ("cqr", "gaussian_nll", {"validation": 0.3}),
+        ("cv+", "mse", {"examples": "kfold", "num_folds": 5}),
+        ("jackknife+", "gaussian_nll", {"examples": "bootstrap"}),
+    ],
+)
+def test_intervals_of_real_targets_hold_as_often_as_asked(tmp_path, method, loss, data):
+    data = DataConfig(source=table(tmp_path, 400), global_batch_size=48, **data)
+    members = 5 if method == "cv+" else 20
+    train(
+        experiment(data, loss=LossConfig(name=loss), num_members=members, steps=200),
+        tmp_path / "run",
+    )
+    told = assessed(tmp_path / "run", conformal=method, level=0.8).to_dict()
+    # 100 test rows, calibrated on 90 and more: a standard error of 0.06.
+    assert 0.62 < told["conformal"]["coverage"] < 0.98
+    # A normal's central 80 % is 2.56 deviations wide; the noise has 1.
+    assert 2 < told["conformal"]["mean_width"] < 6
+    if loss == "gaussian_nll" and method == "cqr":
+        calibrated = assessed(tmp_path / "run", calibration="variance").to_dict()["calibrated"]
+        assert calibrated["parameters"]["scale"] > 0
+        assert calibrated["test"]["rmse"] == pytest.approx(told["test"]["rmse"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("questions", "sentence"),
+    [
+        ({"calibration": "temperature"}, "Received: a run that held none out."),
+        ({"conformal": "aps"}, "Received: a run that held none out."),
+        ({"conformal": "cqr"}, "Sets of classes are lac, aps or raps"),
+        ({"out_of_bag": True}, "Received: members that were trained on all"),
+        ({"pooling": "mixture"}, "pooled by one of probs, logits, vote"),
+        ({"ood": "idx:nowhere"}, "An IDX folder holds"),
+    ],
+)
+def test_questions_that_a_run_cannot_answer_are_told(finished, questions, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        assessed(finished, **questions)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run")
+    data = DataConfig(source="digits", std=(16.0,), global_batch_size=64)
+    train(experiment(data, steps=20, num_members=2), workdir)
+    return workdir
+
+
+@pytest.mark.quick
+def test_a_level_that_is_no_coverage_is_told():
+    with pytest.raises(UserError, match=r"lies in \(0, 1\)\. Received: 1\.0"):
+        Questions(level=1.0)
+
+
+def test_dropout_samples_are_averaged_and_differ(tmp_path):
+    data = DataConfig(source="digits", std=(16.0,), global_batch_size=64)
+    model = ModelConfig(name="mlp_bn_dropout", options={"hidden_sizes": (32,), "dropout_rate": 0.5})
+    trained = train(experiment(data, steps=20, num_members=2, model=model), tmp_path)
+    images = open_source(data).test.take(np.arange(5))["inputs"]
+    plain = Evaluator(trained.ensemble, 8).predict(trained.state, images)
+    samples = dataclasses.replace(trained.ensemble, dropout_samples=64)
+    outputs = np.asarray(samples.predict(trained.state, samples.layout.put(images[:4], 4, BATCH)))
+    assert outputs.shape == (2, 4, 64, 10)
+    assert (outputs.std(axis=2) > 0).all()
+    averaged = Evaluator(samples, 8).predict(trained.state, images)
+    expected = softmax(outputs, -1).mean(2)
+    np.testing.assert_allclose(averaged["member_probs"][:, :4], expected, atol=0.12)
+    assert np.abs(averaged["member_probs"] - plain["member_probs"]).max() > 0.01
