@@ -63,7 +63,7 @@ def held_out_scores(
         here = np.arange(first, first + size)
         first += size
         masks = left_out[:, here]
-        scored = masks.any(axis=0)
+        scored = np.asarray(masks.any(axis=0))
         # Batches of one shape are scored by one program; the rows that nobody left out go after it.
         rows = evaluator.values_of(_pooled(told, masks | ~scored[None]), split.take(here)["labels"])
         of_example = np.repeat(scored, len(rows["prediction"]) // size)
