@@ -64,7 +64,7 @@ def main() -> None:
             told = assess(run, ensemble, part, source, Questions(ood=ood)).to_dict()
             names = ("test", "mean_member", "ood", "ood_interval")
             found.append({"num_members": size, **{name: told[name] for name in names}})
-    console = Console(markup=False, highlight=False)
+    console = Console(markup=False, highlight=False, width=110)
     console.print(_table(found))
     console.print(f"Trained {max(_SIZES)} members in {seconds:.0f} s.")
     if _JSON.value is not None:

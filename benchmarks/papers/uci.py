@@ -53,7 +53,7 @@ PUBLISHED = {
 def main() -> None:
     """Trains the tables one after the other, and prints each beside what is published."""
     folder = pathlib.Path(front.required(_DATA))
-    console = Console(markup=False, highlight=False)
+    console = Console(markup=False, highlight=False, width=110)
     names = list(PUBLISHED)
     if _TABLES.value is not None:
         names = front.names(_TABLES, PUBLISHED)
