@@ -98,6 +98,11 @@ class Run:
     def order(self) -> Order:
         """In which the training examples come."""
         data = self.experiment.data
+        if data.examples == "bootstrap" and self.num_train_examples == 1:
+            raise UserError(
+                "A bootstrap sample is drawn from several examples. Received: one. Add data, or "
+                "set --config.data.examples=shared."
+            )
         return Order(
             self.num_train_examples,
             data.global_batch_size,
