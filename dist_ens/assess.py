@@ -1,6 +1,7 @@
 """A finished run, asked how far it can be trusted: everything that `evaluate` says of one."""
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,7 +160,10 @@ def assess(
     if questions.ood is not None:
         outside = evaluator.evaluate(state, _other_kind(run, questions.ood))
         extras |= detection(evaluation, outside)
-        curves["ood"] = {"name": questions.ood, **histograms(evaluation, outside)}
+        curves["ood"] = {
+            "name": pathlib.PurePath(questions.ood).name,
+            **histograms(evaluation, outside),
+        }
     if questions.shift:
         extras["shift"] = _under_shift(evaluator, state, source, run)
         curves["shift"] = {

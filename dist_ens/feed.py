@@ -1,6 +1,6 @@
 """What the calls of a run are given: batches from the host, or a split that stays on the device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,9 +9,8 @@ import numpy as np
 
 from dist_ens import cluster
 from dist_ens.data import Source, Split, calls, training_batches
-from dist_ens.ensemble import Drawn
-from dist_ens.errors import UserError
-from dist_ens.layout import BATCHES, MEMBERS, REPLICATED, Layout
+from dist_ens.ensemble import Drawn, Own
+from dist_ens.layout import BATCHES, MEMBER_BATCHES, MEMBERS, REPLICATED, Layout
 from dist_ens.methods import Order
 
 # A split is kept on the device if it takes at most this part of the memory that is free there.
@@ -27,6 +26,7 @@ def feed(
     first_step: int,
     last_step: int,
     steps_per_call: int,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Iterator[Any]:
     """What `Ensemble.update` is given, call after call.
 
@@ -42,12 +42,10 @@ def feed(
         first_step: Steps already taken.
         last_step: Steps of the whole run.
         steps_per_call: Steps of one call.
+        say: Takes a sentence for people, on what is sent where members have orders of their own.
 
     Returns:
         The batches of each call, on the mesh.
-
-    Raises:
-        UserError: If members have orders of their own over a split that is streamed.
     """
     split, steps_of_calls = source.train, calls(first_step, last_step, steps_per_call)
     # By the whole run, so that one that goes on is given its batches as before.
@@ -58,10 +56,11 @@ def feed(
     if cluster.as_main_sees(worth_reading and fits):
         return map(Draws(put_whole(split, layout), order, layout, seed), steps_of_calls)
     if order.per_member:
-        raise UserError(
-            "Members draw batches of their own from a split that fits on a device, in a quarter of "
-            f"what is free there. Received: {split_bytes / 2**30:.3g} GiB for "
-            f"{free_bytes / 2**30:.3g} GiB that are free. Set --config.data.examples=shared."
+        step_bytes = order.global_batch_size * source.spec.example_bytes * layout.num_members
+        say(
+            "Each member has an order of its own, and the training set does not fit on a device: "
+            f"{step_bytes / 2**20:.3g} MiB a step are sent from the hosts, "
+            f"{layout.num_members} times what one order for all would be."
         )
     return _streamed(split, order, layout, seed, steps_of_calls)
 
@@ -121,6 +120,15 @@ def _streamed(
     size = order.global_batch_size
     host_rows = layout.host_rows(size)
     for batches in training_batches(
-        split, order, seed=seed, host_rows=host_rows, calls=steps_of_calls
+        split,
+        order,
+        seed=seed,
+        host_rows=host_rows,
+        calls=steps_of_calls,
+        member_ids=layout.host_members.tolist(),
     ):
-        yield layout.put(batches, size, BATCHES)
+        yield (
+            Own(layout.put(batches, size, MEMBER_BATCHES))
+            if order.per_member
+            else layout.put(batches, size, BATCHES)
+        )

@@ -81,8 +81,16 @@ class Run:
                 "A run is read by the version of dist_ens that trained it. Received: one without "
                 f"{', '.join(sorted(absent))}. Use that version, or train anew in another folder."
             )
+        try:
+            experiment = Experiment.from_dict(values["experiment"])
+        except UserError as error:
+            raise RunError(
+                "A run is read by the version of dist_ens that trained it. Received: one whose "
+                f"experiment this one refuses: {error} Use that version, or train anew in another "
+                "folder."
+            ) from error
         return cls(
-            Experiment.from_dict(values["experiment"]),
+            experiment,
             Spec.from_dict(values["spec"]),
             values["num_train_examples"],
             values["member_file"],

@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import math
 import pathlib
-import shlex
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -21,15 +20,12 @@ from dist_ens.data import Source, open_source
 from dist_ens.ensemble import Ensemble, State
 from dist_ens.ensemble.choice import choose
 from dist_ens.errors import UserError
-from dist_ens.evaluate import Evaluator, Scores, curves_of, pictures_of
+from dist_ens.evaluate import Evaluator, Scores
 from dist_ens.execution import AUTO
 from dist_ens.feed import feed
 from dist_ens.layout import DATA, ENSEMBLE, MEMBERS, make_layout, to_host
 from dist_ens.member import Member
 from dist_ens.run import Run, saved_run, trained_by_one
-
-# The first two that a run has are told at its end.
-_TOLD = {"accuracy": "accuracy", "rmse": "RMSE", "nll": "NLL", "pinball": "pinball", "mae": "MAE"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +33,7 @@ class Trained:
     """What training leaves.
 
     Attributes:
+        run: What the state belongs to.
         ensemble: The lifted member.
         state: The ensemble's, on its layout.
         step: Updates that the state has seen.
@@ -44,6 +41,7 @@ class Trained:
         signal: The signal that asked it to stop; None if none did.
     """
 
+    run: Run
     ensemble: Ensemble
     state: State
     step: int
@@ -115,6 +113,7 @@ def train(
             first_step=first_step,
             last_step=last_step,
             steps_per_call=experiment.steps_per_call,
+            say=partial(console.print, soft_wrap=True),
         )
         batches = batches_from(ensemble.layout)
         if before is None and experiment.execution == AUTO:
@@ -157,7 +156,7 @@ def train(
                 stopping = stop.is_set() and not is_last
                 if is_last or _crossed(experiment.evaluation.every_steps, previous_step, step):
                     with reporter.paused():
-                        evaluation = evaluator.evaluate(state, source.test, by_size=is_last)
+                        evaluation = evaluator.evaluate(state, source.test)
                         scores = evaluation.scores(intervals=is_last)
                     if step > first_step:  # else they are written already
                         reporter.evaluated(step, scores.to_dict())
@@ -181,14 +180,12 @@ def train(
             f"Stopped at step {step:,} of {last_step:,}; it is saved in {workdir / FOLDER}. The "
             "same command goes on from there.",
         )
-        return Trained(ensemble, state, step, None, stop.signal)
+        return Trained(run, ensemble, state, step, None, stop.signal)
     if scores is not None and cluster.is_main():
         summary = _summary(run, ensemble, step, scores, reporter, first_step, workdir)
         report.write_summary(workdir, summary)
-        curves = curves_of(evaluation)
-        report.write_report(workdir, summary, curves, pictures_of(evaluation, source.test, curves))
-        _print_result(console, scores, workdir, member_file)
-    return Trained(ensemble, state, step, scores, None)
+        _print_scores(console, scores)
+    return Trained(run, ensemble, state, step, scores, None)
 
 
 @contextlib.contextmanager
@@ -273,11 +270,11 @@ def _summary(
     }
 
 
-def _print_result(
-    console: Console, scores: Scores, workdir: pathlib.Path, member_file: str | None
-) -> None:
-    ensemble, mean = scores.ensemble, scores.mean_member
-    console.print(report.scores_table(ensemble, mean, scores.members, len(scores.groups)))
+def _print_scores(console: Console, scores: Scores) -> None:
+    table = report.scores_table(
+        scores.ensemble, scores.mean_member, scores.members, len(scores.groups)
+    )
+    console.print(table)
     diverged = [
         member["member_id"]
         for member in scores.members
@@ -289,15 +286,3 @@ def _print_result(
             "averaged over them. Try a lower --config.optimizer.learning_rate, or "
             "--config.optimizer.clip_norm=1.0.",
         )
-    config = f" --config={shlex.quote(member_file)}" if member_file else ""
-    first, second = [name for name in _TOLD if name in mean][:2]
-    told, count = report.told, len(scores.groups)
-    over_groups = f" (means over {count} groups)" if count > 1 else ""
-    console.print(
-        f"The ensemble's {_TOLD[first]} is {told(ensemble, first)} and its {_TOLD[second]} "
-        f"{told(ensemble, second)}; its mean member's are {told(mean, first)} and "
-        f"{told(mean, second)}{over_groups}. In {workdir}: {report.PAGE}, {report.SUMMARY}, "
-        f"{report.METRICS}, {FOLDER}/. Next: dist-ens predict "
-        f"--workdir={shlex.quote(str(workdir))}{config} --input=x.npy --output=p.npz",
-        soft_wrap=True,
-    )

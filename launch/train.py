@@ -1,30 +1,58 @@
 """Trains an ensemble: dist-ens train --config=FILE --workdir=DIR [--config.FIELD=VALUE …]."""
 
-from absl import flags
+import pathlib
+import shlex
 
-from dist_ens.data import open_source
-from dist_ens.train import train
+from absl import flags
+from rich.console import Console
+
+from dist_ens import cluster, report
+from dist_ens.assess import Questions, assess
+from dist_ens.checkpoint import FOLDER
+from dist_ens.data import Source, open_source
+from dist_ens.evaluate import Scores
+from dist_ens.train import Trained, train
 from launch import front
 from launch.config_file import ConfigFlags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; one that holds it goes on.")
 _CONFIG = ConfigFlags()
+# The first two that a run has are told at its end.
+_TOLD = {"accuracy": "accuracy", "rmse": "RMSE", "nll": "NLL", "pinball": "pinball", "mae": "MAE"}
 
 
 def main() -> int:
     """Trains; 128 + the signal's number if one stopped it."""
-    workdir = front.required(_WORKDIR)
+    workdir = pathlib.Path(front.required(_WORKDIR))
     experiment = _CONFIG.experiment()
     source = open_source(experiment.data)
     member = _CONFIG.make_member(source.spec)
-    trained = train(
-        experiment,
-        workdir,
-        member=member,
-        member_file=_CONFIG.file.path if member and _CONFIG.file else None,
-        source=source,
-    )
+    member_file = _CONFIG.file.path if member and _CONFIG.file else None
+    trained = train(experiment, workdir, member=member, member_file=member_file, source=source)
+    if trained.scores is not None:
+        _leave_report(trained, trained.scores, source, workdir, member_file)
     return 0 if trained.signal is None else 128 + trained.signal
+
+
+def _leave_report(
+    trained: Trained, scores: Scores, source: Source, workdir: pathlib.Path, member_file: str | None
+) -> None:
+    found = assess(trained.run, trained.ensemble, trained.state, source, Questions())
+    if not cluster.is_main():
+        return
+    report.write_report(workdir, found.to_dict(), found.curves, found.pictures)
+    config = f" --config={shlex.quote(member_file)}" if member_file else ""
+    ensemble, mean, count = scores.ensemble, scores.mean_member, len(scores.groups)
+    first, second = [name for name in _TOLD if name in mean][:2]
+    told, over_groups = report.told, f" (means over {count} groups)" if count > 1 else ""
+    Console(markup=False, highlight=False).print(
+        f"The ensemble's {_TOLD[first]} is {told(ensemble, first)} and its {_TOLD[second]} "
+        f"{told(ensemble, second)}; its mean member's are {told(mean, first)} and "
+        f"{told(mean, second)}{over_groups}. In {workdir}: {report.PAGE}, {report.SUMMARY}, "
+        f"{report.METRICS}, {FOLDER}/. Next: dist-ens predict "
+        f"--workdir={shlex.quote(str(workdir))}{config} --input=x.npy --output=p.npz",
+        soft_wrap=True,
+    )
 
 
 def run() -> None:

@@ -79,7 +79,7 @@ def test_training_ends_with_what_a_newcomer_wants_to_know(run):
     summary = json.loads((workdir / "summary.json").read_text())
     for figure in (summary["test"]["accuracy"], summary["mean_member"]["nll"]):
         assert f"{figure:.4f}" in last
-    assert f"In {workdir}: summary.json, metrics.jsonl, checkpoints/." in last
+    assert f"In {workdir}: report.html, summary.json, metrics.jsonl, checkpoints/." in last
     assert f"Next: dist-ens predict --workdir={workdir}" in last
     assert "ensemble of 8" in output
 

@@ -7,7 +7,7 @@ import pytest
 
 import networks
 from dist_ens.data import ArraySplit, Source, Spec
-from dist_ens.ensemble import Drawn, Ensemble
+from dist_ens.ensemble import Drawn, Ensemble, Own
 from dist_ens.errors import UserError
 from dist_ens.feed import feed
 from dist_ens.layout import Layout, make_layout
@@ -27,20 +27,27 @@ def source(kind=ArraySplit):
     return Source(Spec(inputs.shape[1:], "float32", (), networks.CLASSES), split, split)
 
 
-def calls_of(kind, layout, *, last_step=7, per_member=False):
+def calls_of(kind, layout, *, last_step=7, per_member=False, say=print):
     order = Order(COUNT, networks.BATCH, per_member=per_member)
     return feed(
-        source(kind), order, layout, seed=3, first_step=0, last_step=last_step, steps_per_call=3
+        source(kind),
+        order,
+        layout,
+        seed=3,
+        first_step=0,
+        last_step=last_step,
+        steps_per_call=3,
+        say=say,
     )
 
 
-def trained(kind, mesh=(4, 2), execution="vmap", *, last_step=7, per_member=False, num_members=4):
+def trained(kind, mesh=(4, 2), execution="vmap", *, last_step=7, waves=1, **of_calls):
     rows, columns = mesh
-    layout = make_layout(num_members, rows, jax.devices()[: rows * columns])
+    layout = make_layout(4, rows, jax.devices()[: rows * columns])
     member, inputs, _ = networks.mlp()
-    ensemble = Ensemble(member, optax.sgd(0.1), layout, execution=execution)
+    ensemble = Ensemble(member, optax.sgd(0.1), layout, execution=execution, waves=waves)
     state = ensemble.init(0, inputs)
-    calls = list(calls_of(kind, layout, last_step=last_step, per_member=per_member))
+    calls = list(calls_of(kind, layout, last_step=last_step, **of_calls))
     for batches in calls:
         state, _ = ensemble.update(state, batches)
     return jax.device_get(state.params), calls
@@ -130,10 +137,23 @@ def test_members_with_orders_of_their_own_are_what_they_are_alone():
     assert not np.allclose(jax.tree.leaves(shared)[-1], jax.tree.leaves(together)[-1], atol=1e-4)
 
 
-def test_orders_of_the_members_own_want_a_split_that_fits(monkeypatch):
-    assert isinstance(next(calls_of(ReadLate, make_layout(4), last_step=2, per_member=True)), Drawn)
+@pytest.mark.parametrize(
+    ("mesh", "execution", "waves"),
+    [((4, 2), "vmap", 1), ((2, 2), "loop", 1), ((1, 4), "map+single", 1), ((2, 2), "vmap", 2)],
+)
+def test_members_with_orders_of_their_own_are_sent_their_examples_where_the_set_does_not_fit(
+    monkeypatch, mesh, execution, waves
+):
+    drawn, calls = trained(ArraySplit, mesh, execution, per_member=True, waves=waves)
+    assert isinstance(calls[0], Drawn)
     # 40 examples of 12 floats and a label, 52 bytes each: 2,080 bytes, a quarter of 8,320.
     monkeypatch.setattr(Layout, "free_bytes", lambda layout: 8_319)
-    assert isinstance(next(calls_of(ArraySplit, make_layout(4))), dict)
-    with pytest.raises(UserError, match="a split that fits on a device.*examples=shared"):
-        calls_of(ReadLate, make_layout(4), last_step=2, per_member=True)
+    said = []
+    sent, calls = trained(
+        ArraySplit, mesh, execution, per_member=True, waves=waves, say=said.append
+    )
+    assert isinstance(calls[0], Own)
+    jax.tree.map(np.testing.assert_array_equal, drawn, sent)
+    # A batch of 16 for each of four members: 16 * 52 * 4 = 3,328 bytes, 0.00317 MiB.
+    assert "0.00317 MiB a step are sent from the hosts, 4 times" in said[0]
+    assert len(said) == 1

@@ -551,6 +551,35 @@ def test_the_bold_training_curve_is_the_median_of_the_members_that_have_a_number
     np.testing.assert_array_equal(bold.get_ydata(), [2.0, 3.5, np.nan])
 
 
+def test_what_is_no_finite_number_leaves_a_gap():
+    values = [1.0, None, math.nan, math.inf, -math.inf, 2.0]
+    curve = figures.Curve(range(6), values, "#000000")
+    (line,) = figures.lines([curve], x_label="x", y_label="y").axes[0].lines
+    np.testing.assert_array_equal(line.get_ydata(), [1.0, *4 * [np.nan], 2.0])
+
+
+@pytest.mark.parametrize(
+    ("counts", "named"),
+    [
+        ([1, 2, 3, 4, 6, 8], ["1", "2", "3", "4", "6", "8"]),
+        ([1, 2, 4, 5], ["1", "2", "4"]),  # 5 / 4 is less than 1.3
+        # The twelfth root of 4096 is 2.
+        ([1, 2, 3, 4, 4096], ["1", "2", "4", "4096"]),
+    ],
+)
+def test_numbers_of_members_are_named_where_there_is_room(counts, named):
+    curve = figures.Curve(counts, counts, "#000000")
+    figure = figures.lines([curve], x_label="members", y_label="y", x_is_count=True)
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == named
+
+
+def test_a_point_of_many_examples_is_larger():
+    bins = {"confidence": [0.3, None, 0.9], "accuracy": [0.3, None, 0.9], "count": [1, 0, 3]}
+    (points,) = figures.reliability({"ensemble": bins}).axes[0].collections
+    small, large = points.get_sizes()
+    assert large - small == pytest.approx(2 * (small - 12))  # of shares 1/4 and 3/4
+
+
 def test_labels_at_the_ends_of_curves_do_not_meet():
     ends = {"low": 0.2, "middle": 0.98, "high": 0.99, "highest": 1.0}
     curves = [figures.Curve([0, 1], [0, end], "#000000", name) for name, end in ends.items()]
@@ -566,7 +595,7 @@ def test_labels_at_the_ends_of_curves_do_not_meet():
 def test_a_long_label_leaves_room_for_the_picture():
     curves = [figures.Curve([0, 1], [0, 1], "#000000", "a shift whose name is long")]
     figure = figures.lines(curves, x_label="x", y_label="y")
-    assert [text.get_text() for text in figure.axes[0].texts] == ["a shift whose nam…"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["a shift …e is long"]
 
 
 def test_runs_side_by_side_share_the_vertical_axis_of_a_score():
@@ -612,6 +641,16 @@ def test_a_picture_keeps_its_bytes_and_stretches_its_floats(values, pixels):
     assert kind == "data:image/png;base64"
     image = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
     np.testing.assert_array_equal(image, pixels)
+
+
+def test_the_fields_of_an_example_are_told_as_the_scores_are(tmp_path):
+    def cells(scores):
+        example = {"index": 3, "label": "cat", "prediction": 7.0, "nll": 2.5, "entropy": math.nan}
+        run = RunReport("run", {"test": scores}, [], {"hardest": [example]}, [])
+        return page_of(tmp_path, run).rows()[-1]
+
+    assert cells({"accuracy": 1.0}) == [["3"], ["cat"], ["7"], ["2.5000"], ["—"]]
+    assert cells({"rmse": 1.0}) == [["3"], ["cat"], ["7"], ["2.500"], ["—"]]
 
 
 def test_a_large_picture_is_made_small():

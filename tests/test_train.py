@@ -59,7 +59,10 @@ def test_a_run_leaves_its_scores_its_metrics_and_its_checkpoints(tmp_path):
     assert summary["seconds"] > 0
     assert summary["member_examples_per_second"] > 0
     assert summary["test"] == trained.scores.ensemble
-    assert set(summary["test"]) == {"accuracy", "nll", "brier", "ece"}
+    assert set(summary["test"]) >= {"accuracy", "nll", "brier", "ece", "aurc", "disagreement"}
+    for scores, name in (("test", "nll"), ("mean_member", "accuracy")):
+        low, high = summary[f"{scores}_interval"][name]
+        assert low < summary[scores][name] < high
     assert [m["member_id"] for m in summary["members"]] == [0, 1, 2, 3]
     assert summary["test"]["nll"] < np.mean([m["nll"] for m in summary["members"]])
     training = [line for line in lines(tmp_path) if "train/loss" in line]
@@ -388,7 +391,7 @@ def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path, monkeypatch):
 def test_members_that_diverged_are_named(tmp_path, capsys):
     train(experiment(optimizer={"learning_rate": 1e38}), tmp_path)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Members [0, 1, 2, 3] have diverged: their NLL is not finite" in printed
+    assert "Members [0, 1, 2, 3] have diverged: their scores are not finite" in printed
 
 
 def test_a_workdir_that_cannot_be_written_is_refused():
@@ -437,6 +440,10 @@ def test_a_run_of_another_version_is_told_in_a_sentence(tmp_path):
     train(experiment(), tmp_path)
     saved = tmp_path / "checkpoints" / "24" / "run" / "metadata"
     values = json.loads(saved.read_text())
+    values["experiment"]["loss"] = "softmax_cross_entropy"  # as it once was
+    saved.write_text(json.dumps(values))
+    with pytest.raises(RunError, match="this one refuses: loss is a section.* Use that version"):
+        train(experiment(steps=32), tmp_path)
     del values["num_devices"]
     saved.write_text(json.dumps(values))
     with pytest.raises(RunError, match="without num_devices. Use that version, or train anew"):

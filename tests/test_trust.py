@@ -34,7 +34,7 @@ from dist_ens.losses import log_normalized_sigmoid
 from dist_ens.losses import log_softmax as log_softmax_of
 from dist_ens.member import from_functions
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
-from dist_ens.report import read_run
+from dist_ens.report import read_run, write_report
 from dist_ens.run import open_finished
 from dist_ens.train import train
 
@@ -297,9 +297,10 @@ def test_digits_are_calibrated_covered_and_shifted(tmp_path):
     # Of six Poisson samples all hold an example with probability (1 - 1/e)^6 = 0.064.
     assert told["out_of_bag"]["not_scored"] == pytest.approx(0.064 * 1150, abs=30)
     assert len(found.sentences()) == 4
+    write_report(tmp_path, told, found.curves, found.pictures)
     run = read_run(tmp_path)
     assert len(run.pictures) == 24
-    assert "reliability" in run.curves
+    assert {"reliability", "risk_coverage", "ood", "shift", "disagreement"} <= set(run.curves)
 
 
 def test_out_of_bag_predictions_are_of_members_that_never_saw_the_example(tmp_path):

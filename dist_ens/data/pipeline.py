@@ -36,24 +36,37 @@ def calls(first_step: int, last_step: int, steps_per_call: int) -> list[range]:
 
 
 def training_batches(
-    split: Split, order: Order, *, seed: int, host_rows: np.ndarray, calls: Sequence[range]
+    split: Split,
+    order: Order,
+    *,
+    seed: int,
+    host_rows: np.ndarray,
+    calls: Sequence[range],
+    member_ids: Sequence[int] = (),
 ) -> Iterator[Batch]:
     """This host's part of the batches of each call, in order.
 
     Args:
         split: The training examples.
-        order: In which they come; one for all members.
+        order: In which they come.
         seed: Of the order, in [0, 2**32).
         host_rows: Positions in the global batch that this host feeds, int64[host_batch].
         calls: The steps of each.
+        member_ids: Where each member has an order of its own, of those that this host feeds.
 
     Yields:
         `inputs` and `labels`, leaves [steps of the call, host_batch, ...]; and `index`, positions
-        in the split, int32[steps of the call, host_batch].
+        in the split, int32[steps of the call, host_batch]. With `member_ids` all of them have a
+        leading axis [members].
     """
 
     def batches_of(steps: range) -> Batch:
-        index = order.indices(order.cursor(seed, steps), host_rows)
+        cursor = order.cursor(seed, steps)
+        if order.per_member:
+            own = [order.indices(cursor, host_rows, np.int32(i)) for i in member_ids]
+            index = np.stack(own)
+        else:
+            index = order.indices(cursor, host_rows)
         return {**split.take(index), "index": index}
 
     return _prefetched(calls, batches_of)

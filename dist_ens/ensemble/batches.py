@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from dist_ens.layout import BATCHES, MEMBERS, REPLICATED, Layout, data_index
+from dist_ens.layout import BATCHES, MEMBER_BATCHES, MEMBERS, REPLICATED, Layout, data_index
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["split", "indices"], meta_fields=[])
@@ -29,18 +29,31 @@ class Drawn:
         return self.indices.ndim == 3
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["examples"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """Batches of which each member has its own, from the host.
+
+    Attributes:
+        examples: `inputs`, `labels` and `index`, leaves [members, steps, batch, ...].
+    """
+
+    examples: Any
+
+
 def steps_in(batches: Any) -> int:
     """Steps of the call; shapes will do."""
     if isinstance(batches, Drawn):
         return batches.indices.shape[-2]
-    return len(jax.tree.leaves(batches)[0])
+    leaf = jax.tree.leaves(batches)[0]
+    return leaf.shape[1] if isinstance(batches, Own) else leaf.shape[0]
 
 
 def placement(batches: Any) -> Any:
     """How it lies on the mesh: specs for its leaves, or for branches of them."""
     if isinstance(batches, Drawn):
         return Drawn(REPLICATED, MEMBERS if batches.per_member else REPLICATED)
-    return BATCHES
+    return Own(MEMBER_BATCHES) if isinstance(batches, Own) else BATCHES
 
 
 def one_step(batches: Any, number: jax.Array) -> Any:
@@ -49,19 +62,22 @@ def one_step(batches: Any, number: jax.Array) -> Any:
         axis = batches.indices.ndim - 2
         step = jax.lax.dynamic_slice_in_dim(batches.indices, number, 1, axis)
         return dataclasses.replace(batches, indices=step)
-    return jax.tree.map(lambda b: jax.lax.dynamic_slice_in_dim(b, number, 1), batches)
+    axis = 1 if isinstance(batches, Own) else 0
+    return jax.tree.map(lambda b: jax.lax.dynamic_slice_in_dim(b, number, 1, axis), batches)
 
 
 def by_member(batches: Any) -> tuple[Any, Any]:
     """What differs between members, leaves [members, steps, ...] or None; and what does not."""
     if isinstance(batches, Drawn) and batches.per_member:
         return batches.indices, Drawn(batches.split, None)
-    return None, batches
+    return (batches.examples, None) if isinstance(batches, Own) else (None, batches)
 
 
 def with_members(own: Any, shared: Any) -> Any:
     """The inverse of `by_member`."""
-    return shared if own is None else dataclasses.replace(shared, indices=own)
+    if own is None:
+        return shared
+    return Own(own) if shared is None else dataclasses.replace(shared, indices=own)
 
 
 def steps_of_member(own: Any, shared: Any) -> Any:

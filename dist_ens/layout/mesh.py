@@ -24,6 +24,7 @@ DATA = "data"
 # How the trees that enter and leave a lifted function lie on the mesh.
 MEMBERS = P(ENSEMBLE)  # [members, ...]: the state
 BATCHES = P(None, DATA)  # [steps, batch, ...]: the batches of one call
+MEMBER_BATCHES = P(ENSEMBLE, None, DATA)  # [members, steps, batch, ...]: each member's own
 BATCH = P(DATA)  # [batch, ...]: one batch
 MEMBER_METRICS = P(None, ENSEMBLE)  # [steps, members]
 MEMBER_BATCH = P(ENSEMBLE, DATA)  # [members, batch, ...]: predictions
@@ -155,13 +156,22 @@ class Layout:
             [np.arange(c * per_column, (c + 1) * per_column) for c in self.host_columns]
         )
 
+    @property
+    def host_members(self) -> np.ndarray:
+        """Positions of the members on this host's rows of the mesh, int64[host_members]."""
+        count = self.members_per_device
+        return np.concatenate(
+            [np.arange(row * count, (row + 1) * count) for row in self.host_mesh_rows]
+        )
+
     def put(self, host_tree: Any, global_batch_size: int, spec: P) -> Any:
         """This host's part of a batch as global arrays.
 
         Args:
             host_tree: Arrays whose batch axis holds the examples of `host_rows`, in their order.
             global_batch_size: Length of the batch axis of the result.
-            spec: `BATCHES` (the batch axis is 1) or `BATCH` (it is 0).
+            spec: `BATCHES` (the batch axis is 1), `BATCH` (it is 0) or `MEMBER_BATCHES` (it is 2,
+                and axis 0 holds `host_members`).
 
         Returns:
             The tree as global arrays on the mesh; every host must call this.
@@ -184,21 +194,27 @@ class Layout:
                 )
         sharding = self.sharding(spec)
         per_column = global_batch_size // self.data_axis
-        first_row = {
-            c * per_column: k * per_column for k, c in enumerate(self.host_columns)
-        }  # global row -> row of the host's part
+        # Along each axis that is parted, a part's length and the parts that this host has.
+        parted = {axis: (per_column, self.host_columns)}
+        if ENSEMBLE in spec:
+            of_row = (self.members_per_device, self.host_mesh_rows)
+            parted[tuple(spec).index(ENSEMBLE)] = of_row
 
         def put(host_array: np.ndarray) -> jax.Array:
             shape = list(host_array.shape)
             shape[axis] = global_batch_size
+            if ENSEMBLE in spec:
+                shape[tuple(spec).index(ENSEMBLE)] = self.num_members
 
-            columns = []
+            parts = []
             indices: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(tuple(shape)))
             for device, index in indices.items():
-                start = first_row[index[axis].start or 0]
-                rows = (slice(None),) * axis + (slice(start, start + per_column),)
-                columns.append(jax.device_put(host_array[rows], device))
-            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, columns)
+                here = [slice(None)] * host_array.ndim
+                for along, (length, of_host) in parted.items():
+                    start = of_host.index((index[along].start or 0) // length) * length
+                    here[along] = slice(start, start + length)
+                parts.append(jax.device_put(host_array[tuple(here)], device))
+            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts)
 
         return jax.tree.map(put, host_tree)
 

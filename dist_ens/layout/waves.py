@@ -57,7 +57,7 @@ class Waves:
         size = of_one.members_per_device
         start, stop = number * size, (number + 1) * size
 
-        def part(leaf: jax.Array) -> jax.Array:
+        def part(leaf: Any) -> jax.Array:
             here = [
                 jax.device_put(jax.device_get(shard.data)[start:stop], shard.device)
                 if leaf.sharding.memory_kind == _HOST_MEMORY
@@ -65,7 +65,8 @@ class Waves:
                 for shard in leaf.addressable_shards
             ]
             shape = (of_one.num_members, *leaf.shape[1:])
-            return jax.make_array_from_single_device_arrays(shape, of_one.sharding(MEMBERS), here)
+            sharding = of_one.sharding(leaf.sharding.spec)
+            return jax.make_array_from_single_device_arrays(shape, sharding, here)
 
         return jax.tree.map(part, tree)
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
     FuncFormatter,
@@ -173,9 +174,12 @@ def reliability(bins: Mapping[str, Mapping[str, Numbers]]) -> Figure:
             finite(points[name]) for name in ("count", "confidence", "accuracy")
         )
         filled = np.isfinite(confidence) & np.isfinite(accuracy)
-        curve = Curve(confidence[filled], accuracy[filled], colour, label)
-        _draw(above, curve, marker="o")
         share = np.nan_to_num(count) / max(np.nansum(count), 1)
+        # What a few examples say does not stand out.
+        above.plot(confidence[filled], accuracy[filled], color=colour, linewidth=1, alpha=0.5)
+        above.scatter(
+            confidence[filled], accuracy[filled], 12 + 80 * share[filled], colour, label=label
+        )
         edges = np.linspace(0, 1, len(share) + 1)
         if colour == COLOURS[0]:  # two fills, one over the other, would be of a third colour
             below.stairs(share, edges, color=colour, fill=True, alpha=0.25, linewidth=0)
@@ -282,7 +286,7 @@ def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str) -> Figur
         np.arange(count + 1) - 0.5,
         np.arange(count + 1) - 0.5,
         np.ma.masked_invalid(values),
-        cmap=matplotlib.colormaps["Blues"].with_extremes(bad="#eceef1"),
+        cmap=LinearSegmentedColormap.from_list("", ["white", COLOURS[0]]).with_extremes(bad=_GRID),
         vmin=0,
         vmax=most or 1.0,
         rasterized=count > _MOST_AS_VECTORS,
@@ -293,7 +297,7 @@ def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str) -> Figur
         digits = max(1 - math.floor(math.log10(most or 1.0)), 0)
         for row, column in zip(*np.nonzero(np.isfinite(values)), strict=True):
             value = values[row, column]
-            dark = value > 0.6 * most
+            dark = value > 0.8 * most
             number = f"{value:.{digits}f}".removeprefix("0")
             colour = "white" if dark else _INK
             axes.text(column, row, number, color=colour, ha="center", va="center", fontsize=9)
@@ -396,9 +400,10 @@ def _legend(axes: Axes, place: Literal["best", "upper left"]) -> None:
 
 def _count_axis(axes: Axes, counts: Sequence[float]) -> None:
     """A logarithmic axis that names counts which stand far enough from each other."""
-    named: list[float] = []
-    for count in sorted({n for n in counts if n > 0}):
-        if not named or count >= 1.5 * named[-1]:
+    positive = sorted({n for n in counts if n > 0})
+    named = positive[:1]
+    for count in positive:
+        if count >= max(1.3, (positive[-1] / positive[0]) ** (1 / 12)) * named[-1]:
             named.append(count)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -428,9 +433,10 @@ def _label_ends(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def _short(label: str) -> str:
-    """A label that leaves room for the picture."""
+    """A label that leaves room for the picture; of a long one its begin and its end."""
     label = label.lstrip("_")  # matplotlib names nothing whose label begins with one
-    return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
+    half = _LONGEST_LABEL // 2
+    return label if len(label) <= _LONGEST_LABEL else f"{label[: half - 1]}…{label[-half:]}"
 
 
 def _apart(heights: Sequence[float], gap: float) -> list[float]:

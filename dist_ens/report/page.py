@@ -251,6 +251,7 @@ def _examples(shown: Sequence[Shown], name: str, title: str, caption: str) -> di
     """Single examples for the template: of each its fields, and where all have one its picture."""
     lists = []
     for each, examples in having(shown, name):
+        scores = each.run.summary.get("test", {})
         fields = list(dict.fromkeys(field for example in examples for field in example))
         first = 0 if name == "hardest" else len(each.run.curves.get("hardest", []))
         pictures = each.run.pictures[first : first + len(examples)]
@@ -259,15 +260,18 @@ def _examples(shown: Sequence[Shown], name: str, title: str, caption: str) -> di
             {
                 "title": each.title,
                 "fields": [named(field) for field in fields],
-                "rows": [[_told(example.get(field)) for field in fields] for example in examples],
+                "rows": [
+                    [_told(example.get(field), scores) for field in fields] for example in examples
+                ],
                 "urls": [figures.picture_url(values) for values in pictures if has_pictures],
             }
         )
     return {"name": name, "title": title, "caption": caption, "lists": lists}
 
 
-def _told(value: Any) -> str:
-    """A field of an example."""
-    if isinstance(value, float):
-        return f"{value:.4g}" if math.isfinite(value) else _DASH
-    return _DASH if value is None else str(value)
+def _told(value: Any, scores: Mapping[str, Any]) -> str:
+    """A field of an example: a name, a number of a class, a target, or a score."""
+    if isinstance(value, str):
+        return value
+    is_whole = _is_number(value) and float(value).is_integer()
+    return f"{value:.0f}" if is_whole else _number(value, scores)

@@ -99,10 +99,10 @@ def _reliability(shown: Sequence[Shown]) -> Section:
     return Section(
         "reliability",
         "Reliability",
-        "Each point is a bin of test examples: on the diagonal, predictions made with a confidence "
-        "of 80 % are right 80 % of the time, below it the model is overconfident and above it too "
-        "cautious; the bars say which share of the examples a bin holds, and a point over a low "
-        "bar says little.",
+        "Each point is a bin of test examples, the larger the more of them: on the diagonal, "
+        "predictions made with a confidence of 80 % are right 80 % of the time, below it the model "
+        "is overconfident and above it too cautious; the bars say which share of the examples a "
+        "bin holds, and a point over a low bar says little.",
         [
             Panel(
                 figures.reliability({_words(who): of[who] for who in _BOTH if who in of}),
@@ -276,6 +276,7 @@ def _shift(shown: Sequence[Shown]) -> Section:
 
 def _ood(shown: Sequence[Shown]) -> Section:
     runs = list(having(shown, "ood"))
+    names = " or ".join(dict.fromkeys(str(of["name"]) for _, of in runs))
     panels = [
         Panel(
             figures.histograms(
@@ -293,8 +294,8 @@ def _ood(shown: Sequence[Shown]) -> Section:
     return Section(
         "ood",
         "In and out of distribution",
-        "How uncertain the ensemble is of the test split and of inputs of another kind: the less "
-        "the two overlap, the better its uncertainty tells what it was not trained for.",
+        f"How uncertain the ensemble is of the test split and of inputs of another kind, {names}: "
+        "the less the two overlap, the better its uncertainty tells what it was not trained for.",
         panels,
     )
 
