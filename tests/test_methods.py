@@ -47,7 +47,7 @@ def test_each_example_is_left_out_by_the_members_of_one_fold(num_examples, num_f
         seen = set()
         for epoch in range(4):
             steps = range(epoch * order.epoch_length, (epoch + 1) * order.epoch_length)
-            drawn = order.indices(order.cursor(5, steps), [0], np.int32(member_id))[:, 0].tolist()
+            drawn = order.indices(order.cursor(5, steps), [0], np.int32([member_id]))[:, 0].tolist()
             assert len(set(drawn)) == len(drawn) == num_examples - sizes.max()
             assert set(drawn) <= kept
             seen |= set(drawn)
@@ -59,7 +59,7 @@ def test_folds_are_the_same_on_the_host_and_on_the_device():
     cursor = order.cursor(3, range(9))
     on_device = jax.jit(lambda at, i: order.indices(at, np.arange(6), i))
     for member_id in (0, 5):
-        on_host = order.indices(cursor, np.arange(6), np.int32(member_id))
+        on_host = order.indices(cursor, np.arange(6), np.int32([member_id]))
         assert (on_host // 23 == member_id % 2).all()  # of its own group alone
         np.testing.assert_array_equal(on_device(cursor, np.int32(member_id)), on_host)
 

@@ -63,7 +63,7 @@ def training_batches(
     def batches_of(steps: range) -> Batch:
         cursor = order.cursor(seed, steps)
         if order.per_member:
-            own = [order.indices(cursor, host_rows, np.int32(i)) for i in member_ids]
+            own = [order.indices(cursor, host_rows, np.array([i], np.int32)) for i in member_ids]
             index = np.stack(own)
         else:
             index = order.indices(cursor, host_rows)
