@@ -49,7 +49,10 @@ def main() -> None:
             examples="permuted",
             std=(255.0,),
         ),
-        model=ModelConfig("mlp_bn_dropout", {"hidden_sizes": (200, 200, 200), "dropout_rate": 0.0}),
+        model=ModelConfig(
+            name="mlp_bn_dropout",
+            options={"hidden_sizes": (200, 200, 200), "dropout_rate": 0.0},
+        ),
         optimizer=OptimizerConfig(name="adam", learning_rate=1e-3),
     )
     source, ood = open_source(experiment.data), f"idx:{front.required(_OOD)}"
