@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from dist_ens.data import Source, open_test
@@ -151,6 +152,12 @@ def assess(
     evaluator = Evaluator(ensemble, batch_size, spec, kind)
     evaluation = evaluator.evaluate(state, source.test, by_size=True)
     broken = evaluation.broken_members
+    if source.num_train_examples != run.num_train_examples:
+        raise UserError(
+            "A run is asked about the data that it was trained on. Received: "
+            f"{source.num_train_examples:,} training examples, where it had "
+            f"{run.num_train_examples:,}. Put the data set back."
+        )
     if broken and questions.leave_out_broken:
         positions = np.flatnonzero(np.isin(evaluation.member_ids, broken)).tolist()
         evaluator = Evaluator(ensemble, batch_size, spec, kind, left_out=positions)
@@ -176,7 +183,21 @@ def assess(
         )
     left_out = None
     data = run.experiment.data
-    if (questions.out_of_bag or questions.conformal) and data.examples in ("bootstrap", "kfold"):
+    trained_on = {"cv+": "kfold", "jackknife+": "bootstrap"}
+    if (questions.out_of_bag and data.examples in trained_on.values()) or (
+        data.examples == trained_on.get(questions.conformal or "")
+    ):
+        if data.examples == "bootstrap" and jax.tree.leaves(state.model_state):
+            raise UserError(
+                "What a member left out it has seen nothing of. Received: members on bootstrap "
+                "samples whose statistics are of whole batches. Train with "
+                "--config.data.examples=kfold."
+            )
+        if kind.pooling != "probs":
+            raise UserError(
+                "Members that left an example out are pooled as probs. Received: "
+                f"{kind.pooling!r}. Add --pooling=probs."
+            )
         if spec.num_groups > 1:
             raise UserError(
                 "Examples that members left out are told of one group. Received: "
@@ -213,6 +234,11 @@ def assess(
 
 
 def _other_kind(run: Run, name: str) -> Unlabelled:
+    if run.spec.standardization or run.spec.label_shape:
+        raise UserError(
+            "Examples of another kind come in the run's own units. Received: --ood for a table or "
+            "a text, whose numbers are its own. Leave it out."
+        )
     config = dataclasses.replace(run.experiment.data, source=name, num_classes=None, validation=0.0)
     other, spec = open_test(config), run.spec
     example = other.take(np.zeros(1, np.int64))["inputs"][0]

@@ -78,6 +78,12 @@ def train(
 
     # 1. Every part is built and checked before anything is written.
     source = open_source(experiment.data) if source is None else source
+    if experiment.data.validation and source.valid is None:
+        raise UserError(
+            "Validation examples are held out of the source. Received: data.validation="
+            f"{experiment.data.validation} and a source of one's own without any. Give it as "
+            "source.with_validation(share)."
+        )
     run = Run(experiment, source.spec, source.num_train_examples, member_file)
     num_members, rows = run.num_members, experiment.layout.ensemble_axis
     layout = make_layout(num_members, rows, cluster.devices_for(num_members, rows))

@@ -12,7 +12,9 @@ from rich.table import Table
 from dist_ens import report
 from dist_ens.bench import DIST_ENS, LOOP, VMAP, WIDEST, Point, bench
 from dist_ens.data import open_source
+from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
+from dist_ens.layout import Layout
 from dist_ens.run import Run
 from launch import front
 from launch.config_file import ConfigFlags
@@ -38,8 +40,13 @@ def main() -> None:
     source = open_source(experiment.data)
     member = _CONFIG.make_member(source.spec)
     run = Run(experiment, source.spec, source.num_train_examples)
+    ranges = source.input_ranges() if experiment.loss.adversarial else None
+
+    def make_ensemble(layout: Layout) -> Ensemble:
+        return run.make_ensemble(layout, member, ranges)
+
     console, points = Console(markup=False, highlight=False), []
-    for point in bench(run, source, lambda layout: run.make_ensemble(layout, member), _TURNS.value):
+    for point in bench(run, source, make_ensemble, _TURNS.value):
         points.append(point)
         rate = point.examples_per_second[DIST_ENS]
         console.print(f"{point.num_members} members: {rate:,.0f} member-examples/s …")

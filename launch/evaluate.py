@@ -76,11 +76,15 @@ def main() -> None:
     )
     for sentence in found.sentences():
         console.print(sentence, soft_wrap=True)
-    report.write_report(workdir, found.to_dict(), found.curves, found.pictures)
-    console.print(f"In {workdir}: {report.PAGE}, with pictures.", soft_wrap=True)
+    as_json: dict[str, Any] = found.to_dict()
     if _JSON.value is not None:
-        as_json: dict[str, Any] = found.to_dict()
         front.write_file(_JSON, lambda path: report.write_scores(path, as_json))
+    if questions.pooling in (None, run.experiment.evaluation.pooling):  # else of another ensemble
+        front.write_file(
+            _WORKDIR,
+            lambda path: report.write_report(path, as_json, found.curves, found.pictures),
+        )
+        console.print(f"In {workdir}: {report.PAGE}, with pictures.", soft_wrap=True)
 
 
 def run() -> None:

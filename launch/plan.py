@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 from absl import flags
 from rich.console import Console
 
@@ -52,7 +53,9 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
     member = config.make_member(spec)
 
     def make_ensemble(layout: Layout) -> Ensemble:
-        ensemble = run.make_ensemble(layout, member)
+        # What the ranges are, no program depends on.
+        ranges = np.zeros((spec.num_groups, *spec.input_shape), np.float32)
+        ensemble = run.make_ensemble(layout, member, ranges)
         run.check_training(ensemble)
         return ensemble
 

@@ -21,8 +21,9 @@ class _Runs:
 
     def prepare(self, argv: list[str]) -> list[str]:
         """Takes them off the command line."""
-        self.workdirs = [pathlib.Path(a) for a in argv[1:] if not a.startswith("-")]
-        return [a for k, a in enumerate(argv) if k == 0 or a.startswith("-")]
+        _, *paths = flags.FLAGS(argv, known_only=True)
+        self.workdirs = [pathlib.Path(path) for path in paths]
+        return [argument for argument in argv if argument not in paths]
 
 
 _RUNS = _Runs()

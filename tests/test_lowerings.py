@@ -126,6 +126,25 @@ def test_in_canonical_layout_the_gradient_of_a_kernel_is_no_convolution():
     assert "length=5" in text
 
 
+def test_the_gradient_of_a_kernel_keeps_its_precision_over_many_examples():
+    layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    random = np.random.default_rng(0)
+    lhs = jnp.asarray(random.uniform(size=(512, 4, 4, 1)), jnp.bfloat16)
+
+    def gradient(rhs):
+        return jax.grad(
+            lambda k: (
+                lax.conv_general_dilated(lhs, k, (1, 1), "SAME", **layout).astype(jnp.float32).sum()
+            )
+        )(rhs)
+
+    rhs = jnp.ones((3, 3, 1, 1), jnp.bfloat16)
+    rules = {lowerings.CONVOLUTION: lowerings.convolution_in_canonical_layout}
+    # The middle of the kernel meets every input once.
+    expected = float(lhs.astype(jnp.float32).sum())
+    assert float(rewritten(gradient, rules)(rhs)[1, 1, 0, 0]) == pytest.approx(expected, rel=0.01)
+
+
 SIDES = [1, 2, 3, 4, 5, 13, 16, 17, 40]
 
 

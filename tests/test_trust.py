@@ -399,3 +399,54 @@ def test_dropout_samples_are_averaged_and_differ(tmp_path):
     expected = softmax(outputs, -1).mean(2)
     np.testing.assert_allclose(averaged["member_probs"][:, :4], expected, atol=0.12)
     assert np.abs(averaged["member_probs"] - plain["member_probs"]).max() > 0.01
+
+
+def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
+    run, ensemble, state = open_finished(finished)
+    source = open_source(run.experiment.data)
+    broken = jax.tree.map(lambda leaf: np.array(leaf), state.params)
+    jax.tree.leaves(broken)[0][1] = np.nan
+    state = state._replace(params=ensemble.layout.put_members(broken))
+    with_all = assess(run, ensemble, state, source, Questions())
+    assert with_all.broken == [1]
+    assert with_all.curves == {}
+    assert "--leave_out_broken pools the others" in with_all.sentences()[0]
+    with pytest.raises(UserError, match="Add --leave_out_broken"):
+        assess(run, ensemble, state, source, Questions(ood="digits"))
+    without = assess(run, ensemble, state, source, Questions(ood="digits", leave_out_broken=True))
+    assert np.isfinite(without.scores.ensemble["nll"])
+    assert without.to_dict()["ood"]["ensemble"]["entropy"]["auroc"] == pytest.approx(0.5)
+    assert "reliability" in without.curves
+
+
+@pytest.mark.quick
+def test_the_interval_of_a_calibration_error_holds_the_error():
+    # Calibrated predictions: a resample of them seems less calibrated than they are.
+    ensemble, state, weights, inputs = network(3, 2)
+    inputs = RANDOM.normal(size=(400, 4)).astype(np.float32)
+    probs = softmax(np.einsum("nf,mfc->mnc", inputs, weights), -1).mean(0)
+    labels = np.array([RANDOM.choice(3, p=p) for p in probs], np.int32)
+    scores = (
+        Evaluator(ensemble, 400).evaluate(state, ArraySplit(inputs, labels)).scores(intervals=True)
+    )
+    for name in ("ece", "aece"):
+        low, high = scores.ensemble_interval[name]
+        assert 0 <= low <= scores.ensemble[name] <= high
+
+
+@pytest.mark.parametrize(
+    ("changes", "questions", "sentence"),
+    [
+        ({"loss": "mse", "validation": 0.2}, {"calibration": "variance"}, "Choose another"),
+        ({"loss": "mse", "validation": 0.2}, {"conformal": "cqr"}, "members that say their mean"),
+        ({"loss": "pinball"}, {"conformal": "cv+"}, "cv+ is of members that left a fold out"),
+        ({"loss": "gaussian_nll"}, {"ood": "digits"}, "Received: --ood for a table"),
+    ],
+)
+def test_questions_that_do_not_fit_real_targets_are_told(tmp_path, changes, questions, sentence):
+    changes = dict(changes)
+    loss = LossConfig(name=changes.pop("loss"))
+    data = DataConfig(source=table(tmp_path), global_batch_size=16, **changes)
+    train(experiment(data, loss=loss, num_members=2, steps=20), tmp_path / "run")
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        assessed(tmp_path / "run", **questions)

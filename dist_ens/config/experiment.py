@@ -94,6 +94,12 @@ class Experiment:
         if self.execution != AUTO:
             Execution.parse(self.execution)
         require(
+            self.loss.mixup == 0 or self.data.shuffle,
+            "Pairs that are mixed are drawn at random.",
+            f"loss.mixup={self.loss.mixup}, data.shuffle=False",
+            "Set --config.data.shuffle=True.",
+        )
+        require(
             self.loss.mixup == 0 or self.data.examples != "bootstrap",
             "Examples that a member's bootstrap sample leaves out are not mixed into others.",
             f"loss.mixup={self.loss.mixup}, data.examples='bootstrap'",
@@ -147,13 +153,13 @@ class Experiment:
         )
         return self.num_members
 
-    def total_steps(self, num_train_examples: int) -> int:
+    def total_steps(self, epoch_length: int) -> int:
         """Updates in the whole run; a last, partial pass over the data counts as begun."""
         if self.steps is not None:
             return self.steps
         if self.epochs is None:
             raise RuntimeError("An experiment has either steps or epochs.")
-        return math.ceil(self.epochs * num_train_examples / self.data.global_batch_size)
+        return math.ceil(self.epochs * epoch_length / self.data.global_batch_size)
 
 
 def differences_on_resume(saved: Experiment, asked: Experiment) -> list[tuple[str, Any, Any]]:

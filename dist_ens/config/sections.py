@@ -89,6 +89,12 @@ class DataConfig:
             "Set --config.data.examples=kfold with --config.data.num_folds=5, or neither.",
         )
         require(
+            self.num_folds is None or self.num_folds >= 2,
+            "Members leave out one of two or more folds.",
+            f"data.num_folds={self.num_folds}",
+            "5 is usual.",
+        )
+        require(
             0 <= self.validation < 1,
             "data.validation is a share of the training examples, in [0, 1).",
             f"{self.validation}",

@@ -261,10 +261,12 @@ def _by_example(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
     ]
 
     def add(total: jax.Array, example: list[jax.Array]) -> tuple[jax.Array, None]:
-        return total + convolution_as_patches(*example, **params), None
+        return total + convolution_as_patches(*example, **params).astype(total.dtype), None
 
     out = jax.eval_shape(lambda a, b: CONVOLUTION.bind(a, b, **params), lhs, rhs)
-    return lax.scan(add, jnp.zeros(out.shape, out.dtype), examples)[0]
+    # A sum in bfloat16 would stop growing where an example is less than its last bit.
+    wide = jnp.zeros(out.shape, jnp.promote_types(out.dtype, jnp.float32))
+    return lax.scan(add, wide, examples)[0].astype(out.dtype)
 
 
 def _canonical(

@@ -26,11 +26,14 @@ def curves_of(evaluation: Evaluation) -> dict[str, Any]:
         `reliability` and `risk_coverage` of classes; `coverage_curve` and `pit` of real targets
         with a distribution; `score_against_members`, `disagreement` of pairs of members (the share
         of rows in which they choose different classes, or the root mean square of the difference
-        of their predictions), and the `hardest` and the `most_uncertain` rows.
+        of their predictions), and the `hardest` and the `most_uncertain` rows. Nothing where the
+        pooled predictions are no numbers.
     """
-    curves: dict[str, Any] = {"score_against_members": evaluation.score_against_members()}
-    both = {"ensemble": evaluation.groups, "mean_member": evaluation.members}
+    if not evaluation.is_sound:
+        return {}
+    both = {"ensemble": evaluation.groups, "mean_member": evaluation.sound_members}
     flat = {who: {n: rows.ravel() for n, rows in values.items()} for who, values in both.items()}
+    curves: dict[str, Any] = {"score_against_members": evaluation.score_against_members()}
     if "correct" in evaluation.groups:
         curves["reliability"] = {
             who: {

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from dist_ens.data import Split
+from dist_ens.errors import UserError
 from dist_ens.evaluate.scores import DRAWS, Evaluation
 from dist_ens.metrics import bootstrap_weights, interval
 from dist_ens.metrics.ranking import detection_scores
@@ -17,6 +18,7 @@ _MEASURES = {
     "mutual_information": ("mutual_information", 1),
     "energy": ("energy", 1),
     "variance": ("variance", 1),
+    "width": ("width", 1),
 }
 _BINS = 40
 
@@ -58,10 +60,19 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
 
     Returns:
         `ood`: for `ensemble` and `mean_member`, for each measure (`entropy`, `max_probability`,
-        `mutual_information` of the ensemble alone, `energy`; of real targets `variance`) its
+        `mutual_information` and `variance` of the ensemble alone, `energy`; of real targets
+        `variance` and `width`) its
         `auroc`, `aupr` and `fpr95`; and `ood_interval`, the 95 % intervals of the ensemble's and
         the mean member's.
+
+    Raises:
+        UserError: If predictions are no numbers, or say nothing of their uncertainty.
     """
+    if not (inside.is_sound and outside.is_sound):
+        raise UserError(
+            "Uncertainty is ranked where all of it are numbers. Received: a member that predicts "
+            "none. Add --leave_out_broken."
+        )
     weights = [
         bootstrap_weights(each.labels.shape[1], DRAWS, seed)
         for seed, each in enumerate((inside, outside))
@@ -75,14 +86,19 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
     for measure, (name, sign) in _MEASURES.items():
         for predictor, values_in, values_out in (
             ("ensemble", inside.groups, outside.groups),
-            ("mean_member", inside.members, outside.members),
+            ("mean_member", inside.sound_members, outside.sound_members),
         ):
-            if name not in values_in:
+            if name not in values_in or not len(values_in[name]):
                 continue
             pairs = list(zip(values_in[name], values_out[name], strict=True))
             scores[predictor][measure] = _mean([told(*pair, sign) for pair in pairs])
             drawn = _mean([told(*pair, sign, *weights) for pair in pairs])
             intervals[predictor][measure] = {n: interval(draws) for n, draws in drawn.items()}
+    if not scores["ensemble"]:
+        raise UserError(
+            "Uncertainty is an entropy, a variance or a width. Received: predictions that say none "
+            "of them. Train several members, or with a loss that has a distribution."
+        )
     return {"ood": scores, "ood_interval": intervals}
 
 

@@ -171,6 +171,9 @@ class Evaluator:
         if given is not None:
             labels = (labels * given.target_std[0] + given.target_mean[0]).astype(np.float32)
         values = self._kind.values(self._kind.read(told), jnp.asarray(labels))
+        # What was told of a mixture is its moments: of its own density nothing is left.
+        of_mixtures = ("mixture_nll", "crps")
+        values = {name: leaf for name, leaf in values.items() if name not in of_mixtures}
         return {name: leaf.ravel() for name, leaf in jax.device_get(values).items()}
 
     def central_interval(
@@ -188,7 +191,7 @@ class Evaluator:
         """
         if "quantiles" in told:
             return told["quantiles"][..., 0], told["quantiles"][..., -1]
-        if not (told["variance"] > 0).all():
+        if not self.kind.has_spread:
             raise UserError(
                 "An interval is of quantiles or of a distribution. Received: members that say "
                 "their mean alone. Train with --config.loss.name=gaussian_nll or pinball."
@@ -225,6 +228,11 @@ class Evaluator:
             if self._standardization is not None:
                 told = tuple(_in_own_unit(values, self._standardization) for values in told)
             yield told
+
+    @property
+    def kind(self) -> Kind:
+        """How outputs are read."""
+        return self._kind
 
     @cached_property
     def _score(self) -> Any:

@@ -78,11 +78,14 @@ def held_out_scores(
     return evaluator.scores_of(rows), missing
 
 
-def held_out_means(
-    evaluator: Evaluator, state: State, split: Split, name: str = "mean"
-) -> np.ndarray:
+def held_out_means(evaluator: Evaluator, state: State, split: Split) -> np.ndarray:
     """The members' predicted means (or medians) of a split, float64[members, examples]."""
-    parts = [told[name] for told in evaluator.member_predictions(state, split)]
+    parts = []
+    for told in evaluator.member_predictions(state, split):
+        quantiles = told.get("quantiles")
+        parts.append(
+            told["mean"] if quantiles is None else quantiles[..., quantiles.shape[-1] // 2]
+        )
     return np.concatenate(parts, axis=1).astype(np.float64)
 
 
@@ -91,7 +94,7 @@ def _pooled(told: dict[str, np.ndarray], masks: np.ndarray) -> dict[str, np.ndar
 
     def mean(values: np.ndarray) -> np.ndarray:
         weights = masks.reshape(*masks.shape, *(1,) * (values.ndim - 2))
-        return (values * weights).sum(axis=0) / weights.sum(axis=0)
+        return np.where(weights, values, 0).sum(axis=0) / weights.sum(axis=0)
 
     if "variance" not in told:
         return {name: mean(values) for name, values in told.items()}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError
-from dist_ens.losses import Objective, normal_distribution, pinball
+from dist_ens.losses import Objective, log_softmax, normal_distribution, pinball
 from dist_ens.metrics import (
     classification_scores,
     classification_values,
@@ -27,9 +27,22 @@ Values = dict[str, jax.Array]
 class Kind(Protocol):
     """What members' outputs say of labels of one kind.
 
+    `pooling` is how they become one; `has_spread`, whether a member alone says how far off it may
+    be.
+
     A *prediction* is a dict of arrays, each of which begins with the axes of the batch; of many
     members they have a leading axis [members].
     """
+
+    @property
+    def pooling(self) -> str:
+        """One of `config.POOLINGS`."""
+        ...
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether a member says a distribution or quantiles, and not a point."""
+        ...
 
     def of_samples(self, outputs: jax.Array) -> Values:
         """A member's prediction from its outputs, [samples, batch, ..., outputs]."""
@@ -77,16 +90,20 @@ class Classes:
     Attributes:
         log_probs: Of a member's outputs.
         pooling: `probs`, `logits` or `vote`; see `config.EvaluationConfig`.
+        has_spread: See `Kind`.
     """
 
     log_probs: Callable[[jax.Array], jax.Array]
     pooling: str = "probs"
+    has_spread: bool = True
 
     def of_samples(self, outputs: jax.Array) -> Values:
         """See `Kind`; samples of one member are always averaged as probabilities."""
-        log_probs = self.log_probs(outputs.astype(jnp.float32))
-        energy = -jax.nn.logsumexp(outputs.astype(jnp.float32), axis=-1).mean(axis=0)
-        return {"log_probs": mixture_log_probs(log_probs), "energy": energy}
+        outputs = outputs.astype(jnp.float32)
+        prediction = {"log_probs": mixture_log_probs(self.log_probs(outputs))}
+        if self.log_probs is log_softmax:  # of whose logits it is the energy
+            prediction["energy"] = -jax.nn.logsumexp(outputs, axis=-1).mean(axis=0)
+        return prediction
 
     def pooled(self, predictions: Values) -> Values:
         """See `Kind`."""
@@ -98,12 +115,13 @@ class Classes:
             together = jnp.log(votes.mean(axis=0))
         else:
             together = mixture_log_probs(log_probs)
-        return {"log_probs": together, "energy": predictions["energy"].mean(axis=0)}
+        energy = {n: v.mean(axis=0) for n, v in predictions.items() if n == "energy"}
+        return {"log_probs": together, **energy}
 
     def values(self, prediction: Values, labels: jax.Array) -> Values:
         """See `Kind`."""
         values = classification_values(prediction["log_probs"], labels)
-        return {**values, "energy": prediction["energy"]}
+        return values | {n: v for n, v in prediction.items() if n == "energy"}
 
     def diversity(self, predictions: Values) -> Values:
         """See `Kind`."""
@@ -129,8 +147,7 @@ class Classes:
 
     def read(self, told: Mapping[str, np.ndarray]) -> Values:
         """See `Kind`; of its energy nothing is known."""
-        log_probs = jnp.log(jnp.asarray(told["probs"], jnp.float32))
-        return {"log_probs": log_probs, "energy": jnp.full(log_probs.shape[:-1], jnp.nan)}
+        return {"log_probs": jnp.log(jnp.asarray(told["probs"], jnp.float32))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +161,16 @@ class Normals:
 
     has_variance: bool = True
     as_one: bool = True
+
+    @property
+    def pooling(self) -> str:
+        """See `Kind`."""
+        return "probs" if self.as_one else "mixture"
+
+    @property
+    def has_spread(self) -> bool:
+        """See `Kind`."""
+        return self.has_variance
 
     def of_samples(self, outputs: jax.Array) -> Values:
         """See `Kind`."""
@@ -207,9 +234,13 @@ class Quantiles:
 
     Attributes:
         levels: Of the quantiles, ascending, the middle one 0.5.
+        pooling: See `Kind`.
+        has_spread: Likewise.
     """
 
     levels: tuple[float, ...]
+    pooling: str = "probs"
+    has_spread: bool = True
 
     def of_samples(self, outputs: jax.Array) -> Values:
         """See `Kind`; quantiles that cross are put in order."""

@@ -12,6 +12,12 @@ from dist_ens.metrics import bootstrap_weights, interval, mean_of
 
 # Resamples of the examples from which a score's interval is read.
 DRAWS = 400
+# More rows than that are resampled less often, and not at all where it would be too seldom.
+_MOST_DRAWN = 40_000_000
+_FEWEST_DRAWS = 100
+# Sums of distances, to which a resample adds noise of its own: what it adds on average is taken off
+# their interval.
+_GROW_IN_RESAMPLES = ("ece", "aece")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,14 +110,26 @@ class Evaluation:
         broken = np.isnan(self.members[names[0]]).any(axis=1)
         return self.member_ids[broken].tolist()
 
+    @property
+    def sound_members(self) -> dict[str, np.ndarray]:
+        """What `members` has of those all of whose predictions are numbers."""
+        sound = ~np.isin(self.member_ids, self.broken_members)
+        return {name: rows[sound] for name, rows in self.members.items()}
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all pooled predictions are numbers."""
+        name = "nll" if "nll" in self.groups else "squared_error"
+        return not np.isnan(self.groups[name]).any()
+
     def scores(self, *, intervals: bool = False) -> Scores:
-        """The scores, with 95 % bootstrap intervals if asked for."""
+        """The scores, with 95 % bootstrap intervals if asked for; none of too many rows."""
         groups = [self._of_group(group) for group in range(self.num_groups)]
         members = [
             {"member_id": int(member_id), **self._of_member(position)}
             for position, member_id in enumerate(self.member_ids)
         ]
-        if not intervals:
+        if not intervals or self._draws < _FEWEST_DRAWS:
             return Scores(groups, members)
         of_groups = [self._of_group(g, self._weights[g]) for g in range(self.num_groups)]
         of_members = [
@@ -121,11 +139,13 @@ class Evaluation:
         return Scores(
             groups,
             members,
-            _intervals(_mean(of_groups)),
-            _intervals(_mean(of_members)),
+            _intervals(_mean(of_groups), _mean(groups)),
+            _intervals(_mean(of_members), _mean(members)),
             [
-                {"member_id": int(member_id), **_intervals(draws)}
-                for member_id, draws in zip(self.member_ids, of_members, strict=True)
+                {"member_id": int(member_id), **_intervals(draws, scores)}
+                for member_id, draws, scores in zip(
+                    self.member_ids, of_members, members, strict=True
+                )
             ],
         )
 
@@ -147,17 +167,27 @@ class Evaluation:
                 return np.mean(of_groups, axis=0)
 
             nothing = [None] * self.num_groups
+            few = self._draws < _FEWEST_DRAWS
             means = [float(over_groups(rows, nothing)) for rows in values]
-            ends = [interval(over_groups(rows, self._weights)) for rows in values]
+            ends = [
+                (np.nan, np.nan) if few else interval(over_groups(rows, self._weights))
+                for rows in values
+            ]
             low, high = zip(*ends, strict=True)
             curve[called] = {"mean": means, "low": list(low), "high": list(high)}
         return curve
+
+    @property
+    def _draws(self) -> int:
+        return min(DRAWS, _MOST_DRAWN // self.labels.shape[1])
 
     @cached_property
     def _weights(self) -> list[np.ndarray]:
         examples = self.labels.shape[1] // self.rows_per_example
         return [
-            np.repeat(bootstrap_weights(examples, DRAWS, group), self.rows_per_example, axis=1)
+            np.repeat(
+                bootstrap_weights(examples, self._draws, group), self.rows_per_example, axis=1
+            )
             for group in range(self.num_groups)
         ]
 
@@ -175,9 +205,20 @@ def _mean(scores: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.mean([draws[name] for draws in scores], axis=0) for name in scores[0]}
 
 
-def _intervals(draws: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+def _intervals(
+    draws: Mapping[str, Any], scores: Mapping[str, Any]
+) -> dict[str, tuple[float, float]]:
     """Of the scores that were drawn; a score of sums over the whole split was not."""
-    return {name: interval(values) for name, values in draws.items() if np.ndim(values)}
+    found = {}
+    for name, values in draws.items():
+        if not np.ndim(values):
+            continue
+        low, high = interval(values)
+        if name in _GROW_IN_RESAMPLES:
+            bias = float(np.mean(values) - scores[name])
+            low, high = (max(0.0, end - bias) for end in (low, high))
+        found[name] = (low, high)
+    return found
 
 
 # What a score of ensembles by their size is called, and its value from the mean over the rows.

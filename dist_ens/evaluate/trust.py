@@ -41,9 +41,8 @@ def recalibrated(
     """
     told, labels = _told(evaluator, state, spec, valid, "A map that calibrates is fitted")
     at_test, test_labels = _told(evaluator, state, spec, test, "Scores are taken")
-    if (method == "variance") != (spec.num_classes is None) or (
-        method == "variance" and "variance" not in told
-    ):
+    fits = method == "variance" and "variance" in told and evaluator.kind.has_spread
+    if not fits and (method == "variance" or spec.num_classes is None):
         raise UserError(
             "Probabilities of classes are calibrated by temperature, vector or isotonic, a "
             f"predicted variance by variance. Received: {method!r} for {spec}. Choose another."
@@ -129,10 +128,11 @@ def conformal_scores(
         low, high = intervals(*evaluator.central_interval(at_test, level))
     else:
         train = splits["train"]
-        if left_out is None or train is None:
+        if left_out is None:
             raise UserError(
-                f"{method} needs members that were not trained on every example. Received: a run "
-                "whose members were. Train with --config.data.examples=kfold or bootstrap."
+                "cv+ is of members that left a fold out, jackknife+ of members on bootstrap "
+                f"samples. Received: {method} for other members. Train with "
+                f"--config.data.examples={'kfold' if method == 'cv+' else 'bootstrap'}."
             )
         at_train = held_out_means(evaluator, state, train)
         at_test_too = held_out_means(evaluator, state, test)

@@ -1,6 +1,5 @@
 """Scores of classifiers, from what each of their predictions adds."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,11 +14,8 @@ from dist_ens.metrics.calibration_error import (
 )
 from dist_ens.metrics.means import mean_of
 from dist_ens.metrics.ranking import area_under_risk_coverage
-from dist_ens.metrics.resampling import bootstrap_weights
 
 NUM_BINS = 15
-# Parts of the examples that are drawn as wholes where a score is of sums over classes.
-NUM_BLOCKS = 20
 _TOP = 5
 # Of several members alone.
 _SEVERAL = ("aleatoric", "mutual_information", "disagreement", "variance")
@@ -95,9 +91,8 @@ def classwise_sums(log_probs: jax.Array, labels: jax.Array, mask: jax.Array) -> 
         mask: bool[batch]; examples where it is False do not count.
 
     Returns:
-        float32[NUM_BLOCKS, 3, classes, NUM_BINS]: by bin of the class's probability how many
-        predictions there are, how many of them are of the class, and the sum of the probability;
-        apart for each of some blocks, to which the examples are dealt out in turn.
+        float32[3, classes, NUM_BINS]: by bin of the class's probability how many predictions there
+        are, how many of them are of the class, and the sum of the probability.
     """
     num_classes = log_probs.shape[-1]
     probs = jnp.exp(log_probs).reshape(-1, num_classes)
@@ -107,18 +102,16 @@ def classwise_sums(log_probs: jax.Array, labels: jax.Array, mask: jax.Array) -> 
     hits = jax.nn.one_hot(labels.reshape(-1), num_classes)
     # Bins (0, 1/15], (1/15, 2/15], …
     bins = jnp.clip(jnp.ceil(probs * NUM_BINS).astype(jnp.int32) - 1, 0, NUM_BINS - 1)
-    rows_per_example = math.prod(labels.shape[1:])
-    block = jnp.arange(len(probs))[:, None] // rows_per_example % NUM_BLOCKS
-    places = bins + NUM_BINS * (jnp.arange(num_classes)[None] + num_classes * block)
+    places = bins + NUM_BINS * jnp.arange(num_classes)[None]
     sums = [
         jax.ops.segment_sum(
             jnp.where(weight, values, 0).ravel(),
             places.ravel(),
-            NUM_BLOCKS * num_classes * NUM_BINS,
-        ).reshape(NUM_BLOCKS, num_classes, NUM_BINS)
+            num_classes * NUM_BINS,
+        ).reshape(num_classes, NUM_BINS)
         for values in (jnp.ones_like(probs), hits, probs)
     ]
-    return jnp.stack(sums, axis=1)
+    return jnp.stack(sums)
 
 
 def classification_scores(
@@ -134,15 +127,14 @@ def classification_scores(
         ece           = sum_b count_b / count * |accuracy_b - confidence_b|,  aece: in equal bins
         classwise_ece = the same for the probability of each class, averaged over classes
         aurc          = mean over k of the error of the k most confident predictions
-        entropy       = mean H(p), and where there are several members what parts it
+        entropy       = mean H(p); and where there are several members what tells them apart
 
     Args:
         values: Of `classification_values`, and of `diversity_values` where members are many; by
             name float[rows].
         classwise: Of `classwise_sums`, added over the batches; without it `classwise_ece` is left
             out.
-        weights: How often each row counts in some resamples, float[draws, rows]. For
-            `classwise_ece` as many resamples of its blocks are drawn.
+        weights: How often each row counts in some resamples, float[draws, rows].
 
     Returns:
         A float for each score; with weights float64[draws].
@@ -157,10 +149,10 @@ def classification_scores(
     if len(values["nll"]) == 0:
         raise ValueError("Scores need at least one example. Received: none. Add some.")
     scores = {"accuracy": mean_of(values["correct"], weights)}
-    if np.isnan(values["confidence"]).any():
+    if not np.isfinite(values["confidence"]).all() or np.isnan(values["nll"]).any():
         # What a network that has diverged predicts has no order. The names are those of any other.
         scores |= classification_scores(
-            {**values, "confidence": np.zeros_like(values["confidence"])}, classwise, weights
+            {name: np.zeros_like(leaf) for name, leaf in values.items()}, classwise, weights
         )
         return {name: np.full(np.shape(score), np.nan)[()] for name, score in scores.items()}
     of_top = {"confidence": values["confidence"], "correct": values["correct"]}
@@ -170,9 +162,7 @@ def classification_scores(
         scores["top_5"] = mean_of(values["top_5"], weights)
     scores["aece"] = adaptive_calibration_error(**of_top, weights=weights, num_bins=NUM_BINS)
     if classwise is not None:
-        scores["classwise_ece"] = _classwise_ece(
-            classwise, None if weights is None else len(weights)
-        )
+        scores["classwise_ece"] = classwise_calibration_error(*classwise)
     scores["aurc"] = area_under_risk_coverage(
         values["confidence"], 1 - values["correct"], weights=weights
     )
@@ -200,15 +190,6 @@ def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:
     Source: Lakshminarayanan et al. (2017), https://arxiv.org/abs/1612.01474.
     """
     return jax.nn.logsumexp(member_log_probs, axis=0) - jnp.log(len(member_log_probs))
-
-
-def _classwise_ece(classwise: np.ndarray, draws: int | None) -> Any:
-    if draws is None:
-        return classwise_calibration_error(*classwise.sum(axis=0))
-    drawn = bootstrap_weights(NUM_BLOCKS, draws, 0)
-    return np.array(
-        [classwise_calibration_error(*np.tensordot(w, classwise, axes=1)) for w in drawn]
-    )
 
 
 def _entropy(log_probs: jax.Array) -> jax.Array:

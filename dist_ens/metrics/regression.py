@@ -122,7 +122,8 @@ def regression_scores(
         nll         = -mean log N(y; mean, variance),  both of the mixture
         mixture_nll = -mean log mean_m N(y; mean_m, variance_m)
         crps        = mean of the integral over t of (F(t) - [t >= y])^2,  F: of the mixture
-        coverage    = share of targets in the central interval of probability 0.9; its mean `width`
+        coverage    = share of targets in the central interval of probability 0.9, of quantiles
+                      between the outermost; its mean `width`
         sharpness   = sqrt(mean variance);  spread_skill = sharpness / rmse, 1 where both agree
 
     Args:

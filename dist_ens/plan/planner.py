@@ -262,7 +262,13 @@ class Planner:
             (batch_size // ensemble.layout.data_axis, *self.spec.input_shape),
             self.spec.input_dtype,
         )
-        batches = abstract_batches(ensemble.layout, self.spec, steps, batch_size)
+        batches = abstract_batches(
+            ensemble.layout,
+            self.spec,
+            steps,
+            batch_size,
+            with_index=ensemble.example_weight is not None,
+        )
         return ensemble.abstract_state(inputs), batches
 
     def _ensemble_axes(self) -> list[int]:
@@ -322,7 +328,7 @@ class Planner:
 
 
 def abstract_batches(
-    layout: Layout, spec: Spec, steps: int, global_batch_size: int
+    layout: Layout, spec: Spec, steps: int, global_batch_size: int, *, with_index: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes, types and shardings of the batches of one call, leaves [steps, batch, ...].
 
@@ -331,13 +337,15 @@ def abstract_batches(
         spec: Of one example.
         steps: Of the call.
         global_batch_size: Examples of each step.
+        with_index: Whether the examples' positions are sent, by which they are weighed.
 
     Returns:
-        `inputs` and `labels`.
+        `inputs` and `labels`, and `index` if asked for.
     """
     sharding = layout.sharding(BATCHES)
     leading = (steps, global_batch_size)
-    return {
+    index = {"index": jax.ShapeDtypeStruct(leading, "int32", sharding=sharding)}
+    return (index if with_index else {}) | {
         "inputs": jax.ShapeDtypeStruct(
             (*leading, *spec.input_shape), spec.input_dtype, sharding=sharding
         ),

@@ -72,7 +72,8 @@ def read_run(workdir: pathlib.Path) -> RunReport:
     try:
         curves = json.loads((workdir / CURVES).read_text(encoding="utf-8"))
         summary = workdir / SUMMARY
-        lines = (workdir / METRICS).read_text(encoding="utf-8").splitlines()
+        metrics = workdir / METRICS
+        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
         return RunReport(
             name=workdir.resolve().name,
             summary=json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {},
