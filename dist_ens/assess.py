@@ -14,13 +14,11 @@ from dist_ens.errors import UserError
 from dist_ens.evaluate import Evaluator, Scores, curves_of, kind_of, pictures_of
 from dist_ens.evaluate.detection import Unlabelled, detection, histograms
 from dist_ens.evaluate.held_out import held_out_scores, out_of_bag
-from dist_ens.evaluate.shift import shifted_splits
-from dist_ens.evaluate.trust import CALIBRATIONS, CONFORMAL, conformal_scores, recalibrated
 from dist_ens.layout import to_host
 from dist_ens.run import Run
 
-__all__ = ["CALIBRATIONS", "CONFORMAL", "Assessment", "Questions", "assess"]
-
+CALIBRATIONS = ("temperature", "vector", "isotonic", "variance")
+CONFORMAL = ("lac", "aps", "raps", "cqr", "cv+", "jackknife+")
 # Scores that are told of a shift, those that there are.
 _OF_SHIFT = ("accuracy", "nll", "ece", "rmse", "mutual_information")
 
@@ -178,6 +176,8 @@ def assess(
             for name, strengths in extras["shift"].items()
         }
     if questions.calibration is not None:
+        from dist_ens.evaluate.trust import recalibrated  # scipy.optimize takes half a second
+
         extras["calibrated"] = recalibrated(
             questions.calibration, evaluator, state, spec, source.valid, source.test
         )
@@ -219,6 +219,8 @@ def assess(
         scores, missing = held_out_scores(evaluator, state, source.train, left_out)
         extras["out_of_bag"] = {"scores": scores, "not_scored": missing}
     if questions.conformal is not None:
+        from dist_ens.evaluate.trust import conformal_scores
+
         splits = {"train": source.train, "valid": source.valid, "test": source.test}
         extras["conformal"] = conformal_scores(
             questions.conformal, questions.level, evaluator, state, spec, splits, left_out
@@ -260,6 +262,8 @@ def _under_shift(
     evaluator: Evaluator, state: State, source: Source, run: Run
 ) -> dict[str, list[dict[str, float]]]:
     """For each shift the ensemble's scores, strength by strength."""
+    from dist_ens.evaluate.shift import shifted_splits  # scipy.ndimage, which few runs need
+
     found: dict[str, list[dict[str, float]]] = {}
     for name, splits in shifted_splits(source.test, run.spec).items():
         of_strengths = []

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -12,7 +14,7 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from dist_ens.assess import Questions, assess
+from dist_ens.assess import CALIBRATIONS, CONFORMAL, Questions, assess
 from dist_ens.config import (
     CheckpointConfig,
     DataConfig,
@@ -29,11 +31,13 @@ from dist_ens.evaluate.detection import Unlabelled, detection
 from dist_ens.evaluate.held_out import out_of_bag
 from dist_ens.evaluate.kinds import Classes, Normals, Quantiles
 from dist_ens.evaluate.shift import shifted_splits
+from dist_ens.evaluate.trust import SETS
 from dist_ens.layout import BATCH, make_layout
 from dist_ens.losses import log_normalized_sigmoid
 from dist_ens.losses import log_softmax as log_softmax_of
 from dist_ens.member import from_functions
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
+from dist_ens.metrics.recalibration import RECALIBRATIONS
 from dist_ens.report import read_run, write_report
 from dist_ens.run import open_finished
 from dist_ens.train import train
@@ -450,3 +454,19 @@ def test_questions_that_do_not_fit_real_targets_are_told(tmp_path, changes, ques
     train(experiment(data, loss=loss, num_members=2, steps=20), tmp_path / "run")
     with pytest.raises(UserError, match=re.escape(sentence)):
         assessed(tmp_path / "run", **questions)
+
+
+@pytest.mark.quick
+def test_every_calibration_and_every_set_that_can_be_asked_for_is_there():
+    assert (*RECALIBRATIONS, "variance") == CALIBRATIONS
+    assert CONFORMAL[:3] == tuple(SETS)
+
+
+@pytest.mark.quick
+def test_training_does_not_import_what_only_some_questions_need():
+    code = "import sys, launch.train; print([m for m in sys.modules if m in sys.argv[1:]])"
+    slow = ["scipy.optimize", "scipy.ndimage", "sklearn", "matplotlib", "jinja2"]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *slow], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.strip() == "[]"

@@ -15,9 +15,7 @@ from dist_ens.evaluate.scores import DRAWS
 from dist_ens.metrics import bootstrap_weights, interval
 from dist_ens.metrics.recalibration import RECALIBRATIONS, fit_variance_scale
 
-CALIBRATIONS = (*RECALIBRATIONS, "variance")
 SETS: dict[str, Any] = {"lac": conformal.lac, "aps": conformal.aps, "raps": conformal.raps}
-CONFORMAL = (*SETS, "cqr", "cv+", "jackknife+")
 
 
 def recalibrated(
