@@ -145,17 +145,17 @@ def assess(
     Raises:
         UserError: If a question does not fit the run.
     """
-    spec, batch_size = run.spec, run.experiment.evaluation.global_batch_size
-    kind = kind_of(run.objective, questions.pooling or run.experiment.evaluation.pooling)
-    evaluator = Evaluator(ensemble, batch_size, spec, kind)
-    evaluation = evaluator.evaluate(state, source.test, by_size=True)
-    broken = evaluation.broken_members
     if source.num_train_examples != run.num_train_examples:
         raise UserError(
             "A run is asked about the data that it was trained on. Received: "
             f"{source.num_train_examples:,} training examples, where it had "
             f"{run.num_train_examples:,}. Put the data set back."
         )
+    spec, batch_size = run.spec, run.experiment.evaluation.global_batch_size
+    kind = kind_of(run.objective, questions.pooling or run.experiment.evaluation.pooling)
+    evaluator = Evaluator(ensemble, batch_size, spec, kind)
+    evaluation = evaluator.evaluate(state, source.test, by_size=True)
+    broken = evaluation.broken_members
     if broken and questions.leave_out_broken:
         positions = np.flatnonzero(np.isin(evaluation.member_ids, broken)).tolist()
         evaluator = Evaluator(ensemble, batch_size, spec, kind, left_out=positions)
@@ -181,40 +181,15 @@ def assess(
         extras["calibrated"] = recalibrated(
             questions.calibration, evaluator, state, spec, source.valid, source.test
         )
-    left_out = None
-    data = run.experiment.data
-    trained_on = {"cv+": "kfold", "jackknife+": "bootstrap"}
-    if (questions.out_of_bag and data.examples in trained_on.values()) or (
-        data.examples == trained_on.get(questions.conformal or "")
-    ):
-        if data.examples == "bootstrap" and jax.tree.leaves(state.model_state):
-            raise UserError(
-                "What a member left out it has seen nothing of. Received: members on bootstrap "
-                "samples whose statistics are of whole batches. Train with "
-                "--config.data.examples=kfold."
-            )
-        if kind.pooling != "probs":
-            raise UserError(
-                "Members that left an example out are pooled as probs. Received: "
-                f"{kind.pooling!r}. Add --pooling=probs."
-            )
-        if spec.num_groups > 1:
-            raise UserError(
-                "Examples that members left out are told of one group. Received: "
-                f"{spec.num_groups}. Train on a source of one."
-            )
-        left_out = out_of_bag(
-            to_host(state.member_id),
-            source.num_train_examples,
-            seed=run.experiment.seed,
-            num_folds=data.num_folds,
-        )
+    left_out = _left_out(run, state, questions, kind.pooling)
+    if left_out is not None and questions.leave_out_broken:
+        left_out[np.isin(evaluation.member_ids, broken)] = False
     if questions.out_of_bag:
         if left_out is None:
             raise UserError(
                 "Some member leaves out some example. Received: members that were trained on all, "
-                f"data.examples={data.examples!r}. Train with --config.data.examples=bootstrap or "
-                "kfold."
+                f"data.examples={run.experiment.data.examples!r}. Train with "
+                "--config.data.examples=bootstrap or kfold."
             )
         scores, missing = held_out_scores(evaluator, state, source.train, left_out)
         extras["out_of_bag"] = {"scores": scores, "not_scored": missing}
@@ -232,6 +207,37 @@ def assess(
         pictures_of(evaluation, source.test, curves),
         broken,
         bool(broken and questions.leave_out_broken),
+    )
+
+
+def _left_out(run: Run, state: State, questions: Questions, pooling: str) -> np.ndarray | None:
+    """Which training examples each member was not trained on; None where that is not asked."""
+    examples = run.experiment.data.examples
+    trained_on = {"cv+": "kfold", "jackknife+": "bootstrap"}
+    asked = questions.out_of_bag and examples in trained_on.values()
+    if not asked and examples != trained_on.get(questions.conformal or ""):
+        return None
+    if examples == "bootstrap" and jax.tree.leaves(state.model_state):
+        raise UserError(
+            "What a member left out it has seen nothing of. Received: members on bootstrap "
+            "samples whose statistics are of whole batches. Train with "
+            "--config.data.examples=kfold."
+        )
+    if pooling != "probs":
+        raise UserError(
+            "Members that left an example out are pooled as probs. Received: "
+            f"{pooling!r}. Add --pooling=probs."
+        )
+    if run.spec.num_groups > 1:
+        raise UserError(
+            "Examples that members left out are told of one group. Received: "
+            f"{run.spec.num_groups}. Train on a source of one."
+        )
+    return out_of_bag(
+        to_host(state.member_id),
+        run.num_train_examples,
+        seed=run.experiment.seed,
+        num_folds=run.experiment.data.num_folds,
     )
 
 

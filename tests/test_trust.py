@@ -423,6 +423,21 @@ def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
     assert "reliability" in without.curves
 
 
+def test_a_broken_member_is_left_out_of_what_it_left_out_too(tmp_path):
+    data = DataConfig(
+        source="digits", std=(16.0,), global_batch_size=64, examples="kfold", num_folds=2
+    )
+    train(experiment(data, steps=20, num_members=4), tmp_path)
+    run, ensemble, state = open_finished(tmp_path)
+    broken = jax.tree.map(lambda leaf: np.array(leaf), state.params)
+    jax.tree.leaves(broken)[0][1] = np.nan
+    state = state._replace(params=ensemble.layout.put_members(broken))
+    questions = Questions(out_of_bag=True, leave_out_broken=True)
+    told = assess(run, ensemble, state, open_source(data), questions).to_dict()["out_of_bag"]
+    assert np.isfinite(told["scores"]["nll"])
+    assert told["not_scored"] == 0  # member 3 left out what member 1 did
+
+
 @pytest.mark.quick
 def test_the_interval_of_a_calibration_error_holds_the_error():
     # Calibrated predictions: a resample of them seems less calibrated than they are.

@@ -61,9 +61,8 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
     Returns:
         `ood`: for `ensemble` and `mean_member`, for each measure (`entropy`, `max_probability`,
         `mutual_information` and `variance` of the ensemble alone, `energy`; of real targets
-        `variance` and `width`) its
-        `auroc`, `aupr` and `fpr95`; and `ood_interval`, the 95 % intervals of the ensemble's and
-        the mean member's.
+        `variance` and `width`) its `auroc`, `aupr` and `fpr95`; and `ood_interval`, the 95 %
+        intervals of the ensemble's and the mean member's.
 
     Raises:
         UserError: If predictions are no numbers, or say nothing of their uncertainty.

@@ -90,12 +90,15 @@ class Classes:
     Attributes:
         log_probs: Of a member's outputs.
         pooling: `probs`, `logits` or `vote`; see `config.EvaluationConfig`.
-        has_spread: See `Kind`.
     """
 
     log_probs: Callable[[jax.Array], jax.Array]
     pooling: str = "probs"
-    has_spread: bool = True
+
+    @property
+    def has_spread(self) -> bool:
+        """See `Kind`."""
+        return True
 
     def of_samples(self, outputs: jax.Array) -> Values:
         """See `Kind`; samples of one member are always averaged as probabilities."""
@@ -150,8 +153,30 @@ class Classes:
         return {"log_probs": jnp.log(jnp.asarray(told["probs"], jnp.float32))}
 
 
+class _RealTargets:
+    """What all kinds of real targets have alike: nothing of them goes class by class."""
+
+    def diversity(self, predictions: Values) -> Values:
+        """See `Kind`."""
+        return {}
+
+    def classwise(self, prediction: Values, labels: jax.Array, mask: jax.Array) -> jax.Array:
+        """See `Kind`."""
+        return jnp.zeros(0)
+
+    def scores(
+        self,
+        values: Mapping[str, np.ndarray],
+        classwise: np.ndarray | None,
+        unit: float,
+        weights: Any,
+    ) -> dict[str, Any]:
+        """See `Kind`."""
+        return regression_scores(values, unit, weights)
+
+
 @dataclasses.dataclass(frozen=True)
-class Normals:
+class Normals(_RealTargets):
     """Labels are real targets, of which a member says a normal distribution, or its mean alone.
 
     Attributes:
@@ -198,24 +223,6 @@ class Normals:
         of_points = ("prediction", "squared_error", "absolute_error", "crps", *several)
         return {name: values[name] for name in of_points}
 
-    def diversity(self, predictions: Values) -> Values:
-        """See `Kind`."""
-        return {}
-
-    def classwise(self, prediction: Values, labels: jax.Array, mask: jax.Array) -> jax.Array:
-        """See `Kind`."""
-        return jnp.zeros(0)
-
-    def scores(
-        self,
-        values: Mapping[str, np.ndarray],
-        classwise: np.ndarray | None,
-        unit: float,
-        weights: Any,
-    ) -> dict[str, Any]:
-        """See `Kind`."""
-        return regression_scores(values, unit, weights)
-
     def told(self, prediction: Values) -> Values:
         """See `Kind`."""
         mean, variance = mixture_moments(
@@ -229,18 +236,24 @@ class Normals:
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantiles:
+class Quantiles(_RealTargets):
     """Labels are real targets, of which a member says some quantiles.
 
     Attributes:
         levels: Of the quantiles, ascending, the middle one 0.5.
-        pooling: See `Kind`.
-        has_spread: Likewise.
     """
 
     levels: tuple[float, ...]
-    pooling: str = "probs"
-    has_spread: bool = True
+
+    @property
+    def pooling(self) -> str:
+        """See `Kind`."""
+        return "probs"
+
+    @property
+    def has_spread(self) -> bool:
+        """See `Kind`."""
+        return True
 
     def of_samples(self, outputs: jax.Array) -> Values:
         """See `Kind`; quantiles that cross are put in order."""
@@ -264,24 +277,6 @@ class Quantiles:
             "inside": ((low <= labels) & (labels <= high)).astype(jnp.float32),
             "width": high - low,
         }
-
-    def diversity(self, predictions: Values) -> Values:
-        """See `Kind`."""
-        return {}
-
-    def classwise(self, prediction: Values, labels: jax.Array, mask: jax.Array) -> jax.Array:
-        """See `Kind`."""
-        return jnp.zeros(0)
-
-    def scores(
-        self,
-        values: Mapping[str, np.ndarray],
-        classwise: np.ndarray | None,
-        unit: float,
-        weights: Any,
-    ) -> dict[str, Any]:
-        """See `Kind`."""
-        return regression_scores(values, unit, weights)
 
     def told(self, prediction: Values) -> Values:
         """See `Kind`."""
