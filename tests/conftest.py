@@ -1,5 +1,6 @@
 """Eight devices for every test, on any machine."""
 
+import gc
 import os
 import tempfile
 
@@ -7,7 +8,7 @@ import fast_xla
 
 DEVICES = 8
 # What one test compiled another finds in a cache of this session. Commands that a test starts as
-# processes are given `COMMAND_ENVIRONMENT`: they compile as a user's do.
+# processes are given `COMMAND_ENVIRONMENT`: with nothing else said they compile as a user's do.
 _CACHE = tempfile.TemporaryDirectory(prefix="dist_ens_tests_")
 _CACHING = {
     "XDG_CACHE_HOME": _CACHE.name,
@@ -28,6 +29,24 @@ import pytest  # noqa: E402
 def pytest_sessionstart(session: pytest.Session) -> None:
     if jax.device_count() != DEVICES:
         pytest.exit(f"The tests need {DEVICES} devices; JAX has {jax.device_count()}.", 3)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    # One more than the cores: there is always a file whose test waits, for a process or a disk.
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # The libraries stay: a test that collects garbage, as whatever times does, need not look there.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _a_file_leaves_no_programs():
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,7 @@
 """Small networks and batches that several tests train."""
 
+from functools import cache
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,12 +10,13 @@ import optax
 
 from dist_ens.config import ModelConfig
 from dist_ens.ensemble import Ensemble
-from dist_ens.layout import BATCHES, DATA, make_layout
+from dist_ens.layout import BATCHES, DATA, MEMBERS, copied, make_layout
 from dist_ens.member import from_linen
 from dist_ens.models import make_model
 
 BATCH = 16
 CLASSES = 5
+SGD, ADAM = optax.sgd(0.1), optax.adam(1e-3)
 
 
 class ConvNet(nn.Module):
@@ -62,6 +65,23 @@ def batches_for(inputs, label_shape, steps, seed=0):
     return {"inputs": values, "labels": labels}
 
 
+@cache
+def born(network, optimizer, member_ids):
+    """The state of a network's members at step 0, on one device."""
+    member, inputs, _ = network()
+    layout = make_layout(len(member_ids), devices=jax.devices()[:1])
+    return Ensemble(member, optimizer, layout).init(0, inputs, member_ids)
+
+
+def born_on(layout, network, optimizer=SGD, member_ids=None):
+    """The state of a network's members at step 0, from seed 0, on a mesh.
+
+    They are born on one device, once for all meshes: `test_lift` shows that it is no matter.
+    """
+    ids = tuple(range(layout.num_members)) if member_ids is None else tuple(member_ids)
+    return layout.moved(copied(born(network, optimizer, ids)), MEMBERS)
+
+
 def train(
     network,
     *,
@@ -69,16 +89,15 @@ def train(
     ensemble_axis=None,
     devices=None,
     member_ids=None,
-    optimizer=None,
+    optimizer=SGD,
     steps=3,
     execution="vmap",
 ):
     """The state, the metrics and the ensemble after some calls of one step, from seed 0."""
     member, inputs, label_shape = network()
     layout = make_layout(num_members, ensemble_axis, devices)
-    optimizer = optimizer or optax.sgd(0.1)
     ensemble = Ensemble(member, optimizer, layout, execution=execution)
-    state = ensemble.init(0, inputs, member_ids)
+    state = born_on(layout, network, optimizer, member_ids)
     batches = batches_for(inputs, label_shape, steps)
     metrics = []
     for step in range(steps):

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import dist_ens.bench
+import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.bench import DIST_ENS, LOOP, VMAP, LoopByHand, Point, Updates, bench
 from dist_ens.config import DataConfig, Experiment
@@ -27,7 +28,7 @@ def dist_ens_bench(*arguments):
     return subprocess.run(
         [sys.executable, "-m", "launch.bench", *arguments],
         cwd=ROOT,
-        env=COMMAND_ENVIRONMENT,
+        env=COMMAND_ENVIRONMENT | {"XLA_FLAGS": fast_xla.flags(1)},
         capture_output=True,
         text=True,
         timeout=300,

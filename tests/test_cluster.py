@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+import fast_xla
 import two_hosts
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens import cluster
@@ -32,11 +33,12 @@ def free_port():
 
 def start(command, log):
     """A process in a session of its own, its output in a file: nothing of it can hold the test."""
+    variables = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": fast_xla.flags(1)}
     with log.open("w") as file:
         return subprocess.Popen(
             command,
             cwd=ROOT,
-            env=COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+            env=COMMAND_ENVIRONMENT | variables,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -48,7 +48,7 @@ def trained(network, execution, num_members=4, mesh=(2, 2), steps=3):
     rows, columns = mesh
     layout = make_layout(num_members, rows, jax.devices()[: rows * columns])
     ensemble = Ensemble(member, optax.sgd(0.1), layout, execution=execution)
-    state = ensemble.init(0, inputs)
+    state = networks.born_on(layout, network)
     batches = networks.batches_for(inputs, label_shape, steps)
     state, metrics = ensemble.update(state, layout.put(batches, networks.BATCH, BATCHES))
     x = layout.put(batches["inputs"][0], networks.BATCH, BATCH)
@@ -113,7 +113,7 @@ def test_a_lowered_update_holds_no_slow_operation():
 
     def text(execution):
         ensemble = Ensemble(member, optax.sgd(0.1), layout, execution=execution)
-        return ensemble.update.lower(ensemble.init(0, inputs), batches).as_text()
+        return ensemble.update.lower(networks.born_on(layout, pooling), batches).as_text()
 
     plain = text("vmap")
     assert "stablehlo.convolution" in plain

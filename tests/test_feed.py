@@ -46,7 +46,7 @@ def trained(kind, mesh=(4, 2), execution="vmap", *, last_step=7, waves=1, **of_c
     layout = make_layout(4, rows, jax.devices()[: rows * columns])
     member, inputs, _ = networks.mlp()
     ensemble = Ensemble(member, optax.sgd(0.1), layout, execution=execution, waves=waves)
-    state = ensemble.init(0, inputs)
+    state = networks.born_on(layout, networks.mlp) if waves == 1 else ensemble.init(0, inputs)
     calls = list(calls_of(kind, layout, last_step=last_step, **of_calls))
     for batches in calls:
         state, _ = ensemble.update(state, batches)

@@ -24,7 +24,7 @@ def updated(network, *, change=lambda member: member, microbatches=1, mesh=(2, 2
     rows, columns = mesh
     layout = make_layout(4, rows, jax.devices()[: rows * columns])
     ensemble = Ensemble(change(member), optax.sgd(0.1), layout, microbatches=microbatches)
-    state = ensemble.init(0, inputs)
+    state = networks.born_on(layout, network)
     batches = networks.batches_for(inputs, label_shape, steps)
     batches = layout.put(batches, networks.BATCH, BATCHES)
     compiled = ensemble.update.lower(state, batches).compile()
@@ -62,7 +62,8 @@ def test_every_part_of_a_batch_has_dropout_masks_of_its_own():
         batches = networks.batches_for(inputs, label_shape, 1)
         batches = {name: np.concatenate([leaf] * parts, axis=1) for name, leaf in batches.items()}
         batches = layout.put(batches, parts * networks.BATCH, BATCHES)
-        return jax.device_get(ensemble.update(ensemble.init(0, inputs), batches)[1]["loss"])
+        state = networks.born_on(layout, network)
+        return jax.device_get(ensemble.update(state, batches)[1]["loss"])
 
     np.testing.assert_allclose(first_loss(networks.mlp, 2), first_loss(networks.mlp, 4), rtol=1e-5)
     difference = first_loss(networks.dropout, 2) - first_loss(networks.dropout, 4)

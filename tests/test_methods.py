@@ -261,7 +261,7 @@ SPEC = Spec((4,), "float32", (), 3)
 def test_what_contradicts_itself_is_told(changes, spec, sentence):
     def begin():
         run = Run(Experiment.from_dict({"steps": 1, **changes}), spec, 20)
-        return run.kind, run.make_ensemble(make_layout(8))
+        return run.kind(), run.make_ensemble(make_layout(8))
 
     with pytest.raises(UserError, match=re.escape(sentence)):
         begin()

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 
 import jax
 import numpy as np
@@ -125,12 +126,12 @@ def test_a_run_in_waves_is_the_run_without(tmp_path, caplog):
         assert a == pytest.approx(b, abs=1e-5)
     # Stopped and gone on with, the bits stay; and with another number of waves, the members.
     train(small(steps=8, layout={"waves": 2}), tmp_path / "parts")
+    shutil.copytree(tmp_path / "parts", tmp_path / "other")
     parts = train(small(layout={"waves": 2}), tmp_path / "parts")
     jax.tree.map(
         np.testing.assert_array_equal,
         *(jax.device_get(run.state.params) for run in (parts, waves)),
     )
-    train(small(steps=8, layout={"waves": 2}), tmp_path / "other")
     other = train(small(), tmp_path / "other")
     assert_same(jax.device_get(other.state), jax.device_get(together.state))
     _, ensemble, state = open_finished(tmp_path / "waves")
