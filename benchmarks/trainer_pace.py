@@ -19,7 +19,7 @@ import jax
 from absl import flags
 
 from benchmarks.workloads import WORKLOADS, Workload
-from dist_ens.config import CheckpointConfig, DataConfig, Experiment
+from dist_ens.config import CheckpointConfig, DataConfig, Experiment, LossConfig
 from dist_ens.data import ArraySplit, Source, Spec, open_source, source_of_arrays
 from dist_ens.errors import UserError
 from dist_ens.feed import feed
@@ -84,7 +84,7 @@ def of_workload(workload: Workload) -> tuple[Experiment, Source, Member]:
         num_members=workload.num_members,
         steps=1,
         steps_per_call=workload.steps_per_call,
-        loss=workload.loss.__name__,
+        loss=LossConfig(name=workload.loss.__name__),
         data=DataConfig(
             global_batch_size=workload.batch_size,
             examples="permuted" if workload.own_batches else "shared",

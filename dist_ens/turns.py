@@ -40,13 +40,19 @@ def step_ms_of_turns(ways: Mapping[str, Way], num_turns: int) -> dict[str, list[
     return step_ms
 
 
-def fastest(ways: Sequence[Way]) -> Way:
-    """Of ways to do the same, the one whose fastest turn of some is the fastest."""
+def shortest_step_secs(ways: Sequence[Way], num_turns: int) -> list[float]:
+    """Seconds per step of each way in the shortest of some short turns."""
     steps = [_steps_of_a_turn(way, TURN_SECS / 5) for way in ways]
     shortest = [float("inf")] * len(ways)
-    for _ in range(3):
+    for _ in range(num_turns):
         for i, way in enumerate(ways):
             shortest[i] = min(shortest[i], _secs(way, steps[i]) / steps[i])
+    return shortest
+
+
+def fastest(ways: Sequence[Way]) -> Way:
+    """Of ways to do the same, the one whose shortest turn is the shortest."""
+    shortest = shortest_step_secs(ways, 3)
     return ways[shortest.index(min(shortest))]
 
 

@@ -1,6 +1,7 @@
 """How the execution is chosen when an experiment leaves it open."""
 
 import json
+import time
 
 import jax
 import numpy as np
@@ -23,7 +24,7 @@ def program(network, num_members=4, steps=2):
     layout = make_layout(num_members, devices=jax.devices()[:1])
     ensemble = Ensemble(member, optax.sgd(0.1), layout)
     batches = networks.batches_for(inputs, label_shape, steps)
-    return ensemble, ensemble.init(0, inputs), layout.put(batches, networks.BATCH, BATCHES)
+    return ensemble, networks.born_on(layout, network), layout.put(batches, networks.BATCH, BATCHES)
 
 
 def candidates(ensemble, state, batches, steps=2):
@@ -55,7 +56,8 @@ def test_the_rule_goes_by_the_networks_operations(network, num_members, first):
     assert [str(Execution.parse(name)) for name in names] == names
 
 
-def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():
+def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run(monkeypatch):
+    monkeypatch.setattr(choice, "_CLOSE", 1.0)  # each is timed once
     ensemble, state, batches = program(networks.mlp)
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
     assert [*why.step_secs] == candidates(ensemble, state, batches)
@@ -67,6 +69,54 @@ def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():
     assert why.why == "the fastest in an earlier run of this program"
     _, other = choice.choose(*program(networks.mlp, num_members=5), num_steps=1)
     assert "earlier" not in other.why
+
+
+def test_candidates_that_are_close_are_timed_again_in_turns(monkeypatch):
+    def last_is_fastest(ways, num_turns):
+        for way in ways:
+            way.run(1)
+        return [2.0 * (len(ways) - i) for i in range(len(ways))]  # of calls of two steps
+
+    monkeypatch.setattr(choice.turns, "shortest_step_secs", last_is_fastest)
+    monkeypatch.setattr(choice, "_CLOSE", 1e9)
+    chosen, why = choice.choose(*program(networks.mlp), num_steps=10**9)
+    names = list(why.step_secs)
+    assert why.step_secs == {name: len(names) - i for i, name in enumerate(names)}
+    assert chosen.execution == names[-1]
+
+
+class Sleeping:
+    """An execution whose calls of two steps take some time."""
+
+    def __init__(self, secs):
+        self.secs = secs
+
+    def update(self, state, batches):
+        time.sleep(self.secs)
+        return state, {}
+
+
+def test_close_candidates_are_told_apart_by_what_their_calls_take():
+    _, state, batches = program(networks.mlp, steps=2)
+    ensemble, _, _ = program(networks.mlp, steps=2)
+
+    def option(secs):
+        sleeping = Sleeping(secs)
+        sleeping.layout = ensemble.layout
+        return sleeping
+
+    options = {"slow": option(0.06), "fast": option(0.05), "far behind": option(0.12)}
+    fastest, step_secs, _ = choice._timed(options, [*options], state, batches, num_steps=10**9)
+    assert fastest == "fast"
+    for name, sleeping in options.items():
+        assert step_secs[name] == pytest.approx(sleeping.secs / 2, rel=0.1)
+
+
+def test_candidates_that_are_far_apart_are_timed_once(monkeypatch):
+    monkeypatch.setattr(choice.turns, "shortest_step_secs", lambda *_: pytest.fail("again"))
+    monkeypatch.setattr(choice, "_CLOSE", 1.0)
+    _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
+    assert len(why.step_secs) > 1
 
 
 def test_a_short_run_follows_the_rule():
@@ -152,7 +202,8 @@ def test_cores_are_devices_for_members_and_never_for_data(cores):
     assert len(cluster.devices_for(8, 2)) == 2
 
 
-def test_the_fastest_is_tried_on_one_core_too(cores):
+def test_the_fastest_is_tried_on_one_core_too(cores, monkeypatch):
+    monkeypatch.setattr(choice, "_CLOSE", 1.0)  # timed again, another may be the fastest
     member, inputs, label_shape = networks.mlp()
     layout = make_layout(4, devices=cluster.devices_for(4))
     ensemble = Ensemble(member, optax.sgd(0.1), layout)

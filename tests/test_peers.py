@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import fast_xla
 import networks
 from benchmarks.peers import compare
 from benchmarks.peers.by_hand import first_states
@@ -166,7 +167,7 @@ def test_a_comparison_has_a_figure_for_every_way_that_can_do_the_workload(monkey
 def test_the_command_writes_what_it_has_timed(tmp_path):
     ways = ["--ways=jax_loop,flax_pmap", "--turns=1", f"--json={tmp_path / 'peers.json'}"]
     command = [sys.executable, "-m", "benchmarks.peers", "--workloads=W2", *ways]
-    environment = COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu"}
+    environment = COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": fast_xla.flags(1)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "flax_pmap is absent: it puts each of 5 members on a device" in done.stdout
@@ -174,6 +175,18 @@ def test_the_command_writes_what_it_has_timed(tmp_path):
     assert workload["name"] == "W2"
     assert workload["dist_ens_ms"] is None
     assert 0 < workload["peers_ms"]["jax_loop"] < 1e3
+
+
+def test_workloads_are_runs_of_the_trainer():
+    # In a process of its own, for the flags that the module defines.
+    code = (
+        "from benchmarks.trainer_pace import of_workload\n"
+        "from benchmarks.workloads import WORKLOADS\n"
+        "for name in ('W1', 'W3'): print(of_workload(WORKLOADS[name]())[0].loss.name)\n"
+    )
+    environment = COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    said = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    assert said.split() == ["gaussian_nll", "softmax_cross_entropy"]
 
 
 @pytest.mark.torch

@@ -11,7 +11,7 @@ import jax
 import psutil
 from jax.extend.core import ClosedJaxpr
 
-from dist_ens import cluster
+from dist_ens import cluster, turns
 from dist_ens.cache import keep_execution, kept_execution
 from dist_ens.ensemble.batches import placement, steps_in
 from dist_ens.ensemble.lift import Ensemble
@@ -27,6 +27,10 @@ PART_OF_THE_RUN = 0.05
 # A candidate is timed for at least so many calls, and so many seconds.
 _FEWEST_CALLS = 3
 _FEWEST_SECS = 0.1
+# Candidates that are less than so many times slower than the fastest are timed again, in so many
+# turns each, where there is time for about so many calls, or so many seconds, of each.
+_CLOSE = 1.6
+_TURNS, _CALLS_OF_TURNS, _SECS_OF_TURNS = 9, 14, 3.0
 # Beyond so many copies of a member's step in one program, to compile it takes minutes.
 _MOST_UNROLLED = 64
 
@@ -143,27 +147,64 @@ def choose(
     if layout.free_bytes() < 2 * _device_bytes(state):
         return options[rule], Choice(rule, "the rule, for there is no room to time candidates")
 
-    step_secs, budget_secs = _timed(options, names, state, batches, num_steps)
+    fastest, step_secs, budget_secs = _timed(options, names, state, batches, num_steps)
     if len(step_secs) == 1:
         why = f"the rule, for {budget_secs:.2g} s are too few to time others"
         keep_execution(of_this_length, rule)
         return options[rule], Choice(rule, why, step_secs)
-    fastest = min(step_secs, key=step_secs.__getitem__)
     keep_execution(program, fastest)
     return options[fastest], Choice(fastest, "the fastest of those tried", step_secs)
 
 
+class _Trial:
+    """A copy of a state, which the candidates of its layout use up in turn."""
+
+    def __init__(self, state: State, batches: Any) -> None:
+        self.state = jax.block_until_ready(copied(state))
+        self.batches = batches
+        self.steps_per_call = steps_in(batches)
+
+    def call(self, update: Any) -> None:
+        """The steps of one call."""
+        self.state, metrics = update(self.state, self.batches)
+        jax.block_until_ready((self.state, metrics))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidate:
+    """One that takes turns."""
+
+    update: Any
+    trial: _Trial
+
+    def run(self, num_steps: int) -> None:
+        """See `turns.Way`, whose steps are calls here."""
+        for _ in range(num_steps):
+            self.trial.call(self.update)
+
+    def step_secs(self) -> float:
+        """Seconds per step, of the best of some calls after one to warm up."""
+        self.trial.call(self.update)
+        secs: list[float] = []
+        while len(secs) < _FEWEST_CALLS or sum(secs) < _FEWEST_SECS:
+            started = time.perf_counter()
+            self.trial.call(self.update)
+            secs.append(time.perf_counter() - started)
+        return min(secs) / self.trial.steps_per_call
+
+
 def _timed(
     options: Mapping[str, Ensemble], names: list[str], state: State, batches: Any, num_steps: int
-) -> tuple[dict[str, float], float]:
+) -> tuple[str, dict[str, float], float]:
     """Seconds per step of the first name, and of the others in turn while there is time.
 
     Returns:
-        By option; and the seconds that there were for all but the first.
+        The fastest option; the seconds by option; and those that there were for all but the first.
     """
     layout = options[names[0]].layout
-    started = time.monotonic()
-    first = _step_secs(options[names[0]].update, state, batches)
+    trial, started = _Trial(state, batches), time.monotonic()
+    tried = {names[0]: _Candidate(options[names[0]].update, trial)}
+    first = tried[names[0]].step_secs()
     # Another is begun only where as long as the longest so far, compiling included, still fits.
     longest = time.monotonic() - started
     budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * first)
@@ -174,14 +215,14 @@ def _timed(
         candidate_started = time.monotonic()
         if candidate_started - started + longest > budget_secs:
             return
-        option = options[name]
-        own_state, own_batches = state, batches
+        option, own_trial = options[name], trial
         if option.layout is not layout:
-            own_state = option.layout.moved(state, MEMBERS)
-            own_batches = option.layout.moved(batches, placement(batches))
-        update = _update_that_fits(option, own_state, own_batches)
+            moved = option.layout.moved
+            own_trial = _Trial(moved(state, MEMBERS), moved(batches, placement(batches)))
+        update = _update_that_fits(option, own_trial)
         if update is not None:
-            step_secs[name] = _step_secs(update, own_state, own_batches)
+            tried[name] = _Candidate(update, own_trial)
+            step_secs[name] = tried[name].step_secs()
         longest = max(longest, time.monotonic() - candidate_started)
 
     for name in names[1:]:
@@ -189,35 +230,27 @@ def _timed(
     alone_too = f"{min(step_secs, key=step_secs.__getitem__)} on one device"
     if alone_too in options:
         try_next(alone_too)
-    return step_secs, budget_secs
+    # What disturbed the machine while one was timed may have decided between those that are close.
+    close = [name for name in step_secs if step_secs[name] <= _CLOSE * min(step_secs.values())]
+    call_secs = max(step_secs[name] for name in close) * trial.steps_per_call
+    needed_secs = len(close) * max(_CALLS_OF_TURNS * call_secs, _SECS_OF_TURNS)
+    if len(close) > 1 and time.monotonic() - started + needed_secs < budget_secs:
+        call_secs_again = turns.shortest_step_secs([tried[name] for name in close], _TURNS)
+        for name, secs in zip(close, call_secs_again, strict=True):
+            step_secs[name] = secs / trial.steps_per_call
+    # What was timed once and far behind is not compared with what was timed later.
+    return min(close, key=step_secs.__getitem__), step_secs, budget_secs
 
 
-def _step_secs(update: Any, state: State, batches: Any) -> float:
-    """Seconds per step, of the best of some calls after one to warm up."""
-    state = jax.block_until_ready(copied(state))
-
-    def call() -> float:
-        nonlocal state
-        started = time.perf_counter()
-        state, metrics = update(state, batches)
-        jax.block_until_ready((state, metrics))
-        return time.perf_counter() - started
-
-    call()
-    secs: list[float] = []
-    while len(secs) < _FEWEST_CALLS or sum(secs) < _FEWEST_SECS:
-        secs.append(call())
-    return min(secs) / steps_in(batches)
-
-
-def _update_that_fits(ensemble: Ensemble, state: State, batches: Any) -> Any:
-    """The compiled update; None if its device has no room for it beside a copy of the state."""
+def _update_that_fits(ensemble: Ensemble, trial: _Trial) -> Any:
+    """The compiled update; None if its device has no room for it beside what is there."""
     if not hasattr(ensemble.update, "lower"):  # dispatches smaller programs than the others are
         return ensemble.update
-    compiled = ensemble.update.lower(state, batches).compile()
+    compiled = ensemble.update.lower(trial.state, trial.batches).compile()
     memory = compiled.memory_analysis()
-    needed = memory.temp_size_in_bytes + memory.argument_size_in_bytes
-    return compiled if needed < ensemble.layout.free_bytes() else None
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    fits = memory.temp_size_in_bytes + new < ensemble.layout.free_bytes()
+    return compiled if fits else None
 
 
 def _device_bytes(state: State) -> int:
