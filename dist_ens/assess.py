@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from dist_ens.data import Source, open_test
-from dist_ens.ensemble import Ensemble, State
+from dist_ens.ensemble import State
 from dist_ens.errors import UserError
-from dist_ens.evaluate import Evaluator, Scores, curves_of, kind_of, pictures_of
+from dist_ens.evaluate import Evaluator, Scores, curves_of, pictures_of
 from dist_ens.evaluate.detection import Unlabelled, detection, histograms
 from dist_ens.evaluate.held_out import held_out_scores, out_of_bag
 from dist_ens.layout import to_host
@@ -30,7 +30,6 @@ class Questions:
     Attributes:
         ood: Source of examples that are of another kind; None: not asked.
         shift: Whether scores under shifts of the test split are.
-        pooling: How members' predictions become one; None: as the run says.
         calibration: One of `CALIBRATIONS`; None: not asked.
         conformal: One of `CONFORMAL`; None: not asked.
         level: Coverage of conformal predictions, in (0, 1).
@@ -40,7 +39,6 @@ class Questions:
 
     ood: str | None = None
     shift: bool = False
-    pooling: str | None = None
     calibration: str | None = None
     conformal: str | None = None
     level: float = 0.9
@@ -92,6 +90,9 @@ class Assessment:
                     "; they were left out of the ensemble."
                     if self.left_out
                     else ", and so does the ensemble: --leave_out_broken pools the others."
+                    if len(self.broken) < len(self.scores.members)
+                    else ": that is all of them. Train anew with a lower "
+                    "--config.optimizer.learning_rate."
                 )
             )
         if "ood" in self.extras:
@@ -100,6 +101,10 @@ class Assessment:
             }
             listed = ", ".join(f"{name} {auroc:.4f}" for name, auroc in best.items())
             told.append(f"AUROC of the ensemble, out against in distribution: {listed}.")
+        for shift, strengths in self.extras.get("shift", {}).items():
+            name = "accuracy" if "accuracy" in strengths[0] else "rmse"
+            listed = ", ".join(f"{at[name]:.4f} at {at['strength']:g}" for at in strengths)
+            told.append(f"Under {shift.replace('_', ' ')} the ensemble's {name} is {listed}.")
         if "calibrated" in self.extras:
             after, before = self.extras["calibrated"], self.scores.ensemble
             told.append(
@@ -122,19 +127,19 @@ class Assessment:
             name = "nll" if "nll" in found["scores"] else "rmse"
             told.append(
                 f"Of training examples by members that left them out: {name} "
-                f"{found['scores'][name]:.4f} ({found['not_scored']} in every member's sample)."
+                f"{found['scores'][name]:.4f} ({found['not_scored']:,} no member left out)."
             )
         return told
 
 
 def assess(
-    run: Run, ensemble: Ensemble, state: State, source: Source, questions: Questions
+    run: Run, evaluator: Evaluator, state: State, source: Source, questions: Questions
 ) -> Assessment:
     """Scores a run on its test split, and answers what else is asked.
 
     Args:
         run: What the state belongs to.
-        ensemble: The lifted member.
+        evaluator: Of the run; how it pools is how all is answered.
         state: Of the ensemble.
         source: The run's data.
         questions: What is asked.
@@ -151,14 +156,12 @@ def assess(
             f"{source.num_train_examples:,} training examples, where it had "
             f"{run.num_train_examples:,}. Put the data set back."
         )
-    spec, batch_size = run.spec, run.experiment.evaluation.global_batch_size
-    kind = kind_of(run.objective, questions.pooling or run.experiment.evaluation.pooling)
-    evaluator = Evaluator(ensemble, batch_size, spec, kind)
+    spec = run.spec
     evaluation = evaluator.evaluate(state, source.test, by_size=True)
     broken = evaluation.broken_members
     if broken and questions.leave_out_broken:
-        positions = np.flatnonzero(np.isin(evaluation.member_ids, broken)).tolist()
-        evaluator = Evaluator(ensemble, batch_size, spec, kind, left_out=positions)
+        positions = np.flatnonzero(np.isin(evaluation.member_ids, broken))
+        evaluator = evaluator.without(positions.tolist())
         evaluation = evaluator.evaluate(state, source.test, by_size=True)
     curves = curves_of(evaluation)
     extras: dict[str, Any] = {}
@@ -181,9 +184,9 @@ def assess(
         extras["calibrated"] = recalibrated(
             questions.calibration, evaluator, state, spec, source.valid, source.test
         )
-    left_out = _left_out(run, state, questions, kind.pooling)
-    if left_out is not None and questions.leave_out_broken:
-        left_out[np.isin(evaluation.member_ids, broken)] = False
+    left_out = _left_out(run, state, questions, evaluator.kind.pooling)
+    if left_out is not None:
+        left_out[list(evaluator.left_out)] = False
     if questions.out_of_bag:
         if left_out is None:
             raise UserError(

@@ -16,7 +16,7 @@ from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment, differences_on_res
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble, State
 from dist_ens.errors import RunError, UserError, first_line
-from dist_ens.evaluate import Kind, kind_of
+from dist_ens.evaluate import Evaluator, Kind, kind_of
 from dist_ens.execution import AUTO
 from dist_ens.layout import BATCH, REPLICATED, Layout, Waves, make_layout
 from dist_ens.losses import Objective, make_objective
@@ -125,10 +125,29 @@ class Run:
         """Networks in the ensemble."""
         return self.experiment.total_members(self.spec.num_groups)
 
-    @property
-    def kind(self) -> Kind:
-        """How the members' outputs are read."""
-        return kind_of(self.objective, self.experiment.evaluation.pooling)
+    def kind(self, pooling: str | None = None) -> Kind:
+        """How the members' outputs are read, and pooled.
+
+        Args:
+            pooling: One of `config.POOLINGS`; default: the experiment's.
+
+        Raises:
+            UserError: If such predictions are not pooled in this way.
+        """
+        return kind_of(self.objective, pooling or self.experiment.evaluation.pooling)
+
+    def evaluator(self, ensemble: Ensemble, pooling: str | None = None) -> Evaluator:
+        """What scores the run's ensemble, and predicts with it.
+
+        Args:
+            ensemble: From `make_ensemble`.
+            pooling: See `kind`.
+
+        Raises:
+            UserError: If such predictions are not pooled in this way.
+        """
+        batch_size = self.experiment.evaluation.global_batch_size
+        return Evaluator(ensemble, batch_size, self.spec, self.kind(pooling))
 
     @property
     def objective(self) -> Objective:

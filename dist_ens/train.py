@@ -35,6 +35,7 @@ class Trained:
     Attributes:
         run: What the state belongs to.
         ensemble: The lifted member.
+        evaluator: Of the ensemble.
         state: The ensemble's, on its layout.
         step: Updates that the state has seen.
         scores: On the test split; None if training was asked to stop before its end.
@@ -43,6 +44,7 @@ class Trained:
 
     run: Run
     ensemble: Ensemble
+    evaluator: Evaluator
     state: State
     step: int
     scores: Scores | None
@@ -91,7 +93,8 @@ def train(
     layout.check_batch_size("data.global_batch_size", batch_size)
     ranges = source.input_ranges() if experiment.loss.adversarial else None
     ensemble = run.make_ensemble(layout, member, ranges)
-    kind, order = run.kind, run.order
+    run.kind()  # that members can be pooled as asked is found out before they are trained
+    order = run.order
     run.check_training(ensemble)
     last_step = experiment.total_steps(order.epoch_length)
     _require_folder(workdir)
@@ -135,7 +138,7 @@ def train(
             console.print(str(choice), soft_wrap=True)
         layout = ensemble.layout
         run = dataclasses.replace(run, execution=ensemble.execution, num_devices=layout.mesh.size)
-        evaluator = Evaluator(ensemble, experiment.evaluation.global_batch_size, source.spec, kind)
+        evaluator = run.evaluator(ensemble)
         reporter = report.TrainingReporter(
             console,
             workdir if cluster.is_main() else None,
@@ -186,12 +189,12 @@ def train(
             f"Stopped at step {step:,} of {last_step:,}; it is saved in {workdir / FOLDER}. The "
             "same command goes on from there.",
         )
-        return Trained(run, ensemble, state, step, None, stop.signal)
+        return Trained(run, ensemble, evaluator, state, step, None, stop.signal)
     if scores is not None and cluster.is_main():
         summary = _summary(run, ensemble, step, scores, reporter, first_step, workdir)
         report.write_summary(workdir, summary)
         _print_scores(console, scores)
-    return Trained(run, ensemble, state, step, scores, None)
+    return Trained(run, ensemble, evaluator, state, step, scores, None)
 
 
 @contextlib.contextmanager

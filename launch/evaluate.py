@@ -48,10 +48,14 @@ _CONFIG = ConfigFlags(overridable=False)
 def main() -> None:
     """Scores the newest checkpoint on the devices at hand."""
     workdir = pathlib.Path(front.required(_WORKDIR))
+    if _LEVEL.present and _CONFORMAL.value is None:
+        raise UserError(
+            f"A level is of conformal predictions. Received: --level={_LEVEL.value} alone. Add "
+            f"--conformal={CONFORMAL[0]} or so, or leave it out."
+        )
     questions = Questions(
         ood=_OOD.value,
         shift=_SHIFT.value,
-        pooling=_POOLING.value,
         calibration=_CALIBRATION.value,
         conformal=_CONFORMAL.value,
         level=_LEVEL.value,
@@ -67,7 +71,8 @@ def main() -> None:
             f"{run.experiment.data.source}, where {workdir} was trained on {there}. Put the "
             "data set back that it was trained on."
         )
-    found = assess(run, ensemble, state, source, questions)
+    evaluator = run.evaluator(ensemble, _POOLING.value)
+    found = assess(run, evaluator, state, source, questions)
     if not cluster.is_main():
         return
     console, scores = Console(markup=False, highlight=False), found.scores
@@ -79,12 +84,18 @@ def main() -> None:
     as_json: dict[str, Any] = found.to_dict()
     if _JSON.value is not None:
         front.write_file(_JSON, lambda path: report.write_scores(path, as_json))
-    if questions.pooling in (None, run.experiment.evaluation.pooling):  # else of another ensemble
+    if _POOLING.value in (None, run.experiment.evaluation.pooling):  # else of another ensemble
         front.write_file(
             _WORKDIR,
             lambda path: report.write_report(path, as_json, found.curves, found.pictures),
         )
         console.print(f"In {workdir}: {report.PAGE}, with pictures.", soft_wrap=True)
+    else:
+        console.print(
+            f"Pooled by {_POOLING.value}; {report.PAGE} stays that of the run's own pooling, "
+            f"{run.experiment.evaluation.pooling}.",
+            soft_wrap=True,
+        )
 
 
 def run() -> None:

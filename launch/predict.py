@@ -8,7 +8,6 @@ from absl import flags
 from dist_ens import cluster
 from dist_ens.data import convert_inputs
 from dist_ens.errors import UserError
-from dist_ens.evaluate import Evaluator
 from dist_ens.run import open_finished
 from launch import front
 from launch.config_file import ConfigFlags
@@ -31,8 +30,7 @@ def main() -> None:
         )
     run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
     inputs = convert_inputs(run.spec, inputs, path)
-    evaluator = Evaluator(ensemble, run.experiment.evaluation.global_batch_size, run.spec, run.kind)
-    predictions = evaluator.predict(state, inputs)
+    predictions = run.evaluator(ensemble).predict(state, inputs)
     if not cluster.is_main():
         return
 

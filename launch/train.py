@@ -3,6 +3,7 @@
 import pathlib
 import shlex
 
+import numpy as np
 from absl import flags
 from rich.console import Console
 
@@ -37,7 +38,7 @@ def main() -> int:
 def _leave_report(
     trained: Trained, scores: Scores, source: Source, workdir: pathlib.Path, member_file: str | None
 ) -> None:
-    found = assess(trained.run, trained.ensemble, trained.state, source, Questions())
+    found = assess(trained.run, trained.evaluator, trained.state, source, Questions())
     if not cluster.is_main():
         return
     report.write_report(workdir, found.to_dict(), found.curves, found.pictures)
@@ -45,6 +46,8 @@ def _leave_report(
     ensemble, mean, count = scores.ensemble, scores.mean_member, len(scores.groups)
     first, second = [name for name in _TOLD if name in mean][:2]
     told, over_groups = report.told, f" (means over {count} groups)" if count > 1 else ""
+    if not np.isfinite([ensemble[first], ensemble[second]]).all():
+        return  # what is the matter has been said, and nothing is to be predicted with it
     Console(markup=False, highlight=False).print(
         f"The ensemble's {_TOLD[first]} is {told(ensemble, first)} and its {_TOLD[second]} "
         f"{told(ensemble, second)}; its mean member's are {told(mean, first)} and "

@@ -11,6 +11,7 @@ from dist_ens.metrics import classwise_sums
 from dist_ens.metrics.calibration_error import (
     adaptive_calibration_error,
     classwise_calibration_error,
+    drawn_classwise_errors,
     expected_calibration_error,
     reliability_bins,
 )
@@ -134,7 +135,7 @@ def test_the_bins_are_those_of_the_sums_over_batches_on_the_edges_too():
         np.testing.assert_allclose(got["accuracy"], sums[1, c] / sums[0, c], atol=1e-6)
         np.testing.assert_allclose(got["confidence"], sums[2, c] / sums[0, c], atol=1e-6)
     expected = [expected_calibration_error(p, labels == c) for c, p in enumerate(of_classes)]
-    got = classwise_calibration_error(*sums)
+    got = classwise_calibration_error(*sums[:3])
     assert got == pytest.approx(np.mean(expected), abs=1e-6)
     # 0.6 is 9/15, the upper edge of the ninth bin, in whichever precision it comes.
     for precise in (np.float32, np.float64):
@@ -241,3 +242,45 @@ def test_sums_that_do_not_fit_or_are_empty_are_told():
     count = np.array([[1, 1, 1], [0, 0, 0]])
     with pytest.raises(ValueError, match="none in 1 of 2"):
         classwise_calibration_error(count, sums, sums)
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_classwise_errors_are_drawn_as_resamples_of_the_rows_would_have_them(num_classes):
+    random = np.random.default_rng(7)
+    probs = random.dirichlet(np.full(num_classes, 0.5), 600).astype(np.float32)
+    # Of class 0 there is more than they say.
+    drawn = [random.choice(num_classes, p=p / p.sum()) for p in probs]
+    labels = np.where(random.random(600) < 0.1, 0, drawn)
+    everyone = np.ones(600, bool)
+
+    def sums_of(rows):
+        return np.asarray(classwise_sums(jnp.log(probs[rows]), labels[rows], everyone))
+
+    resampled = [
+        classwise_calibration_error(*sums_of(random.integers(0, 600, 600))[:3]) for _ in range(300)
+    ]
+    drawn = drawn_classwise_errors(sums_of(np.arange(600)), 4000, seed=0)
+    assert drawn.mean() == pytest.approx(np.mean(resampled), rel=0.03)
+    assert drawn.std() == pytest.approx(np.std(resampled), rel=0.15)
+    other = drawn_classwise_errors(sums_of(np.arange(600)), 4000, seed=1)
+    assert abs(np.corrcoef(drawn, other)[0, 1]) < 0.1
+
+
+def test_a_classwise_error_that_no_resample_changes_is_drawn_as_it_is():
+    log_probs = jnp.log(jnp.tile(jnp.array([[0.98, 0.02]]), (50, 1)))  # and always the other
+    sums = np.asarray(classwise_sums(log_probs, np.ones(50, int), np.ones(50, bool)))
+    np.testing.assert_allclose(drawn_classwise_errors(sums, 20, seed=0), 0.98, atol=1e-3)
+
+
+def test_the_positions_of_an_example_are_resampled_together():
+    # Two examples of two positions, two classes, in one bin all: 0.5 + 0.5 and 0.5 - 0.5.
+    log_probs = jnp.log(jnp.full((2, 2, 2), 0.5))
+    labels = np.array([[1, 1], [0, 1]])
+    squares = np.asarray(classwise_sums(log_probs, labels, np.ones(2, bool)))[3]
+    np.testing.assert_allclose(squares.sum(axis=1), [1, 1], atol=1e-6)
+    apart = classwise_sums(log_probs.reshape(4, 2), labels.ravel(), np.ones(4, bool))[3]
+    np.testing.assert_allclose(apart.sum(axis=1), [1, 1], atol=1e-6)  # 4 * 0.5^2
+    of_first = np.asarray(classwise_sums(log_probs, labels, np.array([True, False])))[3]
+    np.testing.assert_allclose(of_first.sum(axis=1), [1, 1], atol=1e-6)
+    of_second = np.asarray(classwise_sums(log_probs, labels, np.array([False, True])))[3]
+    np.testing.assert_allclose(of_second.sum(axis=1), [0, 0], atol=1e-6)

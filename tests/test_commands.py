@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+import fast_xla
+import forked
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.run import open_finished
 
@@ -24,16 +25,15 @@ LIMIT_SECS = 180
 
 
 def environment(devices=1):
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    return COMMAND_ENVIRONMENT | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    return COMMAND_ENVIRONMENT | {"XLA_FLAGS": fast_xla.flags(devices), "JAX_PLATFORMS": "cpu"}
 
 
-def dist_ens(*arguments, devices=1):
+def dist_ens(*arguments, devices=1, **variables):
     """A finished `dist-ens` command."""
     return subprocess.run(
         [pathlib.Path(sys.executable).parent / "dist-ens", *arguments],
         cwd=ROOT,
-        env=environment(devices),
+        env=environment(devices) | variables,
         capture_output=True,
         text=True,
         timeout=LIMIT_SECS,
@@ -66,9 +66,9 @@ def leaves(workdir):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run of the first command of README, in small."""
+    """A finished run of the first command of README, in small; compiled as a user's is."""
     workdir = tmp_path_factory.mktemp("command") / "run"
-    ended = dist_ens("train", *SMALL, f"--workdir={workdir}", "--config.steps=100")
+    ended = dist_ens("train", *SMALL, f"--workdir={workdir}", "--config.steps=100", XLA_FLAGS="")
     assert ended.returncode == 0, ended.stderr
     return workdir, ended.stdout
 
@@ -95,6 +95,16 @@ def test_evaluate_scores_a_run_on_the_devices_at_hand(run, tmp_path, devices):
     summary = json.loads((workdir / "summary.json").read_text())
     assert scores["test"] == pytest.approx(summary["test"], rel=1e-4)
     assert scores["members"][5] == pytest.approx(summary["members"][5], rel=1e-4)
+
+
+def test_another_pooling_is_scored_and_leaves_the_page(run, tmp_path):
+    workdir, _ = run
+    page = (workdir / "report.html").read_bytes()
+    words = ["evaluate", f"--workdir={workdir}", "--pooling=vote"]
+    (ended,) = forked.dist_ens([words], tmp_path / "said", environment())
+    assert ended.returncode == 0, ended.stderr
+    assert "Pooled by vote; report.html stays that of the run's own pooling, probs." in ended.stdout
+    assert (workdir / "report.html").read_bytes() == page
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -181,6 +191,19 @@ def test_steps_and_epochs_on_the_command_line_replace_each_other(tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 6
 
 
+def test_members_that_diverge_are_named_and_reported(tmp_path):
+    # Compiled as a user's is: numbers that are none take other ways through what XLA makes fast.
+    diverging = ["--config.steps=10", "--config.optimizer.learning_rate=1e30"]
+    ended = dist_ens("train", *SMALL, f"--workdir={tmp_path}", *diverging, XLA_FLAGS="")
+    assert ended.returncode == 0, ended.stderr
+    assert "Members [0, 1, 2, 3, 4, 5, 6, 7] have diverged" in " ".join(ended.stdout.split())
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["test"]["nll"] is None
+    assert summary["test_interval"]["ece"] == [None, None]
+    assert "Next: dist-ens predict" not in ended.stdout
+    assert (tmp_path / "report.html").exists()
+
+
 OWN = """
 import jax
 import own_helper
@@ -238,6 +261,7 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
             "A run's own experiment says its fields",
         ),
         (["evaluate", f"--workdir={tmp_path}"], "which has none. Train first"),
+        (["evaluate", f"--workdir={workdir}", "--level=0.8"], "A level is of conformal predict"),
         (
             ["predict", f"--workdir={workdir}", f"--input={tmp_path / 'wrong.npy'}", "--output=p"],
             "float32[examples, 8, 8]. Received: float64[3, 28, 28]",
@@ -255,8 +279,7 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
             "whose network is 'mlp'. Leave --config out.",
         ),
     ]
-    with ThreadPoolExecutor(2) as pool:
-        finished = list(pool.map(lambda case: dist_ens(*case[0]), cases))
+    finished = forked.dist_ens([words for words, _ in cases], tmp_path / "said", environment())
     for (arguments, sentence), ended in zip(cases, finished, strict=True):
         assert ended.returncode == 2, (arguments, ended.stderr)
         assert sentence in ended.stderr, ended.stderr
@@ -292,13 +315,15 @@ def test_a_full_disk_is_told_and_nothing_saved_is_lost(tmp_path):
     assert jax.device_get(state.step).tolist() == [10] * 8
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "predict"])
-def test_help_says_what_a_command_does_and_its_flags(verb):
-    ended = dist_ens(verb, "--help")
-    assert ended.returncode == 0
-    assert f"dist-ens {verb} --" in ended.stdout
-    for flag in ("--workdir", "--coordinator_address"):
-        assert flag in ended.stdout
+def test_help_says_what_a_command_does_and_its_flags(tmp_path):
+    verbs = ["train", "evaluate", "predict", "plan", "bench"]
+    command_lines = [[verb, "--help"] for verb in verbs]
+    finished = forked.dist_ens(command_lines, tmp_path / "said", environment())
+    for verb, ended in zip(verbs, finished, strict=True):
+        assert ended.returncode == 0, ended.stderr
+        assert f"dist-ens {verb} --" in ended.stdout
+        for flag in ("--workdir", "--coordinator_address"):
+            assert (flag in ended.stdout) == (verb in verbs[:3] or flag != "--workdir")
 
 
 def test_the_commands_and_the_modules_are_the_same_program():

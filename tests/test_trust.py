@@ -179,6 +179,9 @@ def test_what_is_far_from_the_data_is_told_by_the_measures_that_scikit_learn_sco
         assert got["auroc"] == pytest.approx(roc_auc_score(is_out, values), abs=1e-6)
         low, high = found["ood_interval"]["ensemble"][name]["auroc"]
         assert low <= got["auroc"] <= high
+        sign = -1 if name == "max_probability" else 1
+        assert got["mean_in"] == pytest.approx(sign * values[~is_out].mean(), rel=1e-5)
+        assert got["mean_out"] == pytest.approx(sign * values[is_out].mean(), rel=1e-5)
     members = [roc_auc_score(is_out, entropy(p)) for p in probs]
     got = found["ood"]["mean_member"]["entropy"]["auroc"]
     assert got == pytest.approx(np.mean(members), abs=1e-6)
@@ -228,7 +231,9 @@ def test_a_member_without_numbers_is_named_and_left_out_only_if_asked():
     scores = evaluation.scores(intervals=True)
     assert np.isnan(scores.ensemble["nll"])
     assert np.isfinite(scores.members[0]["nll"])
-    without = Evaluator(ensemble, 8, left_out=[2]).evaluate(state, split, by_size=True)
+    evaluator = Evaluator(ensemble, 8).without([2])
+    assert evaluator.without([0]).left_out == (0, 2)
+    without = evaluator.evaluate(state, split, by_size=True)
     log_probs = log_softmax(np.einsum("nf,mfc->mnc", inputs, weights[[0, 1, 3]]), axis=-1)
     nll = -np.log(np.exp(log_probs).mean(0))[range(30), labels].mean()
     assert without.scores().ensemble["nll"] == pytest.approx(nll, rel=1e-4)
@@ -239,7 +244,7 @@ def test_a_member_without_numbers_is_named_and_left_out_only_if_asked():
 
 def experiment(data, **changes):
     values = dict(
-        num_members=6,
+        num_members=8,
         steps=40,
         steps_per_call=20,
         execution="vmap",
@@ -268,10 +273,10 @@ def table(path, rows=120):
     return f"uci:{file}"
 
 
-def assessed(workdir, **questions):
+def assessed(workdir, pooling=None, **questions):
     run, ensemble, state = open_finished(workdir)
     source = open_source(run.experiment.data)
-    return assess(run, ensemble, state, source, Questions(**questions))
+    return assess(run, run.evaluator(ensemble, pooling), state, source, Questions(**questions))
 
 
 def test_digits_are_calibrated_covered_and_shifted(tmp_path):
@@ -298,9 +303,10 @@ def test_digits_are_calibrated_covered_and_shifted(tmp_path):
     noise = [at["accuracy"] for at in told["shift"]["gaussian_noise"]]
     assert noise[0] > noise[-1]
     assert 0.5 < told["out_of_bag"]["scores"]["accuracy"] <= 1
-    # Of six Poisson samples all hold an example with probability (1 - 1/e)^6 = 0.064.
-    assert told["out_of_bag"]["not_scored"] == pytest.approx(0.064 * 1150, abs=30)
-    assert len(found.sentences()) == 4
+    # Of eight Poisson samples all hold an example with probability (1 - 1/e)^8 = 0.0255.
+    assert told["out_of_bag"]["not_scored"] == pytest.approx(0.0255 * 1150, abs=20)
+    assert len(found.sentences()) == 8  # four shifts among them
+    assert f"{noise[2]:.4f} at" in " ".join(found.sentences())
     write_report(tmp_path, told, found.curves, found.pictures)
     run = read_run(tmp_path)
     assert len(run.pictures) == 24
@@ -320,15 +326,14 @@ def test_out_of_bag_predictions_are_of_members_that_never_saw_the_example(tmp_pa
         test_labels=labels,
     )
     data = DataConfig(source=f"npz:{tmp_path / 'noise.npz'}", global_batch_size=20)
-    for changes in ({"examples": "kfold", "num_folds": 3}, {"examples": "bootstrap"}):
+    for changes in ({"examples": "kfold", "num_folds": 4}, {"examples": "bootstrap"}):
         workdir = tmp_path / changes["examples"]
         ours = dataclasses.replace(data, **changes)
-        train(experiment(ours, steps=300, num_members=6), workdir)
+        train(experiment(ours, steps=300), workdir)
         told = assessed(workdir, out_of_bag=True).to_dict()
         assert told["test"]["accuracy"] > 0.9  # which are the training examples
         assert told["out_of_bag"]["scores"]["accuracy"] < 0.8
-    ids = np.arange(6)
-    masks = out_of_bag(ids, 40, seed=0, num_folds=3)
+    masks = out_of_bag(np.arange(8), 40, seed=0, num_folds=4)
     assert (masks.sum(0) == 2).all()
 
 
@@ -337,24 +342,27 @@ def test_out_of_bag_predictions_are_of_members_that_never_saw_the_example(tmp_pa
     [
         ("cqr", "pinball", {"validation": 0.3}),
         ("cqr", "gaussian_nll", {"validation": 0.3}),
-        ("cv+", "mse", {"examples": "kfold", "num_folds": 5}),
+        ("cv+", "mse", {"examples": "kfold", "num_folds": 4}),
         ("jackknife+", "gaussian_nll", {"examples": "bootstrap"}),
     ],
 )
 def test_intervals_of_real_targets_hold_as_often_as_asked(tmp_path, method, loss, data):
     data = DataConfig(source=table(tmp_path, 400), global_batch_size=48, **data)
-    members = 5 if method == "cv+" else 20
+    members = 8 if method == "cv+" else 16
     train(
         experiment(data, loss=LossConfig(name=loss), num_members=members, steps=200),
         tmp_path / "run",
     )
-    told = assessed(tmp_path / "run", conformal=method, level=0.8).to_dict()
+    calibration = "variance" if (method, loss) == ("cqr", "gaussian_nll") else None
+    told = assessed(
+        tmp_path / "run", conformal=method, level=0.8, calibration=calibration
+    ).to_dict()
     # 100 test rows, calibrated on 90 and more: a standard error of 0.06.
     assert 0.62 < told["conformal"]["coverage"] < 0.98
     # A normal's central 80 % is 2.56 deviations wide; the noise has 1.
     assert 2 < told["conformal"]["mean_width"] < 6
-    if loss == "gaussian_nll" and method == "cqr":
-        calibrated = assessed(tmp_path / "run", calibration="variance").to_dict()["calibrated"]
+    if calibration is not None:
+        calibrated = told["calibrated"]
         assert calibrated["parameters"]["scale"] > 0
         assert calibrated["test"]["rmse"] == pytest.approx(told["test"]["rmse"], rel=1e-3)
 
@@ -411,16 +419,23 @@ def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
     broken = jax.tree.map(lambda leaf: np.array(leaf), state.params)
     jax.tree.leaves(broken)[0][1] = np.nan
     state = state._replace(params=ensemble.layout.put_members(broken))
-    with_all = assess(run, ensemble, state, source, Questions())
+    evaluator = run.evaluator(ensemble)
+    with_all = assess(run, evaluator, state, source, Questions())
     assert with_all.broken == [1]
     assert with_all.curves == {}
     assert "--leave_out_broken pools the others" in with_all.sentences()[0]
     with pytest.raises(UserError, match="Add --leave_out_broken"):
-        assess(run, ensemble, state, source, Questions(ood="digits"))
-    without = assess(run, ensemble, state, source, Questions(ood="digits", leave_out_broken=True))
+        assess(run, evaluator, state, source, Questions(ood="digits"))
+    without = assess(run, evaluator, state, source, Questions(ood="digits", leave_out_broken=True))
     assert np.isfinite(without.scores.ensemble["nll"])
     assert without.to_dict()["ood"]["ensemble"]["entropy"]["auroc"] == pytest.approx(0.5)
     assert "reliability" in without.curves
+    for leaf in jax.tree.leaves(broken):
+        leaf[:] = np.nan
+    state = state._replace(params=ensemble.layout.put_members(broken))
+    (sentence,) = assess(run, evaluator, state, source, Questions()).sentences()
+    assert "that is all of them" in sentence
+    assert "--leave_out_broken" not in sentence
 
 
 def test_a_broken_member_is_left_out_of_what_it_left_out_too(tmp_path):
@@ -433,7 +448,8 @@ def test_a_broken_member_is_left_out_of_what_it_left_out_too(tmp_path):
     jax.tree.leaves(broken)[0][1] = np.nan
     state = state._replace(params=ensemble.layout.put_members(broken))
     questions = Questions(out_of_bag=True, leave_out_broken=True)
-    told = assess(run, ensemble, state, open_source(data), questions).to_dict()["out_of_bag"]
+    source, evaluator = open_source(data), run.evaluator(ensemble)
+    told = assess(run, evaluator, state, source, questions).to_dict()["out_of_bag"]
     assert np.isfinite(told["scores"]["nll"])
     assert told["not_scored"] == 0  # member 3 left out what member 1 did
 
@@ -448,7 +464,7 @@ def test_the_interval_of_a_calibration_error_holds_the_error():
     scores = (
         Evaluator(ensemble, 400).evaluate(state, ArraySplit(inputs, labels)).scores(intervals=True)
     )
-    for name in ("ece", "aece"):
+    for name in ("ece", "aece", "classwise_ece"):
         low, high = scores.ensemble_interval[name]
         assert 0 <= low <= scores.ensemble[name] <= high
 
@@ -456,7 +472,7 @@ def test_the_interval_of_a_calibration_error_holds_the_error():
 @pytest.mark.parametrize(
     ("changes", "questions", "sentence"),
     [
-        ({"loss": "mse", "validation": 0.2}, {"calibration": "variance"}, "Choose another"),
+        ({"loss": "mse", "validation": 0.2}, {"calibration": "variance"}, "members that say none"),
         ({"loss": "mse", "validation": 0.2}, {"conformal": "cqr"}, "members that say their mean"),
         ({"loss": "pinball"}, {"conformal": "cv+"}, "cv+ is of members that left a fold out"),
         ({"loss": "gaussian_nll"}, {"ood": "digits"}, "Received: --ood for a table"),

@@ -64,7 +64,7 @@ def main() -> None:
         run, _, state = open_finished(pathlib.Path(workdir))
         for size in _SIZES:
             ensemble, part = _first(run, state, size)
-            told = assess(run, ensemble, part, source, Questions(ood=ood)).to_dict()
+            told = assess(run, run.evaluator(ensemble), part, source, Questions(ood=ood)).to_dict()
             names = ("test", "mean_member", "ood", "ood_interval")
             found.append({"num_members": size, **{name: told[name] for name in names}})
     console = Console(markup=False, highlight=False, width=110)
@@ -85,7 +85,16 @@ def _first(run: Run, state: State, size: int) -> tuple[Any, State]:
 
 def _table(found: list[dict[str, Any]]) -> Table:
     table = Table(title="MNIST, and notMNIST out of distribution", title_justify="left")
-    columns = ("members", "error", "NLL", "Brier", "ECE", "entropy on MNIST", "AUROC by entropy")
+    columns = (
+        "members",
+        "error",
+        "NLL",
+        "Brier",
+        "ECE",
+        "entropy",
+        "on notMNIST",
+        "AUROC by entropy",
+    )
     for column in columns:
         table.add_column(column, justify="right")
     for each in found:
@@ -94,7 +103,7 @@ def _table(found: list[dict[str, Any]]) -> Table:
             str(each["num_members"]),
             f"{1 - test['accuracy']:.2%}",
             *(f"{test[name]:.4f}" for name in ("nll", "brier", "ece", "entropy")),
-            f"{told['auroc']:.4f}",
+            *(f"{told[name]:.4f}" for name in ("mean_out", "auroc")),
         )
     return table
 

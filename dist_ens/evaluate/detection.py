@@ -8,7 +8,7 @@ import numpy as np
 from dist_ens.data import Split
 from dist_ens.errors import UserError
 from dist_ens.evaluate.scores import DRAWS, Evaluation
-from dist_ens.metrics import bootstrap_weights, interval
+from dist_ens.metrics import bootstrap_weights, interval, mean_of
 from dist_ens.metrics.ranking import detection_scores
 
 # What each measure is made of, and whether it is higher, 1, or lower, -1, for what is not known.
@@ -61,8 +61,10 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
     Returns:
         `ood`: for `ensemble` and `mean_member`, for each measure (`entropy`, `max_probability`,
         `mutual_information` and `variance` of the ensemble alone, `energy`; of real targets
-        `variance` and `width`) its `auroc`, `aupr` and `fpr95`; and `ood_interval`, the 95 %
-        intervals of the ensemble's and the mean member's.
+        `variance` and `width`) its `auroc`, `aupr` and `fpr95`, and its means within and out of
+        distribution, `mean_in` and `mean_out` (entropies in nats; of the probability itself, though
+        it is the lower the less is known); and `ood_interval`, the 95 % intervals of the
+        ensemble's and the mean member's.
 
     Raises:
         UserError: If predictions are no numbers, or say nothing of their uncertainty.
@@ -78,7 +80,11 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
     ]
 
     def told(within: np.ndarray, beyond: np.ndarray, sign: int, *drawn: Any) -> dict[str, Any]:
-        return detection_scores(sign * within, sign * beyond, *drawn)
+        means = zip(("mean_in", "mean_out"), (within, beyond), drawn or (None, None), strict=True)
+        return {
+            **{name: mean_of(values, of_draws) for name, values, of_draws in means},
+            **detection_scores(sign * within, sign * beyond, *drawn),
+        }
 
     scores: dict[str, Any] = {"ensemble": {}, "mean_member": {}}
     intervals: dict[str, Any] = {"ensemble": {}, "mean_member": {}}

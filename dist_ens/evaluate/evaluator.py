@@ -52,6 +52,8 @@ class Evaluator:
     ) -> None:
         layout = ensemble.layout
         self._ensemble = ensemble
+        self._spec = spec
+        self.left_out = tuple(left_out)
         self._layout = layout
         self._num_groups = ensemble.num_groups
         if layout.num_members % self._num_groups:
@@ -72,6 +74,15 @@ class Evaluator:
         self._group_of_member = layout.put_members(np.arange(layout.num_members) % self._num_groups)
         count = layout.num_members // self._num_groups
         self._pooled = np.setdiff1d(np.arange(count), left_out)
+
+    def without(self, positions: Sequence[int]) -> "Evaluator":
+        """The same evaluator, which leaves out the members at some more positions.
+
+        Raises:
+            UserError: See `Evaluator`.
+        """
+        left_out = sorted({*self.left_out, *positions})
+        return Evaluator(self._ensemble, self._batch_size, self._spec, self._kind, left_out)
 
     def evaluate(self, state: State, split: Split, *, by_size: bool = False) -> Evaluation:
         """What every prediction of a split scores.

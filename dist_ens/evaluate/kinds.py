@@ -70,8 +70,9 @@ class Kind(Protocol):
         classwise: np.ndarray | None,
         unit: float,
         weights: Any,
+        seed: int = 0,
     ) -> dict[str, Any]:
-        """The scores of a predictor, in the targets' own unit."""
+        """The scores of a predictor, in the targets' own unit; see `classification_scores`."""
         ...
 
     def told(self, prediction: Values) -> Values:
@@ -140,9 +141,10 @@ class Classes:
         classwise: np.ndarray | None,
         unit: float,
         weights: Any,
+        seed: int = 0,
     ) -> dict[str, Any]:
         """See `Kind`."""
-        return classification_scores(values, classwise, weights)
+        return classification_scores(values, classwise, weights, seed)
 
     def told(self, prediction: Values) -> Values:
         """See `Kind`."""
@@ -170,6 +172,7 @@ class _RealTargets:
         classwise: np.ndarray | None,
         unit: float,
         weights: Any,
+        seed: int = 0,
     ) -> dict[str, Any]:
         """See `Kind`."""
         return regression_scores(values, unit, weights)

@@ -17,7 +17,7 @@ _MOST_DRAWN = 40_000_000
 _FEWEST_DRAWS = 100
 # Sums of distances, to which a resample adds noise of its own: what it adds on average is taken off
 # their interval.
-_GROW_IN_RESAMPLES = ("ece", "aece")
+_GROW_IN_RESAMPLES = ("ece", "aece", "classwise_ece")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,12 +193,13 @@ class Evaluation:
 
     def _of_group(self, group: int, weights: np.ndarray | None = None) -> dict[str, Any]:
         values = {name: rows[group] for name, rows in self.groups.items()}
-        return self.kind.scores(values, self.group_classwise[group], self.units[group], weights)
+        classwise, unit = self.group_classwise[group], self.units[group]
+        return self.kind.scores(values, classwise, unit, weights, seed=group)
 
     def _of_member(self, position: int, weights: np.ndarray | None = None) -> dict[str, Any]:
         values = {name: rows[position] for name, rows in self.members.items()}
-        unit = self.units[position % self.num_groups]
-        return self.kind.scores(values, self.member_classwise[position], unit, weights)
+        classwise, group = self.member_classwise[position], position % self.num_groups
+        return self.kind.scores(values, classwise, self.units[group], weights, seed=group)
 
 
 def _mean(scores: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -208,15 +209,12 @@ def _mean(scores: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def _intervals(
     draws: Mapping[str, Any], scores: Mapping[str, Any]
 ) -> dict[str, tuple[float, float]]:
-    """Of the scores that were drawn; a score of sums over the whole split was not."""
     found = {}
     for name, values in draws.items():
-        if not np.ndim(values):
-            continue
         low, high = interval(values)
         if name in _GROW_IN_RESAMPLES:
             bias = float(np.mean(values) - scores[name])
-            low, high = (max(0.0, end - bias) for end in (low, high))
+            low, high = (float(np.maximum(0, end - bias)) for end in (low, high))  # NaN stays
         found[name] = (low, high)
     return found
 

@@ -39,8 +39,13 @@ def recalibrated(
     """
     told, labels = _told(evaluator, state, spec, valid, "A map that calibrates is fitted")
     at_test, test_labels = _told(evaluator, state, spec, test, "Scores are taken")
-    fits = method == "variance" and "variance" in told and evaluator.kind.has_spread
-    if not fits and (method == "variance" or spec.num_classes is None):
+    says_variance = "variance" in told and evaluator.kind.has_spread
+    if spec.num_classes is None and not says_variance:
+        raise UserError(
+            "Of real targets a predicted variance is calibrated. Received: members that say none. "
+            "Train with --config.loss.name=gaussian_nll."
+        )
+    if (method == "variance") != says_variance:
         raise UserError(
             "Probabilities of classes are calibrated by temperature, vector or isotonic, a "
             f"predicted variance by variance. Received: {method!r} for {spec}. Choose another."

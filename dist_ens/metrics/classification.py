@@ -1,5 +1,6 @@
 """Scores of classifiers, from what each of their predictions adds."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 from dist_ens.metrics.calibration_error import (
     adaptive_calibration_error,
     classwise_calibration_error,
+    drawn_classwise_errors,
     expected_calibration_error,
 )
 from dist_ens.metrics.means import mean_of
-from dist_ens.metrics.ranking import area_under_risk_coverage
+from dist_ens.metrics.ranking import area_under_risk_coverage, risk_at_coverage
 
 NUM_BINS = 15
 _TOP = 5
@@ -91,33 +93,35 @@ def classwise_sums(log_probs: jax.Array, labels: jax.Array, mask: jax.Array) -> 
         mask: bool[batch]; examples where it is False do not count.
 
     Returns:
-        float32[3, classes, NUM_BINS]: by bin of the class's probability how many predictions there
-        are, how many of them are of the class, and the sum of the probability.
+        float32[4, classes, NUM_BINS]: by bin of the class's probability how many predictions there
+        are, how many of them are of the class, the sum of the probability, and the sum over the
+        examples of the square of what each adds to hits less probabilities.
     """
-    num_classes = log_probs.shape[-1]
-    probs = jnp.exp(log_probs).reshape(-1, num_classes)
-    weight = jnp.broadcast_to(
-        mask.reshape(mask.shape + (1,) * (labels.ndim - mask.ndim)), labels.shape
-    ).reshape(-1, 1)
-    hits = jax.nn.one_hot(labels.reshape(-1), num_classes)
+    num_classes, positions = log_probs.shape[-1], math.prod(labels.shape[1:])
+    probs = jnp.exp(log_probs).reshape(len(labels), positions, num_classes)
+    hits = jax.nn.one_hot(labels.reshape(len(labels), positions), num_classes)
     # Bins (0, 1/15], (1/15, 2/15], …
     bins = jnp.clip(jnp.ceil(probs * NUM_BINS).astype(jnp.int32) - 1, 0, NUM_BINS - 1)
-    places = bins + NUM_BINS * jnp.arange(num_classes)[None]
-    sums = [
-        jax.ops.segment_sum(
-            jnp.where(weight, values, 0).ravel(),
-            places.ravel(),
-            num_classes * NUM_BINS,
-        ).reshape(num_classes, NUM_BINS)
-        for values in (jnp.ones_like(probs), hits, probs)
-    ]
-    return jnp.stack(sums)
+    cells = bins + NUM_BINS * jnp.arange(num_classes)[None, None]
+    gaps, counting = hits - probs, mask[:, None, None, None]
+    # The positions of an example are resampled together, what they add is squared as one.
+    values = (jnp.ones_like(probs), hits, probs, jnp.square(gaps) if positions == 1 else gaps)
+    added = jnp.where(counting, jnp.stack(values, axis=-1), 0)
+    no_sums = jnp.zeros((num_classes * NUM_BINS, 4))
+    if positions == 1:
+        sums = no_sums.at[cells.ravel()].add(added.reshape(-1, 4))
+    else:
+        of_examples = jax.vmap(lambda where, what: no_sums.at[where].add(what))(cells, added)
+        squares = jnp.square(of_examples[..., 3:]).sum(axis=0)
+        sums = jnp.concatenate([of_examples[..., :3].sum(axis=0), squares], axis=1)
+    return sums.T.reshape(4, num_classes, NUM_BINS)
 
 
 def classification_scores(
     values: Mapping[str, np.ndarray],
     classwise: np.ndarray | None = None,
     weights: np.ndarray | None = None,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """The scores of a predictor.
 
@@ -127,6 +131,7 @@ def classification_scores(
         ece           = sum_b count_b / count * |accuracy_b - confidence_b|,  aece: in equal bins
         classwise_ece = the same for the probability of each class, averaged over classes
         aurc          = mean over k of the error of the k most confident predictions
+        risk_at_80    = the error of the 80 % most confident
         entropy       = mean H(p); and where there are several members what tells them apart
 
     Args:
@@ -135,6 +140,7 @@ def classification_scores(
         classwise: Of `classwise_sums`, added over the batches; without it `classwise_ece` is left
             out.
         weights: How often each row counts in some resamples, float[draws, rows].
+        seed: Of the resamples of what is scored class by class, which has no rows.
 
     Returns:
         A float for each score; with weights float64[draws].
@@ -152,7 +158,7 @@ def classification_scores(
     if not np.isfinite(values["confidence"]).all() or np.isnan(values["nll"]).any():
         # What a network that has diverged predicts has no order. The names are those of any other.
         scores |= classification_scores(
-            {name: np.zeros_like(leaf) for name, leaf in values.items()}, classwise, weights
+            {name: np.zeros_like(leaf) for name, leaf in values.items()}, classwise, weights, seed
         )
         return {name: np.full(np.shape(score), np.nan)[()] for name, score in scores.items()}
     of_top = {"confidence": values["confidence"], "correct": values["correct"]}
@@ -162,10 +168,14 @@ def classification_scores(
         scores["top_5"] = mean_of(values["top_5"], weights)
     scores["aece"] = adaptive_calibration_error(**of_top, weights=weights, num_bins=NUM_BINS)
     if classwise is not None:
-        scores["classwise_ece"] = classwise_calibration_error(*classwise)
-    scores["aurc"] = area_under_risk_coverage(
-        values["confidence"], 1 - values["correct"], weights=weights
-    )
+        scores["classwise_ece"] = (
+            classwise_calibration_error(*classwise[:3])
+            if weights is None
+            else drawn_classwise_errors(classwise, len(weights), seed)
+        )
+    errors = 1 - values["correct"]
+    scores["aurc"] = area_under_risk_coverage(values["confidence"], errors, weights)
+    scores["risk_at_80"] = risk_at_coverage(values["confidence"], errors, 0.8, weights)
     for name in ("entropy", *(name for name in _SEVERAL if name in values)):
         scores[name] = mean_of(values[name], weights)
     return scores

@@ -47,7 +47,19 @@ _EXAMPLES = (
 )
 _BETTER_HIGHER = frozenset({"accuracy", "top_5"})
 _BETTER_LOWER = frozenset(
-    {"aece", "aurc", "brier", "classwise_ece", "crps", "ece", "mae", "mixture_nll", "nll", "rmse"}
+    {
+        "aece",
+        "aurc",
+        "brier",
+        "classwise_ece",
+        "crps",
+        "ece",
+        "mae",
+        "mixture_nll",
+        "nll",
+        "risk_at_80",
+        "rmse",
+    }
 )
 
 

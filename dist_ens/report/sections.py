@@ -27,6 +27,7 @@ _NAMES = {
     "mae": "MAE",
     "mixture_nll": "mixture NLL",
     "nll": "NLL",
+    "risk_at_80": "risk at 80 %",
     "rmse": "RMSE",
     "top_5": "top-5 accuracy",
 }
