@@ -35,6 +35,7 @@ def candidates(ensemble, state, batches, steps=2):
 def _nothing_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(choice, "LONGEST_SECS", 1e6)  # also where this machine is busy
+    monkeypatch.setattr(choice, "_CLOSE", 1.0)  # each is timed once
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,7 @@ def test_the_rule_goes_by_the_networks_operations(network, num_members, first):
     assert [str(Execution.parse(name)) for name in names] == names
 
 
-def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run(monkeypatch):
-    monkeypatch.setattr(choice, "_CLOSE", 1.0)  # each is timed once
+def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():
     ensemble, state, batches = program(networks.mlp)
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
     assert [*why.step_secs] == candidates(ensemble, state, batches)
@@ -96,7 +96,8 @@ class Sleeping:
         return state, {}
 
 
-def test_close_candidates_are_told_apart_by_what_their_calls_take():
+def test_close_candidates_are_told_apart_by_what_their_calls_take(monkeypatch):
+    monkeypatch.setattr(choice, "_CLOSE", 1.6)
     _, state, batches = program(networks.mlp, steps=2)
     ensemble, _, _ = program(networks.mlp, steps=2)
 
@@ -114,7 +115,6 @@ def test_close_candidates_are_told_apart_by_what_their_calls_take():
 
 def test_candidates_that_are_far_apart_are_timed_once(monkeypatch):
     monkeypatch.setattr(choice.turns, "shortest_step_secs", lambda *_: pytest.fail("again"))
-    monkeypatch.setattr(choice, "_CLOSE", 1.0)
     _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
     assert len(why.step_secs) > 1
 
@@ -202,8 +202,7 @@ def test_cores_are_devices_for_members_and_never_for_data(cores):
     assert len(cluster.devices_for(8, 2)) == 2
 
 
-def test_the_fastest_is_tried_on_one_core_too(cores, monkeypatch):
-    monkeypatch.setattr(choice, "_CLOSE", 1.0)  # timed again, another may be the fastest
+def test_the_fastest_is_tried_on_one_core_too(cores):
     member, inputs, label_shape = networks.mlp()
     layout = make_layout(4, devices=cluster.devices_for(4))
     ensemble = Ensemble(member, optax.sgd(0.1), layout)

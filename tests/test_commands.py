@@ -185,7 +185,7 @@ def test_an_interruption_leaves_a_checkpoint_and_no_traceback(tmp_path, number):
 
 
 def test_steps_and_epochs_on_the_command_line_replace_each_other(tmp_path):
-    # digits.py says steps; 1437 examples in batches of 128: 0.5 epochs are 5.6, so 6 steps.
+    # digits.py says steps; 1437 examples are 12 batches of 128, so 0.5 epochs 6 steps.
     ended = dist_ens("train", *SMALL, f"--workdir={tmp_path}", "--config.epochs=0.5")
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 6

@@ -105,11 +105,12 @@ def test_every_name_that_a_config_takes_is_built():
             make_optimizer(OptimizerConfig(name=name, schedule=schedule, schedule_steps=steps))
 
 
-def test_epochs_become_steps_rounded_up():
-    # 10 examples in batches of 4: 2 epochs are 20 / 4 = 5 steps, 3 epochs 7.5, so 8.
-    for epochs, steps in [(2.0, 5), (3.0, 8)]:
+def test_epochs_are_as_many_steps_as_with_partial_batches():
+    # 10 examples in batches of 4 are 3 batches; 12 examples would be no more.
+    for epochs, steps in [(2.0, 6), (0.5, 2), (1e-9, 1)]:
         experiment = Experiment.from_dict({"epochs": epochs, "data": {"global_batch_size": 4}})
-        assert experiment.total_steps(10) == steps
+        assert experiment.total_steps(10) == experiment.total_steps(12) == steps
+        assert experiment.total_steps(13) == {6: 8, 2: 2, 1: 1}[steps]
     assert Experiment(steps=7).total_steps(10) == 7
 
 

@@ -145,7 +145,7 @@ def test_an_adversarial_example_is_a_step_of_its_groups_range_up_the_loss():
         worse = INPUTS + 0.01 * own * np.sign(gradient)
         got = losses(adversarial(0.01, ranges), PARAMS, member_id=member_id)
         np.testing.assert_allclose(got.losses, (loss_at(INPUTS) + loss_at(worse)) / 2, rtol=1e-5)
-        np.testing.assert_allclose(got.outputs, jnp.tanh(INPUTS @ PARAMS), rtol=1e-5)
+        np.testing.assert_allclose(got.outputs, jnp.tanh(INPUTS @ PARAMS), rtol=1e-5, atol=1e-6)
 
 
 def updated(methods=(), example_weight=None, data_axis=1, seed=0):

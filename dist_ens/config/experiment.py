@@ -45,7 +45,9 @@ class Experiment:
             given.
         seed: Of initialisation, dropout and the order of the data, together with the member's id.
         steps: Updates to take; None where `epochs` is given.
-        epochs: Passes over the training split; None where `steps` is given.
+        epochs: In steps, each as many as there are batches in the training split, a last partial
+            one counted (it is filled up from the next pass, for batches have one shape); None
+            where `steps` is given.
         steps_per_call: Updates inside one jitted call.
         execution: How a device runs the members it holds: `auto`, the fastest that can be found
             when the run begins; or `WAY[+LOWERING][+STEPS]`, see `dist_ens.execution`.
@@ -154,12 +156,12 @@ class Experiment:
         return self.num_members
 
     def total_steps(self, epoch_length: int) -> int:
-        """Updates in the whole run; a last, partial pass over the data counts as begun."""
+        """Updates in the whole run, as many as in a loop whose epochs end with a partial batch."""
         if self.steps is not None:
             return self.steps
         if self.epochs is None:
             raise RuntimeError("An experiment has either steps or epochs.")
-        return math.ceil(self.epochs * epoch_length / self.data.global_batch_size)
+        return math.ceil(self.epochs * math.ceil(epoch_length / self.data.global_batch_size))
 
 
 def differences_on_resume(saved: Experiment, asked: Experiment) -> list[tuple[str, Any, Any]]:
