@@ -40,20 +40,21 @@ def step_ms_of_turns(ways: Mapping[str, Way], num_turns: int) -> dict[str, list[
     return step_ms
 
 
-def shortest_step_secs(ways: Sequence[Way], num_turns: int) -> list[float]:
-    """Seconds per step of each way in the shortest of some short turns."""
+def median_step_secs(ways: Sequence[Way], num_turns: int) -> list[float]:
+    """Seconds per step of each way, in the median of some short turns."""
+    # Not in the shortest: where ways are close, that is the luckiest.
     steps = [_steps_of_a_turn(way, TURN_SECS / 5) for way in ways]
-    shortest = [float("inf")] * len(ways)
+    step_secs: list[list[float]] = [[] for _ in ways]
     for _ in range(num_turns):
         for i, way in enumerate(ways):
-            shortest[i] = min(shortest[i], _secs(way, steps[i]) / steps[i])
-    return shortest
+            step_secs[i].append(_secs(way, steps[i]) / steps[i])
+    return [statistics.median(of_way) for of_way in step_secs]
 
 
 def fastest(ways: Sequence[Way]) -> Way:
-    """Of ways to do the same, the one whose shortest turn is the shortest."""
-    shortest = shortest_step_secs(ways, 3)
-    return ways[shortest.index(min(shortest))]
+    """Of ways to do the same, the one that takes the least in the median of three turns."""
+    step_secs = median_step_secs(ways, 3)
+    return ways[step_secs.index(min(step_secs))]
 
 
 def spread(values: Sequence[float]) -> float:

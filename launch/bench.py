@@ -37,6 +37,7 @@ def main() -> None:
             "One process times a config, with the devices that it has. Received: "
             f"{jax.process_count()} processes. Start one."
         )
+    front.check_outputs(_PLOT, _JSON)
     source = open_source(experiment.data)
     member = _CONFIG.make_member(source.spec)
     run = Run(experiment, source.spec, source.num_train_examples)

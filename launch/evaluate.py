@@ -53,6 +53,7 @@ def main() -> None:
             f"A level is of conformal predictions. Received: --level={_LEVEL.value} alone. Add "
             f"--conformal={CONFORMAL[0]} or so, or leave it out."
         )
+    front.check_outputs(_JSON)
     questions = Questions(
         ood=_OOD.value,
         shift=_SHIFT.value,

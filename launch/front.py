@@ -115,6 +115,24 @@ def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
     return flag.value
 
 
+def check_outputs(*of_files: flags.FlagHolder) -> None:
+    """Finds out before the work, not after it, whether files that flags name can be written.
+
+    Raises:
+        UserError: If one cannot.
+    """
+    for flag in of_files:
+        if flag.value is None or not cluster.is_main():
+            continue
+        path = pathlib.Path(flag.value)
+        if path.is_dir():
+            raise _unwritable(flag, "it is a folder")
+        if not path.parent.is_dir():
+            raise _unwritable(flag, f"there is no folder {path.parent}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise _unwritable(flag, "permission denied")
+
+
 def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) -> None:
     """Writes the file that a flag names.
 
@@ -124,10 +142,14 @@ def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) ->
     try:
         write(pathlib.Path(flag.value))
     except OSError as error:
-        raise UserError(
-            f"The output is a file that can be written. Received: --{flag.name}={flag.value}: "
-            f"{error.strerror}. Choose another path."
-        ) from error
+        raise _unwritable(flag, error.strerror) from error
+
+
+def _unwritable(flag: flags.FlagHolder, why: str | None) -> UserError:
+    return UserError(
+        f"The output is a file that can be written. Received: --{flag.name}={flag.value}: {why}. "
+        "Choose another path."
+    )
 
 
 def _fail(code: int, message: str) -> NoReturn:

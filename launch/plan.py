@@ -26,6 +26,7 @@ _CONFIG = ConfigFlags()
 
 def main() -> None:
     """Compiles the update for every mesh of the topology, and tells what it needs."""
+    front.check_outputs(_JSON)
     plan = make_planner(_CONFIG, Topology.parse(_TOPOLOGY.value)).plan()
     if cluster.is_main():
         Console(markup=False, highlight=False).print(plan_table(plan))

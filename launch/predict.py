@@ -28,6 +28,7 @@ def main() -> None:
             "The predictions go to a file of their own. Received: --input and --output, both "
             f"{output}. Choose another --output."
         )
+    front.check_outputs(_OUTPUT)
     run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
     inputs = convert_inputs(run.spec, inputs, path)
     predictions = run.evaluator(ensemble).predict(state, inputs)

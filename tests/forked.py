@@ -1,73 +1,46 @@
-"""Commands, each in a process that is forked from one that has imported what they need.
+"""Runs `dist-ens` commands, each in a process that is forked from this one, which has imported what
+they need.
 
-What a process says of a bad command line is the same, but for the seconds that imports take.
-
-python tests/forked.py FOLDER, with the command lines as JSON on standard input
+Standard input has a command a line, as JSON: its `words` after `dist-ens`, `variables` of its
+environment, and a `folder` for what it prints, `out` and `err`. Standard output has the exit codes.
 """
 
+import gc
 import json
 import os
 import pathlib
-import subprocess
+import signal
 import sys
-from typing import NamedTuple
 
-ROOT = pathlib.Path(__file__).parent.parent
-
-
-class Ended(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
+LIMIT_SECS = 300
 
 
-def dist_ens(command_lines, folder, environment):
-    """What became of each `dist-ens` command line.
-
-    Args:
-        command_lines: The words after `dist-ens`, of each.
-        folder: For what they print.
-        environment: Of the processes.
-    """
-    folder.mkdir()
-    subprocess.run(
-        [sys.executable, __file__, folder],
-        cwd=ROOT,
-        # Said already, so that no command starts anew to say it.
-        env=environment | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0", "PYTHONPATH": str(ROOT)},
-        input=json.dumps(command_lines),
-        text=True,
-        timeout=60 + 10 * len(command_lines),
-        check=True,
-    )
-    return [
-        Ended(
-            int((folder / f"{i}.code").read_text()),
-            (folder / f"{i}.out").read_text(),
-            (folder / f"{i}.err").read_text(),
-        )
-        for i in range(len(command_lines))
-    ]
-
-
-def main(folder):
+def main():
     import dist_ens.assess
     import dist_ens.bench
+    import dist_ens.evaluate.trust
     import dist_ens.plan
+    import dist_ens.report.page
     import dist_ens.train  # noqa: F401
     import launch
 
-    for i, command_line in enumerate(json.load(sys.stdin)):
+    gc.freeze()  # what is never collected is never copied
+    for line in sys.stdin:
+        command = json.loads(line)
         child = os.fork()
         if not child:
-            for number, ending in ((1, "out"), (2, "err")):
-                os.dup2(os.open(folder / f"{i}.{ending}", os.O_WRONLY | os.O_CREAT), number)
-            sys.argv = ["dist-ens", *command_line]
+            signal.alarm(LIMIT_SECS)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            for number, name in ((1, "out"), (2, "err")):
+                path = pathlib.Path(command["folder"]) / name
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+            os.environ |= command["variables"]
+            sys.argv = ["dist-ens", *command["words"]]
             launch.main()
             return
         _, status = os.waitpid(child, 0)
-        (folder / f"{i}.code").write_text(str(os.waitstatus_to_exitcode(status)))
+        print(os.waitstatus_to_exitcode(status), flush=True)
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main()

@@ -3,17 +3,13 @@
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 from PIL import Image
 
-import dist_ens.bench
-import fast_xla
-from conftest import COMMAND_ENVIRONMENT
+from commands import dist_ens
 from dist_ens.bench import DIST_ENS, LOOP, VMAP, LoopByHand, Point, Updates, bench
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.data import Spec, open_source
@@ -24,19 +20,9 @@ from launch.bench import _conclusion
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def dist_ens_bench(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "launch.bench", *arguments],
-        cwd=ROOT,
-        env=COMMAND_ENVIRONMENT | {"XLA_FLAGS": fast_xla.flags(1)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 def test_a_config_is_timed_and_drawn(tmp_path):
-    ended = dist_ens_bench(
+    ended = dist_ens(
+        "bench",
         "--config=configs/digits.py",
         "--config.model.hidden_sizes=()",
         "--config.num_members=1",
@@ -59,7 +45,7 @@ def test_a_config_is_timed_and_drawn(tmp_path):
 
 
 def test_a_picture_that_is_no_png_is_refused_before_anything_is_timed():
-    ended = dist_ens_bench("--config=configs/digits.py", "--plot=rates.pdf")
+    ended = dist_ens("bench", "--config=configs/digits.py", "--plot=rates.pdf")
     assert ended.returncode == 2
     assert "--plot=rates.pdf. Try --plot=bench.png" in ended.stderr
 
@@ -102,7 +88,7 @@ def test_ensembles_of_1_2_4_members_are_timed_and_the_whole(monkeypatch, rows, s
     values = {"num_members": 6, "steps": 1, "data": {"global_batch_size": 16}}
     experiment = Experiment.from_dict(values | {"layout": {"ensemble_axis": rows}})
     run = Run(experiment, Spec((8, 8), "float32", (), 10), 1000)
-    monkeypatch.setattr(dist_ens.bench, "_point", lambda *given: given[3].num_members)
+    monkeypatch.setattr("dist_ens.bench._point", lambda *given: given[3].num_members)
     assert [*bench(run, None, run.make_ensemble, 1)] == sizes
     # On eight devices 4 members leave two columns to the data, over which 6 examples divide; any
     # two rows leave four, over which they do not: only what was asked for is tried, and refused.

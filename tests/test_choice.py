@@ -77,7 +77,7 @@ def test_candidates_that_are_close_are_timed_again_in_turns(monkeypatch):
             way.run(1)
         return [2.0 * (len(ways) - i) for i in range(len(ways))]  # of calls of two steps
 
-    monkeypatch.setattr(choice.turns, "shortest_step_secs", last_is_fastest)
+    monkeypatch.setattr(choice.turns, "median_step_secs", last_is_fastest)
     monkeypatch.setattr(choice, "_CLOSE", 1e9)
     chosen, why = choice.choose(*program(networks.mlp), num_steps=10**9)
     names = list(why.step_secs)
@@ -114,7 +114,7 @@ def test_close_candidates_are_told_apart_by_what_their_calls_take(monkeypatch):
 
 
 def test_candidates_that_are_far_apart_are_timed_once(monkeypatch):
-    monkeypatch.setattr(choice.turns, "shortest_step_secs", lambda *_: pytest.fail("again"))
+    monkeypatch.setattr(choice.turns, "median_step_secs", lambda *_: pytest.fail("again"))
     _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
     assert len(why.step_secs) > 1
 

@@ -15,29 +15,14 @@ import pytest
 from sklearn.datasets import load_digits
 
 import fast_xla
-import forked
+from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.run import open_finished
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = ["--config=configs/digits.py", "--config.model.hidden_sizes=(32,)"]
 LIMIT_SECS = 180
-
-
-def environment(devices=1):
-    return COMMAND_ENVIRONMENT | {"XLA_FLAGS": fast_xla.flags(devices), "JAX_PLATFORMS": "cpu"}
-
-
-def dist_ens(*arguments, devices=1, **variables):
-    """A finished `dist-ens` command."""
-    return subprocess.run(
-        [pathlib.Path(sys.executable).parent / "dist-ens", *arguments],
-        cwd=ROOT,
-        env=environment(devices) | variables,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECS,
-    )
+ENVIRONMENT = COMMAND_ENVIRONMENT | {"XLA_FLAGS": fast_xla.flags(1), "JAX_PLATFORMS": "cpu"}
 
 
 def start_training(workdir, log, *arguments):
@@ -45,7 +30,7 @@ def start_training(workdir, log, *arguments):
         return subprocess.Popen(
             [sys.executable, "-m", "launch.train", *SMALL, f"--workdir={workdir}", *arguments],
             cwd=ROOT,
-            env=environment(),
+            env=ENVIRONMENT,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -68,7 +53,17 @@ def leaves(workdir):
 def run(tmp_path_factory):
     """A finished run of the first command of README, in small; compiled as a user's is."""
     workdir = tmp_path_factory.mktemp("command") / "run"
-    ended = dist_ens("train", *SMALL, f"--workdir={workdir}", "--config.steps=100", XLA_FLAGS="")
+    ended = subprocess.run(
+        [
+            pathlib.Path(sys.executable).parent / "dist-ens",
+            *("train", *SMALL, f"--workdir={workdir}", "--config.steps=100"),
+        ],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
     assert ended.returncode == 0, ended.stderr
     return workdir, ended.stdout
 
@@ -97,11 +92,10 @@ def test_evaluate_scores_a_run_on_the_devices_at_hand(run, tmp_path, devices):
     assert scores["members"][5] == pytest.approx(summary["members"][5], rel=1e-4)
 
 
-def test_another_pooling_is_scored_and_leaves_the_page(run, tmp_path):
+def test_another_pooling_is_scored_and_leaves_the_page(run):
     workdir, _ = run
     page = (workdir / "report.html").read_bytes()
-    words = ["evaluate", f"--workdir={workdir}", "--pooling=vote"]
-    (ended,) = forked.dist_ens([words], tmp_path / "said", environment())
+    ended = dist_ens("evaluate", f"--workdir={workdir}", "--pooling=vote")
     assert ended.returncode == 0, ended.stderr
     assert "Pooled by vote; report.html stays that of the run's own pooling, probs." in ended.stdout
     assert (workdir / "report.html").read_bytes() == page
@@ -242,6 +236,9 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
     (tmp_path / "own.py").write_text(OWN.replace("import own_helper\n", ""))
     (tmp_path / "raises.py").write_text("def get_config():\n    return 1 / 0\n")
     (tmp_path / "syntax.py").write_text("def get_config(:\n")
+    (tmp_path / "torn").mkdir()
+    for name, text in (("curves.json", "{}"), ("summary.json", "{")):
+        (tmp_path / "torn" / name).write_text(text)
     train = ["train", f"--workdir={tmp_path / 'run'}"]
     cases = [
         ([], "dist-ens takes a verb first"),
@@ -255,6 +252,9 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ([*train, SMALL[0], "--config.steps=many"], "--config.steps=many"),
         ([*train, SMALL[0], "--config.num_members=0"], "num_members must be positive."),
         ([*train, SMALL[0], "--config.steps=1", "--config.epochs=1"], "Exactly one of steps and"),
+        ([*train, SMALL[0], "--config.loss.levels=(0.1,0.5,0.9)"], "is of loss.name=pinball alone"),
+        ([*train, "--config=configs"], "Received: --config=configs, which is no file"),
+        (["train", SMALL[0], f"--workdir={same}"], "A workdir is a folder"),
         ([*train, SMALL[0], "--confg=x"], "Unknown command line flag 'confg'"),
         (
             ["evaluate", f"--workdir={workdir}", SMALL[0], "--config.seed=1"],
@@ -262,6 +262,13 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ),
         (["evaluate", f"--workdir={tmp_path}"], "which has none. Train first"),
         (["evaluate", f"--workdir={workdir}", "--level=0.8"], "A level is of conformal predict"),
+        (["evaluate", f"--workdir={workdir}", f"--json={same}/x"], f"there is no folder {same}"),
+        (
+            ["predict", f"--workdir={workdir}", f"--input={same}", f"--output={tmp_path}"],
+            f"--output={tmp_path}: it is a folder. Choose another path.",
+        ),
+        (["report", str(tmp_path)], "which has no curves.json. Train there"),
+        (["report", str(tmp_path / "torn")], "summary.json: Expecting property name"),
         (
             ["predict", f"--workdir={workdir}", f"--input={tmp_path / 'wrong.npy'}", "--output=p"],
             "float32[examples, 8, 8]. Received: float64[3, 28, 28]",
@@ -279,8 +286,8 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
             "whose network is 'mlp'. Leave --config out.",
         ),
     ]
-    finished = forked.dist_ens([words for words, _ in cases], tmp_path / "said", environment())
-    for (arguments, sentence), ended in zip(cases, finished, strict=True):
+    for arguments, sentence in cases:
+        ended = dist_ens(*arguments)
         assert ended.returncode == 2, (arguments, ended.stderr)
         assert sentence in ended.stderr, ended.stderr
         assert "Traceback" not in ended.stderr
@@ -302,7 +309,7 @@ def test_a_full_disk_is_told_and_nothing_saved_is_lost(tmp_path):
             *(f"--workdir={workdir}", "--config.steps=20"),
         ],
         cwd=ROOT,
-        env=environment() | {"JAX_COMPILATION_CACHE_DIR": ""},  # nothing else that would be cut
+        env=ENVIRONMENT | {"JAX_COMPILATION_CACHE_DIR": ""},  # nothing else that would be cut
         capture_output=True,
         text=True,
         timeout=LIMIT_SECS,
@@ -315,11 +322,10 @@ def test_a_full_disk_is_told_and_nothing_saved_is_lost(tmp_path):
     assert jax.device_get(state.step).tolist() == [10] * 8
 
 
-def test_help_says_what_a_command_does_and_its_flags(tmp_path):
+def test_help_says_what_a_command_does_and_its_flags():
     verbs = ["train", "evaluate", "predict", "plan", "bench"]
-    command_lines = [[verb, "--help"] for verb in verbs]
-    finished = forked.dist_ens(command_lines, tmp_path / "said", environment())
-    for verb, ended in zip(verbs, finished, strict=True):
+    for verb in verbs:
+        ended = dist_ens(verb, "--help")
         assert ended.returncode == 0, ended.stderr
         assert f"dist-ens {verb} --" in ended.stdout
         for flag in ("--workdir", "--coordinator_address"):
@@ -330,7 +336,7 @@ def test_the_commands_and_the_modules_are_the_same_program():
     ended = subprocess.run(
         [sys.executable, "-m", "launch.train", "--workdir=x"],
         cwd=ROOT,
-        env=environment(),
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=LIMIT_SECS,

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from dist_ens.config import Experiment
+from dist_ens.ensemble import select_members
 from dist_ens.ensemble.loop import Loop
-from dist_ens.layout import BATCHES, make_layout
+from dist_ens.layout import BATCHES, MEMBERS, make_layout
 from dist_ens.run import Run
 from test_hlo import CONFIGS, SPECS
 
@@ -32,11 +33,14 @@ def test_a_shipped_configs_member_has_the_same_bits_among_2_on_1_device_and_6_on
     experiment = Experiment.from_dict(runpy.run_path(str(config))["get_config"]().to_dict())
     spec = SPECS[config.stem]
 
+    run = Run(experiment, spec, 1000, execution="loop")
+    alone = make_layout(6, 1, jax.devices()[:1])
+    born = run.make_ensemble(alone).init(experiment.seed, run.batch_of_inputs(BATCH))
+
     def member_1(num_members, num_devices):
         layout = make_layout(num_members, num_devices, jax.devices()[:num_devices])
-        run = Run(experiment, spec, 1000, execution="loop")
         ensemble = run.make_ensemble(layout)
-        state = ensemble.init(experiment.seed, run.batch_of_inputs(BATCH))
+        state = layout.moved(select_members(born, range(num_members)), MEMBERS)
         batches = layout.put(random_batches(spec), BATCH, BATCHES)
         assert isinstance(ensemble.update, Loop)
         state, metrics = jax.device_get(ensemble.update(state, batches))

@@ -9,6 +9,7 @@ import sys
 import jax
 import pytest
 
+from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
@@ -33,14 +34,7 @@ LINEAR = {"name": "mlp", "hidden_sizes": ()}  # compiled the fastest
 
 def dist_ens_plan(*arguments):
     """A finished `dist-ens plan`."""
-    return subprocess.run(
-        [sys.executable, "-m", "launch.plan", *arguments],
-        cwd=ROOT,
-        env=COMMAND_ENVIRONMENT | {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECS,
-    )
+    return dist_ens("plan", *arguments, XLA_FLAGS="--xla_backend_optimization_level=0")
 
 
 def small_planner(devices=4, **changes):

@@ -454,6 +454,15 @@ def test_an_error_is_better_when_it_is_lower(tmp_path):
     assert "RMSE 2.000 against 2.500, NLL 3.000 against 3.000." in words
 
 
+def test_the_better_of_ensemble_and_mean_member_stands_out(tmp_path):
+    run = minimal()
+    run.summary["test"] = {"accuracy": 0.9, "nll": 0.5, "brier": 0.1, "ece": None, "entropy": 0.3}
+    mean = {"accuracy": 0.8, "nll": 0.4, "brier": 0.1, "ece": 0.2, "entropy": 0.2}
+    run.summary["mean_member"] = mean
+    text = page_of(tmp_path, run).text
+    assert re.findall(r'<td class="[^"]*better">([^<]*)', text) == ["0.9000", "0.4000"]
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_section_is_there_exactly_when_its_key_is(tmp_path, section):
     curves = {**classification().curves, **regression().curves}

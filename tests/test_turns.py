@@ -1,5 +1,6 @@
 """The harness that times in turns."""
 
+import itertools
 import time
 
 import pytest
@@ -15,6 +16,23 @@ class Cold:
     def run(self, num_steps):
         time.sleep(num_steps * 1e-3 + (Cold.last is not self) * 50e-3)
         Cold.last = self
+
+
+class Lucky:
+    """Sleeps for a hundredth of a second, but once in a while for a thousandth, or for a tenth."""
+
+    def __init__(self, lucky):
+        self._secs = itertools.cycle([0.01, 0.01, 0.001 if lucky else 0.1])
+
+    def run(self, num_steps):
+        time.sleep(next(self._secs))
+
+
+def test_neither_a_lucky_turn_nor_a_disturbed_one_decides(monkeypatch):
+    monkeypatch.setattr(turns, "_steps_of_a_turn", lambda way, secs: 1)
+    lucky, disturbed = turns.median_step_secs([Lucky(True), Lucky(False)], 3)
+    assert lucky == pytest.approx(0.01, rel=0.5)
+    assert disturbed == pytest.approx(0.01, rel=0.5)
 
 
 @pytest.mark.quick

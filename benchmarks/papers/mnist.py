@@ -56,6 +56,7 @@ def main() -> None:
         optimizer=OptimizerConfig(name="adam", learning_rate=1e-3),
     )
     source, ood = open_source(experiment.data), f"idx:{front.required(_OOD)}"
+    front.check_outputs(_JSON)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as workdir:
         started = time.monotonic()

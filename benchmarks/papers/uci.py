@@ -57,6 +57,7 @@ def main() -> None:
     names = list(PUBLISHED)
     if _TABLES.value is not None:
         names = front.names(_TABLES, PUBLISHED)
+    front.check_outputs(_JSON)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as workdirs:
         for name in names:

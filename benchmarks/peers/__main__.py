@@ -25,6 +25,7 @@ _JSON = flags.DEFINE_string("json", None, "File for the figures.")
 def main() -> None:
     """A table per workload on the screen, and the file."""
     workloads, ways = front.names(_WORKLOADS, WORKLOADS), front.names(_WAYS, WAYS)
+    front.check_outputs(_JSON)
     console, results = Console(highlight=False, markup=False), []
     for name in workloads:
         workload = WORKLOADS[name]()

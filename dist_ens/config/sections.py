@@ -149,6 +149,14 @@ class LossConfig:
             f"{self.beta}",
             "0.5 is the paper's, 0 is gaussian_nll.",
         )
+        for name, of in (("beta", "beta_nll"), ("levels", "pinball")):
+            value, default = getattr(self, name), getattr(type(self), name)
+            require(
+                self.name == of or value == default,
+                f"loss.{name} is of loss.name={of} alone.",
+                f"loss.{name}={value}, loss.name={self.name!r}",
+                f"Leave --config.loss.{name} out, or set --config.loss.name={of}.",
+            )
         middle = self.levels[len(self.levels) // 2] if len(self.levels) % 2 else None
         require(
             middle == 0.5

@@ -235,7 +235,7 @@ def _timed(
     call_secs = max(step_secs[name] for name in close) * trial.steps_per_call
     needed_secs = len(close) * max(_CALLS_OF_TURNS * call_secs, _SECS_OF_TURNS)
     if len(close) > 1 and time.monotonic() - started + needed_secs < budget_secs:
-        call_secs_again = turns.shortest_step_secs([tried[name] for name in close], _TURNS)
+        call_secs_again = turns.median_step_secs([tried[name] for name in close], _TURNS)
         for name, secs in zip(close, call_secs_again, strict=True):
             step_secs[name] = secs / trial.steps_per_call
     # What was timed once and far behind is not compared with what was timed later.

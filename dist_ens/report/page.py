@@ -190,16 +190,23 @@ def _score_rows(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
         {
             "name": named(name),
             "direction": "↑" * (name in _BETTER_HIGHER) + "↓" * (name in _BETTER_LOWER),
-            "cells": [
-                cell
-                for run in runs
-                for cell in (
-                    _cell(run.summary, "test", name),
-                    _cell(run.summary, MEAN_MEMBER, name),
-                )
-            ],
+            "cells": [cell for run in runs for cell in _cells(run.summary, name)],
         }
         for name in names
+    ]
+
+
+def _cells(summary: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The ensemble's score and its mean member's; the better of them is marked."""
+    both = ("test", MEAN_MEMBER)
+    values = [summary.get(of, {}).get(name) for of in both]
+    better = None
+    if all(map(_is_number, values)) and values[0] != values[1]:
+        better = max(values) if name in _BETTER_HIGHER else better
+        better = min(values) if name in _BETTER_LOWER else better
+    return [
+        {**_cell(summary, of, name), "is_better": better is not None and value == better}
+        for of, value in zip(both, values, strict=True)
     ]
 
 

@@ -3,8 +3,8 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -69,20 +69,30 @@ def read_run(workdir: pathlib.Path) -> RunReport:
     Raises:
         UserError: If there is no such folder, or nothing of a run in it that can be read.
     """
-    try:
-        curves = json.loads((workdir / CURVES).read_text(encoding="utf-8"))
-        summary = workdir / SUMMARY
-        metrics = workdir / METRICS
-        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-        return RunReport(
-            name=workdir.resolve().name,
-            summary=json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {},
-            metrics=[json.loads(line) for line in lines],
-            curves=curves,
-            pictures=list(np.load(workdir / PICTURES, allow_pickle=False)),
+    if not (workdir / CURVES).exists():
+        raise UserError(
+            "A report is made of what train or evaluate left in a workdir. Received: "
+            f"{workdir}, which has no {CURVES}. Train there, or type dist-ens evaluate "
+            f"--workdir={workdir} first."
         )
+    return RunReport(
+        name=workdir.resolve().name,
+        summary=_read(workdir / SUMMARY, json.load, {}),
+        metrics=_read(workdir / METRICS, lambda file: [json.loads(line) for line in file], []),
+        curves=_read(workdir / CURVES, json.load, {}),
+        pictures=_read(workdir / PICTURES, lambda file: list(np.load(file)), []),
+    )
+
+
+def _read(path: pathlib.Path, parse: Callable[[BinaryIO], Any], absent: Any) -> Any:
+    """What a file holds, or what stands for one that is not there."""
+    if not path.exists():
+        return absent
+    try:
+        with path.open("rb") as file:
+            return parse(file)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(
-            f"A report is made of what train or evaluate left in a workdir. Received: {workdir}: "
-            f"{error}. Train there, or type dist-ens evaluate --workdir={workdir} first."
+            f"A report is made of files that can be read. Received: {path}: {error}. Remove it, "
+            f"and type dist-ens evaluate --workdir={path.parent}."
         ) from error

@@ -1,0 +1,55 @@
+"""`dist-ens` commands in processes of their own, which take no time for imports."""
+
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+import fast_xla
+from conftest import COMMAND_ENVIRONMENT
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+class Ended(NamedTuple):
+    """What became of a command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def dist_ens(*words, devices=1, **variables):
+    """A finished `dist-ens` command, forked from a process that has imported what it needs.
+
+    Args:
+        words: After `dist-ens`.
+        devices: CPUs to simulate.
+        variables: Of its environment; `XLA_FLAGS=""` compiles as a user's command does.
+    """
+    variables = {"XLA_FLAGS": fast_xla.flags(devices)} | variables
+    with tempfile.TemporaryDirectory() as folder:
+        command = {"words": [*map(str, words)], "variables": variables, "folder": folder}
+        parent = _parent()
+        print(json.dumps(command), file=parent.stdin, flush=True)
+        code = int(parent.stdout.readline())
+        printed = [(pathlib.Path(folder) / name).read_text() for name in ("out", "err")]
+    return Ended(code, *printed)
+
+
+@functools.cache
+def _parent():
+    """The process that commands are forked from; it ends with this one."""
+    # Huge pages are spoken of already, so that no command starts anew to ask for them.
+    variables = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0", "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(
+        [sys.executable, pathlib.Path(__file__).with_name("forked.py")],
+        cwd=ROOT,
+        env=COMMAND_ENVIRONMENT | variables | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
