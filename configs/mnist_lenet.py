@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
     experiment = Experiment.from_dict(
         dict(
             num_members=10,
-            steps=7030,  # 15 epochs
+            steps=7030,  # 15 passes
             data=dict(source="tfds:mnist", global_batch_size=128, std=(255.0,)),
             model=dict(name="lenet5"),
             optimizer=dict(name="adam", learning_rate=1e-3, schedule="cosine", schedule_steps=7030),

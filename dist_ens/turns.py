@@ -1,9 +1,10 @@
 """Time, taken in turns: A B C A B C …, so that what disturbs the machine disturbs all alike."""
 
+import contextlib
 import gc
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 # A turn takes at least so long, and is of whole steps.
@@ -29,26 +30,18 @@ def step_ms_of_turns(ways: Mapping[str, Way], num_turns: int) -> dict[str, list[
     Returns:
         By name: float[num_turns].
     """
-    steps = {name: _steps_of_a_turn(way, TURN_SECS) for name, way in ways.items()}
-    step_ms: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(num_turns):
-        for name, way in ways.items():
-            # What waited for its turn is cold: its caches, its clock, and the memory that a virtual
-            # machine has given back meanwhile.
-            way.run(steps[name])
-            step_ms[name].append(_secs(way, steps[name]) / steps[name] * 1e3)
-    return step_ms
+    step_secs = _step_secs_of_turns([*ways.values()], num_turns, TURN_SECS)
+    return {
+        name: [1e3 * secs for secs in of_way] for name, of_way in zip(ways, step_secs, strict=True)
+    }
 
 
 def median_step_secs(ways: Sequence[Way], num_turns: int) -> list[float]:
     """Seconds per step of each way, in the median of some short turns."""
     # Not in the shortest: where ways are close, that is the luckiest.
-    steps = [_steps_of_a_turn(way, TURN_SECS / 5) for way in ways]
-    step_secs: list[list[float]] = [[] for _ in ways]
-    for _ in range(num_turns):
-        for i, way in enumerate(ways):
-            step_secs[i].append(_secs(way, steps[i]) / steps[i])
-    return [statistics.median(of_way) for of_way in step_secs]
+    return [
+        statistics.median(of_way) for of_way in _step_secs_of_turns(ways, num_turns, TURN_SECS / 5)
+    ]
 
 
 def fastest(ways: Sequence[Way]) -> Way:
@@ -66,6 +59,33 @@ def spread(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / statistics.median(values)
 
 
+def _step_secs_of_turns(ways: Sequence[Way], num_turns: int, turn_secs: float) -> list[list[float]]:
+    """Seconds per step of each way in each of its turns, [ways, num_turns]."""
+    step_secs: list[list[float]] = [[] for _ in ways]
+    with _no_collection():
+        steps = [_steps_of_a_turn(way, turn_secs) for way in ways]
+        for _ in range(num_turns):
+            gc.collect()
+            for i, way in enumerate(ways):
+                # What waited for its turn is cold: its caches, its clock, and the memory that a
+                # virtual machine has given back meanwhile.
+                way.run(steps[i])
+                step_secs[i].append(_secs(way, steps[i]) / steps[i])
+    return step_secs
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """The garbage collector runs only when it is called; afterwards it is as it was."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _steps_of_a_turn(way: Way, turn_secs: float) -> int:
     """Enough for a turn of so long; they have been taken before, so that they are compiled."""
     steps = 1
@@ -78,12 +98,7 @@ def _steps_of_a_turn(way: Way, turn_secs: float) -> int:
 
 
 def _secs(way: Way, num_steps: int) -> float:
-    gc.collect()
-    gc.disable()
     time.sleep(_PAUSE_SECS)
-    try:
-        since = time.perf_counter()
-        way.run(num_steps)
-        return time.perf_counter() - since
-    finally:
-        gc.enable()
+    since = time.perf_counter()
+    way.run(num_steps)
+    return time.perf_counter() - since

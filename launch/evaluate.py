@@ -5,6 +5,7 @@ dist-ens evaluate --workdir=DIR [--json=FILE] [--ood=SOURCE] [--shift] [--poolin
                   [--leave_out_broken]
 """
 
+import os
 import pathlib
 from typing import Any
 
@@ -73,6 +74,13 @@ def main() -> None:
             "data set back that it was trained on."
         )
     evaluator = run.evaluator(ensemble, _POOLING.value)
+    # Another pooling is of another ensemble than the page's.
+    draws_page = _POOLING.value in (None, run.experiment.evaluation.pooling)
+    if draws_page and not os.access(workdir, os.W_OK | os.X_OK):
+        raise UserError(
+            f"The report goes into the workdir. Received: --workdir={workdir}, in which nothing "
+            "can be written. Make it writable, or copy the run."
+        )
     found = assess(run, evaluator, state, source, questions)
     if not cluster.is_main():
         return
@@ -85,7 +93,7 @@ def main() -> None:
     as_json: dict[str, Any] = found.to_dict()
     if _JSON.value is not None:
         front.write_file(_JSON, lambda path: report.write_scores(path, as_json))
-    if _POOLING.value in (None, run.experiment.evaluation.pooling):  # else of another ensemble
+    if draws_page:
         front.write_file(
             _WORKDIR,
             lambda path: report.write_report(path, as_json, found.curves, found.pictures),

@@ -121,16 +121,24 @@ def check_outputs(*of_files: flags.FlagHolder) -> None:
     Raises:
         UserError: If one cannot.
     """
+    # Process 0 writes. Without a cluster that is this one, and no device is taken to find it out.
+    if jax.distributed.is_initialized() and not cluster.is_main():
+        return
     for flag in of_files:
-        if flag.value is None or not cluster.is_main():
+        if flag.value is None:
             continue
         path = pathlib.Path(flag.value)
-        if path.is_dir():
+        try:
+            is_folder, has_place = path.is_dir(), path.parent.is_dir()
+        except OSError as error:  # a folder above it is closed
+            raise _unwritable(flag, error.strerror) from error
+        if is_folder:
             raise _unwritable(flag, "it is a folder")
-        if not path.parent.is_dir():
+        if not has_place:
             raise _unwritable(flag, f"there is no folder {path.parent}")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise _unwritable(flag, "permission denied")
+        # What is there is replaced by what is written beside it.
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise _unwritable(flag, f"nothing can be written in {path.parent}")
 
 
 def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) -> None:

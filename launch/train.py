@@ -46,14 +46,18 @@ def _leave_report(
     ensemble, mean, count = scores.ensemble, scores.mean_member, len(scores.groups)
     first, second = [name for name in _TOLD if name in mean][:2]
     told, over_groups = report.told, f" (means over {count} groups)" if count > 1 else ""
-    if not np.isfinite([ensemble[first], ensemble[second]]).all():
-        return  # what is the matter has been said, and nothing is to be predicted with it
-    Console(markup=False, highlight=False).print(
+    console, at = Console(markup=False, highlight=False), shlex.quote(str(workdir))
+    left = f"In {workdir}: {report.PAGE}, {report.SUMMARY}, {report.METRICS}, {FOLDER}/."
+    if np.isnan([ensemble[first], ensemble[second]]).any():  # what is the matter has been said
+        if len(found.broken) < len(scores.members):
+            left += f" Next: dist-ens evaluate --workdir={at}{config} --leave_out_broken"
+        console.print(left, soft_wrap=True)
+        return
+    console.print(
         f"The ensemble's {_TOLD[first]} is {told(ensemble, first)} and its {_TOLD[second]} "
         f"{told(ensemble, second)}; its mean member's are {told(mean, first)} and "
-        f"{told(mean, second)}{over_groups}. In {workdir}: {report.PAGE}, {report.SUMMARY}, "
-        f"{report.METRICS}, {FOLDER}/. Next: dist-ens predict "
-        f"--workdir={shlex.quote(str(workdir))}{config} --input=x.npy --output=p.npz",
+        f"{told(mean, second)}{over_groups}. {left} Next: dist-ens predict "
+        f"--workdir={at}{config} --input=x.npy --output=p.npz",
         soft_wrap=True,
     )
 

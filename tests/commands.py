@@ -22,22 +22,23 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def dist_ens(*words, devices=1, **variables):
+def dist_ens(*words, devices=1, xla_flags=None):
     """A finished `dist-ens` command, forked from a process that has imported what it needs.
 
     Args:
         words: After `dist-ens`.
         devices: CPUs to simulate.
-        variables: Of its environment; `XLA_FLAGS=""` compiles as a user's command does.
+        xla_flags: Its `XLA_FLAGS`; without any it compiles as a user's does, by default fast.
     """
-    variables = {"XLA_FLAGS": fast_xla.flags(devices)} | variables
+    xla_flags = fast_xla.flags(devices) if xla_flags is None else xla_flags
     with tempfile.TemporaryDirectory() as folder:
-        command = {"words": [*map(str, words)], "variables": variables, "folder": folder}
+        command = {"words": [*map(str, words)], "xla_flags": xla_flags, "folder": folder}
         parent = _parent()
         print(json.dumps(command), file=parent.stdin, flush=True)
-        code = int(parent.stdout.readline())
+        code = parent.stdout.readline()
+        assert code, "the process that commands are forked from has ended"
         printed = [(pathlib.Path(folder) / name).read_text() for name in ("out", "err")]
-    return Ended(code, *printed)
+    return Ended(int(code), *printed)
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """Runs `dist-ens` commands, each in a process that is forked from this one, which has imported what
 they need.
 
-Standard input has a command a line, as JSON: its `words` after `dist-ens`, `variables` of its
-environment, and a `folder` for what it prints, `out` and `err`. Standard output has the exit codes.
+Standard input has a command a line, as JSON: its `words` after `dist-ens`, its `xla_flags`, and a
+`folder` for what it prints, `out` and `err`. Standard output has the exit codes.
 """
 
 import gc
@@ -34,7 +34,7 @@ def main():
             for number, name in ((1, "out"), (2, "err")):
                 path = pathlib.Path(command["folder"]) / name
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
-            os.environ |= command["variables"]
+            os.environ["XLA_FLAGS"] = command["xla_flags"]  # read when a backend starts
             sys.argv = ["dist-ens", *command["words"]]
             launch.main()
             return

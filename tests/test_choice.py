@@ -79,44 +79,89 @@ def test_candidates_that_are_close_are_timed_again_in_turns(monkeypatch):
 
     monkeypatch.setattr(choice.turns, "median_step_secs", last_is_fastest)
     monkeypatch.setattr(choice, "_CLOSE", 1e9)
-    chosen, why = choice.choose(*program(networks.mlp), num_steps=10**9)
-    names = list(why.step_secs)
-    assert why.step_secs == {name: len(names) - i for i, name in enumerate(names)}
-    assert chosen.execution == names[-1]
+    ensemble, state, batches = program(networks.mlp)
+    chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
+    assert sorted(why.in_turns) == sorted(candidates(ensemble, state, batches))
+    assert why.step_secs == {name: len(why.in_turns) - i for i, name in enumerate(why.in_turns)}
+    assert chosen.execution == why.in_turns[-1]
 
 
 class Sleeping:
     """An execution whose calls of two steps take some time."""
 
-    def __init__(self, secs):
-        self.secs = secs
+    def __init__(self, layout, secs):
+        self.layout, self.secs, self.calls = layout, secs, 0
 
     def update(self, state, batches):
+        self.calls += 1
         time.sleep(self.secs)
         return state, {}
 
 
-def test_close_candidates_are_told_apart_by_what_their_calls_take(monkeypatch):
+def timed(*call_secs):
+    """What is found out of executions whose calls take so long, the first the rule's."""
+    ensemble, state, batches = program(networks.mlp, steps=2)
+    options = {str(secs): Sleeping(ensemble.layout, secs) for secs in call_secs}
+    return choice._timed(options, [*options], state, batches, num_steps=10**9), options
+
+
+def test_those_that_are_close_take_turns_and_others_do_not(monkeypatch):
     monkeypatch.setattr(choice, "_CLOSE", 1.6)
-    _, state, batches = program(networks.mlp, steps=2)
-    ensemble, _, _ = program(networks.mlp, steps=2)
-
-    def option(secs):
-        sleeping = Sleeping(secs)
-        sleeping.layout = ensemble.layout
-        return sleeping
-
-    options = {"slow": option(0.06), "fast": option(0.05), "far behind": option(0.12)}
-    fastest, step_secs, _ = choice._timed(options, [*options], state, batches, num_steps=10**9)
-    assert fastest == "fast"
-    for name, sleeping in options.items():
-        assert step_secs[name] == pytest.approx(sleeping.secs / 2, rel=0.1)
+    timing, options = timed(0.06, 0.05, 0.12)
+    assert timing.fastest == "0.05"
+    assert timing.in_turns == ["0.05", "0.06"]
+    assert timing.settled
+    for name, secs in timing.step_secs.items():
+        assert secs == pytest.approx(options[name].secs / 2, rel=0.3)
+    # One that is far behind warms up and is timed three times; in five turns of two calls each is
+    # warmed up as often.
+    assert options["0.12"].calls == 4
+    assert options["0.06"].calls >= 4 + 5 * 4
 
 
-def test_candidates_that_are_far_apart_are_timed_once(monkeypatch):
+@pytest.mark.parametrize(
+    ("call_secs", "longest_secs", "settled"), [((0.01, 0.05), 1e6, True), ((0.02, 0.021), 3, False)]
+)
+def test_none_takes_turns_that_is_far_behind_or_for_which_there_is_no_time(
+    monkeypatch, call_secs, longest_secs, settled
+):
     monkeypatch.setattr(choice.turns, "median_step_secs", lambda *_: pytest.fail("again"))
-    _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
-    assert len(why.step_secs) > 1
+    monkeypatch.setattr(choice, "_CLOSE", 1.6)
+    monkeypatch.setattr(choice, "LONGEST_SECS", longest_secs)
+    timing, _ = timed(*call_secs)
+    assert len(timing.step_secs) == 2
+    assert timing.in_turns == []
+    assert timing.settled == settled
+
+
+def test_as_many_of_the_close_take_turns_as_there_is_time_for(monkeypatch):
+    monkeypatch.setattr(choice.turns, "median_step_secs", lambda ways, _: [1.0] * len(ways))
+    monkeypatch.setattr(choice, "_CLOSE", 1.6)
+    monkeypatch.setattr(choice, "LONGEST_SECS", 5.9)
+    timing, _ = timed(0.013, 0.011, 0.01)
+    assert timing.in_turns == ["0.01", "0.011"]
+    assert timing.settled
+
+
+def test_what_was_not_settled_is_kept_for_runs_as_long_alone(monkeypatch):
+    def chosen(num_steps, settled):
+        timing = choice._Timing("map", {"vmap": 2.0, "map": 1.0}, [], settled, 1.0)
+        monkeypatch.setattr(choice, "_timed", lambda *_: timing)
+        return choice.choose(*program(networks.mlp), num_steps=num_steps)[1]
+
+    assert chosen(100, False).step_secs
+    assert chosen(100, False).why == "as in an earlier run of as many steps"
+    assert chosen(200, True).why == "the fastest of those tried"
+    assert chosen(300, True).why == "the fastest in an earlier run of this program"
+
+
+def test_what_was_tried_is_told():
+    secs = {"vmap": 0.002, "map": 0.001, "loop": 0.004}
+    told = str(choice.Choice("map", "the fastest of those tried", secs))
+    assert told == "Execution map: the fastest of those tried (vmap 2, map 1, loop 4 ms a step)."
+    told = str(choice.Choice("map", "the fastest of those tried", secs, ["map", "vmap"]))
+    assert told.endswith("tried (in turns map 1, vmap 2; once loop 4 ms a step).")
+    assert str(choice.Choice("map", "the rule")) == "Execution map: the rule."
 
 
 def test_a_short_run_follows_the_rule():
@@ -127,7 +172,7 @@ def test_a_short_run_follows_the_rule():
     # A run of the same length times nothing; a longer one has time for more.
     again, why = choice.choose(*program(networks.mlp), num_steps=1)
     assert (again.execution, why.step_secs) == ("vmap", {})
-    assert why.why == "the rule, as in an earlier run of as many steps"
+    assert why.why == "as in an earlier run of as many steps"
     _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
     assert len(why.step_secs) > 1  # a rule is not kept as if it had been measured
 

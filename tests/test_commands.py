@@ -188,14 +188,23 @@ def test_steps_and_epochs_on_the_command_line_replace_each_other(tmp_path):
 def test_members_that_diverge_are_named_and_reported(tmp_path):
     # Compiled as a user's is: numbers that are none take other ways through what XLA makes fast.
     diverging = ["--config.steps=10", "--config.optimizer.learning_rate=1e30"]
-    ended = dist_ens("train", *SMALL, f"--workdir={tmp_path}", *diverging, XLA_FLAGS="")
+    ended = dist_ens("train", *SMALL, f"--workdir={tmp_path}", *diverging, xla_flags="")
     assert ended.returncode == 0, ended.stderr
     assert "Members [0, 1, 2, 3, 4, 5, 6, 7] have diverged" in " ".join(ended.stdout.split())
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["test"]["nll"] is None
     assert summary["test_interval"]["ece"] == [None, None]
-    assert "Next: dist-ens predict" not in ended.stdout
+    assert ended.stdout.endswith("report.html, summary.json, metrics.jsonl, checkpoints/.\n")
     assert (tmp_path / "report.html").exists()
+
+
+def test_a_score_that_is_infinite_is_told_like_any_other(tmp_path):
+    # After two steps there are examples for whose label no member votes.
+    told = ["--config.steps=2", "--config.evaluation.pooling=vote"]
+    ended = dist_ens("train", *SMALL, f"--workdir={tmp_path}", *told)
+    assert ended.returncode == 0, ended.stderr
+    assert "and its NLL inf; " in ended.stdout.splitlines()[-1]
+    assert "Next: dist-ens predict" in ended.stdout.splitlines()[-1]
 
 
 OWN = """

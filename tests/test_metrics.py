@@ -56,6 +56,16 @@ def test_a_case_worked_by_hand():
     )
 
 
+def test_the_risk_of_the_most_confident_worked_by_hand():
+    # The most confident first: right, wrong, right, right, wrong.
+    #   aurc:       (0 + 1/2 + 1/3 + 1/4 + 2/5) / 5 = 0.296667
+    #   risk_at_80: of the first four of five, 1/4
+    likelier = np.array([0.55, 0.9, 0.6, 0.8, 0.7])
+    got = scores(np.stack([likelier, 1 - likelier], axis=1), [1, 0, 0, 1, 0], None)
+    assert got["aurc"] == pytest.approx(0.296667, abs=1e-6)
+    assert got["risk_at_80"] == pytest.approx(0.25)
+
+
 def test_scores_need_a_row():
     with pytest.raises(ValueError, match="at least one example"):
         scores(np.zeros((0, 3)), np.zeros(0, int))

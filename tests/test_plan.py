@@ -34,7 +34,7 @@ LINEAR = {"name": "mlp", "hidden_sizes": ()}  # compiled the fastest
 
 def dist_ens_plan(*arguments):
     """A finished `dist-ens plan`."""
-    return dist_ens("plan", *arguments, XLA_FLAGS="--xla_backend_optimization_level=0")
+    return dist_ens("plan", *arguments, xla_flags="--xla_backend_optimization_level=0")
 
 
 def small_planner(devices=4, **changes):

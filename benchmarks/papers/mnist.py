@@ -32,7 +32,7 @@ from launch import front
 
 _DATA = flags.DEFINE_string("data", None, "Folder of MNIST's IDX files.")
 _OOD = flags.DEFINE_string("ood", None, "Folder of notMNIST's.")
-_EPOCHS = flags.DEFINE_float("epochs", 10.0, "Passes over the training split.", lower_bound=0.01)
+_EPOCHS = flags.DEFINE_float("epochs", 10.0, "Of training.", lower_bound=0.01)
 _JSON = flags.DEFINE_string("json", None, "File for the figures.")
 _SIZES = (1, 5, 10, 15)
 

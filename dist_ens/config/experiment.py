@@ -45,9 +45,9 @@ class Experiment:
             given.
         seed: Of initialisation, dropout and the order of the data, together with the member's id.
         steps: Updates to take; None where `epochs` is given.
-        epochs: In steps, each as many as there are batches in the training split, a last partial
-            one counted (it is filled up from the next pass, for batches have one shape); None
-            where `steps` is given.
+        epochs: In steps, each as many as there are batches in what a member is trained on, a last
+            partial one counted (it is filled up from the next pass, for batches have one shape);
+            None where `steps` is given.
         steps_per_call: Updates inside one jitted call.
         execution: How a device runs the members it holds: `auto`, the fastest that can be found
             when the run begins; or `WAY[+LOWERING][+STEPS]`, see `dist_ens.execution`.
@@ -161,7 +161,8 @@ class Experiment:
             return self.steps
         if self.epochs is None:
             raise RuntimeError("An experiment has either steps or epochs.")
-        return math.ceil(self.epochs * math.ceil(epoch_length / self.data.global_batch_size))
+        steps = self.epochs * math.ceil(epoch_length / self.data.global_batch_size)
+        return max(1, math.ceil(round(steps, 6)))  # what rounding adds begins no step
 
 
 def differences_on_resume(saved: Experiment, asked: Experiment) -> list[tuple[str, Any, Any]]:

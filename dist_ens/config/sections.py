@@ -155,7 +155,7 @@ class LossConfig:
                 self.name == of or value == default,
                 f"loss.{name} is of loss.name={of} alone.",
                 f"loss.{name}={value}, loss.name={self.name!r}",
-                f"Leave --config.loss.{name} out, or set --config.loss.name={of}.",
+                f'Set --config.loss.{name}="{default}", or --config.loss.name={of}.',
             )
         middle = self.levels[len(self.levels) // 2] if len(self.levels) % 2 else None
         require(

@@ -4,8 +4,8 @@ import dataclasses
 import hashlib
 import re
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import psutil
@@ -28,9 +28,9 @@ PART_OF_THE_RUN = 0.05
 _FEWEST_CALLS = 3
 _FEWEST_SECS = 0.1
 # Candidates that are less than so many times slower than the fastest are timed again, in so many
-# turns each, where there is time for about so many calls, or so many seconds, of each.
+# turns each: as many of them as there is time for, about so many calls or so many seconds for each.
 _CLOSE = 1.6
-_TURNS, _CALLS_OF_TURNS, _SECS_OF_TURNS = 9, 14, 3.0
+_TURNS, _CALLS_OF_TURNS, _SECS_OF_TURNS = 5, 13, 2.0
 # Beyond so many copies of a member's step in one program, to compile it takes minutes.
 _MOST_UNROLLED = 64
 
@@ -43,14 +43,22 @@ class Choice:
         option: `WAY[+LOWERING][+STEPS]`, and `on one device` where that is part of it.
         why: A sentence.
         step_secs: What was tried, and the seconds per step that it took.
+        in_turns: Those of them that were close, and were timed a second time, in turns.
     """
 
     option: str
     why: str
     step_secs: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    in_turns: Sequence[str] = ()
 
     def __str__(self) -> str:
-        tried = ", ".join(f"{name} {secs * 1e3:.3g}" for name, secs in self.step_secs.items())
+        once = [name for name in self.step_secs if name not in self.in_turns]
+        told = [
+            kind + ", ".join(f"{name} {self.step_secs[name] * 1e3:.3g}" for name in names)
+            for kind, names in (("in turns ", self.in_turns), ("once " * bool(self.in_turns), once))
+            if names
+        ]
+        tried = "; ".join(told)
         return f"Execution {self.option}: {self.why}" + (f" ({tried} ms a step)." if tried else ".")
 
 
@@ -131,11 +139,11 @@ def choose(
     if len(options) == 1:
         return options[rule], Choice(rule, "nothing else is worth trying for this network")
     program = _program(ensemble, traced, [*options], state, batches)
-    # What was not timed, for want of time, is not again in a run of the same length.
+    # What was not timed, for want of time, or not in turns, is not again in a run as long.
     of_this_length = f"{program} {num_steps}"
     for kept, why in (
         (kept_execution(program), "the fastest in an earlier run of this program"),
-        (kept_execution(of_this_length), "the rule, as in an earlier run of as many steps"),
+        (kept_execution(of_this_length), "as in an earlier run of as many steps"),
     ):
         position = cluster.as_main_sees([*options].index(kept) if kept in options else -1)
         if position >= 0:
@@ -147,13 +155,25 @@ def choose(
     if layout.free_bytes() < 2 * _device_bytes(state):
         return options[rule], Choice(rule, "the rule, for there is no room to time candidates")
 
-    fastest, step_secs, budget_secs = _timed(options, names, state, batches, num_steps)
-    if len(step_secs) == 1:
-        why = f"the rule, for {budget_secs:.2g} s are too few to time others"
-        keep_execution(of_this_length, rule)
-        return options[rule], Choice(rule, why, step_secs)
-    keep_execution(program, fastest)
-    return options[fastest], Choice(fastest, "the fastest of those tried", step_secs)
+    timing = _timed(options, names, state, batches, num_steps)
+    if len(timing.step_secs) == 1:
+        why = f"the rule, for {timing.budget_secs:.2g} s are too few to time others"
+    else:
+        why = "the fastest of those tried"
+    keep_execution(program if timing.settled else of_this_length, timing.fastest)
+    choice = Choice(timing.fastest, why, timing.step_secs, timing.in_turns)
+    return options[timing.fastest], choice
+
+
+class _Timing(NamedTuple):
+    """What was found out: of candidates tried, those timed in turns, and whether a longer run would
+    have found out more."""
+
+    fastest: str
+    step_secs: dict[str, float]
+    in_turns: list[str]
+    settled: bool
+    budget_secs: float
 
 
 class _Trial:
@@ -195,12 +215,8 @@ class _Candidate:
 
 def _timed(
     options: Mapping[str, Ensemble], names: list[str], state: State, batches: Any, num_steps: int
-) -> tuple[str, dict[str, float], float]:
-    """Seconds per step of the first name, and of the others in turn while there is time.
-
-    Returns:
-        The fastest option; the seconds by option; and those that there were for all but the first.
-    """
+) -> _Timing:
+    """Seconds per step of the first name, and of the others in turn while there is time."""
     layout = options[names[0]].layout
     trial, started = _Trial(state, batches), time.monotonic()
     tried = {names[0]: _Candidate(options[names[0]].update, trial)}
@@ -231,15 +247,20 @@ def _timed(
     if alone_too in options:
         try_next(alone_too)
     # What disturbed the machine while one was timed may have decided between those that are close.
-    close = [name for name in step_secs if step_secs[name] <= _CLOSE * min(step_secs.values())]
-    call_secs = max(step_secs[name] for name in close) * trial.steps_per_call
-    needed_secs = len(close) * max(_CALLS_OF_TURNS * call_secs, _SECS_OF_TURNS)
-    if len(close) > 1 and time.monotonic() - started + needed_secs < budget_secs:
-        call_secs_again = turns.median_step_secs([tried[name] for name in close], _TURNS)
-        for name, secs in zip(close, call_secs_again, strict=True):
+    by_secs = sorted(step_secs, key=step_secs.__getitem__)
+    close = [name for name in by_secs if step_secs[name] <= _CLOSE * step_secs[by_secs[0]]]
+    call_secs = step_secs[close[-1]] * trial.steps_per_call
+    left_secs = budget_secs - (time.monotonic() - started)
+    num_fit = left_secs // max(_CALLS_OF_TURNS * call_secs, _SECS_OF_TURNS)
+    in_turns = close[: int(num_fit)] if len(close) > 1 and num_fit > 1 else []
+    if in_turns:
+        call_secs_again = turns.median_step_secs([tried[name] for name in in_turns], _TURNS)
+        for name, secs in zip(in_turns, call_secs_again, strict=True):
             step_secs[name] = secs / trial.steps_per_call
-    # What was timed once and far behind is not compared with what was timed later.
-    return min(close, key=step_secs.__getitem__), step_secs, budget_secs
+    # What was timed once is not compared with what was timed later.
+    fastest = min(in_turns or close, key=step_secs.__getitem__)
+    settled = len(step_secs) > 1 and bool(in_turns or len(close) == 1)
+    return _Timing(fastest, step_secs, in_turns, settled, budget_secs)
 
 
 def _update_that_fits(ensemble: Ensemble, trial: _Trial) -> Any:

@@ -57,6 +57,7 @@ _BETTER_LOWER = frozenset(
         "mae",
         "mixture_nll",
         "nll",
+        "pinball",
         "risk_at_80",
         "rmse",
     }
@@ -223,7 +224,7 @@ def _cell(summary: Mapping[str, Any], of: str, name: str) -> dict[str, str]:
 
 def _note(runs: Sequence[RunReport]) -> str:
     """How to read the table."""
-    notes = "↑ higher is better, ↓ lower is better."
+    notes = "↑ higher is better, ↓ lower is better. Bold: the better of the two."
     if any("test_interval" in run.summary for run in runs):
         notes += " Small: the 95 % interval."
     if any("test_std" in run.summary for run in runs):

@@ -10,7 +10,7 @@ import numpy as np
 
 from dist_ens.errors import UserError
 from dist_ens.report.files import CURVES, PAGE, PICTURES, SUMMARY, to_json, write_atomically
-from dist_ens.report.training import METRICS
+from dist_ens.report.training import read_metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,30 +69,31 @@ def read_run(workdir: pathlib.Path) -> RunReport:
     Raises:
         UserError: If there is no such folder, or nothing of a run in it that can be read.
     """
-    if not (workdir / CURVES).exists():
+    evaluate = f"dist-ens evaluate --workdir={workdir}"
+    curves = _read(workdir / CURVES, json.load, evaluate)
+    if curves is None:
         raise UserError(
             "A report is made of what train or evaluate left in a workdir. Received: "
-            f"{workdir}, which has no {CURVES}. Train there, or type dist-ens evaluate "
-            f"--workdir={workdir} first."
+            f"{workdir}, which has no {CURVES}. Train there, or type {evaluate} first."
         )
     return RunReport(
         name=workdir.resolve().name,
-        summary=_read(workdir / SUMMARY, json.load, {}),
-        metrics=_read(workdir / METRICS, lambda file: [json.loads(line) for line in file], []),
-        curves=_read(workdir / CURVES, json.load, {}),
-        pictures=_read(workdir / PICTURES, lambda file: list(np.load(file)), []),
+        summary=_read(workdir / SUMMARY, json.load, "dist-ens train, as before,") or {},
+        metrics=read_metrics(workdir),
+        curves=curves,
+        pictures=_read(workdir / PICTURES, lambda file: [*np.load(file)], evaluate) or [],
     )
 
 
-def _read(path: pathlib.Path, parse: Callable[[BinaryIO], Any], absent: Any) -> Any:
-    """What a file holds, or what stands for one that is not there."""
-    if not path.exists():
-        return absent
+def _read(path: pathlib.Path, parse: Callable[[BinaryIO], Any], writer: str) -> Any:
+    """What a file holds that a command writes; None if it is not there."""
     try:
         with path.open("rb") as file:
             return parse(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, ValueError, EOFError) as error:
         raise UserError(
-            f"A report is made of files that can be read. Received: {path}: {error}. Remove it, "
-            f"and type dist-ens evaluate --workdir={path.parent}."
+            f"A report is made of files that can be read. Received: {path}: {error}. Remove it; "
+            f"{writer} writes it anew."
         ) from error

@@ -48,6 +48,13 @@ class MetricsWriter:
         self._file.flush()
 
 
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, but for one that is being written."""
+    return [
+        json.loads(line) for line in _whole_lines(workdir / METRICS) if _step_of(line) < math.inf
+    ]
+
+
 def _whole_lines(path: pathlib.Path) -> list[str]:
     """The lines that were written to their end; the last may not have been."""
     if not path.exists():
