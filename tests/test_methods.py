@@ -249,7 +249,12 @@ SPEC = Spec((4,), "float32", (), 3)
             Spec((9,), "int32", (9,), 5),
             "Characters are neither mixed nor moved a little.",
         ),
-        ({"loss": {"levels": (0.1, 0.9)}}, SPEC, "loss.levels ascend in (0, 1)"),
+        (
+            {"loss": {"name": "pinball", "levels": (0.1, 0.9)}},
+            SPEC,
+            "loss.levels ascend in (0, 1)",
+        ),
+        ({"loss": {"beta": 0.25}}, SPEC, "loss.beta is of loss.name=beta_nll alone"),
         ({"evaluation": {"pooling": "mixture"}}, SPEC, "pooled by one of probs, logits, vote."),
         (
             {"evaluation": {"dropout_samples": 4}},
