@@ -15,7 +15,7 @@ from PIL import Image
 from dist_ens.errors import UserError
 from dist_ens.report import figures
 from dist_ens.report.page import write_page
-from dist_ens.report.run_files import RunReport
+from dist_ens.report.run_files import RunReport, read_run
 from dist_ens.report.sections import SECTIONS as MAKERS
 from dist_ens.report.sections import Shown
 
@@ -665,6 +665,15 @@ def test_the_fields_of_an_example_are_told_as_the_scores_are(tmp_path):
 def test_a_large_picture_is_made_small():
     _, _, data = figures.picture_url(np.zeros((300, 600, 3), np.uint8)).partition(",")
     assert Image.open(io.BytesIO(base64.b64decode(data))).size == (96, 48)
+
+
+def test_a_run_is_read_while_its_metrics_are_written(tmp_path):
+    (tmp_path / "curves.json").write_text('{"member_id": [0]}')
+    line = '{"step": 10, "train/loss": 1.5}\n'
+    (tmp_path / "metrics.jsonl").write_text(f"{line}no line\n{line[:20]}")
+    run = read_run(tmp_path)
+    assert run.metrics == [{"step": 10, "train/loss": 1.5}]
+    assert (run.curves, run.summary, run.pictures) == ({"member_id": [0]}, {}, [])
 
 
 def test_a_page_of_no_run_is_refused(tmp_path):
