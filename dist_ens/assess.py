@@ -234,7 +234,8 @@ def _left_out(run: Run, state: State, questions: Questions, pooling: str) -> np.
     if run.spec.num_groups > 1:
         raise UserError(
             "Examples that members left out are told of one group. Received: "
-            f"{run.spec.num_groups}. Train on a source of one."
+            f"{run.spec.num_groups}. Train on a table with one split, one row in its train_idx and "
+            "test_idx."
         )
     return out_of_bag(
         to_host(state.member_id),
@@ -262,7 +263,7 @@ def _other_kind(run: Run, name: str) -> Unlabelled:
     if spec.num_groups > 1:
         raise UserError(
             "Out-of-distribution scores are of one group of members. Received: "
-            f"{spec.num_groups} groups. Train one."
+            f"{spec.num_groups} groups. Train on a source of one."
         )
     return Unlabelled(other, spec.label_shape, spec.label_dtype)
 

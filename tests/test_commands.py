@@ -204,6 +204,7 @@ def test_a_score_that_is_infinite_is_told_like_any_other(tmp_path):
     ended = dist_ens("train", *SMALL, f"--workdir={tmp_path}", *told)
     assert ended.returncode == 0, ended.stderr
     assert "and its NLL inf; " in ended.stdout.splitlines()[-1]
+    assert "Warning" not in ended.stderr
     assert "Next: dist-ens predict" in ended.stdout.splitlines()[-1]
 
 

@@ -207,6 +207,7 @@ def test_a_mesh_that_is_asked_for_is_the_only_one_planned():
         ("v9:4x4", "A topology is here, cpu:N"),
         ("v5ee:4x4", "Did you mean 'v5e'?"),
         ("v5e", "A topology is here"),
+        ("cpu", "Received: 'cpu'. Try --topology=cpu:8 or v5e:4x4."),
         ("v5e:4x4*0", "A topology is here"),
         ("v5e:0x4", "A topology is here"),
         ("cpu:0", "A topology is here"),

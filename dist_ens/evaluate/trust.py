@@ -157,7 +157,8 @@ def _told(
     """The pooled predictions of a split of one group, and its labels."""
     if spec.num_groups > 1:
         raise UserError(
-            f"{what} on one group of members. Received: {spec.num_groups} groups. Train one."
+            f"{what} on one group of members. Received: {spec.num_groups} groups. Train on a table "
+            "with one split, one row in its train_idx and test_idx."
         )
     if split is None:
         raise UserError(

@@ -16,4 +16,6 @@ def mean_of(values: np.ndarray, weights: np.ndarray | None = None) -> float | np
     if weights is None:
         return float(values.mean(dtype=np.float64))
     # One product of float32 arrays: as exact as resamples need it, and nothing is copied.
-    return (weights @ values.astype(np.float32)).astype(np.float64) / weights.sum(axis=1)
+    with np.errstate(invalid="ignore"):  # of what is infinite
+        totals = weights @ values.astype(np.float32)
+    return totals.astype(np.float64) / weights.sum(axis=1)

@@ -91,10 +91,12 @@ class Topology:
             return cls(text, kind, (int(size),))
         match = re.fullmatch(r"([1-9]\d*(?:x[1-9]\d*)*)(?:\*([1-9]\d*))?", size)
         if kind not in CHIPS or match is None:
+            known = ["cpu", HERE, *CHIPS]
+            hint = "" if kind in known else did_you_mean(kind, known)
             raise UserError(
                 "A topology is here, cpu:N, or a TPU's CHIP:AxB[xC], with *SLICES where there are "
                 f"several; the chips are {', '.join(CHIPS)}. Received: {text!r}."
-                f"{did_you_mean(kind, ['cpu', HERE, *CHIPS])} Try --topology=v5e:4x4."
+                f"{hint} Try --topology=cpu:8 or v5e:4x4."
             )
         shape = tuple(int(n) for n in match.group(1).split("x"))
         axes = CHIPS[kind].axes
