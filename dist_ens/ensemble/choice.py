@@ -52,13 +52,13 @@ class Choice:
     in_turns: Sequence[str] = ()
 
     def __str__(self) -> str:
+        def listed(names: Sequence[str]) -> str:
+            return ", ".join(f"{name} {self.step_secs[name] * 1e3:.3g}" for name in names)
+
         once = [name for name in self.step_secs if name not in self.in_turns]
-        told = [
-            kind + ", ".join(f"{name} {self.step_secs[name] * 1e3:.3g}" for name in names)
-            for kind, names in (("in turns ", self.in_turns), ("once " * bool(self.in_turns), once))
-            if names
-        ]
-        tried = "; ".join(told)
+        tried = listed(once)
+        if self.in_turns:
+            tried = f"in turns {listed(self.in_turns)}" + (f"; once {tried}" if once else "")
         return f"Execution {self.option}: {self.why}" + (f" ({tried} ms a step)." if tried else ".")
 
 
@@ -166,8 +166,15 @@ def choose(
 
 
 class _Timing(NamedTuple):
-    """What was found out: of candidates tried, those timed in turns, and whether a longer run would
-    have found out more."""
+    """What was found out of the candidates.
+
+    Attributes:
+        fastest: The one to take.
+        step_secs: Of those tried.
+        in_turns: See `Choice`.
+        settled: Whether a longer run has nothing more to find out.
+        budget_secs: That there were for all but the first.
+    """
 
     fastest: str
     step_secs: dict[str, float]
