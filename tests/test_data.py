@@ -302,9 +302,11 @@ def test_an_npz_that_lacks_an_array_or_is_none_is_told(tmp_path):
     (tmp_path / "c.npz").write_bytes(b"PK\3\4 torn")
     (tmp_path / "d.npz").write_bytes(b"")
     np.save(tmp_path / "e.npy", IMAGES)
-    for name in ("b.npz", "c.npz", "d.npz", "e.npy"):
-        with pytest.raises(UserError, match=r"written by numpy.savez"):
+    (tmp_path / "f.npz").write_text("# A text")
+    for name in ("b.npz", "c.npz", "d.npz", "e.npy", "f.npz", "absent.npz"):
+        with pytest.raises(UserError, match=r"written by numpy.savez") as raised:
             open_source(DataConfig(source=f"npz:{tmp_path / name}"))
+        assert ("it is no archive of arrays" in str(raised.value)) == (name[0] in "cdef")
 
 
 def test_a_text_that_is_too_short_or_no_text_is_told(tmp_path):

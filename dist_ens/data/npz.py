@@ -27,10 +27,10 @@ def opened_npz(path: pathlib.Path, keys: Sequence[str]) -> Iterator[Any]:
         UserError: For a file that cannot be read, then or inside the block, or lacks one of them.
     """
     try:
-        archive = np.load(path, allow_pickle=False)
-        if isinstance(archive, np.ndarray):
-            raise ValueError("it holds a single array")
-        with archive:
+        # NumPy takes what is no archive for a pickle, and says how to load that.
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise ValueError("it is no archive of arrays")
+        with np.load(path, allow_pickle=False) as archive:
             missing = [key for key in keys if key not in archive]
             if missing:
                 raise UserError(
