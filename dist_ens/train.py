@@ -174,8 +174,8 @@ def train(
                     or stopping
                     or _crossed(experiment.checkpoint.every_steps, previous_step, step)
                 ):
-                    with reporter.paused():
-                        checkpoints.save(step, state, run.to_dict())
+                    reporter.catch_up()
+                    checkpoints.save(step, state, run.to_dict())
                 if is_last or stopping:
                     break
                 state, metrics = ensemble.update(state, next(batches))

@@ -5,9 +5,11 @@ import logging
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rich.console import Console
 
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.data import open_source, source_of_arrays
@@ -17,6 +19,7 @@ from dist_ens.layout import BATCHES, make_layout
 from dist_ens.losses import softmax_cross_entropy
 from dist_ens.member import Member, from_functions
 from dist_ens.methods import Order
+from dist_ens.report import TrainingReporter
 from dist_ens.run import open_finished, trained_by_one
 from dist_ens.train import train
 
@@ -388,6 +391,34 @@ def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path, monkeypatch):
     assert train(experiment(steps=4), tmp_path).step == 4
 
 
+def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    reporter = TrainingReporter(
+        Console(quiet=True),
+        None,
+        member_ids=[0],
+        first_step=0,
+        last_step=30,
+        every_steps=100,
+        member_examples_per_step=8,
+    )
+    with reporter:
+        for step, secs, saving_secs, evaluation_secs in [
+            (0, 50, 0, 0),
+            (10, 3, 1, 7),
+            (20, 4, 9, 7),
+        ]:
+            reporter.updated(step, step + 10, {"loss": jnp.zeros((10, 1))})
+            now[0] += secs
+            with reporter.paused():
+                now[0] += evaluation_secs
+            reporter.catch_up()
+            now[0] += saving_secs  # the last save begins when training is over
+    assert reporter.member_examples_per_second(30) == 20 * 8 / (3 + 1 + 4)
+    assert reporter.seconds() == 81
+
+
 def test_members_that_diverged_are_named(tmp_path, capsys):
     train(experiment(optimizer={"learning_rate": 1e38}), tmp_path)
     printed = " ".join(capsys.readouterr().out.split())
@@ -408,6 +439,10 @@ def test_a_workdir_that_cannot_be_written_is_refused():
         (
             {"model": {"name": "lenet5"}},
             "The options of lenet5 are: none. Received: model.hidden_sizes",
+        ),
+        (
+            {"model": {"options": {"hidden_sizes": ("(64",)}}},
+            "whole numbers above 0, not .'.64',.. Correct",
         ),
     ],
 )

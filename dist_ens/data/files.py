@@ -127,7 +127,7 @@ def _idx_path(folder: str, name: str) -> pathlib.Path:
         raise UserError(
             f"An IDX folder holds {name}.gz or {name}. Received: {directory}, "
             f"{'which has neither' if directory.is_dir() else 'which is no folder'}. "
-            "Correct --config.data.source=idx:DIR."
+            "Correct idx:DIR."
         )
     return path
 

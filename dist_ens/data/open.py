@@ -105,6 +105,6 @@ def _parse(source: str) -> tuple[str, str]:
     if kind not in _KINDS or bool(place) == (kind == "digits"):
         raise UserError(
             "A data source is digits, idx:DIR, npz:FILE, tfds:NAME, text:FILE or uci:FILE. "
-            f"Received: {source!r}.{did_you_mean(kind, _KINDS)} Correct --config.data.source."
+            f"Received: {source!r}.{did_you_mean(kind, _KINDS)} Correct its name."
         )
     return kind, place

@@ -33,13 +33,14 @@ def mlp(
         The member. Its parameters are a list of `{"w": float32[in, out], "b": float32[out]}`.
 
     Raises:
-        ValueError: For another `init`, or one that does not go with `init_stddev`.
+        ValueError: For another `init`, one that does not go with `init_stddev`, or layers of no
+            units.
     """
     if init not in ("he_normal", "fan_in_uniform", "normal"):
         raise ValueError(f"init is he_normal, fan_in_uniform or normal, not {init!r}")
     if (init == "normal") != (init_stddev is not None):
         raise ValueError(f"init_stddev goes with init='normal', not with {init!r}")
-    sizes = [math.prod(input_shape), *hidden_sizes, num_outputs]
+    sizes = [math.prod(input_shape), *_checked(hidden_sizes), num_outputs]
 
     def layer(key: jax.Array, fan_in: int, fan_out: int) -> dict[str, jax.Array]:
         w_key, b_key = jax.random.split(key)
@@ -103,5 +104,14 @@ def mlp_bn_dropout(
 
     Returns:
         The member; its model state holds the running statistics.
+
+    Raises:
+        ValueError: For layers of no units.
     """
-    return from_linen(_MlpBnDropout(num_outputs, tuple(hidden_sizes), dropout_rate))
+    return from_linen(_MlpBnDropout(num_outputs, _checked(hidden_sizes), dropout_rate))
+
+
+def _checked(hidden_sizes: Sequence[int]) -> tuple[int, ...]:
+    if not all(isinstance(size, int) and size > 0 for size in hidden_sizes):
+        raise ValueError(f"hidden_sizes are whole numbers above 0, not {tuple(hidden_sizes)}")
+    return tuple(hidden_sizes)

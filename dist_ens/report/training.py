@@ -126,8 +126,9 @@ class TrainingReporter:
         self._started = self._shown_at = time.monotonic()
         self._ended: float | None = None
         self._shown_step = first_step
-        self._first_call: tuple[float, int] | None = None  # seconds and steps; it compiles
         self._paused_secs = 0.0
+        self._training_secs = 0.0  # until the last call that was waited for
+        self._first_call: tuple[float, int] | None = None  # seconds and steps; it compiles
         self._text = "compiling"
         self._bar = Progress(
             TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
@@ -152,25 +153,27 @@ class TrainingReporter:
 
     def updated(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Takes the metrics, float32[steps, members], of the call just dispatched."""
-        self._read_pending()
+        self.catch_up()
         self._pending = (previous_step, step, metrics)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Reads what the last call left, waiting for it; what happens inside is no training."""
-        self._read_pending()
+        """Catches up; what happens inside is no training."""
+        self.catch_up()
         since = time.monotonic()
         yield
         self._paused_secs += time.monotonic() - since
 
-    def _read_pending(self) -> None:
+    def catch_up(self) -> None:
+        """Waits for the last call, and reads what it left."""
         if self._pending is None:
             return
         previous_step, step, metrics = self._pending
         self._pending = None
         jax.block_until_ready(metrics)
+        self._training_secs = self.seconds() - self._paused_secs
         if self._first_call is None:
-            self._first_call = (self.seconds() - self._paused_secs, step - previous_step)
+            self._first_call = (self._training_secs, step - previous_step)
         if (
             step // self._every_steps > previous_step // self._every_steps
             or step == self._last_step
@@ -188,8 +191,8 @@ class TrainingReporter:
         return (self._ended or time.monotonic()) - self._started
 
     def member_examples_per_second(self, step: int) -> float:
-        """Pace of the updates alone; without the first call, which compiles, if there were more."""
-        seconds, steps = self.seconds() - self._paused_secs, step - self._first_step
+        """Pace of training. Saving counts; evaluation, and a first call of several, do not."""
+        seconds, steps = self._training_secs, step - self._first_step
         if self._first_call is not None and self._first_call[1] < steps:
             seconds, steps = seconds - self._first_call[0], steps - self._first_call[1]
         return steps * self._per_step / seconds if steps else 0.0
