@@ -1,34 +1,35 @@
 """What the trainer costs: its steps/s against a bare loop over the same compiled update.
 
     python -m benchmarks.trainer_pace --config=configs/mnist_mlp.py --config.data.source=idx:DIR
-    python -m benchmarks.trainer_pace --workload=W4 --calls=120
+    python -m benchmarks.trainer_pace --workload=W4
 
 The trainer draws, transfers, logs and saves; the bare loop updates on one call of batches, over and
-over, from a set that lies on the device. They take turns in one process, and a turn of the trainer
-is compared with the mean of the bare loops before and after it: a machine that grows slower favours
-neither.
+over, from a set that lies on the device. They take turns of some calls in the middle of one run,
+and a turn of the trainer is compared with the mean of the bare loops before and after it: a machine
+that grows slower favours neither.
 """
 
 import dataclasses
-import json
-import pathlib
+import signal
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import jax
 from absl import flags
 
 from benchmarks.workloads import WORKLOADS, Workload
+from dist_ens import report
 from dist_ens.config import CheckpointConfig, DataConfig, Experiment, LossConfig
 from dist_ens.data import ArraySplit, Source, Spec, open_source, source_of_arrays
 from dist_ens.errors import UserError
 from dist_ens.feed import feed
 from dist_ens.losses import gaussian_nll
 from dist_ens.member import Member
-from dist_ens.report import SUMMARY
-from dist_ens.run import Run
-from dist_ens.train import train
+from dist_ens.train import Trained, train
 from launch import front
 from launch.config_file import ConfigFlags
 
@@ -39,33 +40,43 @@ _WORKLOAD = flags.DEFINE_enum(
     ["W1", "W2", "W3", "W4", "W4x16", "W5"],
     "In place of a config; saved every 100 steps.",
 )
-_PAIRS = flags.DEFINE_integer("pairs", 5, "Turns of each.")
-_CALLS = flags.DEFINE_integer("calls", 20, "Calls of the update in a turn.")
+_PAIRS = flags.DEFINE_integer("pairs", 20, "Turns of each.")
+_CALLS = flags.DEFINE_integer("calls", 10, "Calls of the update in a turn.")
 _CONFIG = ConfigFlags()
 
 
 def main() -> None:
-    """Prints a turn a line, then for each bare loop the median of the ratios and their range."""
-    experiment, source, member = _trained()
-    steps = (_CALLS.value + 1) * experiment.steps_per_call
+    """Prints a turn a line, then the median of the ratios and their range."""
+    experiment, source, member = _asked_for()
+    calls = _CALLS.value
+    # Two turns more, in which everything is compiled and grows warm.
+    steps = (_PAIRS.value + 2) * calls * experiment.steps_per_call
     experiment = dataclasses.replace(experiment, steps=steps, epochs=None)
-    _, before = turn(experiment, source, member)  # it compiles, and warms the machine
-    ratios: dict[str, list[float]] = {way: [] for way in before}
-    for _ in range(_PAIRS.value):
-        trainer, after = turn(experiment, source, member)
-        for way, of_way in ratios.items():
-            of_way.append(trainer / statistics.mean((before[way], after[way])))
-        told = ", ".join(f"{way} {before[way]:,.1f} and {after[way]:,.1f}" for way in after)
-        print(f"trainer {trainer:,.1f} steps/s; the bare loop before and after: {told}", flush=True)
-        before = after
-    for way, of_way in ratios.items():
-        print(
-            f"median {statistics.median(of_way):.3f} of {len(of_way)} ({min(of_way):.3f} to "
-            f"{max(of_way):.3f}), beside a bare loop whose calls are {way}"
+    bare = _BareLoop(_trained_with(_StopsAtOnce, experiment, source, member), source)
+    turns = _Turns(calls, lambda: bare.secs(calls))
+    run = _trained_with(turns.reporter, experiment, source, member).run
+    if (run.execution, run.num_devices) != (bare.run.execution, bare.run.num_devices):
+        raise UserError(
+            "The trainer and the bare loop run members alike. Received: "
+            f"{run.execution} on {run.num_devices} devices and {bare.run.execution} on "
+            f"{bare.run.num_devices}. Set --config.execution, or raise --pairs."
         )
+    ratios = []
+    for secs, before, after in zip(
+        turns.trainer_secs[1:], turns.bare_secs[:-1], turns.bare_secs[1:], strict=True
+    ):
+        ratios.append(statistics.mean((before, after)) / secs)
+        print(
+            f"{1e3 * secs / calls:,.1f} ms a call of the trainer, {1e3 * before / calls:,.1f} and "
+            f"{1e3 * after / calls:,.1f} of the bare loop before and after it"
+        )
+    print(
+        f"median {statistics.median(ratios):.3f} of {len(ratios)} ({min(ratios):.3f} to "
+        f"{max(ratios):.3f})"
+    )
 
 
-def _trained() -> tuple[Experiment, Source, Member | None]:
+def _asked_for() -> tuple[Experiment, Source, Member | None]:
     """What the flags name, and its network where no config says it."""
     if _WORKLOAD.value is not None:
         if _CONFIG.file is not None:
@@ -104,34 +115,87 @@ def of_workload(workload: Workload) -> tuple[Experiment, Source, Member]:
     return experiment, source, workload.bare_member
 
 
-def turn(
-    experiment: Experiment, source: Source, member: Member | None
-) -> tuple[float, dict[str, float]]:
-    """Steps/s of the trainer, without its first call, and of the bare loops after it."""
-    with tempfile.TemporaryDirectory() as folder:
-        trained = train(experiment, folder, member=member, source=source)
-        summary = json.loads((pathlib.Path(folder) / SUMMARY).read_text())
-    batch_size = experiment.data.global_batch_size
-    trainer = summary["member_examples_per_second"] / (batch_size * summary["num_members"])
+def _trained_with(
+    reporter: type[report.TrainingReporter],
+    experiment: Experiment,
+    source: Source,
+    member: Member | None,
+) -> Trained:
+    """What the trainer leaves that tells its calls to this reporter."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch("dist_ens.report.TrainingReporter", reporter),
+    ):
+        return train(experiment, folder, member=member, source=source)
 
-    layout = trained.ensemble.layout
-    order = Run(experiment, source.spec, source.num_train_examples).order
-    steps = experiment.steps_per_call
-    batches = next(
-        feed(source, order, layout, seed=0, first_step=0, last_step=steps, steps_per_call=steps)
-    )
-    state = trained.state
-    paces = {}
-    for way in ("queued", "waited for"):
-        state, _ = jax.block_until_ready(trained.ensemble.update(state, batches))
+
+class _StopsAtOnce(report.TrainingReporter):
+    """Ends a run after its first call, as Ctrl-C does."""
+
+    def updated(self, *args: Any) -> None:
+        super().updated(*args)
+        signal.raise_signal(signal.SIGINT)
+
+
+class _BareLoop:
+    """The update of a run's ensemble, again and again."""
+
+    def __init__(self, trained: Trained, source: Source) -> None:
+        self.run = trained.run
+        self._ensemble, self._state = trained.ensemble, trained.state
+        steps = self.run.experiment.steps_per_call
+        self._batches = next(
+            feed(
+                source,
+                self.run.order,
+                trained.ensemble.layout,
+                seed=0,
+                first_step=0,
+                last_step=steps,
+                steps_per_call=steps,
+            )
+        )
+
+    def secs(self, num_calls: int) -> float:
+        """That some calls take, queued one after another."""
         since = time.perf_counter()
-        for _ in range(_CALLS.value):
-            state, metrics = trained.ensemble.update(state, batches)
-            if way == "waited for":
+        for _ in range(num_calls):
+            self._state, _ = self._ensemble.update(self._state, self._batches)
+        jax.block_until_ready(self._state)
+        return time.perf_counter() - since
+
+
+class _Turns:
+    """Seconds of the trainer's turns, each of which ends with one of the bare loop.
+
+    Args:
+        num_calls: Of the update, in a turn.
+        bare_turn: Gives the seconds of the bare loop's.
+    """
+
+    def __init__(self, num_calls: int, bare_turn: Callable[[], float]) -> None:
+        self.trainer_secs: list[float] = []
+        self.bare_secs: list[float] = []
+        turns = self
+
+        class Reporter(report.TrainingReporter):
+            """Is told of every call when it is dispatched, before what it leaves is saved."""
+
+            _num_calls = 0
+            _since: float | None = None
+
+            def updated(self, previous_step: int, step: int, metrics: Any) -> None:
+                super().updated(previous_step, step, metrics)
+                self._num_calls += 1
+                if self._num_calls % num_calls:
+                    return
                 jax.block_until_ready(metrics)
-        jax.block_until_ready(state)
-        paces[way] = _CALLS.value * steps / (time.perf_counter() - since)
-    return trainer, paces
+                if self._since is not None:
+                    turns.trainer_secs.append(time.perf_counter() - self._since)
+                    turns.bare_secs.append(bare_turn())
+                self._since = time.perf_counter()
+
+        self.reporter = Reporter
 
 
 if __name__ == "__main__":
