@@ -10,7 +10,7 @@ import numpy as np
 
 from dist_ens.data import Source, open_test
 from dist_ens.ensemble import State
-from dist_ens.errors import UserError
+from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluate import Evaluator, Scores, curves_of, pictures_of
 from dist_ens.evaluate.detection import Unlabelled, detection, histograms
 from dist_ens.evaluate.held_out import held_out_scores, out_of_bag
@@ -19,8 +19,8 @@ from dist_ens.run import Run
 
 CALIBRATIONS = ("temperature", "vector", "isotonic", "variance")
 CONFORMAL = ("lac", "aps", "raps", "cqr", "cv+", "jackknife+")
-# Scores that are told of a shift, those that there are.
-_OF_SHIFT = ("accuracy", "nll", "ece", "rmse", "mutual_information")
+# Scores that the report draws of a shift, those that there are.
+_DRAWN_OF_SHIFT = ("accuracy", "nll", "ece", "rmse", "mutual_information")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,6 @@ class Assessment:
         curves: What the report draws.
         pictures: Inputs of the examples that it shows, where they are pictures.
         broken: Ids of the members whose predictions are no numbers.
-        left_out: Whether those were not pooled.
     """
 
     scores: Scores
@@ -68,7 +67,6 @@ class Assessment:
     curves: dict[str, Any]
     pictures: Sequence[np.ndarray]
     broken: Sequence[int] = ()
-    left_out: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""
@@ -77,6 +75,7 @@ class Assessment:
             **self.scores.to_dict(),
             "mean_member": self.scores.mean_member,
             "broken_members": list(self.broken),
+            "left_out_members": list(self.scores.left_out),
             **self.extras,
         }
 
@@ -85,16 +84,15 @@ class Assessment:
         told = []
         if self.broken:
             told.append(
-                f"Members {list(self.broken)} predict what is no number"
-                + (
-                    "; they were left out of the ensemble."
-                    if self.left_out
-                    else ", and so does the ensemble: --leave_out_broken pools the others."
-                    if len(self.broken) < len(self.scores.members)
-                    else ": that is all of them. Train anew with a lower "
-                    "--config.optimizer.learning_rate."
+                told_of_broken(
+                    self.broken,
+                    left_out=bool(self.scores.left_out),
+                    num_members=len(self.scores.members),
+                    num_groups=len(self.scores.groups),
                 )
             )
+        if self.scores.ensemble_interval is None:
+            told.append("The test split has too many rows to be resampled: there are no intervals.")
         if "ood" in self.extras:
             best = {
                 name: measures["auroc"] for name, measures in self.extras["ood"]["ensemble"].items()
@@ -102,8 +100,8 @@ class Assessment:
             listed = ", ".join(f"{name} {auroc:.4f}" for name, auroc in best.items())
             told.append(f"AUROC of the ensemble, out against in distribution: {listed}.")
         for shift, strengths in self.extras.get("shift", {}).items():
-            name = "accuracy" if "accuracy" in strengths[0] else "rmse"
-            listed = ", ".join(f"{at[name]:.4f} at {at['strength']:g}" for at in strengths)
+            name = "accuracy" if "accuracy" in strengths[0]["test"] else "rmse"
+            listed = ", ".join(f"{at['test'][name]:.4f} at {at['strength']:g}" for at in strengths)
             told.append(f"Under {shift.replace('_', ' ')} the ensemble's {name} is {listed}.")
         if "calibrated" in self.extras:
             after, before = self.extras["calibrated"], self.scores.ensemble
@@ -148,8 +146,32 @@ def assess(
         The answers, on every host.
 
     Raises:
+        BrokenMembersError: If a question beside the scores meets predictions that are no numbers,
+            of members that are not to be left out.
         UserError: If a question does not fit the run.
     """
+    broken: list[int] = []
+    while True:
+        try:
+            return _answers(run, evaluator, state, source, questions, broken)
+        except BrokenMembersError as error:
+            if not questions.leave_out_broken:
+                raise
+            # All is answered anew: an ensemble is of the same members wherever it is asked.
+            broken = sorted({*broken, *error.member_ids})
+            positions = np.flatnonzero(np.isin(to_host(state.member_id), broken))
+            evaluator = evaluator.without(positions.tolist())
+
+
+def _answers(
+    run: Run,
+    evaluator: Evaluator,
+    state: State,
+    source: Source,
+    questions: Questions,
+    left_out_ids: Sequence[int],
+) -> Assessment:
+    """What `assess` says, of an evaluator that leaves some members out."""
     if source.num_train_examples != run.num_train_examples:
         raise UserError(
             "A run is asked about the data that it was trained on. Received: "
@@ -158,11 +180,8 @@ def assess(
         )
     spec = run.spec
     evaluation = evaluator.evaluate(state, source.test, by_size=True)
-    broken = evaluation.broken_members
-    if broken and questions.leave_out_broken:
-        positions = np.flatnonzero(np.isin(evaluation.member_ids, broken))
-        evaluator = evaluator.without(positions.tolist())
-        evaluation = evaluator.evaluate(state, source.test, by_size=True)
+    if questions.leave_out_broken:
+        evaluation.require_sound()
     curves = curves_of(evaluation)
     extras: dict[str, Any] = {}
     if questions.ood is not None:
@@ -175,7 +194,14 @@ def assess(
     if questions.shift:
         extras["shift"] = _under_shift(evaluator, state, source, run)
         curves["shift"] = {
-            name: {score: [at[score] for at in strengths] for score in strengths[0]}
+            name: {
+                "strength": [at["strength"] for at in strengths],
+                **{
+                    score: [at["test"][score] for at in strengths]
+                    for score in _DRAWN_OF_SHIFT
+                    if score in strengths[0]["test"]
+                },
+            }
             for name, strengths in extras["shift"].items()
         }
     if questions.calibration is not None:
@@ -208,9 +234,32 @@ def assess(
         extras,
         curves,
         pictures_of(evaluation, source.test, curves),
-        broken,
-        bool(broken and questions.leave_out_broken),
+        sorted({*evaluation.broken_members, *left_out_ids}),
     )
+
+
+def told_of_broken(
+    broken: Sequence[int], *, left_out: bool, num_members: int, num_groups: int = 1
+) -> str:
+    """A sentence on members whose predictions are no numbers.
+
+    Args:
+        broken: Their ids.
+        left_out: Whether they were left out of the ensemble.
+        num_members: Of the run.
+        num_groups: Likewise.
+    """
+    told = f"Members {list(broken)} predict what is no number"
+    if left_out:
+        return f"{told}; they were left out of the ensemble."
+    if len(broken) == num_members:
+        told += ": that is all of them."
+    else:
+        told += ", and so does the ensemble"
+        if num_groups == 1:
+            return f"{told}: --leave_out_broken pools the others."
+        told += " of their group."
+    return f"{told} Train anew with a lower --config.optimizer.learning_rate."
 
 
 def _left_out(run: Run, state: State, questions: Questions, pooling: str) -> np.ndarray | None:
@@ -270,16 +319,20 @@ def _other_kind(run: Run, name: str) -> Unlabelled:
 
 def _under_shift(
     evaluator: Evaluator, state: State, source: Source, run: Run
-) -> dict[str, list[dict[str, float]]]:
-    """For each shift the ensemble's scores, strength by strength."""
+) -> dict[str, list[dict[str, Any]]]:
+    """For each shift the scores that there are without one, strength by strength."""
     from dist_ens.evaluate.shift import shifted_splits  # scipy.ndimage, which few runs need
 
-    found: dict[str, list[dict[str, float]]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for name, splits in shifted_splits(source.test, run.spec).items():
-        of_strengths = []
+        found[name] = []
         for split in splits:
-            scores = evaluator.evaluate(state, split).scores().ensemble
-            told = {score: scores[score] for score in _OF_SHIFT if score in scores}
-            of_strengths.append({"strength": float(split.strength), **told})
-        found[name] = of_strengths
+            scores = evaluator.evaluate(state, split).require_sound().scores(intervals=True)
+            found[name].append(
+                {
+                    "strength": float(split.strength),
+                    **scores.to_dict(),
+                    "mean_member": scores.mean_member,
+                }
+            )
     return found

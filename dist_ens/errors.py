@@ -3,9 +3,27 @@
 Every message has three parts: the rule, what was received, and the way out.
 """
 
+from collections.abc import Sequence
+
 
 class UserError(ValueError):
     """What a user gave cannot be used; nothing has been written."""
+
+
+class BrokenMembersError(UserError):
+    """Some members predict what is no number, where all are asked for one.
+
+    Args:
+        member_ids: Of these members.
+    """
+
+    def __init__(self, member_ids: Sequence[int]) -> None:
+        super().__init__(
+            "What is asked rests on predictions that are all numbers. Received: members "
+            f"{list(member_ids)}, some of whose are none. Add --leave_out_broken, or train them "
+            "anew with a lower --config.optimizer.learning_rate."
+        )
+        self.member_ids = tuple(member_ids)
 
 
 class RunError(RuntimeError):

@@ -86,7 +86,13 @@ def main() -> None:
         return
     console, scores = Console(markup=False, highlight=False), found.scores
     console.print(
-        report.scores_table(scores.ensemble, scores.mean_member, scores.members, len(scores.groups))
+        report.scores_table(
+            scores.ensemble,
+            scores.mean_member,
+            scores.members,
+            len(scores.groups),
+            scores.left_out,
+        )
     )
     for sentence in found.sentences():
         console.print(sentence, soft_wrap=True)

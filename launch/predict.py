@@ -1,4 +1,7 @@
-"""Predicts with a run: dist-ens predict --workdir=DIR --input=x.npy --output=p.npz."""
+"""Predicts with a run.
+
+dist-ens predict --workdir=DIR --input=x.npy --output=p.npz [--leave_out_broken]
+"""
 
 import pathlib
 
@@ -6,8 +9,10 @@ import numpy as np
 from absl import flags
 
 from dist_ens import cluster
+from dist_ens.assess import told_of_broken
 from dist_ens.data import convert_inputs
 from dist_ens.errors import UserError
+from dist_ens.evaluate import broken_positions
 from dist_ens.run import open_finished
 from launch import front
 from launch.config_file import ConfigFlags
@@ -15,6 +20,9 @@ from launch.config_file import ConfigFlags
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _INPUT = flags.DEFINE_string("input", None, ".npy file of examples, unscaled, in their own units.")
 _OUTPUT = flags.DEFINE_string("output", None, ".npz file for the predictions.")
+_LEAVE_OUT_BROKEN = flags.DEFINE_bool(
+    "leave_out_broken", False, "Pool without members whose predictions are no numbers."
+)
 _CONFIG = ConfigFlags(overridable=False)
 
 
@@ -31,7 +39,13 @@ def main() -> None:
     front.check_outputs(_OUTPUT)
     run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
     inputs = convert_inputs(run.spec, inputs, path)
-    predictions = run.evaluator(ensemble).predict(state, inputs)
+    evaluator = run.evaluator(ensemble)
+    predictions = evaluator.predict(state, inputs)
+    broken = broken_positions(
+        {n: leaf for n, leaf in predictions.items() if n.startswith("member_") and n != "member_id"}
+    )
+    if broken and _LEAVE_OUT_BROKEN.value:
+        predictions = evaluator.without(broken).predict(state, inputs)
     if not cluster.is_main():
         return
 
@@ -45,6 +59,16 @@ def main() -> None:
     *others, last = predictions
     members = len(predictions["member_id"])
     print(f"{output}: {', '.join(others)} and {last} of {members} members, {len(inputs)} examples.")
+    if broken:
+        ids = predictions["member_id"][broken].tolist()
+        print(
+            told_of_broken(
+                ids,
+                left_out=_LEAVE_OUT_BROKEN.value,
+                num_members=members,
+                num_groups=run.spec.num_groups,
+            )
+        )
 
 
 def _load(path: str) -> np.ndarray:

@@ -49,7 +49,7 @@ def _leave_report(
     console, at = Console(markup=False, highlight=False), shlex.quote(str(workdir))
     left = f"In {workdir}: {report.PAGE}, {report.SUMMARY}, {report.METRICS}, {FOLDER}/."
     if np.isnan([ensemble[first], ensemble[second]]).any():  # what is the matter has been said
-        if len(found.broken) < len(scores.members):
+        if len(found.broken) < len(scores.members) and count == 1:
             left += f" Next: dist-ens evaluate --workdir={at}{config} --leave_out_broken"
         console.print(left, soft_wrap=True)
         return

@@ -225,6 +225,40 @@ def make_member(spec):
 """
 
 
+def test_members_without_numbers_are_named_and_left_out_of_predictions_if_asked(tmp_path):
+    # Members whose first draw is negative begin without numbers.
+    own = OWN.replace("0.01 * jax", "jax.numpy.sqrt(jax.random.normal(key)) * 0.01 * jax")
+    (tmp_path / "own.py").write_text(own)
+    (tmp_path / "own_helper.py").write_text("")
+    config, workdir = f"--config={tmp_path / 'own.py'}", f"--workdir={tmp_path / 'run'}"
+    ended = dist_ens("train", config, workdir, "--config.num_members=6", "--config.execution=vmap")
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    broken = [m["member_id"] for m in summary["members"] if m["nll"] is None]
+    assert 0 < len(broken) < 6
+    np.save(tmp_path / "x.npy", np.zeros((3, 8, 8), np.float32))
+    files = [f"--input={tmp_path / 'x.npy'}", f"--output={tmp_path / 'p.npz'}"]
+    ended = dist_ens("predict", config, workdir, *files)
+    assert ended.returncode == 0, ended.stderr
+    assert f"Members {broken} predict what is no number, and so does" in ended.stdout
+    assert np.isnan(np.load(tmp_path / "p.npz")["probs"]).all()
+    ended = dist_ens("predict", config, workdir, *files, "--leave_out_broken")
+    assert f"Members {broken} predict what is no number; they were left out" in ended.stdout
+    predicted = np.load(tmp_path / "p.npz")
+    assert predicted["member_id"].tolist() == list(range(6))
+    sound = [i for i in range(6) if i not in broken]
+    np.testing.assert_allclose(predicted["probs"], predicted["member_probs"][sound].mean(0), 1e-5)
+
+    as_json = tmp_path / "scores.json"
+    ended = dist_ens("evaluate", config, workdir, "--leave_out_broken", f"--json={as_json}")
+    assert f"ensemble of {len(sound)} " in ended.stdout
+    assert f"member {broken[0]}, left out" in ended.stdout
+    assert json.loads(as_json.read_text())["left_out_members"] == broken
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert f"The ensemble of {len(sound)} is" in page
+    assert "left out of the ensemble" in page
+
+
 def test_a_config_file_may_bring_a_network_of_its_own(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "own_helper.py").write_text("import jax; ONE = jax.numpy.ones(())")

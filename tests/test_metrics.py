@@ -17,6 +17,7 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
+from dist_ens.evaluate.kinds import Classes, Quantiles
 from dist_ens.metrics import (
     bootstrap_weights,
     classification_scores,
@@ -124,6 +125,38 @@ def test_a_prediction_that_is_no_number_leaves_no_score():
     assert all(np.isnan(score) for score in classification_scores(values).values())
     drawn = classification_scores(values, weights=np.ones((3, 2), np.float32))
     assert all(np.isnan(scores).all() and len(scores) == 3 for scores in drawn.values())
+
+
+def test_a_member_that_is_no_number_has_no_vote():
+    log_probs = jnp.log(jnp.array([[[0.7, 0.3]], [[jnp.nan, jnp.nan]], [[0.2, 0.8]]]))
+    assert np.isnan(diversity_values(log_probs)["disagreement"]).all()
+    assert np.isnan(
+        Classes(jax.nn.log_softmax, "vote").pooled({"log_probs": log_probs})["log_probs"]
+    ).all()
+
+
+def test_no_interval_of_what_is_no_number_holds_a_target():
+    mean, variance, targets = jnp.array([[0.0, jnp.nan]]), jnp.ones((1, 2)), jnp.zeros(2)
+    values = in_rows(regression_values(mean, variance, targets, as_one=True))
+    assert np.isnan(regression_scores(values)["coverage"])
+    quantiles = jnp.array([[-1.0, 0.0, 1.0], [jnp.nan] * 3])
+    values = in_rows(Quantiles((0.05, 0.5, 0.95)).values({"quantiles": quantiles}, targets))
+    assert np.isnan(regression_scores(values)["coverage"])
+    first = {name: leaf[:1] for name, leaf in values.items()}
+    assert regression_scores(first)["coverage"] == 1
+
+
+@pytest.mark.parametrize("as_one", [True, False])
+def test_real_targets_in_float16_are_scored_as_the_numbers_that_they_are(as_one):
+    random = np.random.default_rng(0)
+    drawn = random.normal(size=(3, 40)), random.uniform(0.5, 2, (3, 40)), random.normal(size=40)
+    half = [jnp.asarray(values, jnp.float16) for values in drawn]
+    single = [values.astype(jnp.float32) for values in half]
+    got, expected = (
+        regression_scores(in_rows(regression_values(*values, as_one=as_one)))
+        for values in (half, single)
+    )
+    assert got == expected
 
 
 def test_how_members_differ_worked_by_hand():

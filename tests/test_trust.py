@@ -25,7 +25,7 @@ from dist_ens.config import (
 )
 from dist_ens.data import ArraySplit, Spec, open_source
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError
+from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluate import Evaluator
 from dist_ens.evaluate.detection import Unlabelled, detection
 from dist_ens.evaluate.held_out import out_of_bag
@@ -300,8 +300,15 @@ def test_digits_are_calibrated_covered_and_shifted(tmp_path):
     # 360 test rows: a standard error of 0.02.
     assert told["conformal"]["coverage"] == pytest.approx(0.8, abs=0.08)
     assert told["ood"]["ensemble"]["entropy"]["auroc"] == pytest.approx(0.5)  # the same examples
-    noise = [at["accuracy"] for at in told["shift"]["gaussian_noise"]]
+    strengths = told["shift"]["gaussian_noise"]
+    noise = [at["test"]["accuracy"] for at in strengths]
     assert noise[0] > noise[-1]
+    for at in strengths:
+        assert set(at["test"]) == set(told["test"]) == set(at["test_interval"])
+        assert len(at["members"]) == len(at["members_interval"]) == 8
+        assert at["mean_member"]["nll"] == pytest.approx(
+            np.mean([member["nll"] for member in at["members"]])
+        )
     assert 0.5 < told["out_of_bag"]["scores"]["accuracy"] <= 1
     # Of eight Poisson samples all hold an example with probability (1 - 1/e)^8 = 0.0255.
     assert told["out_of_bag"]["not_scored"] == pytest.approx(0.0255 * 1150, abs=20)
@@ -387,7 +394,7 @@ def test_questions_that_a_run_cannot_answer_are_told(finished, questions, senten
 def finished(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("run")
     data = DataConfig(source="digits", std=(16.0,), global_batch_size=64)
-    train(experiment(data, steps=20, num_members=2), workdir)
+    train(experiment(data, steps=20, num_members=3), workdir)
     return workdir
 
 
@@ -424,18 +431,62 @@ def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
     assert with_all.broken == [1]
     assert with_all.curves == {}
     assert "--leave_out_broken pools the others" in with_all.sentences()[0]
-    with pytest.raises(UserError, match="Add --leave_out_broken"):
-        assess(run, evaluator, state, source, Questions(ood="digits"))
-    without = assess(run, evaluator, state, source, Questions(ood="digits", leave_out_broken=True))
-    assert np.isfinite(without.scores.ensemble["nll"])
-    assert without.to_dict()["ood"]["ensemble"]["entropy"]["auroc"] == pytest.approx(0.5)
+    for question in ({"ood": "digits"}, {"shift": True}):
+        with pytest.raises(UserError, match=r"members \[1\], some .* Add --leave_out_broken"):
+            assess(run, evaluator, state, source, Questions(**question))
+    asked = Questions(ood="digits", leave_out_broken=True)
+    without = assess(run, evaluator, state, source, asked)
+    told = without.to_dict()
+    assert told["broken_members"] == told["left_out_members"] == [1]
+    others = [m["nll"] for m in without.scores.members if m["member_id"] != 1]
+    assert without.scores.mean_member["nll"] == pytest.approx(np.mean(others))
+    low, high = without.scores.mean_member_interval["nll"]
+    assert low < np.mean(others) < high
+    assert told["ood"]["ensemble"]["entropy"]["auroc"] == pytest.approx(0.5)
+    assert len(told["ood"]["members"]) == len(others)
     assert "reliability" in without.curves
+    assert 1 not in without.curves["member_id"]
+    assert len(without.curves["disagreement"]) == len(others)
     for leaf in jax.tree.leaves(broken):
         leaf[:] = np.nan
     state = state._replace(params=ensemble.layout.put_members(broken))
     (sentence,) = assess(run, evaluator, state, source, Questions()).sentences()
     assert "that is all of them" in sentence
     assert "--leave_out_broken" not in sentence
+
+
+def test_nothing_is_calibrated_by_a_member_without_numbers(tmp_path):
+    data = DataConfig(source="digits", std=(16.0,), validation=0.2, global_batch_size=64)
+    train(experiment(data, steps=20, num_members=3), tmp_path)
+    run, ensemble, state = open_finished(tmp_path)
+    broken = jax.tree.map(lambda leaf: np.array(leaf), state.params)
+    jax.tree.leaves(broken)[0][1] = np.nan
+    state = state._replace(params=ensemble.layout.put_members(broken))
+    source, evaluator = open_source(data), run.evaluator(ensemble)
+    for method in ("temperature", "isotonic"):
+        with pytest.raises(BrokenMembersError, match=r"members \[1\]"):
+            assess(run, evaluator, state, source, Questions(calibration=method))
+    with pytest.raises(BrokenMembersError, match=r"members \[1\]"):
+        assess(run, evaluator, state, source, Questions(conformal="aps"))
+    asked = Questions(calibration="temperature", conformal="aps", leave_out_broken=True)
+    told = assess(run, evaluator, state, source, asked).to_dict()
+    assert told["calibrated"]["test"]["nll"] < told["test"]["nll"]
+    assert told["conformal"]["coverage"] > 0.8
+
+
+@pytest.mark.quick
+def test_a_member_that_is_broken_by_other_examples_alone_is_named():
+    ensemble, state, _, inputs = network(3, 4)
+    weights = np.asarray(state.params["w"]).copy()
+    weights[2, 0, 0] = np.inf  # no number where it meets a zero
+    state = state._replace(params={"w": ensemble.layout.put_members(weights)})
+    evaluator = Evaluator(ensemble, 8)
+    labels = np.zeros(30, np.int32)
+    inside = evaluator.without([2]).evaluate(state, ArraySplit(inputs, labels))
+    outside = evaluator.evaluate(state, ArraySplit(np.zeros_like(inputs), labels))
+    with pytest.raises(BrokenMembersError) as raised:
+        detection(inside, outside)
+    assert raised.value.member_ids == (2,)
 
 
 def test_a_broken_member_is_left_out_of_what_it_left_out_too(tmp_path):

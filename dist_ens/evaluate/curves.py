@@ -31,7 +31,7 @@ def curves_of(evaluation: Evaluation) -> dict[str, Any]:
     """
     if not evaluation.is_sound:
         return {}
-    both = {"ensemble": evaluation.groups, "mean_member": evaluation.sound_members}
+    both = {"ensemble": evaluation.groups, "mean_member": evaluation.pooled_members}
     flat = {who: {n: rows.ravel() for n, rows in values.items()} for who, values in both.items()}
     curves: dict[str, Any] = {"score_against_members": evaluation.score_against_members()}
     if "correct" in evaluation.groups:
@@ -61,9 +61,10 @@ def curves_of(evaluation: Evaluation) -> dict[str, Any]:
         }
         counts = np.histogram(flat["ensemble"]["pit"], _PIT_BINS, (0, 1))[0]
         curves["pit"] = {"ensemble": counts.tolist()}
-    if 1 < len(evaluation.member_ids) <= _MOST_PAIRED and evaluation.num_groups == 1:
+    member_ids = evaluation.member_ids[evaluation.is_pooled]
+    if 1 < len(member_ids) <= _MOST_PAIRED and evaluation.num_groups == 1:
         curves["disagreement"] = _disagreement(evaluation)
-        curves["member_id"] = evaluation.member_ids.tolist()
+        curves["member_id"] = member_ids.tolist()
     if evaluation.num_groups == evaluation.rows_per_example == 1:
         values = {name: rows[0] for name, rows in evaluation.groups.items()}
         hardness = values["nll" if "correct" in values else "squared_error"]
@@ -93,7 +94,7 @@ def pictures_of(
 
 
 def _disagreement(evaluation: Evaluation) -> list[list[float]]:
-    predictions = evaluation.members["prediction"].astype(np.float64)
+    predictions = evaluation.pooled_members["prediction"].astype(np.float64)
     if "correct" in evaluation.members:
         return [(predictions != one).mean(axis=1).tolist() for one in predictions]
     unit = evaluation.units[0]

@@ -63,17 +63,15 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
         `mutual_information` and `variance` of the ensemble alone, `energy`; of real targets
         `variance` and `width`) its `auroc`, `aupr` and `fpr95`, and its means within and out of
         distribution, `mean_in` and `mean_out` (entropies in nats; of the probability itself, though
-        it is the lower the less is known); and `ood_interval`, the 95 % intervals of the
-        ensemble's and the mean member's.
+        it is the lower the less is known); in `members` the same of each that is pooled, with its
+        `member_id`; and `ood_interval`, the 95 % intervals of all these.
 
     Raises:
-        UserError: If predictions are no numbers, or say nothing of their uncertainty.
+        BrokenMembersError: If predictions of members that are pooled are no numbers.
+        UserError: If they say nothing of their uncertainty.
     """
-    if not (inside.is_sound and outside.is_sound):
-        raise UserError(
-            "Uncertainty is ranked where all of it are numbers. Received: a member that predicts "
-            "none. Add --leave_out_broken."
-        )
+    inside.require_sound()
+    outside.require_sound()
     weights = [
         bootstrap_weights(each.labels.shape[1], DRAWS, seed)
         for seed, each in enumerate((inside, outside))
@@ -86,19 +84,25 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
             **detection_scores(sign * within, sign * beyond, *drawn),
         }
 
+    ids = inside.member_ids[inside.is_pooled].tolist()
     scores: dict[str, Any] = {"ensemble": {}, "mean_member": {}}
     intervals: dict[str, Any] = {"ensemble": {}, "mean_member": {}}
+    for each in (scores, intervals):
+        each["members"] = [{"member_id": member_id} for member_id in ids]
     for measure, (name, sign) in _MEASURES.items():
-        for predictor, values_in, values_out in (
-            ("ensemble", inside.groups, outside.groups),
-            ("mean_member", inside.sound_members, outside.sound_members),
-        ):
-            if name not in values_in or not len(values_in[name]):
-                continue
-            pairs = list(zip(values_in[name], values_out[name], strict=True))
-            scores[predictor][measure] = _mean([told(*pair, sign) for pair in pairs])
-            drawn = _mean([told(*pair, sign, *weights) for pair in pairs])
-            intervals[predictor][measure] = {n: interval(draws) for n, draws in drawn.items()}
+        if name in inside.groups:
+            pair = inside.groups[name][0], outside.groups[name][0]
+            scores["ensemble"][measure] = told(*pair, sign)
+            intervals["ensemble"][measure] = _intervals(told(*pair, sign, *weights))
+        if name in inside.members:
+            pairs = zip(inside.pooled_members[name], outside.pooled_members[name], strict=True)
+            of_members = [(told(*pair, sign), told(*pair, sign, *weights)) for pair in pairs]
+            for position, (of_member, drawn) in enumerate(of_members):
+                scores["members"][position][measure] = of_member
+                intervals["members"][position][measure] = _intervals(drawn)
+            means, draws = (_mean(each) for each in zip(*of_members, strict=True))
+            scores["mean_member"][measure] = means
+            intervals["mean_member"][measure] = _intervals(draws)
     if not scores["ensemble"]:
         raise UserError(
             "Uncertainty is an entropy, a variance or a width. Received: predictions that say none "
@@ -125,6 +129,10 @@ def histograms(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
                 "out": np.histogram(beyond, edges, density=True)[0].tolist(),
             }
     return drawn
+
+
+def _intervals(drawn: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    return {name: interval(draws) for name, draws in drawn.items()}
 
 
 def _mean(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

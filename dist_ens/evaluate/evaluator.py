@@ -12,7 +12,7 @@ import numpy as np
 
 from dist_ens.data import ArraySplit, Spec, Split, Standardization, evaluation_batches
 from dist_ens.ensemble import Ensemble, State
-from dist_ens.errors import UserError
+from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluate.kinds import Classes, Kind, Normals
 from dist_ens.evaluate.scores import Evaluation
 from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, all_members, to_host
@@ -124,6 +124,7 @@ class Evaluator:
             kind=self._kind,
             units=given.target_std if given else (1.0,) * self._num_groups,
             member_ids=member_ids,
+            left_out=member_ids[list(self.left_out)].tolist(),
             rows_per_example=rows_per_example,
             labels=labels,
             groups=groups,
@@ -156,15 +157,20 @@ class Evaluator:
         own = np.concatenate(own)
         # Their labels are not looked at.
         split = ArraySplit(own, np.zeros(len(own), np.int32))
-        groups, members = self._told(state, split, self._predictions)
+        groups, members = _joined(list(self._told_batches(state, split, self._predictions)))
         if self._num_groups == 1:
             groups = {name: leaf[0] for name, leaf in groups.items()}
         members = {f"member_{name}": leaf for name, leaf in members.items()}
         return {**groups, **members, "member_id": self._member_ids(state)}
 
     def pooled_predictions(self, state: State, split: Split) -> dict[str, np.ndarray]:
-        """The ensemble's predictions of a split, as `predict` has them, with a leading [groups]."""
-        return self._told(state, split, self._pooled_predictions)[0]
+        """The ensemble's predictions of a split, as `predict` has them, with a leading [groups].
+
+        Raises:
+            BrokenMembersError: If predictions of members that are pooled are no numbers.
+        """
+        batches = self._told_batches(state, split, self._pooled_predictions)
+        return _joined([groups for groups, _ in self._sound(state, batches)])
 
     def values_of(
         self, told: Mapping[str, np.ndarray], labels: np.ndarray
@@ -220,14 +226,22 @@ class Evaluator:
         return self._kind.scores(values, None, 1.0, weights)
 
     def member_predictions(self, state: State, split: Split) -> Iterator[dict[str, np.ndarray]]:
-        """The members' predictions of a split, a batch at a time: leaves [members, batch, ...]."""
-        for _, members in self._told_batches(state, split, self._predictions):
+        """The members' predictions of a split, a batch at a time: leaves [members, batch, ...].
+
+        Raises:
+            BrokenMembersError: If predictions of members that are pooled are no numbers.
+        """
+        batches = self._told_batches(state, split, self._predictions)
+        for _, members in self._sound(state, batches):
             yield members
 
-    def _told(self, state: State, split: Split, program: Any) -> Any:
-        parts = list(self._told_batches(state, split, program))
-        # [groups, examples, ...] and [members, examples, ...]
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
+    def _sound(self, state: State, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches; of none does a member that is pooled predict what is no number."""
+        for groups, members in batches:
+            broken = [p for p in broken_positions(members) if p not in self.left_out]
+            if broken:
+                raise BrokenMembersError(self._member_ids(state)[broken].tolist())
+            yield groups, members
 
     def _told_batches(self, state: State, split: Split, program: Any) -> Iterator[Any]:
         self._member_ids(state)
@@ -332,7 +346,19 @@ class Evaluator:
 
     @cached_property
     def _pooled_predictions(self) -> Any:
-        return self._jitted(lambda outputs: (self._told_of_groups(outputs),), (BATCHES,))
+        """Of the members no more than whether they are numbers."""
+        kind = self._kind
+
+        def nothing_or_nan(outputs: jax.Array) -> jax.Array:
+            told = kind.told(kind.of_samples(outputs)).values()
+            broken = [jnp.isnan(leaf).reshape(len(leaf), -1).any(axis=1) for leaf in told]
+            return jnp.where(jnp.stack(broken).any(axis=0), jnp.nan, 0.0)
+
+        def predictions(outputs: jax.Array) -> Any:
+            members = {"number": jax.vmap(nothing_or_nan)(self._samples_of(outputs))}
+            return self._told_of_groups(outputs), members
+
+        return self._jitted(predictions, (BATCHES, MEMBER_BATCH))
 
     def _jitted(self, fn: Any, out_specs: Any) -> Any:
         return jax.jit(self._layout.shard_map(fn, in_specs=MEMBER_BATCH, out_specs=out_specs))
@@ -382,6 +408,23 @@ class Evaluator:
         ):
             mask = self._layout.put(batch.pop("mask"), size, BATCH)
             yield {**self._layout.put(batch, size, self._examples_spec), "mask": mask}
+
+
+def broken_positions(member_predictions: Mapping[str, np.ndarray]) -> list[int]:
+    """Positions of the members some of whose predictions are no numbers.
+
+    Args:
+        member_predictions: Leaves [members, examples, ...].
+    """
+    broken = [
+        np.isnan(leaf).reshape(len(leaf), -1).any(axis=1) for leaf in member_predictions.values()
+    ]
+    return np.flatnonzero(np.any(broken, axis=0)).tolist()
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Batches of predictions as one: leaves [groups or members, examples, ...]."""
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
 
 
 def _in_rows(values: Mapping[str, jax.Array], labels: jax.Array) -> dict[str, jax.Array]:

@@ -19,6 +19,7 @@ from dist_ens.metrics import (
     mixture_moments,
     regression_scores,
     regression_values,
+    votes_of,
 )
 
 Values = dict[str, jax.Array]
@@ -115,8 +116,7 @@ class Classes:
         if self.pooling == "logits":
             together = jax.nn.log_softmax(log_probs.mean(axis=0))
         elif self.pooling == "vote":
-            votes = jax.nn.one_hot(log_probs.argmax(axis=-1), log_probs.shape[-1])
-            together = jnp.log(votes.mean(axis=0))
+            together = jnp.log(votes_of(log_probs).mean(axis=0))
         else:
             together = mixture_log_probs(log_probs)
         energy = {n: v.mean(axis=0) for n, v in predictions.items() if n == "energy"}
@@ -277,7 +277,7 @@ class Quantiles(_RealTargets):
             "squared_error": jnp.square(labels - median),
             "absolute_error": jnp.abs(labels - median),
             "pinball": pinball(quantiles, labels, levels=self.levels),
-            "inside": ((low <= labels) & (labels <= high)).astype(jnp.float32),
+            "inside": jnp.where(jnp.isnan(high - low), jnp.nan, (low <= labels) & (labels <= high)),
             "width": high - low,
         }
 

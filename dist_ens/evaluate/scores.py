@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_ens.errors import BrokenMembersError
 from dist_ens.evaluate.kinds import Kind
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
 
@@ -27,6 +28,7 @@ class Scores:
     Attributes:
         groups: For each group of members, of their pooled prediction, on the group's own examples.
         members: Of each member, on its group's examples, with its `member_id`.
+        left_out: Ids of the members that are not of the ensemble.
         ensemble_interval: For each score the ends of its 95 % interval; None where not asked for.
         mean_member_interval: Likewise.
         member_intervals: Likewise, of each member.
@@ -34,6 +36,7 @@ class Scores:
 
     groups: list[dict[str, float]]
     members: list[dict[str, float]]
+    left_out: Sequence[int] = ()
     ensemble_interval: dict[str, tuple[float, float]] | None = None
     mean_member_interval: dict[str, tuple[float, float]] | None = None
     member_intervals: list[dict[str, Any]] | None = None
@@ -45,9 +48,10 @@ class Scores:
 
     @property
     def mean_member(self) -> dict[str, float]:
-        """The mean over the members of each score that a member has."""
-        names = [name for name in self.members[0] if name != "member_id"]
-        return {name: float(np.mean([member[name] for member in self.members])) for name in names}
+        """The mean over the ensemble's members of each score that a member has."""
+        members = [each for each in self.members if each["member_id"] not in self.left_out]
+        names = [name for name in members[0] if name != "member_id"]
+        return {name: float(np.mean([member[name] for member in members])) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
         """`{"test", "members"}`; `test_std` of several groups; intervals under `…_interval`."""
@@ -74,6 +78,7 @@ class Evaluation:
         kind: How they are scored.
         units: Of the targets of each group.
         member_ids: Of the members, in their order; they are of the groups in turn.
+        left_out: Ids of the members that are not pooled.
         rows_per_example: 1, or the positions of one.
         labels: [groups, rows].
         groups: What each row adds to the scores of a group's pooled prediction, by name
@@ -89,6 +94,7 @@ class Evaluation:
     kind: Kind
     units: Sequence[float]
     member_ids: np.ndarray
+    left_out: Sequence[int]
     rows_per_example: int
     labels: np.ndarray
     groups: Mapping[str, np.ndarray]
@@ -111,10 +117,25 @@ class Evaluation:
         return self.member_ids[broken].tolist()
 
     @property
-    def sound_members(self) -> dict[str, np.ndarray]:
-        """What `members` has of those all of whose predictions are numbers."""
-        sound = ~np.isin(self.member_ids, self.broken_members)
-        return {name: rows[sound] for name, rows in self.members.items()}
+    def is_pooled(self) -> np.ndarray:
+        """Which members the ensemble is of, bool[members]."""
+        return ~np.isin(self.member_ids, self.left_out)
+
+    @property
+    def pooled_members(self) -> dict[str, np.ndarray]:
+        """What `members` has of those that the ensemble is of."""
+        return {name: rows[self.is_pooled] for name, rows in self.members.items()}
+
+    def require_sound(self) -> "Evaluation":
+        """This one.
+
+        Raises:
+            BrokenMembersError: If predictions of members that are pooled are no numbers.
+        """
+        broken = [i for i in self.broken_members if i not in self.left_out]
+        if broken:
+            raise BrokenMembersError(broken)
+        return self
 
     @property
     def is_sound(self) -> bool:
@@ -130,17 +151,22 @@ class Evaluation:
             for position, member_id in enumerate(self.member_ids)
         ]
         if not intervals or self._draws < _FEWEST_DRAWS:
-            return Scores(groups, members)
+            return Scores(groups, members, self.left_out)
         of_groups = [self._of_group(g, self._weights[g]) for g in range(self.num_groups)]
         of_members = [
             self._of_member(position, self._weights[position % self.num_groups])
             for position in range(len(self.member_ids))
         ]
+        pooled = np.flatnonzero(self.is_pooled)
         return Scores(
             groups,
             members,
+            self.left_out,
             _intervals(_mean(of_groups), _mean(groups)),
-            _intervals(_mean(of_members), _mean(members)),
+            _intervals(
+                _mean([of_members[position] for position in pooled]),
+                _mean([members[position] for position in pooled]),
+            ),
             [
                 {"member_id": int(member_id), **_intervals(draws, scores)}
                 for member_id, draws, scores in zip(

@@ -10,6 +10,7 @@ from dist_ens.metrics.classification import (
     classwise_sums,
     diversity_values,
     mixture_log_probs,
+    votes_of,
 )
 from dist_ens.metrics.means import mean_of
 from dist_ens.metrics.regression import (
@@ -35,4 +36,5 @@ __all__ = [
     "mixture_quantile",
     "regression_scores",
     "regression_values",
+    "votes_of",
 ]

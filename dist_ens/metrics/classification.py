@@ -53,6 +53,19 @@ def classification_values(log_probs: jax.Array, labels: jax.Array) -> dict[str, 
     return values
 
 
+def votes_of(log_probs: jax.Array) -> jax.Array:
+    """1 for the class that a prediction finds most likely, else 0; NaN where it is no number.
+
+    Args:
+        log_probs: float[..., classes].
+
+    Returns:
+        float32[..., classes].
+    """
+    votes = jax.nn.one_hot(log_probs.argmax(axis=-1), log_probs.shape[-1])
+    return jnp.where(jnp.isnan(log_probs).any(axis=-1, keepdims=True), jnp.nan, votes)
+
+
 def diversity_values(member_log_probs: jax.Array) -> dict[str, jax.Array]:
     """How far members differ in each prediction.
 
@@ -71,10 +84,10 @@ def diversity_values(member_log_probs: jax.Array) -> dict[str, jax.Array]:
     narayanan et al. (2017), for the variance as a disagreement.
     """
     member_log_probs = member_log_probs.astype(jnp.float32)
-    members, num_classes = len(member_log_probs), member_log_probs.shape[-1]
+    members = len(member_log_probs)
     aleatoric = _entropy(member_log_probs).mean(axis=0)
     probs = jnp.exp(member_log_probs)
-    votes = jax.nn.one_hot(member_log_probs.argmax(axis=-1), num_classes).sum(axis=0)
+    votes = votes_of(member_log_probs).sum(axis=0)
     agreeing = (votes * (votes - 1)).sum(axis=-1) / max(1, members * (members - 1))
     return {
         "aleatoric": aleatoric,

@@ -58,6 +58,10 @@ def regression_values(
         `mixture_nll`, `crps`; `pit`, the distribution function at the target, in [0, 1]; and
         `width` of the central interval of probability `INTERVAL_LEVEL`.
     """
+    member_means, member_variances, targets = (
+        values.astype(jnp.promote_types(values.dtype, jnp.float32))
+        for values in (member_means, member_variances, targets)
+    )
     mean, variance = mixture_moments(member_means, member_variances)
     deviations = jnp.sqrt(member_variances)
     densities = norm.logpdf(targets[None], member_means, deviations)
@@ -158,7 +162,8 @@ def regression_scores(
         if name in values:
             scores[name] = mean(name) * unit
     if "pit" in values:
-        inside = np.abs(values["pit"] - 0.5) <= INTERVAL_LEVEL / 2
+        pit = values["pit"]
+        inside = np.where(np.isnan(pit), np.nan, np.abs(pit - 0.5) <= INTERVAL_LEVEL / 2)
         scores["coverage"] = mean_of(inside, weights)
     if "inside" in values:
         scores["coverage"] = mean("inside")

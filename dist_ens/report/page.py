@@ -138,7 +138,8 @@ def _result(summary: Mapping[str, Any]) -> str:
     if not told:
         return "There is no finite score to compare the ensemble with its mean member by."
     groups = summary.get("groups") or 1
-    size = f" of {summary['num_members'] // groups:,}" if "num_members" in summary else ""
+    pooled = summary.get("num_members", 0) - len(summary.get("left_out_members", ()))
+    size = f" of {pooled // groups:,}" if pooled > 0 else ""
     over = f", in the mean of {groups:,} groups" if groups > 1 else ""
     return f"The ensemble{size} {_verdict(better)}{over}: {', '.join(told)}."
 
@@ -159,6 +160,10 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         members, groups = summary["num_members"], summary.get("groups") or 1
         in_groups = f" in {groups:,} groups of {members // groups:,}" if groups > 1 else ""
         facts.append(("members", f"{members:,}{in_groups}"))
+    if broken := summary.get("broken_members"):
+        left_out = ", left out of the ensemble" if summary.get("left_out_members") else ""
+        listed = ", ".join(str(member_id) for member_id in broken)
+        facts.append(("no numbers predicted", f"by members {listed}{left_out}"))
     if "steps" in summary:
         facts.append(("steps", f"{summary['steps']:,}"))
     if "mesh" in summary:

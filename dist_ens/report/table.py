@@ -1,6 +1,6 @@
 """Scores on the screen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rich.table import Table
 
@@ -21,6 +21,7 @@ def scores_table(
     mean_member: Mapping[str, float],
     members: Sequence[Mapping[str, float]],
     num_groups: int = 1,
+    left_out: Collection[int] = (),
 ) -> Table:
     """The table at the end of a run: the ensemble, the mean member, and the members.
 
@@ -30,6 +31,7 @@ def scores_table(
         mean_member: Likewise.
         members: Likewise of each, with its `member_id`.
         num_groups: Of members, each an ensemble.
+        left_out: Ids of members that are not of the ensemble.
     """
     shown = [name for name in _SHOWN if name in ensemble]
     table = Table(title="test split", title_justify="left")
@@ -40,13 +42,14 @@ def scores_table(
     def row(label: str, scores: Mapping[str, float], style: str | None = None) -> None:
         table.add_row(label, *(told(scores, name) for name in shown), style=style)
 
-    size = len(members) // num_groups
+    size = (len(members) - len(left_out)) // num_groups
     mean_of = f"mean of {num_groups} groups, " if num_groups > 1 else ""
     row(f"{mean_of}ensemble of {size}", ensemble, "bold")
     row("mean member", mean_member)
     table.add_section()
     for member in members[:_MEMBERS_SHOWN]:
-        row(f"member {int(member['member_id'])}", member, "dim")
+        out = ", left out" if member["member_id"] in left_out else ""
+        row(f"member {int(member['member_id'])}{out}", member, "dim")
     if len(members) > _MEMBERS_SHOWN:
         table.add_row(f"… {len(members) - _MEMBERS_SHOWN} more in {SUMMARY}", style="dim")
     return table
