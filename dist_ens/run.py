@@ -371,13 +371,18 @@ def saved_run(workdir: pathlib.Path) -> tuple[int, Run] | None:
 
 
 def open_finished(
-    workdir: pathlib.Path, make_member: Callable[[Spec], Member | None] | None = None
+    workdir: pathlib.Path,
+    make_member: Callable[[Spec], Member | None] | None = None,
+    *,
+    dropout_samples: int | None = None,
 ) -> tuple[Run, Ensemble, State]:
     """The newest checkpoint of a workdir, on the devices at hand.
 
     Args:
         workdir: Of a run that has saved at least once.
         make_member: Makes the network, where the run's was not one that `model.name` says.
+        dropout_samples: In place of the experiment's `evaluation.dropout_samples`; 0: none are
+            drawn.
 
     Returns:
         What the state belongs to, the ensemble, and its state on a layout for these devices.
@@ -392,6 +397,13 @@ def open_finished(
             "Train first, or correct --workdir."
         )
     step, run = saved
+    if dropout_samples is not None:
+        evaluation = dataclasses.replace(
+            run.experiment.evaluation, dropout_samples=dropout_samples or None
+        )
+        run = dataclasses.replace(
+            run, experiment=dataclasses.replace(run.experiment, evaluation=evaluation)
+        )
     member = make_member(run.spec) if make_member else None
     if run.member_file is None and member is not None:
         raise UserError(

@@ -164,9 +164,13 @@ def train(
                 is_last = step >= last_step
                 stopping = stop.is_set() and not is_last
                 if is_last or _crossed(experiment.evaluation.every_steps, previous_step, step):
-                    with reporter.paused():
-                        evaluation = evaluator.evaluate(state, source.test)
-                        scores = evaluation.scores(intervals=is_last)
+                    try:
+                        with reporter.paused():
+                            evaluation = evaluator.evaluate(state, source.test)
+                            scores = evaluation.scores(intervals=is_last)
+                    except UserError:  # of data that are looked at when they are read
+                        checkpoints.save(step, state, run.to_dict())
+                        raise
                     if step > first_step:  # else they are written already
                         reporter.evaluated(step, scores.to_dict())
                 if (
@@ -191,7 +195,10 @@ def train(
         )
         return Trained(run, ensemble, evaluator, state, step, None, stop.signal)
     if scores is not None and cluster.is_main():
-        summary = _summary(run, ensemble, step, scores, reporter, first_step, workdir)
+        summary = {
+            "network": _network(run, member),
+            **_summary(run, ensemble, step, scores, reporter, first_step, workdir),
+        }
         report.write_summary(workdir, summary)
         _print_scores(console, scores)
     return Trained(run, ensemble, evaluator, state, step, scores, None)
@@ -276,7 +283,17 @@ def _summary(
         "groups": len(scores.groups),
         **scores.to_dict(),
         "mean_member": scores.mean_member,
+        "experiment": run.experiment.to_dict(),
     }
+
+
+def _network(run: Run, member: Member | None) -> str:
+    """What a member is, for people."""
+    if member is not None:
+        return f"that of {run.member_file}" if run.member_file else "one of its own"
+    model = run.experiment.model
+    options = ", ".join(f"{name}={value}" for name, value in model.options.items())
+    return f"{model.name}({options})"
 
 
 def _print_scores(console: Console, scores: Scores) -> None:

@@ -1,14 +1,24 @@
 """The commands: `dist-ens VERB …` is `python -m launch.VERB …`."""
 
 import importlib
+import os
+import signal
 import sys
+from typing import NoReturn
 
 from launch import huge_pages
 
 VERBS = ("train", "evaluate", "predict", "report", "plan", "bench")
 
+
+def _interrupted(*_: object) -> NoReturn:
+    """Ends a command that is still importing its libraries; there is nothing to tell."""
+    os._exit(130)
+
+
 if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command
     huge_pages.ask()
+    signal.signal(signal.SIGINT, _interrupted)
 
 
 def main() -> None:
@@ -27,7 +37,5 @@ def main() -> None:
         )
         sys.exit(2)
     del sys.argv[1]
-    try:
-        importlib.import_module(f"launch.{verb}").run()
-    except KeyboardInterrupt:  # while the libraries are imported
-        sys.exit(130)
+    signal.signal(signal.SIGINT, _interrupted)
+    importlib.import_module(f"launch.{verb}").run()

@@ -1,8 +1,8 @@
 """Scores a run on its test split, and says how far its uncertainty can be trusted.
 
 dist-ens evaluate --workdir=DIR [--json=FILE] [--ood=SOURCE] [--shift] [--pooling=WAY]
-                  [--calibration=METHOD] [--conformal=METHOD --level=0.9] [--out_of_bag]
-                  [--leave_out_broken]
+                  [--dropout_samples=N] [--calibration=METHOD] [--out_of_bag]
+                  [--conformal=METHOD --level=0.9] [--leave_out_broken]
 """
 
 import os
@@ -29,6 +29,13 @@ _OOD = flags.DEFINE_string(
 _SHIFT = flags.DEFINE_bool("shift", False, "Scores under noise, blur, low contrast and rotation.")
 _POOLING = flags.DEFINE_enum(
     "pooling", None, POOLINGS, "How members' predictions become one; default: the run's."
+)
+_DROPOUT_SAMPLES = flags.DEFINE_integer(
+    "dropout_samples",
+    None,
+    "Predictions of each member with dropout that are averaged, 0 for one without; default: the "
+    "run's.",
+    lower_bound=0,
 )
 _CALIBRATION = flags.DEFINE_enum(
     "calibration", None, CALIBRATIONS, "Map of the pooled prediction, fitted on validation data."
@@ -64,7 +71,9 @@ def main() -> None:
         out_of_bag=_OUT_OF_BAG.value,
         leave_out_broken=_LEAVE_OUT_BROKEN.value,
     )
-    run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
+    run, ensemble, state = open_finished(
+        workdir, _CONFIG.make_member, dropout_samples=_DROPOUT_SAMPLES.value
+    )
     source = open_source(run.experiment.data)
     if source.spec != run.spec:
         here, there = source.spec.told_apart(run.spec)
@@ -74,8 +83,9 @@ def main() -> None:
             "data set back that it was trained on."
         )
     evaluator = run.evaluator(ensemble, _POOLING.value)
-    # Another pooling is of another ensemble than the page's.
-    draws_page = _POOLING.value in (None, run.experiment.evaluation.pooling)
+    # Other predictions, or another pooling of them, are of another ensemble than the page's.
+    own_pooling = run.experiment.evaluation.pooling
+    draws_page = _POOLING.value in (None, own_pooling) and _DROPOUT_SAMPLES.value is None
     if draws_page and not os.access(workdir, os.W_OK | os.X_OK):
         raise UserError(
             f"The report goes into the workdir. Received: --workdir={workdir}, in which nothing "
@@ -106,9 +116,11 @@ def main() -> None:
         )
         console.print(f"In {workdir}: {report.PAGE}, with pictures.", soft_wrap=True)
     else:
+        samples = run.experiment.evaluation.dropout_samples
+        dropped = "" if samples is None else f", {samples} samples with dropout of each member"
         console.print(
-            f"Pooled by {_POOLING.value}; {report.PAGE} stays that of the run's own pooling, "
-            f"{run.experiment.evaluation.pooling}.",
+            f"Pooled by {_POOLING.value or own_pooling}{dropped}; {report.PAGE} stays that of the "
+            "run's own predictions.",
             soft_wrap=True,
         )
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import signal
 import sys
 import time
 import traceback
@@ -39,6 +40,8 @@ def run(
         prepare: Takes the command line before it is parsed, returns what is left to parse.
         joins_cluster: Whether the processes of a cluster run the command together.
     """
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is told
 
     def parse(argv: Sequence[str]) -> list[str]:
         if "--help" in argv or "-h" in argv:
@@ -78,6 +81,10 @@ def run(
 def _told_as_sentences() -> Iterator[None]:
     try:
         yield
+    except flags.IllegalFlagValueError as error:
+        _fail(
+            2, f"error: A flag's value is of the flag's type. Received: {error}. Correct the value."
+        )
     except (UserError, flags.Error) as error:
         _fail(2, f"error: {error}")
     except RunError as error:

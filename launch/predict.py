@@ -11,7 +11,7 @@ from absl import flags
 from dist_ens import cluster
 from dist_ens.assess import told_of_broken
 from dist_ens.data import convert_inputs
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, first_line
 from dist_ens.evaluate import broken_positions
 from dist_ens.run import open_finished
 from launch import front
@@ -73,14 +73,12 @@ def main() -> None:
 
 def _load(path: str) -> np.ndarray:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if not isinstance(loaded, np.ndarray):
-            raise ValueError("it is an archive of several arrays")
-        return loaded
+        with open(path, "rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(
             f"The input is an .npy file, written by numpy.save without pickled objects. Received: "
-            f"--input={path}: {error}. Correct the path, or write the file again."
+            f"--input={path}: {first_line(error)} Correct the path, or write the file again."
         ) from error
 
 

@@ -97,7 +97,7 @@ def test_another_pooling_is_scored_and_leaves_the_page(run):
     page = (workdir / "report.html").read_bytes()
     ended = dist_ens("evaluate", f"--workdir={workdir}", "--pooling=vote")
     assert ended.returncode == 0, ended.stderr
-    assert "Pooled by vote; report.html stays that of the run's own pooling, probs." in ended.stdout
+    assert "Pooled by vote; report.html stays that of the run's own predictions." in ended.stdout
     assert (workdir / "report.html").read_bytes() == page
 
 
@@ -176,6 +176,25 @@ def test_an_interruption_leaves_a_checkpoint_and_no_traceback(tmp_path, number):
     step = int(output.split("Stopped at step ")[1].split()[0].replace(",", ""))
     assert (workdir / "checkpoints" / str(step)).is_dir()
     assert leaves(workdir)[2].tolist() == [step] * 8
+
+
+@pytest.mark.parametrize(
+    "command", [["-m", "launch.train"], ["-c", "import launch; launch.main()", "train"]]
+)
+def test_an_interruption_of_the_imports_leaves_nothing_to_read(tmp_path, command):
+    # The first of the libraries that takes long says when it is being imported, and takes longer.
+    (tmp_path / "jax.py").write_text(
+        "import pathlib, time\npathlib.Path(__file__).with_name('there').touch()\ntime.sleep(600)"
+    )
+    environment = ENVIRONMENT | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=tmp_path, env=environment, stdout=log, stderr=log
+        )
+        wait_until((tmp_path / "there").exists, process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_SECS) == 130
+    assert (tmp_path / "log").read_text() == ""
 
 
 def test_steps_and_epochs_on_the_command_line_replace_each_other(tmp_path):
@@ -293,7 +312,7 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ([*train, f"--config={tmp_path / 'raises.py'}"], "ZeroDivisionError: division by zero (l"),
         ([*train, f"--config={tmp_path / 'syntax.py'}"], "SyntaxError: "),
         ([*train, SMALL[0], "--config.optimizer.learnin_rate=1"], "mean 'optimizer.learning_rate'"),
-        ([*train, SMALL[0], "--config.steps=many"], "--config.steps=many"),
+        ([*train, SMALL[0], "--config.steps=many"], "flag's type. Received: flag --config.s"),
         ([*train, SMALL[0], "--config.num_members=0"], "num_members must be positive."),
         ([*train, SMALL[0], "--config.steps=1", "--config.epochs=1"], "Exactly one of steps and"),
         ([*train, SMALL[0], "--config.loss.levels=(0.1,0.5,0.9)"], "is of loss.name=pinball alone"),
@@ -306,6 +325,7 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ),
         (["evaluate", f"--workdir={tmp_path}"], "which has none. Train first"),
         (["evaluate", f"--workdir={workdir}", "--level=0.8"], "A level is of conformal predict"),
+        (["evaluate", f"--workdir={workdir}", "--dropout_samples=2"], "a network that draws noth"),
         (["evaluate", f"--workdir={workdir}", f"--json={same}/x"], f"there is no folder {same}"),
         (
             ["predict", f"--workdir={workdir}", f"--input={same}", f"--output={tmp_path}"],
@@ -320,6 +340,10 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         (
             ["predict", f"--workdir={workdir}", "--input=absent.npy", "--output=p"],
             "--input=absent.npy",
+        ),
+        (
+            ["predict", f"--workdir={workdir}", f"--input={tmp_path / 'raises.py'}", "--output=p"],
+            "raises.py: the magic string is not correct",
         ),
         (
             ["predict", f"--workdir={workdir}", f"--input={same}", f"--output={same}"],

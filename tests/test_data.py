@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import re
 import shutil
 import struct
@@ -15,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.config import DataConfig
+from dist_ens.config import DataConfig, Experiment
 from dist_ens.data import (
     ArraySplit,
     Spec,
@@ -29,6 +30,8 @@ from dist_ens.data import (
 )
 from dist_ens.errors import UserError
 from dist_ens.methods import Order
+from dist_ens.run import saved_run
+from dist_ens.train import train
 from tiny_digits.tiny_digits_dataset_builder import TinyDigits
 
 pytestmark = pytest.mark.quick
@@ -206,6 +209,70 @@ def test_tfds_that_is_not_prepared_names_the_extra(tmp_path):
         open_source(config)
     with pytest.raises(UserError, match="Received: tfds:no_such_set"):
         open_source(DataConfig(source="tfds:no_such_set", data_dir=str(tmp_path)))
+
+
+class WrongTest(TinyDigits):
+    """One label of the test split is no class."""
+
+    name = "wrong_test"
+
+    def _generate_examples(self, start, stop):
+        for i, example in super()._generate_examples(start, stop):
+            yield i, {**example, "label": 10} if i == 130 else example
+
+
+def test_what_is_wrong_with_a_tfds_test_split_loses_no_step(tmp_path):
+    WrongTest(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    experiment = Experiment.from_dict(
+        {
+            "num_members": 2,
+            "steps": 6,
+            "data": {
+                "source": "tfds:wrong_test",
+                "data_dir": str(tmp_path),
+                "num_classes": 10,
+                "global_batch_size": 8,
+            },
+        }
+    )
+    for _ in range(2):  # the second goes on from what the first has saved
+        with pytest.raises(UserError, match=r"wrong_test.*, split test"):
+            train(experiment, tmp_path / "run")
+        assert saved_run(tmp_path / "run")[0] == 6
+
+
+def test_tfds_features_that_do_not_fit_are_told(tmp_path, tfds_folder):
+    # Under another name: of its own TFDS knows the features from its builder's code.
+    there = tmp_path / "others" / "1.0.0"
+    shutil.copytree(tfds_folder / "tiny_digits" / "1.0.0", there)
+    info = there / "dataset_info.json"
+    info.write_text(info.read_text().replace("tiny_digits", "others"))
+    for records in there.glob("tiny_digits-*"):
+        records.rename(there / records.name.replace("tiny_digits", "others"))
+    config = DataConfig(source="tfds:others", data_dir=str(tmp_path))
+    assert len(open_source(config).train) == 120
+    features = there / "features.json"
+    written = json.loads(features.read_text())
+    shape = written["featuresDict"]["features"]["image"]["tensor"]["shape"]
+    for dimensions, sentence in ((["8", "-1"], "feature image: Tensor"), (["8", "8"], None)):
+        shape["dimensions"] = dimensions
+        features.write_text(json.dumps(written))
+        for read in (open_source, describe_source):
+            if sentence is None:
+                read(config)
+                continue
+            with pytest.raises(UserError, match=f"numbers of one shape.*{sentence}"):
+                read(config)
+    records = next(there.glob("*train*"))
+    records.write_bytes(records.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"Received: tfds:others.*Prepare it again"):
+        open_source(config).train.take(np.arange(3))
+
+
+@pytest.mark.parametrize("name", ["tiny_digits:9.9.9", "tiny_digits/other", "a b"])
+def test_a_tfds_name_that_names_nothing_is_told(tfds_folder, name):
+    with pytest.raises(UserError, match="TFDS knows the data set"):
+        open_source(DataConfig(source=f"tfds:{name}", data_dir=str(tfds_folder)))
 
 
 def test_tfds_in_another_file_format_is_told(tmp_path, tfds_folder):

@@ -12,7 +12,7 @@ import optax
 import pytest
 from flax import nnx
 
-from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble import Ensemble, stack_members
 from dist_ens.errors import UserError
 from dist_ens.layout import BATCHES, DATA, make_layout
 from dist_ens.member import (
@@ -194,6 +194,11 @@ def test_an_unregistered_class_is_told_how_to_register(make):
     member = from_pytree(make, apply=lambda p, x: x)
     with pytest.raises(UserError, match=r"'Unregistered'.*jax.tree_util.register_dataclass"):
         check_member(member, INPUTS, (8, 3))
+    bare = Member(lambda key, inputs: (make(key), ()), lambda p, s, x, key, train: (x, s))
+    with pytest.raises(UserError, match=r"'Unregistered'.*jax.tree_util.register_dataclass"):
+        check_member(bare, INPUTS, (8, 3))
+    with pytest.raises(UserError, match=r"'Unregistered'.*jax.tree_util.register_dataclass"):
+        stack_members([make(jax.random.key(0))] * 2)
 
 
 @pytest.mark.parametrize(

@@ -418,6 +418,9 @@ def test_dropout_samples_are_averaged_and_differ(tmp_path):
     expected = softmax(outputs, -1).mean(2)
     np.testing.assert_allclose(averaged["member_probs"][:, :4], expected, atol=0.12)
     assert np.abs(averaged["member_probs"] - plain["member_probs"]).max() > 0.01
+    for asked, drawn in [(None, None), (64, 64), (0, None)]:
+        run, ensemble, _ = open_finished(tmp_path, dropout_samples=asked)
+        assert ensemble.dropout_samples == run.experiment.evaluation.dropout_samples == drawn
 
 
 def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):

@@ -30,7 +30,8 @@ MAY_CHANGE_ON_RESUME = (
     "layout",
     "execution",
     "checkpoint",
-    "evaluation",
+    "evaluation.every_steps",
+    "evaluation.global_batch_size",
     "logging",
 )
 

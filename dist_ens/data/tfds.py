@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dist_ens.data.source import Source, Spec, check_finite, check_labels, count_classes
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, first_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TfdsSplit:
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """See `Split.take`."""
-        records = self.records.__getitems__(indices.ravel().tolist())
+        records = _read(self.records, indices.ravel().tolist(), self.where)
         inputs, labels = (np.stack([record[key] for record in records]) for key in self.keys)
         check_finite(self.where, inputs)
         check_labels(self.where, labels, self.num_classes)
@@ -68,6 +68,7 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
             "arrays to an npz source."
         )
     input_key, label_key = _supervised_keys(builder, where)
+    spec, num_classes = _spec(tfds, builder, (input_key, label_key), num_classes, where)
     splits = {split: builder.as_data_source(split=split) for split in ("train", "test")}
     for split, records in splits.items():
         if len(records) == 0:
@@ -75,13 +76,11 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
                 f"A split holds at least one example. Received: none ({where}, split {split}). "
                 "Prepare the data set again."
             )
-    first = np.asarray(splits["train"][0][input_key])
-    num_classes = num_classes or _num_classes(tfds, builder, label_key, where)
     train, test = (
         TfdsSplit(records, (input_key, label_key), f"{where}, split {split}", num_classes)
         for split, records in splits.items()
     )
-    return Source(Spec(first.shape, first.dtype.name, (), num_classes), train=train, test=test)
+    return Source(spec, train=train, test=test)
 
 
 def describe_tfds(
@@ -104,20 +103,38 @@ def describe_tfds(
 
     builder = _builder(tfds, name, data_dir)
     where = f"tfds:{name} in {builder.data_dir}"
-    input_key, label_key = _supervised_keys(builder, where)
-    feature = builder.info.features[input_key]
-    classes = num_classes or getattr(builder.info.features[label_key], "num_classes", None)
-    prepared = builder.is_prepared()
-    if (classes is None and not prepared) or feature.shape is None or None in feature.shape:
+    spec, _ = _spec(tfds, builder, _supervised_keys(builder, where), num_classes, where)
+    is_prepared = builder.is_prepared()
+    return spec, builder.info.splits["train"].num_examples if is_prepared else None
+
+
+def _spec(
+    tfds: Any, builder: Any, keys: tuple[str, str], num_classes: int | None, where: str
+) -> tuple[Spec, int]:
+    """What TFDS says of the two features, and how many classes there are."""
+    inputs, labels = (builder.info.features[key] for key in keys)
+    shape, kinds = inputs.shape, [np.dtype(each.np_dtype).kind for each in (inputs, labels)]
+    if (
+        shape is None
+        or None in shape
+        or kinds[0] not in "biuf"
+        or labels.shape != ()
+        or kinds[1] not in "iu"
+    ):
         raise UserError(
-            "The shapes of a program come from what TFDS says of a data set: one shape for every "
-            f"input, and the number of classes. Received: {where}, which says {feature.shape} and "
-            f"{classes or 'no number'}. Prepare the data set, set --config.data.num_classes, or "
-            "choose another."
+            "A data set has numbers of one shape as inputs, and the number of a class as label. "
+            f"Received: {where}, feature {keys[0]}: {inputs!r}, feature {keys[1]}: {labels!r}. "
+            "Choose another data set, or write its arrays to an npz source."
         )
-    classes = classes or _num_classes(tfds, builder, label_key, where)
-    spec = Spec(tuple(feature.shape), np.dtype(feature.np_dtype).name, (), classes)
-    return spec, builder.info.splits["train"].num_examples if prepared else None
+    classes = num_classes or getattr(labels, "num_classes", None)
+    if classes is None and not builder.is_prepared():
+        raise UserError(
+            "A network has an output for each class. Received: "
+            f"{where}, which does not say how many there are. Prepare the data set, or set "
+            "--config.data.num_classes."
+        )
+    classes = classes or _num_classes(tfds, builder, keys[1], where)
+    return Spec(tuple(shape), np.dtype(inputs.np_dtype).name, (), classes), classes
 
 
 def _supervised_keys(builder: Any, where: str) -> tuple[str, str]:
@@ -133,24 +150,34 @@ def _supervised_keys(builder: Any, where: str) -> tuple[str, str]:
 
 
 def _num_classes(tfds: Any, builder: Any, label_key: str, where: str) -> int:
-    """What the label feature of a prepared set says, else what its training labels name."""
-    features = builder.info.features
-    said = getattr(features[label_key], "num_classes", None)
-    if said is not None:
-        return said
-    undecoded = {key: tfds.decode.SkipDecoding() for key in features if key != label_key}
+    """How many classes the training labels of a prepared set name."""
+    undecoded = {
+        key: tfds.decode.SkipDecoding() for key in builder.info.features if key != label_key
+    }
+    where = f"{where}, split train"
     label_only = builder.as_data_source(split="train", decoders=undecoded)
-    labels = np.array([record[label_key] for record in label_only])
-    return count_classes(f"{where}, split train", labels)
+    records = _read(label_only, list(range(len(label_only))), where)
+    return count_classes(where, np.array([record[label_key] for record in records]))
+
+
+def _read(records: Any, indices: list[int], where: str) -> list[dict[str, Any]]:
+    try:
+        return records.__getitems__(indices)
+    except (OSError, RuntimeError, ValueError) as error:  # the reader has none of its own
+        raise UserError(
+            f"A prepared data set can be read. Received: {where}: {first_line(error)} Prepare it "
+            "again."
+        ) from error
 
 
 def _builder(tfds: Any, name: str, data_dir: str | None) -> Any:
     try:
         return tfds.builder(name, data_dir=data_dir, try_gcs=False)
-    except tfds.core.DatasetNotFoundError as error:
+    # A version or a variant that it does not have is told in errors of other kinds.
+    except (tfds.core.DatasetNotFoundError, AssertionError, ValueError) as error:
         raise UserError(
             f"TFDS knows the data set, or finds it prepared in the data folder. Received: "
-            f"tfds:{name}, data_dir={data_dir}: {str(error).splitlines()[0]} Correct the name, or "
+            f"tfds:{name}, data_dir={data_dir}: {first_line(error)} Correct the name, or "
             "--config.data.data_dir."
         ) from error
 

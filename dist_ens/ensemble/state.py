@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError
+from dist_ens.member.member import require_arrays
 
 Tree = TypeVar("Tree")
 
@@ -55,13 +56,16 @@ def stack_members(members: Sequence[Tree]) -> Tree:
         A pytree of the same structure.
 
     Raises:
-        UserError: If two members do not fit; it names the member, the leaf and both shapes.
+        UserError: If two members do not fit; it names the member, the leaf and both shapes. Or
+            if one is an object of a class that is not registered as a pytree.
 
     >>> stack_members([{"w": np.zeros(3)}, {"w": np.ones(3)}])["w"].shape
     (2, 3)
     """
     if not members:
         raise UserError("An ensemble has at least one member. Received: an empty list. Add one.")
+    for member in members:
+        require_arrays(member)
     first = dict(_named_leaves(members[0]))
     for position, member in enumerate(members[1:], start=1):
         named = dict(_named_leaves(member))

@@ -20,32 +20,38 @@ class Member:
 
 
 def require_parameters(params: Any) -> None:
-    """Raises a `UserError` unless every leaf of `params` is a floating-point array.
-
-    Where a leaf is an object of some class, that class is not known to JAX as a pytree, and the
-    message says how to register it.
-    """
+    """Raises a `UserError` unless every leaf of `params` is a floating-point array."""
     if not jax.tree.leaves(params):
         raise UserError(
             "A member has parameters to train. Received: none from its init. Return a pytree of "
             "floating-point arrays."
         )
+    require_arrays(params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        where = jax.tree_util.keystr(path) or "(the whole)"
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise UserError(
+                "Parameters are floating-point arrays, for they have gradients. Received: "
+                f"{jnp.result_type(leaf)} as leaf {_place(path)}. Keep what is not trained in the "
+                "model state, or in the static part of its class."
+            )
+
+
+def require_arrays(tree: Any) -> None:
+    """Raises a `UserError` unless every leaf is an array or a number.
+
+    Where one is an object of some class, that class is not known to JAX as a pytree, and the
+    message says how to register it.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
             name = type(leaf).__name__
             raise UserError(
                 "The parameters of a member are a pytree of arrays. Received: an object of class "
-                f"{name!r} as leaf {where}, a class that is not registered as a pytree. Register "
-                f"it: put @jax.tree_util.register_dataclass above a dataclass {name}, or call "
-                f"jax.tree_util.register_pytree_node({name}, flatten, unflatten), where flatten "
-                "returns (its arrays, the rest) and unflatten makes the object again from them."
-            )
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            raise UserError(
-                "Parameters are floating-point arrays, for they have gradients. Received: "
-                f"{jnp.result_type(leaf)} as leaf {where}. Keep what is not trained in the model "
-                "state, or in the static part of its class."
+                f"{name!r} as leaf {_place(path)}, a class that is not registered as a pytree. "
+                "Register it: put @jax.tree_util.register_dataclass above a dataclass "
+                f"{name}, or call jax.tree_util.register_pytree_node({name}, flatten, unflatten), "
+                "where flatten returns (its arrays, the rest) and unflatten makes the object "
+                "again from them."
             )
 
 
@@ -67,8 +73,14 @@ def check_member(
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     given = f"{inputs.dtype}{list(inputs.shape)}"
+
+    def init(key: jax.Array, inputs: jax.Array) -> tuple[Any, Any]:
+        params, model_state = member.init(key, inputs)
+        require_parameters(params)
+        return params, model_state
+
     try:
-        params, model_state = jax.eval_shape(member.init, key, inputs)
+        params, model_state = jax.eval_shape(init, key, inputs)
         outputs, new_state = jax.eval_shape(
             lambda p, s, x: member.apply(p, s, x, None, False), params, model_state, inputs
         )
@@ -80,7 +92,6 @@ def check_member(
             f"said: {type(error).__name__}: {first_line(error)} Choose a model for inputs of "
             "this shape and type, or another data source."
         ) from error
-    require_parameters(params)
     empty = [name for name, leaf in _named(params) if 0 in leaf.shape]
     if empty:
         raise UserError(
@@ -178,6 +189,10 @@ def rematerialized(member: Member) -> Member:
         member.apply, policy=lambda primitive, *_, **__: primitive in kept, static_argnums=4
     )
     return Member(member.init, apply)
+
+
+def _place(path: Any) -> str:
+    return jax.tree_util.keystr(path) or "(the whole)"
 
 
 def _named(tree: Any) -> list[tuple[str, Any]]:

@@ -164,6 +164,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         left_out = ", left out of the ensemble" if summary.get("left_out_members") else ""
         listed = ", ".join(str(member_id) for member_id in broken)
         facts.append(("no numbers predicted", f"by members {listed}{left_out}"))
+    facts += _trained_on(summary.get("experiment", {}), summary.get("network"))
     if "steps" in summary:
         facts.append(("steps", f"{summary['steps']:,}"))
     if "mesh" in summary:
@@ -177,6 +178,28 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         pace = summary["member_examples_per_second"]
         facts.append(("member-examples per second", f"{pace:,.0f}"))
     return facts
+
+
+def _trained_on(experiment: Mapping[str, Any], network: str | None) -> list[tuple[str, str]]:
+    """The choices that tell one run from another."""
+    if not experiment:
+        return []
+    data, loss, optimizer = (experiment[name] for name in ("data", "loss", "optimizer"))
+    examples = "" if data["examples"] == "shared" else f", {data['examples']}"
+    beside = "".join(
+        f", {name.replace('_', ' ')} {loss[name]:g}"
+        for name in ("label_smoothing", "mixup", "adversarial")
+        if loss[name]
+    )
+    schedule = "" if optimizer["schedule"] == "constant" else f", {optimizer['schedule']}"
+    return [
+        ("network", network or _DASH),
+        ("data", data["source"] + examples),
+        ("loss", loss["name"] + beside),
+        ("optimizer", f"{optimizer['name']}, {optimizer['learning_rate']:g}{schedule}"),
+        ("batch", f"{data['global_batch_size']:,}"),
+        ("seed", str(experiment["seed"])),
+    ]
 
 
 def _duration(seconds: float) -> str:
