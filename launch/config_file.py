@@ -7,11 +7,13 @@ import traceback
 from typing import Any
 
 from ml_collections import ConfigDict, config_flags
+from ml_collections.config_dict import placeholder
 
 from dist_ens.config import Experiment, did_you_mean
 from dist_ens.data import Spec
 from dist_ens.errors import UserError
 from dist_ens.member import Member
+from dist_ens.models import model_options
 
 
 class ConfigFile:
@@ -90,6 +92,7 @@ class ConfigFlags:
         self._overridable = overridable
         self._overrides: Any = None
         self._given: set[str] = set()
+        self._model_options: list[str] = []  # that the file does not set
 
     def prepare(self, argv: list[str]) -> list[str]:
         """Reads the file and defines a flag for each of its fields; returns the other arguments.
@@ -121,6 +124,7 @@ class ConfigFlags:
                 )
             return rest
         config = self.file.experiment().to_config_dict()
+        self._model_options = _complete_model(config.model, rest)
         known = _paths(config)
         for name in sorted(self._given):
             if name not in known:
@@ -146,6 +150,9 @@ class ConfigFlags:
                 "--config=configs/digits.py."
             )
         values = self._overrides.value.to_dict()
+        for option in self._model_options:
+            if f"model.{option}" not in self._given:
+                del values["model"][option]
         for pair in (("steps", "epochs"), ("num_members", "members_per_group")):
             for name, other in (pair, pair[::-1]):
                 if name in self._given and other not in self._given:
@@ -155,6 +162,24 @@ class ConfigFlags:
     def make_member(self, spec: Spec) -> Member | None:
         """The file's own network for examples of this kind; None without one."""
         return None if self.file is None else self.file.make_member(spec)
+
+
+def _complete_model(model: ConfigDict, arguments: list[str]) -> list[str]:
+    """Adds the options of the network that the file, or a flag, names; returns which were added."""
+    for argument in arguments:
+        flag, _, name = argument.lstrip("-").partition("=")
+        if flag == "config.model.name" and name != model.name:
+            for option in [option for option in model if option != "name"]:
+                del model[option]  # of another network
+            break
+    else:
+        name = model.name
+    added = []
+    for option, (default, kind) in model_options(name).items():
+        if option not in model:
+            model[option] = placeholder(kind) if default is None else default
+            added.append(option)
+    return added
 
 
 def _paths(config: ConfigDict, prefix: str = "") -> list[str]:

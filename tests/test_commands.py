@@ -278,6 +278,28 @@ def test_members_without_numbers_are_named_and_left_out_of_predictions_if_asked(
     assert "left out of the ensemble" in page
 
 
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        (["init=fan_in_uniform"], {"init": "fan_in_uniform", "hidden_sizes": [256, 256]}),
+        (
+            ["name=mlp_bn_dropout", "dropout_rate=0.3", "hidden_sizes=(16,)"],
+            {"dropout_rate": 0.3, "hidden_sizes": [16]},
+        ),
+    ],
+)
+def test_options_that_the_file_leaves_to_a_network_are_flags_too(tmp_path, flags, options):
+    said = ["--config=configs/digits.py", "--config.steps=2", "--config.num_members=2"]
+    said += [f"--config.model.{flag}" for flag in flags]
+    ended = dist_ens("train", *said, f"--workdir={tmp_path}")
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["experiment"]["model"]["options"] == options
+    page = (tmp_path / "report.html").read_text()
+    assert f"hidden_sizes={tuple(options['hidden_sizes'])}" in page
+    assert "softmax_cross_entropy" in page
+
+
 def test_a_config_file_may_bring_a_network_of_its_own(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "own_helper.py").write_text("import jax; ONE = jax.numpy.ones(())")

@@ -1,7 +1,9 @@
 """The networks that a config can name; one of your own is made with `dist_ens.member`."""
 
 import inspect
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from dist_ens.config import ModelConfig, did_you_mean
 from dist_ens.errors import UserError
@@ -13,6 +15,25 @@ from dist_ens.models.transformer import transformer
 _MODELS: dict[str, Callable[..., Member]] = {
     model.__name__: model for model in (mlp, mlp_bn_dropout, lenet5, resnet8, transformer)
 }
+
+
+def model_options(name: str) -> dict[str, tuple[Any, type]]:
+    """The options of a network: their defaults, and the types of what may be given for them.
+
+    Args:
+        name: As a config has it; an unknown one has no options.
+    """
+    if name not in _MODELS:
+        return {}
+    hints = typing.get_type_hints(_MODELS[name])
+    options = [*inspect.signature(_MODELS[name]).parameters.values()][2:]
+    return {option.name: (option.default, _type_of(hints[option.name])) for option in options}
+
+
+def _type_of(hint: Any) -> type:
+    """The type in a hint, None apart."""
+    kind = next((k for k in typing.get_args(hint) if k is not type(None)), hint)
+    return tuple if typing.get_origin(hint) is Sequence else kind
 
 
 def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: int) -> Member:
@@ -36,7 +57,7 @@ def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: i
             "file, as a function make_member(spec)."
         )
     model = _MODELS[config.name]
-    known = [name for name in inspect.signature(model).parameters][2:]
+    known = model_options(config.name)
     unknown = [name for name in config.options if name not in known]
     if unknown:
         raise UserError(
