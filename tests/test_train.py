@@ -419,6 +419,15 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
     assert reporter.seconds() == 81
 
 
+def test_nothing_is_transferred_unasked_between_calls(tmp_path, monkeypatch):
+    def updated(self, previous_step, step, metrics):
+        metrics["loss"] + np.ones((4, 4), np.float32)
+
+    monkeypatch.setattr(TrainingReporter, "updated", updated)
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        train(experiment(), tmp_path)
+
+
 def test_members_that_diverged_are_named(tmp_path, capsys):
     train(experiment(optimizer={"learning_rate": 1e38}), tmp_path)
     printed = " ".join(capsys.readouterr().out.split())
