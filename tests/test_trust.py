@@ -14,7 +14,7 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from dist_ens.assess import CALIBRATIONS, CONFORMAL, Questions, assess
+from dist_ens.assess import CALIBRATIONS, CONFORMAL, Assessment, Questions, assess
 from dist_ens.config import (
     CheckpointConfig,
     DataConfig,
@@ -521,6 +521,14 @@ def test_the_interval_of_a_calibration_error_holds_the_error():
     for name in ("ece", "aece", "classwise_ece"):
         low, high = scores.ensemble_interval[name]
         assert 0 <= low <= scores.ensemble[name] <= high
+
+
+def test_a_split_of_too_many_rows_has_no_intervals_and_it_is_told():
+    ensemble, state, _, _ = network(3, 2)
+    split = ArraySplit(np.ones((400_001, 4), np.float32), np.zeros(400_001, np.int32))
+    scores = Evaluator(ensemble, 200_000).evaluate(state, split).scores(intervals=True)
+    assert scores.ensemble_interval is None
+    assert "there are no intervals" in Assessment(scores, {}, {}, ()).sentences()[0]
 
 
 @pytest.mark.parametrize(
