@@ -20,7 +20,7 @@ class BrokenMembersError(UserError):
     def __init__(self, member_ids: Sequence[int]) -> None:
         super().__init__(
             "What is asked rests on predictions that are all numbers. Received: members "
-            f"{list(member_ids)}, some of whose are none. Add --leave_out_broken, or train them "
+            f"{list(member_ids)}, some of whose are not. Add --leave_out_broken, or train them "
             "anew with a lower --config.optimizer.learning_rate."
         )
         self.member_ids = tuple(member_ids)

@@ -9,6 +9,9 @@ import numpy as np
 from dist_ens.data.source import Source, Spec, check_finite, check_labels, count_classes
 from dist_ens.errors import UserError, first_line
 
+# Read at a time where all are: undecoded, they are as large as their files.
+_RECORDS = 1024
+
 
 @dataclasses.dataclass(frozen=True)
 class TfdsSplit:
@@ -156,8 +159,14 @@ def _num_classes(tfds: Any, builder: Any, label_key: str, where: str) -> int:
     }
     where = f"{where}, split train"
     label_only = builder.as_data_source(split="train", decoders=undecoded)
-    records = _read(label_only, list(range(len(label_only))), where)
-    return count_classes(where, np.array([record[label_key] for record in records]))
+    labels = [
+        record[label_key]
+        for first in range(0, len(label_only), _RECORDS)
+        for record in _read(
+            label_only, list(range(first, min(first + _RECORDS, len(label_only)))), where
+        )
+    ]
+    return count_classes(where, np.array(labels))
 
 
 def _read(records: Any, indices: list[int], where: str) -> list[dict[str, Any]]:
