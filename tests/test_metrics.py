@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.integrate import quad
+from scipy.spatial.distance import pdist
 from scipy.stats import entropy, norm
 from sklearn.metrics import (
     accuracy_score,
@@ -179,6 +180,19 @@ def test_how_members_differ_worked_by_hand():
     }
 
 
+def test_how_random_members_differ_is_what_scipy_says():
+    probs = np.random.default_rng(6).dirichlet(np.full(4, 0.3), (5, 60)).astype(np.float32)
+    got = diversity_values(jnp.log(jnp.asarray(probs)))
+    aleatoric = entropy(probs.astype(np.float64), axis=-1).mean(axis=0)
+    whole = entropy(probs.mean(axis=0, dtype=np.float64), axis=-1)
+    np.testing.assert_allclose(got["aleatoric"], aleatoric, atol=1e-6)
+    np.testing.assert_allclose(got["mutual_information"], whole - aleatoric, atol=1e-6)
+    np.testing.assert_allclose(
+        got["disagreement"].mean(), pdist(probs.argmax(-1), "hamming").mean(), atol=1e-6
+    )
+    np.testing.assert_allclose(got["variance"], probs.var(axis=0).sum(axis=-1), atol=1e-6)
+
+
 def test_scores_in_a_resample_are_those_of_its_rows():
     random = np.random.default_rng(3)
     log_probs = np.log(random.dirichlet(np.ones(6), 40)).astype(np.float32)
@@ -285,6 +299,30 @@ def test_scores_of_random_mixtures_are_those_of_other_libraries():
 
         crps.append(quad(squared_gap, -30, target)[0] + quad(squared_gap, target, 30)[0])
     assert got["crps"] == pytest.approx(np.mean(crps), abs=1e-6)
+
+
+def test_intervals_of_random_normals_are_those_of_scipy():
+    random = np.random.default_rng(4)
+    mean = random.normal(size=(1, 200)).astype(np.float32)
+    variance = random.uniform(0.1, 3, (1, 200)).astype(np.float32)
+    targets = (2 * random.normal(size=200)).astype(np.float32)
+    names = ("nll", "coverage", "width", "sharpness", "spread_skill")
+    got = normal_scores(mean, variance, targets, names=names)
+    said = norm(mean[0].astype(np.float64), np.sqrt(variance[0], dtype=np.float64))
+    low, high = said.interval(0.9)
+    sharpness = np.sqrt(said.var().mean())
+    expected = {
+        "nll": -said.logpdf(targets).mean(),
+        "coverage": ((low <= targets) & (targets <= high)).mean(),
+        "width": (high - low).mean(),
+        "sharpness": sharpness,
+        "spread_skill": sharpness / root_mean_squared_error(targets, said.mean()),
+    }
+    assert got == pytest.approx(expected, abs=1e-6)
+    values = in_rows(
+        regression_values(jnp.asarray(mean), jnp.asarray(variance), targets, as_one=True)
+    )
+    np.testing.assert_allclose(values["pit"], said.cdf(targets), atol=1e-6)
 
 
 def test_intervals_and_spread_worked_by_hand():
