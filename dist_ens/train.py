@@ -169,7 +169,8 @@ def train(
                             evaluation = evaluator.evaluate(state, source.test)
                             scores = evaluation.scores(intervals=is_last)
                     except UserError:  # of data that are looked at when they are read
-                        checkpoints.save(step, state, run.to_dict())
+                        if jax.process_count() == 1:  # else the hosts that go on do not save
+                            checkpoints.save(step, state, run.to_dict())
                         raise
                     if step > first_step:  # else they are written already
                         reporter.evaluated(step, scores.to_dict())
