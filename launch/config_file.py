@@ -51,9 +51,14 @@ class ConfigFile:
             )
         return Experiment.from_dict(config.to_dict())
 
+    @property
+    def brings_member(self) -> bool:
+        """Whether the file has a network of its own."""
+        return "make_member" in self._names
+
     def make_member(self, spec: Spec) -> Member | None:
         """The file's own network for examples of this kind; None if it has none."""
-        if "make_member" not in self._names:
+        if not self.brings_member:
             return None
         member = self._run(lambda: self._names["make_member"](spec))
         if not isinstance(member, Member):
@@ -124,7 +129,8 @@ class ConfigFlags:
                 )
             return rest
         config = self.file.experiment().to_config_dict()
-        self._model_options = _complete_model(config.model, rest)
+        if not self.file.brings_member:
+            self._model_options = _complete_model(config.model, rest)
         known = _paths(config)
         for name in sorted(self._given):
             if name not in known:

@@ -336,6 +336,16 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ([*train, SMALL[0], "--config.optimizer.learnin_rate=1"], "mean 'optimizer.learning_rate'"),
         ([*train, SMALL[0], "--config.steps=many"], "flag's type. Received: flag --config.s"),
         ([*train, SMALL[0], "--config.num_members=0"], "num_members must be positive."),
+        ([*train, SMALL[0], "--config.model.name=mpl", "--config.model.init=x"], "mean 'mlp'?"),
+        (
+            [
+                *train,
+                SMALL[0],
+                "--config.model.name=mlp_bn_dropout",
+                "--config.model.dropout_rate=1.5",
+            ],
+            "dropout_rate lies in [0, 1), not 1.5",
+        ),
         ([*train, SMALL[0], "--config.steps=1", "--config.epochs=1"], "Exactly one of steps and"),
         ([*train, SMALL[0], "--config.loss.levels=(0.1,0.5,0.9)"], "is of loss.name=pinball alone"),
         ([*train, "--config=configs"], "Received: --config=configs, which is no file"),

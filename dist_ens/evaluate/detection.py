@@ -89,13 +89,14 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
     intervals: dict[str, Any] = {"ensemble": {}, "mean_member": {}}
     for each in (scores, intervals):
         each["members"] = [{"member_id": member_id} for member_id in ids]
+    members_in, members_out = inside.pooled_members, outside.pooled_members
     for measure, (name, sign) in _MEASURES.items():
         if name in inside.groups:
             pair = inside.groups[name][0], outside.groups[name][0]
             scores["ensemble"][measure] = told(*pair, sign)
             intervals["ensemble"][measure] = _intervals(told(*pair, sign, *weights))
-        if name in inside.members:
-            pairs = zip(inside.pooled_members[name], outside.pooled_members[name], strict=True)
+        if name in members_in:
+            pairs = zip(members_in[name], members_out[name], strict=True)
             of_members = [(told(*pair, sign), told(*pair, sign, *weights)) for pair in pairs]
             for position, (of_member, drawn) in enumerate(of_members):
                 scores["members"][position][measure] = of_member

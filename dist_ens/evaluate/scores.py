@@ -124,7 +124,8 @@ class Evaluation:
     @property
     def pooled_members(self) -> dict[str, np.ndarray]:
         """What `members` has of those that the ensemble is of."""
-        return {name: rows[self.is_pooled] for name, rows in self.members.items()}
+        is_pooled = self.is_pooled
+        return {name: rows[is_pooled] for name, rows in self.members.items()}
 
     def require_sound(self) -> "Evaluation":
         """This one.

@@ -21,10 +21,17 @@ def model_options(name: str) -> dict[str, tuple[Any, type]]:
     """The options of a network: their defaults, and the types of what may be given for them.
 
     Args:
-        name: As a config has it; an unknown one has no options.
+        name: As a config has it.
+
+    Raises:
+        UserError: For an unknown name.
     """
     if name not in _MODELS:
-        return {}
+        raise UserError(
+            f"model.name is one of {', '.join(_MODELS)}. Received: {name!r}."
+            f"{did_you_mean(name, _MODELS)} A network of your own is written in the config "
+            "file, as a function make_member(spec)."
+        )
     hints = typing.get_type_hints(_MODELS[name])
     options = [*inspect.signature(_MODELS[name]).parameters.values()][2:]
     return {option.name: (option.default, _type_of(hints[option.name])) for option in options}
@@ -50,14 +57,8 @@ def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: i
     Raises:
         UserError: For an unknown name or option.
     """
-    if config.name not in _MODELS:
-        raise UserError(
-            f"model.name is one of {', '.join(_MODELS)}. Received: {config.name!r}."
-            f"{did_you_mean(config.name, _MODELS)} A network of your own is written in the config "
-            "file, as a function make_member(spec)."
-        )
-    model = _MODELS[config.name]
     known = model_options(config.name)
+    model = _MODELS[config.name]
     unknown = [name for name in config.options if name not in known]
     if unknown:
         raise UserError(
@@ -69,6 +70,6 @@ def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: i
         return model(input_shape, num_outputs, **config.options)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"The options of {config.name} have the types that its docstring says. Received: "
+            f"The options of {config.name} are such as its docstring says. Received: "
             f"{dict(config.options)}, to which it said: {error}. Correct --config.model."
         ) from error

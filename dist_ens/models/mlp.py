@@ -106,8 +106,10 @@ def mlp_bn_dropout(
         The member; its model state holds the running statistics.
 
     Raises:
-        ValueError: For layers of no units.
+        ValueError: For layers of no units, or a rate outside of [0, 1).
     """
+    if not 0 <= dropout_rate < 1:
+        raise ValueError(f"dropout_rate lies in [0, 1), not {dropout_rate}")
     return from_linen(_MlpBnDropout(num_outputs, _checked(hidden_sizes), dropout_rate))
 
 
