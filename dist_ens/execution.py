@@ -20,7 +20,8 @@ CONVOLUTIONS = {
     "apart": "many members' convolutions as so many operations, none grouped",
 }
 PRODUCTS = {
-    "aligned": "matrix products in whole vectors, those of few terms or few weights as sums"
+    "aligned": "matrix products in whole vectors, those of few terms or few weights as sums",
+    "transposed": "gradients of weights of many terms as products of matrices row by row",
 }
 MAX_POOLING = {"masks": "the gradient of max-pooling by comparing, without a scatter"}
 STEPS = {

@@ -45,6 +45,8 @@ def _nothing_kept(tmp_path, monkeypatch):
         (networks.mlp, 1, "vmap"),
         (narrow, 4, "vmap+aligned"),
         (narrow, 1, "vmap+aligned"),
+        (networks.transformer, 4, "vmap+transposed"),
+        (networks.transformer, 1, "vmap+transposed"),
         (networks.convolutional, 4, "unroll+canonical"),
         (pooling, 4, "unroll+canonical+masks"),
         (pooling, 33, "map+canonical+masks"),  # 66 steps in one program

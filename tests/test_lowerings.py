@@ -184,6 +184,64 @@ def test_a_product_takes_the_form_that_fills_vectors():
     assert shapes_of_products(jnp.dot, half, jnp.zeros((4, 20), jnp.bfloat16)) == [(9, 20)]
 
 
+@pytest.mark.parametrize("members", [None, 3])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_product_of_many_terms_is_the_same_of_transposed_inputs(seed, members):
+    random = np.random.default_rng(seed)
+    axes = random.integers(1, 3)
+    terms, height, width = (
+        tuple(random.integers(*sizes, axes)) for sizes in ((5, 9), (3, 7), (3, 7))
+    )
+    over = () if members is None else (members,)
+    lhs, rhs = (
+        random.normal(size=(*over, *terms, 9, *of_result, 2)).astype(np.float32)
+        for of_result in (height, width)
+    )
+    contracted = tuple(range(axes + 1))
+
+    def fn(lhs, rhs):
+        return lax.dot_general(lhs, rhs, ((contracted, contracted), ((), ())))
+
+    def over_members(fn):
+        return jax.jit(fn if members is None else jax.vmap(fn))
+
+    rules = {lowerings.PRODUCT: lowerings.product_of_transposed}
+    assert_close(over_members(rewritten(fn, rules))(lhs, rhs), over_members(fn)(lhs, rhs))
+
+
+def test_only_gradients_of_weights_with_many_terms_take_transposed_inputs():
+    of = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
+
+    def barriers(lhs, rhs, dimension_numbers):
+        rules = {lowerings.PRODUCT: lowerings.product_of_transposed}
+        fn = lambda a, b: lax.dot_general(a, b, dimension_numbers)  # noqa: E731
+        traced = jax.make_jaxpr(rewritten(fn, rules))(lhs, rhs)
+        becomes = contains(
+            jax.make_jaxpr(fn)(lhs, rhs), lowerings.PRODUCT, lowerings.becomes_of_transposed
+        )
+        shapes = [
+            eqn.outvars[0].aval.shape
+            for eqn in traced.jaxpr.eqns
+            if eqn.primitive is lax.optimization_barrier_p
+        ]
+        assert becomes == bool(shapes)
+        return shapes
+
+    leading = (((0,), (0,)), ((), ()))
+    assert barriers(of(65, 16), of(65, 64), leading) == [(16, 65), (16, 64)]
+    assert barriers(of(65, 64), of(65, 16), leading) == [(16, 65), (16, 64)]  # the narrower
+    both = (((0, 1), (0, 1)), ((), ()))
+    assert barriers(of(5, 13, 4, 5), of(5, 13, 64), both) == [(20, 65), (20, 64)]
+    assert barriers(of(64, 16), of(64, 64), leading) == []  # as many columns as terms
+    assert barriers(of(65, 15), of(65, 64), leading) == []  # less than a vector
+    assert barriers(of(65, 16), of(64, 65), (((0,), (1,)), ((), ()))) == []
+    assert barriers(of(16, 65), of(65, 64), (((1,), (0,)), ((), ()))) == []
+    assert barriers(of(5, 13, 16), of(13, 5, 64), (((0, 1), (1, 0)), ((), ()))) == []
+    assert barriers(of(2, 65, 16), of(2, 65, 64), (((1,), (1,)), ((0,), (0,)))) == []
+    half = jax.ShapeDtypeStruct((65, 16), jnp.bfloat16)
+    assert barriers(half, half, leading) == []
+
+
 def max_pool(window, strides, padding):
     def fn(x):
         return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, padding)

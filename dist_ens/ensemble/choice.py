@@ -15,7 +15,13 @@ from dist_ens import cluster, turns
 from dist_ens.cache import keep_execution, kept_execution
 from dist_ens.ensemble.batches import placement, steps_in
 from dist_ens.ensemble.lift import Ensemble
-from dist_ens.ensemble.lowerings import CONVOLUTION, MAX_POOL_GRADIENT, PRODUCT, becomes_sums
+from dist_ens.ensemble.lowerings import (
+    CONVOLUTION,
+    MAX_POOL_GRADIENT,
+    PRODUCT,
+    becomes_of_transposed,
+    becomes_sums,
+)
 from dist_ens.ensemble.rewrite import contains
 from dist_ens.ensemble.state import State
 from dist_ens.ensemble.waves import batches_of_wave
@@ -68,7 +74,8 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
     The rule: on a CPU networks with convolutions are unrolled (mapped where that makes a program of
     more than 64 steps), in canonical layout, with max-pooling's gradient by masks; every other
     network, and every one on an accelerator, is vmapped, on a CPU with matrix products aligned if
-    that makes sums of one of them.
+    that makes sums of one of them, else with gradients of weights from transposed inputs if one of
+    them has many terms.
 
     Args:
         layout: Of the ensemble.
@@ -89,12 +96,19 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
     if convolves:
         apart = ["vmap+apart" + masks] if few else []
         return list(dict.fromkeys(["vmap", "vmap" + masks, "vmap+patches" + masks, *apart]))
-    aligned = on_cpu and contains(traced, PRODUCT, becomes_sums)
-    first = ["vmap+aligned", "vmap"] if aligned else ["vmap"]
+    products = _products(traced) if on_cpu else ""
+    first = list(dict.fromkeys(["vmap" + products, "vmap"]))
     if members == 1:
         return first if num_steps == 1 else [*first, f"{first[0]}+single"]
     others = ["unroll", "map", "loop"] if few else ["map", "loop"]
-    return first + [f"{name}+aligned" if aligned else name for name in others]
+    return first + [name + products for name in others]
+
+
+def _products(traced: ClosedJaxpr) -> str:
+    """The lowering of a CPU's matrix products that a program has work for."""
+    if contains(traced, PRODUCT, becomes_sums):
+        return "+aligned"
+    return "+transposed" if contains(traced, PRODUCT, becomes_of_transposed) else ""
 
 
 def choose(

@@ -15,7 +15,10 @@ _CONVOLUTIONS: dict[str, Rule] = {
     "canonical": lowerings.convolution_in_canonical_layout,
     "apart": lowerings.convolutions_apart,
 }
-_PRODUCTS: dict[str, Rule] = {"aligned": lowerings.product_in_whole_vectors}
+_PRODUCTS: dict[str, Rule] = {
+    "aligned": lowerings.product_in_whole_vectors,
+    "transposed": lowerings.product_of_transposed,
+}
 _MAX_POOLING: dict[str, Rule] = {"masks": lowerings.max_pool_gradient_as_masks}
 
 

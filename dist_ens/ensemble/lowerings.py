@@ -3,7 +3,8 @@
 Each is a rule for `rewrite.rewritten`. Under `vmap` a convolution of many members becomes a
 grouped one, for which XLA has no fast program on a CPU (nor often elsewhere); and inside a `while`
 XLA's CPU backend is fast only where the layout of a convolution is canonical. A small network's
-matrix products have sides that are no whole number of vectors, or too short for any kernel.
+matrix products have sides that are no whole number of vectors, or too short for any kernel; and the
+gradients of weights are slow where they are sums of many terms.
 """
 
 import functools
@@ -213,6 +214,41 @@ def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
     return PRODUCT.bind(lhs, jnp.pad(rhs, missing), **params)[:, :width]
 
 
+def product_of_transposed(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    """A gradient of weights as the product of two matrices that lie row by row in memory.
+
+    Of `[terms, height]` and `[terms, width]` XLA:CPU may transpose one and take both against the
+    grain, at a third of the speed. Here the narrower is transposed so that both are taken along it,
+    and no transposition is left to be folded into the product. Of fewer terms than the result has
+    rows or columns, moving it costs more: such products stay as they are, and so does what is not
+    float32.
+
+    Args, Returns: As `product_in_whole_vectors`; the arrays may have more than two axes.
+    """
+    if not becomes_of_transposed(lhs, rhs, **params):
+        return PRODUCT.bind(lhs, rhs, **params)
+    num_axes = len(params["dimension_numbers"][0][0])
+    of_result = lhs.shape[num_axes:] + rhs.shape[num_axes:]
+    terms = math.prod(lhs.shape[:num_axes])
+    lhs, rhs = lhs.reshape(terms, -1), rhs.reshape(terms, -1)
+    wide = lhs.shape[1] > rhs.shape[1]
+    narrow, other = (rhs, lhs) if wide else (lhs, rhs)
+    row_by_row = {**params, "dimension_numbers": (((1,), (0,)), ((), ()))}
+    product = PRODUCT.bind(lax.optimization_barrier(narrow.T), other, **row_by_row)
+    product = lax.optimization_barrier(product)
+    return (product.T if wide else product).reshape(of_result)
+
+
+def becomes_of_transposed(lhs: Any, rhs: Any, **params: Any) -> bool:
+    """Whether `product_of_transposed` makes another product of one; shapes will do."""
+    (i, j), batched = params["dimension_numbers"]
+    in_front = tuple(range(len(i)))
+    if batched[0] or not in_front == tuple(i) == tuple(j) or not _is_float32(lhs, rhs, **params):
+        return False
+    terms = math.prod(lhs.shape[: len(i)])
+    return all(_VECTOR <= math.prod(a.shape[len(i) :]) < terms for a in (lhs, rhs))
+
+
 def becomes_sums(lhs: Any, rhs: Any, **params: Any) -> bool:
     """Whether `product_in_whole_vectors` makes sums of vectors of a product; shapes will do."""
     if not _multiplies_matrices(lhs, rhs, **params):
@@ -225,14 +261,19 @@ def becomes_sums(lhs: Any, rhs: Any, **params: Any) -> bool:
 def _multiplies_matrices(lhs: Any, rhs: Any, **params: Any) -> bool:
     """Whether both are matrices of float32, and neither is a vector."""
     contracted, batched = params["dimension_numbers"]
-    result = params["preferred_element_type"] or lhs.dtype
     return (
         lhs.ndim == rhs.ndim == 2
         and len(contracted[0]) == 1
         and not batched[0]
         and 1 not in (*lhs.shape, *rhs.shape)
-        and all(dtype == jnp.float32 for dtype in (lhs.dtype, rhs.dtype, result))
+        and _is_float32(lhs, rhs, **params)
     )
+
+
+def _is_float32(lhs: Any, rhs: Any, *, preferred_element_type: Any, **_: Any) -> bool:
+    """Whether factors and product are."""
+    types = lhs.dtype, rhs.dtype, preferred_element_type or lhs.dtype
+    return all(dtype == jnp.float32 for dtype in types)
 
 
 def _sizes(lhs: Any, rhs: Any, *, dimension_numbers: Any, **_: Any) -> tuple[int, int, int]:
