@@ -30,9 +30,10 @@ from dist_ens.layout import MEMBERS, Layout, Waves, copied
 # Timing takes at most the smaller of the two: seconds, and this part of the expected run.
 LONGEST_SECS = 20.0
 PART_OF_THE_RUN = 0.05
-# A candidate is timed for at least so many calls, and so many seconds.
+# A candidate is timed for at least so many calls, and so many seconds; or for more seconds.
 _FEWEST_CALLS = 3
 _FEWEST_SECS = 0.1
+_ENOUGH_SECS = 1.0
 # Candidates that are less than so many times slower than the fastest are timed again, in so many
 # turns each: as many of them as there is time for, about so many calls or so many seconds for each.
 _CLOSE = 1.6
@@ -97,11 +98,12 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
         apart = ["vmap+apart" + masks] if few else []
         return list(dict.fromkeys(["vmap", "vmap" + masks, "vmap+patches" + masks, *apart]))
     products = _products(traced) if on_cpu else ""
-    first = list(dict.fromkeys(["vmap" + products, "vmap"]))
+    batched, plain = "vmap" + products, ["vmap"] if products else []
     if members == 1:
-        return first if num_steps == 1 else [*first, f"{first[0]}+single"]
-    others = ["unroll", "map", "loop"] if few else ["map", "loop"]
-    return first + [name + products for name in others]
+        return [batched, *plain, *([] if num_steps == 1 else [f"{batched}+single"])]
+    apart = [way + products for way in (["unroll", "map"] if few else ["map"])]
+    # Where there is time for some only, the last are less likely to be missed.
+    return [batched, *apart, *plain, "loop" + products]
 
 
 def _products(traced: ClosedJaxpr) -> str:
@@ -227,7 +229,7 @@ class _Candidate:
         """Seconds per step, of the best of some calls after one to warm up."""
         self.trial.call(self.update)
         secs: list[float] = []
-        while len(secs) < _FEWEST_CALLS or sum(secs) < _FEWEST_SECS:
+        while sum(secs) < (_FEWEST_SECS if len(secs) >= _FEWEST_CALLS else _ENOUGH_SECS):
             started = time.perf_counter()
             self.trial.call(self.update)
             secs.append(time.perf_counter() - started)
