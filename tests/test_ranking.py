@@ -4,7 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
-from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+from sklearn.metrics import (
+    average_precision_score,
+    precision_recall_curve,
+    roc_auc_score,
+    roc_curve,
+)
 
 from dist_ens.metrics.ranking import (
     area_under_risk_coverage,
@@ -135,6 +140,29 @@ def test_a_curve_worked_by_hand():
     coverage, risk = risk_coverage_curve(np.array([2, 1, 2]), np.array([1, 1, 0]), num_points=3)
     np.testing.assert_allclose(coverage, [0, 0.5, 1])
     np.testing.assert_allclose(risk, [1 / 2, 1 / 2, 2 / 3])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("count", "decimals"), [(7, None), (200, None), (200, 1), (5000, 2)])
+def test_risks_of_errors_are_what_is_wrong_of_scikit_learns_precision(count, decimals, weighted):
+    # Precision, where what is to be found is what is right: its share of the rows of at least
+    # some confidence. One less it is their risk.
+    confidence, _ = rows(count, count, decimals)
+    random = np.random.default_rng(count)
+    correct = random.uniform(size=count) < 0.8
+    times = random.poisson(1, size=count) + 1 if weighted else np.ones(count)
+    precision, _, thresholds = precision_recall_curve(correct, confidence, sample_weight=times)
+    weights = times[None] if weighted else None
+    total = times.sum()
+    for right, threshold in zip(precision[:-1], thresholds, strict=True):
+        coverage = times[confidence >= threshold].sum() / total
+        got = np.ravel(risk_at_coverage(confidence, 1 - correct, coverage, weights))[0]
+        assert got == pytest.approx(1 - right, abs=1e-9)
+    if decimals is None and not weighted:  # then each row has a threshold of its own
+        area = area_under_risk_coverage(confidence, 1 - correct)
+        assert area == pytest.approx(np.mean(1 - precision[:-1]), abs=1e-9)
+        risk = risk_coverage_curve(confidence, 1 - correct, count + 1)[1]
+        np.testing.assert_allclose(risk[1:], (1 - precision[:-1])[::-1], atol=1e-9)
 
 
 @pytest.mark.parametrize("risk", [0.0, 1.0])

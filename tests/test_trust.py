@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from scipy.special import log_softmax, softmax
+from scipy.special import entr, log_softmax, softmax
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
@@ -79,6 +79,31 @@ def test_pooled_predictions_are_what_their_names_say():
         assert scores["brier"] == pytest.approx(
             np.square(probs - np.eye(3)[labels]).sum(-1).mean(), rel=1e-4
         )
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("num_members", [1, 3])
+def test_what_samples_of_a_member_differ_by_is_told_apart_from_their_noise(num_members):
+    logits = 3 * RANDOM.normal(size=(num_members, 5, 20, 4))  # members, samples, examples, classes
+    probs = softmax(logits, -1)
+    noise = entr(probs).sum(-1).mean(axis=(0, 1))
+    kind = Classes(log_softmax_of, "logits")  # how members are pooled is another question
+    predictions = jax.vmap(kind.of_samples)(np.float32(logits))
+    diversity = kind.diversity(predictions)
+    np.testing.assert_allclose(diversity["aleatoric"], noise, rtol=1e-5)
+    of_all = entr(probs.mean(axis=(0, 1))).sum(-1)
+    np.testing.assert_allclose(diversity["mutual_information"], of_all - noise, rtol=1e-4)
+    for member, of_member in enumerate(probs):
+        prediction = jax.tree.map(lambda leaf, m=member: leaf[m], predictions)
+        values = kind.values(prediction, np.zeros(20, np.int32))
+        noise = entr(of_member).sum(-1).mean(0)
+        np.testing.assert_allclose(values["aleatoric"], noise, rtol=1e-5)
+        of_all = entr(of_member.mean(0)).sum(-1)
+        np.testing.assert_allclose(values["mutual_information"], of_all - noise, rtol=1e-4)
+    pooled = kind.values(kind.pooled(predictions), np.zeros(20, np.int32))
+    assert "mutual_information" not in pooled  # its is the members'
+    alone = kind.of_samples(np.float32(logits[0, :1]))
+    assert "mutual_information" not in kind.values(alone, np.zeros(20, np.int32))
 
 
 @pytest.mark.quick
@@ -418,6 +443,12 @@ def test_dropout_samples_are_averaged_and_differ(tmp_path):
     expected = softmax(outputs, -1).mean(2)
     np.testing.assert_allclose(averaged["member_probs"][:, :4], expected, atol=0.12)
     assert np.abs(averaged["member_probs"] - plain["member_probs"]).max() > 0.01
+    split = open_source(data).test
+    scores = Evaluator(samples, 64).evaluate(trained.state, split).scores(intervals=True)
+    assert all(member["mutual_information"] > 0.01 for member in scores.members)
+    assert scores.ensemble["mutual_information"] > scores.mean_member["mutual_information"]
+    low, high = scores.mean_member_interval["mutual_information"]
+    assert low < scores.mean_member["mutual_information"] < high
     for asked, drawn in [(None, None), (64, 64), (0, None)]:
         run, ensemble, _ = open_finished(tmp_path, dropout_samples=asked)
         assert ensemble.dropout_samples == run.experiment.evaluation.dropout_samples == drawn

@@ -1,6 +1,6 @@
 """What a report draws of an evaluation: plain numbers that JSON can hold."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,11 @@ def curves_of(evaluation: Evaluation) -> dict[str, Any]:
         evaluation: Of a test split, `by_size`.
 
     Returns:
-        `reliability` and `risk_coverage` of classes; `coverage_curve` and `pit` of real targets
-        with a distribution; `score_against_members`, `disagreement` of pairs of members (the share
-        of rows in which they choose different classes, or the root mean square of the difference
-        of their predictions), and the `hardest` and the `most_uncertain` rows. Nothing where the
-        pooled predictions are no numbers.
+        `reliability` of classes; `coverage_curve` and `pit` of real targets with a distribution;
+        `risk_coverage` where predictions say how sure they are; `score_against_members`;
+        `disagreement` of pairs of members (the share of rows in which they choose different
+        classes, or the root mean square of the difference of their predictions), and the `hardest`
+        and the `most_uncertain` rows. Nothing where the pooled predictions are no numbers.
     """
     if not evaluation.is_sound:
         return {}
@@ -42,14 +42,11 @@ def curves_of(evaluation: Evaluation) -> dict[str, Any]:
             }
             for who, v in flat.items()
         }
-        risks = {
-            who: risk_coverage_curve(v["confidence"], 1 - v["correct"]) for who, v in flat.items()
-        }
-        curves["risk_coverage"] = {
-            "coverage": risks["ensemble"][0].tolist(),
-            **{who: risk.tolist() for who, (_, risk) in risks.items()},
-            "score": "error rate",
-        }
+        curves["risk_coverage"] = _risk_coverage(
+            {who: (v["confidence"], 1 - v["correct"]) for who, v in flat.items()}, "error rate"
+        )
+    else:
+        curves |= _risks_of_targets(evaluation, both)
     if "pit" in evaluation.groups:
         distance = {who: 2 * np.abs(v["pit"] - 0.5) for who, v in flat.items()}
         curves["coverage_curve"] = {
@@ -91,6 +88,39 @@ def pictures_of(
     inputs = split.take(np.array(shown, np.int64))["inputs"]
     is_picture = inputs.ndim == 3 or (inputs.ndim == 4 and inputs.shape[-1] in (1, 3))
     return list(inputs) if is_picture else []
+
+
+def _risks_of_targets(
+    evaluation: Evaluation, both: Mapping[str, Mapping[str, np.ndarray]]
+) -> dict[str, Any]:
+    """The RMSE of the predictions of which a predictor is surest; nothing where none says so."""
+    ranked = {}
+    for who, values in both.items():
+        doubt = next((values[name] for name in ("variance", "width") if name in values), None)
+        if doubt is None:
+            continue
+        # Rows [members or groups]; a member's group is its position modulo their number.
+        units = np.resize(evaluation.units, len(doubt))[:, None]
+        power = 2 if "variance" in values else 1
+        squares = values["squared_error"] * units**2
+        ranked[who] = (-(doubt * units**power).ravel(), squares.ravel())
+    if "ensemble" not in ranked:
+        return {}
+    return {"risk_coverage": _risk_coverage(ranked, "RMSE", np.sqrt)}
+
+
+def _risk_coverage(
+    ranked: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    score: str,
+    of_risk: Callable[[np.ndarray], np.ndarray] = np.asarray,
+) -> dict[str, Any]:
+    """The curve of each predictor, from its confidence and its errors."""
+    curves = {who: risk_coverage_curve(*pair) for who, pair in ranked.items()}
+    return {
+        "coverage": curves["ensemble"][0].tolist(),
+        **{who: of_risk(risk).tolist() for who, (_, risk) in curves.items()},
+        "score": score,
+    }
 
 
 def _disagreement(evaluation: Evaluation) -> list[list[float]]:

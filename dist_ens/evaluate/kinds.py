@@ -15,6 +15,7 @@ from dist_ens.metrics import (
     classification_values,
     classwise_sums,
     diversity_values,
+    entropy,
     mixture_log_probs,
     mixture_moments,
     regression_scores,
@@ -105,7 +106,10 @@ class Classes:
     def of_samples(self, outputs: jax.Array) -> Values:
         """See `Kind`; samples of one member are always averaged as probabilities."""
         outputs = outputs.astype(jnp.float32)
-        prediction = {"log_probs": mixture_log_probs(self.log_probs(outputs))}
+        log_probs = self.log_probs(outputs)
+        prediction = {"log_probs": mixture_log_probs(log_probs)}
+        if len(outputs) > 1:  # how far they differ is lost in their mean
+            prediction["aleatoric"] = entropy(log_probs).mean(axis=0)
         if self.log_probs is log_softmax:  # of whose logits it is the energy
             prediction["energy"] = -jax.nn.logsumexp(outputs, axis=-1).mean(axis=0)
         return prediction
@@ -125,11 +129,14 @@ class Classes:
     def values(self, prediction: Values, labels: jax.Array) -> Values:
         """See `Kind`."""
         values = classification_values(prediction["log_probs"], labels)
-        return values | {n: v for n, v in prediction.items() if n == "energy"}
+        values |= {n: v for n, v in prediction.items() if n in ("energy", "aleatoric")}
+        if "aleatoric" in values:
+            values["mutual_information"] = values["entropy"] - values["aleatoric"]
+        return values
 
     def diversity(self, predictions: Values) -> Values:
         """See `Kind`."""
-        return diversity_values(predictions["log_probs"])
+        return diversity_values(predictions["log_probs"], predictions.get("aleatoric"))
 
     def classwise(self, prediction: Values, labels: jax.Array, mask: jax.Array) -> jax.Array:
         """See `Kind`."""

@@ -9,6 +9,7 @@ from dist_ens.metrics.classification import (
     classification_values,
     classwise_sums,
     diversity_values,
+    entropy,
     mixture_log_probs,
     votes_of,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "classification_values",
     "classwise_sums",
     "diversity_values",
+    "entropy",
     "interval",
     "mean_of",
     "mixture_log_probs",

@@ -43,7 +43,7 @@ def classification_values(log_probs: jax.Array, labels: jax.Array) -> dict[str, 
         "nll": -of_label[..., 0],
         "brier": jnp.square(probs - jax.nn.one_hot(labels, num_classes)).sum(axis=-1),
         "confidence": probs.max(axis=-1),
-        "entropy": _entropy(log_probs),
+        "entropy": entropy(log_probs),
         "prediction": prediction.astype(jnp.float32),
         "correct": (prediction == labels).astype(jnp.float32),
     }
@@ -66,32 +66,39 @@ def votes_of(log_probs: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(log_probs).any(axis=-1, keepdims=True), jnp.nan, votes)
 
 
-def diversity_values(member_log_probs: jax.Array) -> dict[str, jax.Array]:
+def diversity_values(
+    member_log_probs: jax.Array, member_aleatoric: jax.Array | None = None
+) -> dict[str, jax.Array]:
     """How far members differ in each prediction.
 
-        aleatoric          = mean_m H(p_m)
+        aleatoric          = mean_m H(p_m), of members that are samples' means mean_m mean_s H(p_ms)
         mutual_information = H(mean_m p_m) - aleatoric,  the epistemic part of the entropy
         disagreement       = share of pairs of members that would choose different classes
         variance           = mean_m sum_c (p_m(c) - mean_m p_m(c))^2
 
     Args:
         member_log_probs: Normalised log-probabilities, in nats; float[members, ..., classes].
+        member_aleatoric: Of each member the mean entropy of the samples that it is the mean of,
+            float[members, ...]; None: members are no means.
 
     Returns:
-        float32[...] each, in nats the first two. Of one member alone it differs by nothing: 0.
+        float32[...] each, in nats the first two. One member alone differs by nothing, 0, but in
+        its samples.
 
     Source: Depeweg et al. (2018), https://arxiv.org/abs/1710.07283, for the entropies; Lakshmi-
     narayanan et al. (2017), for the variance as a disagreement.
     """
     member_log_probs = member_log_probs.astype(jnp.float32)
     members = len(member_log_probs)
-    aleatoric = _entropy(member_log_probs).mean(axis=0)
+    if member_aleatoric is None:
+        member_aleatoric = entropy(member_log_probs)
+    aleatoric = member_aleatoric.mean(axis=0)
     probs = jnp.exp(member_log_probs)
     votes = votes_of(member_log_probs).sum(axis=0)
     agreeing = (votes * (votes - 1)).sum(axis=-1) / max(1, members * (members - 1))
     return {
         "aleatoric": aleatoric,
-        "mutual_information": _entropy(mixture_log_probs(member_log_probs)) - aleatoric,
+        "mutual_information": entropy(mixture_log_probs(member_log_probs)) - aleatoric,
         "disagreement": 1 - agreeing if members > 1 else jnp.zeros_like(aleatoric),
         "variance": jnp.square(probs - probs.mean(axis=0, keepdims=True)).sum(axis=-1).mean(axis=0),
     }
@@ -215,6 +222,13 @@ def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(member_log_probs, axis=0) - jnp.log(len(member_log_probs))
 
 
-def _entropy(log_probs: jax.Array) -> jax.Array:
-    """In nats; a probability of 0 adds nothing."""
+def entropy(log_probs: jax.Array) -> jax.Array:
+    """Of distributions, in nats; a probability of 0 adds nothing.
+
+    Args:
+        log_probs: Normalised log-probabilities, in nats; float[..., classes].
+
+    Returns:
+        float[...].
+    """
     return -jnp.where(jnp.isneginf(log_probs), 0, jnp.exp(log_probs) * log_probs).sum(axis=-1)
