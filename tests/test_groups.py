@@ -29,7 +29,7 @@ from dist_ens.data import (
 )
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
-from dist_ens.evaluate import Evaluator
+from dist_ens.evaluate import Evaluator, curves_of
 from dist_ens.layout import make_layout
 from dist_ens.member import from_functions
 from dist_ens.methods import Order
@@ -240,12 +240,14 @@ def test_members_of_several_splits_are_trained_and_scored_in_their_targets_unit(
     assert summary["test"]["rmse"] < 40
     run, ensemble, state = open_finished(tmp_path / "run")
     evaluator = Evaluator(ensemble, 4, run.spec)
-    again = evaluator.evaluate(state, open_source(run.experiment.data).test).scores()
+    evaluation = evaluator.evaluate(state, open_source(run.experiment.data).test, by_size=True)
+    again = evaluation.scores()
     assert again.ensemble == pytest.approx(trained.scores.ensemble, rel=1e-4)
 
     # From predictions of the raw rows, each group's for its own test rows.
     predicted = evaluator.predict(state, LINE[:, :2])
     assert predicted["member_mean"].shape == predicted["member_variance"].shape == (4, 40)
+    doubts, squares = [], []
     for group in range(2):
         test, target = PARTS[group, 30:], LINE[PARTS[group, 30:], 2]
         means, variances = (
@@ -262,6 +264,18 @@ def test_members_of_several_splits_are_trained_and_scored_in_their_targets_unit(
         assert trained.scores.groups[group]["nll"] == pytest.approx(nll, abs=2e-3)
         alone = [trained.scores.members[m]["rmse"] for m in (group, group + 2)]
         assert alone == pytest.approx(np.sqrt(np.mean((target - means) ** 2, axis=1)), rel=1e-3)
+        doubts.append(variance)
+        squares.append((target - mean) ** 2)
+
+    # What is drawn of both groups: the error of the surest of all their examples.
+    drawn = curves_of(evaluation)["risk_coverage"]
+    surest_first = np.concatenate(squares)[np.argsort(np.concatenate(doubts))]
+    for share in (0.25, 0.5, 1.0):
+        kept = surest_first[: round(share * len(surest_first))]
+        at = drawn["coverage"].index(share)
+        assert drawn["ensemble"][at] == pytest.approx(np.sqrt(kept.mean()), rel=1e-3)
+    assert drawn["score"] == "RMSE"
+    assert len(drawn["mean_member"]) == len(drawn["coverage"])
 
     # The same table with another number in it is another.
     changed = LINE.copy()
@@ -323,4 +337,6 @@ def test_a_source_of_several_splits_is_for_groups_alone(tmp_path):
     with pytest.raises(UserError, match=re.escape("Received: data.num_classes=3 for uci:")):
         open_source(dataclasses.replace(line(tmp_path), num_classes=3))
     with pytest.raises(UserError, match=re.escape("The loss of classes is one of softmax_cross_")):
+        train(experiment(DataConfig(source="digits", examples="permuted")), tmp_path / "run")
+    with pytest.raises(UserError, match="examples=splits for digits, one training and one test"):
         train(experiment(DataConfig(source="digits", examples="splits")), tmp_path / "run")

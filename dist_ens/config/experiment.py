@@ -146,6 +146,12 @@ class Experiment:
             f"{num_groups} splits in {self.data.source}, data.examples={self.data.examples!r}",
             "Set --config.data.examples=splits (or bootstrap, or kfold).",
         )
+        require(
+            num_groups > 1 or self.data.examples != "splits" or self.data.source.startswith("uci:"),
+            "Splits are of a source that splits its examples several times.",
+            f"data.examples=splits for {self.data.source}, one training and one test set",
+            "Try --config.data.examples=permuted, bootstrap or kfold.",
+        )
         if self.num_members is None:
             return num_groups * (self.members_per_group or 1)
         require(

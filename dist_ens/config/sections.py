@@ -55,7 +55,7 @@ class DataConfig:
             through the whole set in an order of its own; `splits`: likewise, through the training
             set of its group, where the source splits its examples several times (`uci`). Members
             are dealt out in turn: member i is of group i modulo their number, and is an ensemble
-            with that group's other members. Of a source of one group it is `permuted`.
+            with that group's other members. No other source is split so.
             `bootstrap`: each member learns from an example as often as it is in a sample of its
             own, drawn with replacement; a third are left out. `kfold`: each leaves one of
             `num_folds` parts out, member after member another.
