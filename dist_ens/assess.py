@@ -150,6 +150,7 @@ def assess(
             of members that are not to be left out.
         UserError: If a question does not fit the run.
     """
+    require_trained_on(run, source)
     broken: list[int] = []
     while True:
         try:
@@ -163,6 +164,27 @@ def assess(
             evaluator = evaluator.without(positions.tolist())
 
 
+def require_trained_on(run: Run, source: Source) -> None:
+    """Asks that data is what a run was trained on, as far as a description tells.
+
+    Raises:
+        UserError: If it is not.
+    """
+    if source.spec != run.spec:
+        here, there = source.spec.told_apart(run.spec)
+    elif source.num_train_examples != run.num_train_examples:
+        here, there = (
+            f"{count:,} training examples"
+            for count in (source.num_train_examples, run.num_train_examples)
+        )
+    else:
+        return
+    raise UserError(
+        f"A run is asked about the data that it was trained on. Received: {here} from "
+        f"{run.experiment.data.source}, where the run had {there}. Put the data set back."
+    )
+
+
 def _answers(
     run: Run,
     evaluator: Evaluator,
@@ -172,12 +194,6 @@ def _answers(
     left_out_ids: Sequence[int],
 ) -> Assessment:
     """What `assess` says, of an evaluator that leaves some members out."""
-    if source.num_train_examples != run.num_train_examples:
-        raise UserError(
-            "A run is asked about the data that it was trained on. Received: "
-            f"{source.num_train_examples:,} training examples, where it had "
-            f"{run.num_train_examples:,}. Put the data set back."
-        )
     spec = run.spec
     evaluation = evaluator.evaluate(state, source.test, by_size=True)
     if questions.leave_out_broken:
@@ -210,24 +226,18 @@ def _answers(
         extras["calibrated"] = recalibrated(
             questions.calibration, evaluator, state, spec, source.valid, source.test
         )
-    left_out = _left_out(run, state, questions, evaluator.kind.pooling)
-    if left_out is not None:
-        left_out[list(evaluator.left_out)] = False
     if questions.out_of_bag:
-        if left_out is None:
-            raise UserError(
-                "Some member leaves out some example. Received: members that were trained on all, "
-                f"data.examples={run.experiment.data.examples!r}. Train with "
-                "--config.data.examples=bootstrap or kfold."
-            )
-        scores, missing = held_out_scores(evaluator, state, source.train, left_out)
-        extras["out_of_bag"] = {"scores": scores, "not_scored": missing}
+        left_out = left_out_by_members(run, evaluator, state)
+        extras["out_of_bag"] = held_out_scores(evaluator, state, source.train, left_out)
     if questions.conformal is not None:
         from dist_ens.evaluate.trust import conformal_scores
 
+        trained_on = {"cv+": "kfold", "jackknife+": "bootstrap"}.get(questions.conformal)
+        by_them = trained_on == run.experiment.data.examples
+        at_train = left_out_by_members(run, evaluator, state) if by_them else None
         splits = {"train": source.train, "valid": source.valid, "test": source.test}
         extras["conformal"] = conformal_scores(
-            questions.conformal, questions.level, evaluator, state, spec, splits, left_out
+            questions.conformal, questions.level, evaluator, state, spec, splits, at_train
         )
     return Assessment(
         evaluation.scores(intervals=True),
@@ -262,13 +272,27 @@ def told_of_broken(
     return f"{told} Train anew with a lower --config.optimizer.learning_rate."
 
 
-def _left_out(run: Run, state: State, questions: Questions, pooling: str) -> np.ndarray | None:
-    """Which training examples each member was not trained on; None where that is not asked."""
-    examples = run.experiment.data.examples
-    trained_on = {"cv+": "kfold", "jackknife+": "bootstrap"}
-    asked = questions.out_of_bag and examples in trained_on.values()
-    if not asked and examples != trained_on.get(questions.conformal or ""):
-        return None
+def left_out_by_members(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
+    """Which training examples each member was not trained on, and is asked about.
+
+    Args:
+        run: What the state belongs to.
+        evaluator: Of the run; of members that it leaves out nothing is asked.
+        state: Of the ensemble.
+
+    Returns:
+        bool[members, examples].
+
+    Raises:
+        UserError: If members were trained on all, have several groups, learned statistics of whole
+            batches, or are not pooled as probabilities.
+    """
+    examples, pooling = run.experiment.data.examples, evaluator.kind.pooling
+    if examples not in ("bootstrap", "kfold"):
+        raise UserError(
+            "Some member leaves out some example. Received: members that were trained on all, "
+            f"data.examples={examples!r}. Train with --config.data.examples=bootstrap or kfold."
+        )
     if examples == "bootstrap" and jax.tree.leaves(state.model_state):
         raise UserError(
             "What a member left out it has seen nothing of. Received: members on bootstrap "
@@ -286,12 +310,14 @@ def _left_out(run: Run, state: State, questions: Questions, pooling: str) -> np.
             f"{run.spec.num_groups}. Train on a table with one split, one row in its train_idx and "
             "test_idx."
         )
-    return out_of_bag(
+    left_out = out_of_bag(
         to_host(state.member_id),
         run.num_train_examples,
         seed=run.experiment.seed,
         num_folds=run.experiment.data.num_folds,
     )
+    left_out[list(evaluator.left_out)] = False
+    return left_out
 
 
 def _other_kind(run: Run, name: str) -> Unlabelled:

@@ -75,13 +75,6 @@ def main() -> None:
         workdir, _CONFIG.make_member, dropout_samples=_DROPOUT_SAMPLES.value
     )
     source = open_source(run.experiment.data)
-    if source.spec != run.spec:
-        here, there = source.spec.told_apart(run.spec)
-        raise UserError(
-            f"A run is scored on data like its training data. Received: {here} from "
-            f"{run.experiment.data.source}, where {workdir} was trained on {there}. Put the "
-            "data set back that it was trained on."
-        )
     evaluator = run.evaluator(ensemble, _POOLING.value)
     # Other predictions, or another pooling of them, are of another ensemble than the page's.
     own_pooling = run.experiment.evaluation.pooling

@@ -1,6 +1,7 @@
 """Predicts with a run.
 
 dist-ens predict --workdir=DIR --input=x.npy --output=p.npz [--leave_out_broken]
+dist-ens predict --workdir=DIR --out_of_bag --output=p.npz [--leave_out_broken]
 """
 
 import pathlib
@@ -9,17 +10,25 @@ import numpy as np
 from absl import flags
 
 from dist_ens import cluster
-from dist_ens.assess import told_of_broken
-from dist_ens.data import convert_inputs
-from dist_ens.errors import UserError, first_line
-from dist_ens.evaluate import broken_positions
-from dist_ens.run import open_finished
+from dist_ens.assess import left_out_by_members, require_trained_on, told_of_broken
+from dist_ens.data import convert_inputs, open_source
+from dist_ens.ensemble import State
+from dist_ens.errors import BrokenMembersError, UserError, first_line
+from dist_ens.evaluate import Evaluator, broken_positions
+from dist_ens.evaluate.held_out import held_out_predictions
+from dist_ens.layout import to_host
+from dist_ens.run import Run, open_finished
 from launch import front
 from launch.config_file import ConfigFlags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _INPUT = flags.DEFINE_string("input", None, ".npy file of examples, unscaled, in their own units.")
 _OUTPUT = flags.DEFINE_string("output", None, ".npz file for the predictions.")
+_OUT_OF_BAG = flags.DEFINE_bool(
+    "out_of_bag",
+    False,
+    "Predict the training examples instead, each by the members that were not trained on it.",
+)
 _LEAVE_OUT_BROKEN = flags.DEFINE_bool(
     "leave_out_broken", False, "Pool without members whose predictions are no numbers."
 )
@@ -29,23 +38,27 @@ _CONFIG = ConfigFlags(overridable=False)
 def main() -> None:
     """Predicts with the newest checkpoint on the devices at hand."""
     workdir, output = pathlib.Path(front.required(_WORKDIR)), front.required(_OUTPUT)
-    path = front.required(_INPUT)
-    inputs = _load(path)
-    if pathlib.Path(output).resolve() == pathlib.Path(path).resolve():
-        raise UserError(
-            "The predictions go to a file of their own. Received: --input and --output, both "
-            f"{output}. Choose another --output."
-        )
-    front.check_outputs(_OUTPUT)
-    run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
-    inputs = convert_inputs(run.spec, inputs, path)
-    evaluator = run.evaluator(ensemble)
-    predictions = evaluator.predict(state, inputs)
-    broken = broken_positions(
-        {n: leaf for n, leaf in predictions.items() if n.startswith("member_") and n != "member_id"}
-    )
-    if broken and _LEAVE_OUT_BROKEN.value:
-        predictions = evaluator.without(broken).predict(state, inputs)
+    if _OUT_OF_BAG.value:
+        if _INPUT.value is not None:
+            raise UserError(
+                "What members left out are the run's own training examples. Received: "
+                f"--out_of_bag and --input={_INPUT.value}. Leave one of them out."
+            )
+        front.check_outputs(_OUTPUT)
+        run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
+        predictions, told = _of_left_out(run, run.evaluator(ensemble), state)
+    else:
+        path = front.required(_INPUT)
+        inputs = _load(path)
+        if pathlib.Path(output).resolve() == pathlib.Path(path).resolve():
+            raise UserError(
+                "The predictions go to a file of their own. Received: --input and --output, both "
+                f"{output}. Choose another --output."
+            )
+        front.check_outputs(_OUTPUT)
+        run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
+        inputs = convert_inputs(run.spec, inputs, path)
+        predictions, told = _of_inputs(run, run.evaluator(ensemble), state, inputs)
     if not cluster.is_main():
         return
 
@@ -57,18 +70,63 @@ def main() -> None:
 
     front.write_file(_OUTPUT, write)
     *others, last = predictions
-    members = len(predictions["member_id"])
-    print(f"{output}: {', '.join(others)} and {last} of {members} members, {len(inputs)} examples.")
+    first, *rest = told
+    print(f"{output}: {', '.join(others)} and {last} of {first}.")
+    for sentence in rest:
+        print(sentence)
+
+
+def _of_inputs(
+    run: Run, evaluator: Evaluator, state: State, inputs: np.ndarray
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Predictions of the ensemble and its members, what they are of, and what else there is."""
+    predictions = evaluator.predict(state, inputs)
+    broken = broken_positions(
+        {n: leaf for n, leaf in predictions.items() if n.startswith("member_") and n != "member_id"}
+    )
+    if broken and _LEAVE_OUT_BROKEN.value:
+        predictions = evaluator.without(broken).predict(state, inputs)
+    member_ids = predictions["member_id"]
+    told = [f"{len(member_ids)} members, {len(inputs)} examples"]
     if broken:
-        ids = predictions["member_id"][broken].tolist()
-        print(
+        told.append(
             told_of_broken(
-                ids,
+                member_ids[broken].tolist(),
                 left_out=_LEAVE_OUT_BROKEN.value,
-                num_members=members,
+                num_members=len(member_ids),
                 num_groups=run.spec.num_groups,
             )
         )
+    return predictions, told
+
+
+def _of_left_out(
+    run: Run, evaluator: Evaluator, state: State
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Likewise, of each training example by the members that left it out; NaN where none did."""
+    source = open_source(run.experiment.data)
+    require_trained_on(run, source)
+    left_out = left_out_by_members(run, evaluator, state)
+    parts: dict[str, list[np.ndarray]] = {}
+    try:
+        for told, is_held_out in held_out_predictions(evaluator, state, source.train, left_out):
+            for name, leaf in told.items():
+                counts = is_held_out.reshape(-1, *(1,) * (leaf.ndim - 1))
+                parts.setdefault(name, []).append(np.where(counts, leaf, np.nan))
+    except BrokenMembersError as error:
+        if not _LEAVE_OUT_BROKEN.value:
+            raise
+        broken = np.flatnonzero(np.isin(to_host(state.member_id), error.member_ids))
+        predictions, sentences = _of_left_out(run, evaluator.without(broken.tolist()), state)
+        at = told_of_broken(error.member_ids, left_out=True, num_members=run.num_members)
+        return predictions, [*sentences, at]
+    predictions = {n: np.concatenate(leaves).astype(np.float32) for n, leaves in parts.items()}
+    predictions["num_members"] = left_out.sum(axis=0).astype(np.int32)
+    missing = int((predictions["num_members"] == 0).sum())
+    sentences = [f"{len(source.train)} training examples, by the members that left each out"]
+    if missing:
+        sentences.append(f"{missing:,} no member left out: their predictions are NaN.")
+    return predictions, sentences
 
 
 def _load(path: str) -> np.ndarray:

@@ -17,6 +17,9 @@ from sklearn.datasets import load_digits
 import fast_xla
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens.config import DataConfig
+from dist_ens.data import open_source
+from dist_ens.evaluate.held_out import out_of_bag
 from dist_ens.run import open_finished
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -250,7 +253,12 @@ def test_members_without_numbers_are_named_and_left_out_of_predictions_if_asked(
     (tmp_path / "own.py").write_text(own)
     (tmp_path / "own_helper.py").write_text("")
     config, workdir = f"--config={tmp_path / 'own.py'}", f"--workdir={tmp_path / 'run'}"
-    ended = dist_ens("train", config, workdir, "--config.num_members=6", "--config.execution=vmap")
+    changes = [
+        "--config.num_members=6",
+        "--config.execution=vmap",
+        "--config.data.examples=bootstrap",
+    ]
+    ended = dist_ens("train", config, workdir, *changes)
     assert ended.returncode == 0, ended.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     broken = [m["member_id"] for m in summary["members"] if m["nll"] is None]
@@ -267,6 +275,26 @@ def test_members_without_numbers_are_named_and_left_out_of_predictions_if_asked(
     assert predicted["member_id"].tolist() == list(range(6))
     sound = [i for i in range(6) if i not in broken]
     np.testing.assert_allclose(predicted["probs"], predicted["member_probs"][sound].mean(0), 1e-5)
+
+    # Of the training examples, by the sound members that left them out.
+    output = files[1]
+    ended = dist_ens("predict", config, workdir, "--out_of_bag", output)
+    assert ended.returncode == 2
+    assert f"Received: members {broken}, some of whose" in ended.stderr
+    ended = dist_ens("predict", config, workdir, "--out_of_bag", output, "--leave_out_broken")
+    assert ended.returncode == 0, ended.stderr
+    held_out = dict(np.load(tmp_path / "p.npz"))
+    train_split = open_source(DataConfig(source="digits")).train
+    left_out = out_of_bag(np.array(sound), len(train_split), seed=0, num_folds=None)
+    np.testing.assert_array_equal(held_out["num_members"], left_out.sum(0))
+    missing = held_out["num_members"] == 0
+    assert f"{missing.sum()} no member left out" in ended.stdout
+    np.save(tmp_path / "x.npy", train_split.inputs)
+    dist_ens("predict", config, workdir, *files)
+    probs = np.load(tmp_path / "p.npz")["member_probs"][sound]
+    expected = [probs[left_out[:, at], at].mean(0) for at in np.flatnonzero(~missing)]
+    np.testing.assert_allclose(held_out["probs"][~missing], expected, 1e-4)
+    assert np.isnan(held_out["probs"][missing]).all()
 
     as_json = tmp_path / "scores.json"
     ended = dist_ens("evaluate", config, workdir, "--leave_out_broken", f"--json={as_json}")
@@ -359,6 +387,14 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         (["evaluate", f"--workdir={workdir}", "--level=0.8"], "A level is of conformal predict"),
         (["evaluate", f"--workdir={workdir}", "--dropout_samples=2"], "a network that draws noth"),
         (["evaluate", f"--workdir={workdir}", f"--json={same}/x"], f"there is no folder {same}"),
+        (
+            ["predict", f"--workdir={workdir}", "--out_of_bag", "--output=p"],
+            "members that were trained on all, data.examples='shared'",
+        ),
+        (
+            ["predict", f"--workdir={workdir}", "--out_of_bag", "--input=x.npy", "--output=p"],
+            "Received: --out_of_bag and --input=x.npy.",
+        ),
         (
             ["predict", f"--workdir={workdir}", f"--input={same}", f"--output={tmp_path}"],
             f"--output={tmp_path}: it is a folder. Choose another path.",

@@ -107,6 +107,20 @@ def test_what_samples_of_a_member_differ_by_is_told_apart_from_their_noise(num_m
 
 
 @pytest.mark.quick
+def test_what_predictions_add_to_scores_is_that_of_the_examples_that_count():
+    ensemble, state, _, inputs = network(3, 4)
+    labels = RANDOM.integers(0, 3, 30).astype(np.int32)
+    evaluator = Evaluator(ensemble, 8)
+    told = evaluator.pooled_predictions(state, ArraySplit(inputs, labels))["probs"][0]
+    counts = RANDOM.random(30) < 0.6
+    for kept, given in ((np.ones(30, bool), None), (counts, counts)):
+        evaluation = evaluator.evaluate(state, ArraySplit(inputs[kept], labels[kept]))
+        values, classwise = evaluator.values_of({"probs": told}, labels, given)
+        np.testing.assert_allclose(classwise, evaluation.group_classwise[0], atol=1e-5)
+        np.testing.assert_allclose(values["nll"], evaluation.groups["nll"][0], atol=1e-5)
+
+
+@pytest.mark.quick
 def test_real_targets_are_pooled_as_one_normal_as_a_mixture_or_as_quantiles():
     ensemble, state, weights, inputs = network(2, 3)
     targets = RANDOM.normal(size=30).astype(np.float32)
@@ -322,6 +336,14 @@ def test_digits_are_calibrated_covered_and_shifted(tmp_path):
     assert told["calibrated"]["test"]["nll"] < told["test"]["nll"]
     low, high = told["calibrated"]["test_interval"]["nll"]
     assert low < told["calibrated"]["test"]["nll"] < high
+    of_several = {"aleatoric", "mutual_information", "disagreement", "variance"}
+    assert set(told["calibrated"]["test"]) == set(told["test"]) - of_several
+    assert set(told["calibrated"]["test_interval"]) == set(told["calibrated"]["test"])
+    low, high = told["conformal"]["interval"]["coverage"]
+    share = told["conformal"]["coverage"]
+    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(share * (1 - share) / 360), rel=0.2)
+    low, high = told["conformal"]["interval"]["mean_set_size"]
+    assert low < told["conformal"]["mean_set_size"] < high
     # 360 test rows: a standard error of 0.02.
     assert told["conformal"]["coverage"] == pytest.approx(0.8, abs=0.08)
     assert told["ood"]["ensemble"]["entropy"]["auroc"] == pytest.approx(0.5)  # the same examples
@@ -364,7 +386,12 @@ def test_out_of_bag_predictions_are_of_members_that_never_saw_the_example(tmp_pa
         train(experiment(ours, steps=300), workdir)
         told = assessed(workdir, out_of_bag=True).to_dict()
         assert told["test"]["accuracy"] > 0.9  # which are the training examples
-        assert told["out_of_bag"]["scores"]["accuracy"] < 0.8
+        held_out = told["out_of_bag"]
+        assert held_out["scores"]["accuracy"] < 0.8
+        assert set(held_out["interval"]) == set(held_out["scores"])
+        assert "classwise_ece" in held_out["scores"]
+        low, high = held_out["interval"]["accuracy"]
+        assert low < held_out["scores"]["accuracy"] < high
     masks = out_of_bag(np.arange(8), 40, seed=0, num_folds=4)
     assert (masks.sum(0) == 2).all()
 

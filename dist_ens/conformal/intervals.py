@@ -7,6 +7,7 @@ import numpy as np
 
 from dist_ens.conformal.quantile import conformal_quantile, quantile_rank
 from dist_ens.errors import UserError
+from dist_ens.metrics import mean_of
 
 # Of one array of rows by training examples, of which up to four exist at a time.
 _CHUNK_BYTES = 2**23
@@ -177,13 +178,19 @@ def out_of_bag_means(out_of_bag: np.ndarray, member_predictions: np.ndarray) -> 
     return (weights * predictions).sum(axis=0)
 
 
-def coverage_of_intervals(lower: np.ndarray, upper: np.ndarray, targets: np.ndarray) -> float:
+def coverage_of_intervals(
+    lower: np.ndarray, upper: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
+) -> float | np.ndarray:
     """The share of rows whose interval, ends included, holds the target, in [0, 1].
 
     Args:
         lower: In the targets' unit; float[rows].
         upper: Likewise.
         targets: float[rows].
+        weights: How often each row is drawn; float[draws, rows]. None: once.
+
+    Returns:
+        A float, or float64[draws] with weights.
 
     Raises:
         UserError: If there are no rows, not equally many, or NaN.
@@ -192,15 +199,21 @@ def coverage_of_intervals(lower: np.ndarray, upper: np.ndarray, targets: np.ndar
     0.5
     """
     lower, upper, targets = _numbers(lower=lower, upper=upper, targets=targets)
-    return float(((lower <= targets) & (targets <= upper)).mean())
+    return mean_of((lower <= targets) & (targets <= upper), weights)
 
 
-def mean_width(lower: np.ndarray, upper: np.ndarray) -> float:
+def mean_width(
+    lower: np.ndarray, upper: np.ndarray, weights: np.ndarray | None = None
+) -> float | np.ndarray:
     """The mean width of the intervals, in the targets' unit; that of an empty one is 0.
 
     Args:
         lower: In the targets' unit; float[rows].
         upper: Likewise.
+        weights: As in `coverage_of_intervals`.
+
+    Returns:
+        Likewise.
 
     Raises:
         UserError: If there are no rows, not equally many, or NaN.
@@ -209,7 +222,7 @@ def mean_width(lower: np.ndarray, upper: np.ndarray) -> float:
     1.5
     """
     lower, upper = _numbers(lower=lower, upper=upper)
-    return float(np.maximum(upper - lower, 0).mean())
+    return mean_of(np.maximum(upper - lower, 0), weights)
 
 
 def _plus(

@@ -9,6 +9,7 @@ import numpy as np
 
 from dist_ens.conformal.quantile import conformal_quantile
 from dist_ens.errors import UserError
+from dist_ens.metrics import mean_of
 from dist_ens.metrics.recalibration import check_labels
 
 
@@ -153,12 +154,18 @@ def raps(
     return _calibrated(scores, probs, labels, level)
 
 
-def coverage_of_sets(sets: np.ndarray, labels: np.ndarray) -> float:
+def coverage_of_sets(
+    sets: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+) -> float | np.ndarray:
     """The share of rows whose set holds the label, in [0, 1].
 
     Args:
         sets: bool[rows, classes].
         labels: int[rows], in [0, classes).
+        weights: How often each row is drawn; float[draws, rows]. None: once.
+
+    Returns:
+        A float, or float64[draws] with weights.
 
     Raises:
         UserError: If there are no rows, or arrays that do not fit together.
@@ -168,14 +175,18 @@ def coverage_of_sets(sets: np.ndarray, labels: np.ndarray) -> float:
     """
     sets = _checked_sets(sets)
     labels = check_labels(labels, *sets.shape)
-    return float(sets[np.arange(len(labels)), labels].mean())
+    return mean_of(sets[np.arange(len(labels)), labels], weights)
 
 
-def mean_set_size(sets: np.ndarray) -> float:
+def mean_set_size(sets: np.ndarray, weights: np.ndarray | None = None) -> float | np.ndarray:
     """The mean number of classes in a set, in [0, classes].
 
     Args:
         sets: bool[rows, classes].
+        weights: As in `coverage_of_sets`.
+
+    Returns:
+        Likewise.
 
     Raises:
         UserError: If there are no rows, or for something other than sets.
@@ -183,7 +194,7 @@ def mean_set_size(sets: np.ndarray) -> float:
     >>> mean_set_size(np.array([[True, False], [True, True]]))
     1.5
     """
-    return float(_checked_sets(sets).sum(axis=1).mean())
+    return mean_of(_checked_sets(sets).sum(axis=1), weights)
 
 
 def _calibrated(

@@ -173,25 +173,31 @@ class Evaluator:
         return _joined([groups for groups, _ in self._sound(state, batches)])
 
     def values_of(
-        self, told: Mapping[str, np.ndarray], labels: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """What predictions of one group, in the form of `predict`, add to scores, row by row.
+        self, told: Mapping[str, np.ndarray], labels: np.ndarray, counts: np.ndarray | None = None
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """What predictions of one group, in the form of `predict`, add to scores.
 
         Args:
             told: Leaves [examples, ...].
             labels: Of a split, [examples, ...].
+            counts: Whether an example does; bool[examples]. None: all do.
 
         Returns:
-            float32[rows] by name; of real targets in their own unit.
+            By name float32[rows], of the examples that count, of real targets in their own unit;
+            and what they add to what is scored class by class.
         """
         given = self._standardization
         if given is not None:
             labels = (labels * given.target_std[0] + given.target_mean[0]).astype(np.float32)
-        values = self._kind.values(self._kind.read(told), jnp.asarray(labels))
+        counts = np.ones(len(labels), bool) if counts is None else counts
+        prediction, at = self._kind.read(told), jnp.asarray(labels)
+        values = self._kind.values(prediction, at)
+        classwise = self._kind.classwise(prediction, at, jnp.asarray(counts))
         # What was told of a mixture is its moments: of its own density nothing is left.
         of_mixtures = ("mixture_nll", "crps")
-        values = {name: leaf for name, leaf in values.items() if name not in of_mixtures}
-        return {name: leaf.ravel() for name, leaf in jax.device_get(values).items()}
+        rows = {name: leaf[counts].ravel() for name, leaf in jax.device_get(values).items()}
+        rows = {name: leaf for name, leaf in rows.items() if name not in of_mixtures}
+        return rows, np.asarray(classwise, np.float64)
 
     def central_interval(
         self, told: Mapping[str, np.ndarray], level: float
@@ -215,15 +221,6 @@ class Evaluator:
             )
         half = NormalDist().inv_cdf((1 + level) / 2) * np.sqrt(told["variance"])
         return told["mean"] - half, told["mean"] + half
-
-    def scores_of(
-        self, values: Mapping[str, np.ndarray], weights: np.ndarray | None = None
-    ) -> dict[str, Any]:
-        """The scores of rows from `values_of`; in resamples, float64[draws], if weights are given.
-
-        What is scored class by class is left out.
-        """
-        return self._kind.scores(values, None, 1.0, weights)
 
     def member_predictions(self, state: State, split: Split) -> Iterator[dict[str, np.ndarray]]:
         """The members' predictions of a split, a batch at a time: leaves [members, batch, ...].

@@ -1,5 +1,6 @@
 """What members say of training examples that they were not trained on."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from dist_ens.data import Split
 from dist_ens.ensemble import EXAMPLES, State, member_key
 from dist_ens.errors import UserError
 from dist_ens.evaluate.evaluator import Evaluator
+from dist_ens.evaluate.scores import scores_of_rows
 from dist_ens.methods import kfold, poisson_weight
 
 
@@ -39,10 +41,10 @@ def out_of_bag(
     return np.stack([np.asarray(left_out(np.int32(i))) for i in member_ids])
 
 
-def held_out_scores(
+def held_out_predictions(
     evaluator: Evaluator, state: State, split: Split, left_out: np.ndarray
-) -> tuple[dict[str, Any], int]:
-    """Scores of each training example's prediction by the members that were not trained on it.
+) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """Of each training example the prediction by the members that were not trained on it.
 
     Args:
         evaluator: Of the ensemble, of one group.
@@ -50,32 +52,53 @@ def held_out_scores(
         split: The training split.
         left_out: Of `out_of_bag`, bool[members, examples].
 
-    Returns:
-        The scores, and how many examples no member left out; those are not scored.
+    Yields:
+        A batch at a time, in the split's order: predictions in the form of `Evaluator.predict`,
+        and whether some member left an example out, bool[batch]; where none did all members' are
+        told.
 
     Raises:
         UserError: If every example is in every member's sample.
     """
-    values: list[dict[str, np.ndarray]] = []
-    first = 0
-    for told in evaluator.member_predictions(state, split):
-        size = len(next(iter(told.values()))[0])
-        here = np.arange(first, first + size)
-        first += size
-        masks = left_out[:, here]
-        scored = np.asarray(masks.any(axis=0))
-        # Batches of one shape are scored by one program; the rows that nobody left out go after it.
-        rows = evaluator.values_of(_pooled(told, masks | ~scored[None]), split.take(here)["labels"])
-        of_example = np.repeat(scored, len(rows["prediction"]) // size)
-        values.append({name: leaf[of_example] for name, leaf in rows.items()})
-    missing = int((~left_out.any(axis=0)).sum())
-    if missing == len(split):
+    if not left_out.any():
         raise UserError(
             "Some member leaves out some example. Received: members that were trained on all. "
             "Train them with --config.data.examples=bootstrap or kfold."
         )
+    first = 0
+    for told in evaluator.member_predictions(state, split):
+        size = len(next(iter(told.values()))[0])
+        masks = left_out[:, first : first + size]
+        first += size
+        is_held_out = np.asarray(masks.any(axis=0))
+        yield _pooled(told, masks | ~is_held_out[None]), is_held_out
+
+
+def held_out_scores(
+    evaluator: Evaluator, state: State, split: Split, left_out: np.ndarray
+) -> dict[str, Any]:
+    """Scores of each training example's prediction by the members that were not trained on it.
+
+    Args, Raises: As `held_out_predictions`.
+
+    Returns:
+        `scores`, `interval` (none of too many rows), and `not_scored`, how many examples no member
+        left out.
+    """
+    values: list[dict[str, np.ndarray]] = []
+    classwise: Any = 0
+    first = num_scored = 0
+    for told, is_held_out in held_out_predictions(evaluator, state, split, left_out):
+        labels = split.take(np.arange(first, first + len(is_held_out)))["labels"]
+        first += len(is_held_out)
+        num_scored += int(is_held_out.sum())
+        rows, sums = evaluator.values_of(told, labels, is_held_out)
+        values.append(rows)
+        classwise = classwise + sums
     rows = {n: np.concatenate([each[n] for each in values]) for n in values[0]}
-    return evaluator.scores_of(rows), missing
+    scores, intervals = scores_of_rows(evaluator.kind, rows, classwise, num_scored)
+    found: dict[str, Any] = {"scores": scores, "not_scored": len(split) - num_scored}
+    return found if intervals is None else found | {"interval": intervals}
 
 
 def held_out_means(evaluator: Evaluator, state: State, split: Split) -> np.ndarray:

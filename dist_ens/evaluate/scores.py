@@ -151,7 +151,7 @@ class Evaluation:
             {"member_id": int(member_id), **self._of_member(position)}
             for position, member_id in enumerate(self.member_ids)
         ]
-        if not intervals or self._draws < _FEWEST_DRAWS:
+        if not intervals or not self._draws:
             return Scores(groups, members, self.left_out)
         of_groups = [self._of_group(g, self._weights[g]) for g in range(self.num_groups)]
         of_members = [
@@ -194,7 +194,7 @@ class Evaluation:
                 return np.mean(of_groups, axis=0)
 
             nothing = [None] * self.num_groups
-            few = self._draws < _FEWEST_DRAWS
+            few = not self._draws
             means = [float(over_groups(rows, nothing)) for rows in values]
             ends = [
                 (np.nan, np.nan) if few else interval(over_groups(rows, self._weights))
@@ -206,17 +206,13 @@ class Evaluation:
 
     @property
     def _draws(self) -> int:
-        return min(DRAWS, _MOST_DRAWN // self.labels.shape[1])
+        return num_draws(self.labels.shape[1])
 
     @cached_property
     def _weights(self) -> list[np.ndarray]:
-        examples = self.labels.shape[1] // self.rows_per_example
-        return [
-            np.repeat(
-                bootstrap_weights(examples, self._draws, group), self.rows_per_example, axis=1
-            )
-            for group in range(self.num_groups)
-        ]
+        num_rows = self.labels.shape[1]
+        examples = num_rows // self.rows_per_example
+        return [_weights_of(examples, num_rows, group) for group in range(self.num_groups)]
 
     def _of_group(self, group: int, weights: np.ndarray | None = None) -> dict[str, Any]:
         values = {name: rows[group] for name, rows in self.groups.items()}
@@ -227,6 +223,41 @@ class Evaluation:
         values = {name: rows[position] for name, rows in self.members.items()}
         classwise, group = self.member_classwise[position], position % self.num_groups
         return self.kind.scores(values, classwise, self.units[group], weights, seed=group)
+
+
+def scores_of_rows(
+    kind: Kind, values: Mapping[str, np.ndarray], classwise: np.ndarray, num_examples: int
+) -> tuple[dict[str, float], dict[str, tuple[float, float]] | None]:
+    """The scores of a prediction of some examples, and their 95 % bootstrap intervals.
+
+    Args:
+        kind: How they are scored.
+        values: What each row adds to the scores, by name float32[rows]; of targets in their own
+            unit.
+        classwise: What all add to what is scored class by class; empty of real targets.
+        num_examples: Whose rows they are, each one's next to each other.
+
+    Returns:
+        The scores, and the ends of their intervals; None of too many rows.
+    """
+    num_rows = len(next(iter(values.values())))
+    scores = kind.scores(values, classwise, 1.0, None)
+    if not num_draws(num_rows):
+        return scores, None
+    weights = _weights_of(num_examples, num_rows)
+    return scores, _intervals(kind.scores(values, classwise, 1.0, weights), scores)
+
+
+def num_draws(num_rows: int) -> int:
+    """How many resamples so many rows have; 0 where they would be too few."""
+    draws = min(DRAWS, _MOST_DRAWN // num_rows)
+    return draws if draws >= _FEWEST_DRAWS else 0
+
+
+def _weights_of(num_examples: int, num_rows: int, seed: int = 0) -> np.ndarray:
+    """How often each row is drawn, float32[draws, rows]: those of an example together."""
+    weights = bootstrap_weights(num_examples, num_draws(num_rows), seed)
+    return np.repeat(weights, num_rows // num_examples, axis=1)
 
 
 def _mean(scores: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

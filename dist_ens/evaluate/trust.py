@@ -1,6 +1,6 @@
 """Whether an ensemble's uncertainty can be trusted: recalibrated, and as conformal predictions."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from dist_ens.ensemble import State
 from dist_ens.errors import UserError
 from dist_ens.evaluate.evaluator import Evaluator
 from dist_ens.evaluate.held_out import held_out_means
-from dist_ens.evaluate.scores import DRAWS
+from dist_ens.evaluate.scores import num_draws, scores_of_rows
 from dist_ens.metrics import bootstrap_weights, interval
 from dist_ens.metrics.recalibration import RECALIBRATIONS, fit_variance_scale
 
@@ -32,7 +32,7 @@ def recalibrated(
         test: To score it on.
 
     Returns:
-        `method`, `parameters`, `test` and `test_interval`.
+        `method`, `parameters`, `test` and, of not too many rows, `test_interval`.
 
     Raises:
         UserError: If there is no validation split, or the method is not one for such labels.
@@ -63,16 +63,10 @@ def recalibrated(
         parameters = recalibrate.parameters
         calibrated = recalibrate(test_log_probs.reshape(-1, num_classes))
         at_test = {"probs": np.exp(calibrated).reshape(test_log_probs.shape)}
-    values = evaluator.values_of(at_test, test_labels)
-    weights = bootstrap_weights(len(test), DRAWS, 0)
-    weights = np.repeat(weights, len(values["prediction"]) // len(test), axis=1)
-    drawn = evaluator.scores_of(values, weights)
-    return {
-        "method": method,
-        "parameters": parameters,
-        "test": evaluator.scores_of(values),
-        "test_interval": {name: interval(draws) for name, draws in drawn.items()},
-    }
+    values, classwise = evaluator.values_of(at_test, test_labels)
+    scores, intervals = scores_of_rows(evaluator.kind, values, classwise, len(test))
+    found: dict[str, Any] = {"method": method, "parameters": parameters, "test": scores}
+    return found if intervals is None else found | {"test_interval": intervals}
 
 
 def conformal_scores(
@@ -99,8 +93,8 @@ def conformal_scores(
             None: all were trained on all.
 
     Returns:
-        `method`, `level`, `coverage` on the test split, and `mean_set_size` or, in the targets' own
-        unit, `mean_width`.
+        `method`, `level`, `coverage` on the test split, `mean_set_size` or, in the targets' own
+        unit, `mean_width`; and, of not too many rows, an `interval` of each of the two.
 
     Raises:
         UserError: If the method is not one for such labels or such a run.
@@ -113,15 +107,17 @@ def conformal_scores(
         )
     test = splits["test"]
     at_test, labels = _told(evaluator, state, spec, test, "Coverage is told")
-    told: dict[str, Any] = {"method": method, "level": level}
     if of_sets:
         held, its_labels = _told(evaluator, state, spec, splits["valid"], _CALIBRATED)
         drawn = () if method == "lac" else (np.random.default_rng(0),)
         sets = SETS[method](held["probs"], its_labels, level, *drawn)(at_test["probs"])
-        return told | {
-            "coverage": conformal.coverage_of_sets(sets, labels),
-            "mean_set_size": conformal.mean_set_size(sets),
-        }
+        return {"method": method, "level": level} | _with_intervals(
+            lambda weights: {
+                "coverage": conformal.coverage_of_sets(sets, labels, weights),
+                "mean_set_size": conformal.mean_set_size(sets, weights),
+            },
+            len(test),
+        )
     targets = _own_unit(labels, spec)
     if method == "cqr":
         held, its_labels = _told(evaluator, state, spec, splits["valid"], _CALIBRATED)
@@ -142,10 +138,24 @@ def conformal_scores(
         its_targets = _own_unit(train.take(np.arange(len(train)))["labels"], spec)
         residuals = np.abs(its_targets - conformal.out_of_bag_means(left_out, at_train))
         low, high = conformal.jackknife_plus(residuals, left_out, at_test_too, level)
-    return told | {
-        "coverage": conformal.coverage_of_intervals(low, high, targets),
-        "mean_width": conformal.mean_width(low, high),
-    }
+    return {"method": method, "level": level} | _with_intervals(
+        lambda weights: {
+            "coverage": conformal.coverage_of_intervals(low, high, targets, weights),
+            "mean_width": conformal.mean_width(low, high, weights),
+        },
+        len(test),
+    )
+
+
+def _with_intervals(
+    scores: Callable[[np.ndarray | None], dict[str, Any]], num_rows: int
+) -> dict[str, Any]:
+    """Scores, and under `interval` the ends of their 95 % intervals; none of too many rows."""
+    found, draws = scores(None), num_draws(num_rows)
+    if not draws:
+        return found
+    drawn = scores(bootstrap_weights(num_rows, draws, 0))
+    return found | {"interval": {name: interval(values) for name, values in drawn.items()}}
 
 
 _CALIBRATED = "Conformal predictions are calibrated"
