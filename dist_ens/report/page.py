@@ -256,7 +256,10 @@ def _note(runs: Sequence[RunReport]) -> str:
     if any("test_interval" in run.summary for run in runs):
         notes += " Small: the 95 % interval."
     if any("test_std" in run.summary for run in runs):
-        notes += " After ±: the standard deviation over groups."
+        notes += (
+            " After ±: the standard deviation over groups. Each has examples of its own: pictures "
+            "are of all together, and neither pairs of members nor single examples are shown."
+        )
     return notes
 
 
