@@ -274,6 +274,12 @@ def test_members_of_several_splits_are_trained_and_scored_in_their_targets_unit(
         kept = surest_first[: round(share * len(surest_first))]
         at = drawn["coverage"].index(share)
         assert drawn["ensemble"][at] == pytest.approx(np.sqrt(kept.mean()), rel=1e-3)
+    # Of groups whose targets were divided by 1 and by 30.
+    values, units = evaluation.groups, np.array([[1.0], [30.0]])
+    drawn = curves_of(dataclasses.replace(evaluation, units=units[:, 0]))["risk_coverage"]
+    order = np.argsort((values["variance"] * units**2).ravel())
+    kept = (values["squared_error"] * units**2).ravel()[order][: len(order) // 2]
+    assert drawn["ensemble"][50] == pytest.approx(np.sqrt(kept.mean()), rel=1e-5)
     assert drawn["score"] == "RMSE"
     assert len(drawn["mean_member"]) == len(drawn["coverage"])
 
