@@ -2,8 +2,8 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -13,9 +13,11 @@ from dist_ens.ensemble import State
 from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluate import Evaluator, Scores, curves_of, pictures_of
 from dist_ens.evaluate.detection import Unlabelled, detection, histograms
-from dist_ens.evaluate.held_out import held_out_scores, out_of_bag
+from dist_ens.evaluate.held_out import examples_out_of_bag, held_out_scores
 from dist_ens.layout import to_host
 from dist_ens.run import Run
+
+_Answer = TypeVar("_Answer")
 
 CALIBRATIONS = ("temperature", "vector", "isotonic", "variance")
 CONFORMAL = ("lac", "aps", "raps", "cqr", "cv+", "jackknife+")
@@ -151,14 +153,40 @@ def assess(
         UserError: If a question does not fit the run.
     """
     require_trained_on(run, source)
+    found, broken = without_broken(
+        evaluator,
+        state,
+        lambda evaluator: _answers(run, evaluator, state, source, questions),
+        leave_out=questions.leave_out_broken,
+    )
+    return dataclasses.replace(found, broken=sorted({*found.broken, *broken}))
+
+
+def without_broken(
+    evaluator: Evaluator, state: State, ask: Callable[[Evaluator], _Answer], *, leave_out: bool
+) -> tuple[_Answer, list[int]]:
+    """What is asked, of the members whose predictions are numbers.
+
+    Args:
+        evaluator: Of the ensemble.
+        state: Likewise.
+        ask: Asks an evaluator.
+        leave_out: Whether the others are left out.
+
+    Returns:
+        The answer, and the ids of those that were left out for it.
+
+    Raises:
+        BrokenMembersError: If there are such, and they are not to be left out.
+    """
     broken: list[int] = []
     while True:
         try:
-            return _answers(run, evaluator, state, source, questions, broken)
+            return ask(evaluator), broken
         except BrokenMembersError as error:
-            if not questions.leave_out_broken:
+            if not leave_out:
                 raise
-            # All is answered anew: an ensemble is of the same members wherever it is asked.
+            # All is asked anew: an ensemble is of the same members wherever it is asked.
             broken = sorted({*broken, *error.member_ids})
             positions = np.flatnonzero(np.isin(to_host(state.member_id), broken))
             evaluator = evaluator.without(positions.tolist())
@@ -191,9 +219,8 @@ def _answers(
     state: State,
     source: Source,
     questions: Questions,
-    left_out_ids: Sequence[int],
 ) -> Assessment:
-    """What `assess` says, of an evaluator that leaves some members out."""
+    """What `assess` says, of an evaluator that may leave some members out."""
     spec = run.spec
     evaluation = evaluator.evaluate(state, source.test, by_size=True)
     if questions.leave_out_broken:
@@ -226,25 +253,32 @@ def _answers(
         extras["calibrated"] = recalibrated(
             questions.calibration, evaluator, state, spec, source.valid, source.test
         )
-    if questions.out_of_bag:
-        left_out = left_out_by_members(run, evaluator, state)
-        extras["out_of_bag"] = held_out_scores(evaluator, state, source.train, left_out)
+    trained_on = {"cv+": "kfold", "jackknife+": "bootstrap"}.get(questions.conformal or "")
+    by_them = trained_on == run.experiment.data.examples
+    out_of_bag = None
+    if questions.out_of_bag or by_them:
+        out_of_bag = out_of_bag_of(run, evaluator, state)
+        if questions.out_of_bag:
+            extras["out_of_bag"] = held_out_scores(evaluator, state, source.train, out_of_bag)
     if questions.conformal is not None:
         from dist_ens.evaluate.trust import conformal_scores
 
-        trained_on = {"cv+": "kfold", "jackknife+": "bootstrap"}.get(questions.conformal)
-        by_them = trained_on == run.experiment.data.examples
-        at_train = left_out_by_members(run, evaluator, state) if by_them else None
         splits = {"train": source.train, "valid": source.valid, "test": source.test}
         extras["conformal"] = conformal_scores(
-            questions.conformal, questions.level, evaluator, state, spec, splits, at_train
+            questions.conformal,
+            questions.level,
+            evaluator,
+            state,
+            spec,
+            splits,
+            out_of_bag if by_them else None,
         )
     return Assessment(
         evaluation.scores(intervals=True),
         extras,
         curves,
         pictures_of(evaluation, source.test, curves),
-        sorted({*evaluation.broken_members, *left_out_ids}),
+        evaluation.broken_members,
     )
 
 
@@ -272,7 +306,7 @@ def told_of_broken(
     return f"{told} Train anew with a lower --config.optimizer.learning_rate."
 
 
-def left_out_by_members(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
+def out_of_bag_of(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
     """Which training examples each member was not trained on, and is asked about.
 
     Args:
@@ -310,14 +344,14 @@ def left_out_by_members(run: Run, evaluator: Evaluator, state: State) -> np.ndar
             f"{run.spec.num_groups}. Train on a table with one split, one row in its train_idx and "
             "test_idx."
         )
-    left_out = out_of_bag(
+    out_of_bag = examples_out_of_bag(
         to_host(state.member_id),
         run.num_train_examples,
         seed=run.experiment.seed,
         num_folds=run.experiment.data.num_folds,
     )
-    left_out[list(evaluator.left_out)] = False
-    return left_out
+    out_of_bag[list(evaluator.left_out)] = False
+    return out_of_bag
 
 
 def _other_kind(run: Run, name: str) -> Unlabelled:

@@ -172,14 +172,14 @@ class ConfigFlags:
 
 def _complete_model(model: ConfigDict, arguments: list[str]) -> list[str]:
     """Adds the options of the network that the file, or a flag, names; returns which were added."""
-    for argument in arguments:
-        flag, _, name = argument.lstrip("-").partition("=")
-        if flag == "config.model.name" and name != model.name:
-            for option in [option for option in model if option != "name"]:
-                del model[option]  # of another network
-            break
-    else:
-        name = model.name
+    name = model.name
+    for at, argument in enumerate(arguments):
+        flag, equals, value = argument.lstrip("-").partition("=")
+        if flag == "config.model.name":
+            name = value if equals else "".join(arguments[at + 1 : at + 2])
+    if name != model.name:
+        for option in [option for option in model if option != "name"]:
+            del model[option]  # of another network
     added = []
     for option, (default, kind) in model_options(name).items():
         if option not in model:

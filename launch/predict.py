@@ -2,6 +2,10 @@
 
 dist-ens predict --workdir=DIR --input=x.npy --output=p.npz [--leave_out_broken]
 dist-ens predict --workdir=DIR --out_of_bag --output=p.npz [--leave_out_broken]
+
+The first writes what `Evaluator.predict` returns. The second writes the ensemble's part of that for
+each training example, by the members that were not trained on it, NaN where all were; with its
+`position` in the source's training examples, and `num_predicting`, how many members that are.
 """
 
 import pathlib
@@ -10,13 +14,17 @@ import numpy as np
 from absl import flags
 
 from dist_ens import cluster
-from dist_ens.assess import left_out_by_members, require_trained_on, told_of_broken
+from dist_ens.assess import (
+    out_of_bag_of,
+    require_trained_on,
+    told_of_broken,
+    without_broken,
+)
 from dist_ens.data import convert_inputs, open_source
 from dist_ens.ensemble import State
-from dist_ens.errors import BrokenMembersError, UserError, first_line
+from dist_ens.errors import UserError, first_line
 from dist_ens.evaluate import Evaluator, broken_positions
 from dist_ens.evaluate.held_out import held_out_predictions
-from dist_ens.layout import to_host
 from dist_ens.run import Run, open_finished
 from launch import front
 from launch.config_file import ConfigFlags
@@ -46,7 +54,7 @@ def main() -> None:
             )
         front.check_outputs(_OUTPUT)
         run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
-        predictions, told = _of_left_out(run, run.evaluator(ensemble), state)
+        predictions, told = _out_of_bag(run, run.evaluator(ensemble), state)
     else:
         path = front.required(_INPUT)
         inputs = _load(path)
@@ -100,33 +108,36 @@ def _of_inputs(
     return predictions, told
 
 
-def _of_left_out(
+def _out_of_bag(
     run: Run, evaluator: Evaluator, state: State
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Likewise, of each training example by the members that left it out; NaN where none did."""
     source = open_source(run.experiment.data)
     require_trained_on(run, source)
-    left_out = left_out_by_members(run, evaluator, state)
-    parts: dict[str, list[np.ndarray]] = {}
-    try:
-        for told, is_held_out in held_out_predictions(evaluator, state, source.train, left_out):
+
+    def predictions_of(evaluator: Evaluator) -> dict[str, np.ndarray]:
+        out_of_bag = out_of_bag_of(run, evaluator, state)
+        parts: dict[str, list[np.ndarray]] = {}
+        for told, counts in held_out_predictions(evaluator, state, source.train, out_of_bag):
             for name, leaf in told.items():
-                counts = is_held_out.reshape(-1, *(1,) * (leaf.ndim - 1))
-                parts.setdefault(name, []).append(np.where(counts, leaf, np.nan))
-    except BrokenMembersError as error:
-        if not _LEAVE_OUT_BROKEN.value:
-            raise
-        broken = np.flatnonzero(np.isin(to_host(state.member_id), error.member_ids))
-        predictions, sentences = _of_left_out(run, evaluator.without(broken.tolist()), state)
-        at = told_of_broken(error.member_ids, left_out=True, num_members=run.num_members)
-        return predictions, [*sentences, at]
-    predictions = {n: np.concatenate(leaves).astype(np.float32) for n, leaves in parts.items()}
-    predictions["num_members"] = left_out.sum(axis=0).astype(np.int32)
-    missing = int((predictions["num_members"] == 0).sum())
-    sentences = [f"{len(source.train)} training examples, by the members that left each out"]
+                some = counts.reshape(-1, *(1,) * (leaf.ndim - 1))
+                parts.setdefault(name, []).append(np.where(some, leaf, np.float32(np.nan)))
+        return {
+            **{name: np.concatenate(leaves) for name, leaves in parts.items()},
+            "position": source.train_positions,
+            "num_predicting": out_of_bag.sum(axis=0).astype(np.int32),
+        }
+
+    predictions, broken = without_broken(
+        evaluator, state, predictions_of, leave_out=_LEAVE_OUT_BROKEN.value
+    )
+    told = [f"{len(source.train):,} training examples, by the members that left each out"]
+    missing = int((predictions["num_predicting"] == 0).sum())
     if missing:
-        sentences.append(f"{missing:,} no member left out: their predictions are NaN.")
-    return predictions, sentences
+        told.append(f"{missing:,} no member left out: their predictions are NaN.")
+    if broken:
+        told.append(told_of_broken(broken, left_out=True, num_members=run.num_members))
+    return predictions, told
 
 
 def _load(path: str) -> np.ndarray:

@@ -19,7 +19,7 @@ from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.config import DataConfig
 from dist_ens.data import open_source
-from dist_ens.evaluate.held_out import out_of_bag
+from dist_ens.evaluate.held_out import examples_out_of_bag
 from dist_ens.run import open_finished
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -285,9 +285,10 @@ def test_members_without_numbers_are_named_and_left_out_of_predictions_if_asked(
     assert ended.returncode == 0, ended.stderr
     held_out = dict(np.load(tmp_path / "p.npz"))
     train_split = open_source(DataConfig(source="digits")).train
-    left_out = out_of_bag(np.array(sound), len(train_split), seed=0, num_folds=None)
-    np.testing.assert_array_equal(held_out["num_members"], left_out.sum(0))
-    missing = held_out["num_members"] == 0
+    np.testing.assert_array_equal(held_out["position"], np.arange(len(train_split)))
+    left_out = examples_out_of_bag(np.array(sound), len(train_split), seed=0, num_folds=None)
+    np.testing.assert_array_equal(held_out["num_predicting"], left_out.sum(0))
+    missing = held_out["num_predicting"] == 0
     assert f"{missing.sum()} no member left out" in ended.stdout
     np.save(tmp_path / "x.npy", train_split.inputs)
     dist_ens("predict", config, workdir, *files)
@@ -369,7 +370,8 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
             [
                 *train,
                 SMALL[0],
-                "--config.model.name=mlp_bn_dropout",
+                "--config.model.name",
+                "mlp_bn_dropout",
                 "--config.model.dropout_rate=1.5",
             ],
             "dropout_rate lies in [0, 1), not 1.5",

@@ -188,16 +188,17 @@ def test_a_product_takes_the_form_that_fills_vectors():
 @pytest.mark.parametrize("seed", range(10))
 def test_a_product_of_many_terms_is_the_same_of_transposed_inputs(seed, members):
     random = np.random.default_rng(seed)
-    axes = random.integers(1, 3)
-    terms, height, width = (
-        tuple(random.integers(*sizes, axes)) for sizes in ((5, 9), (3, 7), (3, 7))
-    )
+    terms = (int(random.integers(70, 90)),) if seed % 2 else tuple(random.integers(9, 12, 2))
+    sides = [
+        (int(random.integers(16, 70)),),
+        (int(random.integers(4, 8)), int(random.integers(4, 8))),
+    ]
+    height, width = random.permutation(np.array(sides, object)) if seed % 3 else (sides[0],) * 2
     over = () if members is None else (members,)
     lhs, rhs = (
-        random.normal(size=(*over, *terms, 9, *of_result, 2)).astype(np.float32)
-        for of_result in (height, width)
+        random.normal(size=(*over, *terms, *side)).astype(np.float32) for side in (height, width)
     )
-    contracted = tuple(range(axes + 1))
+    contracted = tuple(range(len(terms)))
 
     def fn(lhs, rhs):
         return lax.dot_general(lhs, rhs, ((contracted, contracted), ((), ())))
@@ -205,6 +206,9 @@ def test_a_product_of_many_terms_is_the_same_of_transposed_inputs(seed, members)
     def over_members(fn):
         return jax.jit(fn if members is None else jax.vmap(fn))
 
+    one = [jax.ShapeDtypeStruct(a.shape[len(over) :], a.dtype) for a in (lhs, rhs)]
+    traced = jax.make_jaxpr(fn)(*one)
+    assert contains(traced, lowerings.PRODUCT, lowerings.becomes_of_transposed)
     rules = {lowerings.PRODUCT: lowerings.product_of_transposed}
     assert_close(over_members(rewritten(fn, rules))(lhs, rhs), over_members(fn)(lhs, rhs))
 
@@ -212,9 +216,9 @@ def test_a_product_of_many_terms_is_the_same_of_transposed_inputs(seed, members)
 def test_only_gradients_of_weights_with_many_terms_take_transposed_inputs():
     of = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
 
-    def barriers(lhs, rhs, dimension_numbers):
+    def barriers(lhs, rhs, dimension_numbers, **params):
         rules = {lowerings.PRODUCT: lowerings.product_of_transposed}
-        fn = lambda a, b: lax.dot_general(a, b, dimension_numbers)  # noqa: E731
+        fn = lambda a, b: lax.dot_general(a, b, dimension_numbers, **params)  # noqa: E731
         traced = jax.make_jaxpr(rewritten(fn, rules))(lhs, rhs)
         becomes = contains(
             jax.make_jaxpr(fn)(lhs, rhs), lowerings.PRODUCT, lowerings.becomes_of_transposed
@@ -240,6 +244,10 @@ def test_only_gradients_of_weights_with_many_terms_take_transposed_inputs():
     assert barriers(of(2, 65, 16), of(2, 65, 64), (((1,), (1,)), ((0,), (0,)))) == []
     half = jax.ShapeDtypeStruct((65, 16), jnp.bfloat16)
     assert barriers(half, half, leading) == []
+    # The factors change places, and so would what is said of one of them.
+    exact, fast = lax.Precision.HIGHEST, lax.Precision.DEFAULT
+    assert barriers(of(65, 64), of(65, 16), leading, precision=(exact, exact)) != []
+    assert barriers(of(65, 64), of(65, 16), leading, precision=(exact, fast)) == []
 
 
 def max_pool(window, strides, padding):

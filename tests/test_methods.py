@@ -220,6 +220,9 @@ def test_ranges_are_of_each_groups_training_examples():
     assert (len(part.train), len(part.valid), part.num_train_examples) == (24, 6, 24)
     rows = np.concatenate([s.take(np.arange(len(s)))["inputs"] for s in (part.train, part.valid)])
     np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(inputs, axis=0))
+    at = part.train.take(np.arange(24))["inputs"]
+    np.testing.assert_array_equal(inputs[part.train_positions], at)
+    np.testing.assert_array_equal(source.train_positions, np.arange(30))
     np.testing.assert_allclose(
         part.input_ranges()[0], np.ptp(part.train.take(np.arange(24))["inputs"], axis=0), rtol=1e-6
     )

@@ -26,9 +26,9 @@ from dist_ens.config import (
 from dist_ens.data import ArraySplit, Spec, open_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import BrokenMembersError, UserError
-from dist_ens.evaluate import Evaluator
+from dist_ens.evaluate import Evaluator, curves_of
 from dist_ens.evaluate.detection import Unlabelled, detection
-from dist_ens.evaluate.held_out import out_of_bag
+from dist_ens.evaluate.held_out import examples_out_of_bag
 from dist_ens.evaluate.kinds import Classes, Normals, Quantiles
 from dist_ens.evaluate.shift import shifted_splits
 from dist_ens.evaluate.trust import SETS
@@ -146,6 +146,29 @@ def test_real_targets_are_pooled_as_one_normal_as_a_mixture_or_as_quantiles():
     assert scores["mae"] == pytest.approx(np.abs(targets - high).mean(), rel=1e-4)
     assert scores["coverage"] == pytest.approx(((low <= targets) & (targets <= high)).mean())
     assert scores["width"] == pytest.approx((high - low).mean(), rel=1e-4)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("kind", "num_members", "distance"),
+    [
+        (Normals(), 1, 1e20),
+        (Normals(has_variance=False), 3, 1e25),
+        (Quantiles((0.25, 0.5)), 3, 1e20),
+    ],
+)
+def test_predictions_that_are_far_off_are_drawn_without_their_risks(kind, num_members, distance):
+    ensemble, state, weights, inputs = network(2, num_members)
+    split = ArraySplit(inputs, RANDOM.normal(size=30).astype(np.float32))
+    evaluator = Evaluator(ensemble, 8, Spec((4,), "float32", (), None), kind)
+    assert "risk_coverage" in curves_of(evaluator.evaluate(state, split, by_size=True))
+    far_off = ensemble.layout.put_members(np.float32(distance * weights))
+    state = state._replace(params={"w": far_off})
+    evaluation = evaluator.evaluate(state, split, by_size=True)
+    assert np.isinf(evaluation.groups["squared_error"]).any()
+    curves = curves_of(evaluation)
+    assert "score_against_members" in curves
+    assert "risk_coverage" not in curves
 
 
 @pytest.mark.quick
@@ -392,7 +415,7 @@ def test_out_of_bag_predictions_are_of_members_that_never_saw_the_example(tmp_pa
         assert "classwise_ece" in held_out["scores"]
         low, high = held_out["interval"]["accuracy"]
         assert low < held_out["scores"]["accuracy"] < high
-    masks = out_of_bag(np.arange(8), 40, seed=0, num_folds=4)
+    masks = examples_out_of_bag(np.arange(8), 40, seed=0, num_folds=4)
     assert (masks.sum(0) == 2).all()
 
 
@@ -584,8 +607,12 @@ def test_the_interval_of_a_calibration_error_holds_the_error():
 def test_a_split_of_too_many_rows_has_no_intervals_and_it_is_told():
     ensemble, state, _, _ = network(3, 2)
     split = ArraySplit(np.ones((400_001, 4), np.float32), np.zeros(400_001, np.int32))
-    scores = Evaluator(ensemble, 200_000).evaluate(state, split).scores(intervals=True)
+    evaluation = Evaluator(ensemble, 200_000).evaluate(state, split)
+    scores = evaluation.scores(intervals=True)
     assert scores.ensemble_interval is None
+    found = detection(evaluation, evaluation)
+    assert "ood_interval" not in found
+    assert found["ood"]["ensemble"]["entropy"]["auroc"] == pytest.approx(0.5)
     assert "there are no intervals" in Assessment(scores, {}, {}, ()).sentences()[0]
 
 

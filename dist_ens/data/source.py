@@ -165,6 +165,15 @@ class Source:
         """That one member is trained on."""
         return len(self.train) // self.spec.num_groups
 
+    @property
+    def train_positions(self) -> np.ndarray:
+        """Of each of `train` its position in the training set as it was before some were held out.
+
+        int64[examples].
+        """
+        whole = np.arange(len(self.train))
+        return self.train.positions if isinstance(self.train, PartOfSplit) else whole
+
     def input_ranges(self) -> np.ndarray:
         """Largest less smallest value of each input in each group's training set.
 

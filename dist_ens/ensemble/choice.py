@@ -30,7 +30,8 @@ from dist_ens.layout import MEMBERS, Layout, Waves, copied
 # Timing takes at most the smaller of the two: seconds, and this part of the expected run.
 LONGEST_SECS = 20.0
 PART_OF_THE_RUN = 0.05
-# A candidate is timed for at least so many calls, and so many seconds; or for more seconds.
+# A candidate is timed for at least so many calls and seconds; or, where calls are long, for so many
+# seconds, be it one call.
 _FEWEST_CALLS = 3
 _FEWEST_SECS = 0.1
 _ENOUGH_SECS = 1.0
@@ -101,9 +102,9 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
     batched, plain = "vmap" + products, ["vmap"] if products else []
     if members == 1:
         return [batched, *plain, *([] if num_steps == 1 else [f"{batched}+single"])]
-    apart = [way + products for way in (["unroll", "map"] if few else ["map"])]
-    # Where there is time for some only, the last are less likely to be missed.
-    return [batched, *apart, *plain, "loop" + products]
+    one_by_one = [way + products for way in (["unroll", "map"] if few else ["map"])]
+    # Where there is time for some only, the last are the least likely to win.
+    return [batched, *one_by_one, *plain, "loop" + products]
 
 
 def _products(traced: ClosedJaxpr) -> str:

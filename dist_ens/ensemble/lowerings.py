@@ -245,6 +245,9 @@ def becomes_of_transposed(lhs: Any, rhs: Any, **params: Any) -> bool:
     in_front = tuple(range(len(i)))
     if batched[0] or not in_front == tuple(i) == tuple(j) or not _is_float32(lhs, rhs, **params):
         return False
+    # The factors may change places, which what is said of each or of the result would not.
+    if len({*(params["precision"] or ())}) > 1 or params["out_sharding"] is not None:
+        return False
     terms = math.prod(lhs.shape[: len(i)])
     return all(_VECTOR <= math.prod(a.shape[len(i) :]) < terms for a in (lhs, rhs))
 

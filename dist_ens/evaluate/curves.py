@@ -93,7 +93,10 @@ def pictures_of(
 def _risks_of_targets(
     evaluation: Evaluation, both: Mapping[str, Mapping[str, np.ndarray]]
 ) -> dict[str, Any]:
-    """The RMSE of the predictions of which a predictor is surest; nothing where none says so."""
+    """The RMSE of the predictions of which a predictor is surest; nothing where none says so.
+
+    Of predictions so far off that their errors are infinite there is no order.
+    """
     ranked = {}
     for who, values in both.items():
         doubt = next((values[name] for name in ("variance", "width") if name in values), None)
@@ -103,7 +106,8 @@ def _risks_of_targets(
         units = np.resize(evaluation.units, len(doubt))[:, None]
         power = 2 if "variance" in values else 1
         squares = values["squared_error"] * units**2
-        ranked[who] = (-(doubt * units**power).ravel(), squares.ravel())
+        if np.isfinite(squares).all() and not np.isnan(doubt).any():
+            ranked[who] = (-(doubt * units**power).ravel(), squares.ravel())
     if "ensemble" not in ranked:
         return {}
     return {"risk_coverage": _risk_coverage(ranked, "RMSE", np.sqrt)}

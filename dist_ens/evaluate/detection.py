@@ -7,7 +7,7 @@ import numpy as np
 
 from dist_ens.data import Split
 from dist_ens.errors import UserError
-from dist_ens.evaluate.scores import DRAWS, Evaluation
+from dist_ens.evaluate.scores import Evaluation, num_draws
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
 from dist_ens.metrics.ranking import detection_scores
 
@@ -60,11 +60,12 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
 
     Returns:
         `ood`: for `ensemble` and `mean_member`, for each measure (`entropy`, `max_probability`,
-        `mutual_information` and `variance` of the ensemble alone, `energy`; of real targets
-        `variance` and `width`) its `auroc`, `aupr` and `fpr95`, and its means within and out of
-        distribution, `mean_in` and `mean_out` (entropies in nats; of the probability itself, though
-        it is the lower the less is known); in `members` the same of each that is pooled, with its
-        `member_id`; and `ood_interval`, the 95 % intervals of all these.
+        `energy`; of several members, or samples of one, `mutual_information`; of several members
+        `variance`; of real targets `variance` and `width`) its `auroc`, `aupr` and `fpr95`, and its
+        means within and out of distribution, `mean_in` and `mean_out` (entropies in nats; of the
+        probability itself, though it is the lower the less is known); in `members` the same of each
+        that is pooled, with its `member_id`; and, of not too many rows, `ood_interval`, the 95 %
+        intervals of all these.
 
     Raises:
         BrokenMembersError: If predictions of members that are pooled are no numbers.
@@ -72,12 +73,12 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
     """
     inside.require_sound()
     outside.require_sound()
-    weights = [
-        bootstrap_weights(each.labels.shape[1], DRAWS, seed)
-        for seed, each in enumerate((inside, outside))
-    ]
+    sizes = [each.labels.shape[1] for each in (inside, outside)]
+    draws = min(num_draws(size) for size in sizes)
+    weights = [bootstrap_weights(size, draws, seed) for seed, size in enumerate(sizes) if draws]
 
     def told(within: np.ndarray, beyond: np.ndarray, sign: int, *drawn: Any) -> dict[str, Any]:
+        """The scores; in resamples where their weights are given."""
         means = zip(("mean_in", "mean_out"), (within, beyond), drawn or (None, None), strict=True)
         return {
             **{name: mean_of(values, of_draws) for name, values, of_draws in means},
@@ -101,15 +102,15 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
             for position, (of_member, drawn) in enumerate(of_members):
                 scores["members"][position][measure] = of_member
                 intervals["members"][position][measure] = _intervals(drawn)
-            means, draws = (_mean(each) for each in zip(*of_members, strict=True))
+            means, of_draws = (_mean(each) for each in zip(*of_members, strict=True))
             scores["mean_member"][measure] = means
-            intervals["mean_member"][measure] = _intervals(draws)
+            intervals["mean_member"][measure] = _intervals(of_draws)
     if not scores["ensemble"]:
         raise UserError(
             "Uncertainty is an entropy, a variance or a width. Received: predictions that say none "
             "of them. Train several members, or with a loss that has a distribution."
         )
-    return {"ood": scores, "ood_interval": intervals}
+    return {"ood": scores, "ood_interval": intervals} if draws else {"ood": scores}
 
 
 def histograms(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def histograms(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
 
 
 def _intervals(drawn: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    return {name: interval(draws) for name, draws in drawn.items()}
+    return {name: interval(draws) for name, draws in drawn.items() if np.ndim(draws)}
 
 
 def _mean(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A state and examples in; the ensemble's and every member's scores and predictions out."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
@@ -14,7 +14,7 @@ from dist_ens.data import ArraySplit, Spec, Split, Standardization, evaluation_b
 from dist_ens.ensemble import Ensemble, State
 from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluate.kinds import Classes, Kind, Normals
-from dist_ens.evaluate.scores import Evaluation
+from dist_ens.evaluate.scores import Evaluation, scores_of_rows
 from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, all_members, to_host
 from dist_ens.losses import log_softmax
 
@@ -198,6 +198,29 @@ class Evaluator:
         rows = {name: leaf[counts].ravel() for name, leaf in jax.device_get(values).items()}
         rows = {name: leaf for name, leaf in rows.items() if name not in of_mixtures}
         return rows, np.asarray(classwise, np.float64)
+
+    def scores_of(
+        self, parts: Iterable[tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray | None]]
+    ) -> tuple[dict[str, float], dict[str, tuple[float, float]] | None]:
+        """The scores of predictions of one group, and their 95 % bootstrap intervals.
+
+        Args:
+            parts: Some examples' predictions, labels and whether they count, as `values_of` takes
+                them; a part at a time, so that what is scored class by class is never all there.
+
+        Returns:
+            The scores, and the ends of their intervals; None of too many rows.
+        """
+        values: list[dict[str, np.ndarray]] = []
+        classwise: Any = 0
+        num_examples = 0
+        for told, labels, counts in parts:
+            rows, sums = self.values_of(told, labels, counts)
+            values.append(rows)
+            classwise = classwise + sums
+            num_examples += len(labels) if counts is None else int(counts.sum())
+        rows = {name: np.concatenate([each[name] for each in values]) for name in values[0]}
+        return scores_of_rows(self._kind, rows, classwise, num_examples)
 
     def central_interval(
         self, told: Mapping[str, np.ndarray], level: float

@@ -11,11 +11,10 @@ from dist_ens.data import Split
 from dist_ens.ensemble import EXAMPLES, State, member_key
 from dist_ens.errors import UserError
 from dist_ens.evaluate.evaluator import Evaluator
-from dist_ens.evaluate.scores import scores_of_rows
 from dist_ens.methods import kfold, poisson_weight
 
 
-def out_of_bag(
+def examples_out_of_bag(
     member_ids: np.ndarray, num_examples: int, *, seed: int, num_folds: int | None
 ) -> np.ndarray:
     """Which training examples each member was not trained on.
@@ -42,7 +41,7 @@ def out_of_bag(
 
 
 def held_out_predictions(
-    evaluator: Evaluator, state: State, split: Split, left_out: np.ndarray
+    evaluator: Evaluator, state: State, split: Split, out_of_bag: np.ndarray
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
     """Of each training example the prediction by the members that were not trained on it.
 
@@ -50,7 +49,7 @@ def held_out_predictions(
         evaluator: Of the ensemble, of one group.
         state: Of the ensemble.
         split: The training split.
-        left_out: Of `out_of_bag`, bool[members, examples].
+        out_of_bag: Of `examples_out_of_bag`, bool[members, examples].
 
     Yields:
         A batch at a time, in the split's order: predictions in the form of `Evaluator.predict`,
@@ -60,7 +59,7 @@ def held_out_predictions(
     Raises:
         UserError: If every example is in every member's sample.
     """
-    if not left_out.any():
+    if not out_of_bag.any():
         raise UserError(
             "Some member leaves out some example. Received: members that were trained on all. "
             "Train them with --config.data.examples=bootstrap or kfold."
@@ -68,14 +67,14 @@ def held_out_predictions(
     first = 0
     for told in evaluator.member_predictions(state, split):
         size = len(next(iter(told.values()))[0])
-        masks = left_out[:, first : first + size]
+        masks = out_of_bag[:, first : first + size]
         first += size
         is_held_out = np.asarray(masks.any(axis=0))
         yield _pooled(told, masks | ~is_held_out[None]), is_held_out
 
 
 def held_out_scores(
-    evaluator: Evaluator, state: State, split: Split, left_out: np.ndarray
+    evaluator: Evaluator, state: State, split: Split, out_of_bag: np.ndarray
 ) -> dict[str, Any]:
     """Scores of each training example's prediction by the members that were not trained on it.
 
@@ -85,19 +84,17 @@ def held_out_scores(
         `scores`, `interval` (none of too many rows), and `not_scored`, how many examples no member
         left out.
     """
-    values: list[dict[str, np.ndarray]] = []
-    classwise: Any = 0
-    first = num_scored = 0
-    for told, is_held_out in held_out_predictions(evaluator, state, split, left_out):
-        labels = split.take(np.arange(first, first + len(is_held_out)))["labels"]
-        first += len(is_held_out)
-        num_scored += int(is_held_out.sum())
-        rows, sums = evaluator.values_of(told, labels, is_held_out)
-        values.append(rows)
-        classwise = classwise + sums
-    rows = {n: np.concatenate([each[n] for each in values]) for n in values[0]}
-    scores, intervals = scores_of_rows(evaluator.kind, rows, classwise, num_scored)
-    found: dict[str, Any] = {"scores": scores, "not_scored": len(split) - num_scored}
+
+    def parts() -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]]:
+        first = 0
+        for told, counts in held_out_predictions(evaluator, state, split, out_of_bag):
+            here = np.arange(first, first + len(counts))
+            first += len(counts)
+            yield told, split.take(here)["labels"], counts
+
+    scores, intervals = evaluator.scores_of(parts())
+    not_scored = int((~out_of_bag.any(axis=0)).sum())
+    found: dict[str, Any] = {"scores": scores, "not_scored": not_scored}
     return found if intervals is None else found | {"interval": intervals}
 
 

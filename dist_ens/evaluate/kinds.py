@@ -69,7 +69,7 @@ class Kind(Protocol):
     def scores(
         self,
         values: Mapping[str, np.ndarray],
-        classwise: np.ndarray | None,
+        classwise: np.ndarray,
         unit: float,
         weights: Any,
         seed: int = 0,
@@ -145,7 +145,7 @@ class Classes:
     def scores(
         self,
         values: Mapping[str, np.ndarray],
-        classwise: np.ndarray | None,
+        classwise: np.ndarray,
         unit: float,
         weights: Any,
         seed: int = 0,
@@ -176,7 +176,7 @@ class _RealTargets:
     def scores(
         self,
         values: Mapping[str, np.ndarray],
-        classwise: np.ndarray | None,
+        classwise: np.ndarray,
         unit: float,
         weights: Any,
         seed: int = 0,

@@ -12,7 +12,7 @@ from dist_ens.evaluate.kinds import Kind
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
 
 # Resamples of the examples from which a score's interval is read.
-DRAWS = 400
+_DRAWS = 400
 # More rows than that are resampled less often, and not at all where it would be too seldom.
 _MOST_DRAWN = 40_000_000
 _FEWEST_DRAWS = 100
@@ -250,7 +250,7 @@ def scores_of_rows(
 
 def num_draws(num_rows: int) -> int:
     """How many resamples so many rows have; 0 where they would be too few."""
-    draws = min(DRAWS, _MOST_DRAWN // num_rows)
+    draws = min(_DRAWS, _MOST_DRAWN // num_rows)
     return draws if draws >= _FEWEST_DRAWS else 0
 
 

@@ -11,10 +11,12 @@ from dist_ens.ensemble import State
 from dist_ens.errors import UserError
 from dist_ens.evaluate.evaluator import Evaluator
 from dist_ens.evaluate.held_out import held_out_means
-from dist_ens.evaluate.scores import num_draws, scores_of_rows
+from dist_ens.evaluate.scores import num_draws
 from dist_ens.metrics import bootstrap_weights, interval
 from dist_ens.metrics.recalibration import RECALIBRATIONS, fit_variance_scale
 
+# Examples that are scored at a time: what they add class by class is larger than they are.
+_AT_A_TIME = 1000
 SETS: dict[str, Any] = {"lac": conformal.lac, "aps": conformal.aps, "raps": conformal.raps}
 
 
@@ -63,8 +65,14 @@ def recalibrated(
         parameters = recalibrate.parameters
         calibrated = recalibrate(test_log_probs.reshape(-1, num_classes))
         at_test = {"probs": np.exp(calibrated).reshape(test_log_probs.shape)}
-    values, classwise = evaluator.values_of(at_test, test_labels)
-    scores, intervals = scores_of_rows(evaluator.kind, values, classwise, len(test))
+    scores, intervals = evaluator.scores_of(
+        (
+            {name: leaf[first : first + _AT_A_TIME] for name, leaf in at_test.items()},
+            test_labels[first : first + _AT_A_TIME],
+            None,
+        )
+        for first in range(0, len(test), _AT_A_TIME)
+    )
     found: dict[str, Any] = {"method": method, "parameters": parameters, "test": scores}
     return found if intervals is None else found | {"test_interval": intervals}
 
@@ -76,7 +84,7 @@ def conformal_scores(
     state: State,
     spec: Spec,
     splits: Mapping[str, Any],
-    left_out: np.ndarray | None,
+    out_of_bag: np.ndarray | None,
 ) -> dict[str, Any]:
     """How conformal sets or intervals of the pooled prediction hold on the test split.
 
@@ -89,7 +97,7 @@ def conformal_scores(
         state: Of the ensemble.
         spec: Of the data.
         splits: `train`, `valid` (None where nothing was held out) and `test`.
-        left_out: Which training examples each member was not trained on, bool[members, examples];
+        out_of_bag: Which training examples each member was not trained on, bool[members, examples];
             None: all were trained on all.
 
     Returns:
@@ -127,7 +135,7 @@ def conformal_scores(
         low, high = intervals(*evaluator.central_interval(at_test, level))
     else:
         train = splits["train"]
-        if left_out is None:
+        if out_of_bag is None:
             raise UserError(
                 "cv+ is of members that left a fold out, jackknife+ of members on bootstrap "
                 f"samples. Received: {method} for other members. Train with "
@@ -136,8 +144,8 @@ def conformal_scores(
         at_train = held_out_means(evaluator, state, train)
         at_test_too = held_out_means(evaluator, state, test)
         its_targets = _own_unit(train.take(np.arange(len(train)))["labels"], spec)
-        residuals = np.abs(its_targets - conformal.out_of_bag_means(left_out, at_train))
-        low, high = conformal.jackknife_plus(residuals, left_out, at_test_too, level)
+        residuals = np.abs(its_targets - conformal.out_of_bag_means(out_of_bag, at_train))
+        low, high = conformal.jackknife_plus(residuals, out_of_bag, at_test_too, level)
     return {"method": method, "level": level} | _with_intervals(
         lambda weights: {
             "coverage": conformal.coverage_of_intervals(low, high, targets, weights),

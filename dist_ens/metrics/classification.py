@@ -19,7 +19,7 @@ from dist_ens.metrics.ranking import area_under_risk_coverage, risk_at_coverage
 
 NUM_BINS = 15
 _TOP = 5
-# Of several members alone.
+# Of several members alone, or of samples of one.
 _SEVERAL = ("aleatoric", "mutual_information", "disagreement", "variance")
 
 
@@ -152,7 +152,7 @@ def classification_scores(
         classwise_ece = the same for the probability of each class, averaged over classes
         aurc          = mean over k of the error of the k most confident predictions
         risk_at_80    = the error of the 80 % most confident
-        entropy       = mean H(p); and where there are several members what tells them apart
+        entropy       = mean H(p); and of several members, or samples, what tells them apart
 
     Args:
         values: Of `classification_values`, and of `diversity_values` where members are many; by

@@ -41,8 +41,8 @@ _EXAMPLES = (
         "most_uncertain",
         "Most uncertain examples",
         "The test examples that the ensemble is least certain of: high mutual information means "
-        "that members contradict each other, which more data can settle, and high entropy "
-        "without it that the input itself is ambiguous.",
+        "that members, or samples of one, contradict each other, which more data can settle, and "
+        "high entropy without it that the input itself is ambiguous.",
     ),
 )
 _BETTER_HIGHER = frozenset({"accuracy", "top_5"})
