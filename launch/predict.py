@@ -121,9 +121,9 @@ def _out_of_bag(
         for told, counts in held_out_predictions(evaluator, state, source.train, out_of_bag):
             for name, leaf in told.items():
                 some = counts.reshape(-1, *(1,) * (leaf.ndim - 1))
-                parts.setdefault(name, []).append(np.where(some, leaf, np.float32(np.nan)))
+                parts.setdefault(name, []).append(np.where(some, leaf, np.nan))
         return {
-            **{name: np.concatenate(leaves) for name, leaves in parts.items()},
+            **{n: np.concatenate(leaves).astype(np.float32) for n, leaves in parts.items()},
             "position": source.train_positions,
             "num_predicting": out_of_bag.sum(axis=0).astype(np.int32),
         }

@@ -285,6 +285,11 @@ def test_members_without_numbers_are_named_and_left_out_of_predictions_if_asked(
     assert ended.returncode == 0, ended.stderr
     held_out = dict(np.load(tmp_path / "p.npz"))
     train_split = open_source(DataConfig(source="digits")).train
+    assert {name: leaf.dtype.name for name, leaf in held_out.items()} == {
+        "probs": "float32",
+        "position": "int64",
+        "num_predicting": "int32",
+    }
     np.testing.assert_array_equal(held_out["position"], np.arange(len(train_split)))
     left_out = examples_out_of_bag(np.array(sound), len(train_split), seed=0, num_folds=None)
     np.testing.assert_array_equal(held_out["num_predicting"], left_out.sum(0))

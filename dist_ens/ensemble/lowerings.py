@@ -233,7 +233,7 @@ def product_of_transposed(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.
     lhs, rhs = lhs.reshape(terms, -1), rhs.reshape(terms, -1)
     wide = lhs.shape[1] > rhs.shape[1]
     narrow, other = (rhs, lhs) if wide else (lhs, rhs)
-    row_by_row = {**params, "dimension_numbers": (((1,), (0,)), ((), ()))}
+    row_by_row = {**params, "dimension_numbers": (((1,), (0,)), ((), ())), "out_sharding": None}
     product = PRODUCT.bind(lax.optimization_barrier(narrow.T), other, **row_by_row)
     product = lax.optimization_barrier(product)
     return (product.T if wide else product).reshape(of_result)
@@ -246,7 +246,8 @@ def becomes_of_transposed(lhs: Any, rhs: Any, **params: Any) -> bool:
     if batched[0] or not in_front == tuple(i) == tuple(j) or not _is_float32(lhs, rhs, **params):
         return False
     # The factors may change places, which what is said of each or of the result would not.
-    if len({*(params["precision"] or ())}) > 1 or params["out_sharding"] is not None:
+    sharding = params["out_sharding"]
+    if len({*(params["precision"] or ())}) > 1 or (sharding and any(sharding.spec)):
         return False
     terms = math.prod(lhs.shape[: len(i)])
     return all(_VECTOR <= math.prod(a.shape[len(i) :]) < terms for a in (lhs, rhs))
