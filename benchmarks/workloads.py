@@ -129,7 +129,7 @@ def _mlp() -> Workload:
         network="mlp",
         std=(255.0,),
         bare_member=mlp((28, 28), 10, hidden_sizes=(512, 512)),
-        steps_per_call=8,
+        steps_per_call=20,
     )
 
 
@@ -177,7 +177,6 @@ def _transformer() -> Workload:
         labels=np.ascontiguousarray(characters[:, 1:]),
         network="transformer",
         bare_member=transformer((128,), 65, num_blocks=2, width=128, num_heads=4, mlp_size=512),
-        steps_per_call=4,
     )
 
 

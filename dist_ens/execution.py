@@ -21,7 +21,7 @@ CONVOLUTIONS = {
 }
 PRODUCTS = {
     "aligned": "matrix products in whole vectors, those of few terms or few weights as sums",
-    "transposed": "gradients of weights of many terms as products of matrices row by row",
+    "flat": "gradients of weights of many terms as products of two matrices, the narrower first",
 }
 MAX_POOLING = {"masks": "the gradient of max-pooling by comparing, without a scatter"}
 STEPS = {

@@ -4,16 +4,18 @@ import json
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import networks
 from dist_ens import cluster
-from dist_ens.config import Experiment
+from dist_ens.config import Experiment, ModelConfig
 from dist_ens.ensemble import Ensemble, choice
 from dist_ens.execution import Execution
 from dist_ens.layout import BATCHES, Layout, make_layout
+from dist_ens.models import make_model
 from dist_ens.train import train
 from test_executions import narrow, pooling
 
@@ -25,6 +27,14 @@ def program(network, num_members=4, steps=2):
     ensemble = Ensemble(member, optax.sgd(0.1), layout)
     batches = networks.batches_for(inputs, label_shape, steps)
     return ensemble, networks.born_on(layout, network), layout.put(batches, networks.BATCH, BATCHES)
+
+
+def wide():
+    """Of which one member's product keeps a core busy: 2**22 multiplications."""
+    side = 2**11 // int(networks.BATCH**0.5)
+    options = {"hidden_sizes": (side, side)}
+    member = make_model(ModelConfig(name="mlp", options=options), (4,), networks.CLASSES)
+    return member, jax.ShapeDtypeStruct((networks.BATCH, 4), jnp.float32), ()
 
 
 def candidates(ensemble, state, batches, steps=2):
@@ -45,11 +55,12 @@ def _nothing_kept(tmp_path, monkeypatch):
         (networks.mlp, 1, "vmap"),
         (narrow, 4, "vmap+aligned"),
         (narrow, 1, "vmap+aligned"),
-        (networks.transformer, 4, "vmap+transposed"),
-        (networks.transformer, 1, "vmap+transposed"),
+        (networks.transformer, 4, "vmap+flat"),
+        (networks.transformer, 1, "vmap+flat"),
         (networks.convolutional, 4, "unroll+canonical"),
         (pooling, 4, "unroll+canonical+masks"),
-        (pooling, 33, "map+canonical+masks"),  # 66 steps in one program
+        (pooling, 17, "map+canonical+masks"),  # so many copies take long to compile
+        (wide, 4, "map+aligned"),
     ],
 )
 def test_the_rule_goes_by_the_networks_operations(network, num_members, first):
@@ -57,6 +68,28 @@ def test_the_rule_goes_by_the_networks_operations(network, num_members, first):
     assert names[0] == first
     assert len(set(names)) == len(names) > 1
     assert [str(Execution.parse(name)) for name in names] == names
+
+
+def test_what_takes_long_to_compile_is_no_candidate():
+    def ways(network, num_members, steps=2):
+        found = candidates(*program(network, num_members, steps), steps)
+        return {name.partition("+")[0] for name in found if "canonical" not in name}
+
+    assert "unroll" in ways(wide, 16, steps=20)  # a loop over the steps: one copy per member
+    assert "unroll" not in ways(wide, 17)
+    assert "unroll" in ways(networks.convolutional, 8)
+    assert "unroll" not in ways(networks.convolutional, 8, steps=3)  # a copy per step too
+
+
+def test_many_small_members_may_be_batched_some_at_a_time():
+    def chunks(network, num_members):
+        return [name for name in candidates(*program(network, num_members)) if "chunk" in name]
+
+    assert chunks(networks.mlp, 20) == ["chunk:10"]
+    assert chunks(narrow, 14) == ["chunk:7+aligned"]
+    assert chunks(networks.mlp, 13) == []  # a prime
+    assert chunks(networks.mlp, 10) == []  # few
+    assert chunks(wide, 20) == []  # a member's own products keep a core busy
 
 
 def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():

@@ -186,7 +186,7 @@ def test_a_product_takes_the_form_that_fills_vectors():
 
 @pytest.mark.parametrize("members", [None, 3])
 @pytest.mark.parametrize("seed", range(10))
-def test_a_product_of_many_terms_is_the_same_of_transposed_inputs(seed, members):
+def test_a_product_of_many_terms_is_the_same_of_two_matrices(seed, members):
     random = np.random.default_rng(seed)
     terms = (int(random.integers(70, 90)),) if seed % 2 else tuple(random.integers(9, 12, 2))
     sides = [
@@ -208,46 +208,51 @@ def test_a_product_of_many_terms_is_the_same_of_transposed_inputs(seed, members)
 
     one = [jax.ShapeDtypeStruct(a.shape[len(over) :], a.dtype) for a in (lhs, rhs)]
     traced = jax.make_jaxpr(fn)(*one)
-    assert contains(traced, lowerings.PRODUCT, lowerings.becomes_of_transposed)
-    rules = {lowerings.PRODUCT: lowerings.product_of_transposed}
+    assert contains(traced, lowerings.PRODUCT, lowerings.becomes_of_two_matrices)
+    rules = {lowerings.PRODUCT: lowerings.product_of_two_matrices}
     assert_close(over_members(rewritten(fn, rules))(lhs, rhs), over_members(fn)(lhs, rhs))
 
 
-def test_only_gradients_of_weights_with_many_terms_take_transposed_inputs():
+def test_only_gradients_of_weights_with_many_terms_become_products_of_two_matrices():
     of = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
 
-    def barriers(lhs, rhs, dimension_numbers, **params):
-        rules = {lowerings.PRODUCT: lowerings.product_of_transposed}
+    def products(lhs, rhs, dimension_numbers, **params):
+        rules = {lowerings.PRODUCT: lowerings.product_of_two_matrices}
         fn = lambda a, b: lax.dot_general(a, b, dimension_numbers, **params)  # noqa: E731
         traced = jax.make_jaxpr(rewritten(fn, rules))(lhs, rhs)
         becomes = contains(
-            jax.make_jaxpr(fn)(lhs, rhs), lowerings.PRODUCT, lowerings.becomes_of_transposed
+            jax.make_jaxpr(fn)(lhs, rhs), lowerings.PRODUCT, lowerings.becomes_of_two_matrices
         )
-        shapes = [
-            eqn.outvars[0].aval.shape
-            for eqn in traced.jaxpr.eqns
-            if eqn.primitive is lax.optimization_barrier_p
-        ]
-        assert becomes == bool(shapes)
-        return shapes
+        kept_apart, multiplied = (
+            [eqn for eqn in traced.jaxpr.eqns if eqn.primitive is primitive]
+            for primitive in (lax.optimization_barrier_p, lowerings.PRODUCT)
+        )
+        assert becomes == bool(kept_apart)
+        if not becomes:
+            return []
+        factors, results = ([var.aval.shape for var in eqn.outvars] for eqn in kept_apart)
+        (product,) = multiplied
+        assert [var.aval.shape for var in product.invars] in (factors, factors[::-1])
+        assert [var.aval.shape for var in product.outvars] == results
+        return results
 
     leading = (((0,), (0,)), ((), ()))
-    assert barriers(of(65, 16), of(65, 64), leading) == [(16, 65), (16, 64)]
-    assert barriers(of(65, 64), of(65, 16), leading) == [(16, 65), (16, 64)]  # the narrower
+    assert products(of(65, 16), of(65, 64), leading) == [(16, 64)]
+    assert products(of(65, 64), of(65, 16), leading) == [(16, 64)]  # the narrower first
     both = (((0, 1), (0, 1)), ((), ()))
-    assert barriers(of(5, 13, 4, 5), of(5, 13, 64), both) == [(20, 65), (20, 64)]
-    assert barriers(of(64, 16), of(64, 64), leading) == []  # as many columns as terms
-    assert barriers(of(65, 15), of(65, 64), leading) == []  # less than a vector
-    assert barriers(of(65, 16), of(64, 65), (((0,), (1,)), ((), ()))) == []
-    assert barriers(of(16, 65), of(65, 64), (((1,), (0,)), ((), ()))) == []
-    assert barriers(of(5, 13, 16), of(13, 5, 64), (((0, 1), (1, 0)), ((), ()))) == []
-    assert barriers(of(2, 65, 16), of(2, 65, 64), (((1,), (1,)), ((0,), (0,)))) == []
+    assert products(of(5, 13, 4, 5), of(5, 13, 64), both) == [(20, 64)]
+    assert products(of(64, 16), of(64, 64), leading) == []  # as many columns as terms
+    assert products(of(65, 15), of(65, 64), leading) == []  # less than a vector
+    assert products(of(65, 16), of(64, 65), (((0,), (1,)), ((), ()))) == []
+    assert products(of(16, 65), of(65, 64), (((1,), (0,)), ((), ()))) == []
+    assert products(of(5, 13, 16), of(13, 5, 64), (((0, 1), (1, 0)), ((), ()))) == []
+    assert products(of(2, 65, 16), of(2, 65, 64), (((1,), (1,)), ((0,), (0,)))) == []
     half = jax.ShapeDtypeStruct((65, 16), jnp.bfloat16)
-    assert barriers(half, half, leading) == []
+    assert products(half, half, leading) == []
     # The factors change places, and so would what is said of one of them.
     exact, fast = lax.Precision.HIGHEST, lax.Precision.DEFAULT
-    assert barriers(of(65, 64), of(65, 16), leading, precision=(exact, exact)) != []
-    assert barriers(of(65, 64), of(65, 16), leading, precision=(exact, fast)) == []
+    assert products(of(65, 64), of(65, 16), leading, precision=(exact, exact)) != []
+    assert products(of(65, 64), of(65, 16), leading, precision=(exact, fast)) == []
 
 
 def max_pool(window, strides, padding):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from dist_ens.ensemble.lowerings import (
     CONVOLUTION,
     MAX_POOL_GRADIENT,
     PRODUCT,
-    becomes_of_transposed,
+    becomes_of_two_matrices,
     becomes_sums,
 )
 from dist_ens.ensemble.rewrite import contains
@@ -34,13 +35,19 @@ PART_OF_THE_RUN = 0.05
 # seconds, be it one call.
 _FEWEST_CALLS = 3
 _FEWEST_SECS = 0.1
-_ENOUGH_SECS = 1.0
-# Candidates that are less than so many times slower than the fastest are timed again, in so many
-# turns each: as many of them as there is time for, about so many calls or so many seconds for each.
+_ENOUGH_SECS = 0.4
+# Candidates that are less than so many times slower than the fastest are timed again, in turns: as
+# many of them as there is time for.
 _CLOSE = 1.6
-_TURNS, _CALLS_OF_TURNS, _SECS_OF_TURNS = 5, 13, 2.0
-# Beyond so many copies of a member's step in one program, to compile it takes minutes.
-_MOST_UNROLLED = 64
+_TURNS, _TURNS_OF_LONG_CALLS = 5, 3
+_LONG_CALL_SECS, _SECS_OF_TURNS = 0.2, 2.0
+# Beyond so many copies of a member's step in one program, to compile it takes longer than to try
+# everything else.
+_MOST_UNROLLED = 16
+# Members batched at a time: enough to fill vectors, and few enough to stay in a core's cache.
+_LARGEST_CHUNK = 10
+# Multiplications of a product from which on a core is as busy with one member's as with many.
+_LARGE_PRODUCT = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +80,11 @@ class Choice:
 def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]:
     """Executions worth trying for a program, the one that the rule chooses first.
 
-    The rule: on a CPU networks with convolutions are unrolled (mapped where that makes a program of
-    more than 64 steps), in canonical layout, with max-pooling's gradient by masks; every other
-    network, and every one on an accelerator, is vmapped, on a CPU with matrix products aligned if
-    that makes sums of one of them, else with gradients of weights from transposed inputs if one of
-    them has many terms.
+    The rule: on a CPU networks with convolutions are unrolled (mapped where a device holds more
+    than 16), in canonical layout, with max-pooling's gradient by masks; those with products so
+    large that one member's keep a core busy are mapped; every other network, and every one on an
+    accelerator, is vmapped. On a CPU matrix products are aligned if that makes sums of one of them,
+    else gradients of weights are made flat if one of them has many terms.
 
     Args:
         layout: Of the ensemble.
@@ -90,11 +97,13 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
     members, on_cpu = layout.members_per_device, layout.platform == "cpu"
     convolves = contains(traced, CONVOLUTION)
     masks = "+masks" if contains(traced, MAX_POOL_GRADIENT) else ""
-    few = members * num_steps <= _MOST_UNROLLED
+    few = members <= _MOST_UNROLLED
     if convolves and on_cpu:
         unrolled = ["unroll+canonical" + masks] if few else []
         others = ["map+canonical", "loop+canonical", "vmap+patches"]
-        return unrolled + [name + masks for name in others] + (["unroll" + masks] if few else [])
+        # Left to XLA a convolution is slow inside a loop: the steps are unrolled too.
+        plain = ["unroll" + masks] if members * num_steps <= _MOST_UNROLLED else []
+        return unrolled + [name + masks for name in others] + plain
     if convolves:
         apart = ["vmap+apart" + masks] if few else []
         return list(dict.fromkeys(["vmap", "vmap" + masks, "vmap+patches" + masks, *apart]))
@@ -102,16 +111,29 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
     batched, plain = "vmap" + products, ["vmap"] if products else []
     if members == 1:
         return [batched, *plain, *([] if num_steps == 1 else [f"{batched}+single"])]
-    one_by_one = [way + products for way in (["unroll", "map"] if few else ["map"])]
     # Where there is time for some only, the last are the least likely to win.
-    return [batched, *one_by_one, *plain, "loop" + products]
+    one_by_one = ["map" + products, *(["unroll" + products] if few else [])]
+    if on_cpu and contains(traced, PRODUCT, _is_large):
+        return [*one_by_one, batched, *plain, "loop" + products]
+    sizes = [size for size in range(2, _LARGEST_CHUNK + 1) if members % size == 0]
+    chunked = [f"chunk:{sizes[-1]}{products}"] if sizes and members > _LARGEST_CHUNK else []
+    return [batched, *(chunked if on_cpu else []), *one_by_one, *plain, "loop" + products]
 
 
 def _products(traced: ClosedJaxpr) -> str:
     """The lowering of a CPU's matrix products that a program has work for."""
     if contains(traced, PRODUCT, becomes_sums):
         return "+aligned"
-    return "+transposed" if contains(traced, PRODUCT, becomes_of_transposed) else ""
+    return "+flat" if contains(traced, PRODUCT, becomes_of_two_matrices) else ""
+
+
+def _is_large(lhs: Any, rhs: Any, *, dimension_numbers: Any, **_: Any) -> bool:
+    """Whether each of a product's matrices is; shapes will do."""
+    (contracted, _), (batched, _) = dimension_numbers
+    terms, matrices = (
+        math.prod(lhs.shape[axis] for axis in axes) for axes in (contracted, batched)
+    )
+    return math.prod(lhs.shape) * math.prod(rhs.shape) >= _LARGE_PRODUCT * terms * matrices**2
 
 
 def choose(
@@ -253,7 +275,10 @@ def _timed(
     def try_next(name: str) -> None:
         nonlocal longest
         candidate_started = time.monotonic()
-        if candidate_started - started + longest > budget_secs:
+        # To have tried one more is worth less than to be sure of the best two.
+        sure_secs = 2 * _secs_in_turns(min(step_secs.values()) * trial.steps_per_call)
+        for_turns = sure_secs if len(step_secs) > 1 else 0.0
+        if candidate_started - started + longest + for_turns > budget_secs:
             return
         option, own_trial = options[name], trial
         if option.layout is not layout:
@@ -275,16 +300,26 @@ def _timed(
     close = [name for name in by_secs if step_secs[name] <= _CLOSE * step_secs[by_secs[0]]]
     call_secs = step_secs[close[-1]] * trial.steps_per_call
     left_secs = budget_secs - (time.monotonic() - started)
-    num_fit = left_secs // max(_CALLS_OF_TURNS * call_secs, _SECS_OF_TURNS)
+    num_fit = left_secs // _secs_in_turns(call_secs)
     in_turns = close[: int(num_fit)] if len(close) > 1 and num_fit > 1 else []
     if in_turns:
-        call_secs_again = turns.median_step_secs([tried[name] for name in in_turns], _TURNS)
+        num_turns = _num_turns(call_secs)
+        call_secs_again = turns.median_step_secs([tried[name] for name in in_turns], num_turns)
         for name, secs in zip(in_turns, call_secs_again, strict=True):
             step_secs[name] = secs / trial.steps_per_call
     # What was timed once is not compared with what was timed later.
     fastest = min(in_turns or close, key=step_secs.__getitem__)
     settled = len(step_secs) > 1 and bool(in_turns or len(close) == 1)
     return _Timing(fastest, step_secs, in_turns, settled, budget_secs)
+
+
+def _num_turns(call_secs: float) -> int:
+    return _TURNS if call_secs < _LONG_CALL_SECS else _TURNS_OF_LONG_CALLS
+
+
+def _secs_in_turns(call_secs: float) -> float:
+    """That a candidate takes: two calls before its turns, and one that warms up before each."""
+    return max(2 * (1 + _num_turns(call_secs)) * call_secs, _SECS_OF_TURNS)
 
 
 def _update_that_fits(ensemble: Ensemble, trial: _Trial) -> Any:

@@ -214,33 +214,33 @@ def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
     return PRODUCT.bind(lhs, jnp.pad(rhs, missing), **params)[:, :width]
 
 
-def product_of_transposed(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
-    """A gradient of weights as the product of two matrices that lie row by row in memory.
+def product_of_two_matrices(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    """A gradient of weights as the product of two matrices, `[terms, height]` and `[terms, width]`.
 
-    Of `[terms, height]` and `[terms, width]` XLA:CPU may transpose one and take both against the
-    grain, at a third of the speed. Here the narrower is transposed so that both are taken along it,
-    and no transposition is left to be folded into the product. Of fewer terms than the result has
-    rows or columns, moving it costs more: such products stay as they are, and so does what is not
+    The sum is over all axes in front (examples, positions). Left to itself XLA:CPU works what made
+    the factors into the product, and the product into what is made of it, so that both are taken
+    against the grain: a third of the speed. Here they are matrices that lie in memory, row by row,
+    and the narrower stands first, which is up to twice as fast. Of fewer terms than the result has
+    rows or columns, moving them costs more: such products stay as they are, and so does what is not
     float32.
 
     Args, Returns: As `product_in_whole_vectors`; the arrays may have more than two axes.
     """
-    if not becomes_of_transposed(lhs, rhs, **params):
+    if not becomes_of_two_matrices(lhs, rhs, **params):
         return PRODUCT.bind(lhs, rhs, **params)
     num_axes = len(params["dimension_numbers"][0][0])
     of_result = lhs.shape[num_axes:] + rhs.shape[num_axes:]
     terms = math.prod(lhs.shape[:num_axes])
-    lhs, rhs = lhs.reshape(terms, -1), rhs.reshape(terms, -1)
-    wide = lhs.shape[1] > rhs.shape[1]
-    narrow, other = (rhs, lhs) if wide else (lhs, rhs)
-    row_by_row = {**params, "dimension_numbers": (((1,), (0,)), ((), ())), "out_sharding": None}
-    product = PRODUCT.bind(lax.optimization_barrier(narrow.T), other, **row_by_row)
+    factors = lax.optimization_barrier((lhs.reshape(terms, -1), rhs.reshape(terms, -1)))
+    wide = factors[0].shape[1] > factors[1].shape[1]
+    over_terms = {**params, "dimension_numbers": (((0,), (0,)), ((), ())), "out_sharding": None}
+    product = PRODUCT.bind(*(reversed(factors) if wide else factors), **over_terms)
     product = lax.optimization_barrier(product)
     return (product.T if wide else product).reshape(of_result)
 
 
-def becomes_of_transposed(lhs: Any, rhs: Any, **params: Any) -> bool:
-    """Whether `product_of_transposed` makes another product of one; shapes will do."""
+def becomes_of_two_matrices(lhs: Any, rhs: Any, **params: Any) -> bool:
+    """Whether `product_of_two_matrices` makes another product of one; shapes will do."""
     (i, j), batched = params["dimension_numbers"]
     in_front = tuple(range(len(i)))
     if batched[0] or not in_front == tuple(i) == tuple(j) or not _is_float32(lhs, rhs, **params):

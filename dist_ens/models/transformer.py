@@ -1,10 +1,33 @@
 """A decoder-only transformer."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from dist_ens.member import Member, from_linen
+
+
+def _causal_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, mask: jax.Array, **options: Any
+) -> jax.Array:
+    """`nn.dot_product_attention`, without the quarter of the scores that no position may see.
+
+    The first half of the positions attends to itself, the second to all.
+    """
+    half = (query.shape[-3] + 1) // 2
+    first, second = (
+        nn.dot_product_attention(
+            query[..., seeing, :, :],
+            key[..., seen, :, :],
+            value[..., seen, :, :],
+            mask=mask[..., seeing, seen],
+            **options,
+        )
+        for seeing, seen in ((slice(half), slice(half)), (slice(half, None), slice(None)))
+    )
+    return jnp.concatenate([first, second], axis=-3)
 
 
 class _Block(nn.Module):
@@ -14,7 +37,8 @@ class _Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         y = nn.LayerNorm()(x)
-        x = x + nn.MultiHeadDotProductAttention(self.num_heads)(y, mask=mask)
+        attend = nn.MultiHeadDotProductAttention(self.num_heads, attention_fn=_causal_attention)
+        x = x + attend(y, mask=mask)
         y = nn.gelu(nn.Dense(self.mlp_size)(nn.LayerNorm()(x)))
         return x + nn.Dense(x.shape[-1])(y)
 
@@ -35,7 +59,7 @@ class _Transformer(nn.Module):
         embed = nn.initializers.normal(0.02)
         x = nn.Embed(self.num_outputs, self.width, embedding_init=embed)(tokens)
         x = x + self.param("position", embed, (length, self.width))[None]
-        mask = nn.make_causal_mask(tokens)
+        mask = nn.make_causal_mask(tokens[0])
         for _ in range(self.num_blocks):
             x = _Block(self.num_heads, self.mlp_size)(x, mask)
         return nn.Dense(self.num_outputs)(nn.LayerNorm()(x))

@@ -1,0 +1,42 @@
+"""The decoder-only transformer."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dist_ens.models.transformer import _causal_attention, transformer
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 8])
+def test_attention_without_what_is_hidden_is_attention_under_the_mask(length):
+    shape = (3, length, 2, 4)  # examples, positions, heads, features
+    query, key, value = (jax.random.normal(jax.random.key(i), shape) for i in range(3))
+    mask = nn.make_causal_mask(jnp.ones(length))
+
+    def with_gradients(attention):
+        def weighted(*args):
+            attended = attention(*args, mask=mask)
+            return (attended * jnp.arange(attended.size).reshape(shape)).sum(), attended
+
+        return jax.grad(weighted, argnums=(0, 1, 2), has_aux=True)(query, key, value)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        with_gradients(_causal_attention),
+        with_gradients(nn.dot_product_attention),
+    )
+
+
+@pytest.mark.parametrize("changed", range(5))
+def test_no_position_sees_a_later_one(changed):
+    member = transformer((5,), 7, num_blocks=2, width=8, num_heads=2, mlp_size=8)
+    tokens = jnp.arange(10).reshape(2, 5) % 7
+    params, state = member.init(jax.random.key(0), tokens)
+    before, after = (
+        member.apply(params, state, t, None, False)[0]
+        for t in (tokens, tokens.at[:, changed].set((tokens[:, changed] + 1) % 7))
+    )
+    differs = (jnp.abs(before - after) > 1e-6).any((0, 2))
+    np.testing.assert_array_equal(differs, np.arange(5) >= changed)
