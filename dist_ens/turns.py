@@ -9,6 +9,8 @@ from typing import Protocol
 
 # A turn takes at least so long, and is of whole steps.
 TURN_SECS = 0.5
+# Where ways are only chosen among.
+_SHORT_TURN_SECS = 0.1
 # Before a turn: the threads of the way before it stop waiting for work.
 _PAUSE_SECS = 0.05
 
@@ -39,9 +41,25 @@ def step_ms_of_turns(ways: Mapping[str, Way], num_turns: int) -> dict[str, list[
 def median_step_secs(ways: Sequence[Way], num_turns: int) -> list[float]:
     """Seconds per step of each way, in the median of some short turns."""
     # Not in the shortest: where ways are close, that is the luckiest.
-    return [
-        statistics.median(of_way) for of_way in _step_secs_of_turns(ways, num_turns, TURN_SECS / 5)
-    ]
+    step_secs = _step_secs_of_turns(ways, num_turns, _SHORT_TURN_SECS)
+    return [statistics.median(of_way) for of_way in step_secs]
+
+
+def expected_secs(step_secs: float, num_turns: int) -> float:
+    """About how long a way takes in `median_step_secs`.
+
+    Args:
+        step_secs: Seconds that one of its steps takes.
+        num_turns: Of the way.
+
+    Returns:
+        Seconds.
+    """
+    # How many steps a turn takes is found out in one as long, where steps are short in two; and
+    # each turn is taken twice, to warm up.
+    short = step_secs < _SHORT_TURN_SECS
+    turn_secs = _SHORT_TURN_SECS + step_secs if short else step_secs
+    return (num_turns + (2 if short else 1)) * (2 * turn_secs + _PAUSE_SECS)
 
 
 def fastest(ways: Sequence[Way]) -> Way:

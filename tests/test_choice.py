@@ -81,13 +81,31 @@ def test_what_takes_long_to_compile_is_no_candidate():
     assert "unroll" not in ways(networks.convolutional, 8, steps=3)  # a copy per step too
 
 
+def test_a_product_is_large_by_its_own_matrices():
+    def is_large(*shape, batch=()):
+        lhs, rhs = (
+            jax.ShapeDtypeStruct((*batch, *side), "float32") for side in (shape[:2], shape[1:])
+        )
+        axes = tuple(range(len(batch)))
+        last = len(batch)
+        traced = jax.make_jaxpr(
+            lambda a, b: jax.lax.dot_general(a, b, (((last + 1,), (last,)), (axes, axes)))
+        )(lhs, rhs)
+        return choice.contains(traced, choice.PRODUCT, choice._is_large)
+
+    assert is_large(128, 128, 256)  # 2**22
+    assert not is_large(128, 127, 256)
+    assert not is_large(128, 32, 128, batch=(32, 4))  # 2**26 in all
+    assert is_large(128, 128, 256, batch=(2,))
+
+
 def test_many_small_members_may_be_batched_some_at_a_time():
     def chunks(network, num_members):
         return [name for name in candidates(*program(network, num_members)) if "chunk" in name]
 
     assert chunks(networks.mlp, 20) == ["chunk:10"]
     assert chunks(narrow, 14) == ["chunk:7+aligned"]
-    assert chunks(networks.mlp, 13) == []  # a prime
+    assert chunks(networks.mlp, 22) == []  # no size from 5 to 10 divides it
     assert chunks(networks.mlp, 10) == []  # few
     assert chunks(wide, 20) == []  # a member's own products keep a core busy
 
@@ -133,11 +151,11 @@ class Sleeping:
         return state, {}
 
 
-def timed(*call_secs):
+def timed(*call_secs, num_steps=10**9):
     """What is found out of executions whose calls take so long, the first the rule's."""
     ensemble, state, batches = program(networks.mlp, steps=2)
     options = {str(secs): Sleeping(ensemble.layout, secs) for secs in call_secs}
-    return choice._timed(options, [*options], state, batches, num_steps=10**9), options
+    return choice._timed(options, [*options], state, batches, num_steps), options
 
 
 def test_those_that_are_close_take_turns_and_others_do_not(monkeypatch):
@@ -167,6 +185,37 @@ def test_none_takes_turns_that_is_far_behind_or_for_which_there_is_no_time(
     assert len(timing.step_secs) == 2
     assert timing.in_turns == []
     assert timing.settled == settled
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "tried", "in_turns", "settled"),
+    [
+        # A call of 0.3 s is timed in 0.9 s, and takes three turns in 2.6 s. Of 6.5 s, which are 5 %
+        # of 867 steps of 0.15 s, 5.6 s are left for the third: less than 0.9 s and turns of two.
+        (867, 2, 2, False),
+        (1100, 3, 2, True),
+        (533, 3, 0, False),  # of 4 s nothing can be kept for turns
+    ],
+)
+def test_time_for_the_turns_of_the_best_two_is_kept(
+    monkeypatch, num_steps, tried, in_turns, settled
+):
+    def unlike(ways, num_turns):
+        assert num_turns == 3  # of calls that are long
+        return [0.3] * len(ways)
+
+    monkeypatch.setattr(choice.turns, "median_step_secs", unlike)
+    monkeypatch.setattr(choice, "_CLOSE", 1.6)
+    timing, _ = timed(0.3, 0.301, 0.302, num_steps=num_steps)
+    assert (len(timing.step_secs), len(timing.in_turns)) == (tried, in_turns)
+    assert timing.settled == settled
+
+
+def test_no_time_is_kept_where_none_is_close(monkeypatch):
+    monkeypatch.setattr(choice, "_CLOSE", 1.6)
+    timing, _ = timed(0.3, 0.6, 0.601, num_steps=867)
+    assert len(timing.step_secs) == 3
+    assert timing.settled
 
 
 def test_as_many_of_the_close_take_turns_as_there_is_time_for(monkeypatch):

@@ -186,7 +186,7 @@ def test_a_product_takes_the_form_that_fills_vectors():
 
 @pytest.mark.parametrize("members", [None, 3])
 @pytest.mark.parametrize("seed", range(10))
-def test_a_product_of_many_terms_is_the_same_of_two_matrices(seed, members):
+def test_a_gradient_of_many_terms_is_the_same_made_flat(seed, members):
     random = np.random.default_rng(seed)
     terms = (int(random.integers(70, 90)),) if seed % 2 else tuple(random.integers(9, 12, 2))
     sides = [
@@ -208,21 +208,19 @@ def test_a_product_of_many_terms_is_the_same_of_two_matrices(seed, members):
 
     one = [jax.ShapeDtypeStruct(a.shape[len(over) :], a.dtype) for a in (lhs, rhs)]
     traced = jax.make_jaxpr(fn)(*one)
-    assert contains(traced, lowerings.PRODUCT, lowerings.becomes_of_two_matrices)
-    rules = {lowerings.PRODUCT: lowerings.product_of_two_matrices}
+    assert contains(traced, lowerings.PRODUCT, lowerings.becomes_flat)
+    rules = {lowerings.PRODUCT: lowerings.flat_gradient_of_weights}
     assert_close(over_members(rewritten(fn, rules))(lhs, rhs), over_members(fn)(lhs, rhs))
 
 
-def test_only_gradients_of_weights_with_many_terms_become_products_of_two_matrices():
+def test_only_gradients_of_weights_with_many_terms_become_flat():
     of = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
 
     def products(lhs, rhs, dimension_numbers, **params):
-        rules = {lowerings.PRODUCT: lowerings.product_of_two_matrices}
+        rules = {lowerings.PRODUCT: lowerings.flat_gradient_of_weights}
         fn = lambda a, b: lax.dot_general(a, b, dimension_numbers, **params)  # noqa: E731
         traced = jax.make_jaxpr(rewritten(fn, rules))(lhs, rhs)
-        becomes = contains(
-            jax.make_jaxpr(fn)(lhs, rhs), lowerings.PRODUCT, lowerings.becomes_of_two_matrices
-        )
+        becomes = contains(jax.make_jaxpr(fn)(lhs, rhs), lowerings.PRODUCT, lowerings.becomes_flat)
         kept_apart, multiplied = (
             [eqn for eqn in traced.jaxpr.eqns if eqn.primitive is primitive]
             for primitive in (lax.optimization_barrier_p, lowerings.PRODUCT)

@@ -29,6 +29,16 @@ def test_attention_without_what_is_hidden_is_attention_under_the_mask(length):
     )
 
 
+def test_half_of_what_is_hidden_is_never_computed():
+    member = transformer((7,), 5, num_blocks=1, width=10, num_heads=2, mlp_size=8)
+    tokens = jnp.zeros((3, 7), jnp.int32)
+    params, state = member.init(jax.random.key(0), tokens)
+    traced = jax.make_jaxpr(lambda p: member.apply(p, state, tokens, None, False)[0])(params)
+    shapes = [e.outvars[0].aval.shape for e in traced.eqns if e.primitive is jax.lax.dot_general_p]
+    scores = [shape for shape in shapes if shape[:2] == (3, 2) and shape[2] != 5]
+    assert scores == [(3, 2, 4, 4), (3, 2, 3, 7)]  # examples, heads, positions, what they see
+
+
 @pytest.mark.parametrize("changed", range(5))
 def test_no_position_sees_a_later_one(changed):
     member = transformer((5,), 7, num_blocks=2, width=8, num_heads=2, mlp_size=8)

@@ -42,3 +42,15 @@ def test_what_waited_for_its_turn_is_warm_when_it_is_timed(monkeypatch):
     assert {name: len(of_way) for name, of_way in step_ms.items()} == {"a": 3, "b": 3}
     # Ten steps a turn or so: five more each, were the first after the other counted.
     assert max(step_ms["a"] + step_ms["b"]) < 4
+
+
+@pytest.mark.parametrize(("step_secs", "num_turns"), [(0.004, 3), (0.06, 2), (0.15, 2)])
+def test_how_long_turns_take_is_known_before(step_secs, num_turns):
+    class Steady:
+        def run(self, num_steps):
+            time.sleep(num_steps * step_secs)
+
+    started = time.monotonic()
+    turns.median_step_secs([Steady(), Steady()], num_turns)
+    took = time.monotonic() - started
+    assert took == pytest.approx(2 * turns.expected_secs(step_secs, num_turns), rel=0.4)

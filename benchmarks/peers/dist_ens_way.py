@@ -1,7 +1,5 @@
 """dist_ens itself: the ensemble with the execution that it chooses, the data on the devices."""
 
-from functools import partial
-
 import jax
 
 from benchmarks.workloads import Workload
@@ -71,10 +69,14 @@ def fixed_ways(workload: Workload) -> dict[str, Way]:
     split = jax.eval_shape(lambda: {"inputs": workload.inputs, "labels": workload.labels})
     batches = Drawn(split, jax.ShapeDtypeStruct((*indices, workload.batch_size), "int32"))
     state = ensemble.abstract_state(workload.batch_of_inputs)
-    names = candidates(layout, ensemble.traced_update(state, batches), steps)
-    make = partial(DistEns, workload)
-    ways: dict[str, Way] = {name: make(name, layout) for name in names}
+    traced = ensemble.traced_update(state, batches)
+
+    def ways_on(layout: Layout) -> dict[str, Way]:
+        names = candidates(layout, traced, steps)
+        return {name: DistEns(workload, name, layout) for name in names}
+
+    ways = ways_on(layout)
     if cluster.cores_are_devices() and layout.mesh.size > 1:
-        alone = layout.on_one_device()
-        ways |= {f"{name} on one device": make(name, alone) for name in names}
+        on_one = ways_on(layout.on_one_device())
+        ways |= {f"{name} on one device": way for name, way in on_one.items()}
     return ways

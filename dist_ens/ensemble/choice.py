@@ -20,7 +20,7 @@ from dist_ens.ensemble.lowerings import (
     CONVOLUTION,
     MAX_POOL_GRADIENT,
     PRODUCT,
-    becomes_of_two_matrices,
+    becomes_flat,
     becomes_sums,
 )
 from dist_ens.ensemble.rewrite import contains
@@ -35,17 +35,17 @@ PART_OF_THE_RUN = 0.05
 # seconds, be it one call.
 _FEWEST_CALLS = 3
 _FEWEST_SECS = 0.1
-_ENOUGH_SECS = 0.4
-# Candidates that are less than so many times slower than the fastest are timed again, in turns: as
-# many of them as there is time for.
+_ENOUGH_SECS = 0.5
+# Candidates that are less than so many times slower than the fastest are timed again, in turns, of
+# which calls that are long need fewer: as many of them as there is time for.
 _CLOSE = 1.6
 _TURNS, _TURNS_OF_LONG_CALLS = 5, 3
-_LONG_CALL_SECS, _SECS_OF_TURNS = 0.2, 2.0
+_LONG_CALL_SECS = 0.2
 # Beyond so many copies of a member's step in one program, to compile it takes longer than to try
-# everything else.
-_MOST_UNROLLED = 16
-# Members batched at a time: enough to fill vectors, and few enough to stay in a core's cache.
-_LARGEST_CHUNK = 10
+# everything else: minutes, on a CPU a good part of one.
+_MOST_UNROLLED, _MOST_UNROLLED_ON_CPU = 64, 16
+# So many members are batched at a time where all of a device's would not stay in a core's cache.
+_CHUNKS = range(5, 11)
 # Multiplications of a product from which on a core is as busy with one member's as with many.
 _LARGE_PRODUCT = 2**22
 
@@ -81,10 +81,11 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
     """Executions worth trying for a program, the one that the rule chooses first.
 
     The rule: on a CPU networks with convolutions are unrolled (mapped where a device holds more
-    than 16), in canonical layout, with max-pooling's gradient by masks; those with products so
-    large that one member's keep a core busy are mapped; every other network, and every one on an
-    accelerator, is vmapped. On a CPU matrix products are aligned if that makes sums of one of them,
-    else gradients of weights are made flat if one of them has many terms.
+    than 16), in canonical layout, with max-pooling's gradient by masks. Of others, on a CPU, matrix
+    products are aligned if that makes sums of one of them, else gradients of weights are made flat
+    if one of them has many terms; and several members are mapped if they have a product so large
+    that one member's keeps a core busy. Every other network, and every one on an accelerator, is
+    vmapped.
 
     Args:
         layout: Of the ensemble.
@@ -97,12 +98,13 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
     members, on_cpu = layout.members_per_device, layout.platform == "cpu"
     convolves = contains(traced, CONVOLUTION)
     masks = "+masks" if contains(traced, MAX_POOL_GRADIENT) else ""
-    few = members <= _MOST_UNROLLED
+    few = members <= (_MOST_UNROLLED_ON_CPU if on_cpu else _MOST_UNROLLED)
     if convolves and on_cpu:
         unrolled = ["unroll+canonical" + masks] if few else []
         others = ["map+canonical", "loop+canonical", "vmap+patches"]
         # Left to XLA a convolution is slow inside a loop: the steps are unrolled too.
-        plain = ["unroll" + masks] if members * num_steps <= _MOST_UNROLLED else []
+        copies = members * num_steps
+        plain = ["unroll" + masks] if copies <= _MOST_UNROLLED_ON_CPU else []
         return unrolled + [name + masks for name in others] + plain
     if convolves:
         apart = ["vmap+apart" + masks] if few else []
@@ -115,16 +117,16 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
     one_by_one = ["map" + products, *(["unroll" + products] if few else [])]
     if on_cpu and contains(traced, PRODUCT, _is_large):
         return [*one_by_one, batched, *plain, "loop" + products]
-    sizes = [size for size in range(2, _LARGEST_CHUNK + 1) if members % size == 0]
-    chunked = [f"chunk:{sizes[-1]}{products}"] if sizes and members > _LARGEST_CHUNK else []
-    return [batched, *(chunked if on_cpu else []), *one_by_one, *plain, "loop" + products]
+    sizes = [size for size in _CHUNKS if members % size == 0 and members > _CHUNKS[-1]]
+    chunked = [f"chunk:{sizes[-1]}{products}"] if on_cpu and sizes else []
+    return [batched, *chunked, *one_by_one, *plain, "loop" + products]
 
 
 def _products(traced: ClosedJaxpr) -> str:
     """The lowering of a CPU's matrix products that a program has work for."""
     if contains(traced, PRODUCT, becomes_sums):
         return "+aligned"
-    return "+flat" if contains(traced, PRODUCT, becomes_of_two_matrices) else ""
+    return "+flat" if contains(traced, PRODUCT, becomes_flat) else ""
 
 
 def _is_large(lhs: Any, rhs: Any, *, dimension_numbers: Any, **_: Any) -> bool:
@@ -172,7 +174,7 @@ def choose(
         alone = layout.on_one_device()
         options |= {
             f"{name} on one device": dataclasses.replace(ensemble, execution=name, layout=alone)
-            for name in names
+            for name in candidates(alone, traced, steps_in(batches))
         }
     rule = names[0]
     if len(options) == 1:
@@ -262,24 +264,41 @@ class _Candidate:
 def _timed(
     options: Mapping[str, Ensemble], names: list[str], state: State, batches: Any, num_steps: int
 ) -> _Timing:
-    """Seconds per step of the first name, and of the others in turn while there is time."""
+    """Seconds per step of the first name, and of others, while there is time for them.
+
+    To have tried one more is worth less than to be sure of the best two: where those are close, the
+    time for their turns is kept.
+    """
     layout = options[names[0]].layout
     trial, started = _Trial(state, batches), time.monotonic()
     tried = {names[0]: _Candidate(options[names[0]].update, trial)}
     first = tried[names[0]].step_secs()
     # Another is begun only where as long as the longest so far, compiling included, still fits.
-    longest = time.monotonic() - started
+    longest, skipped = time.monotonic() - started, False
     budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * first)
     step_secs, started = {names[0]: first}, time.monotonic()
 
+    def left_secs() -> float:
+        return budget_secs - (time.monotonic() - started)
+
+    def turns_secs(name: str) -> float:
+        call_secs = step_secs[name] * trial.steps_per_call
+        return turns.expected_secs(call_secs, _num_turns(call_secs))
+
+    def that_take_turns(most: int | None = None) -> list[str]:
+        """The fastest, if two or more are close and there is time for them."""
+        by_secs = sorted(step_secs, key=step_secs.__getitem__)[:most]
+        close = [name for name in by_secs if step_secs[name] <= _CLOSE * step_secs[by_secs[0]]]
+        while len(close) > 1 and sum(map(turns_secs, close)) > left_secs():
+            close.pop()
+        return close if len(close) > 1 else []
+
     def try_next(name: str) -> None:
-        nonlocal longest
-        candidate_started = time.monotonic()
-        # To have tried one more is worth less than to be sure of the best two.
-        sure_secs = 2 * _secs_in_turns(min(step_secs.values()) * trial.steps_per_call)
-        for_turns = sure_secs if len(step_secs) > 1 else 0.0
-        if candidate_started - started + longest + for_turns > budget_secs:
+        nonlocal longest, skipped
+        if longest + sum(map(turns_secs, that_take_turns(most=2))) > left_secs():
+            skipped = True
             return
+        candidate_started = time.monotonic()
         option, own_trial = options[name], trial
         if option.layout is not layout:
             moved = option.layout.moved
@@ -296,30 +315,24 @@ def _timed(
     if alone_too in options:
         try_next(alone_too)
     # What disturbed the machine while one was timed may have decided between those that are close.
-    by_secs = sorted(step_secs, key=step_secs.__getitem__)
-    close = [name for name in by_secs if step_secs[name] <= _CLOSE * step_secs[by_secs[0]]]
-    call_secs = step_secs[close[-1]] * trial.steps_per_call
-    left_secs = budget_secs - (time.monotonic() - started)
-    num_fit = left_secs // _secs_in_turns(call_secs)
-    in_turns = close[: int(num_fit)] if len(close) > 1 and num_fit > 1 else []
+    in_turns, fastest = that_take_turns(), min(step_secs, key=step_secs.__getitem__)
+    is_sure = all(
+        secs > _CLOSE * step_secs[fastest] for n, secs in step_secs.items() if n != fastest
+    )
     if in_turns:
-        num_turns = _num_turns(call_secs)
-        call_secs_again = turns.median_step_secs([tried[name] for name in in_turns], num_turns)
-        for name, secs in zip(in_turns, call_secs_again, strict=True):
+        num_turns = _num_turns(step_secs[in_turns[-1]] * trial.steps_per_call)
+        call_secs = turns.median_step_secs([tried[name] for name in in_turns], num_turns)
+        for name, secs in zip(in_turns, call_secs, strict=True):
             step_secs[name] = secs / trial.steps_per_call
-    # What was timed once is not compared with what was timed later.
-    fastest = min(in_turns or close, key=step_secs.__getitem__)
-    settled = len(step_secs) > 1 and bool(in_turns or len(close) == 1)
+        # What was timed once is not compared with what was timed later.
+        fastest, is_sure = min(in_turns, key=step_secs.__getitem__), True
+    has_found_all = len(step_secs) > 1 and (not skipped or budget_secs == LONGEST_SECS)
+    settled = has_found_all and is_sure
     return _Timing(fastest, step_secs, in_turns, settled, budget_secs)
 
 
 def _num_turns(call_secs: float) -> int:
     return _TURNS if call_secs < _LONG_CALL_SECS else _TURNS_OF_LONG_CALLS
-
-
-def _secs_in_turns(call_secs: float) -> float:
-    """That a candidate takes: two calls before its turns, and one that warms up before each."""
-    return max(2 * (1 + _num_turns(call_secs)) * call_secs, _SECS_OF_TURNS)
 
 
 def _update_that_fits(ensemble: Ensemble, trial: _Trial) -> Any:

@@ -17,7 +17,7 @@ _CONVOLUTIONS: dict[str, Rule] = {
 }
 _PRODUCTS: dict[str, Rule] = {
     "aligned": lowerings.product_in_whole_vectors,
-    "flat": lowerings.product_of_two_matrices,
+    "flat": lowerings.flat_gradient_of_weights,
 }
 _MAX_POOLING: dict[str, Rule] = {"masks": lowerings.max_pool_gradient_as_masks}
 

@@ -214,7 +214,7 @@ def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
     return PRODUCT.bind(lhs, jnp.pad(rhs, missing), **params)[:, :width]
 
 
-def product_of_two_matrices(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+def flat_gradient_of_weights(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
     """A gradient of weights as the product of two matrices, `[terms, height]` and `[terms, width]`.
 
     The sum is over all axes in front (examples, positions). Left to itself XLA:CPU works what made
@@ -226,7 +226,7 @@ def product_of_two_matrices(lhs: jax.Array, rhs: jax.Array, **params: Any) -> ja
 
     Args, Returns: As `product_in_whole_vectors`; the arrays may have more than two axes.
     """
-    if not becomes_of_two_matrices(lhs, rhs, **params):
+    if not becomes_flat(lhs, rhs, **params):
         return PRODUCT.bind(lhs, rhs, **params)
     num_axes = len(params["dimension_numbers"][0][0])
     of_result = lhs.shape[num_axes:] + rhs.shape[num_axes:]
@@ -239,8 +239,8 @@ def product_of_two_matrices(lhs: jax.Array, rhs: jax.Array, **params: Any) -> ja
     return (product.T if wide else product).reshape(of_result)
 
 
-def becomes_of_two_matrices(lhs: Any, rhs: Any, **params: Any) -> bool:
-    """Whether `product_of_two_matrices` makes another product of one; shapes will do."""
+def becomes_flat(lhs: Any, rhs: Any, **params: Any) -> bool:
+    """Whether `flat_gradient_of_weights` makes another product of one; shapes will do."""
     (i, j), batched = params["dimension_numbers"]
     in_front = tuple(range(len(i)))
     if batched[0] or not in_front == tuple(i) == tuple(j) or not _is_float32(lhs, rhs, **params):

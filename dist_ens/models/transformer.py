@@ -1,7 +1,5 @@
 """A decoder-only transformer."""
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,9 +8,9 @@ from dist_ens.member import Member, from_linen
 
 
 def _causal_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, mask: jax.Array, **options: Any
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """`nn.dot_product_attention`, without the quarter of the scores that no position may see.
+    """`nn.dot_product_attention`, without half of the scores that the mask hides.
 
     The first half of the positions attends to itself, the second to all.
     """
@@ -23,7 +21,6 @@ def _causal_attention(
             key[..., seen, :, :],
             value[..., seen, :, :],
             mask=mask[..., seeing, seen],
-            **options,
         )
         for seeing, seen in ((slice(half), slice(half)), (slice(half, None), slice(None)))
     )
@@ -59,7 +56,7 @@ class _Transformer(nn.Module):
         embed = nn.initializers.normal(0.02)
         x = nn.Embed(self.num_outputs, self.width, embedding_init=embed)(tokens)
         x = x + self.param("position", embed, (length, self.width))[None]
-        mask = nn.make_causal_mask(tokens[0])
+        mask = nn.make_causal_mask(jnp.ones(length))
         for _ in range(self.num_blocks):
             x = _Block(self.num_heads, self.mlp_size)(x, mask)
         return nn.Dense(self.num_outputs)(nn.LayerNorm()(x))
