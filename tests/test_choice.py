@@ -345,6 +345,24 @@ def test_the_fastest_is_tried_on_one_core_too(cores):
     assert chosen.layout.mesh.size == (1 if why.option == on_one else 4)
 
 
+def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
+    tried = []
+
+    def first(options, *_):
+        tried.extend(options)
+        return choice._Timing("vmap", {"vmap": 1.0, "map": 2.0}, [], True, 1.0)
+
+    monkeypatch.setattr(choice, "_timed", first)
+    layout = make_layout(24, devices=cluster.devices_for(24))
+    member, inputs, label_shape = networks.mlp()
+    ensemble = Ensemble(member, optax.sgd(0.1), layout)
+    batches = layout.put(networks.batches_for(inputs, label_shape, 2), networks.BATCH, BATCHES)
+    choice.choose(ensemble, ensemble.init(0, inputs), batches, num_steps=10**9)
+    assert "unroll" in tried  # 3 copies of a step a core
+    assert "unroll on one device" not in tried  # 24
+    assert "chunk:8 on one device" in tried
+
+
 def test_a_layout_that_somebody_says_is_kept(cores, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(choice, "PART_OF_THE_RUN", 1e9)
     train(experiment(steps_per_call=2), tmp_path / "open")
