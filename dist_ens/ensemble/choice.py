@@ -261,74 +261,115 @@ class _Candidate:
         return min(secs) / self.trial.steps_per_call
 
 
-def _timed(
-    options: Mapping[str, Ensemble], names: list[str], state: State, batches: Any, num_steps: int
-) -> _Timing:
-    """Seconds per step of the first name, and of others, while there is time for them.
+class _Contest:
+    """What the candidates take, as far as there is time to find out.
 
     To have tried one more is worth less than to be sure of the best two: where those are close, the
     time for their turns is kept.
+
+    Args:
+        options: The candidates.
+        first: The rule's, which is timed in any case.
+        state: Of the ensemble; copied.
+        batches: Of a call.
+        num_steps: That the run is going to take.
     """
-    layout = options[names[0]].layout
-    trial, started = _Trial(state, batches), time.monotonic()
-    tried = {names[0]: _Candidate(options[names[0]].update, trial)}
-    first = tried[names[0]].step_secs()
-    # Another is begun only where as long as the longest so far, compiling included, still fits.
-    longest, skipped = time.monotonic() - started, False
-    budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * first)
-    step_secs, started = {names[0]: first}, time.monotonic()
 
-    def left_secs() -> float:
-        return budget_secs - (time.monotonic() - started)
+    def __init__(
+        self,
+        options: Mapping[str, Ensemble],
+        first: str,
+        state: State,
+        batches: Any,
+        num_steps: int,
+    ) -> None:
+        self._options, self._state, self._batches = options, state, batches
+        self._layout = options[first].layout
+        self._trial, started = _Trial(state, batches), time.monotonic()
+        self._tried = {first: _Candidate(options[first].update, self._trial)}
+        self.step_secs = {first: self._tried[first].step_secs()}
+        self._began = time.monotonic()
+        self._longest_secs = self._began - started
+        self._skipped = False
+        self.budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * self.step_secs[first])
 
-    def turns_secs(name: str) -> float:
-        call_secs = step_secs[name] * trial.steps_per_call
-        return turns.expected_secs(call_secs, _num_turns(call_secs))
+    @property
+    def fastest(self) -> str:
+        """Of those tried."""
+        return min(self.step_secs, key=self.step_secs.__getitem__)
 
-    def that_take_turns(most: int | None = None) -> list[str]:
+    def try_next(self, name: str) -> None:
+        """Times one more, if there is time for as long as the longest took, compiling included."""
+        for_turns = sum(map(self._turns_secs, self._that_take_turns(most=2)))
+        if self._longest_secs + for_turns > self._left_secs():
+            self._skipped = True
+            return
+        started = time.monotonic()
+        option, trial = self._options[name], self._trial
+        if option.layout is not self._layout:
+            moved = option.layout.moved
+            trial = _Trial(
+                moved(self._state, MEMBERS), moved(self._batches, placement(self._batches))
+            )
+        update = _update_that_fits(option, trial)
+        if update is not None:
+            self._tried[name] = _Candidate(update, trial)
+            self.step_secs[name] = self._tried[name].step_secs()
+        self._longest_secs = max(self._longest_secs, time.monotonic() - started)
+
+    def decided(self) -> _Timing:
+        """What came of it, after turns of those that are close.
+
+        What disturbed the machine while one was timed may have decided between them.
+        """
+        fastest, in_turns = self.fastest, self._that_take_turns()
+        is_sure = bool(in_turns) or self._close() == [fastest]
+        if in_turns:
+            num_turns = _num_turns(self._call_secs(in_turns[-1]))
+            call_secs = turns.median_step_secs([self._tried[name] for name in in_turns], num_turns)
+            for name, secs in zip(in_turns, call_secs, strict=True):
+                self.step_secs[name] = secs / self._trial.steps_per_call
+            # What was timed once is not compared with what was timed later.
+            fastest = min(in_turns, key=self.step_secs.__getitem__)
+        has_more_to_try = self._skipped and self.budget_secs < LONGEST_SECS
+        settled = len(self.step_secs) > 1 and is_sure and not has_more_to_try
+        return _Timing(fastest, self.step_secs, in_turns, settled, self.budget_secs)
+
+    def _close(self) -> list[str]:
+        """Those that are close to the fastest, and it, the fastest first."""
+        limit = _CLOSE * self.step_secs[self.fastest]
+        by_secs = sorted(self.step_secs, key=self.step_secs.__getitem__)
+        return [name for name in by_secs if self.step_secs[name] <= limit]
+
+    def _that_take_turns(self, most: int | None = None) -> list[str]:
         """The fastest, if two or more are close and there is time for them."""
-        by_secs = sorted(step_secs, key=step_secs.__getitem__)[:most]
-        close = [name for name in by_secs if step_secs[name] <= _CLOSE * step_secs[by_secs[0]]]
-        while len(close) > 1 and sum(map(turns_secs, close)) > left_secs():
+        close = self._close()[:most]
+        while len(close) > 1 and sum(map(self._turns_secs, close)) > self._left_secs():
             close.pop()
         return close if len(close) > 1 else []
 
-    def try_next(name: str) -> None:
-        nonlocal longest, skipped
-        if longest + sum(map(turns_secs, that_take_turns(most=2))) > left_secs():
-            skipped = True
-            return
-        candidate_started = time.monotonic()
-        option, own_trial = options[name], trial
-        if option.layout is not layout:
-            moved = option.layout.moved
-            own_trial = _Trial(moved(state, MEMBERS), moved(batches, placement(batches)))
-        update = _update_that_fits(option, own_trial)
-        if update is not None:
-            tried[name] = _Candidate(update, own_trial)
-            step_secs[name] = tried[name].step_secs()
-        longest = max(longest, time.monotonic() - candidate_started)
+    def _turns_secs(self, name: str) -> float:
+        call_secs = self._call_secs(name)
+        return turns.expected_secs(call_secs, _num_turns(call_secs))
 
+    def _call_secs(self, name: str) -> float:
+        return self.step_secs[name] * self._trial.steps_per_call
+
+    def _left_secs(self) -> float:
+        return self.budget_secs - (time.monotonic() - self._began)
+
+
+def _timed(
+    options: Mapping[str, Ensemble], names: list[str], state: State, batches: Any, num_steps: int
+) -> _Timing:
+    """Times the first name, then others while there is time for them."""
+    contest = _Contest(options, names[0], state, batches, num_steps)
     for name in names[1:]:
-        try_next(name)
-    alone_too = f"{min(step_secs, key=step_secs.__getitem__)} on one device"
+        contest.try_next(name)
+    alone_too = f"{contest.fastest} on one device"
     if alone_too in options:
-        try_next(alone_too)
-    # What disturbed the machine while one was timed may have decided between those that are close.
-    in_turns, fastest = that_take_turns(), min(step_secs, key=step_secs.__getitem__)
-    is_sure = all(
-        secs > _CLOSE * step_secs[fastest] for n, secs in step_secs.items() if n != fastest
-    )
-    if in_turns:
-        num_turns = _num_turns(step_secs[in_turns[-1]] * trial.steps_per_call)
-        call_secs = turns.median_step_secs([tried[name] for name in in_turns], num_turns)
-        for name, secs in zip(in_turns, call_secs, strict=True):
-            step_secs[name] = secs / trial.steps_per_call
-        # What was timed once is not compared with what was timed later.
-        fastest, is_sure = min(in_turns, key=step_secs.__getitem__), True
-    has_found_all = len(step_secs) > 1 and (not skipped or budget_secs == LONGEST_SECS)
-    settled = has_found_all and is_sure
-    return _Timing(fastest, step_secs, in_turns, settled, budget_secs)
+        contest.try_next(alone_too)
+    return contest.decided()
 
 
 def _num_turns(call_secs: float) -> int:
