@@ -345,6 +345,17 @@ def test_the_fastest_is_tried_on_one_core_too(cores):
     assert chosen.layout.mesh.size == (1 if why.option == on_one else 4)
 
 
+def test_a_way_that_one_core_has_not_is_no_reason_not_to_try_that_core():
+    ensemble, state, batches = program(networks.mlp, steps=2)
+    secs = {"chunk:5": 0.01, "vmap on one device": 0.02, "chunk:10 on one device": 0.03}
+    options = {name: Sleeping(ensemble.layout, secs[name]) for name in secs}
+    timing = choice._timed(options, ["chunk:5"], state, batches, num_steps=10**9)
+    assert [*timing.step_secs] == ["chunk:5", "vmap on one device"]
+    options["chunk:5 on one device"] = Sleeping(ensemble.layout, 0.02)
+    timing = choice._timed(options, ["chunk:5"], state, batches, num_steps=10**9)
+    assert [*timing.step_secs] == ["chunk:5", "chunk:5 on one device"]
+
+
 def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
     tried = []
 

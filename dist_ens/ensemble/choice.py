@@ -130,7 +130,7 @@ def _products(traced: ClosedJaxpr) -> str:
 
 
 def _is_large(lhs: Any, rhs: Any, *, dimension_numbers: Any, **_: Any) -> bool:
-    """Whether each of a product's matrices is; shapes will do."""
+    """Whether a product, each one of those that are batched, keeps a core busy; shapes will do."""
     (contracted, _), (batched, _) = dimension_numbers
     terms, matrices = (
         math.prod(lhs.shape[axis] for axis in axes) for axes in (contracted, batched)
@@ -366,9 +366,11 @@ def _timed(
     contest = _Contest(options, names[0], state, batches, num_steps)
     for name in names[1:]:
         contest.try_next(name)
-    alone_too = f"{contest.fastest} on one device"
-    if alone_too in options:
-        contest.try_next(alone_too)
+    # The same way, or where one device would not have it, that device's rule.
+    on_one = [name for name in options if name not in names]
+    alike = f"{contest.fastest} on one device"
+    for name in [alike] if alike in on_one else on_one[:1]:
+        contest.try_next(name)
     return contest.decided()
 
 
