@@ -79,24 +79,9 @@ def train(
     console = Console(quiet=not cluster.is_main(), markup=False, highlight=False)
 
     # 1. Every part is built and checked before anything is written.
-    source = open_source(experiment.data) if source is None else source
-    if experiment.data.validation and source.valid is None:
-        raise UserError(
-            "Validation examples are held out of the source. Received: data.validation="
-            f"{experiment.data.validation} and a source of one's own without any. Give it as "
-            "source.with_validation(share)."
-        )
-    run = Run(experiment, source.spec, source.num_train_examples, member_file)
-    num_members, rows = run.num_members, experiment.layout.ensemble_axis
-    layout = make_layout(num_members, rows, cluster.devices_for(num_members, rows))
-    batch_size = experiment.data.global_batch_size
-    layout.check_batch_size("data.global_batch_size", batch_size)
-    ranges = source.input_ranges() if experiment.loss.adversarial else None
-    ensemble = run.make_ensemble(layout, member, ranges)
-    run.kind()  # that members can be pooled as asked is found out before they are trained
-    order = run.order
-    run.check_training(ensemble)
-    last_step = experiment.total_steps(order.epoch_length)
+    source, run, ensemble = _parts(experiment, source, member, member_file)
+    num_members, batch_size = run.num_members, experiment.data.global_batch_size
+    last_step = experiment.total_steps(run.order.epoch_length)
     _require_folder(workdir)
     _require_writable(workdir)
 
@@ -106,36 +91,10 @@ def train(
         Checkpoints(workdir, keep=experiment.checkpoint.keep) as checkpoints,
     ):
         # 2. The state is born on the mesh, or restored onto it.
-        if before is not None and experiment.execution == AUTO:
-            ensemble = _as_before(ensemble, before, may_move=rows is None)
-        inputs = run.batch_of_inputs(batch_size // layout.data_axis)
-        if first_step:
-            state = checkpoints.restore_state(first_step, ensemble.abstract_state(inputs))
-        else:
-            state = ensemble.init(experiment.seed, inputs)
-        step = previous_step = first_step
-        batches_from = partial(
-            feed,
-            source,
-            order,
-            seed=experiment.seed,
-            first_step=first_step,
-            last_step=last_step,
-            steps_per_call=experiment.steps_per_call,
-            say=partial(console.print, soft_wrap=True),
+        ensemble, state, batches = _begun(
+            ensemble, run, source, before, checkpoints, first_step, last_step, console
         )
-        batches = batches_from(ensemble.layout)
-        if before is None and experiment.execution == AUTO:
-            first_batches = next(batches)
-            ensemble, choice = choose(
-                ensemble, state, first_batches, last_step, may_move=rows is None
-            )
-            batches = itertools.chain(iter([first_batches]), batches)
-            del first_batches  # they are used up like any other's
-            if ensemble.layout is not layout:
-                state = ensemble.layout.moved(state, MEMBERS)
-                batches = batches_from(ensemble.layout)
-            console.print(str(choice), soft_wrap=True)
+        step = previous_step = first_step
         layout = ensemble.layout
         run = dataclasses.replace(run, execution=ensemble.execution, num_devices=layout.mesh.size)
         evaluator = run.evaluator(ensemble)
@@ -203,6 +162,70 @@ def train(
         report.write_summary(workdir, summary)
         _print_scores(console, scores)
     return Trained(run, ensemble, evaluator, state, step, scores, None)
+
+
+def _parts(
+    experiment: Experiment, source: Source | None, member: Member | None, member_file: str | None
+) -> tuple[Source, Run, Ensemble]:
+    """The data, what the state will belong to, and the lifted member; each is checked."""
+    source = open_source(experiment.data) if source is None else source
+    if experiment.data.validation and source.valid is None:
+        raise UserError(
+            "Validation examples are held out of the source. Received: data.validation="
+            f"{experiment.data.validation} and a source of one's own without any. Give it as "
+            "source.with_validation(share)."
+        )
+    run = Run(experiment, source.spec, source.num_train_examples, member_file)
+    rows = experiment.layout.ensemble_axis
+    layout = make_layout(run.num_members, rows, cluster.devices_for(run.num_members, rows))
+    layout.check_batch_size("data.global_batch_size", experiment.data.global_batch_size)
+    ranges = source.input_ranges() if experiment.loss.adversarial else None
+    ensemble = run.make_ensemble(layout, member, ranges)
+    run.kind()  # that members can be pooled as asked is found out before they are trained
+    run.check_training(ensemble)
+    return source, run, ensemble
+
+
+def _begun(
+    ensemble: Ensemble,
+    run: Run,
+    source: Source,
+    before: Run | None,
+    checkpoints: Checkpoints,
+    first_step: int,
+    last_step: int,
+    console: Console,
+) -> tuple[Ensemble, State, Iterator[Any]]:
+    """The ensemble with its execution, its state at `first_step`, and the batches from there."""
+    experiment = run.experiment
+    is_open = experiment.execution == AUTO
+    may_move = experiment.layout.ensemble_axis is None
+    if is_open and before is not None:
+        ensemble = _as_before(ensemble, before, may_move=may_move)
+    inputs = run.batch_of_inputs(experiment.data.global_batch_size // ensemble.layout.data_axis)
+    if first_step:
+        state = checkpoints.restore_state(first_step, ensemble.abstract_state(inputs))
+    else:
+        state = ensemble.init(experiment.seed, inputs)
+    batches_from = partial(
+        feed,
+        source,
+        run.order,
+        seed=experiment.seed,
+        first_step=first_step,
+        last_step=last_step,
+        steps_per_call=experiment.steps_per_call,
+        say=partial(console.print, soft_wrap=True),
+    )
+    batches = batches_from(ensemble.layout)
+    if not is_open or before is not None:
+        return ensemble, state, batches
+    first_batches = next(batches)
+    chosen, choice = choose(ensemble, state, first_batches, last_step, may_move=may_move)
+    console.print(str(choice), soft_wrap=True)
+    if chosen.layout is not ensemble.layout:
+        return chosen, chosen.layout.moved(state, MEMBERS), batches_from(chosen.layout)
+    return chosen, state, itertools.chain(iter([first_batches]), batches)
 
 
 @contextlib.contextmanager
