@@ -1,6 +1,5 @@
 """Training: what a workdir holds, resuming, and that nothing is compiled or transferred twice."""
 
-import dataclasses
 import json
 import logging
 import pathlib
@@ -13,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from dist_ens.config import DataConfig, Experiment
-from dist_ens.data import ArraySplit, open_source, source_of_arrays
+from dist_ens.data import open_source, source_of_arrays
 from dist_ens.ensemble import Ensemble, unstack_members
 from dist_ens.errors import RunError, UserError
 from dist_ens.layout import BATCHES, make_layout
@@ -21,7 +20,7 @@ from dist_ens.losses import softmax_cross_entropy
 from dist_ens.member import Member, from_functions
 from dist_ens.methods import Order
 from dist_ens.report import TrainingReporter
-from dist_ens.run import open_finished, saved_run, trained_by_one
+from dist_ens.run import open_finished, trained_by_one
 from dist_ens.train import train
 
 
@@ -365,25 +364,6 @@ def test_plain_arrays_and_a_network_of_ones_own_are_trained(tmp_path):
         source=source,
     )
     assert trained.scores.ensemble["accuracy"] > 0.9
-
-
-class Torn(ArraySplit):
-    """Whose last record cannot be read."""
-
-    def take(self, indices):
-        if (indices == len(self) - 1).any():
-            raise UserError("A record is read whole. Received: a torn one. Prepare it again.")
-        return super().take(indices)
-
-
-def test_what_is_trained_is_saved_before_a_test_split_that_cannot_be_read_is_told(tmp_path):
-    asked = experiment(checkpoint={"every_steps": 1000})
-    source = open_source(asked.data)
-    torn = dataclasses.replace(source, test=Torn(source.test.inputs, source.test.labels))
-    with pytest.raises(UserError, match="torn"):
-        train(asked, tmp_path, source=torn)
-    step, _ = saved_run(tmp_path)
-    assert step == 24
 
 
 def test_a_workdir_that_is_a_file_or_below_one_is_refused(tmp_path):
