@@ -104,6 +104,6 @@ def test_scores_and_predictions_take_one_collective_each(num_classes, num_groups
         evaluator._pooled_predictions.lower(outputs),
     ):
         loops, outside = program.compile().as_text().split("\nENTRY ")
-        assert not collectives(loops, 4, 2)
-        found = collectives(outside, 4, 2)
+        assert not collectives(loops, layout.mesh.device_ids)
+        found = collectives(outside, layout.mesh.device_ids)
         assert [(each.kind, each.axis) for each in found] == [("all-gather", "ensemble")]

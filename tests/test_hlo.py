@@ -14,7 +14,7 @@ from dist_ens.data import Spec
 from dist_ens.ensemble import Drawn
 from dist_ens.ensemble.choice import candidates
 from dist_ens.layout import MEMBERS, REPLICATED, make_layout
-from dist_ens.plan import abstract_batches, collectives
+from dist_ens.plan import Collective, abstract_batches, collectives
 from dist_ens.run import Run
 
 pytestmark = pytest.mark.quick
@@ -68,8 +68,12 @@ def drawn(layout, spec, steps, batch_size):
     return Drawn(split, jax.ShapeDtypeStruct(indices, "int32", sharding=layout.sharding(MEMBERS)))
 
 
+def ids(rows, columns):
+    return np.arange(rows * columns).reshape(rows, columns)
+
+
 def kinds_and_axes(hlo, rows, columns):
-    return [(each.kind, each.axis) for each in collectives(hlo, rows, columns)]
+    return [(each.kind, each.axis) for each in collectives(hlo, ids(rows, columns))]
 
 
 def test_every_shipped_config_is_read():
@@ -131,7 +135,7 @@ def test_every_way_of_writing_the_devices_is_read(devices, axis):
     line = f"%r = (f32[2], f32[3]) all-reduce(%a, %b), channel_id=1, replica_groups={devices}, x"
     assert kinds_and_axes(line, 4, 2) == [("all-reduce", axis)]
     with pytest.raises(ValueError, match="unknown"):
-        collectives("%r = f32[2] all-reduce(%a), replica_groups=?", 4, 2)
+        collectives("%r = f32[2] all-reduce(%a), replica_groups=?", ids(4, 2))
 
 
 F32 = "f32[8,128]{1,0:T(8,128)S(1)}"  # 8 * 128 * 4 bytes = 4096, with the tiles of a TPU
@@ -152,8 +156,35 @@ F32 = "f32[8,128]{1,0:T(8,128)S(1)}"  # 8 * 128 * 4 bytes = 4096, with the tiles
     ],
 )
 def test_the_bytes_of_a_collective_are_those_of_its_result(operation, size):
-    (found,) = collectives(f"  %r.1 = {operation}, replica_groups={{{{0,1}},{{2,3}}}}", 4, 2)
+    (found,) = collectives(f"  %r.1 = {operation}, replica_groups={{{{0,1}},{{2,3}}}}", ids(4, 2))
     assert found.bytes == size
+
+
+# As XLA:TPU has hosts carry a gradient of 96 * 128 numbers from slice to slice, shortened.
+SENT = (
+    "%s = (f32[12,8,128]{{2,1,0:T(8,128)}}, u32[], token[]) send(%a, %b), channel_id=2, "
+    "frontend_attributes={{_xla_megascale_target={target},_xla_megascale_transfer_type={kind}}}"
+)
+FOUR_SLICES = 100_000 * np.arange(1, 5)[:, None] + np.arange(2)
+
+
+@pytest.mark.parametrize(
+    ("target", "rows", "axis"),
+    [
+        ('"{1,2,3,4}x{0:1}"', 1, "data"),
+        ('"{1,2,3,4}x{0:1}"', 4, "ensemble"),
+        ('"{3,4}x{1}"', 1, "data"),
+        ("{{100000,200000},{100001,200001},{300000,400000},{300001,400001}}", 2, "data"),
+        ("{{100000,300000},{100001,300001}}", 2, "ensemble"),
+        ("{{100000,300001}}", 2, "both"),
+    ],
+)
+def test_what_hosts_carry_between_slices_is_a_collective(target, rows, axis):
+    line = SENT.format(target=target, kind='"ALL_REDUCE"')
+    (found,) = collectives(line, FOUR_SLICES.reshape(rows, -1))
+    assert found == Collective("all-reduce", axis, 4 * 96 * 128)
+    with pytest.raises(ValueError, match="unknown"):
+        collectives(line.replace("_target", "_targets"), FOUR_SLICES)
 
 
 def test_an_asynchronous_collective_counts_once():
@@ -165,4 +196,4 @@ def test_an_asynchronous_collective_counts_once():
     # As XLA:TPU writes one fused with what it overlaps: three computations of one chain.
     part = f"%g = {F32} all-gather(%a), replica_groups=[4,2]<=[8], frontend_attributes={{chain_id="
     fused = "\n".join(f'{part}"{chain}"}}' for chain in (0, 0, 0, 1))
-    assert len(collectives(fused, 4, 2)) == 2
+    assert len(collectives(fused, ids(4, 2))) == 2

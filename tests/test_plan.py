@@ -270,6 +270,26 @@ def test_a_tpu_is_planned_for_without_one(tmp_path):
 
 
 @pytest.mark.tpu_plan
+def test_what_two_slices_exchange_is_told(tmp_path):
+    ended = dist_ens_plan(
+        *SMALL,
+        "--topology=v5e:1x1*2",
+        "--config.num_members=2",
+        f"--json={tmp_path / 'plan.json'}",
+    )
+    assert ended.returncode == 0, ended.stderr
+    shapes = json.loads((tmp_path / "plan.json").read_text())["shapes"]
+    one_a_slice, over_both = (
+        next(shape for shape in shapes if shape["mesh"]["ensemble"] == rows) for rows in (2, 1)
+    )
+    assert not of_data(one_a_slice)
+    assert {(c["kind"], c["axis"]) for c in of_data(over_both)} == {("all-reduce", "data")}
+    # Two members' gradients and metrics, in whole tiles of 4 KiB.
+    exchanged = sum(c["bytes"] for c in of_data(over_both))
+    assert 2 * (PARAMS + METRICS) <= exchanged < 2 * (PARAMS + METRICS) + 8 * 4096
+
+
+@pytest.mark.tpu_plan
 @pytest.mark.parametrize(
     ("text", "devices"),
     [("v5e:1x1", 1), ("v4:2x2x2", 8), ("v6e:2x2*2", 8), ("v5p:8x8x16", 1024)],

@@ -16,6 +16,8 @@ _KINDS = (
     "collective-broadcast",
 )
 _OPERATION = re.compile(rf"= (.*?)\b({'|'.join(_KINDS)})(-start)?\(")
+# Between slices of TPUs XLA has the hosts carry what a collective exchanges.
+_SENT = re.compile(r"= (.*?)\bsend\(.*_xla_megascale_transfer_type=\"(\w+)\"")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\]")
 
 
@@ -34,13 +36,12 @@ class Collective:
     bytes: int
 
 
-def collectives(hlo: str, ensemble_axis: int, data_axis: int) -> list[Collective]:
+def collectives(hlo: str, device_ids: np.ndarray) -> list[Collective]:
     """Every collective in a compiled program, in the order of its text.
 
     Args:
         hlo: Text of the compiled module, of any platform.
-        ensemble_axis: Rows of its mesh.
-        data_axis: Columns of its mesh.
+        device_ids: Of its mesh, int[ensemble_axis, data_axis].
 
     Returns:
         The collectives, one in the body of a loop once; an asynchronous pair is one.
@@ -50,7 +51,14 @@ def collectives(hlo: str, ensemble_axis: int, data_axis: int) -> list[Collective
     """
     found = []
     chains: set[str] = set()
+    rows, columns = device_ids.shape
     for line in hlo.splitlines():
+        if sent := _SENT.search(line):
+            groups = _groups_of_slices(line, device_ids)
+            kind = sent.group(2).lower().replace("_", "-")
+            size = _bytes(_parts(_plain(sent.group(1)))[0])
+            found.append(Collective(kind, _axis(groups, columns), size))
+            continue
         match = _OPERATION.search(line)
         if not match:
             continue
@@ -61,7 +69,7 @@ def collectives(hlo: str, ensemble_axis: int, data_axis: int) -> list[Collective
         if chain:
             chains.add(chain.group(1))
         result, kind, start = match.groups()
-        axis = _axis(_groups(line, ensemble_axis, data_axis), data_axis)
+        axis = _axis(_groups(line, rows, columns), columns)
         found.append(Collective(kind, axis, _bytes(_result(result, kind) if start else result)))
     return found
 
@@ -120,6 +128,21 @@ def _groups(line: str, ensemble_axis: int, data_axis: int) -> list[list[int]]:
     if match := re.search(r"source_target_pairs=\{\{(.*?)\}\}", line):
         return [[int(i) for i in pair.split(",")] for pair in match.group(1).split("},{")]
     raise ValueError(f"The devices of a collective are written in a form unknown here: {line}")
+
+
+def _groups_of_slices(line: str, device_ids: np.ndarray) -> list[list[int]]:
+    """Positions in the mesh of the devices that hosts carry between."""
+    positions = {number: place for place, number in enumerate(device_ids.ravel().tolist())}
+    if match := re.search(r'_xla_megascale_target="\{([\d,]+)\}x\{(\d+)(?::(\d+))?\}"', line):
+        slices = [int(number) for number in match.group(1).split(",")]
+        first = int(match.group(2))
+        of_a_slice = range(first, int(match.group(3) or first) + 1)
+        of_groups = [[100_000 * number + local for number in slices] for local in of_a_slice]
+    elif match := re.search(r"_xla_megascale_target=\{\{(.*?)\}\}", line):
+        of_groups = [[int(i) for i in group.split(",")] for group in match.group(1).split("},{")]
+    else:
+        raise ValueError(f"The slices of a collective are written in a form unknown here: {line}")
+    return [[positions[i] for i in group] for group in of_groups]
 
 
 def _axis(groups: list[list[int]], data_axis: int) -> str:

@@ -234,7 +234,7 @@ class Planner:
         parts = dict(planned.bytes_per_device) | {"activations": memory.temp_size_in_bytes}
         flops = step.cost_analysis()["flops"] * times
         chip = chip_of(self.devices[0])
-        each = collectives(step.as_text(), planned.ensemble_axis, planned.data_axis)
+        each = collectives(step.as_text(), ensemble.layout.mesh.device_ids)
         return dataclasses.replace(
             planned,
             bytes_per_device=parts | {"other": total - sum(parts.values()), "total": total},
