@@ -40,8 +40,8 @@ _WORKLOAD = flags.DEFINE_enum(
     ["W1", "W2", "W3", "W4", "W4x16", "W5"],
     "In place of a config; saved every 100 steps.",
 )
-_PAIRS = flags.DEFINE_integer("pairs", 20, "Turns of each.")
-_CALLS = flags.DEFINE_integer("calls", 10, "Calls of the update in a turn.")
+_PAIRS = flags.DEFINE_integer("pairs", 20, "Turns of each.", lower_bound=1)
+_CALLS = flags.DEFINE_integer("calls", 10, "Calls of the update in a turn.", lower_bound=1)
 _CONFIG = ConfigFlags()
 
 

@@ -10,6 +10,7 @@ import sys
 
 from absl import flags
 
+from dist_ens.errors import UserError
 from dist_ens.layout import ENSEMBLE
 from dist_ens.plan import Planner, Topology
 from launch import front
@@ -19,8 +20,10 @@ from launch.plan import make_planner
 _TOPOLOGIES = flags.DEFINE_list(
     "topologies", ["v5p:2x2x2", "v5p:4x4x4", "v5p:4x8x8", "v5p:8x8x16"], "One kind of chip."
 )
-_MEMBERS = flags.DEFINE_integer("members", 1, "Members of each row of the mesh.")
-_COLUMNS = flags.DEFINE_integer("columns", 1, "Chips of each row, which share its batch.")
+_MEMBERS = flags.DEFINE_integer("members", 1, "Members of each row of the mesh.", lower_bound=1)
+_COLUMNS = flags.DEFINE_integer(
+    "columns", 1, "Chips of each row, which share its batch.", lower_bound=1
+)
 _CONFIG = ConfigFlags()
 
 
@@ -43,7 +46,10 @@ def row(planner: Planner) -> tuple[float, int]:
     rows = chips // _COLUMNS.value
     mesh = planner.plan_mesh(_MEMBERS.value * rows, rows)
     if mesh.flops_per_device is None:
-        raise RuntimeError(mesh.refusal)
+        raise UserError(
+            f"A chip has room for its members. Received: {mesh.num_members} on {chips} chips: "
+            f"{mesh.refusal} Try fewer --members."
+        )
     of_ensemble = sum(c.bytes for c in mesh.collectives if c.axis in (ENSEMBLE, "both"))
     total = mesh.bytes_per_device["total"]
     over_data = mesh.exchanged_bytes - of_ensemble
@@ -56,6 +62,11 @@ def row(planner: Planner) -> tuple[float, int]:
 
 
 def _prepare(argv: list[str]) -> list[str]:
+    if not _TOPOLOGIES.value:
+        raise UserError(
+            "Chips are compared in numbers that differ. Received: no --topologies. Leave the flag "
+            "out for 8 to 1024 chips."
+        )
     topology = Topology.parse(_TOPOLOGIES.value[-1])
     if not topology.is_at_hand():
         sys.exit(topology.run_module("benchmarks.weak_scaling", argv[1:]))

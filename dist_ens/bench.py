@@ -1,11 +1,13 @@
 """What an experiment's training costs on this machine, beside two ways of writing it by hand."""
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from dist_ens import cluster
 from dist_ens.data import Source, calls
@@ -13,7 +15,7 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.choice import choose
 from dist_ens.execution import AUTO
 from dist_ens.feed import Draws, put_whole
-from dist_ens.layout import MEMBERS, Layout, make_layout
+from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout, make_layout
 from dist_ens.methods import Order
 from dist_ens.run import Run
 from dist_ens.turns import Way, step_ms_of_turns
@@ -24,6 +26,8 @@ WIDEST = 1.5
 _SEED = 0
 # Of a run so long that all executions worth trying are timed.
 _RUN_STEPS = 10**6
+# Steps whose order ways written by hand draw together.
+_DRAWN_AT_ONCE = 64
 
 
 class Updates:
@@ -34,7 +38,8 @@ class Updates:
         source: Of the training examples.
         order: In which they come.
         steps_per_call: Of the update.
-        chosen: Whether the execution, and with it the layout, is to be chosen.
+        chosen: Whether the execution is to be chosen.
+        may_move: Whether the layout is then open too.
 
     Attributes:
         execution: The one that is used.
@@ -49,6 +54,7 @@ class Updates:
         steps_per_call: int,
         *,
         chosen: bool = False,
+        may_move: bool = True,
     ) -> None:
         layout = ensemble.layout
         self._draws = Draws(put_whole(source.train, layout), order, layout, _SEED)
@@ -57,7 +63,7 @@ class Updates:
         self.execution = ensemble.execution
         if chosen:
             first = self._draws(range(steps_per_call))
-            ensemble, choice = choose(ensemble, self.state, first, _RUN_STEPS)
+            ensemble, choice = choose(ensemble, self.state, first, _RUN_STEPS, may_move=may_move)
             self.execution = choice.option
         if ensemble.layout is not layout:
             layout = ensemble.layout
@@ -73,44 +79,85 @@ class Updates:
 
 
 class LoopByHand:
-    """A way to train: one member's program, each member's state apart, member after member.
+    """A way to train: one member's jitted step, dispatched member after member on one device.
+
+    Batches are indexed by NumPy and passed in.
 
     Args:
-        make_ensemble: Of a layout.
+        ensemble: Of any execution.
         source: Of the training examples.
         order: In which they come.
-        num_members: Members of the ensemble.
     """
 
-    def __init__(
-        self,
-        make_ensemble: Callable[[Layout], Ensemble],
-        source: Source,
-        order: Order,
-        num_members: int,
-    ) -> None:
-        layout = make_layout(1, devices=jax.devices()[:1])
-        alone = dataclasses.replace(make_ensemble(layout), execution="unroll")
-        split, inputs = put_whole(source.train, layout), _batch_of_inputs(source, order, layout)
+    def __init__(self, ensemble: Ensemble, source: Source, order: Order) -> None:
+        num_members = ensemble.layout.num_members
         self._per_member = order.per_member
-        self._draws = [
-            Draws(split, order, layout, _SEED, [number])
-            for number in range(num_members if order.per_member else 1)
+        self._batches = _host_batches(source, order, ensemble)
+        layout = make_layout(1, devices=ensemble.layout.mesh.devices.ravel()[:1].tolist())
+        alone = dataclasses.replace(ensemble, layout=layout, waves=1)
+        inputs = _batch_of_inputs(source, order, layout)
+        self.states: list[Any] = [
+            jax.tree.map(lambda leaf: leaf[0], alone.init(_SEED, inputs, [number]))
+            for number in range(num_members)
         ]
-        self._states: list[Any] = [
-            alone.init(_SEED, inputs, [number]) for number in range(num_members)
-        ]
-        self._update = alone.update
+        self._step = jax.jit(alone.step_of_one, donate_argnums=0)
 
     def run(self, num_steps: int) -> None:
         """See `Way`."""
-        metrics: list[Any] = [None] * len(self._states)
-        for step in range(num_steps):
-            batches = [draws(range(step, step + 1)) for draws in self._draws]
-            for number, state in enumerate(self._states):
-                own = batches[number if self._per_member else 0]
-                self._states[number], metrics[number] = self._update(state, own)
-        jax.block_until_ready((self._states, metrics))
+        metrics: list[Any] = [None] * len(self.states)
+        for batch in itertools.islice(self._batches, num_steps):
+            of_all = batch if self._per_member else jax.device_put(batch)
+            for number, state in enumerate(self.states):
+                own = {k: v[number] for k, v in batch.items()} if self._per_member else of_all
+                self.states[number], metrics[number] = self._step(state, own)
+        jax.block_until_ready((self.states, metrics))
+
+
+class VmapByHand:
+    """A way to train: `jit(vmap(step))`, members and batch laid over the mesh by shardings.
+
+    Batches are indexed by NumPy and passed in.
+
+    Args:
+        ensemble: Of any execution.
+        source: Of the training examples.
+        order: In which they come.
+    """
+
+    def __init__(self, ensemble: Ensemble, source: Source, order: Order) -> None:
+        layout = ensemble.layout
+        self._batches = _host_batches(source, order, ensemble)
+        ensemble = dataclasses.replace(ensemble, waves=1)
+        members = layout.sharding(MEMBERS)
+        batch = layout.sharding(MEMBER_BATCH if order.per_member else BATCH)
+        self.state: Any = ensemble.init(_SEED, _batch_of_inputs(source, order, layout))
+        self._step = jax.jit(
+            jax.vmap(ensemble.step_of_one, in_axes=(0, 0 if order.per_member else None)),
+            in_shardings=(members, batch),
+            out_shardings=members,
+            donate_argnums=0,
+        )
+
+    def run(self, num_steps: int) -> None:
+        """See `Way`."""
+        metrics: Any = None
+        for batch in itertools.islice(self._batches, num_steps):
+            self.state, metrics = self._step(self.state, batch)
+        jax.block_until_ready((self.state, metrics))
+
+
+def _host_batches(source: Source, order: Order, ensemble: Ensemble) -> Iterator[dict[str, Any]]:
+    """The batches of the steps from 0 on, leaves [batch, ...], or [members, batch, ...] of each."""
+    examples = source.train.take(np.arange(len(source.train)))
+    if ensemble.example_weight is not None:
+        examples["index"] = np.arange(len(source.train), dtype=np.int32)
+    # Of many steps at a time: to say where the examples lie is no part of what is measured.
+    layout = make_layout(ensemble.layout.num_members, 1, jax.devices()[:1])
+    draws = Draws(None, order, layout, _SEED)
+    for first in itertools.count(step=_DRAWN_AT_ONCE):
+        indices = np.asarray(draws(range(first, first + _DRAWN_AT_ONCE)).indices)
+        for index in indices.swapaxes(0, 1) if order.per_member else indices:
+            yield {name: leaf[index] for name, leaf in examples.items()}
 
 
 def _batch_of_inputs(source: Source, order: Order, layout: Layout) -> jax.ShapeDtypeStruct:
@@ -148,8 +195,9 @@ def bench(
 ) -> Iterator[Point]:
     """Times an experiment against a loop over its members, and `jit(vmap)` of one step.
 
-    All have the data on the device and take turns, A B C A B C …; the ratios are of neighbours. The
-    loop runs on one device, as such loops do; the others have all.
+    All take turns, A B C A B C …; the ratios are of neighbours. The training set is in memory: ours
+    has it on the devices, the others take their batches from the host, as such programs do. The
+    loop runs on one device; the others have all.
 
     Args:
         run: The experiment, and what its data is.
@@ -183,13 +231,17 @@ def _point(
     layout.check_batch_size("data.global_batch_size", order.global_batch_size)
     run.check_training(ensemble)
     ours = Updates(
-        ensemble, source, order, experiment.steps_per_call, chosen=experiment.execution == AUTO
+        ensemble,
+        source,
+        order,
+        experiment.steps_per_call,
+        chosen=experiment.execution == AUTO,
+        may_move=experiment.layout.ensemble_axis is None,
     )
-    vmap = dataclasses.replace(ensemble, execution="vmap")
     ways: dict[str, Way] = {
         DIST_ENS: ours,
-        LOOP: LoopByHand(make_ensemble, source, order, layout.num_members),
-        VMAP: Updates(vmap, source, order, 1),
+        LOOP: LoopByHand(ensemble, source, order),
+        VMAP: VmapByHand(ensemble, source, order),
     }
     turns = step_ms_of_turns(ways, num_turns)
     per_step = layout.num_members * order.global_batch_size

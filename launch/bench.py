@@ -61,8 +61,9 @@ def main() -> None:
 
 def _table(points: Sequence[Point]) -> Table:
     table = Table(title="member-examples per second", title_justify="left")
-    for column in ("members", DIST_ENS, LOOP, VMAP, f"x {LOOP}", f"x {VMAP}", "execution"):
-        table.add_column(column, justify="left" if column == "execution" else "right")
+    for column in ("members", DIST_ENS, LOOP, VMAP, f"x {LOOP}", f"x {VMAP}"):
+        table.add_column(column, justify="right", min_width=len(column))
+    table.add_column("execution", no_wrap=True)  # names of executions are never cut
     for point in points:
         table.add_row(
             str(point.num_members),

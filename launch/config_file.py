@@ -152,7 +152,7 @@ class ConfigFlags:
         """
         if self.file is None:
             raise UserError(
-                "Training needs a config. Received: none. Add --config=FILE, such as "
+                "A config says what is trained. Received: none. Add --config=FILE, such as "
                 "--config=configs/digits.py."
             )
         values = self._overrides.value.to_dict()

@@ -82,9 +82,7 @@ def _told_as_sentences() -> Iterator[None]:
     try:
         yield
     except flags.IllegalFlagValueError as error:
-        _fail(
-            2, f"error: A flag's value is of the flag's type. Received: {error}. Correct the value."
-        )
+        _fail(2, f"error: A flag takes a value of its kind and range. Received: {error}.")
     except (UserError, flags.Error) as error:
         _fail(2, f"error: {error}")
     except RunError as error:
@@ -113,6 +111,11 @@ def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
         UserError: If one of them is not known.
     """
     known = list(known)
+    if not flag.value:
+        raise UserError(
+            f"--{flag.name} takes names among {', '.join(known)}. Received: none. Leave the flag "
+            "out for all."
+        )
     for name in flag.value:
         if name not in known:
             raise UserError(

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from commands import dist_ens
-from dist_ens.bench import DIST_ENS, LOOP, VMAP, LoopByHand, Point, Updates, bench
+from dist_ens.bench import DIST_ENS, LOOP, VMAP, LoopByHand, Point, Updates, VmapByHand, bench
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.data import Spec, open_source
 from dist_ens.layout import make_layout
@@ -51,7 +51,7 @@ def test_a_picture_that_is_no_png_is_refused_before_anything_is_timed():
 
 
 @pytest.mark.parametrize("examples", ["shared", "permuted"])
-def test_the_loop_by_hand_trains_the_members_that_dist_ens_trains(examples):
+def test_what_is_written_by_hand_trains_the_members_that_dist_ens_trains(examples):
     experiment = Experiment.from_dict(
         {
             "num_members": 2,
@@ -63,21 +63,18 @@ def test_the_loop_by_hand_trains_the_members_that_dist_ens_trains(examples):
     )
     source = open_source(experiment.data)
     run = Run(experiment, source.spec, len(source.train))
-    layout = make_layout(2, devices=jax.devices()[:2])
+    layout = make_layout(2, devices=jax.devices()[:4])
     ours = Updates(run.make_ensemble(layout), source, run.order, steps_per_call=2)
-    by_hand = LoopByHand(run.make_ensemble, source, run.order, num_members=2)
-    for way in (ours, by_hand):
+    loop = LoopByHand(run.make_ensemble(layout), source, run.order)
+    vmap = VmapByHand(run.make_ensemble(layout), source, run.order)
+    for way in (ours, loop, vmap):
         way.run(3)
-    for number, state in enumerate(by_hand._states):
+    one_by_one = jax.tree.map(lambda *leaves: np.stack(leaves), *(s.params for s in loop.states))
+    for params in (one_by_one, vmap.state.params):
         jax.tree.map(
-            lambda many, one: np.testing.assert_allclose(
-                many[number],  # noqa: B023
-                one[0],
-                rtol=1e-5,
-                atol=1e-6,
-            ),
+            lambda theirs, mine: np.testing.assert_allclose(theirs, mine, rtol=1e-5, atol=1e-6),
+            jax.device_get(params),
             jax.device_get(ours.state.params),
-            jax.device_get(state.params),
         )
 
 

@@ -37,7 +37,7 @@ def dist_ens_plan(*arguments):
     return dist_ens("plan", *arguments, xla_flags="--xla_backend_optimization_level=0")
 
 
-def small_planner(devices=4, **changes):
+def small_planner(devices=4, shape=(8, 8), **changes):
     experiment = Experiment.from_dict(
         {
             "num_members": 4,
@@ -48,7 +48,7 @@ def small_planner(devices=4, **changes):
         }
         | changes
     )
-    spec = Spec((8, 8), "float32", (), 10)
+    spec = Spec(shape, "float32", (), 10)
     make = Run(experiment, spec, 1000).make_ensemble
     return Planner(experiment, spec, make, jax.devices()[:devices])
 
@@ -107,6 +107,18 @@ def test_operations_are_counted_for_every_member_whatever_the_execution(executio
         size = planned.bytes_per_device
         states = 5 * (PARAMS + ADAM)
         assert states < size["total"] < states + size["batches"] + size["activations"] + 500
+
+
+def test_the_gradients_of_kernels_are_counted_for_every_example():
+    lenet = {"model": {"name": "lenet5"}, "data": {"global_batch_size": 16}}
+    flops = {
+        execution: small_planner(2, (28, 28), execution=execution, **lenet)
+        .plan_mesh(4, 2)
+        .flops_per_device
+        for execution in ("unroll", "unroll+canonical+masks")
+    }
+    # The masks add comparisons.
+    assert flops["unroll+canonical+masks"] == pytest.approx(flops["unroll"], rel=0.02)
 
 
 def test_parts_of_a_batch_take_memory_and_no_fewer_operations():

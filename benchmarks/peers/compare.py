@@ -1,5 +1,6 @@
 """The ways of a workload, timed side by side."""
 
+import importlib.util
 import statistics
 from typing import Any
 
@@ -16,22 +17,24 @@ from benchmarks.workloads import Workload
 from dist_ens.turns import Way, spread, step_ms_of_turns
 
 _DIST_ENS, _MATMUL = "dist_ens", "matmul"
-_NO_TORCH = "PyTorch is not installed: pip install 'dist-ens[peers]'."
+
+
+def _require_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise Absent("PyTorch is not installed: pip install 'dist-ens[peers]'.")
 
 
 def _torch_loop(workload: Workload) -> Way:
-    try:
-        from benchmarks.peers.torch_loop import TorchLoop
-    except ImportError as error:
-        raise Absent(_NO_TORCH) from error
+    _require_torch()
+    from benchmarks.peers.torch_loop import TorchLoop
+
     return TorchLoop(workload)
 
 
 def _torch_func(workload: Workload) -> Way:
-    try:
-        from benchmarks.peers.torch_func import TorchFunc
-    except ImportError as error:
-        raise Absent(_NO_TORCH) from error
+    _require_torch()
+    from benchmarks.peers.torch_func import TorchFunc
+
     return TorchFunc(workload)
 
 

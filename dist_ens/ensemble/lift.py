@@ -30,6 +30,7 @@ from dist_ens.execution import Execution
 from dist_ens.layout import (
     BATCH,
     BATCHES,
+    DATA,
     MEMBER_BATCH,
     MEMBER_METRICS,
     MEMBERS,
@@ -210,6 +211,19 @@ class Ensemble:
             return self._lifted_update(state, batches)
 
         return jax.jit(update, donate_argnums=0)
+
+    @property
+    def step_of_one(self) -> Any:
+        """A step of one member as it is written by hand: `step(state, batch) -> (state, metrics)`.
+
+        The leaves of `state` are one member's, `batch` is a dict of `inputs`, `labels` and, where
+        examples are weighed, `index`: leaves [batch, ...], of the whole batch. Not jitted, on no
+        mesh, no operation in another form: what the other ways are measured against.
+        """
+        # What averages over the data axis finds one, of one place.
+        return jax.vmap(
+            self._member_update, in_axes=None, out_axes=None, axis_size=1, axis_name=DATA
+        )
 
     def _step_after_step(self) -> Any:
         """`update` as a program of one step, dispatched for each step of a call."""

@@ -217,6 +217,8 @@ class Planner:
                 step = self._one_member(ensemble, way, ensemble.microbatches)
         if ensemble.microbatches > 1:  # nor one over parts of the batch
             step = self._one_member(ensemble, way, 1)
+        if way.convolutions == "canonical":  # nor one over examples, of a kernel's gradient
+            step = self._one_member(ensemble, dataclasses.replace(way, convolutions=None), 1)
         times = 1 if step is program and not dispatched else members
         memory = program.memory_analysis()
         total = (
