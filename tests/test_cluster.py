@@ -102,6 +102,23 @@ def test_two_hosts_train_and_score_groups_as_one_does(trained_by_two, tmp_path):
         assert of_two[name] == pytest.approx(of_one[name], rel=1e-4)
 
 
+def test_two_hosts_choose_an_execution_together(tmp_path):
+    logs = [tmp_path / f"host_{i}.log" for i in range(2)]
+    script = [sys.executable, "tests/two_hosts.py", "choose", f"127.0.0.1:{free_port()}"]
+    processes = [start([*script, str(i), str(tmp_path)], logs[i]) for i in range(2)]
+    codes = finish(processes, logs)
+    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    of_hosts = [json.loads((tmp_path / f"chosen_{i}.json").read_text()) for i in range(2)]
+    assert of_hosts[0] == of_hosts[1]
+    for first, again in zip(of_hosts[0][::2], of_hosts[0][1::2], strict=True):
+        assert "the fastest of those tried" in first[1]
+        assert again[0] == first[0]
+        assert "earlier run" in again[1]
+    # Several members on a device can be run in several ways.
+    assert "vmap" in of_hosts[0][2][1]
+    assert "map" in of_hosts[0][2][1]
+
+
 def assert_same_run(workdir, experiment, tmp_path):
     """What two hosts left in a workdir is what one leaves."""
     one = train(experiment, tmp_path)

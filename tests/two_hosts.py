@@ -1,12 +1,14 @@
 """One of two hosts with four devices each; it trains the same small ensemble on several meshes.
 
-python tests/two_hosts.py train|hang COORDINATOR PROCESS_ID FOLDER
+python tests/two_hosts.py train|hang|choose COORDINATOR PROCESS_ID FOLDER
 
 `hang` trains FOLDER/killed on the last mesh, from data that never come after step 4, and waits to
 be killed; `train` goes on with that run, then trains every mesh anew, and groups of members.
+`choose` writes to FOLDER/chosen_PROCESS_ID.json what it chose for two meshes, and what it tried.
 """
 
 import dataclasses
+import json
 import os
 import pathlib
 import sys
@@ -74,6 +76,29 @@ class HangingSplit:
         return self.split.take(indices)
 
 
+def choose_executions():
+    """What is chosen for a long run, on a mesh of as many rows as hosts and on one of one row."""
+    from dist_ens.data import open_source
+    from dist_ens.ensemble.choice import choose
+    from dist_ens.feed import Draws, put_whole
+    from dist_ens.layout import make_layout
+    from dist_ens.run import Run
+
+    told = []
+    for rows in (8, 1):
+        asked = experiment(rows)
+        source = open_source(asked.data)
+        run = Run(asked, source.spec, len(source.train))
+        layout = make_layout(8, rows)
+        ensemble = run.make_ensemble(layout)
+        state = ensemble.init(0, run.batch_of_inputs(32 // layout.data_axis))
+        draws = Draws(put_whole(source.train, layout), run.order, layout, 0)
+        for _ in range(2):
+            chosen, choice = choose(ensemble, state, draws(range(4)), 10**6, may_move=False)
+            told.append([chosen.execution, str(choice)])
+    return told
+
+
 def main(verb, coordinator, process_id, folder):
     os.environ["XLA_FLAGS"] = fast_xla.flags(4)
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -84,6 +109,10 @@ def main(verb, coordinator, process_id, folder):
 
     cluster.start(coordinator, 2, int(process_id))
     killed, folder = experiment(1), pathlib.Path(folder)
+    if verb == "choose":
+        file = folder / f"chosen_{process_id}.json"
+        file.write_text(json.dumps(choose_executions()))
+        return
     if verb == "hang":
         source = open_source(killed.data)
         order = Order(len(source.train), 32)

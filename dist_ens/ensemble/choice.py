@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import math
 import re
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -143,8 +142,8 @@ def choose(
 ) -> tuple[Ensemble, Choice]:
     """The ensemble with the fastest execution that could be found in the time there is.
 
-    What was chosen before for the same program on the same kind of device is taken again. Of
-    several hosts process 0 decides: by what it has kept, else all follow the rule. Where the
+    What was chosen before for the same program on the same kind of device is taken again. Several
+    hosts time together, and process 0 decides: by what it has kept, or by its clock. Where the
     devices are the cores of one CPU, the fastest is tried on one of them too.
 
     Args:
@@ -190,10 +189,8 @@ def choose(
         if position >= 0:
             name = [*options][position]
             return options[name], Choice(name, why)
-    if jax.process_count() > 1:
-        return options[rule], Choice(rule, "the rule, for several hosts do not time candidates")
     # Beside the state a copy of it, and what a step makes.
-    if layout.free_bytes() < 2 * _device_bytes(state):
+    if not cluster.as_main_sees(layout.free_bytes() >= 2 * _device_bytes(state)):
         return options[rule], Choice(rule, "the rule, for there is no room to time candidates")
 
     timing = _timed(options, names, state, batches, num_steps)
@@ -201,7 +198,8 @@ def choose(
         why = f"the rule, for {timing.budget_secs:.2g} s are too few to time others"
     else:
         why = "the fastest of those tried"
-    keep_execution(program if timing.settled else of_this_length, timing.fastest)
+    if cluster.is_main():
+        keep_execution(program if timing.settled else of_this_length, timing.fastest)
     choice = Choice(timing.fastest, why, timing.step_secs, timing.in_turns)
     return options[timing.fastest], choice
 
@@ -255,9 +253,9 @@ class _Candidate:
         self.trial.call(self.update)
         secs: list[float] = []
         while sum(secs) < (_FEWEST_SECS if len(secs) >= _FEWEST_CALLS else _ENOUGH_SECS):
-            started = time.perf_counter()
+            started = cluster.clock()
             self.trial.call(self.update)
-            secs.append(time.perf_counter() - started)
+            secs.append(cluster.clock() - started)
         return min(secs) / self.trial.steps_per_call
 
 
@@ -285,10 +283,10 @@ class _Contest:
     ) -> None:
         self._options, self._state, self._batches = options, state, batches
         self._layout = options[first].layout
-        self._trial, started = _Trial(state, batches), time.monotonic()
+        self._trial, started = _Trial(state, batches), cluster.clock()
         self._tried = {first: _Candidate(options[first].update, self._trial)}
         self.step_secs = {first: self._tried[first].step_secs()}
-        self._began = time.monotonic()
+        self._began = cluster.clock()
         self._longest_secs = self._began - started
         self._skipped = False
         self.budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * self.step_secs[first])
@@ -304,7 +302,7 @@ class _Contest:
         if self._longest_secs + for_turns > self._left_secs():
             self._skipped = True
             return
-        started = time.monotonic()
+        started = cluster.clock()
         option, trial = self._options[name], self._trial
         if option.layout is not self._layout:
             moved = option.layout.moved
@@ -315,7 +313,7 @@ class _Contest:
         if update is not None:
             self._tried[name] = _Candidate(update, trial)
             self.step_secs[name] = self._tried[name].step_secs()
-        self._longest_secs = max(self._longest_secs, time.monotonic() - started)
+        self._longest_secs = max(self._longest_secs, cluster.clock() - started)
 
     def decided(self) -> _Timing:
         """What came of it, after turns of those that are close.
@@ -356,7 +354,7 @@ class _Contest:
         return self.step_secs[name] * self._trial.steps_per_call
 
     def _left_secs(self) -> float:
-        return self.budget_secs - (time.monotonic() - self._began)
+        return self.budget_secs - (cluster.clock() - self._began)
 
 
 def _timed(
@@ -386,7 +384,7 @@ def _update_that_fits(ensemble: Ensemble, trial: _Trial) -> Any:
     memory = compiled.memory_analysis()
     new = memory.output_size_in_bytes - memory.alias_size_in_bytes
     fits = memory.temp_size_in_bytes + new < ensemble.layout.free_bytes()
-    return compiled if fits else None
+    return compiled if cluster.as_main_sees(fits) else None
 
 
 def _device_bytes(state: State) -> int:
