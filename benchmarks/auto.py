@@ -1,6 +1,7 @@
 """What `execution="auto"` chooses, beside every execution that it could have chosen.
 
     python -m benchmarks.auto --workloads=W1,W2,W3,W4,W5,W6
+    python -m benchmarks.auto --workloads=W3 --ways=map,unroll,loop --turns=21
 
 All take turns in one process. The figures are ratios of medians: the best fixed execution's
 milliseconds per step over those of the run that chose, and over those of the fixed execution that
@@ -18,6 +19,7 @@ from dist_ens.turns import Way, spread, step_ms_of_turns
 from launch import front
 
 _WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "Which to run.")
+_WAYS = flags.DEFINE_list("ways", None, "Fixed executions to time; all if not given.")
 _TURNS = flags.DEFINE_integer("turns", 5, "Turns of each.", lower_bound=1)
 
 
@@ -27,7 +29,10 @@ def main() -> None:
     for name in front.names(_WORKLOADS, WORKLOADS):
         workload = WORKLOADS[name]()
         chosen = DistEns(workload)
-        ways: dict[str, Way] = {"auto": chosen, **fixed_ways(workload)}
+        fixed = fixed_ways(workload)
+        if _WAYS.value is not None:
+            fixed = {way: fixed[way] for way in front.names(_WAYS, fixed)}
+        ways: dict[str, Way] = {"auto": chosen, **fixed}
         turns = step_ms_of_turns(ways, _TURNS.value)
         for way, ms in turns.items():
             label = f"auto ({chosen.execution})" if way == "auto" else way
@@ -36,8 +41,14 @@ def main() -> None:
         of_auto = medians.pop("auto")
         best = min(medians, key=medians.__getitem__)
         console.print(
-            f"{name}: the best fixed, {best}, over auto: {medians[best] / of_auto:.2f}; over "
-            f"{chosen.execution}, which it chose: {medians[best] / medians[chosen.execution]:.2f}"
+            f"{name}: the best fixed, {best}, over auto: {medians[best] / of_auto:.2f}"
+            + (
+                f"; over {chosen.execution}, which it chose: "
+                f"{medians[best] / medians[chosen.execution]:.2f}"
+                if chosen.execution in medians
+                else ""
+            ),
+            soft_wrap=True,
         )
 
 
