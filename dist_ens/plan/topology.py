@@ -177,6 +177,7 @@ class Topology:
         name, cores = CHIPS[self.kind].accelerator
         return variables | {
             "TPU_SKIP_MDS_QUERY": "1",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no TPU is taken: plans may be made side by side
             "TPU_WORKER_HOSTNAMES": "localhost",
             "TPU_ACCELERATOR_TYPE": f"{name}-{math.prod(self.shape) * cores}",
             # What is compiled for devices that are not here cannot be read back (jax 0.10.2).
