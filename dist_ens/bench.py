@@ -93,7 +93,9 @@ class LoopByHand:
         num_members = ensemble.layout.num_members
         self._per_member = order.per_member
         self._batches = _host_batches(source, order, ensemble)
-        layout = make_layout(1, devices=ensemble.layout.mesh.devices.ravel()[:1].tolist())
+        self._layout = layout = make_layout(
+            1, devices=ensemble.layout.mesh.devices.ravel()[:1].tolist()
+        )
         alone = dataclasses.replace(ensemble, layout=layout, waves=1)
         inputs = _batch_of_inputs(source, order, layout)
         self.states: list[Any] = [
@@ -106,7 +108,7 @@ class LoopByHand:
         """See `Way`."""
         metrics: list[Any] = [None] * len(self.states)
         for batch in itertools.islice(self._batches, num_steps):
-            of_all = batch if self._per_member else jax.device_put(batch)
+            of_all = batch if self._per_member else self._layout.put_everywhere(batch)
             for number, state in enumerate(self.states):
                 own = {k: v[number] for k, v in batch.items()} if self._per_member else of_all
                 self.states[number], metrics[number] = self._step(state, own)
