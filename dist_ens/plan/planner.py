@@ -207,18 +207,17 @@ class Planner:
         members = planned.members_per_device
         # XLA counts the body of a loop once, whatever its length: so no loop over steps.
         way = dataclasses.replace(Execution.parse(planned.execution), steps=None)
-        dispatched = way.members == "loop"
+        dispatched, canonical = way.members == "loop", way.convolutions == "canonical"
         if dispatched:
-            program = step = self._one_member(ensemble, way, ensemble.microbatches)
+            program = self._one_member(ensemble, way, ensemble.microbatches)
         else:
-            program = step = self._compiled(ensemble, way)
-            # Nor one over members.
-            if members > 1 and " while(" in program.as_text():
-                step = self._one_member(ensemble, way, ensemble.microbatches)
-        if ensemble.microbatches > 1:  # nor one over parts of the batch
-            step = self._one_member(ensemble, way, 1)
-        if way.convolutions == "canonical":  # nor one over examples, of a kernel's gradient
-            step = self._one_member(ensemble, dataclasses.replace(way, convolutions=None), 1)
+            program = self._compiled(ensemble, way)
+        over_members = not dispatched and members > 1 and " while(" in program.as_text()
+        step = program
+        # Nor one over members, over parts of the batch, or over examples in a kernel's gradient.
+        if over_members or ensemble.microbatches > 1 or canonical:
+            plain = dataclasses.replace(way, convolutions=None) if canonical else way
+            step = self._one_member(ensemble, plain, 1)
         times = 1 if step is program and not dispatched else members
         memory = program.memory_analysis()
         total = (
