@@ -1,5 +1,9 @@
-"""What the calls of a run are given: batches from the host, or a split that stays on the device."""
+"""What a run's calls are given: batches from the hosts, or of a split that stays on the devices.
 
+A split goes where there is room for it, and the examples and their order are the same everywhere.
+"""
+
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -10,11 +14,71 @@ import numpy as np
 from dist_ens import cluster
 from dist_ens.data import Source, Split, calls, training_batches
 from dist_ens.ensemble import Drawn, Own
-from dist_ens.layout import BATCHES, MEMBER_BATCHES, MEMBERS, REPLICATED, Layout
+from dist_ens.layout import (
+    BATCH,
+    BATCHES,
+    MEMBER_BATCHES,
+    MEMBERS,
+    REPLICATED,
+    Layout,
+    dealing_program,
+)
 from dist_ens.methods import Order
 
-# A split is kept on the device if it takes at most this part of the memory that is free there.
+# A split is kept on the devices if it takes at most this part of the memory that is free there.
 PART_OF_THE_MEMORY = 0.25
+
+
+class Place(enum.IntEnum):
+    """Where a split is while members are trained on it."""
+
+    EVERYWHERE = enum.auto()  # whole on every device, where each step draws its batch
+    DIVIDED = enum.auto()  # each column has a part, and once per epoch its part of the batches
+    HOSTS = enum.auto()  # the hosts send every batch
+
+    def __str__(self) -> str:
+        return {
+            Place.EVERYWHERE: "the training set whole on every device",
+            Place.DIVIDED: "the training set divided over the columns",
+            Place.HOSTS: "batches sent by the hosts",
+        }[self]
+
+    def device_bytes(self, num_examples: int, example_bytes: int, layout: Layout) -> int:
+        """What a split takes on each device between two steps.
+
+        Args:
+            num_examples: Of the split.
+            example_bytes: Of each, with its label.
+            layout: Of the mesh.
+        """
+        if self is Place.EVERYWHERE:
+            return num_examples * example_bytes
+        if self is Place.DIVIDED:  # as it was read, and as it was dealt out
+            return 2 * -(-num_examples // layout.data_axis) * example_bytes
+        return 0
+
+
+def place_for(
+    num_examples: int, example_bytes: int, layout: Layout, free_bytes: float, *, per_member: bool
+) -> Place:
+    """Where a split goes.
+
+    Args:
+        num_examples: Of the split.
+        example_bytes: Of each, with its label.
+        layout: Of the mesh.
+        free_bytes: On a device that has the ensemble's state.
+        per_member: Whether each member has an order of its own, for which a divided split would
+            have to be dealt out as many times.
+    """
+    places = [Place.EVERYWHERE]
+    if layout.data_axis > 1 and not per_member:
+        places.append(Place.DIVIDED)
+    room = PART_OF_THE_MEMORY * free_bytes
+    for place in places:
+        if place.device_bytes(num_examples, example_bytes, layout) <= room:
+            return place
+    return Place.HOSTS
 
 
 def feed(
@@ -30,9 +94,8 @@ def feed(
 ) -> Iterator[Any]:
     """What `Ensemble.update` is given, call after call.
 
-    A split that fits lies whole on every device, where each step draws its batch; any other is
-    streamed. One that is not in memory yet is read for that only where the run needs as much of it.
-    Examples and their order are the same either way.
+    A split that fits lies on the devices, see `Place`; any other is streamed. One that is not in
+    memory yet is read for that only where the run needs as much of it.
 
     Args:
         source: Of the training examples.
@@ -51,10 +114,17 @@ def feed(
     # By the whole run, so that one that goes on is given its batches as before.
     needs_as_much = last_step * order.global_batch_size >= len(split)
     worth_reading = split.in_memory or order.per_member or needs_as_much
-    split_bytes, free_bytes = len(split) * source.spec.example_bytes, layout.free_bytes()
-    fits = split_bytes <= PART_OF_THE_MEMORY * free_bytes
-    if cluster.as_main_sees(worth_reading and fits):
+    place = Place.HOSTS
+    if worth_reading:
+        example_bytes, free_bytes = source.spec.example_bytes, layout.free_bytes()
+        place = place_for(
+            len(split), example_bytes, layout, free_bytes, per_member=order.per_member
+        )
+    place = Place(cluster.as_main_sees(place))
+    if place is Place.EVERYWHERE:
         return map(Draws(put_whole(split, layout), order, layout, seed), steps_of_calls)
+    if place is Place.DIVIDED:
+        return map(Deals(split, order, layout, seed, steps_per_call), steps_of_calls)
     if order.per_member:
         step_bytes = order.global_batch_size * source.spec.example_bytes * layout.num_members
         say(
@@ -107,6 +177,50 @@ class Draws:
         """The batches of a call's steps."""
         cursor = self._layout.put_everywhere(self._order.cursor(self._seed, steps))
         return Drawn(self._split, self._indices(cursor, self._member_ids))
+
+
+class Deals:
+    """What calls of the update are given, of a split that is divided along the data axis.
+
+    The batches of about an epoch's steps are dealt out at a time, from which calls have theirs.
+
+    Args:
+        split: The training examples.
+        order: Of the examples, one for all members.
+        layout: Of the mesh.
+        seed: Of the order, in [0, 2**32).
+        steps_per_call: Of the calls, which come in their order.
+    """
+
+    def __init__(
+        self, split: Split, order: Order, layout: Layout, seed: int, steps_per_call: int
+    ) -> None:
+        count = layout.data_axis * -(-len(split) // layout.data_axis)
+        rows = np.minimum(layout.host_rows(count), len(split) - 1)  # the last part is filled up
+        self._parts = layout.put(split.take(rows), count, BATCH)
+        self._draws = Draws(None, order, layout, seed)
+        self._deal = dealing_program(layout)
+        self._layout = layout
+        calls_of_epoch = order.epoch_length // (order.global_batch_size * steps_per_call)
+        self._steps_of_deal = max(1, calls_of_epoch) * steps_per_call
+        self._dealt, self._steps = None, range(0)
+
+        @partial(jax.jit, static_argnames="count", out_shardings=layout.sharding(BATCHES))
+        def of_call(dealt: Any, first: jax.Array, count: int) -> Any:
+            return jax.tree.map(
+                lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, count), dealt
+            )
+
+        self._of_call = of_call
+
+    def __call__(self, steps: range) -> Any:
+        """The batches of a call's steps."""
+        if steps.stop > self._steps.stop:
+            self._dealt = None  # makes room for the next
+            self._steps = range(steps.start, steps.start + self._steps_of_deal)
+            self._dealt = self._deal(self._parts, self._draws(self._steps).indices)
+        first = self._layout.put_everywhere(np.int32(steps.start - self._steps.start))
+        return self._of_call(self._dealt, first, len(steps))
 
 
 def put_whole(split: Split, layout: Layout) -> Any:

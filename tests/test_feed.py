@@ -9,9 +9,10 @@ import networks
 from dist_ens.data import ArraySplit, Source, Spec
 from dist_ens.ensemble import Drawn, Ensemble, Own
 from dist_ens.errors import UserError
-from dist_ens.feed import feed
-from dist_ens.layout import Layout, make_layout
-from dist_ens.methods import Order
+from dist_ens.feed import Place, feed, place_for
+from dist_ens.layout import BATCH, Layout, dealing_program, make_layout
+from dist_ens.methods import Order, poisson_weight
+from dist_ens.plan import collectives
 
 COUNT = 40  # examples; not a multiple of the batch of 16, so that batches lie across epochs
 
@@ -20,23 +21,33 @@ class ReadLate(ArraySplit):
     in_memory = False
 
 
-def source(kind=ArraySplit):
+def source(kind=ArraySplit, count=COUNT):
     _, inputs, label_shape = networks.mlp()
-    examples = networks.batches_for(inputs, label_shape, COUNT)
+    examples = networks.batches_for(inputs, label_shape, count)
     split = kind(examples["inputs"][:, 0], examples["labels"][:, 0])
     return Source(Spec(inputs.shape[1:], "float32", (), networks.CLASSES), split, split)
 
 
-def calls_of(kind, layout, *, last_step=7, per_member=False, say=print):
-    order = Order(COUNT, networks.BATCH, per_member=per_member)
+def calls_of(
+    kind,
+    layout,
+    *,
+    count=COUNT,
+    first_step=0,
+    last_step=7,
+    steps_per_call=3,
+    per_member=False,
+    say=print,
+):
+    order = Order(count, networks.BATCH, per_member=per_member)
     return feed(
-        source(kind),
+        source(kind, count),
         order,
         layout,
         seed=3,
-        first_step=0,
+        first_step=first_step,
         last_step=last_step,
-        steps_per_call=3,
+        steps_per_call=steps_per_call,
         say=say,
     )
 
@@ -157,3 +168,82 @@ def test_members_with_orders_of_their_own_are_sent_their_examples_where_the_set_
     # A batch of 16 for each of four members: 16 * 52 * 4 = 3,328 bytes, 0.00317 MiB.
     assert "0.00317 MiB a step are sent from the hosts, 4 times" in said[0]
     assert len(said) == 1
+
+
+# Of 42 examples of 12 floats and a label, 52 bytes, four columns have 11, 11, 11 and 9: a device
+# keeps 2 * 11 * 52 = 1,144 bytes, where all would be 2,184.
+OF_42_DIVIDED = 1_144
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "columns", "per_member", "place"),
+    [
+        (4 * 2_184, 4, False, Place.EVERYWHERE),
+        (4 * 2_184 - 1, 4, False, Place.DIVIDED),
+        (4 * OF_42_DIVIDED, 4, False, Place.DIVIDED),
+        (4 * OF_42_DIVIDED - 1, 4, False, Place.HOSTS),
+        (4 * 2_184 - 1, 4, True, Place.HOSTS),
+        (4 * 2_184 - 1, 1, False, Place.HOSTS),
+    ],
+)
+def test_a_split_goes_where_there_is_room(free_bytes, columns, per_member, place):
+    layout = make_layout(4, 1, jax.devices()[:columns])
+    assert place_for(42, 52, layout, free_bytes, per_member=per_member) is place
+
+
+@pytest.mark.parametrize("first_step", [0, 2])
+@pytest.mark.parametrize("steps_per_call", [1, 2, 5])  # of 42 examples by 16: an epoch, or less
+def test_batches_of_a_divided_split_are_those_that_are_streamed(
+    monkeypatch, steps_per_call, first_step
+):
+    layout = make_layout(4, 1, jax.devices()[:4])
+    asked = {"steps_per_call": steps_per_call, "first_step": first_step, "last_step": 13}
+    monkeypatch.setattr(Layout, "free_bytes", lambda layout: 4 * OF_42_DIVIDED)
+    divided = [*calls_of(ArraySplit, layout, count=42, **asked)]
+    monkeypatch.setattr(Layout, "free_bytes", lambda layout: 0)
+    streamed = [*calls_of(ArraySplit, layout, count=42, **asked)]
+    assert sum(len(batches["labels"]) for batches in divided) == 13 - first_step
+    for batches, others in zip(divided, streamed, strict=True):
+        assert batches["inputs"].sharding == others["inputs"].sharding
+        jax.tree.map(np.testing.assert_array_equal, batches, others)
+
+
+@pytest.mark.parametrize(
+    ("execution", "waves"), [("vmap", 1), ("loop", 1), ("map+single", 1), ("vmap", 2)]
+)
+def test_members_are_the_same_where_the_split_is_divided(monkeypatch, execution, waves):
+    drawn, _ = trained(ArraySplit, (2, 4), execution, waves=waves)
+    # Four times 2 * 10 * 52 bytes, which 40 examples take when they are divided over four columns.
+    monkeypatch.setattr(Layout, "free_bytes", lambda layout: 4_160)
+    dealt, calls = trained(ArraySplit, (2, 4), execution, waves=waves)
+    assert isinstance(calls[0], dict)
+    jax.tree.map(np.testing.assert_array_equal, drawn, dealt)
+
+
+def test_examples_are_weighed_by_their_place_where_the_split_is_divided(monkeypatch):
+    def of_bootstrap():
+        layout = make_layout(2, 1, jax.devices()[:4])
+        member, inputs, _ = networks.mlp()
+        ensemble = Ensemble(member, optax.sgd(0.1), layout, example_weight=poisson_weight)
+        state = ensemble.init(0, inputs)
+        for batches in calls_of(ArraySplit, layout):
+            state, _ = ensemble.update(state, batches)
+        return jax.device_get(state.params)
+
+    drawn = of_bootstrap()
+    monkeypatch.setattr(Layout, "free_bytes", lambda layout: 4_160)
+    jax.tree.map(np.testing.assert_array_equal, drawn, of_bootstrap())
+
+
+def test_a_divided_split_is_dealt_out_over_the_data_axis_only_and_is_nowhere_whole():
+    layout = make_layout(4, 2, jax.devices())
+    split = source(count=4_096).train.take(np.arange(4_096))
+    parts = layout.put(split, 4_096, BATCH)
+    indices = layout.put_everywhere(np.arange(4_096, dtype=np.int32).reshape(64, 64))
+    compiled = dealing_program(layout).lower(parts, indices).compile()
+    crossing = collectives(compiled.as_text(), layout.mesh.device_ids)
+    assert {(each.kind, each.axis) for each in crossing} == {("collective-permute", "data")}
+    # Its part, its batches and what passes, which comes while the one before is looked through.
+    memory, part_bytes, index_bytes = compiled.memory_analysis(), 1_024 * 52, 4_096 * 4
+    total = sum(getattr(memory, f"{kind}_size_in_bytes") for kind in ("argument", "output", "temp"))
+    assert total < 4.1 * part_bytes + 2 * index_bytes

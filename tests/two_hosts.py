@@ -3,7 +3,8 @@
 python tests/two_hosts.py train|hang|choose COORDINATOR PROCESS_ID FOLDER
 
 `hang` trains FOLDER/killed on the last mesh, from data that never come after step 4, and waits to
-be killed; `train` goes on with that run, then trains every mesh anew, and groups of members.
+be killed; `train` goes on with that run, then trains every mesh anew, groups of members, and on the
+last mesh from a split that is divided over it.
 `choose` writes to FOLDER/chosen_PROCESS_ID.json what it chose for two meshes, and what it tried.
 """
 
@@ -20,6 +21,8 @@ import numpy as np
 import fast_xla
 
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
+# Free on a device, where a quarter is to hold 1,437 digits of 260 bytes only over eight columns.
+FOR_A_DIVIDED_SPLIT = 1_000_000
 
 
 def experiment(ensemble_axis):
@@ -104,6 +107,7 @@ def main(verb, coordinator, process_id, folder):
     os.environ["JAX_PLATFORMS"] = "cpu"
     from dist_ens import cluster
     from dist_ens.data import open_source
+    from dist_ens.layout import Layout
     from dist_ens.methods import Order
     from dist_ens.train import train
 
@@ -123,6 +127,8 @@ def main(verb, coordinator, process_id, folder):
     for rows, columns in MESHES:
         train(experiment(rows), folder / f"{rows}x{columns}")
     train(of_groups(folder), folder / "groups")
+    Layout.free_bytes = lambda layout: FOR_A_DIVIDED_SPLIT
+    train(experiment(1), folder / "divided")
 
 
 if __name__ == "__main__":

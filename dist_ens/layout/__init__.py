@@ -5,6 +5,7 @@ axes are `("ensemble", "data")`, in this order, over the devices in the order of
 a row of the mesh holds some of the members, a column one part of every batch.
 """
 
+from dist_ens.layout.dealing import dealing_program
 from dist_ens.layout.mesh import (
     BATCH,
     BATCHES,
@@ -41,6 +42,7 @@ __all__ = [
     "copied",
     "data_index",
     "data_mean",
+    "dealing_program",
     "make_layout",
     "to_host",
 ]
