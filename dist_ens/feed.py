@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from dist_ens import cluster
-from dist_ens.data import Source, Split, calls, training_batches
+from dist_ens.data import Source, Spec, Split, calls, training_batches
 from dist_ens.ensemble import Drawn, Own
 from dist_ens.layout import (
     BATCH,
@@ -221,6 +221,57 @@ class Deals:
             self._dealt = self._deal(self._parts, self._draws(self._steps).indices)
         first = self._layout.put_everywhere(np.int32(steps.start - self._steps.start))
         return self._of_call(self._dealt, first, len(steps))
+
+
+def abstract_batches(
+    layout: Layout,
+    spec: Spec,
+    steps: int,
+    global_batch_size: int,
+    place: Place,
+    *,
+    num_examples: int | None = None,
+    per_member: bool = False,
+    with_index: bool = False,
+) -> Any:
+    """Shapes, types and shardings of what one call is given.
+
+    Args:
+        layout: Of the mesh.
+        spec: Of one example.
+        steps: Of the call.
+        global_batch_size: Examples of each step.
+        place: Of the split.
+        num_examples: Of the split; of one that is on every device.
+        per_member: Whether each member has batches of its own.
+        with_index: Whether the examples' positions are sent, by which they are weighed.
+    """
+
+    def examples(leading: tuple[int, ...], where: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        sharding = layout.sharding(where)
+        shapes = {
+            "inputs": (spec.input_shape, spec.input_dtype),
+            "labels": (spec.label_shape, spec.label_dtype),
+        }
+        if with_index and place is not Place.EVERYWHERE:
+            shapes["index"] = ((), "int32")
+        return {
+            name: jax.ShapeDtypeStruct((*leading, *shape), dtype, sharding=sharding)
+            for name, (shape, dtype) in shapes.items()
+        }
+
+    of_call: tuple[int, ...] = (steps, global_batch_size)
+    if per_member:
+        of_call = (layout.num_members, *of_call)
+    if place is Place.EVERYWHERE:
+        if num_examples is None:
+            raise ValueError("A split on every device has a length. Received: None. Give it.")
+        sharding = layout.sharding(MEMBERS if per_member else REPLICATED)
+        indices = jax.ShapeDtypeStruct(of_call, "int32", sharding=sharding)
+        return Drawn(examples((num_examples,), REPLICATED), indices)
+    if per_member:
+        return Own(examples(of_call, MEMBER_BATCHES))
+    return examples(of_call, BATCHES)
 
 
 def put_whole(split: Split, layout: Layout) -> Any:

@@ -115,10 +115,16 @@ class Run:
             self.num_train_examples,
             data.global_batch_size,
             shuffle=data.shuffle,
-            per_member=data.examples not in ("shared", "bootstrap") or self.spec.num_groups > 1,
+            per_member=self.per_member,
             num_groups=self.spec.num_groups,
             num_folds=data.num_folds or 0,
         )
+
+    @property
+    def per_member(self) -> bool:
+        """Whether each member has batches of its own."""
+        examples = self.experiment.data.examples
+        return examples not in ("shared", "bootstrap") or self.spec.num_groups > 1
 
     @property
     def num_members(self) -> int:

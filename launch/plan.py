@@ -10,7 +10,7 @@ from dist_ens import cluster, report
 from dist_ens.data import describe_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.layout import Layout
-from dist_ens.plan import HERE, Planner, Topology, collective_lines, plan_table
+from dist_ens.plan import HERE, Planner, Topology, mesh_line, plan_table
 from dist_ens.run import Run
 from launch import front
 from launch.config_file import ConfigFlags
@@ -31,14 +31,14 @@ def main() -> None:
     if cluster.is_main():
         Console(markup=False, highlight=False).print(plan_table(plan))
         for mesh in plan.meshes:
-            crossing = "; ".join(collective_lines(mesh)) or "nothing crosses an axis"
-            print(f"{mesh.ensemble_axis} x {mesh.data_axis}: {mesh.refusal or crossing}")
+            print(mesh_line(mesh))
         if _JSON.value is not None:
             front.write_file(_JSON, lambda path: report.write_scores(path, plan.to_dict()))
     plan.check_fits()
     if cluster.is_main():
         best = plan.meshes[0]
-        most = "unknown" if plan.max_num_members is None else f"{plan.max_num_members:,}"
+        about = "" if plan.max_is_compiled else "about "
+        most = "unknown" if plan.max_num_members is None else f"{about}{plan.max_num_members:,}"
         print(
             f"The best mesh for {best.num_members} members on {_TOPOLOGY.value} is "
             f"{best.ensemble_axis} x {best.data_axis}; the largest num_members that fits on it "
@@ -50,7 +50,7 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
     """A planner of a config's experiment, for a topology that is at hand; it tells what it does."""
     experiment = config.experiment()
     spec, num_train_examples = describe_source(experiment.data)
-    run = Run(experiment, spec, num_train_examples or 0)  # on their number no program depends
+    run = Run(experiment, spec, num_train_examples or 0)  # in what order they come nobody asks
     member = config.make_member(spec)
 
     def make_ensemble(layout: Layout) -> Ensemble:
@@ -64,7 +64,9 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
         if cluster.is_main():
             print(line, file=sys.stderr, flush=True)
 
-    return Planner(experiment, spec, make_ensemble, topology.devices(), say)
+    num_examples = num_train_examples and num_train_examples * spec.num_groups
+    devices = topology.devices()
+    return Planner(experiment, spec, num_examples, run.per_member, make_ensemble, devices, say)
 
 
 def _prepare(argv: list[str]) -> list[str]:

@@ -11,10 +11,10 @@ import pytest
 
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
-from dist_ens.ensemble import Drawn
 from dist_ens.ensemble.choice import candidates
-from dist_ens.layout import MEMBERS, REPLICATED, make_layout
-from dist_ens.plan import Collective, abstract_batches, collectives
+from dist_ens.feed import Place, abstract_batches
+from dist_ens.layout import make_layout
+from dist_ens.plan import Collective, collectives
 from dist_ens.run import Run
 
 pytestmark = pytest.mark.quick
@@ -30,7 +30,7 @@ SPECS = {
 }
 
 
-def compiled_update(config, num_members, rows, columns, batch_size):
+def compiled_update(config, num_members, rows, columns, batch_size, place=Place.EVERYWHERE):
     """The update of a shipped config, compiled without a batch; and its execution."""
     experiment = Experiment.from_dict(runpy.run_path(str(config))["get_config"]().to_dict())
     spec = SPECS[config.stem]
@@ -38,9 +38,15 @@ def compiled_update(config, num_members, rows, columns, batch_size):
     run = Run(experiment, spec, 1000)
     ensemble = run.make_ensemble(layout)
     state = ensemble.abstract_state(run.batch_of_inputs(batch_size // columns))
-    batches = abstract_batches(layout, spec, experiment.steps_per_call, batch_size)
-    if run.order.per_member:
-        batches = drawn(layout, spec, experiment.steps_per_call, batch_size)
+    batches = abstract_batches(
+        layout,
+        spec,
+        experiment.steps_per_call,
+        batch_size,
+        place,
+        num_examples=1000 * spec.num_groups,
+        per_member=run.per_member,
+    )
     traced = ensemble.traced_update(state, batches)
     by_rule = candidates(layout, traced, experiment.steps_per_call)[0]
     ensemble = dataclasses.replace(ensemble, execution=by_rule)
@@ -52,20 +58,6 @@ def flops_of_one(config, batch_size):
     """Of one member alone, on one device."""
     compiled, _ = compiled_update(config, 1, 1, 1, batch_size)
     return compiled.cost_analysis()["flops"]
-
-
-def drawn(layout, spec, steps, batch_size):
-    """Batches of the members' own, from a split that lies on every device."""
-    count = 1000 * spec.num_groups
-    split = {
-        name: jax.ShapeDtypeStruct((count, *shape), dtype, sharding=layout.sharding(REPLICATED))
-        for name, shape, dtype in (
-            ("inputs", spec.input_shape, spec.input_dtype),
-            ("labels", spec.label_shape, spec.label_dtype),
-        )
-    }
-    indices = (layout.num_members, steps, batch_size)
-    return Drawn(split, jax.ShapeDtypeStruct(indices, "int32", sharding=layout.sharding(MEMBERS)))
 
 
 def ids(rows, columns):
@@ -81,12 +73,15 @@ def test_every_shipped_config_is_read():
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.stem)
-@pytest.mark.parametrize(("rows", "columns"), [(8, 1), (4, 2)])
-def test_members_do_not_talk_and_cost_what_one_costs(config, rows, columns):
+@pytest.mark.parametrize(
+    ("rows", "columns", "place"),
+    [(8, 1, Place.EVERYWHERE), (4, 2, Place.EVERYWHERE), (4, 2, Place.HOSTS)],
+)
+def test_members_do_not_talk_and_cost_what_one_costs(config, rows, columns, place):
     # A device of either mesh has the same part: one program to compare. Of the smallest network as
     # many as its config says, for what 8 cost there is not much more than to draw them.
     batch_size = (100 if config.stem == "uci" else 8) * columns
-    compiled, execution = compiled_update(config, 8, rows, columns, batch_size)
+    compiled, execution = compiled_update(config, 8, rows, columns, batch_size, place)
     text = compiled.as_text()
     assert text.startswith("HloModule jit_update,")
     found = kinds_and_axes(text, rows, columns)

@@ -14,6 +14,7 @@ from conftest import COMMAND_ENVIRONMENT
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
 from dist_ens.errors import RunError, UserError
+from dist_ens.feed import Place
 from dist_ens.plan import Planner, Topology, planner
 from dist_ens.run import Run
 
@@ -31,13 +32,16 @@ PRODUCTS = 128 * 2 * (2 * 64 * 32 + 3 * 32 * 10)
 
 LINEAR = {"name": "mlp", "hidden_sizes": ()}  # compiled the fastest
 
+EXAMPLES = 1000
+EXAMPLE = 64 * 4 + 4  # bytes of 64 floats and a label
+
 
 def dist_ens_plan(*arguments):
     """A finished `dist-ens plan`."""
     return dist_ens("plan", *arguments, xla_flags="--xla_backend_optimization_level=0")
 
 
-def small_planner(devices=4, shape=(8, 8), **changes):
+def small_planner(devices=4, shape=(8, 8), *, streamed=False, **changes):
     experiment = Experiment.from_dict(
         {
             "num_members": 4,
@@ -49,8 +53,10 @@ def small_planner(devices=4, shape=(8, 8), **changes):
         | changes
     )
     spec = Spec(shape, "float32", (), 10)
-    make = Run(experiment, spec, 1000).make_ensemble
-    return Planner(experiment, spec, make, jax.devices()[:devices])
+    run = Run(experiment, spec, EXAMPLES)
+    examples = None if streamed else EXAMPLES
+    them = jax.devices()[:devices]
+    return Planner(experiment, spec, examples, run.per_member, run.make_ensemble, them)
 
 
 def of_data(mesh):
@@ -70,8 +76,10 @@ def test_a_plan_says_what_each_mesh_needs_the_best_first(tmp_path):
         assert size["parameters"] == members * PARAMS
         assert size["optimizer"] == members * ADAM
         assert size["model_state"] == 0
-        # Ten steps a call, 128 examples of 64 floats and a label.
-        assert size["batches"] == 10 * (128 // columns) * (64 * 4 + 4)
+        # The digits to train on, and for ten steps a call the places of 128 of them.
+        assert shape["training_set"] == "the training set whole on every device"
+        assert size["training_set"] == 1437 * EXAMPLE
+        assert size["batches"] == 10 * 128 * 4
         assert size["total"] == sum(v for k, v in size.items() if k != "total")
         assert 0 <= size["other"] < 1000 * members
         assert shape["fits"]
@@ -89,14 +97,19 @@ def test_a_plan_says_what_each_mesh_needs_the_best_first(tmp_path):
     assert plan["max_num_members"] > 8
     assert f"{plan['max_num_members']:,}. Next: dist-ens train" in ended.stdout
     exchanged = 2 * (PARAMS + METRICS)
-    assert f"4 x 2: 1 all-reduce over data, {exchanged:,} bytes" in ended.stdout
-    assert "8 x 1: nothing crosses an axis" in ended.stdout
+    for line in (
+        f"4 x 2: {{}}; 1 all-reduce over data, {exchanged:,} bytes",
+        "8 x 1: {}; nothing crosses an axis",
+    ):
+        shape = plan["shapes"][0 if line.startswith("8") else 1]
+        how = f"{shape['execution']}; the training set whole on every device"
+        assert line.format(how) in ended.stdout
 
 
 @pytest.mark.parametrize("execution", ["map", "chunk:3", "loop+scanned", "unroll+single"])
 def test_operations_are_counted_for_every_member_whatever_the_execution(execution):
-    by_unroll = small_planner(execution="unroll").plan_mesh(8, 2)  # no loop, no dispatch
-    planned = small_planner(execution=execution).plan_mesh(8, 2)
+    by_unroll = small_planner(streamed=True, execution="unroll").plan_mesh(8, 2)  # no loop
+    planned = small_planner(streamed=True, execution=execution).plan_mesh(8, 2)
     assert planned.execution == execution
     assert planned.flops_per_device == pytest.approx(by_unroll.flops_per_device, rel=0.001)
     assert planned.exchanged_bytes == by_unroll.exchanged_bytes == 4 * (PARAMS + METRICS)
@@ -131,10 +144,60 @@ def test_parts_of_a_batch_take_memory_and_no_fewer_operations():
 
 
 def test_steps_of_a_call_take_memory_and_no_operations():
-    one, ten = (small_planner(steps_per_call=n).plan_mesh(4, 4) for n in (1, 10))
-    assert one.flops_per_device == ten.flops_per_device
-    more = 9 * 128 * (64 * 4 + 4)  # examples of 64 floats and a label
-    assert ten.bytes_per_device["total"] - one.bytes_per_device["total"] == more
+    for streamed, one_step in ((True, 128 * EXAMPLE), (False, 128 * 4)):
+        one, ten = (
+            small_planner(streamed=streamed, steps_per_call=n).plan_mesh(4, 4) for n in (1, 10)
+        )
+        assert one.flops_per_device == ten.flops_per_device
+        more = ten.bytes_per_device["total"] - one.bytes_per_device["total"]
+        assert more == 9 * one_step
+
+
+def test_the_training_set_takes_memory_where_it_is_kept(monkeypatch):
+    # Two rows of four columns, two members a device, beside whose state a quarter of what is free
+    # is to hold 1,000 examples, or twice the 250 of a column, or less.
+    state = 2 * (PARAMS + ADAM)
+    whole, parts = EXAMPLES * EXAMPLE, 2 * 250 * EXAMPLE
+    totals = {}
+    for memory, place, kept in (
+        (4 * whole + state, Place.EVERYWHERE, whole),
+        (4 * whole + state - 1, Place.DIVIDED, parts),
+        (4 * parts + state - 1, Place.HOSTS, 0),
+    ):
+        monkeypatch.setattr(planner, "memory_bytes", lambda device, memory=memory: memory)
+        planned = small_planner(8).plan_mesh(4, 2)
+        size = planned.bytes_per_device
+        assert (planned.place, size["training_set"]) == (place, kept)
+        assert size["batches"] == (128 * 4 if place is Place.EVERYWHERE else 32 * EXAMPLE)
+        assert size["total"] == sum(v for k, v in size.items() if k != "total")
+        totals[place] = size["total"]
+    assert totals[Place.DIVIDED] - totals[Place.HOSTS] == parts
+    more = totals[Place.EVERYWHERE] - totals[Place.DIVIDED]
+    assert more == pytest.approx(whole - parts, abs=32 * EXAMPLE)  # a batch, drawn or given
+
+
+def test_batches_of_the_members_own_are_counted_for_each():
+    own = {"data": {"global_batch_size": 128, "examples": "permuted"}}
+    for streamed, one_step in ((True, 128 * EXAMPLE), (False, 128 * 4)):
+        planned = small_planner(streamed=streamed, **own).plan_mesh(4, 2)
+        assert planned.bytes_per_device["batches"] == 2 * one_step // (2 if streamed else 1)
+        assert planned.place is (Place.HOSTS if streamed else Place.EVERYWHERE)
+        assert planned.bytes_per_device["total"] > 2 * one_step // 2 + 2 * (PARAMS + ADAM)
+
+
+def test_the_most_copies_of_a_member_are_told_without_compiling_them(monkeypatch):
+    monkeypatch.setattr(planner, "memory_bytes", lambda device: 10_000_000)
+    told = {}
+    for execution in ("unroll", "vmap"):
+        compiled = []
+        it = small_planner(1, num_members=4, streamed=True, execution=execution, model=LINEAR)
+        plan = dataclasses.replace(it, say=compiled.append).plan()
+        told[execution] = plan.max_num_members
+        assert plan.max_is_compiled == (execution == "vmap")
+        assert execution == "vmap" or len(compiled) == 2  # of 4 and 2 members
+    # Parameters and Adam's two moments are the least that a member takes.
+    assert 300 < told["unroll"] < 10_000_000 / (3 * 4 * (64 * 10 + 10))
+    assert told["unroll"] == pytest.approx(told["vmap"], rel=0.3)
 
 
 @pytest.mark.parametrize("begin", [4, 400])

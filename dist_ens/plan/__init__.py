@@ -1,8 +1,8 @@
 """What a run will need on devices that need not be here, from XLA's own compiler."""
 
 from dist_ens.plan.collectives import Collective, collectives
-from dist_ens.plan.planner import Plan, PlannedMesh, Planner, abstract_batches
-from dist_ens.plan.table import collective_lines, plan_table
+from dist_ens.plan.planner import Plan, PlannedMesh, Planner
+from dist_ens.plan.table import mesh_line, plan_table
 from dist_ens.plan.topology import CHIPS, HERE, Topology
 
 __all__ = [
@@ -13,8 +13,7 @@ __all__ = [
     "PlannedMesh",
     "Planner",
     "Topology",
-    "abstract_batches",
-    "collective_lines",
+    "mesh_line",
     "collectives",
     "plan_table",
 ]

@@ -9,11 +9,12 @@ import jax
 
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
-from dist_ens.ensemble import Ensemble, State
+from dist_ens.ensemble import Drawn, Ensemble, State
 from dist_ens.ensemble.choice import candidates
 from dist_ens.errors import UserError, first_line
 from dist_ens.execution import AUTO, Execution
-from dist_ens.layout import BATCHES, DATA, ENSEMBLE, Layout, make_layout
+from dist_ens.feed import Place, abstract_batches, place_for
+from dist_ens.layout import DATA, ENSEMBLE, Layout, make_layout
 from dist_ens.plan.collectives import Collective, collectives
 from dist_ens.plan.topology import CHIPS, chip_of, memory_bytes
 
@@ -27,10 +28,11 @@ class PlannedMesh:
         data_axis: Columns.
         num_members: Members of the ensemble.
         execution: How a device runs its members.
-        bytes_per_device: `parameters`, `model_state`, `optimizer`, `batches` (of one call),
-            `activations` (all that a step makes and leaves, gradients too), `other` (keys and
-            counters, padding, metrics, the program) and `total`. Without the last three where the
-            compiler refuses.
+        place: Of the training set.
+        bytes_per_device: `parameters`, `model_state`, `optimizer`, `training_set` (what is kept of
+            it), `batches` (of one call; their indices where a step draws them), `activations` (all
+            that a step makes and leaves, gradients too), `other` (keys and counters, padding,
+            metrics, the program) and `total`. Without the last three where the compiler refuses.
         flops_per_device: Of one step, as XLA counts them: the body of a loop that a network has in
             itself once. None where the compiler refuses.
         collectives: Of one step, on each device.
@@ -44,6 +46,7 @@ class PlannedMesh:
     data_axis: int
     num_members: int
     execution: str
+    place: Place
     bytes_per_device: Mapping[str, int]
     flops_per_device: float | None = None
     collectives: tuple[Collective, ...] = ()
@@ -67,6 +70,7 @@ class PlannedMesh:
             "mesh": {ENSEMBLE: self.ensemble_axis, DATA: self.data_axis},
             "num_members": self.num_members,
             "execution": self.execution,
+            "training_set": str(self.place),
             "flops_per_device": self.flops_per_device,
             "bytes_per_device": dict(self.bytes_per_device),
             "collectives": [dataclasses.asdict(collective) for collective in self.collectives],
@@ -85,12 +89,15 @@ class Plan:
         max_num_members: The most that fit on a mesh of the best one's shape, a multiple of its
             ensemble axis and of the groups; 0 where not one member per device fits, None where the
             memory of the devices is not known.
+        max_is_compiled: Whether the programs of so many, and of one more per device, were compiled;
+            else a line through the bytes of two others says it.
         memory_bytes: Of a device; infinity where it is not known.
         num_devices: Of the topology.
     """
 
     meshes: tuple[PlannedMesh, ...]
     max_num_members: int | None
+    max_is_compiled: bool
     memory_bytes: float
     num_devices: int
 
@@ -99,6 +106,7 @@ class Plan:
         return {
             "shapes": [mesh.to_dict() for mesh in self.meshes],
             "max_num_members": self.max_num_members,
+            "max_is_compiled": self.max_is_compiled,
             "memory_bytes_per_device": self.memory_bytes,
         }
 
@@ -138,6 +146,9 @@ class Planner:
     Attributes:
         experiment: Whose number of members is only the one to begin with.
         spec: Of the data.
+        num_examples: Of the training set; None where nobody knows: it is taken not to fit on a
+            device.
+        per_member: Whether each member has batches of its own.
         make_ensemble: The experiment's member, lifted over a layout. Of more than one wave its
             members are planned as if they were to be on the devices together.
         devices: Of one kind; they need not be here.
@@ -146,6 +157,8 @@ class Planner:
 
     experiment: Experiment
     spec: Spec
+    num_examples: int | None
+    per_member: bool
     make_ensemble: Callable[[Layout], Ensemble]
     devices: list[jax.Device]
     say: Callable[[str], None] = lambda line: None
@@ -160,10 +173,15 @@ class Planner:
         meshes = [self.plan_mesh(num_members, rows) for rows in self._ensemble_axes()]
         meshes.sort(key=_cost)
         memory = memory_bytes(self.devices[0])
-        most = None if math.isinf(memory) else self._max_num_members(meshes[0])
-        if most is not None:
+        most, is_compiled = None, False
+        if math.isfinite(memory):
+            # To compile ever more copies of a member takes minutes, then hours.
+            asked = self.experiment.execution
+            is_compiled = asked == AUTO or Execution.parse(asked).members != "unroll"
+            search = self._max_num_members if is_compiled else self._max_unrolled
+            most = search(meshes[0])
             most -= most % math.lcm(meshes[0].ensemble_axis, self.spec.num_groups)
-        return Plan(tuple(meshes), most, memory, len(self.devices))
+        return Plan(tuple(meshes), most, is_compiled, memory, len(self.devices))
 
     def plan_mesh(self, num_members: int, ensemble_axis: int) -> PlannedMesh:
         """What one step needs on one mesh.
@@ -179,22 +197,30 @@ class Planner:
         batch_size = self.experiment.data.global_batch_size
         layout.check_batch_size("data.global_batch_size", batch_size)
         ensemble = dataclasses.replace(self.make_ensemble(layout), waves=1)
-        steps = self.experiment.steps_per_call
-        state, batches = self._arguments(ensemble, steps)
-        execution = self.experiment.execution
-        if execution == AUTO:
-            execution = candidates(layout, ensemble.traced_update(state, batches), steps)[0]
+        state = self._abstract_state(ensemble)
         counted = {
             "parameters": _shard_bytes(state.params),
             "model_state": _shard_bytes(state.model_state),
             "optimizer": _shard_bytes(state.opt_state),
-            "batches": _shard_bytes(batches),
         }
+        place = self._place(layout, memory_bytes(self.devices[0]) - sum(counted.values()))
+        steps = self.experiment.steps_per_call
+        batches = self._batches(ensemble, place, steps)
+        counted["training_set"] = place.device_bytes(
+            self.num_examples or 0, self.spec.example_bytes, layout
+        )
+        drawn = batches.indices if isinstance(batches, Drawn) else batches
+        counted["batches"] = _shard_bytes(drawn)
+        execution = self.experiment.execution
+        if execution == AUTO:
+            execution = candidates(layout, ensemble.traced_update(state, batches), steps)[0]
         self.say(
             f"Compiling for mesh {layout}, {layout.members_per_device} members a device, "
             f"execution {execution} …"
         )
-        planned = PlannedMesh(ensemble_axis, layout.data_axis, num_members, execution, counted)
+        planned = PlannedMesh(
+            ensemble_axis, layout.data_axis, num_members, execution, place, counted
+        )
         try:
             return self._measured(planned, ensemble, state)
         except jax.errors.JaxRuntimeError as error:
@@ -209,15 +235,15 @@ class Planner:
         way = dataclasses.replace(Execution.parse(planned.execution), steps=None)
         dispatched, canonical = way.members == "loop", way.convolutions == "canonical"
         if dispatched:
-            program = self._one_member(ensemble, way, ensemble.microbatches)
+            program = self._one_member(planned, ensemble, way, ensemble.microbatches)
         else:
-            program = self._compiled(ensemble, way)
+            program = self._compiled(planned, ensemble, way)
         over_members = not dispatched and members > 1 and " while(" in program.as_text()
         step = program
         # Nor one over members, over parts of the batch, or over examples in a kernel's gradient.
         if over_members or ensemble.microbatches > 1 or canonical:
             plain = dataclasses.replace(way, convolutions=None) if canonical else way
-            step = self._one_member(ensemble, plain, 1)
+            step = self._one_member(planned, ensemble, plain, 1)
         times = 1 if step is program and not dispatched else members
         memory = program.memory_analysis()
         total = (
@@ -230,6 +256,8 @@ class Planner:
         # The batch of the program's one step is in it, of a call there are more.
         steps = self.experiment.steps_per_call
         total += planned.bytes_per_device["batches"] * (steps - 1) // steps
+        if planned.place is Place.DIVIDED:  # which the program is only given its batches of
+            total += planned.bytes_per_device["training_set"]
         if dispatched:  # the program's member is a copy, beside all of them
             total += _shard_bytes((state.params, state.model_state, state.opt_state))
         parts = dict(planned.bytes_per_device) | {"activations": memory.temp_size_in_bytes}
@@ -245,32 +273,48 @@ class Planner:
             max_steps_per_second=chip.peak_flops / flops if chip and flops else None,
         )
 
-    def _one_member(self, ensemble: Ensemble, way: Execution, microbatches: int) -> Any:
+    def _one_member(
+        self, planned: PlannedMesh, ensemble: Ensemble, way: Execution, microbatches: int
+    ) -> Any:
         """The step of one member per device, compiled for the same mesh."""
         rows = ensemble.layout.ensemble_axis
         alone = self.make_ensemble(make_layout(rows, rows, self.devices))
         alone = dataclasses.replace(alone, microbatches=microbatches)
-        return self._compiled(alone, dataclasses.replace(way, members="unroll", chunk_size=None))
+        way = dataclasses.replace(way, members="unroll", chunk_size=None)
+        return self._compiled(planned, alone, way)
 
-    def _compiled(self, ensemble: Ensemble, way: Execution) -> Any:
+    def _compiled(self, planned: PlannedMesh, ensemble: Ensemble, way: Execution) -> Any:
         ensemble = dataclasses.replace(ensemble, execution=str(way))
-        return ensemble.update.lower(*self._arguments(ensemble, 1)).compile()
+        state, batches = self._abstract_state(ensemble), self._batches(ensemble, planned.place, 1)
+        return ensemble.update.lower(state, batches).compile()
 
-    def _arguments(self, ensemble: Ensemble, steps: int) -> tuple[State, dict[str, Any]]:
-        """Shapes of the state, and of the batches of a call."""
-        batch_size = self.experiment.data.global_batch_size
-        inputs = jax.ShapeDtypeStruct(
-            (batch_size // ensemble.layout.data_axis, *self.spec.input_shape),
-            self.spec.input_dtype,
+    def _abstract_state(self, ensemble: Ensemble) -> State:
+        """Shapes of the state."""
+        device_batch_size = self.experiment.data.global_batch_size // ensemble.layout.data_axis
+        shape = (device_batch_size, *self.spec.input_shape)
+        return ensemble.abstract_state(jax.ShapeDtypeStruct(shape, self.spec.input_dtype))
+
+    def _place(self, layout: Layout, free_bytes: float) -> Place:
+        """Of the training set, on devices that have the state."""
+        if self.num_examples is None:
+            return Place.HOSTS
+        example_bytes = self.spec.example_bytes
+        return place_for(
+            self.num_examples, example_bytes, layout, free_bytes, per_member=self.per_member
         )
-        batches = abstract_batches(
+
+    def _batches(self, ensemble: Ensemble, place: Place, steps: int) -> Any:
+        """Shapes of what a call is given."""
+        return abstract_batches(
             ensemble.layout,
             self.spec,
             steps,
-            batch_size,
+            self.experiment.data.global_batch_size,
+            place,
+            num_examples=self.num_examples,
+            per_member=self.per_member,
             with_index=ensemble.example_weight is not None,
         )
-        return ensemble.abstract_state(inputs), batches
 
     def _ensemble_axes(self) -> list[int]:
         """Rows of every mesh over which members and batch divide, the most first."""
@@ -300,6 +344,21 @@ class Planner:
             )
         return rows
 
+    def _max_unrolled(self, first: PlannedMesh) -> int:
+        """About the most members that fit on a mesh of this shape, each a copy in the program.
+
+        It is read off the line through the bytes of as many as are asked for, and of half of them.
+        """
+        rows, known = first.ensemble_axis, list[tuple[int, int]]()
+        members = max(2, first.members_per_device)
+        while members and len(known) < 2:
+            is_first = members == first.members_per_device
+            planned = first if is_first else self.plan_mesh(members * rows, rows)
+            if not planned.refusal:
+                known.append((members, planned.bytes_per_device["total"]))
+            members //= 2
+        return max(0, _where(known, memory_bytes(self.devices[0])) or 0) * rows
+
     def _max_num_members(self, first: PlannedMesh) -> int:
         """The most members that fit on a mesh of this shape; one more per device does not.
 
@@ -326,34 +385,6 @@ class Planner:
             guess = int(min(max(guess, fits + 1), too_many - 1))
             planned = self.plan_mesh(guess * rows, rows)
         raise RuntimeError(f"Between {fits} and {too_many} members per device no limit was found.")
-
-
-def abstract_batches(
-    layout: Layout, spec: Spec, steps: int, global_batch_size: int, *, with_index: bool = False
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes, types and shardings of the batches of one call, leaves [steps, batch, ...].
-
-    Args:
-        layout: Over whose data axis they lie.
-        spec: Of one example.
-        steps: Of the call.
-        global_batch_size: Examples of each step.
-        with_index: Whether the examples' positions are sent, by which they are weighed.
-
-    Returns:
-        `inputs` and `labels`, and `index` if asked for.
-    """
-    sharding = layout.sharding(BATCHES)
-    leading = (steps, global_batch_size)
-    index = {"index": jax.ShapeDtypeStruct(leading, "int32", sharding=sharding)}
-    return (index if with_index else {}) | {
-        "inputs": jax.ShapeDtypeStruct(
-            (*leading, *spec.input_shape), spec.input_dtype, sharding=sharding
-        ),
-        "labels": jax.ShapeDtypeStruct(
-            (*leading, *spec.label_shape), spec.label_dtype, sharding=sharding
-        ),
-    }
 
 
 def gib(size: float) -> str:

@@ -5,7 +5,7 @@ from rich.table import Table
 
 from dist_ens.plan.planner import Plan, PlannedMesh
 
-_SIZES = ("parameters", "optimizer", "activations", "total")
+_SIZES = ("parameters", "optimizer", "training_set", "activations", "total")
 
 
 def plan_table(plan: Plan) -> Table:
@@ -17,21 +17,33 @@ def plan_table(plan: Plan) -> Table:
         padding=(0, 1, 0, 0),
     )
     table.add_column("mesh", no_wrap=True)
-    for name in ("members", "params", "optim", "activ", "total", "fits", "GFLOPs", "steps/s <"):
+    for name in (
+        "members",
+        "params",
+        "optim",
+        "set",
+        "activ",
+        "total",
+        "fits",
+        "GFLOPs",
+        "steps/s <",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for position, mesh in enumerate(plan.meshes):
         table.add_row(*_row(mesh), style="bold" if position == 0 else None)
     return table
 
 
-def collective_lines(mesh: PlannedMesh) -> list[str]:
-    """What crosses the axes of a mesh: a line for each kind and axis."""
+def mesh_line(mesh: PlannedMesh) -> str:
+    """What the table has no column for: execution, training set, and what crosses the axes."""
     crossing = [(each.kind, each.axis) for each in mesh.collectives if each.axis != "none"]
-    return [
+    collectives = [
         f"{crossing.count((kind, axis))} {kind} over {axis}, "
         f"{sum(c.bytes for c in mesh.collectives if (c.kind, c.axis) == (kind, axis)):,} bytes"
         for kind, axis in dict.fromkeys(crossing)
     ]
+    needs = mesh.refusal or "; ".join(collectives) or "nothing crosses an axis"
+    return f"{_shape(mesh)}: {mesh.execution}; {mesh.place}; {needs}"
 
 
 def _row(mesh: PlannedMesh) -> list[str]:
@@ -40,13 +52,17 @@ def _row(mesh: PlannedMesh) -> list[str]:
 
     flops, pace = mesh.flops_per_device, mesh.max_steps_per_second
     return [
-        f"{mesh.ensemble_axis} x {mesh.data_axis}",
+        _shape(mesh),
         str(mesh.members_per_device),
         *(mib(mesh.bytes_per_device.get(name)) for name in _SIZES),
         "yes" if mesh.fits else "no",
         "?" if flops is None else _short(flops / 1e9),
         "" if pace is None else _short(pace),
     ]
+
+
+def _shape(mesh: PlannedMesh) -> str:
+    return f"{mesh.ensemble_axis} x {mesh.data_axis}"
 
 
 def _short(number: float) -> str:
