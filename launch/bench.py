@@ -1,5 +1,6 @@
 """Times a config on this machine: dist-ens bench --config=FILE [--plot=FILE.png] [--json=FILE]."""
 
+import math
 import pathlib
 import statistics
 from collections.abc import Sequence
@@ -10,11 +11,19 @@ from rich.console import Console
 from rich.table import Table
 
 from dist_ens import report
-from dist_ens.bench import DIST_ENS, LOOP, VMAP, WIDEST, Point, bench
+from dist_ens.bench import (
+    DIST_ENS,
+    LOOP,
+    VMAP,
+    WIDEST,
+    Point,
+    bench,
+    with_examples_that_fit,
+)
 from dist_ens.data import open_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
-from dist_ens.layout import Layout
+from dist_ens.layout import Layout, make_layout
 from dist_ens.run import Run
 from launch import front
 from launch.config_file import ConfigFlags
@@ -38,7 +47,15 @@ def main() -> None:
             f"{jax.process_count()} processes. Start one."
         )
     front.check_outputs(_PLOT, _JSON)
-    source = open_source(experiment.data)
+    console, source = Console(markup=False, highlight=False), open_source(experiment.data)
+    num_examples = len(source.train)
+    source = with_examples_that_fit(source, make_layout(1, devices=jax.devices()[:1]))
+    if len(source.train) < num_examples:
+        console.print(
+            f"Of {num_examples:,} training examples the first {len(source.train):,} are used, "
+            "which a quarter of a device's memory holds. How fast others are read is not timed.",
+            soft_wrap=True,
+        )
     member = _CONFIG.make_member(source.spec)
     run = Run(experiment, source.spec, source.num_train_examples)
     ranges = source.input_ranges() if experiment.loss.adversarial else None
@@ -46,12 +63,14 @@ def main() -> None:
     def make_ensemble(layout: Layout) -> Ensemble:
         return run.make_ensemble(layout, member, ranges)
 
-    console, points = Console(markup=False, highlight=False), []
+    points: list[Point] = []
     for point in bench(run, source, make_ensemble, _TURNS.value):
         points.append(point)
         rate = point.examples_per_second[DIST_ENS]
         console.print(f"{point.num_members} members: {rate:,.0f} member-examples/s …")
     console.print(_table(points))
+    if any(not point.is_conclusive(name) for point in points for name in point.ratios):
+        console.print("?: the spread is too wide to conclude.")
     console.print(_conclusion(points[-1], _PLOT.value), soft_wrap=True)
     if _JSON.value is not None:
         as_json = {"sizes": [point.to_dict() for point in points]}
@@ -67,35 +86,47 @@ def _table(points: Sequence[Point]) -> Table:
     for point in points:
         table.add_row(
             str(point.num_members),
-            *(f"{point.examples_per_second[name]:,.0f}" for name in (DIST_ENS, LOOP, VMAP)),
-            *(_ratio(point.ratios[name]) for name in (LOOP, VMAP)),
+            *(_rate(point, name) for name in (DIST_ENS, LOOP, VMAP)),
+            *(_ratio(point, name) for name in (LOOP, VMAP)),
             point.execution,
         )
     return table
 
 
-def _ratio(ratios: Sequence[float]) -> str:
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+def _rate(point: Point, name: str) -> str:
+    rate = point.examples_per_second.get(name)
+    return "" if rate is None else f"{rate:,.0f}"
+
+
+def _ratio(point: Point, name: str) -> str:
+    ratios = point.ratios.get(name)
+    if ratios is None:
+        return ""
+    doubt = "" if point.is_conclusive(name) else " ?"
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}){doubt}"
 
 
 def _conclusion(point: Point, plot: str) -> str:
-    if not point.is_conclusive():
+    if not all(map(point.is_conclusive, point.ratios)):
         return (
             "The spread is too wide to conclude: neighbours in time differ by more than "
             f"{WIDEST} times. Run it again on a machine that does nothing else, or with more "
             "--turns."
         )
-    loop, vmap = (statistics.median(point.ratios[name]) for name in (LOOP, VMAP))
+    others = {LOOP: "a loop over them", VMAP: "jit(vmap)"}
+    compared = ", and ".join(
+        f"{statistics.median(ratios):.2f} times as fast as {others[name]}"
+        for name, ratios in point.ratios.items()
+    )
     return (
-        f"With {point.num_members} members dist_ens ({point.execution}) is {loop:.2f} times as "
-        f"fast as a loop over them, and {vmap:.2f} times as fast as jit(vmap). In {plot}: the "
-        "picture."
+        f"With {point.num_members} members dist_ens ({point.execution}) is {compared}. In {plot}: "
+        "the picture."
     )
 
 
 def _curves(points: Sequence[Point]) -> tuple[list[int], dict[str, list[float]]]:
     return [point.num_members for point in points], {
-        name: [point.examples_per_second[name] for point in points]
+        name: [point.examples_per_second.get(name, math.nan) for point in points]
         for name in (DIST_ENS, LOOP, VMAP)
     }
 

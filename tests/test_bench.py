@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 
 import jax
@@ -10,12 +11,22 @@ import pytest
 from PIL import Image
 
 from commands import dist_ens
-from dist_ens.bench import DIST_ENS, LOOP, VMAP, LoopByHand, Point, Updates, VmapByHand, bench
+from dist_ens.bench import (
+    DIST_ENS,
+    LOOP,
+    VMAP,
+    LoopByHand,
+    Point,
+    Updates,
+    VmapByHand,
+    bench,
+    with_examples_that_fit,
+)
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.data import Spec, open_source
-from dist_ens.layout import make_layout
+from dist_ens.layout import Layout, make_layout
 from dist_ens.run import Run
-from launch.bench import _conclusion
+from launch.bench import _conclusion, _curves, _rate, _ratio
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -103,3 +114,43 @@ def test_nothing_is_concluded_from_neighbours_that_disagree():
     loaded = Point(8, "vmap", rates, {LOOP: [2.0, 3.0, 3.5], VMAP: [1.9, 2.0, 2.1]})
     said = _conclusion(loaded, "bench.png")
     assert said.startswith("The spread is too wide to conclude")
+    # The way that is in doubt is marked in the table too, the other not.
+    assert _ratio(loaded, LOOP) == "3.00 (2.00 to 3.50) ?"
+    assert _ratio(loaded, VMAP) == "2.00 (1.90 to 2.10)"
+
+
+def test_of_a_set_that_does_not_fit_the_first_examples_are_timed(monkeypatch):
+    source = open_source(DataConfig())
+    layout = make_layout(1, devices=jax.devices()[:1])
+    assert with_examples_that_fit(source, layout) is source
+    # 1,437 digits of 260 bytes; a quarter of 52,000 bytes holds 50 of them.
+    monkeypatch.setattr(Layout, "free_bytes", lambda layout: 52_000)
+    first = with_examples_that_fit(source, layout).train
+    assert len(first) == 50
+    np.testing.assert_array_equal(
+        first.take(np.arange(50))["inputs"], source.train.take(np.arange(50))["inputs"]
+    )
+
+
+def test_members_that_come_in_waves_are_not_held_at_once_to_be_timed(monkeypatch):
+    values = {"num_members": 4, "steps": 1, "execution": "vmap", "layout": {"waves": 2}}
+    experiment = Experiment.from_dict(values | {"model": {"name": "mlp", "hidden_sizes": ()}})
+    source = open_source(experiment.data)
+    run = Run(experiment, source.spec, source.num_train_examples)
+    timed = []
+
+    def of_no_time(ways, num_turns):
+        timed.append([*ways])
+        return {name: [1.0] * num_turns for name in ways}
+
+    monkeypatch.setattr("dist_ens.bench.step_ms_of_turns", of_no_time)
+    two = jax.devices()[:2]
+    monkeypatch.setattr(jax, "devices", lambda: two)
+    points = [*bench(run, source, run.make_ensemble, 2)]
+    # On two devices one and two members are one a device, and no wave is smaller.
+    assert timed == [[DIST_ENS, LOOP, VMAP], [DIST_ENS, LOOP, VMAP], [DIST_ENS, LOOP]]
+    assert _conclusion(points[-1], "bench.png").startswith(
+        "With 4 members dist_ens (vmap) is 1.00 times as fast as a loop over them. In"
+    )
+    assert _ratio(points[-1], VMAP) == _rate(points[-1], VMAP) == ""
+    assert math.isnan(_curves(points)[1][VMAP][-1])

@@ -12,7 +12,7 @@ def plot_rates(
     Args:
         path: Of the PNG file.
         num_members: Along the horizontal axis.
-        rates: A curve for each name, a number for each number of members.
+        rates: A curve for each name, for each number of members a number, or NaN for none.
     """
     from matplotlib.figure import Figure  # slow to import, and seldom needed
 
