@@ -59,3 +59,28 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path):
     ended = run(tmp_path)
     assert ended.stdout.strip() == "not cached"
     assert "others than its user may write to it" in ended.stderr
+
+
+def test_a_second_training_compiles_nothing_anew(tmp_path):
+    def programs_after_training(workdir):
+        subprocess.run(
+            [
+                *(sys.executable, "-c", "import launch; launch.main()", "train"),
+                f"--config={ROOT / 'configs' / 'digits.py'}",
+                f"--workdir={tmp_path / workdir}",
+                "--config.steps=25",  # calls of ten, ten and five steps
+                "--config.checkpoint.every_steps=10",
+                "--config.execution=vmap",
+            ],
+            cwd=ROOT,
+            env=ENVIRONMENT
+            | {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+            | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"},
+            check=True,
+        )
+        folder = tmp_path / "dist_ens" / "compiled"
+        return {path.name for path in folder.iterdir() if path.name.endswith("-cache")}
+
+    first = programs_after_training("first")
+    assert len([name for name in first if name.startswith("jit_update")]) == 2
+    assert programs_after_training("second") == first

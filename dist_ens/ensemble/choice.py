@@ -11,6 +11,7 @@ import jax
 import psutil
 from jax.extend.core import ClosedJaxpr
 
+import dist_ens
 from dist_ens import cluster, turns
 from dist_ens.cache import keep_execution, kept_execution
 from dist_ens.ensemble.batches import placement, steps_in
@@ -99,12 +100,12 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
     masks = "+masks" if contains(traced, MAX_POOL_GRADIENT) else ""
     few = members <= (_MOST_UNROLLED_ON_CPU if on_cpu else _MOST_UNROLLED)
     if convolves and on_cpu:
-        unrolled = ["unroll+canonical" + masks] if few else []
-        others = ["map+canonical", "loop+canonical", "vmap+patches"]
+        one_by_one = [*(["unroll+canonical"] if few else []), "map+canonical"]
         # Left to XLA a convolution is slow inside a loop: the steps are unrolled too.
         copies = members * num_steps
-        plain = ["unroll" + masks] if copies <= _MOST_UNROLLED_ON_CPU else []
-        return unrolled + [name + masks for name in others] + plain
+        plain = ["unroll"] if copies <= _MOST_UNROLLED_ON_CPU else []
+        names = [*one_by_one, "loop+canonical", "vmap+patches", *plain]
+        return [name + masks for name in names] + (one_by_one[:1] if masks else [])
     if convolves:
         apart = ["vmap+apart" + masks] if few else []
         return list(dict.fromkeys(["vmap", "vmap" + masks, "vmap+patches" + masks, *apart]))
@@ -405,5 +406,6 @@ def _program(
         device.device_kind,
         psutil.cpu_count() if device.platform == "cpu" else None,
         jax.__version__,
+        dist_ens.__version__,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
