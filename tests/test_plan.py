@@ -220,8 +220,23 @@ def test_the_largest_number_of_members_fits_and_one_more_per_device_does_not(mon
         way_out = rf"400 members for 4 .*Try .*num_members={most}, .*, or .*waves=3, to train"
         with pytest.raises(UserError, match=way_out):
             plan.check_fits()
+        in_waves = {"ensemble_axis": 4, "waves": 3}
+        small_planner(num_members=begin, layout=in_waves, model=LINEAR).plan().check_fits()
     else:
         plan.check_fits()
+
+
+def test_members_in_waves_take_the_memory_of_one_and_the_operations_of_all(monkeypatch):
+    monkeypatch.setattr(planner, "memory_bytes", lambda device: 1_000_000)
+    at_once = small_planner(model=LINEAR, layout={"ensemble_axis": 2})
+    in_waves = small_planner(num_members=12, model=LINEAR, layout={"ensemble_axis": 2, "waves": 3})
+    one, three = at_once.plan(), in_waves.plan()
+    (of_one,), (of_three,) = one.meshes, three.meshes
+    assert (of_three.waves, of_three.members_per_device, of_three.members_at_once) == (3, 6, 2)
+    assert of_three.bytes_per_device == of_one.bytes_per_device
+    assert of_three.flops_per_device == 3 * of_one.flops_per_device
+    assert of_three.exchanged_bytes == 3 * of_one.exchanged_bytes > 0
+    assert three.max_num_members == 3 * one.max_num_members
 
 
 def test_a_workload_that_fits_nowhere_is_told_what_would(monkeypatch):

@@ -27,6 +27,7 @@ class PlannedMesh:
         ensemble_axis: Rows of the mesh.
         data_axis: Columns.
         num_members: Members of the ensemble.
+        waves: In which a device's members come; only one is on it at a time.
         execution: How a device runs its members.
         place: Of the training set.
         bytes_per_device: `parameters`, `model_state`, `optimizer`, `training_set` (what is kept of
@@ -45,6 +46,7 @@ class PlannedMesh:
     ensemble_axis: int
     data_axis: int
     num_members: int
+    waves: int
     execution: str
     place: Place
     bytes_per_device: Mapping[str, int]
@@ -56,8 +58,13 @@ class PlannedMesh:
 
     @property
     def members_per_device(self) -> int:
-        """Members that one device holds."""
+        """Members of one device, of all its waves."""
         return self.num_members // self.ensemble_axis
+
+    @property
+    def members_at_once(self) -> int:
+        """Members that one device holds at a time."""
+        return self.members_per_device // self.waves
 
     @property
     def exchanged_bytes(self) -> int:
@@ -69,6 +76,7 @@ class PlannedMesh:
         return {
             "mesh": {ENSEMBLE: self.ensemble_axis, DATA: self.data_axis},
             "num_members": self.num_members,
+            "waves": self.waves,
             "execution": self.execution,
             "training_set": str(self.place),
             "flops_per_device": self.flops_per_device,
@@ -91,6 +99,7 @@ class Plan:
             memory of the devices is not known.
         max_is_compiled: Whether the programs of so many, and of one more per device, were compiled;
             else a line through the bytes of two others says it.
+        waves: That were asked for.
         memory_bytes: Of a device; infinity where it is not known.
         num_devices: Of the topology.
     """
@@ -98,6 +107,7 @@ class Plan:
     meshes: tuple[PlannedMesh, ...]
     max_num_members: int | None
     max_is_compiled: bool
+    waves: int
     memory_bytes: float
     num_devices: int
 
@@ -117,7 +127,7 @@ class Plan:
             return
         needs = best.refusal or f"it needs {gib(best.bytes_per_device['total'])} GiB a device."
         if self.max_num_members:
-            waves = math.ceil(best.num_members / self.max_num_members)
+            waves = math.ceil(self.waves * best.num_members / self.max_num_members)
             way_out = (
                 f"Try --config.num_members={self.max_num_members}, more devices, or "
                 f"--config.layout.waves={waves}, to train one part of them after another."
@@ -128,7 +138,7 @@ class Plan:
             larger = [name for name, chip in CHIPS.items() if chip.hbm_bytes > self.memory_bytes]
             way_out = (
                 "Not one member a device does, whose parameters and optimizer are "
-                f"{gib(state / best.members_per_device)} GiB: try a smaller "
+                f"{gib(state / best.members_at_once)} GiB: try a smaller "
                 "--config.data.global_batch_size or network"
                 + (f", or chips with more memory ({', '.join(larger)})." if larger else ".")
             )
@@ -149,8 +159,7 @@ class Planner:
         num_examples: Of the training set; None where nobody knows: it is taken not to fit on a
             device.
         per_member: Whether each member has batches of its own.
-        make_ensemble: The experiment's member, lifted over a layout. Of more than one wave its
-            members are planned as if they were to be on the devices together.
+        make_ensemble: The experiment's member, lifted over a layout.
         devices: Of one kind; they need not be here.
         say: Is given a line before each compilation, which takes seconds to minutes.
     """
@@ -181,7 +190,8 @@ class Planner:
             search = self._max_num_members if is_compiled else self._max_unrolled
             most = search(meshes[0])
             most -= most % math.lcm(meshes[0].ensemble_axis, self.spec.num_groups)
-        return Plan(tuple(meshes), most, is_compiled, memory, len(self.devices))
+        waves = self.experiment.layout.waves
+        return Plan(tuple(meshes), most, is_compiled, waves, memory, len(self.devices))
 
     def plan_mesh(self, num_members: int, ensemble_axis: int) -> PlannedMesh:
         """What one step needs on one mesh.
@@ -196,7 +206,9 @@ class Planner:
         layout = make_layout(num_members, ensemble_axis, self.devices)
         batch_size = self.experiment.data.global_batch_size
         layout.check_batch_size("data.global_batch_size", batch_size)
-        ensemble = dataclasses.replace(self.make_ensemble(layout), waves=1)
+        ensemble = self.make_ensemble(layout)
+        waves, ensemble = ensemble.waves, ensemble.of_wave
+        layout = ensemble.layout
         state = self._abstract_state(ensemble)
         counted = {
             "parameters": _shard_bytes(state.params),
@@ -215,11 +227,11 @@ class Planner:
         if execution == AUTO:
             execution = candidates(layout, ensemble.traced_update(state, batches), steps)[0]
         self.say(
-            f"Compiling for mesh {layout}, {layout.members_per_device} members a device, "
-            f"execution {execution} …"
+            f"Compiling for mesh {layout}, {layout.members_per_device} members a device"
+            f"{' at a time' if waves > 1 else ''}, execution {execution} …"
         )
         planned = PlannedMesh(
-            ensemble_axis, layout.data_axis, num_members, execution, place, counted
+            ensemble_axis, layout.data_axis, num_members, waves, execution, place, counted
         )
         try:
             return self._measured(planned, ensemble, state)
@@ -230,7 +242,7 @@ class Planner:
 
     def _measured(self, planned: PlannedMesh, ensemble: Ensemble, state: State) -> PlannedMesh:
         """The same mesh with what its compiled program says."""
-        members = planned.members_per_device
+        members = planned.members_at_once
         # XLA counts the body of a loop once, whatever its length: so no loop over steps.
         way = dataclasses.replace(Execution.parse(planned.execution), steps=None)
         dispatched, canonical = way.members == "loop", way.convolutions == "canonical"
@@ -261,6 +273,7 @@ class Planner:
         if dispatched:  # the program's member is a copy, beside all of them
             total += _shard_bytes((state.params, state.model_state, state.opt_state))
         parts = dict(planned.bytes_per_device) | {"activations": memory.temp_size_in_bytes}
+        times *= planned.waves
         flops = step.cost_analysis()["flops"] * times
         chip = chip_of(self.devices[0])
         each = collectives(step.as_text(), ensemble.layout.mesh.device_ids)
@@ -349,33 +362,34 @@ class Planner:
 
         It is read off the line through the bytes of as many as are asked for, and of half of them.
         """
-        rows, known = first.ensemble_axis, list[tuple[int, int]]()
-        members = max(2, first.members_per_device)
+        known: list[tuple[int, int]] = []
+        members = max(2, first.members_at_once)
         while members and len(known) < 2:
-            is_first = members == first.members_per_device
-            planned = first if is_first else self.plan_mesh(members * rows, rows)
+            is_first = members == first.members_at_once
+            planned = first if is_first else self._plan_members(first, members)
             if not planned.refusal:
                 known.append((members, planned.bytes_per_device["total"]))
             members //= 2
-        return max(0, _where(known, memory_bytes(self.devices[0])) or 0) * rows
+        most = max(0, _where(known, memory_bytes(self.devices[0])) or 0)
+        return most * first.ensemble_axis * self.experiment.layout.waves
 
     def _max_num_members(self, first: PlannedMesh) -> int:
-        """The most members that fit on a mesh of this shape; one more per device does not.
+        """The most members that fit on a mesh of this shape; one more in a wave does not.
 
         Bytes are close to affine in the members, so a line through the last two programs says
         which to compile next; only what was compiled is believed.
         """
-        rows, memory = first.ensemble_axis, memory_bytes(self.devices[0])
+        memory = memory_bytes(self.devices[0])
         fits, too_many = 0, math.inf
         planned, known = first, []
         for tries in range(1, 100):
-            members = planned.members_per_device
+            members = planned.members_at_once
             if planned.fits:
                 fits = members
             else:
                 too_many = members
             if too_many == fits + 1:
-                return fits * rows
+                return fits * first.ensemble_axis * self.experiment.layout.waves
             if not planned.refusal:
                 known.append((members, planned.bytes_per_device["total"]))
             guess = _where(known[-2:], memory) or (2 * members if planned.fits else members // 2)
@@ -383,8 +397,13 @@ class Planner:
             if math.isfinite(too_many) and (planned.refusal or tries % 8 == 0):
                 guess = (fits + int(too_many)) // 2
             guess = int(min(max(guess, fits + 1), too_many - 1))
-            planned = self.plan_mesh(guess * rows, rows)
+            planned = self._plan_members(first, guess)
         raise RuntimeError(f"Between {fits} and {too_many} members per device no limit was found.")
+
+    def _plan_members(self, first: PlannedMesh, members_at_once: int) -> PlannedMesh:
+        """A mesh of the same shape, of so many members on a device at a time."""
+        rows = first.ensemble_axis
+        return self.plan_mesh(members_at_once * self.experiment.layout.waves * rows, rows)
 
 
 def gib(size: float) -> str:

@@ -43,7 +43,8 @@ def mesh_line(mesh: PlannedMesh) -> str:
         for kind, axis in dict.fromkeys(crossing)
     ]
     needs = mesh.refusal or "; ".join(collectives) or "nothing crosses an axis"
-    return f"{_shape(mesh)}: {mesh.execution}; {mesh.place}; {needs}"
+    waves = f" in {mesh.waves} waves" if mesh.waves > 1 else ""
+    return f"{_shape(mesh)}: {mesh.execution}{waves}; {mesh.place}; {needs}"
 
 
 def _row(mesh: PlannedMesh) -> list[str]:
