@@ -1,5 +1,7 @@
 """The order of the examples, and the two ways in which they come: the same members."""
 
+import threading
+
 import jax
 import numpy as np
 import optax
@@ -247,3 +249,18 @@ def test_a_divided_split_is_dealt_out_over_the_data_axis_only_and_is_nowhere_who
     memory, part_bytes, index_bytes = compiled.memory_analysis(), 1_024 * 52, 4_096 * 4
     total = sum(getattr(memory, f"{kind}_size_in_bytes") for kind in ("argument", "output", "temp"))
     assert total < 4.1 * part_bytes + 2 * index_bytes
+
+
+def test_batches_of_the_next_calls_are_read_while_one_is_trained_on():
+    taken = threading.Semaphore(0)
+
+    class Counted(ReadLate):
+        def take(self, indices):
+            taken.release()
+            return super().take(indices)
+
+    layout = make_layout(4, 1, jax.devices()[:1])
+    calls = calls_of(Counted, layout, count=200, last_step=12, steps_per_call=1)
+    next(calls)
+    # Nobody asks for a second call, and yet its batch and a third are read.
+    assert all(taken.acquire(timeout=30) for _ in range(3))
