@@ -230,11 +230,14 @@ def test_examples_are_weighed_by_their_place_where_the_split_is_divided(monkeypa
         state = ensemble.init(0, inputs)
         for batches in calls_of(ArraySplit, layout):
             state, _ = ensemble.update(state, batches)
-        return jax.device_get(state.params)
+        return jax.device_get(state.params), batches
 
-    drawn = of_bootstrap()
+    drawn, batches = of_bootstrap()
+    assert isinstance(batches, Drawn)
     monkeypatch.setattr(Layout, "free_bytes", lambda layout: 4_160)
-    jax.tree.map(np.testing.assert_array_equal, drawn, of_bootstrap())
+    dealt, batches = of_bootstrap()
+    assert isinstance(batches, dict)
+    jax.tree.map(np.testing.assert_array_equal, drawn, dealt)
 
 
 def test_a_divided_split_is_dealt_out_over_the_data_axis_only_and_is_nowhere_whole():

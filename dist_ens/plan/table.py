@@ -3,7 +3,7 @@
 from rich import box
 from rich.table import Table
 
-from dist_ens.plan.planner import Plan, PlannedMesh
+from dist_ens.plan.planned import Plan, PlannedMesh
 
 _SIZES = ("parameters", "optimizer", "training_set", "activations", "total")
 
