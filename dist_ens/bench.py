@@ -14,7 +14,7 @@ from dist_ens.data import ArraySplit, Source, calls
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.choice import choose
 from dist_ens.execution import AUTO
-from dist_ens.feed import PART_OF_THE_MEMORY, Draws, put_whole
+from dist_ens.feed import PART_OF_THE_MEMORY, Draws, Indices, put_whole
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout, make_layout
 from dist_ens.methods import Order
 from dist_ens.run import Run
@@ -26,6 +26,9 @@ WIDEST = 1.5
 _SEED = 0
 # Of a run so long that all executions worth trying are timed.
 _RUN_STEPS = 10**6
+# Of the memory that is free on a device: the ways by hand have a copy each of the examples, and on
+# a CPU in the same memory.
+_PART_OF_THE_MEMORY = PART_OF_THE_MEMORY / 4
 # Steps whose order ways written by hand draw together.
 _DRAWN_AT_ONCE = 64
 
@@ -81,7 +84,8 @@ class Updates:
 class LoopByHand:
     """A way to train: one member's jitted step, dispatched member after member on one device.
 
-    Batches are indexed by NumPy and passed in.
+    Batches are indexed by NumPy and passed in. Where members come in waves, there is no room for
+    all of them: the states of as many as a device has at a time stand for the others too.
 
     Args:
         ensemble: Of any execution.
@@ -90,7 +94,10 @@ class LoopByHand:
     """
 
     def __init__(self, ensemble: Ensemble, source: Source, order: Order) -> None:
-        num_members = ensemble.layout.num_members
+        self._num_members = ensemble.layout.num_members
+        held = self._num_members
+        if ensemble.waves > 1:
+            held = ensemble.of_wave.layout.members_per_device
         self._per_member = order.per_member
         self._batches = _host_batches(source, order, ensemble)
         self._layout = layout = make_layout(
@@ -100,18 +107,19 @@ class LoopByHand:
         inputs = _batch_of_inputs(source, order, layout)
         self.states: list[Any] = [
             jax.tree.map(lambda leaf: leaf[0], alone.init(_SEED, inputs, [number]))
-            for number in range(num_members)
+            for number in range(held)
         ]
         self._step = jax.jit(alone.step_of_one, donate_argnums=0)
 
     def run(self, num_steps: int) -> None:
         """See `Way`."""
-        metrics: list[Any] = [None] * len(self.states)
+        metrics: list[Any] = [None] * self._num_members
         for batch in itertools.islice(self._batches, num_steps):
             of_all = batch if self._per_member else self._layout.put_everywhere(batch)
-            for number, state in enumerate(self.states):
+            for number in range(self._num_members):
                 own = {k: v[number] for k, v in batch.items()} if self._per_member else of_all
-                self.states[number], metrics[number] = self._step(state, own)
+                place = number % len(self.states)
+                self.states[place], metrics[number] = self._step(self.states[place], own)
         jax.block_until_ready((self.states, metrics))
 
 
@@ -155,9 +163,9 @@ def _host_batches(source: Source, order: Order, ensemble: Ensemble) -> Iterator[
         examples["index"] = np.arange(len(source.train), dtype=np.int32)
     # Of many steps at a time: to say where the examples lie is no part of what is measured.
     layout = make_layout(ensemble.layout.num_members, 1, jax.devices()[:1])
-    draws = Draws(None, order, layout, _SEED)
+    indices_of = Indices(order, layout, _SEED)
     for first in itertools.count(step=_DRAWN_AT_ONCE):
-        indices = np.asarray(draws(range(first, first + _DRAWN_AT_ONCE)).indices)
+        indices = np.asarray(indices_of(range(first, first + _DRAWN_AT_ONCE)))
         for index in indices.swapaxes(0, 1) if order.per_member else indices:
             yield {name: leaf[index] for name, leaf in examples.items()}
 
@@ -195,19 +203,19 @@ class Point:
 
 
 def with_examples_that_fit(source: Source, layout: Layout) -> Source:
-    """A source with as many of its training examples as training would keep on a device.
+    """A source with as many of its training examples as all ways can have in memory.
 
-    What is compared is ways to train, not to read: all have the examples in memory.
+    What is compared is ways to train, not to read.
 
     Args:
-        source: Of one group, where it does not fit.
-        layout: Whose devices have no state yet.
+        source: Of any length; groups, which are small tables, stay whole.
+        layout: Of all devices that will be used, without state yet.
 
     Returns:
         The source itself, or one with its first training examples.
     """
-    room, example_bytes = PART_OF_THE_MEMORY * layout.free_bytes(), source.spec.example_bytes
-    if len(source.train) * example_bytes <= room:
+    room, example_bytes = _PART_OF_THE_MEMORY * layout.free_bytes(), source.spec.example_bytes
+    if len(source.train) * example_bytes <= room or source.spec.num_groups > 1:
         return source
     first = source.train.take(np.arange(int(room) // example_bytes))
     return dataclasses.replace(source, train=ArraySplit(first["inputs"], first["labels"]))

@@ -17,9 +17,11 @@ def use_compile_cache() -> None:
     """Has JAX keep what it compiles in the user's cache folder, the oldest going beyond 2 GiB.
 
     What JAX loads from there is run: the folder is the user's own, and nobody else may write to
-    it. Whoever has set JAX's own `JAX_COMPILATION_CACHE_DIR` (empty for none) keeps that. Where the
-    folder cannot be used a warning says so, and training goes on without it.
+    it. Whoever has set JAX's own `JAX_COMPILATION_CACHE_DIR` (empty for none) keeps that folder.
+    Where ours cannot be used a warning says so, and training goes on without it.
     """
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     folder = _folder() / "compiled"
@@ -40,7 +42,6 @@ def use_compile_cache() -> None:
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_compilation_cache_max_size", _MAX_BYTES)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def kept_execution(program: str) -> str | None:

@@ -103,5 +103,5 @@ def _unknown(word: str, text: str, known: list[str]) -> UserError:
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return UserError(
         f"An execution is WAY[+LOWERING][+STEPS]. Received: {word!r} in {text!r}, which is none of "
-        f"{', '.join(known)}.{hint} Try execution='auto'."
+        f"{', '.join(known)}.{hint} Try --config.execution=auto."
     )

@@ -3,6 +3,7 @@
 A split goes where there is room for it, and the examples and their order are the same everywhere.
 """
 
+import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,13 +28,14 @@ from dist_ens.methods import Order
 
 # A split is kept on the devices if it takes at most this part of the memory that is free there.
 PART_OF_THE_MEMORY = 0.25
+_INDEX_BYTES = 4
 
 
 class Place(enum.IntEnum):
     """Where a split is while members are trained on it."""
 
     EVERYWHERE = enum.auto()  # whole on every device, where each step draws its batch
-    DIVIDED = enum.auto()  # each column has a part, and once per epoch its part of the batches
+    DIVIDED = enum.auto()  # a part in each column, which is dealt its part of an epoch's batches
     HOSTS = enum.auto()  # the hosts send every batch
 
     def __str__(self) -> str:
@@ -43,42 +45,59 @@ class Place(enum.IntEnum):
             Place.HOSTS: "batches sent by the hosts",
         }[self]
 
-    def device_bytes(self, num_examples: int, example_bytes: int, layout: Layout) -> int:
-        """What a split takes on each device between two steps.
 
-        Args:
-            num_examples: Of the split.
-            example_bytes: Of each, with its label.
-            layout: Of the mesh.
-        """
-        if self is Place.EVERYWHERE:
-            return num_examples * example_bytes
-        if self is Place.DIVIDED:  # as it was read, and as it was dealt out
-            return 2 * -(-num_examples // layout.data_axis) * example_bytes
-        return 0
+@dataclasses.dataclass(frozen=True)
+class TrainingSet:
+    """What decides where a split goes.
 
-
-def place_for(
-    num_examples: int, example_bytes: int, layout: Layout, free_bytes: float, *, per_member: bool
-) -> Place:
-    """Where a split goes.
-
-    Args:
+    Attributes:
         num_examples: Of the split.
         example_bytes: Of each, with its label.
-        layout: Of the mesh.
-        free_bytes: On a device that has the ensemble's state.
+        call_examples: Of all steps of a call.
         per_member: Whether each member has an order of its own, for which a divided split would
             have to be dealt out as many times.
     """
-    places = [Place.EVERYWHERE]
-    if layout.data_axis > 1 and not per_member:
-        places.append(Place.DIVIDED)
-    room = PART_OF_THE_MEMORY * free_bytes
-    for place in places:
-        if place.device_bytes(num_examples, example_bytes, layout) <= room:
-            return place
-    return Place.HOSTS
+
+    num_examples: int
+    example_bytes: int
+    call_examples: int
+    per_member: bool
+
+    def is_worth_keeping(self, *, in_memory: bool, last_step: int, batch_size: int) -> bool:
+        """Whether to read it for the devices: one that is read late, where a run needs as much.
+
+        Args:
+            in_memory: Whether it is read already.
+            last_step: Of the whole run, so that one that goes on is given its batches as before.
+            batch_size: Examples of each step, on all devices.
+        """
+        return in_memory or self.per_member or last_step * batch_size >= self.num_examples
+
+    def place_on(self, layout: Layout, free_bytes: float) -> Place:
+        """Where it goes.
+
+        Args:
+            layout: Of the mesh.
+            free_bytes: On a device, once the ensemble's state lies there.
+        """
+        places = [Place.EVERYWHERE]
+        if layout.data_axis > 1 and not self.per_member:
+            places.append(Place.DIVIDED)
+        room = PART_OF_THE_MEMORY * free_bytes
+        return next((p for p in places if self.device_bytes(p, layout) <= room), Place.HOSTS)
+
+    def device_bytes(self, place: Place, layout: Layout) -> int:
+        """What a device keeps of it between two calls."""
+        if place is Place.EVERYWHERE:
+            return self.num_examples * self.example_bytes
+        if place is Place.HOSTS:
+            return 0
+        # A column's part as it was read, and as it was dealt out for an epoch of whole calls.
+        of_part, dealt = (
+            -(-count // layout.data_axis)
+            for count in (self.num_examples, self.num_examples + self.call_examples)
+        )
+        return of_part * self.example_bytes + dealt * (self.example_bytes + _INDEX_BYTES)
 
 
 def feed(
@@ -111,15 +130,17 @@ def feed(
         The batches of each call, on the mesh.
     """
     split, steps_of_calls = source.train, calls(first_step, last_step, steps_per_call)
-    # By the whole run, so that one that goes on is given its batches as before.
-    needs_as_much = last_step * order.global_batch_size >= len(split)
-    worth_reading = split.in_memory or order.per_member or needs_as_much
+    training_set = TrainingSet(
+        len(split),
+        source.spec.example_bytes,
+        steps_per_call * order.global_batch_size,
+        order.per_member,
+    )
     place = Place.HOSTS
-    if worth_reading:
-        example_bytes, free_bytes = source.spec.example_bytes, layout.free_bytes()
-        place = place_for(
-            len(split), example_bytes, layout, free_bytes, per_member=order.per_member
-        )
+    if training_set.is_worth_keeping(
+        in_memory=split.in_memory, last_step=last_step, batch_size=order.global_batch_size
+    ):
+        place = training_set.place_on(layout, layout.free_bytes())
     place = Place(cluster.as_main_sees(place))
     if place is Place.EVERYWHERE:
         return map(Draws(put_whole(split, layout), order, layout, seed), steps_of_calls)
@@ -133,6 +154,51 @@ def feed(
             f"{layout.num_members} times what one order for all would be."
         )
     return _streamed(split, order, layout, seed, steps_of_calls)
+
+
+class Indices:
+    """Where the examples of some steps' batches lie in a split.
+
+    Args:
+        order: Of the examples.
+        layout: Of the mesh.
+        seed: Of the order, in [0, 2**32).
+        member_ids: The members' lasting names; default 0, 1, 2, …
+        divided: Whether each column has only those of its part of the batches.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        layout: Layout,
+        seed: int,
+        member_ids: Sequence[int] | None = None,
+        *,
+        divided: bool = False,
+    ) -> None:
+        self._order = order
+        self._layout = layout
+        self._seed = seed
+        names = range(layout.num_members) if member_ids is None else member_ids
+        self._member_ids = layout.put_members(np.array(names, np.int32))
+        rows = np.arange(order.global_batch_size)
+        of_all = BATCHES if divided else REPLICATED
+        spec = MEMBERS if order.per_member else of_all
+
+        # A program of its own: inside the update XLA would compute an index anew for every number
+        # of its example.
+        @partial(jax.jit, out_shardings=layout.sharding(spec))
+        def indices(cursor: jax.Array, member_ids: jax.Array) -> jax.Array:
+            if not order.per_member:
+                return order.indices(cursor, rows)
+            return jax.vmap(lambda member_id: order.indices(cursor, rows, member_id))(member_ids)
+
+        self._indices = indices
+
+    def __call__(self, steps: range) -> jax.Array:
+        """Those of some steps: int32[steps, batch], or int32[members, steps, batch]."""
+        cursor = self._layout.put_everywhere(self._order.cursor(self._seed, steps))
+        return self._indices(cursor, self._member_ids)
 
 
 class Draws:
@@ -155,34 +221,17 @@ class Draws:
         member_ids: Sequence[int] | None = None,
     ) -> None:
         self._split = split
-        self._order = order
-        self._layout = layout
-        self._seed = seed
-        names = range(layout.num_members) if member_ids is None else member_ids
-        self._member_ids = layout.put_members(np.array(names, np.int32))
-        rows = np.arange(order.global_batch_size)
-        spec = MEMBERS if order.per_member else REPLICATED
-
-        # A program of its own: inside the update XLA would compute an index anew for every number
-        # of its example.
-        @partial(jax.jit, out_shardings=layout.sharding(spec))
-        def indices(cursor: jax.Array, member_ids: jax.Array) -> jax.Array:
-            if not order.per_member:
-                return order.indices(cursor, rows)
-            return jax.vmap(lambda member_id: order.indices(cursor, rows, member_id))(member_ids)
-
-        self._indices = indices
+        self._indices = Indices(order, layout, seed, member_ids)
 
     def __call__(self, steps: range) -> Drawn:
         """The batches of a call's steps."""
-        cursor = self._layout.put_everywhere(self._order.cursor(self._seed, steps))
-        return Drawn(self._split, self._indices(cursor, self._member_ids))
+        return Drawn(self._split, self._indices(steps))
 
 
 class Deals:
     """What calls of the update are given, of a split that is divided along the data axis.
 
-    The batches of about an epoch's steps are dealt out at a time, from which calls have theirs.
+    The batches of an epoch of whole calls are dealt out at a time, from which calls have theirs.
 
     Args:
         split: The training examples.
@@ -198,11 +247,11 @@ class Deals:
         count = layout.data_axis * -(-len(split) // layout.data_axis)
         rows = np.minimum(layout.host_rows(count), len(split) - 1)  # the last part is filled up
         self._parts = layout.put(split.take(rows), count, BATCH)
-        self._draws = Draws(None, order, layout, seed)
+        self._indices = Indices(order, layout, seed, divided=True)
         self._deal = dealing_program(layout)
         self._layout = layout
-        calls_of_epoch = order.epoch_length // (order.global_batch_size * steps_per_call)
-        self._steps_of_deal = max(1, calls_of_epoch) * steps_per_call
+        call_examples = order.global_batch_size * steps_per_call
+        self._steps_of_deal = -(-order.epoch_length // call_examples) * steps_per_call
         self._dealt, self._steps = None, range(0)
 
         @partial(jax.jit, static_argnames="count", out_shardings=layout.sharding(BATCHES))
@@ -218,7 +267,7 @@ class Deals:
         if steps.stop > self._steps.stop:
             self._dealt = None  # makes room for the next
             self._steps = range(steps.start, steps.start + self._steps_of_deal)
-            self._dealt = self._deal(self._parts, self._draws(self._steps).indices)
+            self._dealt = self._deal(self._parts, self._indices(self._steps))
         first = self._layout.put_everywhere(np.int32(steps.start - self._steps.start))
         return self._of_call(self._dealt, first, len(steps))
 
@@ -232,7 +281,6 @@ def abstract_batches(
     *,
     num_examples: int | None = None,
     per_member: bool = False,
-    with_index: bool = False,
 ) -> Any:
     """Shapes, types and shardings of what one call is given.
 
@@ -244,7 +292,6 @@ def abstract_batches(
         place: Of the split.
         num_examples: Of the split; of one that is on every device.
         per_member: Whether each member has batches of its own.
-        with_index: Whether the examples' positions are sent, by which they are weighed.
     """
 
     def examples(leading: tuple[int, ...], where: Any) -> dict[str, jax.ShapeDtypeStruct]:
@@ -253,7 +300,7 @@ def abstract_batches(
             "inputs": (spec.input_shape, spec.input_dtype),
             "labels": (spec.label_shape, spec.label_dtype),
         }
-        if with_index and place is not Place.EVERYWHERE:
+        if place is not Place.EVERYWHERE:
             shapes["index"] = ((), "int32")
         return {
             name: jax.ShapeDtypeStruct((*leading, *shape), dtype, sharding=sharding)

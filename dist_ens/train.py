@@ -303,6 +303,7 @@ def _summary(
         "num_members": layout.num_members,
         "mesh": {ENSEMBLE: layout.ensemble_axis, DATA: layout.data_axis},
         "execution": ensemble.execution,
+        "waves": ensemble.waves,
         **pace,
         "groups": len(scores.groups),
         **scores.to_dict(),

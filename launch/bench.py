@@ -49,11 +49,11 @@ def main() -> None:
     front.check_outputs(_PLOT, _JSON)
     console, source = Console(markup=False, highlight=False), open_source(experiment.data)
     num_examples = len(source.train)
-    source = with_examples_that_fit(source, make_layout(1, devices=jax.devices()[:1]))
+    source = with_examples_that_fit(source, make_layout(1))
     if len(source.train) < num_examples:
         console.print(
-            f"Of {num_examples:,} training examples the first {len(source.train):,} are used, "
-            "which a quarter of a device's memory holds. How fast others are read is not timed.",
+            f"Of {num_examples:,} training examples the first {len(source.train):,} are used, for "
+            "which there is room in all ways. How fast others are read is not timed.",
             soft_wrap=True,
         )
     member = _CONFIG.make_member(source.spec)
@@ -68,9 +68,12 @@ def main() -> None:
         points.append(point)
         rate = point.examples_per_second[DIST_ENS]
         console.print(f"{point.num_members} members: {rate:,.0f} member-examples/s …")
-    console.print(_table(points))
-    if any(not point.is_conclusive(name) for point in points for name in point.ratios):
+    front.print_table(console, _table(points))
+    in_doubt = [point for point in points if not all(map(point.is_conclusive, point.ratios))]
+    if in_doubt and points[-1] not in in_doubt:  # else the conclusion says it
         console.print("?: the spread is too wide to conclude.")
+    if any(VMAP not in point.ratios for point in points):
+        console.print(f"{VMAP} would hold all members at once: not where they come in waves.")
     console.print(_conclusion(points[-1], _PLOT.value), soft_wrap=True)
     if _JSON.value is not None:
         as_json = {"sizes": [point.to_dict() for point in points]}
@@ -115,8 +118,7 @@ def _conclusion(point: Point, plot: str) -> str:
         )
     others = {LOOP: "a loop over them", VMAP: "jit(vmap)"}
     compared = ", and ".join(
-        f"{statistics.median(ratios):.2f} times as fast as {others[name]}"
-        for name, ratios in point.ratios.items()
+        f"{_ratio(point, name)} times as fast as {others[name]}" for name in point.ratios
     )
     return (
         f"With {point.num_members} members dist_ens ({point.execution}) is {compared}. In {plot}: "

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
+from rich.console import Console
+from rich.table import Table
 
 from dist_ens import cluster
 from dist_ens.cache import use_compile_cache
@@ -24,6 +26,7 @@ _COORDINATOR_ADDRESS = flags.DEFINE_string(
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes in all; likewise.")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Of this process, from 0; likewise.")
 _GRACE_SECS = 3.0
+_TABLE_WIDTH = 130  # columns, for the widest of figures
 
 
 def run(
@@ -123,6 +126,11 @@ def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
                 f"{did_you_mean(name, known)} Leave the flag out for all."
             )
     return flag.value
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Prints a table whose figures are never cut, however narrow the console or file."""
+    console.print(table, width=max(console.width, _TABLE_WIDTH), crop=False)
 
 
 def check_outputs(*of_files: flags.FlagHolder) -> None:

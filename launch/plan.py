@@ -7,8 +7,9 @@ from absl import flags
 from rich.console import Console
 
 from dist_ens import cluster, report
-from dist_ens.data import describe_source
+from dist_ens.data import comes_in_memory, describe_source
 from dist_ens.ensemble import Ensemble
+from dist_ens.feed import TrainingSet
 from dist_ens.layout import Layout
 from dist_ens.plan import HERE, Planner, Topology, mesh_line, plan_table
 from dist_ens.run import Run
@@ -29,7 +30,7 @@ def main() -> None:
     front.check_outputs(_JSON)
     plan = make_planner(_CONFIG, Topology.parse(_TOPOLOGY.value)).plan()
     if cluster.is_main():
-        Console(markup=False, highlight=False).print(plan_table(plan))
+        front.print_table(Console(markup=False, highlight=False), plan_table(plan))
         for mesh in plan.meshes:
             print(mesh_line(mesh))
         if _JSON.value is not None:
@@ -50,7 +51,7 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
     """A planner of a config's experiment, for a topology that is at hand; it tells what it does."""
     experiment = config.experiment()
     spec, num_train_examples = describe_source(experiment.data)
-    run = Run(experiment, spec, num_train_examples or 0)  # in what order they come nobody asks
+    run = Run(experiment, spec, num_train_examples or 0)  # where that is not known it is not asked
     member = config.make_member(spec)
 
     def make_ensemble(layout: Layout) -> Ensemble:
@@ -64,9 +65,27 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
         if cluster.is_main():
             print(line, file=sys.stderr, flush=True)
 
-    num_examples = num_train_examples and num_train_examples * spec.num_groups
+    training_set = None if num_train_examples is None else _training_set(run)
     devices = topology.devices()
-    return Planner(experiment, spec, num_examples, run.per_member, make_ensemble, devices, say)
+    return Planner(experiment, spec, training_set, run.per_member, make_ensemble, devices, say)
+
+
+def _training_set(run: Run) -> TrainingSet | None:
+    """What the devices might keep; None where the run is too short for that."""
+    experiment, order = run.experiment, run.order
+    batch_size = experiment.data.global_batch_size
+    training_set = TrainingSet(
+        run.num_train_examples * run.spec.num_groups,
+        run.spec.example_bytes,
+        experiment.steps_per_call * batch_size,
+        run.per_member,
+    )
+    is_kept = training_set.is_worth_keeping(
+        in_memory=comes_in_memory(experiment.data),
+        last_step=experiment.total_steps(order.epoch_length),
+        batch_size=batch_size,
+    )
+    return training_set if is_kept else None
 
 
 def _prepare(argv: list[str]) -> list[str]:

@@ -108,9 +108,8 @@ def test_ensembles_of_1_2_4_members_are_timed_and_the_whole(monkeypatch, rows, s
 def test_nothing_is_concluded_from_neighbours_that_disagree():
     rates = {DIST_ENS: 30.0, LOOP: 10.0, VMAP: 15.0}
     calm = Point(8, "vmap", rates, {LOOP: [2.5, 3.0, 3.5], VMAP: [1.9, 2.0, 2.1]})
-    assert "is 3.00 times as fast as a loop over them, and 2.00 times" in _conclusion(
-        calm, "bench.png"
-    )
+    said = _conclusion(calm, "bench.png")
+    assert "is 3.00 (2.50 to 3.50) times as fast as a loop over them, and 2.00 (1.90 to" in said
     loaded = Point(8, "vmap", rates, {LOOP: [2.0, 3.0, 3.5], VMAP: [1.9, 2.0, 2.1]})
     said = _conclusion(loaded, "bench.png")
     assert said.startswith("The spread is too wide to conclude")
@@ -123,8 +122,8 @@ def test_of_a_set_that_does_not_fit_the_first_examples_are_timed(monkeypatch):
     source = open_source(DataConfig())
     layout = make_layout(1, devices=jax.devices()[:1])
     assert with_examples_that_fit(source, layout) is source
-    # 1,437 digits of 260 bytes; a quarter of 52,000 bytes holds 50 of them.
-    monkeypatch.setattr(Layout, "free_bytes", lambda layout: 52_000)
+    # 1,437 digits of 260 bytes; a sixteenth of 208,000 bytes holds 50 of them.
+    monkeypatch.setattr(Layout, "free_bytes", lambda layout: 208_000)
     first = with_examples_that_fit(source, layout).train
     assert len(first) == 50
     np.testing.assert_array_equal(
@@ -150,7 +149,19 @@ def test_members_that_come_in_waves_are_not_held_at_once_to_be_timed(monkeypatch
     # On two devices one and two members are one a device, and no wave is smaller.
     assert timed == [[DIST_ENS, LOOP, VMAP], [DIST_ENS, LOOP, VMAP], [DIST_ENS, LOOP]]
     assert _conclusion(points[-1], "bench.png").startswith(
-        "With 4 members dist_ens (vmap) is 1.00 times as fast as a loop over them. In"
+        "With 4 members dist_ens (vmap) is 1.00 (1.00 to 1.00) times as fast as a loop over them."
     )
     assert _ratio(points[-1], VMAP) == _rate(points[-1], VMAP) == ""
     assert math.isnan(_curves(points)[1][VMAP][-1])
+
+
+def test_the_loop_by_hand_holds_no_more_members_than_a_device_has_at_a_time():
+    values = {"num_members": 8, "steps": 1, "execution": "vmap", "layout": {"waves": 2}}
+    experiment = Experiment.from_dict(values | {"model": {"name": "mlp", "hidden_sizes": ()}})
+    source = open_source(experiment.data)
+    run = Run(experiment, source.spec, source.num_train_examples)
+    ensemble = run.make_ensemble(make_layout(8, devices=jax.devices()[:2]))
+    loop = LoopByHand(ensemble, source, run.order)
+    loop.run(3)
+    # Four members a device, two at a time; each of those stands for four of eight.
+    assert [int(state.step) for state in loop.states] == [12, 12]

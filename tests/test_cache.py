@@ -23,11 +23,11 @@ print("cached" if jax.config.jax_compilation_cache_dir else "not cached")
 """
 
 
-def run(cache_home):
+def run(cache_home, **variables):
     return subprocess.run(
         [sys.executable, "-c", CODE],
         cwd=ROOT,
-        env=ENVIRONMENT | {"XDG_CACHE_HOME": str(cache_home), "JAX_PLATFORMS": "cpu"},
+        env=ENVIRONMENT | {"XDG_CACHE_HOME": str(cache_home), "JAX_PLATFORMS": "cpu"} | variables,
         capture_output=True,
         text=True,
         check=True,
@@ -43,6 +43,15 @@ def test_a_second_start_compiles_nothing_anew(tmp_path):
     hit = "Persistent compilation cache hit for 'jit_program'"
     assert hit not in first.stderr
     assert hit in second.stderr
+
+
+def test_in_a_folder_of_jaxs_own_name_small_programs_are_kept_too(tmp_path):
+    own = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "jax")}
+    first, second = run(tmp_path, **own), run(tmp_path, **own)
+    hit = "Persistent compilation cache hit for 'jit_program'"
+    assert hit not in first.stderr
+    assert hit in second.stderr
+    assert not (tmp_path / "dist_ens").exists()
 
 
 def test_a_folder_that_cannot_be_used_is_told_and_not_needed(tmp_path):

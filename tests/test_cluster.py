@@ -18,7 +18,7 @@ import two_hosts
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens import cluster
 from dist_ens.errors import UserError
-from dist_ens.feed import Place, place_for
+from dist_ens.feed import Place, TrainingSet
 from dist_ens.layout import make_layout
 from dist_ens.run import open_finished
 from dist_ens.train import train
@@ -94,8 +94,8 @@ def test_two_hosts_train_what_one_does(trained_by_two, tmp_path, mesh):
 
 
 def test_two_hosts_deal_a_divided_split_out_as_one_has_it_whole(trained_by_two, tmp_path):
-    free_bytes, layout = two_hosts.FOR_A_DIVIDED_SPLIT, make_layout(8, 1)
-    place = place_for(1_437, 64 * 4 + 4, layout, free_bytes, per_member=False)
+    training_set = TrainingSet(1_437, 64 * 4 + 4, 2 * 32, per_member=False)
+    place = training_set.place_on(make_layout(8, 1), two_hosts.FOR_A_DIVIDED_SPLIT)
     assert place is Place.DIVIDED
     assert_same_run(trained_by_two / "divided", two_hosts.experiment(1), tmp_path)
 

@@ -11,8 +11,8 @@ import networks
 from dist_ens.data import ArraySplit, Source, Spec
 from dist_ens.ensemble import Drawn, Ensemble, Own
 from dist_ens.errors import UserError
-from dist_ens.feed import Place, feed, place_for
-from dist_ens.layout import BATCH, Layout, dealing_program, make_layout
+from dist_ens.feed import Deals, Place, TrainingSet, feed
+from dist_ens.layout import BATCH, BATCHES, Layout, dealing_program, make_layout
 from dist_ens.methods import Order, poisson_weight
 from dist_ens.plan import collectives
 
@@ -172,9 +172,9 @@ def test_members_with_orders_of_their_own_are_sent_their_examples_where_the_set_
     assert len(said) == 1
 
 
-# Of 42 examples of 12 floats and a label, 52 bytes, four columns have 11, 11, 11 and 9: a device
-# keeps 2 * 11 * 52 = 1,144 bytes, where all would be 2,184.
-OF_42_DIVIDED = 1_144
+# Of 42 examples of 12 floats and a label, 52 bytes, a column of four has 11, and of those and a
+# call of 48 it is dealt 23 at most, each with its place: 11 * 52 + 23 * 56 bytes.
+OF_42_DIVIDED = 1_860
 
 
 @pytest.mark.parametrize(
@@ -190,18 +190,42 @@ OF_42_DIVIDED = 1_144
 )
 def test_a_split_goes_where_there_is_room(free_bytes, columns, per_member, place):
     layout = make_layout(4, 1, jax.devices()[:columns])
-    assert place_for(42, 52, layout, free_bytes, per_member=per_member) is place
+    assert TrainingSet(42, 52, 48, per_member).place_on(layout, free_bytes) is place
+
+
+@pytest.fixture
+def deals(monkeypatch):
+    """The steps of each deal of a split, which has room only where it is divided over 4 columns."""
+    monkeypatch.setattr(Layout, "free_bytes", lambda layout: 4 * OF_42_DIVIDED)
+    dealt = []
+
+    class Told(Deals):
+        def __call__(self, steps):
+            before = self._steps
+            batches = super().__call__(steps)
+            if self._steps != before:
+                dealt.append(self._steps)
+            return batches
+
+    monkeypatch.setattr("dist_ens.feed.Deals", Told)
+    return dealt
 
 
 @pytest.mark.parametrize("first_step", [0, 2])
-@pytest.mark.parametrize("steps_per_call", [1, 2, 5])  # of 42 examples by 16: an epoch, or less
+@pytest.mark.parametrize(
+    ("steps_per_call", "steps_of_deal"),
+    [(1, 3), (2, 4), (3, 3)],  # of 42 examples by 16, an epoch begins at every third step
+)
 def test_batches_of_a_divided_split_are_those_that_are_streamed(
-    monkeypatch, steps_per_call, first_step
+    monkeypatch, deals, steps_per_call, steps_of_deal, first_step
 ):
     layout = make_layout(4, 1, jax.devices()[:4])
     asked = {"steps_per_call": steps_per_call, "first_step": first_step, "last_step": 13}
-    monkeypatch.setattr(Layout, "free_bytes", lambda layout: 4 * OF_42_DIVIDED)
     divided = [*calls_of(ArraySplit, layout, count=42, **asked)]
+    # A deal is an epoch of whole calls; where a run goes on within a call, it ends within one too.
+    assert {len(steps) for steps in deals} == {steps_of_deal}
+    assert deals[0].start == first_step
+    assert len(deals) <= -(-(13 - first_step) // steps_of_deal) + (steps_per_call > 1)
     monkeypatch.setattr(Layout, "free_bytes", lambda layout: 0)
     streamed = [*calls_of(ArraySplit, layout, count=42, **asked)]
     assert sum(len(batches["labels"]) for batches in divided) == 13 - first_step
@@ -213,16 +237,16 @@ def test_batches_of_a_divided_split_are_those_that_are_streamed(
 @pytest.mark.parametrize(
     ("execution", "waves"), [("vmap", 1), ("loop", 1), ("map+single", 1), ("vmap", 2)]
 )
-def test_members_are_the_same_where_the_split_is_divided(monkeypatch, execution, waves):
-    drawn, _ = trained(ArraySplit, (2, 4), execution, waves=waves)
-    # Four times 2 * 10 * 52 bytes, which 40 examples take when they are divided over four columns.
-    monkeypatch.setattr(Layout, "free_bytes", lambda layout: 4_160)
-    dealt, calls = trained(ArraySplit, (2, 4), execution, waves=waves)
-    assert isinstance(calls[0], dict)
+def test_members_are_the_same_where_the_split_is_divided(monkeypatch, deals, execution, waves):
+    dealt, _ = trained(ArraySplit, (2, 4), execution, waves=waves)
+    assert deals
+    monkeypatch.undo()
+    drawn, calls = trained(ArraySplit, (2, 4), execution, waves=waves)
+    assert isinstance(calls[0], Drawn)
     jax.tree.map(np.testing.assert_array_equal, drawn, dealt)
 
 
-def test_examples_are_weighed_by_their_place_where_the_split_is_divided(monkeypatch):
+def test_examples_are_weighed_by_their_place_where_the_split_is_divided(monkeypatch, deals):
     def of_bootstrap():
         layout = make_layout(2, 1, jax.devices()[:4])
         member, inputs, _ = networks.mlp()
@@ -232,11 +256,11 @@ def test_examples_are_weighed_by_their_place_where_the_split_is_divided(monkeypa
             state, _ = ensemble.update(state, batches)
         return jax.device_get(state.params), batches
 
+    dealt, _ = of_bootstrap()
+    assert deals
+    monkeypatch.undo()
     drawn, batches = of_bootstrap()
     assert isinstance(batches, Drawn)
-    monkeypatch.setattr(Layout, "free_bytes", lambda layout: 4_160)
-    dealt, batches = of_bootstrap()
-    assert isinstance(batches, dict)
     jax.tree.map(np.testing.assert_array_equal, drawn, dealt)
 
 
@@ -244,14 +268,14 @@ def test_a_divided_split_is_dealt_out_over_the_data_axis_only_and_is_nowhere_who
     layout = make_layout(4, 2, jax.devices())
     split = source(count=4_096).train.take(np.arange(4_096))
     parts = layout.put(split, 4_096, BATCH)
-    indices = layout.put_everywhere(np.arange(4_096, dtype=np.int32).reshape(64, 64))
+    indices = layout.put(np.arange(4_096, dtype=np.int32).reshape(64, 64), 64, BATCHES)
     compiled = dealing_program(layout).lower(parts, indices).compile()
     crossing = collectives(compiled.as_text(), layout.mesh.device_ids)
     assert {(each.kind, each.axis) for each in crossing} == {("collective-permute", "data")}
     # Its part, its batches and what passes, which comes while the one before is looked through.
-    memory, part_bytes, index_bytes = compiled.memory_analysis(), 1_024 * 52, 4_096 * 4
+    memory, part_bytes, index_bytes = compiled.memory_analysis(), 1_024 * 52, 1_024 * 4
     total = sum(getattr(memory, f"{kind}_size_in_bytes") for kind in ("argument", "output", "temp"))
-    assert total < 4.1 * part_bytes + 2 * index_bytes
+    assert total < 4.1 * part_bytes + 3 * index_bytes
 
 
 def test_batches_of_the_next_calls_are_read_while_one_is_trained_on():

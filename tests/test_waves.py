@@ -1,5 +1,6 @@
 """Members trained wave after wave are what they are when they fit together."""
 
+import gc
 import json
 import logging
 import shutil
@@ -12,6 +13,7 @@ import pytest
 import networks
 from dist_ens.data import ArraySplit
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.waves import update_in_waves
 from dist_ens.evaluate import Evaluator
 from dist_ens.layout import BATCH, BATCHES, Waves, make_layout
 from dist_ens.run import open_finished
@@ -81,6 +83,23 @@ def test_the_given_state_is_used_up_and_what_was_put_aside_is_not_written_to():
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), before)
     ensemble.update(state, batches)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_one_wave_at_a_time_is_on_the_devices():
+    layout = make_layout(8, 2, jax.devices()[:2])
+    waves = Waves(layout, 4)
+    state = waves.off_devices({"w": layout.put_members(np.zeros((8, 4096), np.float32))})
+    live = []
+
+    def update(state, batches):
+        gc.collect()
+        live.append(sum(a.nbytes for a in jax.live_arrays() if a.sharding.memory_kind == "device"))
+        return jax.tree.map(lambda leaf: leaf + 1, state), {}
+
+    update_in_waves(waves, update)(state, {})
+    wave_bytes = 2 * 4096 * 4
+    assert len(live) == 4
+    assert max(live) - live[0] < wave_bytes / 2
 
 
 def test_members_in_waves_draw_batches_of_their_own():

@@ -1,6 +1,6 @@
 """Data: sources, and the pipeline of one host. Hands out NumPy batches and knows no device."""
 
-from dist_ens.data.open import describe_source, open_source, open_test
+from dist_ens.data.open import comes_in_memory, describe_source, open_source, open_test
 from dist_ens.data.pipeline import calls, evaluation_batches, training_batches
 from dist_ens.data.source import (
     ArraySplit,
@@ -19,6 +19,7 @@ __all__ = [
     "Split",
     "Standardization",
     "calls",
+    "comes_in_memory",
     "convert_inputs",
     "describe_source",
     "evaluation_batches",

@@ -99,6 +99,15 @@ def _describe(config: DataConfig) -> tuple[Spec, int | None]:
     return source.spec, source.num_train_examples
 
 
+def comes_in_memory(config: DataConfig) -> bool:
+    """Whether opening the data set that the config names reads its examples.
+
+    Raises:
+        UserError: For an unknown name.
+    """
+    return _parse(config.source)[0] != "tfds"
+
+
 def _parse(source: str) -> tuple[str, str]:
     """Kind and place of a source."""
     kind, _, place = source.partition(":")

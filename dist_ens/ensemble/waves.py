@@ -31,6 +31,7 @@ def update_in_waves(waves: Waves, update: Update) -> Update:
                 waves.take(state, number), batches_of_wave(waves, batches, number)
             )
             states.append(waves.off_devices(of_wave))
+            del of_wave  # makes room for the next
             metrics.append(metrics_of_wave)
         for leaf in jax.tree.leaves(state):
             leaf.delete()

@@ -5,15 +5,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dist_ens.layout.mesh import BATCH, BATCHES, DATA, REPLICATED, Layout, data_index
+from dist_ens.layout.mesh import BATCH, BATCHES, DATA, Layout, data_index
 
 
 def dealing_program(layout: Layout) -> Any:
     """The program that deals examples out as batches: `deal(parts, indices) -> batches`.
 
-    `parts` are leaves [examples, ...], laid by `BATCH`; `indices`, int32[steps, batch], say where
-    in them the batches' examples are, and lie on every device. The batches are leaves [steps,
-    batch, ...], laid by `BATCHES`, and `index`, the indices.
+    `parts` are leaves [examples, ...], laid by `BATCH`; `indices`, int32[steps, batch], laid by
+    `BATCHES`, say where in them the batches' examples are. The batches are leaves [steps, batch,
+    ...], laid by `BATCHES`, and `index`, the indices.
 
     A copy of each column's part is passed around the columns of its row of the mesh, and each takes
     from what passes what its batches have of it. So no device ever holds the whole, and nothing
@@ -24,21 +24,19 @@ def dealing_program(layout: Layout) -> Any:
     """
     columns = layout.data_axis
 
-    def deal(part: Any, indices: jax.Array) -> Any:
+    def deal(part: Any, wanted: jax.Array) -> Any:
         part_length = len(jax.tree.leaves(part)[0])
-        length = indices.shape[1] // columns
-        wanted = jax.lax.dynamic_slice_in_dim(indices, data_index() * length, length, axis=1)
 
-        def turn(number: jax.Array, carry: Any) -> Any:
+        def look_and_pass_on(number: jax.Array, carry: Any) -> Any:
             passing, found = carry
             owner = (data_index() - number) % columns
-            place = wanted - owner * part_length
-            is_here = (place >= 0) & (place < part_length)
-            place = jnp.clip(place, 0, part_length - 1)
+            rows = wanted - owner * part_length
+            is_here = (rows >= 0) & (rows < part_length)
+            rows = jnp.clip(rows, 0, part_length - 1)
 
             def with_those_here(leaf: jax.Array, so_far: jax.Array) -> jax.Array:
                 mask = is_here.reshape(is_here.shape + (1,) * (leaf.ndim - 1))
-                return jnp.where(mask, leaf.at[place].get(mode="promise_in_bounds"), so_far)
+                return jnp.where(mask, leaf.at[rows].get(mode="promise_in_bounds"), so_far)
 
             found = jax.tree.map(with_those_here, passing, found)
             ring = [(column, (column + 1) % columns) for column in range(columns)]
@@ -48,7 +46,7 @@ def dealing_program(layout: Layout) -> Any:
         nothing = jax.tree.map(
             lambda leaf: jnp.zeros((*wanted.shape, *leaf.shape[1:]), leaf.dtype), part
         )
-        _, found = jax.lax.fori_loop(0, columns, turn, (part, nothing))
+        _, found = jax.lax.fori_loop(0, columns, look_and_pass_on, (part, nothing))
         return found | {"index": wanted}
 
-    return jax.jit(layout.shard_map(deal, in_specs=(BATCH, REPLICATED), out_specs=BATCHES))
+    return jax.jit(layout.shard_map(deal, in_specs=(BATCH, BATCHES), out_specs=BATCHES))

@@ -20,13 +20,16 @@ class PlannedMesh:
         ensemble_axis: Rows of the mesh.
         data_axis: Columns.
         num_members: Members of the ensemble.
-        waves: In which a device's members come; only one is on it at a time.
+        waves: In which a device's members come, one at a time.
+        platform: `cpu`, `gpu` or `tpu`.
         execution: How a device runs its members.
         place: Of the training set.
         bytes_per_device: `parameters`, `model_state`, `optimizer`, `training_set` (what is kept of
-            it), `batches` (of one call; their indices where a step draws them), `activations` (all
-            that a step makes and leaves, gradients too), `other` (keys and counters, padding,
-            metrics, the program) and `total`. Without the last three where the compiler refuses.
+            it), `batches` (of one call; their indices where a step draws them), `waiting` (on a
+            CPU, whose devices share it, the members of other waves), `activations` (all that a
+            step makes and leaves, gradients too; none of what stays on a TPU's chip), `other`
+            (keys and counters, padding, metrics, copies for a turn, the program) and `total`.
+            Without the last three where the compiler refuses.
         flops_per_device: Of one step, as XLA counts them: the body of a loop that a network has in
             itself once. None where the compiler refuses.
         collectives: Of one step, on each device.
@@ -40,6 +43,7 @@ class PlannedMesh:
     data_axis: int
     num_members: int
     waves: int
+    platform: str
     execution: str
     place: Place
     bytes_per_device: Mapping[str, int]
@@ -71,7 +75,7 @@ class PlannedMesh:
             "num_members": self.num_members,
             "waves": self.waves,
             "execution": self.execution,
-            "training_set": str(self.place),
+            "place": self.place.name.lower(),
             "flops_per_device": self.flops_per_device,
             "bytes_per_device": dict(self.bytes_per_device),
             "collectives": [dataclasses.asdict(collective) for collective in self.collectives],
@@ -85,13 +89,13 @@ class Plan:
     """What a run needs on every mesh that it could have.
 
     Attributes:
-        meshes: The best first: what fits, then by the fewest FLOPs per device, the fewest bytes in
-            collectives, the fewest bytes per device.
-        max_num_members: The most that fit on a mesh of the best one's shape, a multiple of its
-            ensemble axis and of the groups; 0 where not one member per device fits, None where the
-            memory of the devices is not known.
-        max_is_compiled: Whether the programs of so many, and of one more per device, were compiled;
-            else a line through the bytes of two others says it.
+        meshes: The best first: what fits, then by the fewest FLOPs per device (two percent are
+            none), the fewest bytes in collectives, the fewest bytes per device.
+        max_num_members: The most that fit on a mesh of the best one's shape, of many but for half
+            a percent, a multiple of its ensemble axis and of the groups; 0 where not one member
+            per device fits, None where the memory of the devices is not known.
+        max_is_compiled: Whether programs of so many, and of more, were compiled; else a line
+            through the bytes of two others says it.
         waves: That were asked for.
         memory_bytes: Of a device; infinity where it is not known.
         num_devices: Of the topology.
@@ -120,11 +124,14 @@ class Plan:
             return
         needs = best.refusal or f"it needs {_gib(best.bytes_per_device['total'])} GiB a device."
         if self.max_num_members:
-            waves = math.ceil(self.waves * best.num_members / self.max_num_members)
-            way_out = (
-                f"Try --config.num_members={self.max_num_members}, more devices, or "
-                f"--config.layout.waves={waves}, to train one part of them after another."
-            )
+            way_out = f"Try --config.num_members={self.max_num_members}, or more devices"
+            if best.platform == "cpu":  # whose devices share what waits
+                way_out += "."
+            else:
+                least = math.ceil(self.waves * best.num_members / self.max_num_members)
+                members = best.members_per_device
+                waves = next((k for k in range(least, members) if members % k == 0), members)
+                way_out += f", or --config.layout.waves={waves}, a part of them after another."
         else:
             state = sum(best.bytes_per_device[k] for k in ("parameters", "model_state"))
             state += best.bytes_per_device["optimizer"]
@@ -143,5 +150,5 @@ class Plan:
 
 
 def _gib(size: float) -> str:
-    """Bytes as GiB, three digits of them."""
-    return f"{size / 2**30:.3g}"
+    """Bytes as GiB, four digits of them."""
+    return f"{size / 2**30:.4g}"

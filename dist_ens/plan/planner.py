@@ -9,11 +9,11 @@ import jax
 
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
-from dist_ens.ensemble import Drawn, Ensemble, State
+from dist_ens.ensemble import Drawn, Ensemble, Own, State
 from dist_ens.ensemble.choice import candidates
 from dist_ens.errors import UserError, first_line
 from dist_ens.execution import AUTO, Execution
-from dist_ens.feed import Place, abstract_batches, place_for
+from dist_ens.feed import Place, TrainingSet, abstract_batches
 from dist_ens.layout import Layout, make_layout
 from dist_ens.plan.collectives import collectives
 from dist_ens.plan.planned import Plan, PlannedMesh
@@ -27,8 +27,8 @@ class Planner:
     Attributes:
         experiment: Whose number of members is only the one to begin with.
         spec: Of the data.
-        num_examples: Of the training set; None where nobody knows: it is taken not to fit on a
-            device.
+        training_set: None where nobody knows its length, or where a run is too short for it to be
+            kept on the devices: the hosts send its batches.
         per_member: Whether each member has batches of its own.
         make_ensemble: The experiment's member, lifted over a layout.
         devices: Of one kind; they need not be here.
@@ -37,7 +37,7 @@ class Planner:
 
     experiment: Experiment
     spec: Spec
-    num_examples: int | None
+    training_set: TrainingSet | None
     per_member: bool
     make_ensemble: Callable[[Layout], Ensemble]
     devices: list[jax.Device]
@@ -50,8 +50,7 @@ class Planner:
             UserError: If the members and the batch divide over no mesh.
         """
         num_members = self.experiment.total_members(self.spec.num_groups)
-        meshes = [self.plan_mesh(num_members, rows) for rows in self._ensemble_axes()]
-        meshes.sort(key=_cost)
+        meshes = _best_first([self.plan_mesh(num_members, rows) for rows in self._ensemble_axes()])
         memory = memory_bytes(self.devices[0])
         most, is_compiled = None, False
         if math.isfinite(memory):
@@ -61,6 +60,8 @@ class Planner:
             search = self._max_num_members if is_compiled else self._max_unrolled
             most = search(meshes[0])
             most -= most % math.lcm(meshes[0].ensemble_axis, self.spec.num_groups)
+            if meshes[0].fits:  # in more waves than were asked for, maybe, that divide its members
+                most = max(most, num_members)
         waves = self.experiment.layout.waves
         return Plan(tuple(meshes), most, is_compiled, waves, memory, len(self.devices))
 
@@ -77,8 +78,8 @@ class Planner:
         layout = make_layout(num_members, ensemble_axis, self.devices)
         batch_size = self.experiment.data.global_batch_size
         layout.check_batch_size("data.global_batch_size", batch_size)
-        ensemble = self.make_ensemble(layout)
-        waves, ensemble = ensemble.waves, ensemble.of_wave
+        whole = self.make_ensemble(layout)
+        ensemble, waves = whole.of_wave, whole.waves
         layout = ensemble.layout
         state = self._abstract_state(ensemble)
         counted = {
@@ -86,14 +87,20 @@ class Planner:
             "model_state": _shard_bytes(state.model_state),
             "optimizer": _shard_bytes(state.opt_state),
         }
-        place = self._place(layout, memory_bytes(self.devices[0]) - sum(counted.values()))
+        state_bytes = sum(counted.values())
+        place, kept_bytes = Place.HOSTS, 0
+        if self.training_set is not None:
+            free_bytes = memory_bytes(self.devices[0]) - (state_bytes if waves == 1 else 0)
+            place = self.training_set.place_on(layout, free_bytes)
+            kept_bytes = self.training_set.device_bytes(place, layout)
         steps = self.experiment.steps_per_call
         batches = self._batches(ensemble, place, steps)
-        counted["training_set"] = place.device_bytes(
-            self.num_examples or 0, self.spec.example_bytes, layout
-        )
-        drawn = batches.indices if isinstance(batches, Drawn) else batches
-        counted["batches"] = _shard_bytes(drawn)
+        counted |= {
+            "training_set": kept_bytes,
+            "batches": _call_bytes(self._batches(whole, place, steps)),
+            # What waits for its wave is in the memory of a CPU's devices too, before and after.
+            "waiting": 2 * waves * state_bytes if waves > 1 and layout.platform == "cpu" else 0,
+        }
         execution = self.experiment.execution
         if execution == AUTO:
             execution = candidates(layout, ensemble.traced_update(state, batches), steps)[0]
@@ -102,7 +109,14 @@ class Planner:
             f"{' at a time' if waves > 1 else ''}, execution {execution} …"
         )
         planned = PlannedMesh(
-            ensemble_axis, layout.data_axis, num_members, waves, execution, place, counted
+            ensemble_axis,
+            layout.data_axis,
+            num_members,
+            waves,
+            layout.platform,
+            execution,
+            place,
+            counted,
         )
         try:
             return self._measured(planned, ensemble, state)
@@ -117,16 +131,14 @@ class Planner:
         # XLA counts the body of a loop once, whatever its length: so no loop over steps.
         way = dataclasses.replace(Execution.parse(planned.execution), steps=None)
         dispatched, canonical = way.members == "loop", way.convolutions == "canonical"
-        if dispatched:
-            program = self._one_member(planned, ensemble, way, ensemble.microbatches)
-        else:
-            program = self._compiled(planned, ensemble, way)
+        given_to = self._one_member(ensemble, ensemble.microbatches) if dispatched else ensemble
+        program = self._compiled(planned, given_to, _unrolled(way) if dispatched else way)
         over_members = not dispatched and members > 1 and " while(" in program.as_text()
         step = program
         # Nor one over members, over parts of the batch, or over examples in a kernel's gradient.
         if over_members or ensemble.microbatches > 1 or canonical:
             plain = dataclasses.replace(way, convolutions=None) if canonical else way
-            step = self._one_member(planned, ensemble, plain, 1)
+            step = self._compiled(planned, self._one_member(ensemble, 1), _unrolled(plain))
         times = 1 if step is program and not dispatched else members
         memory = program.memory_analysis()
         total = (
@@ -136,9 +148,14 @@ class Planner:
             + memory.temp_size_in_bytes
             + memory.generated_code_size_in_bytes
         )
-        # The batch of the program's one step is in it, of a call there are more.
-        steps = self.experiment.steps_per_call
-        total += planned.bytes_per_device["batches"] * (steps - 1) // steps
+        # The program is given a step's batch, of as many members as it has; a call's are there, of
+        # all, and beside batches of their own a copy for those whose turn it is.
+        total += planned.bytes_per_device["batches"]
+        total -= _given_bytes(given_to, self._batches(given_to, planned.place, 1))
+        if self.per_member and (dispatched or planned.waves > 1):
+            steps = self.experiment.steps_per_call
+            total += _call_bytes(self._batches(given_to, planned.place, steps))
+        total += planned.bytes_per_device["waiting"]
         if planned.place is Place.DIVIDED:  # which the program is only given its batches of
             total += planned.bytes_per_device["training_set"]
         if dispatched:  # the program's member is a copy, beside all of them
@@ -157,15 +174,11 @@ class Planner:
             max_steps_per_second=chip.peak_flops / flops if chip and flops else None,
         )
 
-    def _one_member(
-        self, planned: PlannedMesh, ensemble: Ensemble, way: Execution, microbatches: int
-    ) -> Any:
-        """The step of one member per device, compiled for the same mesh."""
+    def _one_member(self, ensemble: Ensemble, microbatches: int) -> Ensemble:
+        """One member per device of the same mesh."""
         rows = ensemble.layout.ensemble_axis
         alone = self.make_ensemble(make_layout(rows, rows, self.devices))
-        alone = dataclasses.replace(alone, microbatches=microbatches)
-        way = dataclasses.replace(way, members="unroll", chunk_size=None)
-        return self._compiled(planned, alone, way)
+        return dataclasses.replace(alone, microbatches=microbatches)
 
     def _compiled(self, planned: PlannedMesh, ensemble: Ensemble, way: Execution) -> Any:
         ensemble = dataclasses.replace(ensemble, execution=str(way))
@@ -178,15 +191,6 @@ class Planner:
         shape = (device_batch_size, *self.spec.input_shape)
         return ensemble.abstract_state(jax.ShapeDtypeStruct(shape, self.spec.input_dtype))
 
-    def _place(self, layout: Layout, free_bytes: float) -> Place:
-        """Of the training set, on devices that have the state."""
-        if self.num_examples is None:
-            return Place.HOSTS
-        example_bytes = self.spec.example_bytes
-        return place_for(
-            self.num_examples, example_bytes, layout, free_bytes, per_member=self.per_member
-        )
-
     def _batches(self, ensemble: Ensemble, place: Place, steps: int) -> Any:
         """Shapes of what a call is given."""
         return abstract_batches(
@@ -195,9 +199,8 @@ class Planner:
             steps,
             self.experiment.data.global_batch_size,
             place,
-            num_examples=self.num_examples,
+            num_examples=None if self.training_set is None else self.training_set.num_examples,
             per_member=self.per_member,
-            with_index=ensemble.example_weight is not None,
         )
 
     def _ensemble_axes(self) -> list[int]:
@@ -231,22 +234,26 @@ class Planner:
     def _max_unrolled(self, first: PlannedMesh) -> int:
         """About the most members that fit on a mesh of this shape, each a copy in the program.
 
-        It is read off the line through the bytes of as many as are asked for, and of half of them.
+        It is read off the line through the bytes of as many as are asked for, two at least, and of
+        half of them; what the compiler refuses is halved on.
         """
-        known: list[tuple[int, int]] = []
+        fits, known = 0, list[tuple[int, int]]()
         members = max(2, first.members_at_once)
         while members and len(known) < 2:
             is_first = members == first.members_at_once
             planned = first if is_first else self._plan_members(first, members)
+            if planned.fits:
+                fits = max(fits, members)
             if not planned.refusal:
                 known.append((members, planned.bytes_per_device["total"]))
             members //= 2
-        most = max(0, _where(known, memory_bytes(self.devices[0])) or 0)
+        most = max(fits, _where(known, memory_bytes(self.devices[0])) or 0)
         return most * first.ensemble_axis * self.experiment.layout.waves
 
     def _max_num_members(self, first: PlannedMesh) -> int:
         """The most members that fit on a mesh of this shape; one more in a wave does not.
 
+        Of more than 200 in a wave it is half a percent short at most: each program takes as long.
         Bytes are close to affine in the members, so a line through the last two programs says
         which to compile next; only what was compiled is believed.
         """
@@ -259,7 +266,7 @@ class Planner:
                 fits = members
             else:
                 too_many = members
-            if too_many == fits + 1:
+            if too_many - fits <= max(1, fits // 200):
                 return fits * first.ensemble_axis * self.experiment.layout.waves
             if not planned.refusal:
                 known.append((members, planned.bytes_per_device["total"]))
@@ -295,9 +302,38 @@ def _shard_bytes(tree: Any) -> int:
     )
 
 
-def _cost(mesh: PlannedMesh) -> tuple[Any, ...]:
-    """What orders the meshes, the best first; of those that do not fit the smallest."""
-    size = mesh.bytes_per_device.get("total", sum(mesh.bytes_per_device.values()))
-    if not mesh.fits:
-        return (True, size)
-    return (False, mesh.flops_per_device, mesh.exchanged_bytes, size)
+def _call_bytes(batches: Any) -> int:
+    """What a call is given on a device, beside a whole split."""
+    return _shard_bytes(batches.indices if isinstance(batches, Drawn) else batches)
+
+
+def _given_bytes(ensemble: Ensemble, batches: Any) -> int:
+    """What of it a compiled program takes: positions only where examples are weighed by them."""
+    if isinstance(batches, Drawn) or ensemble.example_weight is not None:
+        return _call_bytes(batches)
+    examples = batches.examples if isinstance(batches, Own) else batches
+    return _shard_bytes({name: leaf for name, leaf in examples.items() if name != "index"})
+
+
+def _unrolled(way: Execution) -> Execution:
+    return dataclasses.replace(way, members="unroll", chunk_size=None)
+
+
+def _best_first(meshes: list[PlannedMesh]) -> list[PlannedMesh]:
+    """What fits before what does not, and that the smallest first.
+
+    Of what fits those with the fewest FLOPs, but for two percent, which lie in how an execution
+    writes the same; of these the one with the fewest bytes in collectives, then in memory.
+    """
+
+    def size(mesh: PlannedMesh) -> int:
+        return mesh.bytes_per_device.get("total", sum(mesh.bytes_per_device.values()))
+
+    ordered, left = [], [(mesh.flops_per_device or 0, mesh) for mesh in meshes if mesh.fits]
+    while left:
+        fewest = min(flops for flops, _ in left)
+        close = [(mesh.exchanged_bytes, size(mesh), mesh) for f, mesh in left if f <= 1.02 * fewest]
+        best = min(close, key=lambda entry: entry[:2])[2]
+        ordered.append(best)
+        left = [(flops, mesh) for flops, mesh in left if mesh is not best]
+    return ordered + sorted((mesh for mesh in meshes if not mesh.fits), key=size)

@@ -1,5 +1,7 @@
 """A plan as a table."""
 
+import math
+
 from rich import box
 from rich.table import Table
 
@@ -10,8 +12,9 @@ _SIZES = ("parameters", "optimizer", "training_set", "activations", "total")
 
 def plan_table(plan: Plan) -> Table:
     """The meshes of a plan, the best first."""
+    memory = f" of {_mib(plan.memory_bytes)} MiB" if math.isfinite(plan.memory_bytes) else ""
     table = Table(
-        title="per device: members, MiB, and GFLOPs of a step",
+        title=f"per device{memory}: members, MiB, and GFLOPs of a step",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -48,18 +51,19 @@ def mesh_line(mesh: PlannedMesh) -> str:
 
 
 def _row(mesh: PlannedMesh) -> list[str]:
-    def mib(size: int | None) -> str:
-        return "?" if size is None else _short(size / 2**20)
-
     flops, pace = mesh.flops_per_device, mesh.max_steps_per_second
     return [
         _shape(mesh),
-        str(mesh.members_per_device),
-        *(mib(mesh.bytes_per_device.get(name)) for name in _SIZES),
+        f"{mesh.members_per_device:,}",
+        *(_mib(mesh.bytes_per_device.get(name)) for name in _SIZES),
         "yes" if mesh.fits else "no",
         "?" if flops is None else _short(flops / 1e9),
         "" if pace is None else _short(pace),
     ]
+
+
+def _mib(size: float | None) -> str:
+    return "?" if size is None else _short(size / 2**20)
 
 
 def _shape(mesh: PlannedMesh) -> str:
