@@ -77,6 +77,15 @@ def test_masks_are_a_candidate_that_can_lose(num_members, way):
     assert names[0] == f"{way}+canonical+masks"
 
 
+def test_what_another_version_chose_is_not_taken(monkeypatch):
+    ensemble, state, batches = program(networks.mlp, 4)
+    traced = ensemble.traced_update(state, batches)
+    before, again = (choice._program(ensemble, traced, ["map"], state, batches) for _ in range(2))
+    assert before == again
+    monkeypatch.setattr("dist_ens.__version__", "0.0.0")
+    assert choice._program(ensemble, traced, ["map"], state, batches) != before
+
+
 def test_what_takes_long_to_compile_is_no_candidate():
     def ways(network, num_members, steps=2):
         found = candidates(*program(network, num_members, steps), steps)

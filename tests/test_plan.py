@@ -42,6 +42,13 @@ def dist_ens_plan(*arguments):
     return dist_ens("plan", *arguments, xla_flags="--xla_backend_optimization_level=0")
 
 
+def finished_plan(tmp_path, *arguments):
+    """What `dist-ens plan` printed, which ended well, and the plan that it wrote."""
+    ended = dist_ens_plan(*arguments, f"--json={tmp_path / 'plan.json'}")
+    assert ended.returncode == 0, ended.stderr
+    return ended, json.loads((tmp_path / "plan.json").read_text())
+
+
 def small_planner(devices=4, shape=(8, 8), *, streamed=False, **changes):
     experiment = Experiment.from_dict(
         {
@@ -66,9 +73,7 @@ def of_data(mesh):
 
 
 def test_a_plan_says_what_each_mesh_needs_the_best_first(tmp_path):
-    ended = dist_ens_plan(*SMALL, "--topology=cpu:8", f"--json={tmp_path / 'plan.json'}")
-    assert ended.returncode == 0, ended.stderr
-    plan = json.loads((tmp_path / "plan.json").read_text())
+    ended, plan = finished_plan(tmp_path, *SMALL, "--topology=cpu:8")
     shapes = [(s["mesh"]["ensemble"], s["mesh"]["data"]) for s in plan["shapes"]]
     # The fewer members a device has, the fewer of their optimizers' operations are done twice.
     assert shapes == [(8, 1), (4, 2), (2, 4), (1, 8)]
@@ -211,7 +216,8 @@ def test_examples_that_are_weighed_have_their_places_with_them():
 
 def test_a_split_of_every_group_is_counted_and_members_are_of_all_groups(tmp_path):
     two_hosts.write_table(tmp_path)  # four splits of 40 rows of three numbers and a target
-    ended = dist_ens_plan(
+    ended, plan = finished_plan(
+        tmp_path,
         "--config=configs/uci.py",
         f"--config.data.source=uci:{tmp_path / 'table.npz'}",
         "--config.data.global_batch_size=8",
@@ -219,10 +225,7 @@ def test_a_split_of_every_group_is_counted_and_members_are_of_all_groups(tmp_pat
         "--config.execution=unroll",
         "--config.layout.waves=2",
         "--topology=cpu:1",
-        f"--json={tmp_path / 'plan.json'}",
     )
-    assert ended.returncode == 0, ended.stderr
-    plan = json.loads((tmp_path / "plan.json").read_text())
     (shape,) = plan["shapes"]
     assert shape["bytes_per_device"]["training_set"] == 4 * 40 * (3 + 1) * 4
     assert plan["max_num_members"] % 4 == 0
@@ -241,7 +244,7 @@ def test_the_most_copies_of_a_member_are_told_without_compiling_them(monkeypatch
         assert plan.max_is_compiled == (execution == "vmap")
         assert execution == "vmap" or len(compiled) == 2  # of 4 and 2 members
     # Parameters and Adam's two moments are the least that a member takes.
-    assert 300 < told["unroll"] < 10_000_000 / (3 * 4 * (64 * 10 + 10))
+    assert told["unroll"] < 10_000_000 / (3 * 4 * (64 * 10 + 10))
     assert told["unroll"] == pytest.approx(told["vmap"], rel=0.3)
 
 
@@ -326,11 +329,16 @@ def test_members_in_waves_take_the_memory_of_one_and_the_operations_of_all(monke
     assert 12 <= three.max_num_members < one.max_num_members
 
 
-def test_more_waves_than_were_asked_for_may_divide_the_members():
-    # Four members a device do not come in three waves, but in four.
-    plan = small_planner(2, num_members=8, model=LINEAR, layout={"waves": 3}).plan()
-    assert plan.meshes[0].waves == 4
-    assert plan.max_num_members >= 8
+def test_more_waves_than_were_asked_for_may_divide_the_members(monkeypatch):
+    # Four members a device do not come in three waves, but in four. Where these just fit, three
+    # waves of one, six members, would be fewer than the eight that do.
+    asked = {"num_members": 8, "model": LINEAR, "layout": {"waves": 3}}
+    it = small_planner(2, streamed=True, **asked)
+    planned = it.plan_mesh(8, 2)
+    assert planned.waves == 4
+    memory = planned.bytes_per_device["total"]
+    monkeypatch.setattr(planner, "memory_bytes", lambda device: memory)
+    assert it.plan().max_num_members == 8
 
 
 def test_a_workload_that_fits_nowhere_is_told_what_would(monkeypatch):
@@ -433,14 +441,12 @@ def test_bad_input_is_a_sentence_and_exit_code_2_and_help_says_the_flags():
 
 @pytest.mark.tpu_plan
 def test_a_tpu_is_planned_for_without_one(tmp_path):
-    ended = dist_ens_plan(
+    ended, plan = finished_plan(
+        tmp_path,
         *SMALL,
         "--topology=v5e:2x4",
         "--config.layout.ensemble_axis=4",
-        f"--json={tmp_path / 'plan.json'}",
     )
-    assert ended.returncode == 0, ended.stderr
-    plan = json.loads((tmp_path / "plan.json").read_text())
     (shape,) = plan["shapes"]
     assert shape["mesh"] == {"ensemble": 4, "data": 2}
     assert shape["bytes_per_device"]["parameters"] == 2 * PARAMS
@@ -455,14 +461,13 @@ def test_a_tpu_is_planned_for_without_one(tmp_path):
 
 @pytest.mark.tpu_plan
 def test_what_two_slices_exchange_is_told(tmp_path):
-    ended = dist_ens_plan(
+    _, plan = finished_plan(
+        tmp_path,
         *SMALL,
         "--topology=v5e:1x1*2",
         "--config.num_members=2",
-        f"--json={tmp_path / 'plan.json'}",
     )
-    assert ended.returncode == 0, ended.stderr
-    shapes = json.loads((tmp_path / "plan.json").read_text())["shapes"]
+    shapes = plan["shapes"]
     one_a_slice, over_both = (
         next(shape for shape in shapes if shape["mesh"]["ensemble"] == rows) for rows in (2, 1)
     )
