@@ -24,6 +24,8 @@ PRODUCT = lax.dot_general_p
 
 # Numbers in a CPU's widest vectors, and sides too short for a kernel that multiplies matrices.
 _VECTOR = 16
+_MOST_NEIGHBOURS = 8
+_EXAMPLES_AT_A_TIME = 2
 _SHORT = range(2, 5)
 
 
@@ -77,11 +79,14 @@ def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax
         out = _product(patches, rhs.reshape(groups, -1, features), params)
         out = out.reshape(groups, batch, *space, features)
     else:
+        # The channels, which are summed over as positions are, stand in front of them: there they
+        # are examples, and their positions lie side by side.
+        lhs, rhs = jnp.moveaxis(lhs, -1, 2), jnp.moveaxis(rhs, -2, 1)
         slices = _slices(
-            lhs, space, strides, kernel, dilations
-        )  # [groups, batch, *kernel, channels]
+            lhs, space, strides, kernel, dilations, first_axis=3
+        )  # [groups, batch, channels, *kernel]
         patches = jnp.stack(slices, axis=2).reshape(groups, batch * math.prod(space), -1)
-        out = _product(patches, rhs.reshape(groups, math.prod(kernel) * channels, features), params)
+        out = _product(patches, rhs.reshape(groups, channels * math.prod(kernel), features), params)
         out = out.reshape(groups, batch, *space, features)
     out = jnp.moveaxis(out, 0, -2).reshape(batch, *space, groups * features)
     return _from_canonical(out, out_spec)
@@ -92,26 +97,22 @@ def convolution_in_canonical_layout(lhs: jax.Array, rhs: jax.Array, **params: An
 
     The gradient of a convolution's kernel is one too, whose channels are the examples and whose
     kernel is as large as an image. XLA's program for it waits for memory, whatever its layout: it
-    becomes patches, of one example at a time, which stay in a core's cache.
+    becomes patches, of two examples at a time, which stay in a core's cache. And convolutions whose
+    channels and features both fit into one vector have only XLA's slower program: they become such
+    as have the other, with several neighbours of their output for features.
 
     Args, Returns: As `convolution_as_patches`.
     """
 
     def one(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         if _is_gradient_of_kernel(lhs, rhs, **params):
-            return _by_example(lhs, rhs, **params)
+            return _by_examples(lhs, rhs, **params)
         out_spec = params["dimension_numbers"].out_spec
         lhs, rhs, _ = _canonical(lhs, rhs, **params)
-        # Without the barriers XLA would put the transpositions back into the convolution.
-        lhs, rhs = lax.optimization_barrier((lhs, rhs))
-        last = lhs.ndim - 1
-        spec = lax.ConvDimensionNumbers(
-            (0, last, *range(1, last)),
-            (last, last - 1, *range(last - 1)),
-            (0, last, *range(1, last)),
-        )
-        out = CONVOLUTION.bind(lhs, rhs, **{**params, "dimension_numbers": spec})
-        return _from_canonical(lax.optimization_barrier(out), out_spec)
+        is_narrow = rhs.shape[-2] <= _VECTOR and _num_groups(params) == 1
+        is_narrow = is_narrow and _is_float32(lhs, rhs, **params)
+        convolved = _of_few_channels if is_narrow else _in_place
+        return _from_canonical(convolved(lhs, rhs, **params), out_spec)
 
     return _member_by_member(one, lambda fn, args: lax.map(lambda pair: fn(*pair), args))(lhs, rhs)
 
@@ -297,21 +298,80 @@ def _is_gradient_of_kernel(lhs: jax.Array, rhs: jax.Array, **params: Any) -> boo
     return _num_groups(params) == 1 and 0 < space < kernel
 
 
-def _by_example(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
-    """A convolution of one group as the sum of its channels', each as patches."""
+def _by_examples(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    """A convolution of one group as the sum of its channels', a few at a time, each as patches."""
     spec = params["dimension_numbers"]
-    examples = [
-        jnp.expand_dims(jnp.moveaxis(array, axis, 0), axis + 1)
-        for array, axis in ((lhs, spec.lhs_spec[1]), (rhs, spec.rhs_spec[1]))
-    ]
+    channels = spec.lhs_spec[1], spec.rhs_spec[1]
+    count = math.gcd(lhs.shape[channels[0]], _EXAMPLES_AT_A_TIME)
+    chunks = []
+    for array, axis in zip((lhs, rhs), channels, strict=True):
+        array = jnp.moveaxis(array, axis, 0)
+        chunks.append(array.reshape(-1, count, *array.shape[1:]))
 
-    def add(total: jax.Array, example: list[jax.Array]) -> tuple[jax.Array, None]:
-        return total + convolution_as_patches(*example, **params).astype(total.dtype), None
+    def add(total: jax.Array, chunk: list[jax.Array]) -> tuple[jax.Array, None]:
+        operands = (jnp.moveaxis(a, 0, axis) for a, axis in zip(chunk, channels, strict=True))
+        return total + convolution_as_patches(*operands, **params).astype(total.dtype), None
 
     out = jax.eval_shape(lambda a, b: CONVOLUTION.bind(a, b, **params), lhs, rhs)
     # A sum in bfloat16 would stop growing where an example is less than its last bit.
     wide = jnp.zeros(out.shape, jnp.promote_types(out.dtype, jnp.float32))
-    return lax.scan(add, wide, examples)[0].astype(out.dtype)
+    return lax.scan(add, wide, chunks)[0].astype(out.dtype)
+
+
+def _in_place(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    """A convolution of operands in canonical layout, which the result has too."""
+    # Without the barriers XLA would put transpositions before and after back into it.
+    lhs, rhs = lax.optimization_barrier((lhs, rhs))
+    last = lhs.ndim - 1
+    spec = lax.ConvDimensionNumbers(
+        (0, last, *range(1, last)),
+        (last, last - 1, *range(last - 1)),
+        (0, last, *range(1, last)),
+    )
+    out = CONVOLUTION.bind(lhs, rhs, **{**params, "dimension_numbers": spec})
+    return lax.optimization_barrier(out)
+
+
+def _of_few_channels(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    """As `_in_place`, in the form that is fastest for as few channels as a vector has numbers."""
+    *_, taps, channels, features = rhs.shape
+    if channels % 2 and channels > 1 and features < 4 * _VECTOR:
+        # Of an odd number of channels XLA reads patches one number at a time.
+        one_more = [(0, 0)] * lhs.ndim
+        lhs = jnp.pad(lhs, [*one_more[:-1], (0, 1)])
+        rhs = jnp.pad(rhs, [*one_more[:-2], (0, 1), (0, 0)])
+    is_dilated = {*params["lhs_dilation"], *params["rhs_dilation"]} != {1}
+    if features > _VECTOR or taps == 1 or is_dilated:
+        return _in_place(lhs, rhs, **params)
+    return _by_neighbours(lhs, rhs, **params)
+
+
+def _by_neighbours(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    """As `_in_place`, by a convolution that has neighbours along the last axis as its features.
+
+    Its kernel holds the given one once for each of them, moved on by a stride. It multiplies more,
+    zeros among them, but has fewer patches to move.
+    """
+    # So many that they are more than one vector, and not more than two.
+    count = min(_MOST_NEIGHBOURS, 2 ** int(math.log2(2 * _VECTOR / rhs.shape[-1])))
+    *others, (low, high) = params["padding"]
+    *_, stride = strides = params["window_strides"]
+    size = lhs.shape[-2]
+    wanted = max(0, (low + size + high - rhs.shape[-3]) // stride + 1)
+    groups = -(-wanted // count)
+    spaces = [(0, 0)] * rhs.ndim
+    moved = []
+    for k in range(count):
+        spaces[-3] = (k * stride, (count - 1 - k) * stride)
+        moved.append(jnp.pad(rhs, spaces))
+    wide = jnp.stack(moved, axis=-2).reshape(*moved[0].shape[:-1], -1)
+    # Where columns are left over none is taken away: XLA would read beyond what remains.
+    high = max(0, (groups - 1) * count * stride + wide.shape[-3] - size - low)
+    params["padding"] = (*others, (low, high))
+    params["window_strides"] = (*strides[:-1], count * stride)
+    out = _in_place(lhs, wide, **params)
+    out = out.reshape(*out.shape[:-2], out.shape[-2] * count, rhs.shape[-1])
+    return lax.slice_in_dim(out, 0, wanted, axis=-2)
 
 
 def _canonical(
