@@ -16,7 +16,8 @@ WAYS = {
 }
 CONVOLUTIONS = {
     "patches": "convolutions as patches and one matrix product",
-    "canonical": "convolutions in the layout NHWC x HWIO, kernels' gradients as patches",
+    "canonical": "convolutions in the layout NHWC x HWIO, those of few channels with neighbours "
+    "for features, kernels' gradients as patches",
     "apart": "many members' convolutions as so many operations, none grouped",
 }
 PRODUCTS = {

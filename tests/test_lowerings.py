@@ -31,7 +31,9 @@ def value_and_gradients(fn, *args):
 
 def assert_close(a, b, scale=1e-5):
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=scale, atol=scale * max(1.0, np.abs(y).max(initial=0)))
+        np.testing.assert_allclose(
+            x, y, rtol=scale, atol=scale * max(1.0, np.abs(y).max(initial=0))
+        )
 
 
 def random_convolution(seed):
