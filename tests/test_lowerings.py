@@ -102,45 +102,82 @@ NARROW = {
     "a line": ((40,), (7, 5, 8), 3, "SAME"),
     "a volume": ((5, 6, 7), (3, 2, 9), 1, "SAME"),
     "padding that takes away": ((8, 19), (3, 4, 8), 1, [(1, 0), (2, -9)]),
+    "padding and taking away": ((9, 30), (3, 4, 1), 1, [(0, 0), (-9, 3)]),
     "no column": ((6, 2), (3, 4, 8), 1, "VALID"),
+    "no feature": ((6, 6), (3, 4, 0), 1, "SAME"),
+    "no channel": ((6, 6), (3, 0, 4), 1, "SAME"),
+    "no axis of space": ((), (3, 4, 5), 1, []),
 }
 
 
 @pytest.mark.parametrize("case", NARROW)
 def test_a_convolution_of_few_channels_is_the_same_among_neighbours(case):
     space, (taps, channels, features), stride, padding = NARROW[case]
-    names = "NDHWC"[:1] + "DHW"[-len(space) :] + "C"
+    names = "N" + "DHW"[3 - len(space) :] + "C"
     random = np.random.default_rng(0)
     lhs = random.normal(size=(4, *space, channels)).astype(np.float32)
     rhs = random.normal(size=(*(taps,) * len(space), channels, features)).astype(np.float32)
-    layout = (names, names[1:-1] + "IO", names)
+    strides, layout = (stride,) * len(space), (names, names[1:-1] + "IO", names)
 
     def forward(lhs, rhs):
-        strides = (stride,) * len(space)
         return lax.conv_general_dilated(lhs, rhs, strides, padding, dimension_numbers=layout)
 
-    def by(rule):
-        return jax.jit(rewritten(forward, {lowerings.CONVOLUTION: rule}))(lhs, rhs)
+    def cropped(lhs, rhs):
+        """What padding takes away is taken away first, which XLA does wrong."""
+        if not isinstance(padding, list):
+            return forward(lhs, rhs)
+        parts = [(min(a, 0), min(b, 0), 0) for a, b in padding]
+        lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), [(0, 0, 0), *parts, (0, 0, 0)])
+        rest = [(max(a, 0), max(b, 0)) for a, b in padding]
+        return lax.conv_general_dilated(lhs, rhs, strides, rest, dimension_numbers=layout)
 
-    taken_away = case == "padding that takes away"  # which XLA's own does wrong, see above
-    expected = by(lowerings.convolution_as_patches) if taken_away else forward(lhs, rhs)
-    assert_close(by(lowerings.convolution_in_canonical_layout), expected)
+    fn = value_and_gradients(forward, lhs, rhs)
+    rules = {lowerings.CONVOLUTION: lowerings.convolution_in_canonical_layout}
+    expected = value_and_gradients(cropped, lhs, rhs)(lhs, rhs)
+    assert_close(jax.jit(rewritten(fn, rules))(lhs, rhs), expected)
+
+
+def canonical(lhs, rhs, **params):
+    """A traced convolution, rewritten."""
+    layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    forward = lambda a, b: lax.conv_general_dilated(  # noqa: E731
+        a, b, **{"window_strides": (1, 1), "padding": [(1, 1), (1, 1)]} | layout | params
+    )
+    rules = {lowerings.CONVOLUTION: lowerings.convolution_in_canonical_layout}
+    return jax.make_jaxpr(rewritten(forward, rules))(lhs, rhs)
 
 
 @pytest.mark.parametrize(
-    ("channels", "features", "dilation", "convolved"),
-    [(16, 16, 1, 32), (6, 6, 1, 24), (1, 1, 1, 8), (17, 8, 1, 8), (16, 17, 1, 17), (4, 4, 2, 4)],
+    ("kernel", "convolved"),
+    [
+        ((3, 3, 16, 16), (3, 4, 16, 32)),
+        ((3, 3, 6, 6), (3, 6, 6, 24)),
+        ((3, 3, 1, 1), (3, 10, 1, 8)),
+        ((3, 3, 3, 8), (3, 6, 4, 32)),  # an even number of channels
+        ((3, 3, 3, 63), (3, 3, 4, 63)),
+        ((3, 3, 3, 64), (3, 3, 3, 64)),
+        ((3, 3, 17, 8), (3, 3, 17, 8)),
+        ((3, 3, 16, 17), (3, 3, 16, 17)),
+        ((3, 1, 4, 4), (3, 1, 4, 4)),
+    ],
 )
-def test_convolutions_of_few_channels_have_neighbours_for_features(
-    channels, features, dilation, convolved
-):
-    lhs, rhs = jnp.ones((2, 8, 8, channels)), jnp.ones((3, 3, channels, features))
-    forward = lambda a, b: lax.conv_general_dilated(  # noqa: E731
-        a, b, (1, 1), "SAME", None, (dilation,) * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    rules = {lowerings.CONVOLUTION: lowerings.convolution_in_canonical_layout}
-    traced = jax.make_jaxpr(rewritten(forward, rules))(lhs, rhs)
-    assert contains(traced, lowerings.CONVOLUTION, lambda a, b, **_: b.shape[-1] == convolved)
+def test_convolutions_of_few_channels_have_neighbours_for_features(kernel, convolved):
+    traced = canonical(jnp.ones((2, 8, 8, kernel[2])), jnp.ones(kernel))
+    assert contains(traced, lowerings.CONVOLUTION, lambda a, b, **_: b.shape == convolved)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "params"),
+    [
+        (jnp.bfloat16, {}),
+        (jnp.float32, {"lhs_dilation": (2, 1)}),
+        (jnp.float32, {"rhs_dilation": (1, 2)}),
+    ],
+)
+def test_other_convolutions_have_their_own_features(dtype, params):
+    kernel = (3, 3, 4, 4)
+    traced = canonical(jnp.ones((2, 8, 8, 4), dtype), jnp.ones(kernel, dtype), **params)
+    assert contains(traced, lowerings.CONVOLUTION, lambda a, b, **_: b.shape == kernel)
 
 
 @pytest.mark.parametrize("lowering", CONVOLUTIONS)
@@ -175,6 +212,8 @@ def test_in_canonical_layout_the_gradient_of_a_kernel_is_no_convolution(num_exam
     text = str(jax.make_jaxpr(fn)(lhs, rhs))
     # The value and the gradient of the input; that of the kernel adds up over pairs of examples.
     assert text.count("conv_general_dilated[") == 2
+    # XLA must leave both in their layout: barriers before and after.
+    assert text.count("optimization_barrier") == 4
     assert text.count("scan[") == 1
     assert f"length={num_examples // together}" in text
 

@@ -24,9 +24,11 @@ PRODUCT = lax.dot_general_p
 
 # Numbers in a CPU's widest vectors, and sides too short for a kernel that multiplies matrices.
 _VECTOR = 16
+_SHORT = range(2, 5)
+# Features that a convolution of one feature is given: of more it would multiply zeros for longer
+# than it saves. And examples whose patches stay in a core's cache, taken together.
 _MOST_NEIGHBOURS = 8
 _EXAMPLES_AT_A_TIME = 2
-_SHORT = range(2, 5)
 
 
 def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
@@ -97,21 +99,24 @@ def convolution_in_canonical_layout(lhs: jax.Array, rhs: jax.Array, **params: An
 
     The gradient of a convolution's kernel is one too, whose channels are the examples and whose
     kernel is as large as an image. XLA's program for it waits for memory, whatever its layout: it
-    becomes patches, of two examples at a time, which stay in a core's cache. And convolutions whose
-    channels and features both fit into one vector have only XLA's slower program: they become such
-    as have the other, with several neighbours of their output for features.
+    becomes patches, of two examples at a time, which stay in a core's cache. XLA's faster program
+    for the others takes those of more than 16 channels or features: one of fewer becomes one that
+    has several neighbours of its output for features. An infinity then makes NaN of neighbours too.
 
     Args, Returns: As `convolution_as_patches`.
     """
 
     def one(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        if _is_gradient_of_kernel(lhs, rhs, **params):
-            return _by_examples(lhs, rhs, **params)
-        out_spec = params["dimension_numbers"].out_spec
+        out = jax.eval_shape(lambda a, b: CONVOLUTION.bind(a, b, **params), lhs, rhs)
+        if lhs.ndim == 2 or 0 in (*lhs.shape, *rhs.shape, *out.shape):
+            return CONVOLUTION.bind(lhs, rhs, **params)
+        if _is_gradient_of_kernel(rhs.shape, out.shape, params):
+            return _by_examples(lhs, rhs, out, **params)
         lhs, rhs, _ = _canonical(lhs, rhs, **params)
-        is_narrow = rhs.shape[-2] <= _VECTOR and _num_groups(params) == 1
-        is_narrow = is_narrow and _is_float32(lhs, rhs, **params)
-        convolved = _of_few_channels if is_narrow else _in_place
+        few = rhs.shape[-2] <= _VECTOR and rhs.shape[-1] < 4 * _VECTOR
+        is_plain = _num_groups(params) == 1 and _is_float32(lhs, rhs, **params)
+        convolved = _of_few_channels if few and is_plain else _in_place
+        out_spec = params["dimension_numbers"].out_spec
         return _from_canonical(convolved(lhs, rhs, **params), out_spec)
 
     return _member_by_member(one, lambda fn, args: lax.map(lambda pair: fn(*pair), args))(lhs, rhs)
@@ -287,32 +292,30 @@ def _sizes(lhs: Any, rhs: Any, *, dimension_numbers: Any, **_: Any) -> tuple[int
     return lhs.shape[1 - i], lhs.shape[i], rhs.shape[1 - j]
 
 
-def _is_gradient_of_kernel(lhs: jax.Array, rhs: jax.Array, **params: Any) -> bool:
+def _is_gradient_of_kernel(rhs: Sequence[int], out: Sequence[int], params: Any) -> bool:
     """Whether a convolution of one group has more positions in its kernel than in its output."""
     spec = params["dimension_numbers"]
-    out = jax.eval_shape(lambda a, b: CONVOLUTION.bind(a, b, **params), lhs, rhs)
     kernel, space = (
         math.prod(shape[axis] for axis in axes[2:])
-        for shape, axes in ((rhs.shape, spec.rhs_spec), (out.shape, spec.out_spec))
+        for shape, axes in ((rhs, spec.rhs_spec), (out, spec.out_spec))
     )
-    return _num_groups(params) == 1 and 0 < space < kernel
+    return _num_groups(params) == 1 and space < kernel
 
 
-def _by_examples(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+def _by_examples(lhs: jax.Array, rhs: jax.Array, out: Any, **params: Any) -> jax.Array:
     """A convolution of one group as the sum of its channels', a few at a time, each as patches."""
     spec = params["dimension_numbers"]
     channels = spec.lhs_spec[1], spec.rhs_spec[1]
     count = math.gcd(lhs.shape[channels[0]], _EXAMPLES_AT_A_TIME)
     chunks = []
     for array, axis in zip((lhs, rhs), channels, strict=True):
-        array = jnp.moveaxis(array, axis, 0)
-        chunks.append(array.reshape(-1, count, *array.shape[1:]))
+        in_front = jnp.moveaxis(array, axis, 0)
+        chunks.append(in_front.reshape(-1, count, *in_front.shape[1:]))
 
     def add(total: jax.Array, chunk: list[jax.Array]) -> tuple[jax.Array, None]:
         operands = (jnp.moveaxis(a, 0, axis) for a, axis in zip(chunk, channels, strict=True))
         return total + convolution_as_patches(*operands, **params).astype(total.dtype), None
 
-    out = jax.eval_shape(lambda a, b: CONVOLUTION.bind(a, b, **params), lhs, rhs)
     # A sum in bfloat16 would stop growing where an example is less than its last bit.
     wide = jnp.zeros(out.shape, jnp.promote_types(out.dtype, jnp.float32))
     return lax.scan(add, wide, chunks)[0].astype(out.dtype)
@@ -320,6 +323,15 @@ def _by_examples(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
 
 def _in_place(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
     """A convolution of operands in canonical layout, which the result has too."""
+    if min(itertools.chain(*params["padding"])) < 0:
+        # XLA's program would read beyond what is left (jaxlib 0.10.2).
+        taken = [
+            (min(0, low), min(0, high), d - 1)
+            for (low, high), d in zip(params["padding"], params["lhs_dilation"], strict=True)
+        ]
+        lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), [(0, 0, 0), *taken, (0, 0, 0)])
+        params["padding"] = tuple((max(0, low), max(0, high)) for low, high in params["padding"])
+        params["lhs_dilation"] = (1,) * len(taken)
     # Without the barriers XLA would put transpositions before and after back into it.
     lhs, rhs = lax.optimization_barrier((lhs, rhs))
     last = lhs.ndim - 1
@@ -335,13 +347,14 @@ def _in_place(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
 def _of_few_channels(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
     """As `_in_place`, in the form that is fastest for as few channels as a vector has numbers."""
     *_, taps, channels, features = rhs.shape
-    if channels % 2 and channels > 1 and features < 4 * _VECTOR:
+    if channels % 2 and channels > 1:
         # Of an odd number of channels XLA reads patches one number at a time.
-        one_more = [(0, 0)] * lhs.ndim
-        lhs = jnp.pad(lhs, [*one_more[:-1], (0, 1)])
-        rhs = jnp.pad(rhs, [*one_more[:-2], (0, 1), (0, 0)])
+        zero, none = jnp.zeros((), rhs.dtype), [(0, 0, 0)] * (rhs.ndim - 2)
+        lhs = lax.pad(lhs, zero, [*none, (0, 0, 0), (0, 1, 0)])
+        rhs = lax.pad(rhs, zero, [*none, (0, 1, 0), (0, 0, 0)])
     is_dilated = {*params["lhs_dilation"], *params["rhs_dilation"]} != {1}
-    if features > _VECTOR or taps == 1 or is_dilated:
+    is_moved = min(itertools.chain(*params["padding"])) < 0
+    if features > _VECTOR or taps == 1 or is_dilated or is_moved:
         return _in_place(lhs, rhs, **params)
     return _by_neighbours(lhs, rhs, **params)
 
@@ -352,25 +365,24 @@ def _by_neighbours(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
     Its kernel holds the given one once for each of them, moved on by a stride. It multiplies more,
     zeros among them, but has fewer patches to move.
     """
-    # So many that they are more than one vector, and not more than two.
-    count = min(_MOST_NEIGHBOURS, 2 ** int(math.log2(2 * _VECTOR / rhs.shape[-1])))
+    taps, features = rhs.shape[-3], rhs.shape[-1]
+    # Features of more than one vector and not more than two.
+    count = min(_MOST_NEIGHBOURS, 2 ** int(math.log2(2 * _VECTOR / features)))
     *others, (low, high) = params["padding"]
     *_, stride = strides = params["window_strides"]
-    size = lhs.shape[-2]
-    wanted = max(0, (low + size + high - rhs.shape[-3]) // stride + 1)
-    groups = -(-wanted // count)
-    spaces = [(0, 0)] * rhs.ndim
-    moved = []
+    wanted = (low + lhs.shape[-2] + high - taps) // stride + 1
+    num_moves = -(-wanted // count) - 1
+    zero, spaces = jnp.zeros((), rhs.dtype), [(0, 0, 0)] * rhs.ndim
+    kernels = []
     for k in range(count):
-        spaces[-3] = (k * stride, (count - 1 - k) * stride)
-        moved.append(jnp.pad(rhs, spaces))
-    wide = jnp.stack(moved, axis=-2).reshape(*moved[0].shape[:-1], -1)
-    # Where columns are left over none is taken away: XLA would read beyond what remains.
-    high = max(0, (groups - 1) * count * stride + wide.shape[-3] - size - low)
-    params["padding"] = (*others, (low, high))
+        spaces[-3] = (k * stride, (count - 1 - k) * stride, 0)
+        kernels.append(lax.pad(rhs, zero, spaces))
+    wide = jnp.stack(kernels, axis=-2).reshape(*kernels[0].shape[:-1], count * features)
+    reach = num_moves * count * stride + wide.shape[-3]
+    params["padding"] = (*others, (low, max(high, reach - lhs.shape[-2] - low)))
     params["window_strides"] = (*strides[:-1], count * stride)
     out = _in_place(lhs, wide, **params)
-    out = out.reshape(*out.shape[:-2], out.shape[-2] * count, rhs.shape[-1])
+    out = out.reshape(*out.shape[:-2], out.shape[-2] * count, features)
     return lax.slice_in_dim(out, 0, wanted, axis=-2)
 
 
