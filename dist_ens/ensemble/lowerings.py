@@ -353,8 +353,7 @@ def _of_few_channels(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array
         lhs = lax.pad(lhs, zero, [*none, (0, 0, 0), (0, 1, 0)])
         rhs = lax.pad(rhs, zero, [*none, (0, 1, 0), (0, 0, 0)])
     is_dilated = {*params["lhs_dilation"], *params["rhs_dilation"]} != {1}
-    is_moved = min(itertools.chain(*params["padding"])) < 0
-    if features > _VECTOR or taps == 1 or is_dilated or is_moved:
+    if features > _VECTOR or taps == 1 or is_dilated:
         return _in_place(lhs, rhs, **params)
     return _by_neighbours(lhs, rhs, **params)
 
@@ -379,7 +378,7 @@ def _by_neighbours(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
         kernels.append(lax.pad(rhs, zero, spaces))
     wide = jnp.stack(kernels, axis=-2).reshape(*kernels[0].shape[:-1], count * features)
     reach = num_moves * count * stride + wide.shape[-3]
-    params["padding"] = (*others, (low, max(high, reach - lhs.shape[-2] - low)))
+    params["padding"] = (*others, (low, reach - lhs.shape[-2] - low))
     params["window_strides"] = (*strides[:-1], count * stride)
     out = _in_place(lhs, wide, **params)
     out = out.reshape(*out.shape[:-2], out.shape[-2] * count, features)
