@@ -103,6 +103,7 @@ NARROW = {
     "a volume": ((5, 6, 7), (3, 2, 9), 1, "SAME"),
     "padding that takes away": ((8, 19), (3, 4, 8), 1, [(1, 0), (2, -9)]),
     "padding and taking away": ((9, 30), (3, 4, 1), 1, [(0, 0), (-9, 3)]),
+    "more taken away than there is": ((8,), (1, 11, 3), 3, [(3, -8)]),
     "no column": ((6, 2), (3, 4, 8), 1, "VALID"),
     "no feature": ((6, 6), (3, 4, 0), 1, "SAME"),
     "no channel": ((6, 6), (3, 0, 4), 1, "SAME"),

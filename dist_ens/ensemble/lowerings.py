@@ -48,18 +48,7 @@ def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax
     lhs, rhs, groups_of_batch = _canonical(lhs, rhs, **params)
     groups, out_spec = _num_groups(params), params["dimension_numbers"].out_spec
     rank = lhs.ndim - 2
-    lhs = lax.pad(
-        lhs,
-        jnp.zeros((), lhs.dtype),
-        [
-            (0, 0, 0),
-            *(
-                (low, high, d - 1)
-                for (low, high), d in zip(params["padding"], params["lhs_dilation"], strict=True)
-            ),
-            (0, 0, 0),
-        ],
-    )
+    lhs = _padded(lhs, **params)
     # Groups in front: [groups, batch, *space, channels] and [groups, *kernel, channels, features].
     if groups_of_batch:
         lhs = lhs.reshape(groups, -1, *lhs.shape[1:])
@@ -325,13 +314,9 @@ def _in_place(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
     """A convolution of operands in canonical layout, which the result has too."""
     if min(itertools.chain(*params["padding"])) < 0:
         # XLA's program would read beyond what is left (jaxlib 0.10.2).
-        taken = [
-            (min(0, low), min(0, high), d - 1)
-            for (low, high), d in zip(params["padding"], params["lhs_dilation"], strict=True)
-        ]
-        lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), [(0, 0, 0), *taken, (0, 0, 0)])
-        params["padding"] = tuple((max(0, low), max(0, high)) for low, high in params["padding"])
-        params["lhs_dilation"] = (1,) * len(taken)
+        lhs = _padded(lhs, **params)
+        rank = lhs.ndim - 2
+        params |= {"padding": ((0, 0),) * rank, "lhs_dilation": (1,) * rank}
     # Without the barriers XLA would put transpositions before and after back into it.
     lhs, rhs = lax.optimization_barrier((lhs, rhs))
     last = lhs.ndim - 1
@@ -392,6 +377,12 @@ def _canonical(
     n, c, *space = dimension_numbers.lhs_spec
     o, i, *kernel = dimension_numbers.rhs_spec
     return lhs.transpose(n, *space, c), rhs.transpose(*kernel, i, o), batch_group_count > 1
+
+
+def _padded(lhs: jax.Array, *, padding: Any, lhs_dilation: Any, **_: Any) -> jax.Array:
+    """[batch, *space, channels] with its dilation and padding."""
+    pads = [(low, high, d - 1) for (low, high), d in zip(padding, lhs_dilation, strict=True)]
+    return lax.pad(lhs, jnp.zeros((), lhs.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
 
 
 def _from_canonical(out: jax.Array, out_spec: Sequence[int]) -> jax.Array:
