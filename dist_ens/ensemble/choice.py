@@ -36,8 +36,8 @@ PART_OF_THE_RUN = 0.05
 _FEWEST_CALLS = 3
 _FEWEST_SECS = 0.1
 _ENOUGH_SECS = 0.5
-# Candidates that are less than so many times slower than the fastest are timed again, in turns, of
-# which calls that are long need fewer: as many of them as there is time for.
+# Candidates that are less than so many times slower than the fastest are timed again, and the
+# rule's, in turns, of which calls that are long need fewer: as many of them as there is time for.
 _CLOSE = 1.6
 _TURNS, _TURNS_OF_LONG_CALLS = 5, 3
 _LONG_CALL_SECS = 0.2
@@ -58,7 +58,7 @@ class Choice:
         option: `WAY[+LOWERING][+STEPS]`, and `on one device` where that is part of it.
         why: A sentence.
         step_secs: What was tried, and the seconds per step that it took.
-        in_turns: Those of them that were close, and were timed a second time, in turns.
+        in_turns: Those of them that were timed a second time, in turns.
     """
 
     option: str
@@ -264,7 +264,8 @@ class _Contest:
     """What the candidates take, as far as there is time to find out.
 
     To have tried one more is worth less than to be sure of the best two: where those are close, the
-    time for their turns is kept.
+    time for their turns is kept. The rule's has a second chance whatever its first time was: it is
+    the likeliest to win, and what disturbs a machine may last as long as one timing.
 
     Args:
         options: The candidates.
@@ -285,6 +286,7 @@ class _Contest:
         self._options, self._state, self._batches = options, state, batches
         self._layout = options[first].layout
         self._trial, started = _Trial(state, batches), cluster.clock()
+        self._first = first
         self._tried = {first: _Candidate(options[first].update, self._trial)}
         self.step_secs = {first: self._tried[first].step_secs()}
         self._began = cluster.clock()
@@ -335,10 +337,10 @@ class _Contest:
         return _Timing(fastest, self.step_secs, in_turns, settled, self.budget_secs)
 
     def _close(self) -> list[str]:
-        """Those that are close to the fastest, and it, the fastest first."""
+        """The fastest, those that are close to it, and the rule's; the fastest first."""
         limit = _CLOSE * self.step_secs[self.fastest]
         by_secs = sorted(self.step_secs, key=self.step_secs.__getitem__)
-        return [name for name in by_secs if self.step_secs[name] <= limit]
+        return [name for name in by_secs if self.step_secs[name] <= limit or name == self._first]
 
     def _that_take_turns(self, most: int | None = None) -> list[str]:
         """The fastest, if two or more are close and there is time for them."""
