@@ -1,13 +1,5 @@
-"""Other forms of slow operations, with the same values. Which of them wins is measured, not known.
+"""Convolutions: as patches, in canonical layout, or none grouped with another member's."""
 
-Each is a rule for `rewrite.rewritten`. Under `vmap` a convolution of many members becomes a
-grouped one, for which XLA has no fast program on a CPU (nor often elsewhere); and inside a `while`
-XLA's CPU backend is fast only where the layout of a convolution is canonical. A small network's
-matrix products have sides that are no whole number of vectors, or too short for any kernel; and the
-gradients of weights are slow where they are sums of many terms.
-"""
-
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -18,13 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-CONVOLUTION = lax.conv_general_dilated_p
-MAX_POOL_GRADIENT = lax.select_and_scatter_add_p
-PRODUCT = lax.dot_general_p
+from dist_ens.ensemble.lowerings.vectors import VECTOR, is_float32
+from dist_ens.ensemble.lowerings.windows import slices
 
-# Numbers in a CPU's widest vectors, and sides too short for a kernel that multiplies matrices.
-_VECTOR = 16
-_SHORT = range(2, 5)
+CONVOLUTION = lax.conv_general_dilated_p
+
 # Features that a convolution of one feature is given: of more it would multiply zeros for longer
 # than it saves. And examples whose patches stay in a core's cache, taken together.
 _MOST_NEIGHBOURS = 8
@@ -63,20 +53,18 @@ def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax
     )
     batch = lhs.shape[1]
     if math.prod(kernel) <= math.prod(space):
-        slices = _slices(
-            lhs, kernel, dilations, space, strides
-        )  # [groups, batch, *space, channels]
-        patches = jnp.stack(slices, axis=-2).reshape(groups, batch * math.prod(space), -1)
+        seen = slices(lhs, kernel, dilations, space, strides)  # [groups, batch, *space, channels]
+        patches = jnp.stack(seen, axis=-2).reshape(groups, batch * math.prod(space), -1)
         out = _product(patches, rhs.reshape(groups, -1, features), params)
         out = out.reshape(groups, batch, *space, features)
     else:
         # The channels, which are summed over as positions are, stand in front of them: there they
         # are examples, and their positions lie side by side.
         lhs, rhs = jnp.moveaxis(lhs, -1, 2), jnp.moveaxis(rhs, -2, 1)
-        slices = _slices(
+        seen = slices(
             lhs, space, strides, kernel, dilations, first_axis=3
         )  # [groups, batch, channels, *kernel]
-        patches = jnp.stack(slices, axis=2).reshape(groups, batch * math.prod(space), -1)
+        patches = jnp.stack(seen, axis=2).reshape(groups, batch * math.prod(space), -1)
         out = _product(patches, rhs.reshape(groups, channels * math.prod(kernel), features), params)
         out = out.reshape(groups, batch, *space, features)
     out = jnp.moveaxis(out, 0, -2).reshape(batch, *space, groups * features)
@@ -102,8 +90,8 @@ def convolution_in_canonical_layout(lhs: jax.Array, rhs: jax.Array, **params: An
         if _is_gradient_of_kernel(rhs.shape, out.shape, params):
             return _by_examples(lhs, rhs, out, **params)
         lhs, rhs, _ = _canonical(lhs, rhs, **params)
-        few = rhs.shape[-2] <= _VECTOR and rhs.shape[-1] < 4 * _VECTOR
-        is_plain = _num_groups(params) == 1 and _is_float32(lhs, rhs, **params)
+        few = rhs.shape[-2] <= VECTOR and rhs.shape[-1] < 4 * VECTOR
+        is_plain = _num_groups(params) == 1 and is_float32(lhs, rhs, **params)
         convolved = _of_few_channels if few and is_plain else _in_place
         out_spec = params["dimension_numbers"].out_spec
         return _from_canonical(convolved(lhs, rhs, **params), out_spec)
@@ -121,164 +109,6 @@ def convolutions_apart(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Arr
         return jnp.stack([fn(a, b) for a, b in zip(*args, strict=True)])
 
     return _member_by_member(lambda a, b: CONVOLUTION.bind(a, b, **params), each)(lhs, rhs)
-
-
-def max_pool_gradient_as_masks(
-    source: jax.Array,
-    operand: jax.Array,
-    *,
-    select_prim: Any,
-    window_dimensions: Sequence[int],
-    window_strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-) -> jax.Array:
-    """The gradient of max- (or min-) pooling: to each window's first extremum, found by comparing.
-
-    A tie goes to the first in row-major order, and of a window that holds NaN the same element is
-    taken as XLA takes.
-
-    Args:
-        source: Gradient of the pooled values, one per window.
-        operand: What was pooled.
-        select_prim: `ge` for the largest, `le` for the smallest.
-        window_dimensions: Size of a window along each axis.
-        window_strides: From window to window.
-        padding: Before and after each axis.
-
-    Returns:
-        The gradient of the operand.
-    """
-    offsets = list(itertools.product(*map(range, window_dimensions)))
-    # What JAX pads with: it is a candidate like others, and a gradient that it wins is lost.
-    last = -jnp.inf if select_prim is lax.ge_p else jnp.inf
-    padded = lax.pad(operand, jnp.asarray(last, operand.dtype), [(a, b, 0) for a, b in padding])
-    ones = (1,) * operand.ndim
-    best, *others = _slices(
-        padded, window_dimensions, ones, source.shape, window_strides, first_axis=0
-    )
-    chosen = jnp.zeros(source.shape, jnp.int32)
-    for k, candidate in enumerate(others, start=1):
-        keeps = select_prim.bind(best, candidate)
-        best, chosen = jnp.where(keeps, best, candidate), jnp.where(keeps, chosen, k)
-    if tuple(window_dimensions) == tuple(window_strides):
-        spread = _spread_apart(source, chosen, window_dimensions)
-    else:
-        spread = _spread_overlapping(source, chosen, offsets, window_strides, padded.shape)
-    # Windows may cover less than the padded operand, or more than the operand.
-    crop = [
-        (-low, size + low - covered, 0)
-        for (low, _), size, covered in zip(padding, operand.shape, spread.shape, strict=True)
-    ]
-    return lax.pad(spread, jnp.zeros((), spread.dtype), crop)
-
-
-def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
-    """A product of two matrices in a form that fills a CPU's vectors.
-
-    Of 2 to 4 terms it is a sum of outer products; the gradient of weights with 2 to 4 rows, or
-    columns, is so many weighted sums. Of other products the columns are padded to whole vectors,
-    for XLA computes those beyond the last whole one number by number; a gradient of weights, whose
-    sides may as well change places, has the more of them. Products of fewer columns stay as they
-    are, and so does what is not float32.
-
-    Args:
-        lhs: As `jax.lax.dot_general` has it.
-        rhs: Likewise.
-        **params: Of `dot_general_p`.
-
-    Returns:
-        What the product returns, to rounding.
-    """
-    if not _multiplies_matrices(lhs, rhs, **params):
-        return PRODUCT.bind(lhs, rhs, **params)
-    ((i,), (j,)), _ = params["dimension_numbers"]
-    height, terms, width = _sizes(lhs, rhs, **params)
-    if terms in _SHORT:
-        columns, rows = lhs if i == 1 else lhs.T, rhs if j == 0 else rhs.T
-        outer_products = (columns[:, k, None] * rows[None, k] for k in range(terms))
-        return functools.reduce(jnp.add, outer_products)
-    of_weights = i == j == 0
-    if of_weights and width < min(height, _VECTOR):
-        return product_in_whole_vectors(rhs, lhs, **params).T
-    if of_weights and height in _SHORT:
-        return (lhs.T[:, :, None] * rhs[None]).sum(1)
-    if width < _VECTOR:
-        return PRODUCT.bind(lhs, rhs, **params)
-    missing = [(0, 0), (0, 0)]
-    missing[1 - j] = (0, -width % _VECTOR)
-    return PRODUCT.bind(lhs, jnp.pad(rhs, missing), **params)[:, :width]
-
-
-def flat_gradient_of_weights(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
-    """A gradient of weights as the product of two matrices, `[terms, height]` and `[terms, width]`.
-
-    The sum is over all axes in front (examples, positions). Left to itself XLA:CPU works what made
-    the factors into the product, and the product into what is made of it, so that both are taken
-    against the grain: a third of the speed. Here they are matrices that lie in memory, row by row,
-    and the narrower stands first, which is up to twice as fast. Of fewer terms than the result has
-    rows or columns, moving them costs more: such products stay as they are, and so does what is not
-    float32.
-
-    Args, Returns: As `product_in_whole_vectors`; the arrays may have more than two axes.
-    """
-    if not becomes_flat(lhs, rhs, **params):
-        return PRODUCT.bind(lhs, rhs, **params)
-    num_axes = len(params["dimension_numbers"][0][0])
-    of_result = lhs.shape[num_axes:] + rhs.shape[num_axes:]
-    terms = math.prod(lhs.shape[:num_axes])
-    factors = lax.optimization_barrier((lhs.reshape(terms, -1), rhs.reshape(terms, -1)))
-    wide = factors[0].shape[1] > factors[1].shape[1]
-    over_terms = {**params, "dimension_numbers": (((0,), (0,)), ((), ())), "out_sharding": None}
-    product = PRODUCT.bind(*(reversed(factors) if wide else factors), **over_terms)
-    product = lax.optimization_barrier(product)
-    return (product.T if wide else product).reshape(of_result)
-
-
-def becomes_flat(lhs: Any, rhs: Any, **params: Any) -> bool:
-    """Whether `flat_gradient_of_weights` makes another product of one; shapes will do."""
-    (i, j), batched = params["dimension_numbers"]
-    in_front = tuple(range(len(i)))
-    if batched[0] or not in_front == tuple(i) == tuple(j) or not _is_float32(lhs, rhs, **params):
-        return False
-    # The factors may change places, which what is said of each or of the result would not.
-    sharding = params["out_sharding"]
-    if len({*(params["precision"] or ())}) > 1 or (sharding and any(sharding.spec)):
-        return False
-    terms = math.prod(lhs.shape[: len(i)])
-    return all(_VECTOR <= math.prod(a.shape[len(i) :]) < terms for a in (lhs, rhs))
-
-
-def becomes_sums(lhs: Any, rhs: Any, **params: Any) -> bool:
-    """Whether `product_in_whole_vectors` makes sums of vectors of a product; shapes will do."""
-    if not _multiplies_matrices(lhs, rhs, **params):
-        return False
-    ((i,), (j,)), _ = params["dimension_numbers"]
-    height, terms, width = _sizes(lhs, rhs, **params)
-    return terms in _SHORT or (i == j == 0 and (height in _SHORT or width in _SHORT))
-
-
-def _multiplies_matrices(lhs: Any, rhs: Any, **params: Any) -> bool:
-    """Whether both are matrices of float32, and neither is a vector."""
-    contracted, batched = params["dimension_numbers"]
-    return (
-        lhs.ndim == rhs.ndim == 2
-        and len(contracted[0]) == 1
-        and not batched[0]
-        and 1 not in (*lhs.shape, *rhs.shape)
-        and _is_float32(lhs, rhs, **params)
-    )
-
-
-def _is_float32(lhs: Any, rhs: Any, *, preferred_element_type: Any, **_: Any) -> bool:
-    """Whether factors and product are."""
-    types = lhs.dtype, rhs.dtype, preferred_element_type or lhs.dtype
-    return all(dtype == jnp.float32 for dtype in types)
-
-
-def _sizes(lhs: Any, rhs: Any, *, dimension_numbers: Any, **_: Any) -> tuple[int, int, int]:
-    """Rows of a product of two matrices, the terms of each of its sums, and its columns."""
-    ((i,), (j,)), _ = dimension_numbers
-    return lhs.shape[1 - i], lhs.shape[i], rhs.shape[1 - j]
 
 
 def _is_gradient_of_kernel(rhs: Sequence[int], out: Sequence[int], params: Any) -> bool:
@@ -338,7 +168,7 @@ def _of_few_channels(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array
         lhs = lax.pad(lhs, zero, [*none, (0, 0, 0), (0, 1, 0)])
         rhs = lax.pad(rhs, zero, [*none, (0, 1, 0), (0, 0, 0)])
     is_dilated = {*params["lhs_dilation"], *params["rhs_dilation"]} != {1}
-    if features > _VECTOR or taps == 1 or is_dilated:
+    if features > VECTOR or taps == 1 or is_dilated:
         return _in_place(lhs, rhs, **params)
     return _by_neighbours(lhs, rhs, **params)
 
@@ -351,7 +181,7 @@ def _by_neighbours(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
     """
     taps, features = rhs.shape[-3], rhs.shape[-1]
     # Features of more than one vector and not more than two.
-    count = min(_MOST_NEIGHBOURS, 2 ** int(math.log2(2 * _VECTOR / features)))
+    count = min(_MOST_NEIGHBOURS, 2 ** int(math.log2(2 * VECTOR / features)))
     *others, (low, high) = params["padding"]
     *_, stride = strides = params["window_strides"]
     wanted = (low + lhs.shape[-2] + high - taps) // stride + 1
@@ -404,64 +234,6 @@ def _product(patches: jax.Array, kernel: jax.Array, params: Any) -> jax.Array:
         precision=params["precision"],
         preferred_element_type=params["preferred_element_type"],
     )
-
-
-def _slices(
-    array: jax.Array,
-    window: Sequence[int],
-    steps_in_window: Sequence[int],
-    space: Sequence[int],
-    strides: Sequence[int],
-    first_axis: int = 2,
-) -> list[jax.Array]:
-    """For each position in a window, in row-major order, what lies there in every window."""
-    before, after = first_axis, array.ndim - first_axis - len(window)
-    found = []
-    for position in itertools.product(*map(range, window)):
-        start = [p * step for p, step in zip(position, steps_in_window, strict=True)]
-        limit = [
-            a + (n - 1) * s + 1 if n else a for a, n, s in zip(start, space, strides, strict=True)
-        ]
-        found.append(
-            lax.slice(
-                array,
-                (0,) * before + tuple(start) + (0,) * after,
-                (*array.shape[:before], *limit, *array.shape[array.ndim - after :]),
-                (1,) * before + tuple(strides) + (1,) * after,
-            )
-        )
-    return found
-
-
-def _spread_apart(source: jax.Array, chosen: jax.Array, window: Sequence[int]) -> jax.Array:
-    """Each value at its window's chosen position; windows side by side."""
-    shape = [n for pair in zip(source.shape, window, strict=True) for n in pair]
-    position = jnp.zeros((), jnp.int32)
-    for axis, size in enumerate(window):
-        position = position * size + lax.broadcasted_iota(jnp.int32, shape, 2 * axis + 1)
-    of_windows = tuple(range(0, 2 * source.ndim, 2))
-    here = lax.broadcast_in_dim(chosen, shape, of_windows) == position
-    spread = jnp.where(here, lax.broadcast_in_dim(source, shape, of_windows), 0)
-    return spread.reshape([n * size for n, size in zip(source.shape, window, strict=True)])
-
-
-def _spread_overlapping(
-    source: jax.Array,
-    chosen: jax.Array,
-    offsets: Sequence[Sequence[int]],
-    strides: Sequence[int],
-    shape: Sequence[int],
-) -> jax.Array:
-    """Each value at its window's chosen position, added where windows overlap."""
-    zero = jnp.zeros((), source.dtype)
-    total = jnp.zeros(shape, source.dtype)
-    for k, offset in enumerate(offsets):
-        spread = [
-            (o, size - o - ((n - 1) * stride + 1), stride - 1)
-            for o, size, n, stride in zip(offset, shape, source.shape, strides, strict=True)
-        ]
-        total += lax.pad(jnp.where(chosen == k, source, zero), zero, spread)
-    return total
 
 
 def _member_by_member(
