@@ -343,7 +343,7 @@ class _Contest:
         return [name for name in by_secs if self.step_secs[name] <= limit or name == self._first]
 
     def _that_take_turns(self, most: int | None = None) -> list[str]:
-        """The fastest, if two or more are close and there is time for them."""
+        """As many of `_close` as there is time for, the fastest first; none if that is one."""
         close = self._close()[:most]
         while len(close) > 1 and sum(map(self._turns_secs, close)) > self._left_secs():
             close.pop()
