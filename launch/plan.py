@@ -43,7 +43,8 @@ def main() -> None:
         print(
             f"The best mesh for {best.num_members} members on {_TOPOLOGY.value} is "
             f"{best.ensemble_axis} x {best.data_axis}; the largest num_members that fits on it "
-            f"is {most}. Next: dist-ens train --config.layout.ensemble_axis={best.ensemble_axis} …"
+            f"is {most}. Next: dist-ens train with the --config flags of this command, "
+            f"--config.layout.ensemble_axis={best.ensemble_axis} and a --workdir."
         )
 
 
@@ -66,8 +67,16 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
             print(line, file=sys.stderr, flush=True)
 
     training_set = None if num_train_examples is None else _training_set(run)
-    devices = topology.devices()
-    return Planner(experiment, spec, training_set, run.per_member, make_ensemble, devices, say)
+    return Planner(
+        experiment,
+        spec,
+        training_set,
+        run.per_member,
+        make_ensemble,
+        topology.devices(),
+        are_cores=topology.kind == HERE and cluster.cores_are_devices(),
+        say=say,
+    )
 
 
 def _training_set(run: Run) -> TrainingSet | None:

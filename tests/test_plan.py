@@ -12,10 +12,12 @@ import pytest
 import two_hosts
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens import cluster
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
 from dist_ens.errors import RunError, UserError
 from dist_ens.feed import Place, TrainingSet
+from dist_ens.layout import make_layout
 from dist_ens.plan import Collective, PlannedMesh, Planner, Topology, planner
 from dist_ens.run import Run
 
@@ -386,6 +388,34 @@ def test_more_devices_than_members_and_batch_can_use_are_told():
     assert small_planner(8, num_members=2, data={"global_batch_size": 8})._ensemble_axes() == [2, 1]
 
 
+@pytest.mark.parametrize(
+    ("num_members", "rows"), [(6, [6, 3, 2, 1]), (11, [1]), (16, [8, 4, 2, 1])]
+)
+def test_cores_are_planned_for_as_a_run_takes_them(monkeypatch, num_members, rows):
+    monkeypatch.setattr(cluster, "_cores_are_devices", True)
+    small = small_planner(8, model=LINEAR, num_members=num_members)
+    # 129 examples divide over no two columns, of which cores have one.
+    of_cores = dataclasses.replace(
+        small,
+        are_cores=True,
+        experiment=dataclasses.replace(
+            small.experiment, data=dataclasses.replace(small.experiment.data, global_batch_size=129)
+        ),
+    )
+    monkeypatch.setattr(planner, "memory_bytes", lambda device: 2**20)
+    plan = of_cores.plan()
+    assert [(m.ensemble_axis, m.data_axis) for m in plan.meshes] == [(k, 1) for k in rows]
+    taken = make_layout(num_members, devices=cluster.devices_for(num_members))
+    assert taken.mesh.shape == {"ensemble": rows[0], "data": 1}
+    # Those left out leave their share of the memory.
+    assert plan.memory_bytes == 8 * 2**20 // rows[0]
+    asked = dataclasses.replace(of_cores.experiment.layout, ensemble_axis=rows[0])
+    alone = dataclasses.replace(
+        of_cores, experiment=dataclasses.replace(of_cores.experiment, layout=asked)
+    )
+    assert alone.plan() == dataclasses.replace(plan, meshes=plan.meshes[:1])
+
+
 def test_a_mesh_that_is_asked_for_is_the_only_one_planned():
     assert small_planner(layout={"ensemble_axis": 2})._ensemble_axes() == [2]
     with pytest.raises(UserError, match="must hold the same number of members"):
@@ -405,6 +435,9 @@ def test_a_mesh_that_is_asked_for_is_the_only_one_planned():
         ("cpu:0", "A topology is here"),
         ("v5e:4x4x4", "A v5e topology has 2 axes. Received: 'v5e:4x4x4', which has 3."),
         ("v5p:4x4", "Try --topology=v5p:4x4x4."),
+        ("gpu:4", "for GPUs a plan is made where they are. Received: 'gpu:4'. Try"),
+        ("cpu:1025", "A process has at most 1,024 CPU devices. Received: 'cpu:1025'."),
+        ("cpu:" + "9" * 5000, "Try --topology=cpu:1024"),
     ],
 )
 def test_an_unknown_topology_is_told(text, sentence):

@@ -97,8 +97,7 @@ class Plan:
         max_is_compiled: Whether programs of so many, and of more, were compiled; else a line
             through the bytes of two others says it.
         waves: That were asked for.
-        memory_bytes: Of a device; infinity where it is not known.
-        num_devices: Of the topology.
+        memory_bytes: Of a device of the best mesh; infinity where it is not known.
     """
 
     meshes: tuple[PlannedMesh, ...]
@@ -106,7 +105,6 @@ class Plan:
     max_is_compiled: bool
     waves: int
     memory_bytes: float
-    num_devices: int
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""
@@ -122,6 +120,7 @@ class Plan:
         best = self.meshes[0]
         if best.fits:
             return
+        devices = best.ensemble_axis * best.data_axis
         needs = best.refusal or f"it needs {_gib(best.bytes_per_device['total'])} GiB a device."
         if self.max_num_members:
             way_out = f"Try --config.num_members={self.max_num_members}, or more devices"
@@ -144,8 +143,8 @@ class Plan:
             )
         raise UserError(
             f"A device has room for its members. Received: {best.num_members} members for "
-            f"{self.num_devices} devices of {_gib(self.memory_bytes)} GiB; on the mesh that comes "
-            f"nearest, {best.ensemble_axis} x {best.data_axis}: {needs} {way_out}"
+            f"{devices} devices of {_gib(self.memory_bytes)} GiB; on the mesh that comes nearest, "
+            f"{best.ensemble_axis} x {best.data_axis}: {needs} {way_out}"
         )
 
 

@@ -32,6 +32,8 @@ class Planner:
         per_member: Whether each member has batches of its own.
         make_ensemble: The experiment's member, lifted over a layout.
         devices: Of one kind; they need not be here.
+        are_cores: Whether they are cores of one CPU, of which a mesh has as many as rows: none
+            takes a part of a batch, and those left out leave their share of the memory.
         say: Is given a line before each compilation, which takes seconds to minutes.
     """
 
@@ -41,6 +43,7 @@ class Planner:
     per_member: bool
     make_ensemble: Callable[[Layout], Ensemble]
     devices: list[jax.Device]
+    are_cores: bool = False
     say: Callable[[str], None] = lambda line: None
 
     def plan(self) -> Plan:
@@ -51,7 +54,7 @@ class Planner:
         """
         num_members = self.experiment.total_members(self.spec.num_groups)
         meshes = _best_first([self.plan_mesh(num_members, rows) for rows in self._ensemble_axes()])
-        memory = memory_bytes(self.devices[0])
+        memory = self._memory_bytes(meshes[0].ensemble_axis)
         most, is_compiled = None, False
         if math.isfinite(memory):
             # To compile ever more copies of a member takes minutes, then hours.
@@ -63,7 +66,7 @@ class Planner:
             if meshes[0].fits:  # in more waves than were asked for, maybe, that divide its members
                 most = max(most, num_members)
         waves = self.experiment.layout.waves
-        return Plan(tuple(meshes), most, is_compiled, waves, memory, len(self.devices))
+        return Plan(tuple(meshes), most, is_compiled, waves, memory)
 
     def plan_mesh(self, num_members: int, ensemble_axis: int) -> PlannedMesh:
         """What one step needs on one mesh.
@@ -75,7 +78,7 @@ class Planner:
         Raises:
             UserError: If members, devices or the batch do not divide.
         """
-        layout = make_layout(num_members, ensemble_axis, self.devices)
+        layout = make_layout(num_members, ensemble_axis, self._devices(ensemble_axis))
         batch_size = self.experiment.data.global_batch_size
         layout.check_batch_size("data.global_batch_size", batch_size)
         whole = self.make_ensemble(layout)
@@ -90,7 +93,7 @@ class Planner:
         state_bytes = sum(counted.values())
         place, kept_bytes = Place.HOSTS, 0
         if self.training_set is not None:
-            free_bytes = memory_bytes(self.devices[0]) - (state_bytes if waves == 1 else 0)
+            free_bytes = self._memory_bytes(ensemble_axis) - (state_bytes if waves == 1 else 0)
             place = self.training_set.place_on(layout, free_bytes)
             kept_bytes = self.training_set.device_bytes(place, layout)
         steps = self.experiment.steps_per_call
@@ -170,14 +173,14 @@ class Planner:
             bytes_per_device=parts | {"other": total - sum(parts.values()), "total": total},
             flops_per_device=flops,
             collectives=tuple(each * times),
-            fits=total <= memory_bytes(self.devices[0]),
+            fits=total <= self._memory_bytes(planned.ensemble_axis),
             max_steps_per_second=chip.peak_flops / flops if chip and flops else None,
         )
 
     def _one_member(self, ensemble: Ensemble, microbatches: int) -> Ensemble:
         """One member per device of the same mesh."""
         rows = ensemble.layout.ensemble_axis
-        alone = self.make_ensemble(make_layout(rows, rows, self.devices))
+        alone = self.make_ensemble(make_layout(rows, rows, self._devices(rows)))
         return dataclasses.replace(alone, microbatches=microbatches)
 
     def _compiled(self, planned: PlannedMesh, ensemble: Ensemble, way: Execution) -> Any:
@@ -203,6 +206,15 @@ class Planner:
             per_member=self.per_member,
         )
 
+    def _devices(self, ensemble_axis: int) -> list[jax.Device]:
+        """Of a mesh with so many rows."""
+        return self.devices[:ensemble_axis] if self.are_cores else self.devices
+
+    def _memory_bytes(self, ensemble_axis: int) -> float:
+        """Of a device of a mesh with so many rows."""
+        memory = memory_bytes(self.devices[0])
+        return memory * len(self.devices) // ensemble_axis if self.are_cores else memory
+
     def _ensemble_axes(self) -> list[int]:
         """Rows of every mesh over which members and batch divide, the most first."""
         asked = self.experiment.layout.ensemble_axis
@@ -210,6 +222,8 @@ class Planner:
             return [asked]
         members = self.experiment.total_members(self.spec.num_groups)
         devices = len(self.devices)
+        if self.are_cores:
+            return [k for k in range(devices, 0, -1) if members % k == 0]
         batch_size = self.experiment.data.global_batch_size
         common = math.gcd(members, devices)
         parts = self.experiment.compute.microbatches
@@ -247,7 +261,7 @@ class Planner:
             if not planned.refusal:
                 known.append((members, planned.bytes_per_device["total"]))
             members //= 2
-        most = max(fits, _where(known, memory_bytes(self.devices[0])) or 0)
+        most = max(fits, _where(known, self._memory_bytes(first.ensemble_axis)) or 0)
         return most * first.ensemble_axis * self.experiment.layout.waves
 
     def _max_num_members(self, first: PlannedMesh) -> int:
@@ -257,7 +271,7 @@ class Planner:
         Bytes are close to affine in the members, so a line through the last two programs says
         which to compile next; only what was compiled is believed.
         """
-        memory = memory_bytes(self.devices[0])
+        memory = self._memory_bytes(first.ensemble_axis)
         fits, too_many = 0, math.inf
         planned, known = first, []
         for tries in range(1, 100):

@@ -19,6 +19,7 @@ from dist_ens.errors import RunError, UserError, first_line
 
 HERE = "here"
 _MARK = "DIST_ENS_PLANS_FOR"  # of the process that has a topology's environment
+_MOST_CPU_DEVICES = 1024  # with more XLA takes minutes to begin
 _GIB = 2**30
 
 
@@ -88,15 +89,20 @@ class Topology:
             return cls(text, HERE)
         kind, _, size = text.partition(":")
         if kind == "cpu" and re.fullmatch(r"[1-9]\d*", size):
+            if len(size) > 4 or int(size) > _MOST_CPU_DEVICES:
+                raise UserError(
+                    f"A process has at most {_MOST_CPU_DEVICES:,} CPU devices. Received: {text!r}. "
+                    f"Try --topology=cpu:{_MOST_CPU_DEVICES}, or a TPU's."
+                )
             return cls(text, kind, (int(size),))
         match = re.fullmatch(r"([1-9]\d*(?:x[1-9]\d*)*)(?:\*([1-9]\d*))?", size)
         if kind not in CHIPS or match is None:
             known = ["cpu", HERE, *CHIPS]
-            hint = "" if kind in known else did_you_mean(kind, known)
+            hint = "" if kind in (*known, "gpu") else did_you_mean(kind, known)
             raise UserError(
                 "A topology is here, cpu:N, or a TPU's CHIP:AxB[xC], with *SLICES where there are "
-                f"several; the chips are {', '.join(CHIPS)}. Received: {text!r}."
-                f"{hint} Try --topology=cpu:8 or v5e:4x4."
+                f"several; the chips are {', '.join(CHIPS)}; for GPUs a plan is made where they "
+                f"are. Received: {text!r}.{hint} Try --topology=cpu:8 or v5e:4x4."
             )
         shape = tuple(int(n) for n in match.group(1).split("x"))
         axes = CHIPS[kind].axes
