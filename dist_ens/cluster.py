@@ -1,7 +1,9 @@
 """Processes: who am I, start `jax.distributed`, agree to stop, leave in good order."""
 
 import os
+import platform
 import signal
+import sys
 import threading
 import time
 from types import FrameType
@@ -67,10 +69,24 @@ def use_cores_as_devices() -> None:
     said = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if said or "JAX_NUM_CPU_DEVICES" in os.environ or jax.distributed.is_initialized():
         return
-    # What this process may use, where the system tells it.
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    jax.config.update("jax_num_cpu_devices", usable or 1)
+    jax.config.update("jax_num_cpu_devices", _usable_cores())
     _cores_are_devices = True
+
+
+def processor() -> tuple[str, int]:
+    """The model of this machine's CPU, as far as the system tells, and the cores to be used."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            model = next((line for line in lines if line.startswith("model name")), "")
+    except OSError:  # not Linux
+        model = platform.processor()
+    return model, _usable_cores()
+
+
+def _usable_cores() -> int:
+    """Cores that this process may use, where the system tells it; else all."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return usable or 1
 
 
 def cores_are_devices() -> bool:
@@ -151,6 +167,7 @@ class StopSignal:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
+        print("Stopping as soon as it is saved; a second signal ends at once.", file=sys.stderr)
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)  # JAX tells the other hosts and agrees on a step
 

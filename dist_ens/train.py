@@ -107,13 +107,16 @@ def train(
             every_steps=experiment.logging.every_steps,
             member_examples_per_step=num_members * batch_size,
         )
-        going_on = f", going on from step {first_step:,}" if first_step else ""
+        going_on = "" if before is None else f", going on from step {first_step:,}"
         in_waves = f", in {ensemble.waves} waves" if ensemble.waves > 1 else ""
         console.print(
             f"Training {num_members} members for {last_step:,} steps of {batch_size} "
             f"examples ({source.spec}) on {layout.mesh.size} {layout.platform} device(s), mesh "
             f"{layout}{in_waves}{going_on}.",
         )
+
+        if before is None and experiment.execution == AUTO:  # whoever goes on has what was chosen
+            checkpoints.save(first_step, state, run.to_dict())
 
         # 3. The loop. Its order matters: what is evaluated and saved is the state at `step`, which
         #    has seen exactly `step` batches.
@@ -203,7 +206,7 @@ def _begun(
     if is_open and before is not None:
         ensemble = _as_before(ensemble, before, may_move=may_move)
     inputs = run.batch_of_inputs(experiment.data.global_batch_size // ensemble.layout.data_axis)
-    if first_step:
+    if before is not None:
         state = checkpoints.restore_state(first_step, ensemble.abstract_state(inputs))
     else:
         state = ensemble.init(experiment.seed, inputs)

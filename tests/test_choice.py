@@ -16,6 +16,7 @@ from dist_ens.ensemble import Ensemble, choice
 from dist_ens.execution import Execution
 from dist_ens.layout import BATCHES, Layout, make_layout
 from dist_ens.models import make_model
+from dist_ens.run import saved_run
 from dist_ens.train import train
 from test_executions import narrow, pooling
 
@@ -157,14 +158,16 @@ def test_candidates_that_are_close_are_timed_again_in_turns(monkeypatch):
 
 
 class Sleeping:
-    """An execution whose calls of two steps take some time."""
+    """An execution whose calls of two steps take some time, the first that of a compiler too."""
 
-    def __init__(self, layout, secs):
+    def __init__(self, layout, secs, execution="map", compiling_secs=0.0):
         self.layout, self.secs, self.calls, self.disturbed = layout, secs, 0, 0
+        self.execution, self.compiling_secs = execution, compiling_secs
 
     def update(self, state, batches):
         self.calls += 1
         time.sleep(self.secs * (5 if self.calls <= self.disturbed else 1))
+        time.sleep(self.compiling_secs if self.calls == 1 else 0)
         return state, {}
 
 
@@ -191,6 +194,29 @@ def test_those_that_are_close_take_turns_and_others_do_not(monkeypatch):
     # warmed up as often.
     assert options["0.12"].calls == 4
     assert options["0.06"].calls >= 4 + 5 * 4
+
+
+@pytest.mark.parametrize(
+    ("executions", "longest_secs", "tried"),
+    [
+        # Timed in 0.15 s, compiled in 0.4: four members' copies in 1.6. Behind them comes a loop.
+        (("map", "unroll", "vmap"), 1.5, ["map", "vmap"]),
+        (("map", "unroll", "vmap"), 3, ["map", "unroll", "vmap"]),
+        # With convolutions left to XLA there is one for each of the two steps too: 3.2.
+        (("map+canonical", "unroll", "loop"), 3, ["map+canonical", "loop"]),
+        (("map+canonical", "unroll+canonical", "loop"), 3.5, None),
+        # Of the rule's copies each took a quarter.
+        (("unroll", "map", "vmap"), 1.5, None),
+    ],
+)
+def test_what_would_be_compiled_for_too_long_is_not_begun(
+    monkeypatch, executions, longest_secs, tried
+):
+    monkeypatch.setattr(choice, "LONGEST_SECS", longest_secs)
+    ensemble, state, batches = program(networks.mlp, num_members=4, steps=2)
+    options = {name: Sleeping(ensemble.layout, 0.03, name, 0.4) for name in executions}
+    timing = choice._timed(options, [*options], state, batches, num_steps=10**9)
+    assert [*timing.step_secs] == list(tried or executions)
 
 
 def test_the_rules_way_has_a_second_chance(monkeypatch):
@@ -345,6 +371,28 @@ def test_a_run_says_what_it_chose_and_keeps_it_when_it_goes_on(tmp_path, capsys)
     )
     again = train(experiment(steps=16), tmp_path / "map")  # finished: scored as it was trained
     assert again.ensemble.execution == "map"
+
+
+def test_a_run_that_ends_before_it_is_saved_goes_on_as_was_chosen(tmp_path, monkeypatch, capsys):
+    def killed(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(choice, "PART_OF_THE_RUN", 1e9)
+    for execution in ("auto", "map"):
+        asked = experiment(execution=execution, steps_per_call=2)
+        with monkeypatch.context() as patch:
+            patch.setattr("dist_ens.report.TrainingReporter.updated", killed)
+            with pytest.raises(MemoryError):
+                train(asked, tmp_path / execution)
+    step, run = saved_run(tmp_path / "auto")
+    assert step == 0
+    assert f"Execution {run.execution}" in capsys.readouterr().out
+    # Nobody who says how members are run has anything to keep.
+    assert saved_run(tmp_path / "map") is None
+    monkeypatch.setattr(choice, "choose", None)
+    went_on = train(experiment(steps_per_call=2), tmp_path / "auto")
+    assert went_on.ensemble.execution == run.execution
+    assert "going on from step 0" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import psutil
 from jax.extend.core import ClosedJaxpr
 
 import dist_ens
@@ -26,6 +25,7 @@ from dist_ens.ensemble.lowerings import (
 from dist_ens.ensemble.rewrite import contains
 from dist_ens.ensemble.state import State
 from dist_ens.ensemble.waves import batches_of_wave
+from dist_ens.execution import Execution
 from dist_ens.layout import MEMBERS, Layout, Waves, copied
 
 # Timing takes at most the smaller of the two: seconds, and this part of the expected run.
@@ -249,15 +249,15 @@ class _Candidate:
         for _ in range(num_steps):
             self.trial.call(self.update)
 
-    def step_secs(self) -> float:
-        """Seconds per step, of the best of some calls after one to warm up."""
+    def call_secs(self) -> list[float]:
+        """Seconds of some calls, after one to warm up."""
         self.trial.call(self.update)
         secs: list[float] = []
         while sum(secs) < (_FEWEST_SECS if len(secs) >= _FEWEST_CALLS else _ENOUGH_SECS):
             started = cluster.clock()
             self.trial.call(self.update)
             secs.append(cluster.clock() - started)
-        return min(secs) / self.trial.steps_per_call
+        return secs
 
 
 class _Contest:
@@ -266,6 +266,9 @@ class _Contest:
     To have tried one more is worth less than to be sure of the best two: where those are close, the
     time for their turns is kept. The rule's has a second chance whatever its first time was: it is
     the likeliest to win, and what disturbs a machine may last as long as one timing.
+
+    Nothing can stop a compiler that has begun, so what one more will take is told beforehand: to
+    compile as long as the slowest did, for each copy of a step in the program.
 
     Args:
         options: The candidates.
@@ -287,10 +290,11 @@ class _Contest:
         self._layout = options[first].layout
         self._trial, started = _Trial(state, batches), cluster.clock()
         self._first = first
-        self._tried = {first: _Candidate(options[first].update, self._trial)}
-        self.step_secs = {first: self._tried[first].step_secs()}
+        self._tried: dict[str, _Candidate] = {}
+        self.step_secs: dict[str, float] = {}
+        self._timing_secs = self._compiling_secs = 0.0
+        self._time(first, _Candidate(options[first].update, self._trial), started)
         self._began = cluster.clock()
-        self._longest_secs = self._began - started
         self._skipped = False
         self.budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * self.step_secs[first])
 
@@ -300,9 +304,10 @@ class _Contest:
         return min(self.step_secs, key=self.step_secs.__getitem__)
 
     def try_next(self, name: str) -> None:
-        """Times one more, if there is time for as long as the longest took, compiling included."""
+        """Times one more, if there is time for what it will take."""
+        expected_secs = self._timing_secs + self._compiling_secs * self._num_copies(name)
         for_turns = sum(map(self._turns_secs, self._that_take_turns(most=2)))
-        if self._longest_secs + for_turns > self._left_secs():
+        if expected_secs + for_turns > self._left_secs():
             self._skipped = True
             return
         started = cluster.clock()
@@ -313,10 +318,31 @@ class _Contest:
                 moved(self._state, MEMBERS), moved(self._batches, placement(self._batches))
             )
         update = _update_that_fits(option, trial)
-        if update is not None:
-            self._tried[name] = _Candidate(update, trial)
-            self.step_secs[name] = self._tried[name].step_secs()
-        self._longest_secs = max(self._longest_secs, cluster.clock() - started)
+        if update is None:
+            self._count_compiling(name, cluster.clock() - started)
+        else:
+            self._time(name, _Candidate(update, trial), started)
+
+    def _time(self, name: str, candidate: _Candidate, started: float) -> None:
+        """Times one, and keeps how long it took since some moment."""
+        call_secs = candidate.call_secs()
+        self._tried[name] = candidate
+        self.step_secs[name] = min(call_secs) / self._trial.steps_per_call
+        timing_secs = min(call_secs) + sum(call_secs)  # once to warm up
+        self._timing_secs = max(self._timing_secs, timing_secs)
+        self._count_compiling(name, cluster.clock() - started - timing_secs)
+
+    def _count_compiling(self, name: str, secs: float) -> None:
+        self._compiling_secs = max(self._compiling_secs, secs / self._num_copies(name))
+
+    def _num_copies(self, name: str) -> int:
+        """Copies of one step, of one member or of several batched, in an execution's program."""
+        option = self._options[name]
+        way, rule = (Execution.parse(e.execution) for e in (option, self._options[self._first]))
+        members = option.layout.members_per_device if way.members == "unroll" else 1
+        # Steps are unrolled for the sake of convolutions that are left to XLA.
+        unrolls_steps = rule.convolutions == "canonical" and way.convolutions is None
+        return members * (self._trial.steps_per_call if unrolls_steps else 1)
 
     def decided(self) -> _Timing:
         """What came of it, after turns of those that are close.
@@ -406,7 +432,7 @@ def _program(
         names,
         str(ensemble.layout),
         device.device_kind,
-        psutil.cpu_count() if device.platform == "cpu" else None,
+        cluster.processor() if device.platform == "cpu" else None,
         jax.__version__,
         dist_ens.__version__,
     )
