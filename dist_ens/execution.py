@@ -101,8 +101,17 @@ class Execution:
 
 def _unknown(word: str, text: str, known: list[str]) -> UserError:
     near = difflib.get_close_matches(word, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    if word == AUTO:
+        raise UserError(
+            f"An execution is {AUTO}, or WAY[+LOWERING][+STEPS]. Received: {text!r}. Leave the "
+            f"rest out: {AUTO} chooses that too."
+        )
+    if word.startswith("chunk"):
+        hint = " K is a number of members, such as 4 in chunk:4."
+    else:
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+    came = repr(word) if word == text else f"{word!r} in {text!r}"
     return UserError(
-        f"An execution is WAY[+LOWERING][+STEPS]. Received: {word!r} in {text!r}, which is none of "
+        f"An execution is WAY[+LOWERING][+STEPS]. Received: {came}, which is none of "
         f"{', '.join(known)}.{hint} Try --config.execution=auto."
     )

@@ -1,6 +1,7 @@
 """What every command begins and ends with: flags, the cluster, errors told as sentences."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import signal
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from dist_ens import cluster
 from dist_ens.cache import use_compile_cache
-from dist_ens.config import did_you_mean
+from dist_ens.config import Experiment, did_you_mean
 from dist_ens.errors import RunError, UserError
 
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
@@ -26,7 +27,7 @@ _COORDINATOR_ADDRESS = flags.DEFINE_string(
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes in all; likewise.")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Of this process, from 0; likewise.")
 _GRACE_SECS = 3.0
-_TABLE_WIDTH = 130  # columns, for the widest of figures
+_WIDEST_TABLE = 1000  # columns
 
 
 def run(
@@ -86,14 +87,39 @@ def _told_as_sentences() -> Iterator[None]:
         yield
     except flags.IllegalFlagValueError as error:
         _fail(2, f"error: A flag takes a value of its kind and range. Received: {error}.")
+    except flags.UnrecognizedFlagError as error:
+        if error.flagname not in {field.name for field in dataclasses.fields(Experiment)}:
+            _fail(2, f"error: {error}")
+        name = f"--config.{error.flagname}"
+        _fail(
+            2,
+            "error: What a config says is overridden by --config.FIELD=VALUE. Received: "
+            f"--{error.flagname}. Write {name}=….",
+        )
     except (UserError, flags.Error) as error:
         _fail(2, f"error: {error}")
     except RunError as error:
         _fail(1, f"error: {error}")
     except KeyboardInterrupt:
-        _fail(130, "Interrupted; what was saved before is kept.")
+        print("Interrupted; what was saved before is kept.", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(130)  # what other threads are in the middle of would complain of its end
     except Exception:
+        if (asked := os.environ.get("JAX_PLATFORMS")) and not _has_devices():
+            _fail(
+                2,
+                "error: JAX computes on the platforms that it is told, where it has them. "
+                f"Received: JAX_PLATFORMS={asked}, not all of which it can begin here. Unset it, "
+                "or install what JAX needs for them (for GPUs the extra [cuda], for TPUs [tpu]).",
+            )
         _fail(1, traceback.format_exc())
+
+
+def _has_devices() -> bool:
+    try:
+        return bool(jax.devices())
+    except Exception:  # JAX has an error of its own for some of the causes only
+        return False
 
 
 def required(flag: flags.FlagHolder) -> Any:
@@ -130,7 +156,11 @@ def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
 
 def print_table(console: Console, table: Table) -> None:
     """Prints a table whose figures are never cut, however narrow the console or file."""
-    console.print(table, width=max(console.width, _TABLE_WIDTH), crop=False)
+    widest = console.options.update(width=_WIDEST_TABLE)
+    width = console.width
+    console.width = max(width, console.measure(table, options=widest).maximum)
+    console.print(table)
+    console.width = width
 
 
 def check_outputs(*of_files: flags.FlagHolder) -> None:

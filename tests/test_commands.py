@@ -175,6 +175,7 @@ def test_an_interruption_leaves_a_checkpoint_and_no_traceback(tmp_path, number):
     assert process.wait(LIMIT_SECS) == 128 + number, log.read_text()
     output = log.read_text()
     assert "Traceback" not in output
+    assert "Stopping as soon as it is saved; a second signal ends at once." in output
     assert "The same command goes on from there." in " ".join(output.split())
     step = int(output.split("Stopped at step ")[1].split()[0].replace(",", ""))
     assert (workdir / "checkpoints" / str(step)).is_dir()
@@ -198,6 +199,33 @@ def test_an_interruption_of_the_imports_leaves_nothing_to_read(tmp_path, command
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_SECS) == 130
     assert (tmp_path / "log").read_text() == ""
+
+
+def test_a_platform_that_is_not_here_is_told(run):
+    ended = subprocess.run(
+        [sys.executable, "-m", "launch.evaluate", f"--workdir={run[0]}"],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"JAX_PLATFORMS": "abacus"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "Received: JAX_PLATFORMS=abacus, not all of which it can begin here." in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_second_signal_ends_a_command_with_a_sentence(tmp_path):
+    workdir, log = tmp_path / "run", tmp_path / "log"
+    process = start_training(workdir, log, "--config.steps=1000000")
+    wait_until(lambda: (workdir / "metrics.jsonl").exists(), process)
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: "a second signal ends at once" in log.read_text(), process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(LIMIT_SECS) == 130, log.read_text()
+    output = log.read_text()
+    assert "Traceback" not in output
+    # It may come when the first has ended the command already.
+    assert output.rstrip().endswith(("what was saved before is kept.", "goes on from there."))
 
 
 def test_steps_and_epochs_on_the_command_line_replace_each_other(tmp_path):
@@ -368,6 +396,7 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ([*train, f"--config={tmp_path / 'raises.py'}"], "ZeroDivisionError: division by zero (l"),
         ([*train, f"--config={tmp_path / 'syntax.py'}"], "SyntaxError: "),
         ([*train, SMALL[0], "--config.optimizer.learnin_rate=1"], "mean 'optimizer.learning_rate'"),
+        ([*train, SMALL[0], "--num_members=4"], "Received: --num_members. Write --config.num_m"),
         ([*train, SMALL[0], "--config.steps=many"], "kind and range. Received: flag --config.s"),
         ([*train, SMALL[0], "--config.num_members=0"], "num_members must be positive."),
         ([*train, SMALL[0], "--config.model.name=mpl", "--config.model.init=x"], "mean 'mlp'?"),
