@@ -9,6 +9,7 @@ import tempfile
 import jax
 import platformdirs
 
+_SPARED = "/jax/compilation_cache/compile_time_saved_sec"
 _MAX_BYTES = 2 * 2**30
 _CHOICES = "executions.json"
 
@@ -44,27 +45,45 @@ def use_compile_cache() -> None:
     jax.config.update("jax_compilation_cache_max_size", _MAX_BYTES)
 
 
-def kept_execution(program: str) -> str | None:
+_spared_secs = 0.0
+
+
+def _count_spared(event: str, duration_secs: float, **_: str | int) -> None:
+    global _spared_secs
+    _spared_secs += duration_secs if event == _SPARED else 0.0
+
+
+jax.monitoring.register_event_duration_secs_listener(_count_spared)
+
+
+def spared_secs() -> float:
+    """Seconds that the compiler would have taken in this process for what JAX's cache had."""
+    return _spared_secs
+
+
+def kept_execution(program: str, folder: pathlib.Path | None = None) -> str | None:
     """The execution that was chosen for a program before; None if none was.
 
     Args:
         program: What names the program and the kind of device.
+        folder: Where to look; default: the user's cache folder.
     """
     try:
-        kept = json.loads((_folder() / _CHOICES).read_text(encoding="utf-8"))
+        kept = json.loads(((folder or _folder()) / _CHOICES).read_text(encoding="utf-8"))
         return kept[program] if isinstance(kept[program], str) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None  # there is none, or it is not ours
 
 
-def keep_execution(program: str, execution: str) -> None:
+def keep_execution(program: str, execution: str, folder: pathlib.Path | None = None) -> None:
     """Keeps a choice for the next run of the same program; what cannot be kept is measured again.
 
     Args:
         program: What names the program and the kind of device.
         execution: What was chosen.
+        folder: Where to keep it; default: the user's cache folder.
     """
-    path = _folder() / _CHOICES
+    path = (folder or _folder()) / _CHOICES
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

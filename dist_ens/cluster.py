@@ -1,9 +1,9 @@
 """Processes: who am I, start `jax.distributed`, agree to stop, leave in good order."""
 
+import contextlib
 import os
 import platform
 import signal
-import sys
 import threading
 import time
 from types import FrameType
@@ -106,8 +106,9 @@ def devices_for(num_members: int, ensemble_axis: int | None = None) -> list[jax.
     devices = jax.devices()
     if not cores_are_devices():
         return devices
-    shares = [k for k in range(1, len(devices) + 1) if num_members % k == 0]
-    return devices[: ensemble_axis or shares[-1]]
+    largest = max(k for k in range(1, len(devices) + 1) if num_members % k == 0)
+    fits = ensemble_axis is not None and num_members % ensemble_axis == 0
+    return devices[: ensemble_axis if fits else largest]
 
 
 def is_main() -> bool:
@@ -167,9 +168,10 @@ class StopSignal:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
-        print("Stopping as soon as it is saved; a second signal ends at once.", file=sys.stderr)
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)  # JAX tells the other hosts and agrees on a step
+        with contextlib.suppress(OSError):  # who would read it may be gone
+            os.write(2, b"Stopping as soon as it is saved; a second signal ends at once.\n")
 
     def is_set(self) -> bool:
         """Whether to stop now. All hosts ask equally often and are given the same answer."""

@@ -102,11 +102,11 @@ class Execution:
 def _unknown(word: str, text: str, known: list[str]) -> UserError:
     near = difflib.get_close_matches(word, known, n=1)
     if word == AUTO:
-        raise UserError(
+        return UserError(
             f"An execution is {AUTO}, or WAY[+LOWERING][+STEPS]. Received: {text!r}. Leave the "
             f"rest out: {AUTO} chooses that too."
         )
-    if word.startswith("chunk"):
+    if word.startswith("chunk") and "chunk:K" in known:
         hint = " K is a number of members, such as 4 in chunk:4."
     else:
         hint = f" Did you mean {near[0]!r}?" if near else ""

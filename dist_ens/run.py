@@ -372,9 +372,8 @@ def saved_run(workdir: pathlib.Path) -> tuple[int, Run] | None:
     if not cluster.as_main_sees((workdir / FOLDER).is_dir()):
         return None
     with Checkpoints(workdir, read_only=True) as checkpoints:
-        newest = checkpoints.latest_step()
-        step = cluster.as_main_sees(-1 if newest is None else newest)
-        return None if step < 0 else (step, Run.from_dict(checkpoints.restore_run(step)))
+        step = cluster.as_main_sees(checkpoints.latest_step() or 0)
+        return (step, Run.from_dict(checkpoints.restore_run(step))) if step else None
 
 
 def open_finished(

@@ -92,7 +92,7 @@ def train(
     ):
         # 2. The state is born on the mesh, or restored onto it.
         ensemble, state, batches = _begun(
-            ensemble, run, source, before, checkpoints, first_step, last_step, console
+            ensemble, run, source, before, checkpoints, first_step, last_step, workdir, console
         )
         step = previous_step = first_step
         layout = ensemble.layout
@@ -107,16 +107,13 @@ def train(
             every_steps=experiment.logging.every_steps,
             member_examples_per_step=num_members * batch_size,
         )
-        going_on = "" if before is None else f", going on from step {first_step:,}"
+        going_on = f", going on from step {first_step:,}" if first_step else ""
         in_waves = f", in {ensemble.waves} waves" if ensemble.waves > 1 else ""
         console.print(
             f"Training {num_members} members for {last_step:,} steps of {batch_size} "
             f"examples ({source.spec}) on {layout.mesh.size} {layout.platform} device(s), mesh "
             f"{layout}{in_waves}{going_on}.",
         )
-
-        if before is None and experiment.execution == AUTO:  # whoever goes on has what was chosen
-            checkpoints.save(first_step, state, run.to_dict())
 
         # 3. The loop. Its order matters: what is evaluated and saved is the state at `step`, which
         #    has seen exactly `step` batches.
@@ -197,6 +194,7 @@ def _begun(
     checkpoints: Checkpoints,
     first_step: int,
     last_step: int,
+    workdir: pathlib.Path,
     console: Console,
 ) -> tuple[Ensemble, State, Iterator[Any]]:
     """The ensemble with its execution, its state at `first_step`, and the batches from there."""
@@ -206,7 +204,7 @@ def _begun(
     if is_open and before is not None:
         ensemble = _as_before(ensemble, before, may_move=may_move)
     inputs = run.batch_of_inputs(experiment.data.global_batch_size // ensemble.layout.data_axis)
-    if before is not None:
+    if first_step:
         state = checkpoints.restore_state(first_step, ensemble.abstract_state(inputs))
     else:
         state = ensemble.init(experiment.seed, inputs)
@@ -224,7 +222,9 @@ def _begun(
     if not is_open or before is not None:
         return ensemble, state, batches
     first_batches = next(batches)
-    chosen, choice = choose(ensemble, state, first_batches, last_step, may_move=may_move)
+    chosen, choice = choose(
+        ensemble, state, first_batches, last_step, workdir=workdir, may_move=may_move
+    )
     console.print(str(choice), soft_wrap=True)
     if chosen.layout is not ensemble.layout:
         return chosen, chosen.layout.moved(state, MEMBERS), batches_from(chosen.layout)

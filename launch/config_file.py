@@ -6,6 +6,7 @@ import sys
 import traceback
 from typing import Any
 
+from absl import flags
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_dict import placeholder
 
@@ -137,6 +138,13 @@ class ConfigFlags:
                 raise UserError(
                     f"The config has no field {name!r}.{did_you_mean(name, known)} Received: "
                     f"--config.{name}. The fields are: {', '.join(known)}."
+                )
+        for argument in rest:
+            name = argument.lstrip("-").partition("=")[0]
+            if argument.startswith("-") and name in known and name not in flags.FLAGS:
+                raise UserError(
+                    "What a config says is overridden by --config.FIELD=VALUE. Received: "
+                    f"--{name}. Write --config.{name}=…."
                 )
         self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
         return rest

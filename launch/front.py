@@ -1,7 +1,6 @@
 """What every command begins and ends with: flags, the cluster, errors told as sentences."""
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import signal
@@ -18,14 +17,15 @@ from rich.table import Table
 
 from dist_ens import cluster
 from dist_ens.cache import use_compile_cache
-from dist_ens.config import Experiment, did_you_mean
-from dist_ens.errors import RunError, UserError
+from dist_ens.config import did_you_mean
+from dist_ens.errors import RunError, UserError, first_line
 
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
     "coordinator_address", None, "host:port of process 0; not needed where JAX finds the cluster."
 )
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes in all; likewise.")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Of this process, from 0; likewise.")
+_BEGINS_PLATFORMS = "xla_bridge.py"  # JAX has no error of its own for it
 _GRACE_SECS = 3.0
 _WIDEST_TABLE = 1000  # columns
 
@@ -87,39 +87,35 @@ def _told_as_sentences() -> Iterator[None]:
         yield
     except flags.IllegalFlagValueError as error:
         _fail(2, f"error: A flag takes a value of its kind and range. Received: {error}.")
-    except flags.UnrecognizedFlagError as error:
-        if error.flagname not in {field.name for field in dataclasses.fields(Experiment)}:
-            _fail(2, f"error: {error}")
-        name = f"--config.{error.flagname}"
-        _fail(
-            2,
-            "error: What a config says is overridden by --config.FIELD=VALUE. Received: "
-            f"--{error.flagname}. Write {name}=….",
-        )
     except (UserError, flags.Error) as error:
         _fail(2, f"error: {error}")
     except RunError as error:
         _fail(1, f"error: {error}")
     except KeyboardInterrupt:
-        print("Interrupted; what was saved before is kept.", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(130)  # what other threads are in the middle of would complain of its end
-    except Exception:
-        if (asked := os.environ.get("JAX_PLATFORMS")) and not _has_devices():
-            _fail(
-                2,
-                "error: JAX computes on the platforms that it is told, where it has them. "
-                f"Received: JAX_PLATFORMS={asked}, not all of which it can begin here. Unset it, "
-                "or install what JAX needs for them (for GPUs the extra [cuda], for TPUs [tpu]).",
-            )
-        _fail(1, traceback.format_exc())
+        # What other threads are in the middle of would complain of an end in good order.
+        _end(130, "Interrupted; what was saved before is kept.")
+    except Exception as error:
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        if pathlib.Path(raised_in).name != _BEGINS_PLATFORMS:
+            _fail(1, traceback.format_exc())
+        platforms = os.environ.get("JAX_PLATFORMS")
+        told = f"JAX_PLATFORMS={platforms}" if platforms else "no JAX_PLATFORMS"
+        what = first_line(error) if str(error) else f"an {type(error).__name__}."
+        _end(
+            1,
+            f"error: JAX begins the platforms that it is told, or finds. Received: {told}, and "
+            f"from JAX: {what} Correct JAX_PLATFORMS, or install what the platform needs (for GPUs "
+            "the extra [cuda], for TPUs [tpu]).",
+        )
 
 
-def _has_devices() -> bool:
+def _end(code: int, message: str) -> NoReturn:
+    """Ends the process at once."""
     try:
-        return bool(jax.devices())
-    except Exception:  # JAX has an error of its own for some of the causes only
-        return False
+        print(message, file=sys.stderr, flush=True)
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
 
 
 def required(flag: flags.FlagHolder) -> Any:

@@ -28,7 +28,8 @@ _CONFIG = ConfigFlags()
 def main() -> None:
     """Compiles the update for every mesh of the topology, and tells what it needs."""
     front.check_outputs(_JSON)
-    plan = make_planner(_CONFIG, Topology.parse(_TOPOLOGY.value)).plan()
+    planner = make_planner(_CONFIG, Topology.parse(_TOPOLOGY.value))
+    plan = planner.plan()
     if cluster.is_main():
         front.print_table(Console(markup=False, highlight=False), plan_table(plan))
         for mesh in plan.meshes:
@@ -39,12 +40,15 @@ def main() -> None:
     if cluster.is_main():
         best = plan.meshes[0]
         about = "" if plan.max_is_compiled else "about "
+        # Of a CPU's cores a run takes as many anyway, or one where that is faster.
+        rows = f", --config.layout.ensemble_axis={best.ensemble_axis}"
+        axis = "" if planner.are_cores else rows
         most = "unknown" if plan.max_num_members is None else f"{about}{plan.max_num_members:,}"
         print(
             f"The best mesh for {best.num_members} members on {_TOPOLOGY.value} is "
             f"{best.ensemble_axis} x {best.data_axis}; the largest num_members that fits on it "
-            f"is {most}. Next: dist-ens train with the --config flags of this command, "
-            f"--config.layout.ensemble_axis={best.ensemble_axis} and a --workdir."
+            f"is {most}. Next: dist-ens train with the --config flags of this command{axis} and a "
+            "--workdir."
         )
 
 

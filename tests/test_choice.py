@@ -16,7 +16,6 @@ from dist_ens.ensemble import Ensemble, choice
 from dist_ens.execution import Execution
 from dist_ens.layout import BATCHES, Layout, make_layout
 from dist_ens.models import make_model
-from dist_ens.run import saved_run
 from dist_ens.train import train
 from test_executions import narrow, pooling
 
@@ -206,7 +205,7 @@ def test_those_that_are_close_take_turns_and_others_do_not(monkeypatch):
         (("map+canonical", "unroll", "loop"), 3, ["map+canonical", "loop"]),
         (("map+canonical", "unroll+canonical", "loop"), 3.5, None),
         # Of the rule's copies each took a quarter.
-        (("unroll", "map", "vmap"), 1.5, None),
+        (("unroll", "unroll+flat", "map"), 1.5, None),
     ],
 )
 def test_what_would_be_compiled_for_too_long_is_not_begun(
@@ -217,6 +216,14 @@ def test_what_would_be_compiled_for_too_long_is_not_begun(
     options = {name: Sleeping(ensemble.layout, 0.03, name, 0.4) for name in executions}
     timing = choice._timed(options, [*options], state, batches, num_steps=10**9)
     assert [*timing.step_secs] == list(tried or executions)
+
+
+def test_what_the_cache_has_spared_the_compiler_counts_as_compiled(monkeypatch):
+    spared = iter([0.0, 2.0])  # before and after the rule's
+    monkeypatch.setattr(choice, "spared_secs", lambda: next(spared, 2.0))
+    monkeypatch.setattr(choice, "LONGEST_SECS", 1.9)
+    timing, _ = timed(0.03, 0.02)
+    assert [*timing.step_secs] == ["0.03"]
 
 
 def test_the_rules_way_has_a_second_chance(monkeypatch):
@@ -373,26 +380,30 @@ def test_a_run_says_what_it_chose_and_keeps_it_when_it_goes_on(tmp_path, capsys)
     assert again.ensemble.execution == "map"
 
 
-def test_a_run_that_ends_before_it_is_saved_goes_on_as_was_chosen(tmp_path, monkeypatch, capsys):
+def test_a_run_that_begins_again_before_it_is_saved_has_what_was_chosen(
+    tmp_path, monkeypatch, capsys
+):
     def killed(*_):
         raise MemoryError
 
     monkeypatch.setattr(choice, "PART_OF_THE_RUN", 1e9)
-    for execution in ("auto", "map"):
-        asked = experiment(execution=execution, steps_per_call=2)
-        with monkeypatch.context() as patch:
-            patch.setattr("dist_ens.report.TrainingReporter.updated", killed)
+    with monkeypatch.context() as patch:
+        patch.setattr("dist_ens.report.TrainingReporter.updated", killed)
+        # On a machine where nothing is remembered.
+        patch.setenv("XDG_CACHE_HOME", "/dev/null")
+        for steps in (8, 16):
             with pytest.raises(MemoryError):
-                train(asked, tmp_path / execution)
-    step, run = saved_run(tmp_path / "auto")
-    assert step == 0
-    assert f"Execution {run.execution}" in capsys.readouterr().out
-    # Nobody who says how members are run has anything to keep.
-    assert saved_run(tmp_path / "map") is None
-    monkeypatch.setattr(choice, "choose", None)
-    went_on = train(experiment(steps_per_call=2), tmp_path / "auto")
-    assert went_on.ensemble.execution == run.execution
-    assert "going on from step 0" in capsys.readouterr().out
+                train(experiment(steps=steps, steps_per_call=2), tmp_path / "run")
+    begun = capsys.readouterr().out
+    assert begun.count("the fastest of those tried") == 2  # of another length it is another run
+    kept = json.loads((tmp_path / "run" / "executions.json").read_text())
+    assert len(kept) == 2
+    (tmp_path / "run" / "executions.json").write_text(
+        json.dumps(dict.fromkeys(kept, "vmap+single"))
+    )
+    again = train(experiment(steps_per_call=2), tmp_path / "run")
+    assert again.ensemble.execution == "vmap+single"
+    assert "Execution vmap+single: as when this run began." in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -190,6 +190,29 @@ def test_a_signal_to_one_host_stops_both_at_one_step_with_a_checkpoint(tmp_path,
     assert jax.device_get(state.step).tolist() == [step] * 8
 
 
+@pytest.mark.parametrize("read", [True, False])
+def test_the_first_signal_is_acknowledged_and_a_second_ends_at_once(read):
+    reads, writes = os.pipe()
+    errors = os.dup(2)
+    os.dup2(writes, 2)
+    os.close(writes)
+    if not read:  # as after a Ctrl-C that has ended what this process writes to
+        os.close(reads)
+    try:
+        with cluster.StopSignal() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert stop.is_set()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        os.dup2(errors, 2)
+        os.close(errors)
+    if read:
+        told = os.read(reads, 1000).decode()
+        os.close(reads)
+        assert told == "Stopping as soon as it is saved; a second signal ends at once.\n"
+
+
 def test_two_killed_hosts_go_on_and_end_as_two_never_killed(trained_by_two):
     assert "going on from step 4" in (trained_by_two / "host_0.log").read_text()
     killed, never_killed = (open_finished(trained_by_two / name)[2] for name in ("killed", "1x8"))

@@ -208,24 +208,11 @@ def test_a_platform_that_is_not_here_is_told(run):
         env=ENVIRONMENT | {"JAX_PLATFORMS": "abacus"},
         capture_output=True,
         text=True,
+        timeout=LIMIT_SECS,
     )
-    assert ended.returncode == 2, ended.stderr
-    assert "Received: JAX_PLATFORMS=abacus, not all of which it can begin here." in ended.stderr
+    assert ended.returncode == 1, ended.stderr
+    assert "Received: JAX_PLATFORMS=abacus, and from JAX: Unable to" in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_a_second_signal_ends_a_command_with_a_sentence(tmp_path):
-    workdir, log = tmp_path / "run", tmp_path / "log"
-    process = start_training(workdir, log, "--config.steps=1000000")
-    wait_until(lambda: (workdir / "metrics.jsonl").exists(), process)
-    process.send_signal(signal.SIGINT)
-    wait_until(lambda: "a second signal ends at once" in log.read_text(), process)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(LIMIT_SECS) == 130, log.read_text()
-    output = log.read_text()
-    assert "Traceback" not in output
-    # It may come when the first has ended the command already.
-    assert output.rstrip().endswith(("what was saved before is kept.", "goes on from there."))
 
 
 def test_steps_and_epochs_on_the_command_line_replace_each_other(tmp_path):

@@ -1,11 +1,31 @@
 """What the commands share."""
 
 import io
+import signal
+import subprocess
+import sys
 
 from rich.console import Console
 from rich.table import Table
 
+from conftest import COMMAND_ENVIRONMENT
 from launch import front
+
+# A thread that is in the middle of something when the command is interrupted.
+INTERRUPTED = """
+import atexit, concurrent.futures, signal, threading, time
+from launch import front
+def main():
+    print("begun")
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    def go_on():
+        while True:
+            time.sleep(0.01)
+            pool.submit(int)
+    threading.Thread(target=go_on).start()
+    signal.raise_signal(signal.SIGINT)
+front.run(main)
+"""
 
 
 def test_figures_are_not_cut_however_narrow_the_console():
@@ -19,3 +39,16 @@ def test_figures_are_not_cut_however_narrow_the_console():
     assert "1024 x 1024" in printed
     assert "\u2026" not in printed
     assert console.width == 40
+
+
+def test_an_interrupted_command_ends_at_once_with_a_sentence():
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        env=COMMAND_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 128 + signal.SIGINT
+    assert ended.stdout == "begun\n"
+    assert ended.stderr == "Interrupted; what was saved before is kept.\n"

@@ -435,7 +435,7 @@ def test_a_mesh_that_is_asked_for_is_the_only_one_planned():
         ("cpu:0", "A topology is here"),
         ("v5e:4x4x4", "A v5e topology has 2 axes. Received: 'v5e:4x4x4', which has 3."),
         ("v5p:4x4", "Try --topology=v5p:4x4x4."),
-        ("gpu:4", "for GPUs a plan is made where they are. Received: 'gpu:4'. Try"),
+        ("gpu:4", "Received: 'gpu:4'. Try --topology=here on the machine that has them."),
         ("cpu:1025", "A process has at most 1,024 CPU devices. Received: 'cpu:1025'."),
         ("cpu:" + "9" * 5000, "Try --topology=cpu:1024"),
     ],

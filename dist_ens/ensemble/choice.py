@@ -3,16 +3,17 @@
 import dataclasses
 import hashlib
 import math
+import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 from jax.extend.core import ClosedJaxpr
 
 import dist_ens
 from dist_ens import cluster, turns
-from dist_ens.cache import keep_execution, kept_execution
+from dist_ens.cache import keep_execution, kept_execution, spared_secs
 from dist_ens.ensemble.batches import placement, steps_in
 from dist_ens.ensemble.lift import Ensemble
 from dist_ens.ensemble.lowerings import (
@@ -139,7 +140,13 @@ def _is_large(lhs: Any, rhs: Any, *, dimension_numbers: Any, **_: Any) -> bool:
 
 
 def choose(
-    ensemble: Ensemble, state: State, batches: Any, num_steps: int, *, may_move: bool = True
+    ensemble: Ensemble,
+    state: State,
+    batches: Any,
+    num_steps: int,
+    *,
+    workdir: pathlib.Path | None = None,
+    may_move: bool = True,
 ) -> tuple[Ensemble, Choice]:
     """The ensemble with the fastest execution that could be found in the time there is.
 
@@ -152,6 +159,8 @@ def choose(
         state: Of the ensemble; copied, not used up.
         batches: Of the first call, from `Layout.put`.
         num_steps: Steps that the run is going to take.
+        workdir: The run's folder: what is chosen is kept there too, for a run that ends before its
+            first checkpoint and begins again where nothing else remembers; None for no run.
         may_move: Whether the layout is open too; not where somebody says it.
 
     Returns:
@@ -164,6 +173,7 @@ def choose(
             waves.take(state, 0),
             batches_of_wave(waves, batches, 0),
             num_steps,
+            workdir=workdir,
             may_move=False,
         )
         return dataclasses.replace(ensemble, execution=choice.option), choice
@@ -182,17 +192,24 @@ def choose(
     program = _program(ensemble, traced, [*options], state, batches)
     # What was not timed, for want of time, or not in turns, is not again in a run as long.
     of_this_length = f"{program} {num_steps}"
+
+    def taken(name: str, choice: Choice) -> tuple[Ensemble, Choice]:
+        if cluster.is_main() and workdir is not None:
+            keep_execution(of_this_length, name, workdir)
+        return options[name], choice
+
     for kept, why in (
+        (kept_execution(of_this_length, workdir) if workdir else None, "as when this run began"),
         (kept_execution(program), "the fastest in an earlier run of this program"),
         (kept_execution(of_this_length), "as in an earlier run of as many steps"),
     ):
         position = cluster.as_main_sees([*options].index(kept) if kept in options else -1)
         if position >= 0:
             name = [*options][position]
-            return options[name], Choice(name, why)
+            return taken(name, Choice(name, why))
     # Beside the state a copy of it, and what a step makes.
     if not cluster.as_main_sees(layout.free_bytes() >= 2 * _device_bytes(state)):
-        return options[rule], Choice(rule, "the rule, for there is no room to time candidates")
+        return taken(rule, Choice(rule, "the rule, for there is no room to time candidates"))
 
     timing = _timed(options, names, state, batches, num_steps)
     if len(timing.step_secs) == 1:
@@ -201,8 +218,7 @@ def choose(
         why = "the fastest of those tried"
     if cluster.is_main():
         keep_execution(program if timing.settled else of_this_length, timing.fastest)
-    choice = Choice(timing.fastest, why, timing.step_secs, timing.in_turns)
-    return options[timing.fastest], choice
+    return taken(timing.fastest, Choice(timing.fastest, why, timing.step_secs, timing.in_turns))
 
 
 class _Timing(NamedTuple):
@@ -260,6 +276,24 @@ class _Candidate:
         return secs
 
 
+@dataclasses.dataclass(frozen=True)
+class _Moment:
+    """One in time, the same on every host.
+
+    Attributes:
+        clock: Seconds by process 0's clock.
+        cached_secs: That its cache has spared its compiler.
+    """
+
+    clock: float
+    cached_secs: float
+
+    @classmethod
+    def now(cls) -> Self:
+        """This one."""
+        return cls(cluster.clock(), cluster.as_main_sees(int(1e3 * spared_secs())) / 1e3)
+
+
 class _Contest:
     """What the candidates take, as far as there is time to find out.
 
@@ -268,7 +302,7 @@ class _Contest:
     the likeliest to win, and what disturbs a machine may last as long as one timing.
 
     Nothing can stop a compiler that has begun, so what one more will take is told beforehand: to
-    compile as long as the slowest did, for each copy of a step in the program.
+    compile as long as the slowest did, without its cache, for each copy of a step in the program.
 
     Args:
         options: The candidates.
@@ -288,7 +322,8 @@ class _Contest:
     ) -> None:
         self._options, self._state, self._batches = options, state, batches
         self._layout = options[first].layout
-        self._trial, started = _Trial(state, batches), cluster.clock()
+        started = _Moment.now()
+        self._trial = _Trial(state, batches)
         self._first = first
         self._tried: dict[str, _Candidate] = {}
         self.step_secs: dict[str, float] = {}
@@ -310,7 +345,7 @@ class _Contest:
         if expected_secs + for_turns > self._left_secs():
             self._skipped = True
             return
-        started = cluster.clock()
+        started = _Moment.now()
         option, trial = self._options[name], self._trial
         if option.layout is not self._layout:
             moved = option.layout.moved
@@ -319,20 +354,22 @@ class _Contest:
             )
         update = _update_that_fits(option, trial)
         if update is None:
-            self._count_compiling(name, cluster.clock() - started)
+            self._count_compiling(name, started)
         else:
             self._time(name, _Candidate(update, trial), started)
 
-    def _time(self, name: str, candidate: _Candidate, started: float) -> None:
-        """Times one, and keeps how long it took since some moment."""
+    def _time(self, name: str, candidate: _Candidate, started: "_Moment") -> None:
+        """Times one, and counts what it took since some moment."""
         call_secs = candidate.call_secs()
         self._tried[name] = candidate
         self.step_secs[name] = min(call_secs) / self._trial.steps_per_call
         timing_secs = min(call_secs) + sum(call_secs)  # once to warm up
         self._timing_secs = max(self._timing_secs, timing_secs)
-        self._count_compiling(name, cluster.clock() - started - timing_secs)
+        self._count_compiling(name, started, timing_secs)
 
-    def _count_compiling(self, name: str, secs: float) -> None:
+    def _count_compiling(self, name: str, started: "_Moment", timing_secs: float = 0.0) -> None:
+        now = _Moment.now()
+        secs = now.clock - started.clock - timing_secs + now.cached_secs - started.cached_secs
         self._compiling_secs = max(self._compiling_secs, secs / self._num_copies(name))
 
     def _num_copies(self, name: str) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from dist_ens import cluster
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
 from dist_ens.ensemble import Drawn, Ensemble, Own, State
@@ -32,7 +33,7 @@ class Planner:
         per_member: Whether each member has batches of its own.
         make_ensemble: The experiment's member, lifted over a layout.
         devices: Of one kind; they need not be here.
-        are_cores: Whether they are cores of one CPU, of which a mesh has as many as rows: none
+        are_cores: Whether they are the cores of this CPU, of which a mesh has as many as rows: none
             takes a part of a batch, and those left out leave their share of the memory.
         say: Is given a line before each compilation, which takes seconds to minutes.
     """
@@ -78,7 +79,7 @@ class Planner:
         Raises:
             UserError: If members, devices or the batch do not divide.
         """
-        layout = make_layout(num_members, ensemble_axis, self._devices(ensemble_axis))
+        layout = self._layout(num_members, ensemble_axis)
         batch_size = self.experiment.data.global_batch_size
         layout.check_batch_size("data.global_batch_size", batch_size)
         whole = self.make_ensemble(layout)
@@ -180,7 +181,7 @@ class Planner:
     def _one_member(self, ensemble: Ensemble, microbatches: int) -> Ensemble:
         """One member per device of the same mesh."""
         rows = ensemble.layout.ensemble_axis
-        alone = self.make_ensemble(make_layout(rows, rows, self._devices(rows)))
+        alone = self.make_ensemble(self._layout(rows, rows))
         return dataclasses.replace(alone, microbatches=microbatches)
 
     def _compiled(self, planned: PlannedMesh, ensemble: Ensemble, way: Execution) -> Any:
@@ -206,9 +207,11 @@ class Planner:
             per_member=self.per_member,
         )
 
-    def _devices(self, ensemble_axis: int) -> list[jax.Device]:
-        """Of a mesh with so many rows."""
-        return self.devices[:ensemble_axis] if self.are_cores else self.devices
+    def _layout(self, num_members: int, ensemble_axis: int) -> Layout:
+        devices = self.devices
+        if self.are_cores:
+            devices = cluster.devices_for(num_members, ensemble_axis)
+        return make_layout(num_members, ensemble_axis, devices)
 
     def _memory_bytes(self, ensemble_axis: int) -> float:
         """Of a device of a mesh with so many rows."""

@@ -96,13 +96,18 @@ class Topology:
                 )
             return cls(text, kind, (int(size),))
         match = re.fullmatch(r"([1-9]\d*(?:x[1-9]\d*)*)(?:\*([1-9]\d*))?", size)
+        if kind == "gpu":
+            raise UserError(
+                "Programs are compiled for GPUs where they are. Received: "
+                f"{text!r}. Try --topology={HERE} on the machine that has them."
+            )
         if kind not in CHIPS or match is None:
             known = ["cpu", HERE, *CHIPS]
-            hint = "" if kind in (*known, "gpu") else did_you_mean(kind, known)
+            hint = "" if kind in known else did_you_mean(kind, known)
             raise UserError(
                 "A topology is here, cpu:N, or a TPU's CHIP:AxB[xC], with *SLICES where there are "
-                f"several; the chips are {', '.join(CHIPS)}; for GPUs a plan is made where they "
-                f"are. Received: {text!r}.{hint} Try --topology=cpu:8 or v5e:4x4."
+                f"several; the chips are {', '.join(CHIPS)}. Received: {text!r}."
+                f"{hint} Try --topology=cpu:8 or v5e:4x4."
             )
         shape = tuple(int(n) for n in match.group(1).split("x"))
         axes = CHIPS[kind].axes
