@@ -1,7 +1,7 @@
 """What `execution="auto"` chooses, beside every execution that it could have chosen.
 
     python -m benchmarks.auto --workloads=W1,W2,W3,W4,W5,W6
-    python -m benchmarks.auto --workloads=W3 --ways=map,unroll,loop --turns=21
+    python -m benchmarks.auto --workloads=W3 --ways=map,unroll,map+single --turns=21
 
 All take turns in one process. The figures are ratios of medians: the best fixed execution's
 milliseconds per step over those of the run that chose, and over those of the fixed execution that
@@ -19,7 +19,7 @@ from dist_ens.turns import Way, spread, step_ms_of_turns
 from launch import front
 
 _WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "Which to run.")
-_WAYS = flags.DEFINE_list("ways", None, "Fixed executions to time; all if not given.")
+_WAYS = flags.DEFINE_list("ways", [], "Executions to time; all candidates if not given.")
 _TURNS = flags.DEFINE_integer("turns", 5, "Turns of each.", lower_bound=1)
 
 
@@ -30,8 +30,8 @@ def main() -> None:
         workload = WORKLOADS[name]()
         chosen = DistEns(workload)
         fixed = fixed_ways(workload)
-        if _WAYS.value is not None:
-            fixed = {way: fixed[way] for way in front.names(_WAYS, fixed)}
+        if _WAYS.value:
+            fixed = {way: fixed.get(way) or DistEns(workload, way) for way in _WAYS.value}
         ways: dict[str, Way] = {"auto": chosen, **fixed}
         turns = step_ms_of_turns(ways, _TURNS.value)
         for way, ms in turns.items():
