@@ -50,14 +50,15 @@ _spared_secs = 0.0
 
 def _count_spared(event: str, duration_secs: float, **_: str | int) -> None:
     global _spared_secs
-    _spared_secs += duration_secs if event == _SPARED else 0.0
+    # Of what compiled in less than a second JAX says less than none was spared.
+    _spared_secs += max(0.0, duration_secs) if event == _SPARED else 0.0
 
 
 jax.monitoring.register_event_duration_secs_listener(_count_spared)
 
 
 def spared_secs() -> float:
-    """Seconds that the compiler would have taken in this process for what JAX's cache had."""
+    """Seconds that JAX's cache has spared the compiler in this process, whole ones of a program."""
     return _spared_secs
 
 

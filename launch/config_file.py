@@ -141,7 +141,8 @@ class ConfigFlags:
                 )
         for argument in rest:
             name = argument.lstrip("-").partition("=")[0]
-            if argument.startswith("-") and name in known and name not in flags.FLAGS:
+            is_field = argument.startswith("-") and name in known and name not in flags.FLAGS
+            if is_field and self._overridable:
                 raise UserError(
                     "What a config says is overridden by --config.FIELD=VALUE. Received: "
                     f"--{name}. Write --config.{name}=…."

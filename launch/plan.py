@@ -40,9 +40,11 @@ def main() -> None:
     if cluster.is_main():
         best = plan.meshes[0]
         about = "" if plan.max_is_compiled else "about "
-        # Of a CPU's cores a run takes as many anyway, or one where that is faster.
-        rows = f", --config.layout.ensemble_axis={best.ensemble_axis}"
-        axis = "" if planner.are_cores else rows
+        # Of a CPU's cores a run takes as many as it can anyway, or one where that is faster.
+        as_a_run = planner.are_cores and best.ensemble_axis == len(
+            cluster.devices_for(best.num_members)
+        )
+        axis = "" if as_a_run else f", --config.layout.ensemble_axis={best.ensemble_axis}"
         most = "unknown" if plan.max_num_members is None else f"{about}{plan.max_num_members:,}"
         print(
             f"The best mesh for {best.num_members} members on {_TOPOLOGY.value} is "
