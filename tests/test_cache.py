@@ -4,9 +4,11 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens import cache
 
 ROOT = pathlib.Path(__file__).parent.parent
 ENVIRONMENT = {k: v for k, v in COMMAND_ENVIRONMENT.items() if not k.startswith("JAX_")}
@@ -93,3 +95,13 @@ def test_a_second_training_compiles_nothing_anew(tmp_path):
     first = programs_after_training("first")
     assert len([name for name in first if name.startswith("jit_update")]) == 2
     assert programs_after_training("second") == first
+
+
+def test_what_the_cache_has_spared_is_never_less_than_nothing():
+    before = cache.spared_secs()
+    for secs in (-3.0, 2.0, -1.0):
+        jax.monitoring.record_event_duration_secs(
+            "/jax/compilation_cache/compile_time_saved_sec", secs
+        )
+    jax.monitoring.record_event_duration_secs("/another", 5.0)
+    assert cache.spared_secs() == before + 2.0

@@ -5,11 +5,14 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from rich.console import Console
 from rich.table import Table
 
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens.errors import UserError
 from launch import front
+from launch.config_file import ConfigFlags
 
 # A thread that is in the middle of something when the command is interrupted.
 INTERRUPTED = """
@@ -52,3 +55,10 @@ def test_an_interrupted_command_ends_at_once_with_a_sentence():
     assert ended.returncode == 128 + signal.SIGINT
     assert ended.stdout == "begun\n"
     assert ended.stderr == "Interrupted; what was saved before is kept.\n"
+
+
+def test_a_field_without_its_prefix_is_told_where_fields_may_be_overridden():
+    arguments = ["--config=configs/digits.py", "--num_members=4"]
+    with pytest.raises(UserError, match="Write --config.num_members=…"):
+        ConfigFlags().prepare(arguments)
+    assert ConfigFlags(overridable=False).prepare(arguments) == arguments[1:]
