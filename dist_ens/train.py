@@ -135,7 +135,7 @@ def train(
                         reporter.evaluated(step, scores.to_dict())
                 if (
                     is_last
-                    or stopping
+                    or (stopping and step)
                     or _crossed(experiment.checkpoint.every_steps, previous_step, step)
                 ):
                     reporter.catch_up()
@@ -151,7 +151,10 @@ def train(
     if stopping:
         console.print(
             f"Stopped at step {step:,} of {last_step:,}; it is saved in {workdir / FOLDER}. The "
-            "same command goes on from there.",
+            "same command goes on from there."
+            if step
+            else f"Stopped before the first of {last_step:,} steps; nothing is saved. The same "
+            "command begins anew.",
         )
         return Trained(run, ensemble, evaluator, state, step, None, stop.signal)
     if scores is not None and cluster.is_main():

@@ -40,15 +40,13 @@ def step_ms_of_turns(ways: Mapping[str, Way], num_turns: int) -> dict[str, list[
     }
 
 
-def median_step_secs(ways: Sequence[Way], num_turns: int) -> list[float]:
-    """Seconds per step of each way, in the median of some short turns."""
-    # Not in the shortest: where ways are close, that is the luckiest.
-    step_secs = _step_secs_of_turns(ways, num_turns, _SHORT_TURN_SECS)
-    return [statistics.median(of_way) for of_way in step_secs]
+def step_secs_of_short_turns(ways: Sequence[Way], num_turns: int) -> list[list[float]]:
+    """Seconds per step of each way in each of its turns, which are short: [ways, num_turns]."""
+    return _step_secs_of_turns(ways, num_turns, _SHORT_TURN_SECS)
 
 
 def expected_secs(step_secs: float, num_turns: int) -> float:
-    """About how long a way takes in `median_step_secs`.
+    """About how long a way takes in `step_secs_of_short_turns`.
 
     Args:
         step_secs: Seconds that one of its steps takes.
@@ -66,8 +64,9 @@ def expected_secs(step_secs: float, num_turns: int) -> float:
 
 def fastest(ways: Sequence[Way]) -> Way:
     """Of ways to do the same, the one that takes the least in the median of three turns."""
-    step_secs = median_step_secs(ways, 3)
-    return ways[step_secs.index(min(step_secs))]
+    # Not in the shortest: where ways are close, that is the luckiest.
+    medians = [statistics.median(of_way) for of_way in step_secs_of_short_turns(ways, 3)]
+    return ways[medians.index(min(medians))]
 
 
 def spread(values: Sequence[float]) -> float:

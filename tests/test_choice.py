@@ -145,9 +145,9 @@ def test_candidates_that_are_close_are_timed_again_in_turns(monkeypatch):
     def last_is_fastest(ways, num_turns):
         for way in ways:
             way.run(1)
-        return [2.0 * (len(ways) - i) for i in range(len(ways))]  # of calls of two steps
+        return [[2.0 * (len(ways) - i)] for i in range(len(ways))]  # of calls of two steps
 
-    monkeypatch.setattr(choice.turns, "median_step_secs", last_is_fastest)
+    monkeypatch.setattr(choice.turns, "step_secs_of_short_turns", last_is_fastest)
     monkeypatch.setattr(choice, "_CLOSE", 1e9)
     ensemble, state, batches = program(networks.mlp)
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
@@ -240,7 +240,7 @@ def test_the_rules_way_has_a_second_chance(monkeypatch):
 def test_none_takes_turns_that_is_far_behind_or_for_which_there_is_no_time(
     monkeypatch, call_secs, longest_secs, settled
 ):
-    monkeypatch.setattr(choice.turns, "median_step_secs", lambda *_: pytest.fail("again"))
+    monkeypatch.setattr(choice.turns, "step_secs_of_short_turns", lambda *_: pytest.fail("again"))
     monkeypatch.setattr(choice, "_CLOSE", 1.6)
     monkeypatch.setattr(choice, "LONGEST_SECS", longest_secs)
     timing, _ = timed(*call_secs)
@@ -264,9 +264,9 @@ def test_time_for_the_turns_of_the_best_two_is_kept(
 ):
     def unlike(ways, num_turns):
         assert num_turns == 3  # of calls that are long
-        return [0.3] * len(ways)
+        return [[0.3 * 2**i] * 3 for i in range(len(ways))]
 
-    monkeypatch.setattr(choice.turns, "median_step_secs", unlike)
+    monkeypatch.setattr(choice.turns, "step_secs_of_short_turns", unlike)
     monkeypatch.setattr(choice, "_CLOSE", 1.6)
     timing, _ = timed(0.3, 0.301, 0.302, num_steps=num_steps)
     assert (len(timing.step_secs), len(timing.in_turns)) == (tried, in_turns)
@@ -281,12 +281,71 @@ def test_no_time_is_kept_where_none_is_close(monkeypatch):
 
 
 def test_as_many_of_the_close_take_turns_as_there_is_time_for(monkeypatch):
-    monkeypatch.setattr(choice.turns, "median_step_secs", lambda ways, _: [1.0] * len(ways))
+    monkeypatch.setattr(
+        choice.turns, "step_secs_of_short_turns", lambda ways, _: [[1.0]] * len(ways)
+    )
     monkeypatch.setattr(choice, "_CLOSE", 1.6)
     monkeypatch.setattr(choice, "LONGEST_SECS", 5.9)
     timing, _ = timed(0.013, 0.011, 0.01)
     assert timing.in_turns == ["0.01", "0.011"]
     assert timing.settled
+
+
+def in_rounds(monkeypatch, *rounds):
+    """Scripts what executions take in rounds of turns, by their milliseconds in other calls.
+
+    Returns a list, in which those that took turns will be, round by round.
+    """
+    taken = []
+
+    def next_round(ways, num_turns):
+        names = [round(1e3 * way.update.__self__.secs) for way in ways]
+        secs = rounds[len(taken)]
+        taken.append(sorted(names))
+        return [[secs[name]] for name in names]
+
+    monkeypatch.setattr(choice.turns, "step_secs_of_short_turns", next_round)
+    monkeypatch.setattr(choice, "_CLOSE", 1e9)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("rounds", "taken", "fastest"),
+    [
+        # Two stay within a tenth of each other to the end: 1, 1.2 and 1.3; 1.1, 1 and 1.15.
+        (
+            [{1: 1.0, 2: 1.1, 3: 1.09, 4: 1.2}, {1: 1.2, 2: 1.0, 3: 2.0}, {1: 1.3, 2: 1.15}],
+            [[1, 2, 3, 4], [1, 2, 3], [1, 2]],
+            "0.002",
+        ),
+        # The third was faster than both only because it ran when the machine was.
+        (
+            [{1: 1.0, 2: 1.01, 3: 1.2}, {1: 2.0, 2: 2.01}, {1: 2.1, 2: 1.9}],
+            [[1, 2, 3], [1, 2], [1, 2]],
+            "0.002",
+        ),
+        ([{1: 1.2, 2: 1.0}], [[1, 2]], "0.002"),
+    ],
+)
+def test_those_that_stay_close_take_more_turns_and_all_of_them_count(
+    monkeypatch, rounds, taken, fastest
+):
+    names = in_rounds(monkeypatch, *rounds)
+    timing, _ = timed(*(ms / 1e3 for ms in rounds[0]))
+    assert names == taken
+    assert timing.fastest == fastest
+    assert len(timing.in_turns) == len(rounds[0])
+    assert timing.settled
+
+
+def test_for_more_turns_there_must_be_time(monkeypatch):
+    taken = in_rounds(monkeypatch, {10: 1.0, 11: 1.01})
+    # 5 % of these steps of 5 ms are 9 s. The first turns are expected to take 4; of calls that have
+    # turned out to take a second, three more take 16.
+    timing, _ = timed(0.01, 0.011, num_steps=36_000)
+    assert taken == [[10, 11]]
+    assert len(timing.in_turns) == 2
+    assert not timing.settled  # a longer run has time for them
 
 
 def test_what_was_not_settled_is_kept_for_runs_as_long_alone(monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import logging
 import pathlib
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -381,6 +382,25 @@ def test_parameters_of_one_name_are_told_as_what_they_are(tmp_path):
     member = from_functions(init, lambda p, x: x.reshape(len(x), 64) @ p["a.b"] + p["a"]["b"][None])
     with pytest.raises(RunError, match="^Every leaf of a state has a name of its own"):
         train(experiment(), tmp_path, member=member)
+
+
+def test_a_run_stopped_before_its_first_step_leaves_its_workdir_to_any_other(
+    tmp_path, monkeypatch, capsys
+):
+    enter = TrainingReporter.__enter__
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            TrainingReporter,
+            "__enter__",
+            lambda self: (signal.raise_signal(signal.SIGTERM), enter(self))[1],
+        )
+        stopped = train(experiment(), tmp_path)
+    assert (stopped.step, stopped.signal, stopped.scores) == (0, signal.SIGTERM, None)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Stopped before the first of 24 steps; nothing is saved. The same command" in told
+    with pytest.raises(UserError, match="which has none. Train first"):
+        open_finished(tmp_path)
+    assert train(experiment(seed=1, steps=4), tmp_path).step == 4
 
 
 def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path, monkeypatch):

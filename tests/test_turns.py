@@ -18,21 +18,24 @@ class Cold:
         Cold.last = self
 
 
-class Lucky:
-    """Sleeps for a hundredth of a second, but once in a while for a thousandth, or for a tenth."""
+class Varying:
+    """Sleeps for so many seconds, one after another, when it is warm."""
 
-    def __init__(self, lucky):
-        self._secs = itertools.cycle([0.01, 0.01, 0.001 if lucky else 0.1])
+    def __init__(self, *secs):
+        self._secs = itertools.cycle(secs)
+        self._is_warm = False
 
     def run(self, num_steps):
-        time.sleep(next(self._secs))
+        if self._is_warm:
+            time.sleep(next(self._secs))
+        self._is_warm = not self._is_warm
 
 
 def test_neither_a_lucky_turn_nor_a_disturbed_one_decides(monkeypatch):
     monkeypatch.setattr(turns, "_steps_of_a_turn", lambda way, secs: 1)
-    lucky, disturbed = turns.median_step_secs([Lucky(True), Lucky(False)], 3)
-    assert lucky == pytest.approx(0.01, rel=0.5)
-    assert disturbed == pytest.approx(0.01, rel=0.5)
+    lucky, disturbed = Varying(0.03, 0.03, 0.001), Varying(0.01, 0.01, 0.2)
+    assert turns.fastest([lucky, disturbed]) is disturbed
+    assert turns.fastest([disturbed, lucky]) is disturbed
 
 
 @pytest.mark.quick
@@ -51,6 +54,6 @@ def test_how_long_turns_take_is_known_before(step_secs, num_turns):
             time.sleep(num_steps * step_secs)
 
     started = time.monotonic()
-    turns.median_step_secs([Steady(), Steady()], num_turns)
+    turns.step_secs_of_short_turns([Steady(), Steady()], num_turns)
     took = time.monotonic() - started
     assert took == pytest.approx(2 * turns.expected_secs(step_secs, num_turns), rel=0.4)

@@ -5,6 +5,7 @@ import hashlib
 import math
 import pathlib
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -42,6 +43,9 @@ _ENOUGH_SECS = 0.5
 _CLOSE = 1.6
 _TURNS, _TURNS_OF_LONG_CALLS = 5, 3
 _LONG_CALL_SECS = 0.2
+# Those that are so close after their turns take as many again, and once more.
+_VERY_CLOSE = 1.1
+_ROUNDS = 3
 # Beyond so many copies of a member's step in one program, to compile it takes longer than to try
 # everything else: minutes, on a CPU a good part of one.
 _MOST_UNROLLED, _MOST_UNROLLED_ON_CPU = 64, 16
@@ -389,15 +393,33 @@ class _Contest:
         fastest, in_turns = self.fastest, self._that_take_turns()
         is_sure = bool(in_turns) or self._close() == [fastest]
         if in_turns:
-            num_turns = _num_turns(self._call_secs(in_turns[-1]))
-            call_secs = turns.median_step_secs([self._tried[name] for name in in_turns], num_turns)
-            for name, secs in zip(in_turns, call_secs, strict=True):
-                self.step_secs[name] = secs / self._trial.steps_per_call
-            # What was timed once is not compared with what was timed later.
-            fastest = min(in_turns, key=self.step_secs.__getitem__)
+            fastest = self._fastest_in_turns(in_turns)
         has_more_to_try = self._skipped and self.budget_secs < LONGEST_SECS
         settled = len(self.step_secs) > 1 and is_sure and not has_more_to_try
         return _Timing(fastest, self.step_secs, in_turns, settled, self.budget_secs)
+
+    def _fastest_in_turns(self, names: Sequence[str]) -> str:
+        """The fastest in the median of its turns; while others are very close, all take more."""
+        num_turns = _num_turns(self._call_secs(names[-1]))
+        call_secs: dict[str, list[float]] = {name: [] for name in names}
+        for done in range(_ROUNDS):
+            if done and sum(map(self._turns_secs, names)) > self._left_secs():
+                self._skipped = True
+                break
+            ways = [self._tried[name] for name in names]
+            of_ways = turns.step_secs_of_short_turns(ways, num_turns)
+            for name, secs in zip(names, of_ways, strict=True):
+                call_secs[name] += secs
+                self.step_secs[name] = statistics.median(call_secs[name]) / (
+                    self._trial.steps_per_call
+                )
+            # What was timed in other turns is not compared: the machine was another.
+            fastest = min(names, key=self.step_secs.__getitem__)
+            limit = _VERY_CLOSE * self.step_secs[fastest]
+            names = [name for name in names if self.step_secs[name] <= limit]
+            if len(names) == 1:
+                break
+        return fastest
 
     def _close(self) -> list[str]:
         """The fastest, those that are close to it, and the rule's; the fastest first."""
