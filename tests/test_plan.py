@@ -104,7 +104,8 @@ def test_a_plan_says_what_each_mesh_needs_the_best_first(tmp_path):
             assert sum(c["bytes"] for c in of_data(shape)) == members * (PARAMS + METRICS)
     assert plan["max_num_members"] % 8 == 0
     assert plan["max_num_members"] > 8
-    assert f"{plan['max_num_members']:,}. Next: dist-ens train" in ended.stdout
+    following = f"{plan['max_num_members']:,}. Next: dist-ens train with the --config flags of this"
+    assert f"{following} command, --config.layout.ensemble_axis=8 and a --workdir." in ended.stdout
     exchanged = 2 * (PARAMS + METRICS)
     for line in (
         f"4 x 2: {{}}; 1 all-reduce over data, {exchanged:,} bytes",
@@ -414,6 +415,11 @@ def test_cores_are_planned_for_as_a_run_takes_them(monkeypatch, num_members, row
         of_cores, experiment=dataclasses.replace(of_cores.experiment, layout=asked)
     )
     assert alone.plan() == dataclasses.replace(plan, meshes=plan.meshes[:1])
+
+
+def test_a_mesh_that_a_run_takes_of_itself_is_not_to_be_asked_for():
+    ended = dist_ens_plan(*SMALL)
+    assert ended.stdout.endswith("with the --config flags of this command and a --workdir.\n")
 
 
 def test_a_mesh_that_is_asked_for_is_the_only_one_planned():
