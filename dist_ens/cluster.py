@@ -171,7 +171,7 @@ class StopSignal:
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)  # JAX tells the other hosts and agrees on a step
         with contextlib.suppress(OSError):  # who would read it may be gone
-            os.write(2, b"Stopping as soon as it is saved; a second signal ends at once.\n")
+            os.write(2, b"Stopping in good order; a second signal ends at once.\n")
 
     def is_set(self) -> bool:
         """Whether to stop now. All hosts ask equally often and are given the same answer."""

@@ -1,80 +1,32 @@
 """How the execution is chosen when an experiment leaves it open."""
 
 import json
-import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import networks
 from dist_ens import cluster
-from dist_ens.config import Experiment, ModelConfig
-from dist_ens.ensemble import Ensemble, choice
-from dist_ens.execution import Execution
+from dist_ens.config import Experiment
+from dist_ens.ensemble import Ensemble, choice, contest
 from dist_ens.layout import BATCHES, Layout, make_layout
-from dist_ens.models import make_model
 from dist_ens.train import train
-from test_executions import narrow, pooling
-
-
-def program(network, num_members=4, steps=2):
-    """An ensemble on one device, its state and the batches of a call."""
-    member, inputs, label_shape = network()
-    layout = make_layout(num_members, devices=jax.devices()[:1])
-    ensemble = Ensemble(member, optax.sgd(0.1), layout)
-    batches = networks.batches_for(inputs, label_shape, steps)
-    return ensemble, networks.born_on(layout, network), layout.put(batches, networks.BATCH, BATCHES)
-
-
-def wide():
-    """Of which one member's product keeps a core busy: 2**22 multiplications."""
-    side = 2**11 // int(networks.BATCH**0.5)
-    options = {"hidden_sizes": (side, side)}
-    member = make_model(ModelConfig(name="mlp", options=options), (4,), networks.CLASSES)
-    return member, jax.ShapeDtypeStruct((networks.BATCH, 4), jnp.float32), ()
-
-
-def candidates(ensemble, state, batches, steps=2):
-    return choice.candidates(ensemble.layout, ensemble.traced_update(state, batches), steps)
+from test_candidates import candidates, program
 
 
 @pytest.fixture(autouse=True)
 def _nothing_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(choice, "LONGEST_SECS", 1e6)  # also where this machine is busy
-    monkeypatch.setattr(choice, "_CLOSE", 1.0)  # each is timed once
+    monkeypatch.setattr(contest, "LONGEST_SECS", 1e6)  # also where this machine is busy
+    monkeypatch.setattr(contest, "_CLOSE", 1.0)  # each is timed once
 
 
-@pytest.mark.parametrize(
-    ("network", "num_members", "first"),
-    [
-        (networks.mlp, 4, "vmap"),
-        (networks.mlp, 1, "vmap"),
-        (narrow, 4, "vmap+aligned"),
-        (narrow, 1, "vmap+aligned"),
-        (networks.transformer, 4, "vmap+flat"),
-        (networks.transformer, 1, "vmap+flat"),
-        (networks.convolutional, 4, "unroll+canonical"),
-        (pooling, 4, "unroll+canonical+masks"),
-        (pooling, 17, "map+canonical+masks"),  # so many copies take long to compile
-        (wide, 4, "map+aligned"),
-    ],
-)
-def test_the_rule_goes_by_the_networks_operations(network, num_members, first):
-    names = candidates(*program(network, num_members))
-    assert names[0] == first
-    assert len(set(names)) == len(names) > 1
-    assert [str(Execution.parse(name)) for name in names] == names
-
-
-@pytest.mark.parametrize(("num_members", "way"), [(4, "unroll"), (17, "map")])
-def test_masks_are_a_candidate_that_can_lose(num_members, way):
-    names = candidates(*program(pooling, num_members))
-    assert [name for name in names if "masks" not in name] == [f"{way}+canonical"]
-    assert names[0] == f"{way}+canonical+masks"
+def most_turns(why):
+    """Those that the choice was made among."""
+    most = max(why.num_turns.values(), default=0)
+    return [name for name in why.step_secs if why.num_turns.get(name, 0) == most]
 
 
 def test_what_another_version_chose_is_not_taken(monkeypatch):
@@ -86,51 +38,11 @@ def test_what_another_version_chose_is_not_taken(monkeypatch):
     assert choice._program(ensemble, traced, ["map"], state, batches) != before
 
 
-def test_what_takes_long_to_compile_is_no_candidate():
-    def ways(network, num_members, steps=2):
-        found = candidates(*program(network, num_members, steps), steps)
-        return {name.partition("+")[0] for name in found if "canonical" not in name}
-
-    assert "unroll" in ways(wide, 16, steps=20)  # a loop over the steps: one copy per member
-    assert "unroll" not in ways(wide, 17)
-    assert "unroll" in ways(networks.convolutional, 8)
-    assert "unroll" not in ways(networks.convolutional, 8, steps=3)  # a copy per step too
-
-
-def test_a_product_is_large_by_its_own_matrices():
-    def is_large(*shape, batch=()):
-        lhs, rhs = (
-            jax.ShapeDtypeStruct((*batch, *side), "float32") for side in (shape[:2], shape[1:])
-        )
-        axes = tuple(range(len(batch)))
-        last = len(batch)
-        traced = jax.make_jaxpr(
-            lambda a, b: jax.lax.dot_general(a, b, (((last + 1,), (last,)), (axes, axes)))
-        )(lhs, rhs)
-        return choice.contains(traced, choice.PRODUCT, choice._is_large)
-
-    assert is_large(128, 128, 256)  # 2**22
-    assert not is_large(128, 127, 256)
-    assert not is_large(128, 32, 128, batch=(32, 4))  # 2**26 in all
-    assert is_large(128, 128, 256, batch=(2,))
-
-
-def test_many_small_members_may_be_batched_some_at_a_time():
-    def chunks(network, num_members):
-        return [name for name in candidates(*program(network, num_members)) if "chunk" in name]
-
-    assert chunks(networks.mlp, 20) == ["chunk:10"]
-    assert chunks(narrow, 14) == ["chunk:7+aligned"]
-    assert chunks(networks.mlp, 22) == []  # no size from 5 to 10 divides it
-    assert chunks(networks.mlp, 10) == []  # few
-    assert chunks(wide, 20) == []  # a member's own products keep a core busy
-
-
 def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():
     ensemble, state, batches = program(networks.mlp)
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
     assert [*why.step_secs] == candidates(ensemble, state, batches)
-    compared = why.in_turns or why.step_secs
+    compared = most_turns(why)
     assert why.option == chosen.execution == min(compared, key=why.step_secs.get)
     assert str(why).startswith(f"Execution {chosen.execution}: the fastest of those tried (")
     chosen.update(state, batches)  # the state was not used up
@@ -147,211 +59,20 @@ def test_candidates_that_are_close_are_timed_again_in_turns(monkeypatch):
             way.run(1)
         return [[2.0 * (len(ways) - i)] for i in range(len(ways))]  # of calls of two steps
 
-    monkeypatch.setattr(choice.turns, "step_secs_of_short_turns", last_is_fastest)
-    monkeypatch.setattr(choice, "_CLOSE", 1e9)
+    monkeypatch.setattr(contest.turns, "step_secs_of_short_turns", last_is_fastest)
+    monkeypatch.setattr(contest, "_CLOSE", 1e9)
     ensemble, state, batches = program(networks.mlp)
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
-    assert sorted(why.in_turns) == sorted(candidates(ensemble, state, batches))
-    assert why.step_secs == {name: len(why.in_turns) - i for i, name in enumerate(why.in_turns)}
-    assert chosen.execution == why.in_turns[-1]
-
-
-class Sleeping:
-    """An execution whose calls of two steps take some time, the first that of a compiler too."""
-
-    def __init__(self, layout, secs, execution="map", compiling_secs=0.0):
-        self.layout, self.secs, self.calls, self.disturbed = layout, secs, 0, 0
-        self.execution, self.compiling_secs = execution, compiling_secs
-
-    def update(self, state, batches):
-        self.calls += 1
-        time.sleep(self.secs * (5 if self.calls <= self.disturbed else 1))
-        time.sleep(self.compiling_secs if self.calls == 1 else 0)
-        return state, {}
-
-
-def timed(*call_secs, num_steps=10**9, disturbed=0):
-    """What is found out of executions whose calls take so long, the first the rule's.
-
-    So many of that one's first calls take five times as long.
-    """
-    ensemble, state, batches = program(networks.mlp, steps=2)
-    options = {str(secs): Sleeping(ensemble.layout, secs) for secs in call_secs}
-    options[str(call_secs[0])].disturbed = disturbed
-    return choice._timed(options, [*options], state, batches, num_steps), options
-
-
-def test_those_that_are_close_take_turns_and_others_do_not(monkeypatch):
-    monkeypatch.setattr(choice, "_CLOSE", 1.6)
-    timing, options = timed(0.06, 0.05, 0.12)
-    assert timing.fastest == "0.05"
-    assert timing.in_turns == ["0.05", "0.06"]
-    assert timing.settled
-    for name, secs in timing.step_secs.items():
-        assert secs == pytest.approx(options[name].secs / 2, rel=0.3)
-    # One that is far behind warms up and is timed three times; in five turns of two calls each is
-    # warmed up as often.
-    assert options["0.12"].calls == 4
-    assert options["0.06"].calls >= 4 + 5 * 4
-
-
-@pytest.mark.parametrize(
-    ("executions", "longest_secs", "tried"),
-    [
-        # Timed in 0.15 s, compiled in 0.4: four members' copies in 1.6. Behind them comes a loop.
-        (("map", "unroll", "vmap"), 1.5, ["map", "vmap"]),
-        (("map", "unroll", "vmap"), 3, ["map", "unroll", "vmap"]),
-        # With convolutions left to XLA there is one for each of the two steps too: 3.2.
-        (("map+canonical", "unroll", "loop"), 3, ["map+canonical", "loop"]),
-        (("map+canonical", "unroll+canonical", "loop"), 3.5, None),
-        # Of the rule's copies each took a quarter.
-        (("unroll", "unroll+flat", "map"), 1.5, None),
-    ],
-)
-def test_what_would_be_compiled_for_too_long_is_not_begun(
-    monkeypatch, executions, longest_secs, tried
-):
-    monkeypatch.setattr(choice, "LONGEST_SECS", longest_secs)
-    ensemble, state, batches = program(networks.mlp, num_members=4, steps=2)
-    options = {name: Sleeping(ensemble.layout, 0.03, name, 0.4) for name in executions}
-    timing = choice._timed(options, [*options], state, batches, num_steps=10**9)
-    assert [*timing.step_secs] == list(tried or executions)
-
-
-def test_what_the_cache_has_spared_the_compiler_counts_as_compiled(monkeypatch):
-    spared = iter([0.0, 2.0])  # before and after the rule's
-    monkeypatch.setattr(choice, "spared_secs", lambda: next(spared, 2.0))
-    monkeypatch.setattr(choice, "LONGEST_SECS", 1.9)
-    timing, _ = timed(0.03, 0.02)
-    assert [*timing.step_secs] == ["0.03"]
-
-
-def test_the_rules_way_has_a_second_chance(monkeypatch):
-    monkeypatch.setattr(choice, "_CLOSE", 1.6)
-    timing, _ = timed(0.03, 0.06, 0.11, disturbed=6)
-    assert timing.fastest == "0.03"
-    assert timing.in_turns == ["0.06", "0.03"]
-    assert timing.settled
-
-
-@pytest.mark.parametrize(
-    ("call_secs", "longest_secs", "settled"), [((0.01, 0.05), 1e6, True), ((0.02, 0.021), 3, False)]
-)
-def test_none_takes_turns_that_is_far_behind_or_for_which_there_is_no_time(
-    monkeypatch, call_secs, longest_secs, settled
-):
-    monkeypatch.setattr(choice.turns, "step_secs_of_short_turns", lambda *_: pytest.fail("again"))
-    monkeypatch.setattr(choice, "_CLOSE", 1.6)
-    monkeypatch.setattr(choice, "LONGEST_SECS", longest_secs)
-    timing, _ = timed(*call_secs)
-    assert len(timing.step_secs) == 2
-    assert timing.in_turns == []
-    assert timing.settled == settled
-
-
-@pytest.mark.parametrize(
-    ("num_steps", "tried", "in_turns", "settled"),
-    [
-        # A call of 0.3 s is timed in 0.9 s, and takes three turns in 2.6 s. Of 6.5 s, which are 5 %
-        # of 867 steps of 0.15 s, 5.6 s are left for the third: less than 0.9 s and turns of two.
-        (867, 2, 2, False),
-        (1100, 3, 2, True),
-        (533, 3, 0, False),  # of 4 s nothing can be kept for turns
-    ],
-)
-def test_time_for_the_turns_of_the_best_two_is_kept(
-    monkeypatch, num_steps, tried, in_turns, settled
-):
-    def unlike(ways, num_turns):
-        assert num_turns == 3  # of calls that are long
-        return [[0.3 * 2**i] * 3 for i in range(len(ways))]
-
-    monkeypatch.setattr(choice.turns, "step_secs_of_short_turns", unlike)
-    monkeypatch.setattr(choice, "_CLOSE", 1.6)
-    timing, _ = timed(0.3, 0.301, 0.302, num_steps=num_steps)
-    assert (len(timing.step_secs), len(timing.in_turns)) == (tried, in_turns)
-    assert timing.settled == settled
-
-
-def test_no_time_is_kept_where_none_is_close(monkeypatch):
-    monkeypatch.setattr(choice, "_CLOSE", 1.6)
-    timing, _ = timed(0.3, 0.6, 0.601, num_steps=867)
-    assert len(timing.step_secs) == 3
-    assert timing.settled
-
-
-def test_as_many_of_the_close_take_turns_as_there_is_time_for(monkeypatch):
-    monkeypatch.setattr(
-        choice.turns, "step_secs_of_short_turns", lambda ways, _: [[1.0]] * len(ways)
-    )
-    monkeypatch.setattr(choice, "_CLOSE", 1.6)
-    monkeypatch.setattr(choice, "LONGEST_SECS", 5.9)
-    timing, _ = timed(0.013, 0.011, 0.01)
-    assert timing.in_turns == ["0.01", "0.011"]
-    assert timing.settled
-
-
-def in_rounds(monkeypatch, *rounds):
-    """Scripts what executions take in rounds of turns, by their milliseconds in other calls.
-
-    Returns a list, in which those that took turns will be, round by round.
-    """
-    taken = []
-
-    def next_round(ways, num_turns):
-        names = [round(1e3 * way.update.__self__.secs) for way in ways]
-        secs = rounds[len(taken)]
-        taken.append(sorted(names))
-        return [[secs[name]] for name in names]
-
-    monkeypatch.setattr(choice.turns, "step_secs_of_short_turns", next_round)
-    monkeypatch.setattr(choice, "_CLOSE", 1e9)
-    return taken
-
-
-@pytest.mark.parametrize(
-    ("rounds", "taken", "fastest"),
-    [
-        # Two stay within a tenth of each other to the end: 1, 1.2 and 1.3; 1.1, 1 and 1.15.
-        (
-            [{1: 1.0, 2: 1.1, 3: 1.09, 4: 1.2}, {1: 1.2, 2: 1.0, 3: 2.0}, {1: 1.3, 2: 1.15}],
-            [[1, 2, 3, 4], [1, 2, 3], [1, 2]],
-            "0.002",
-        ),
-        # The third was faster than both only because it ran when the machine was.
-        (
-            [{1: 1.0, 2: 1.01, 3: 1.2}, {1: 2.0, 2: 2.01}, {1: 2.1, 2: 1.9}],
-            [[1, 2, 3], [1, 2], [1, 2]],
-            "0.002",
-        ),
-        ([{1: 1.2, 2: 1.0}], [[1, 2]], "0.002"),
-    ],
-)
-def test_those_that_stay_close_take_more_turns_and_all_of_them_count(
-    monkeypatch, rounds, taken, fastest
-):
-    names = in_rounds(monkeypatch, *rounds)
-    timing, _ = timed(*(ms / 1e3 for ms in rounds[0]))
-    assert names == taken
-    assert timing.fastest == fastest
-    assert len(timing.in_turns) == len(rounds[0])
-    assert timing.settled
-
-
-def test_for_more_turns_there_must_be_time(monkeypatch):
-    taken = in_rounds(monkeypatch, {10: 1.0, 11: 1.01})
-    # 5 % of these steps of 5 ms are 9 s. The first turns are expected to take 4; of calls that have
-    # turned out to take a second, three more take 16.
-    timing, _ = timed(0.01, 0.011, num_steps=36_000)
-    assert taken == [[10, 11]]
-    assert len(timing.in_turns) == 2
-    assert not timing.settled  # a longer run has time for them
+    assert sorted(why.num_turns) == sorted(candidates(ensemble, state, batches))
+    names = [*why.num_turns]
+    assert why.step_secs == {name: len(names) - i for i, name in enumerate(names)}
+    assert chosen.execution == names[-1]
 
 
 def test_what_was_not_settled_is_kept_for_runs_as_long_alone(monkeypatch):
     def chosen(num_steps, settled):
-        timing = choice._Timing("map", {"vmap": 2.0, "map": 1.0}, [], settled, 1.0)
-        monkeypatch.setattr(choice, "_timed", lambda *_: timing)
+        timing = contest.Timing("map", {"vmap": 2.0, "map": 1.0}, {}, settled, 1.0)
+        monkeypatch.setattr(choice, "timed", lambda *_: timing)
         return choice.choose(*program(networks.mlp), num_steps=num_steps)[1]
 
     assert chosen(100, False).step_secs
@@ -363,9 +84,12 @@ def test_what_was_not_settled_is_kept_for_runs_as_long_alone(monkeypatch):
 def test_what_was_tried_is_told():
     secs = {"vmap": 0.002, "map": 0.001, "loop": 0.004}
     told = str(choice.Choice("map", "the fastest of those tried", secs))
-    assert told == "Execution map: the fastest of those tried (vmap 2, map 1, loop 4 ms a step)."
-    told = str(choice.Choice("map", "the fastest of those tried", secs, ["map", "vmap"]))
-    assert told.endswith("tried (in turns map 1, vmap 2; once loop 4 ms a step).")
+    assert told == "Execution map: the fastest of those tried (map 1, vmap 2, loop 4 ms a step)."
+    turns = {"map": 15, "vmap": 15, "unroll": 5}
+    told = str(choice.Choice("map", "the fastest of those tried", secs | {"unroll": 5e-4}, turns))
+    assert told.endswith(
+        "tried (in 15 turns map 1, vmap 2; in 5 turns unroll 0.5; once loop 4 ms a step)."
+    )
     assert str(choice.Choice("map", "the rule")) == "Execution map: the rule."
 
 
@@ -383,7 +107,7 @@ def test_a_short_run_follows_the_rule():
 
 
 def test_the_longest_run_is_not_kept_waiting_for_its_choice(monkeypatch):
-    monkeypatch.setattr(choice, "LONGEST_SECS", 0)
+    monkeypatch.setattr(contest, "LONGEST_SECS", 0)
     _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
     assert [*why.step_secs] == ["vmap"]
     assert "0 s are too few to time others" in why.why
@@ -445,7 +169,7 @@ def test_a_run_that_begins_again_before_it_is_saved_has_what_was_chosen(
     def killed(*_):
         raise MemoryError
 
-    monkeypatch.setattr(choice, "PART_OF_THE_RUN", 1e9)
+    monkeypatch.setattr(contest, "PART_OF_THE_RUN", 1e9)
     with monkeypatch.context() as patch:
         patch.setattr("dist_ens.report.TrainingReporter.updated", killed)
         # On a machine where nothing is remembered.
@@ -480,7 +204,7 @@ def test_cores_are_devices_for_members_and_never_for_data(cores):
 
 def test_the_fastest_is_tried_on_one_core_too(cores, monkeypatch):
     # Turns would replace the seconds by which it was the fastest.
-    monkeypatch.setattr(choice._Contest, "_that_take_turns", lambda *_, **__: [])
+    monkeypatch.setattr(contest._Contest, "_that_take_turns", lambda *_, **__: [])
     member, inputs, label_shape = networks.mlp()
     layout = make_layout(4, devices=cluster.devices_for(4))
     ensemble = Ensemble(member, optax.sgd(0.1), layout)
@@ -494,25 +218,14 @@ def test_the_fastest_is_tried_on_one_core_too(cores, monkeypatch):
     assert chosen.layout.mesh.size == (1 if why.option == on_one else 4)
 
 
-def test_a_way_that_one_core_has_not_is_no_reason_not_to_try_that_core():
-    ensemble, state, batches = program(networks.mlp, steps=2)
-    secs = {"chunk:5": 0.01, "vmap on one device": 0.02, "chunk:10 on one device": 0.03}
-    options = {name: Sleeping(ensemble.layout, secs[name]) for name in secs}
-    timing = choice._timed(options, ["chunk:5"], state, batches, num_steps=10**9)
-    assert [*timing.step_secs] == ["chunk:5", "vmap on one device"]
-    options["chunk:5 on one device"] = Sleeping(ensemble.layout, 0.02)
-    timing = choice._timed(options, ["chunk:5"], state, batches, num_steps=10**9)
-    assert [*timing.step_secs] == ["chunk:5", "chunk:5 on one device"]
-
-
 def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
     tried = []
 
     def first(options, *_):
         tried.extend(options)
-        return choice._Timing("vmap", {"vmap": 1.0, "map": 2.0}, [], True, 1.0)
+        return contest.Timing("vmap", {"vmap": 1.0, "map": 2.0}, {}, True, 1.0)
 
-    monkeypatch.setattr(choice, "_timed", first)
+    monkeypatch.setattr(choice, "timed", first)
     layout = make_layout(24, devices=cluster.devices_for(24))
     member, inputs, label_shape = networks.mlp()
     ensemble = Ensemble(member, optax.sgd(0.1), layout)
@@ -524,7 +237,7 @@ def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
 
 
 def test_a_layout_that_somebody_says_is_kept(cores, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(choice, "PART_OF_THE_RUN", 1e9)
+    monkeypatch.setattr(contest, "PART_OF_THE_RUN", 1e9)
     train(experiment(steps_per_call=2), tmp_path / "open")
     assert "on one device" in capsys.readouterr().out
     said = train(experiment(steps_per_call=2, layout={"ensemble_axis": 4}), tmp_path / "said")

@@ -11,7 +11,7 @@ import pytest
 
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
-from dist_ens.ensemble.choice import candidates
+from dist_ens.ensemble.candidates import candidates
 from dist_ens.feed import Place, abstract_batches
 from dist_ens.layout import make_layout
 from dist_ens.plan import Collective, collectives

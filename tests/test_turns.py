@@ -33,7 +33,7 @@ class Varying:
 
 def test_neither_a_lucky_turn_nor_a_disturbed_one_decides(monkeypatch):
     monkeypatch.setattr(turns, "_steps_of_a_turn", lambda way, secs: 1)
-    lucky, disturbed = Varying(0.03, 0.03, 0.001), Varying(0.01, 0.01, 0.2)
+    lucky, disturbed = Varying(0.001, 0.03, 0.03), Varying(0.2, 0.01, 0.01)
     assert turns.fastest([lucky, disturbed]) is disturbed
     assert turns.fastest([disturbed, lucky]) is disturbed
 

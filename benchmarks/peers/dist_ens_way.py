@@ -7,7 +7,7 @@ from dist_ens import cluster
 from dist_ens.bench import Updates
 from dist_ens.data import ArraySplit, Source, Spec
 from dist_ens.ensemble import Drawn, Ensemble
-from dist_ens.ensemble.choice import candidates
+from dist_ens.ensemble.candidates import candidates
 from dist_ens.execution import AUTO
 from dist_ens.layout import Layout, make_layout
 from dist_ens.methods import Order

@@ -11,7 +11,7 @@ from dist_ens import cluster
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
 from dist_ens.ensemble import Drawn, Ensemble, Own, State
-from dist_ens.ensemble.choice import candidates
+from dist_ens.ensemble.candidates import candidates
 from dist_ens.errors import UserError, first_line
 from dist_ens.execution import AUTO, Execution
 from dist_ens.feed import Place, TrainingSet, abstract_batches

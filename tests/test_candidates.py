@@ -1,0 +1,105 @@
+"""Which executions are worth trying, by the operations of a network."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import networks
+from dist_ens.config import ModelConfig
+from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble import candidates as room
+from dist_ens.execution import Execution
+from dist_ens.layout import BATCHES, make_layout
+from dist_ens.models import make_model
+from test_executions import narrow, pooling
+
+
+def program(network, num_members=4, steps=2):
+    """An ensemble on one device, its state and the batches of a call."""
+    member, inputs, label_shape = network()
+    layout = make_layout(num_members, devices=jax.devices()[:1])
+    ensemble = Ensemble(member, optax.sgd(0.1), layout)
+    batches = networks.batches_for(inputs, label_shape, steps)
+    return ensemble, networks.born_on(layout, network), layout.put(batches, networks.BATCH, BATCHES)
+
+
+def wide():
+    """Of which one member's product keeps a core busy: 2**22 multiplications."""
+    side = 2**11 // int(networks.BATCH**0.5)
+    options = {"hidden_sizes": (side, side)}
+    member = make_model(ModelConfig(name="mlp", options=options), (4,), networks.CLASSES)
+    return member, jax.ShapeDtypeStruct((networks.BATCH, 4), jnp.float32), ()
+
+
+def candidates(ensemble, state, batches, steps=2):
+    return room.candidates(ensemble.layout, ensemble.traced_update(state, batches), steps)
+
+
+@pytest.mark.parametrize(
+    ("network", "num_members", "first"),
+    [
+        (networks.mlp, 4, "vmap"),
+        (networks.mlp, 1, "vmap"),
+        (narrow, 4, "vmap+aligned"),
+        (narrow, 1, "vmap+aligned"),
+        (networks.transformer, 4, "vmap+flat"),
+        (networks.transformer, 1, "vmap+flat"),
+        (networks.convolutional, 4, "unroll+canonical"),
+        (pooling, 4, "unroll+canonical+masks"),
+        (pooling, 17, "map+canonical+masks"),  # so many copies take long to compile
+        (wide, 4, "map+aligned"),
+    ],
+)
+def test_the_rule_goes_by_the_networks_operations(network, num_members, first):
+    names = candidates(*program(network, num_members))
+    assert names[0] == first
+    assert len(set(names)) == len(names) > 1
+    assert [str(Execution.parse(name)) for name in names] == names
+
+
+@pytest.mark.parametrize(("num_members", "way"), [(4, "unroll"), (17, "map")])
+def test_masks_are_a_candidate_that_can_lose(num_members, way):
+    names = candidates(*program(pooling, num_members))
+    assert [name for name in names if "masks" not in name] == [f"{way}+canonical"]
+    assert names[0] == f"{way}+canonical+masks"
+
+
+def test_what_takes_long_to_compile_is_no_candidate():
+    def ways(network, num_members, steps=2):
+        found = candidates(*program(network, num_members, steps), steps)
+        return {name.partition("+")[0] for name in found if "canonical" not in name}
+
+    assert "unroll" in ways(wide, 16, steps=20)  # a loop over the steps: one copy per member
+    assert "unroll" not in ways(wide, 17)
+    assert "unroll" in ways(networks.convolutional, 8)
+    assert "unroll" not in ways(networks.convolutional, 8, steps=3)  # a copy per step too
+
+
+def test_a_product_is_large_by_its_own_matrices():
+    def is_large(*shape, batch=()):
+        lhs, rhs = (
+            jax.ShapeDtypeStruct((*batch, *side), "float32") for side in (shape[:2], shape[1:])
+        )
+        axes = tuple(range(len(batch)))
+        last = len(batch)
+        traced = jax.make_jaxpr(
+            lambda a, b: jax.lax.dot_general(a, b, (((last + 1,), (last,)), (axes, axes)))
+        )(lhs, rhs)
+        return room.contains(traced, room.PRODUCT, room._is_large)
+
+    assert is_large(128, 128, 256)  # 2**22
+    assert not is_large(128, 127, 256)
+    assert not is_large(128, 32, 128, batch=(32, 4))  # 2**26 in all
+    assert is_large(128, 128, 256, batch=(2,))
+
+
+def test_many_small_members_may_be_batched_some_at_a_time():
+    def chunks(network, num_members):
+        return [name for name in candidates(*program(network, num_members)) if "chunk" in name]
+
+    assert chunks(networks.mlp, 20) == ["chunk:10"]
+    assert chunks(narrow, 14) == ["chunk:7+aligned"]
+    assert chunks(networks.mlp, 22) == []  # no size from 5 to 10 divides it
+    assert chunks(networks.mlp, 10) == []  # few
+    assert chunks(wide, 20) == []  # a member's own products keep a core busy

@@ -1,0 +1,249 @@
+"""What is found out of executions in the time there is, by a clock that only they move on."""
+
+import time
+
+import pytest
+
+import networks
+from dist_ens import cluster
+from dist_ens.ensemble import contest
+from test_candidates import program
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Moves a clock on: what executions take, and how long a turn waits, is exact."""
+    now = [0.0]
+
+    def sleep(secs):
+        now[0] += secs
+
+    monkeypatch.setattr(cluster, "clock", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(contest, "LONGEST_SECS", 1e6)
+    return sleep
+
+
+class Sleeping:
+    """An execution whose calls of two steps take some time, the first that of a compiler too."""
+
+    def __init__(self, layout, secs, execution="map", compiling_secs=0.0):
+        self.layout, self.secs, self.calls, self.disturbed = layout, secs, 0, 0
+        self.execution, self.compiling_secs = execution, compiling_secs
+
+    def update(self, state, batches):
+        self.calls += 1
+        time.sleep(self.secs * (5 if self.calls <= self.disturbed else 1))
+        time.sleep(self.compiling_secs if self.calls == 1 else 0)
+        return state, {}
+
+
+def timed(*call_secs, num_steps=10**9, disturbed=0):
+    """What is found out of executions whose calls take so long, the first the rule's.
+
+    So many of that one's first calls take five times as long.
+    """
+    ensemble, state, batches = program(networks.mlp, steps=2)
+    options = {str(secs): Sleeping(ensemble.layout, secs) for secs in call_secs}
+    options[str(call_secs[0])].disturbed = disturbed
+    return contest.timed(options, [*options], state, batches, num_steps), options
+
+
+def in_rounds(monkeypatch, clock, *rounds, secs_of_each=1.0):
+    """Scripts the calls' seconds in rounds of turns, by an execution's milliseconds before.
+
+    Returns a list, in which each round is going to be told: those that took turns, and how many.
+    """
+    told = []
+
+    def next_round(ways, num_turns):
+        names = [round(1e3 * way.update.__self__.secs) for way in ways]
+        secs = rounds[len(told)]
+        told.append((sorted(names), num_turns))
+        clock(secs_of_each * len(ways))
+        return [secs[name] for name in names]
+
+    monkeypatch.setattr(contest.turns, "step_secs_of_short_turns", next_round)
+    return told
+
+
+def test_those_that_are_close_take_turns_and_others_do_not():
+    timing, options = timed(0.06, 0.05, 0.12)
+    assert timing.fastest == "0.05"
+    assert timing.num_turns == {"0.05": 5, "0.06": 5}  # not so close that they would take more
+    assert timing.settled
+    for name, secs in timing.step_secs.items():
+        assert secs == pytest.approx(options[name].secs / 2)
+    # One that is far behind warms up and is timed three times; in five turns of two calls each is
+    # warmed up as often.
+    assert options["0.12"].calls == 4
+    assert options["0.06"].calls >= 4 + 5 * 4
+
+
+@pytest.mark.parametrize(
+    ("executions", "longest_secs", "tried"),
+    [
+        # Timed in 0.15 s, compiled in 0.4: four members' copies in 1.6. Behind them comes a loop.
+        (("map", "unroll", "vmap"), 1.5, ["map", "vmap"]),
+        (("map", "unroll", "vmap"), 3, ["map", "unroll", "vmap"]),
+        # With convolutions left to XLA there is one for each of the two steps too: 3.2.
+        (("map+canonical", "unroll", "loop"), 3, ["map+canonical", "loop"]),
+        (("map+canonical", "unroll+canonical", "loop"), 3.5, None),
+        # Of the rule's copies each took a quarter.
+        (("unroll", "unroll+flat", "map"), 1.5, None),
+    ],
+)
+def test_what_would_be_compiled_for_too_long_is_not_begun(
+    monkeypatch, executions, longest_secs, tried
+):
+    monkeypatch.setattr(contest, "LONGEST_SECS", longest_secs)
+    ensemble, state, batches = program(networks.mlp, num_members=4, steps=2)
+    options = {name: Sleeping(ensemble.layout, 0.03, name, 0.4) for name in executions}
+    timing = contest.timed(options, [*options], state, batches, num_steps=10**9)
+    assert [*timing.step_secs] == list(tried or executions)
+
+
+def test_what_the_cache_has_spared_the_compiler_counts_as_compiled(monkeypatch):
+    spared = iter([0.0, 2.0])  # before and after the rule's
+    monkeypatch.setattr(contest, "spared_secs", lambda: next(spared, 2.0))
+    monkeypatch.setattr(contest, "LONGEST_SECS", 1.9)
+    timing, _ = timed(0.03, 0.02)
+    assert [*timing.step_secs] == ["0.03"]
+
+
+def test_the_rules_way_has_a_second_chance():
+    timing, _ = timed(0.03, 0.06, 0.11, disturbed=6)
+    assert timing.fastest == "0.03"
+    assert timing.num_turns == {"0.06": 5, "0.03": 5}
+    assert timing.settled
+
+
+@pytest.mark.parametrize(
+    ("call_secs", "longest_secs", "settled"), [((0.01, 0.05), 1e6, True), ((0.02, 0.021), 3, False)]
+)
+def test_none_takes_turns_that_is_far_behind_or_for_which_there_is_no_time(
+    monkeypatch, call_secs, longest_secs, settled
+):
+    monkeypatch.setattr(
+        contest.turns, "step_secs_of_short_turns", lambda *_: pytest.fail("timed again")
+    )
+    monkeypatch.setattr(contest, "LONGEST_SECS", longest_secs)
+    timing, _ = timed(*call_secs)
+    assert len(timing.step_secs) == 2
+    assert timing.num_turns == {}
+    assert timing.settled == settled
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "tried", "in_turns", "settled"),
+    [
+        # A call of 0.3 s is timed in 0.9 s, and takes three turns in 2.6 s. Of 6.5 s, which are 5 %
+        # of 867 steps of 0.15 s, 5.6 s are left for the third: less than 0.9 s and turns of two.
+        (867, 2, 2, False),
+        (1100, 3, 2, False),  # of 8.3 s 6.4 are left for turns of three, which take 7.8
+        (1300, 3, 3, True),
+        (533, 3, 0, False),  # of 4 s nothing can be kept for turns
+    ],
+)
+def test_time_for_the_turns_of_the_best_two_is_kept(
+    monkeypatch, clock, num_steps, tried, in_turns, settled
+):
+    rounds = in_rounds(monkeypatch, clock, {300: [0.3] * 3, 301: [0.4] * 3, 302: [0.5] * 3})
+    timing, _ = timed(0.3, 0.301, 0.302, num_steps=num_steps)
+    assert (len(timing.step_secs), len(timing.num_turns)) == (tried, in_turns)
+    assert [num_turns for _, num_turns in rounds] == [3] * (in_turns > 0)  # of calls that are long
+    assert timing.settled == settled
+
+
+def test_no_time_is_kept_where_none_is_close():
+    timing, _ = timed(0.3, 0.6, 0.601, num_steps=867)
+    assert len(timing.step_secs) == 3
+    assert timing.settled
+
+
+def test_the_longest_of_those_that_take_turns_says_how_many(monkeypatch, clock):
+    rounds = in_rounds(monkeypatch, clock, {190: [0.1], 210: [0.2]})
+    timed(0.19, 0.21)
+    assert rounds == [([190, 210], 3)]
+
+
+def test_as_many_of_the_close_take_turns_as_there_is_time_for(monkeypatch, clock):
+    told = in_rounds(monkeypatch, clock, {10: [1.0], 11: [2.0]})
+    monkeypatch.setattr(contest, "LONGEST_SECS", 5.9)
+    timing, _ = timed(0.013, 0.011, 0.01)
+    assert told == [([10, 11], 5)]
+    assert timing.settled  # no run has more time
+
+
+@pytest.mark.parametrize(
+    ("rounds", "taken", "fastest"),
+    [
+        # Two stay within a tenth of each other to the end: 1, 1.2 and 1.3; 1.1, 1 and 1.15.
+        (
+            [
+                {1: [1.0], 2: [1.1], 3: [1.09], 4: [1.11]},
+                {1: [1.2], 2: [1.0], 3: [2.0]},
+                {1: [1.3], 2: [1.15]},
+            ],
+            [[1, 2, 3, 4], [1, 2, 3], [1, 2]],
+            "0.002",
+        ),
+        # The third was faster than both only because it ran when the machine was.
+        (
+            [{1: [1.0], 2: [1.01], 3: [1.2]}, {1: [2.0], 2: [2.01]}, {1: [2.1], 2: [1.9]}],
+            [[1, 2, 3], [1, 2], [1, 2]],
+            "0.002",
+        ),
+        ([{1: [1.2], 2: [1.0]}], [[1, 2]], "0.002"),
+        # In the median of all: not in the mean, nor in the median of the rounds' medians.
+        ([{1: [1.0, 1.0, 9.0], 2: [1.05] * 3}] * 3, [[1, 2]] * 3, "0.001"),
+        (
+            [{1: [1.0, 1.08, 1.08], 2: [1.04] * 3}] * 2 + [{1: [1.0] * 3, 2: [1.04] * 3}],
+            [[1, 2]] * 3,
+            "0.001",
+        ),
+    ],
+)
+def test_those_that_stay_close_take_more_turns_and_all_of_them_count(
+    monkeypatch, clock, rounds, taken, fastest
+):
+    monkeypatch.setattr(contest, "_CLOSE", 1e9)
+    told = in_rounds(monkeypatch, clock, *rounds)
+    timing, _ = timed(*(ms / 1e3 for ms in rounds[0]))
+    assert told == [(names, 5) for names in taken]
+    assert timing.fastest == fastest
+    turns = {name: sum(len(r.get(name, [])) for r in rounds) for name in rounds[0]}
+    assert timing.num_turns == {str(name / 1e3): count for name, count in turns.items()}
+    assert timing.settled
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "taken", "settled"),
+    [
+        # Each is timed in 0.13 s, and takes 3 s a round. Of 10 s, 5 % of 40,000 steps of 5 ms, too
+        # little is left after a round of three.
+        (40_000, [[10, 11, 12]], False),
+        (64_000, [[10, 11, 12], [10, 11]], False),  # for two of three, which are the fastest
+        (84_000, [[10, 11, 12], [10, 11, 12]], False),  # and then for one
+        (98_000, [[10, 11, 12], [10, 11, 12], [10, 11]], False),
+        (110_000, [[10, 11, 12]] * 3, True),
+    ],
+)
+def test_for_more_turns_there_must_be_time(monkeypatch, clock, num_steps, taken, settled):
+    close = {10: [1.0], 11: [1.01], 12: [1.02]}
+    told = in_rounds(monkeypatch, clock, *[close] * 3, secs_of_each=3.0)
+    timing, _ = timed(0.01, 0.011, 0.012, num_steps=num_steps)
+    assert [names for names, _ in told] == taken
+    assert timing.fastest == "0.01"
+    assert timing.settled == settled  # else a longer run has time for more
+
+
+def test_a_way_that_one_core_has_not_is_no_reason_not_to_try_that_core():
+    ensemble, state, batches = program(networks.mlp, steps=2)
+    secs = {"chunk:5": 0.01, "vmap on one device": 0.02, "chunk:10 on one device": 0.03}
+    options = {name: Sleeping(ensemble.layout, secs[name]) for name in secs}
+    timing = contest.timed(options, ["chunk:5"], state, batches, num_steps=10**9)
+    assert [*timing.step_secs] == ["chunk:5", "vmap on one device"]
+    options["chunk:5 on one device"] = Sleeping(ensemble.layout, 0.02)
+    timing = contest.timed(options, ["chunk:5"], state, batches, num_steps=10**9)
+    assert [*timing.step_secs] == ["chunk:5", "chunk:5 on one device"]
