@@ -222,6 +222,7 @@ def test_those_that_stay_close_take_more_turns_and_all_of_them_count(
     [
         # Each is timed in 0.13 s, and takes 3 s a round. Of 10 s, 5 % of 40,000 steps of 5 ms, too
         # little is left after a round of three.
+        (24_000, [[10, 11, 12]], False),  # nothing is: it took longer than expected
         (40_000, [[10, 11, 12]], False),
         (64_000, [[10, 11, 12], [10, 11]], False),  # for two of three, which are the fastest
         (84_000, [[10, 11, 12], [10, 11, 12]], False),  # and then for one
