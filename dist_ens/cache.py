@@ -19,17 +19,21 @@ def use_compile_cache() -> None:
 
     What JAX loads from there is run: the folder is the user's own, and nobody else may write to
     it. Whoever has set JAX's own `JAX_COMPILATION_CACHE_DIR` (empty for none) keeps that folder.
-    Where ours cannot be used a warning says so, and training goes on without it.
+    Where a folder cannot be used a warning says so, and training goes on without it.
     """
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+    said = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if said == "" or "://" in (said or ""):
         return
-    folder = _folder() / "compiled"
+    folder = pathlib.Path(said or _folder() / "compiled")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o777 if said else 0o700, parents=True, exist_ok=True)
         status = folder.stat()
-        if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+        is_shared = hasattr(os, "getuid") and (
+            status.st_uid != os.getuid() or status.st_mode & 0o022
+        )
+        if is_shared and not said:
             raise PermissionError(0, "others than its user may write to it")
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -40,9 +44,11 @@ def use_compile_cache() -> None:
             folder,
             error.strerror,
         )
+        jax.config.update("jax_compilation_cache_dir", None)
         return
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_compilation_cache_max_size", _MAX_BYTES)
+    if not said:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_compilation_cache_max_size", _MAX_BYTES)
 
 
 _spared_secs = 0.0

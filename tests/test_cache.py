@@ -56,9 +56,14 @@ def test_in_a_folder_of_jaxs_own_name_small_programs_are_kept_too(tmp_path):
     assert not (tmp_path / "dist_ens").exists()
 
 
-def test_a_folder_that_cannot_be_used_is_told_and_not_needed(tmp_path):
+@pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"])
+def test_a_folder_that_cannot_be_used_is_told_and_not_needed(tmp_path, name):
     (tmp_path / "dist_ens").write_text("a file")
-    ended = run(tmp_path)
+    places = {
+        "XDG_CACHE_HOME": tmp_path,
+        "JAX_COMPILATION_CACHE_DIR": tmp_path / "dist_ens" / "jax",
+    }
+    ended = run(tmp_path, **{name: str(places[name])})
     assert ended.stdout.strip() == "not cached"
     assert "The compilation cache is a folder of the user's own. Received: " in ended.stderr
 
