@@ -93,7 +93,7 @@ class TrainingReporter:
     """Metric lines, and the pace, of a running loop; a context. Every host has one, one writes.
 
     A call's metrics are read when the next call has been dispatched, so that the device never waits
-    for the host.
+    for the host; those of the first, which is waited for, at once.
 
     Args:
         console: Where the pace goes: a bar on a terminal, a line every ten seconds elsewhere.
@@ -155,6 +155,8 @@ class TrainingReporter:
         """Takes the metrics, float32[steps, members], of the call just dispatched."""
         self.catch_up()
         self._pending = (previous_step, step, metrics)
+        if self._first_call is None:  # the next may be done when it is dispatched, as in waves
+            self.catch_up()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
