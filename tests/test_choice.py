@@ -1,5 +1,6 @@
 """How the execution is chosen when an experiment leaves it open."""
 
+import dataclasses
 import json
 
 import jax
@@ -53,6 +54,21 @@ def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():
     assert "earlier" not in other.why
 
 
+def test_a_step_of_members_in_waves_is_that_of_all_waves(monkeypatch):
+    def of_one_wave(options, names, state, batches, num_steps):
+        assert num_steps == 200
+        assert state.step.shape == (2,)
+        return contest.Timing(names[0], {names[0]: 1.0, names[1]: 3.0}, {}, True, 1.0)
+
+    monkeypatch.setattr(contest, "timed", of_one_wave)
+    ensemble, state, batches = program(networks.mlp, num_members=4)
+    chosen, why = choice.choose(
+        dataclasses.replace(ensemble, waves=2), state, batches, num_steps=100
+    )
+    assert (chosen.execution, chosen.waves) == ("vmap", 2)
+    assert [*why.step_secs.values()] == [2.0, 6.0]
+
+
 def test_candidates_that_are_close_are_timed_again_in_turns(monkeypatch):
     def last_is_fastest(ways, num_turns):
         for way in ways:
@@ -72,7 +88,7 @@ def test_candidates_that_are_close_are_timed_again_in_turns(monkeypatch):
 def test_what_was_not_settled_is_kept_for_runs_as_long_alone(monkeypatch):
     def chosen(num_steps, settled):
         timing = contest.Timing("map", {"vmap": 2.0, "map": 1.0}, {}, settled, 1.0)
-        monkeypatch.setattr(choice, "timed", lambda *_: timing)
+        monkeypatch.setattr(contest, "timed", lambda *_: timing)
         return choice.choose(*program(networks.mlp), num_steps=num_steps)[1]
 
     assert chosen(100, False).step_secs
@@ -97,7 +113,7 @@ def test_a_short_run_follows_the_rule():
     chosen, why = choice.choose(*program(networks.mlp), num_steps=1)
     assert chosen.execution == "vmap"
     assert [*why.step_secs] == ["vmap"]
-    assert "are too few to time others" in why.why
+    assert "s, 5% of the run, are too few to time others" in why.why
     # A run of the same length times nothing; a longer one has time for more.
     again, why = choice.choose(*program(networks.mlp), num_steps=1)
     assert (again.execution, why.step_secs) == ("vmap", {})
@@ -225,7 +241,7 @@ def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
         tried.extend(options)
         return contest.Timing("vmap", {"vmap": 1.0, "map": 2.0}, {}, True, 1.0)
 
-    monkeypatch.setattr(choice, "timed", first)
+    monkeypatch.setattr(contest, "timed", first)
     layout = make_layout(24, devices=cluster.devices_for(24))
     member, inputs, label_shape = networks.mlp()
     ensemble = Ensemble(member, optax.sgd(0.1), layout)

@@ -13,9 +13,9 @@ from jax.extend.core import ClosedJaxpr
 import dist_ens
 from dist_ens import cluster
 from dist_ens.cache import keep_execution, kept_execution
+from dist_ens.ensemble import contest
 from dist_ens.ensemble.batches import steps_in
 from dist_ens.ensemble.candidates import candidates
-from dist_ens.ensemble.contest import timed
 from dist_ens.ensemble.lift import Ensemble
 from dist_ens.ensemble.state import State
 from dist_ens.ensemble.waves import batches_of_wave
@@ -83,10 +83,12 @@ def choose(
             ensemble.of_wave,
             waves.take(state, 0),
             batches_of_wave(waves, batches, 0),
-            num_steps,
+            num_steps * ensemble.waves,
             workdir=workdir,
             may_move=False,
         )
+        of_all = {name: secs * ensemble.waves for name, secs in choice.step_secs.items()}
+        choice = dataclasses.replace(choice, step_secs=of_all)
         return dataclasses.replace(ensemble, execution=choice.option), choice
     layout, traced = ensemble.layout, ensemble.traced_update(state, batches)
     names = candidates(layout, traced, steps_in(batches))
@@ -122,9 +124,11 @@ def choose(
     if not cluster.as_main_sees(layout.free_bytes() >= 2 * _device_bytes(state)):
         return taken(rule, Choice(rule, "the rule, for there is no room to time candidates"))
 
-    timing = timed(options, names, state, batches, num_steps)
+    timing = contest.timed(options, names, state, batches, num_steps)
     if len(timing.step_secs) == 1:
-        why = f"the rule, for {timing.budget_secs:.2g} s are too few to time others"
+        is_part = timing.budget_secs < contest.LONGEST_SECS
+        part = f", {contest.PART_OF_THE_RUN:.0%} of the run," if is_part else ""
+        why = f"the rule, for {timing.budget_secs:.2g} s{part} are too few to time others"
     else:
         why = "the fastest of those tried"
     if cluster.is_main():
