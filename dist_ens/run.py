@@ -250,6 +250,27 @@ class Run:
             dropout_samples=experiment.evaluation.dropout_samples,
         )
 
+    def check_room(self, ensemble: Ensemble) -> None:
+        """Raises where the state alone is more than there is room for, before any of it is made.
+
+        Raises:
+            UserError: If it is.
+        """
+        layout = ensemble.layout
+        state = ensemble.abstract_state(self.batch_of_inputs(1))
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        size /= layout.ensemble_axis
+        if layout.platform != "cpu":  # members of other waves wait in the memory of the host
+            size /= ensemble.waves
+        free = layout.free_bytes()
+        if not cluster.as_main_sees(size <= free):
+            raise UserError(
+                "A device has room for the state of its members. Received: "
+                f"{layout.num_members:,} members, of which a device of mesh {layout} needs "
+                f"{size / 2**20:,.0f} MiB and has {free / 2**20:,.0f} free. Train fewer; dist-ens "
+                "plan with the same flags tells how many fit."
+            )
+
     def check_training(self, ensemble: Ensemble) -> None:
         """Traces the network as it is trained, on the mesh, and raises where it does not fit.
 
