@@ -75,6 +75,7 @@ def run(
             logging.set_verbosity(logging.WARNING)
         with _told_as_sentences():
             code = main() or 0
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left that would tell of it
         if code:
             sys.exit(code)
 

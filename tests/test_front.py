@@ -57,6 +57,24 @@ def test_an_interrupted_command_ends_at_once_with_a_sentence():
     assert ended.stderr == "Interrupted; what was saved before is kept.\n"
 
 
+def test_an_interruption_after_the_work_is_no_reason_to_speak():
+    code = """
+import atexit, signal
+from launch import front
+atexit.register(signal.raise_signal, signal.SIGINT)
+front.run(lambda: None)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=COMMAND_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr == ""
+
+
 def test_a_field_without_its_prefix_is_told_where_fields_may_be_overridden():
     arguments = ["--config=configs/digits.py", "--num_members=4"]
     with pytest.raises(UserError, match="Write --config.num_members=…"):
