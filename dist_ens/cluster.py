@@ -1,6 +1,7 @@
 """Processes: who am I, start `jax.distributed`, agree to stop, leave in good order."""
 
 import contextlib
+import logging
 import os
 import platform
 import signal
@@ -161,11 +162,13 @@ class StopSignal:
         return self
 
     def __exit__(self, *_: object) -> None:
+        logging.disable(logging.NOTSET)
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
+            logging.disable()  # threads in the middle of a save would complain of the end
             raise KeyboardInterrupt
         self.signal = number
         if jax.process_count() > 1:

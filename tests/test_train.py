@@ -426,14 +426,40 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
             (10, 3, 1, 7),
             (20, 4, 9, 7),
         ]:
-            reporter.updated(step, step + 10, {"loss": jnp.zeros((10, 1))})
             now[0] += secs
+            reporter.updated(step, step + 10, {"loss": jnp.zeros((10, 1))})
             with reporter.paused():
                 now[0] += evaluation_secs
             reporter.catch_up()
             now[0] += saving_secs  # the last save begins when training is over
     assert reporter.member_examples_per_second(30) == 20 * 8 / (3 + 1 + 4)
     assert reporter.seconds() == 81
+
+
+def test_the_first_call_has_ended_before_the_second_is_dispatched(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    reporter = TrainingReporter(
+        Console(quiet=True),
+        None,
+        member_ids=[0],
+        first_step=0,
+        last_step=20,
+        every_steps=100,
+        member_examples_per_step=8,
+    )
+    with reporter:
+        for step, secs in ((0, 50), (10, 3)):
+            now[0] += secs  # which the call takes before it returns, as in waves
+            reporter.updated(step, step + 10, {"loss": jnp.zeros((10, 1))})
+        reporter.catch_up()
+    assert reporter.member_examples_per_second(20) == 10 * 8 / 3
+
+
+def test_more_members_than_there_is_room_for_are_refused(tmp_path):
+    with pytest.raises(UserError, match="room for the state .*1,000,000,000 members, of which a"):
+        train(experiment(num_members=10**9), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_nothing_is_transferred_unasked_between_calls(tmp_path, monkeypatch):
