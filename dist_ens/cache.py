@@ -35,11 +35,14 @@ def use_compile_cache() -> None:
         )
         if is_shared and not said:
             raise PermissionError(0, "others than its user may write to it")
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        if said:
+            os.listdir(folder)  # one that others have filled may still be read
+        else:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
     except OSError as error:
         logging.warning(
-            "The compilation cache is a folder of the user's own. Received: %s: %s. Going on "
+            "The compilation cache is a folder that can be used. Received: %s: %s. Going on "
             "without it; XDG_CACHE_HOME or JAX_COMPILATION_CACHE_DIR names another place.",
             folder,
             error.strerror,

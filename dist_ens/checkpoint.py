@@ -51,6 +51,8 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:  # who asks for the end a second time will not wait
+            return
         if kind is None or jax.process_count() == 1:
             with self._told_if_unwritable():
                 self._manager.close()  # waits; on an error hosts that failed would wait for ever

@@ -144,8 +144,9 @@ def clock() -> float:
 class StopSignal:
     """Turns Ctrl-C and SIGTERM into "stop at the next call boundary", the same on every host.
 
-    A second signal ends the process at once. Signals can only be caught in the main thread; in
-    any other this is never set.
+    On a single host it does so from `listen` on, and before a signal does what it did; several
+    hosts leave together whenever it comes. A second signal ends the process at once. Signals can
+    only be caught in the main thread; in any other this is never set.
 
     Attributes:
         signal: The number of the signal received; None if there was none.
@@ -155,14 +156,20 @@ class StopSignal:
         self.signal: int | None = None
         self._calls = 0
         self._previous: dict[int, object] = {}
-        if threading.current_thread() is threading.main_thread():
+        self._muted_before = logging.root.manager.disable
+        if jax.process_count() > 1:
+            self.listen()
+        return self
+
+    def listen(self) -> None:
+        """From here on a signal only sets this."""
+        if not self._previous and threading.current_thread() is threading.main_thread():
             self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_signal)
             if jax.process_count() == 1:  # else JAX's own notifier listens for it
                 self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
-        return self
 
     def __exit__(self, *_: object) -> None:
-        logging.disable(logging.NOTSET)
+        logging.disable(self._muted_before)
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

@@ -260,14 +260,16 @@ class Run:
         state = ensemble.abstract_state(self.batch_of_inputs(1))
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         size /= layout.ensemble_axis
+        way_out = "Train fewer"
         if layout.platform != "cpu":  # members of other waves wait in the memory of the host
             size /= ensemble.waves
+            way_out += f", or in more than --config.layout.waves={ensemble.waves}"
         free = layout.free_bytes()
         if not cluster.as_main_sees(size <= free):
             raise UserError(
                 "A device has room for the state of its members. Received: "
                 f"{layout.num_members:,} members, of which a device of mesh {layout} needs "
-                f"{size / 2**20:,.0f} MiB and has {free / 2**20:,.0f} free. Train fewer; dist-ens "
+                f"{size / 2**20:,.0f} MiB and has {free / 2**20:,.0f} free. {way_out}; dist-ens "
                 "plan with the same flags tells how many fit."
             )
 

@@ -87,6 +87,7 @@ def train(
 
     with (
         _going_on(run, workdir, last_step) as (first_step, before),
+        cluster.StopSignal() as stop,
         Checkpoints(workdir, keep=experiment.checkpoint.keep) as checkpoints,
     ):
         # 2. The state is born on the mesh, or restored onto it.
@@ -115,38 +116,37 @@ def train(
         )
 
         # 3. The loop. Its order matters: what is evaluated and saved is the state at `step`, which
-        #    has seen exactly `step` batches. From here on there is something to lose, so that a
-        #    signal is asked for instead of obeyed.
+        #    has seen exactly `step` batches.
+        stop.listen()  # until here there was nothing to lose
         scores = None
-        with cluster.StopSignal() as stop:
-            with reporter, jax.transfer_guard("disallow"):
-                while True:
-                    is_last = step >= last_step
-                    stopping = stop.is_set() and not is_last
-                    if is_last or _crossed(experiment.evaluation.every_steps, previous_step, step):
-                        try:
-                            with reporter.paused():
-                                evaluation = evaluator.evaluate(state, source.test)
-                                scores = evaluation.scores(intervals=is_last)
-                        except UserError:  # of data that are looked at when they are read
-                            if jax.process_count() == 1:  # else the hosts that go on do not save
-                                checkpoints.save(step, state, run.to_dict())
-                            raise
-                        if step > first_step:  # else they are written already
-                            reporter.evaluated(step, scores.to_dict())
-                    if (
-                        is_last
-                        or (stopping and step)
-                        or _crossed(experiment.checkpoint.every_steps, previous_step, step)
-                    ):
-                        reporter.catch_up()
-                        checkpoints.save(step, state, run.to_dict())
-                    if is_last or stopping:
-                        break
-                    state, metrics = ensemble.update(state, next(batches))
-                    previous_step, step = step, step + metrics["loss"].shape[0]
-                    reporter.updated(previous_step, step, metrics)
-            checkpoints.wait()
+        with reporter, jax.transfer_guard("disallow"):
+            while True:
+                is_last = step >= last_step
+                stopping = stop.is_set() and not is_last
+                if is_last or _crossed(experiment.evaluation.every_steps, previous_step, step):
+                    try:
+                        with reporter.paused():
+                            evaluation = evaluator.evaluate(state, source.test)
+                            scores = evaluation.scores(intervals=is_last)
+                    except UserError:  # of data that are looked at when they are read
+                        if jax.process_count() == 1:  # else the hosts that go on do not save
+                            checkpoints.save(step, state, run.to_dict())
+                        raise
+                    if step > first_step:  # else they are written already
+                        reporter.evaluated(step, scores.to_dict())
+                if (
+                    is_last
+                    or (stopping and step)
+                    or _crossed(experiment.checkpoint.every_steps, previous_step, step)
+                ):
+                    reporter.catch_up()
+                    checkpoints.save(step, state, run.to_dict())
+                if is_last or stopping:
+                    break
+                state, metrics = ensemble.update(state, next(batches))
+                previous_step, step = step, step + metrics["loss"].shape[0]
+                reporter.updated(previous_step, step, metrics)
+        checkpoints.wait()
 
     # 4. What came of it.
     if stopping:

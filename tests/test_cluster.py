@@ -201,6 +201,10 @@ def test_the_first_signal_is_acknowledged_and_a_second_ends_at_once(read):
         os.close(reads)
     try:
         with cluster.StopSignal() as stop:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)  # there is nothing to lose yet
+            assert not stop.is_set()
+            stop.listen()
             signal.raise_signal(signal.SIGINT)
             assert stop.is_set()
             with pytest.raises(KeyboardInterrupt):

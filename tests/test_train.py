@@ -13,15 +13,15 @@ import pytest
 from rich.console import Console
 
 from dist_ens.config import DataConfig, Experiment
-from dist_ens.data import open_source, source_of_arrays
+from dist_ens.data import Spec, open_source, source_of_arrays
 from dist_ens.ensemble import Ensemble, unstack_members
 from dist_ens.errors import RunError, UserError
-from dist_ens.layout import BATCHES, make_layout
+from dist_ens.layout import BATCHES, Layout, make_layout
 from dist_ens.losses import softmax_cross_entropy
 from dist_ens.member import Member, from_functions
 from dist_ens.methods import Order
 from dist_ens.report import TrainingReporter
-from dist_ens.run import open_finished, trained_by_one
+from dist_ens.run import Run, open_finished, trained_by_one
 from dist_ens.train import train
 
 
@@ -460,6 +460,30 @@ def test_more_members_than_there_is_room_for_are_refused(tmp_path):
     with pytest.raises(UserError, match="room for the state .*1,000,000,000 members, of which a"):
         train(experiment(num_members=10**9), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("platform", "waves", "members"), [("cpu", 2, 4), ("gpu", 2, 2)])
+def test_a_device_has_room_for_the_members_that_lie_on_it(monkeypatch, platform, waves, members):
+    # Without hidden layers 650 parameters and an optimizer of as many; the member's id and two
+    # counts, of steps, each 4 bytes; a key, 8.
+    size = members * (3 * 650 * 4 + 3 * 4 + 8)
+    asked = experiment(num_members=8, layout={"waves": waves}, model={"hidden_sizes": ()})
+    run = Run(asked, Spec((8, 8), "float32", (), 10), 1000)
+    layout = make_layout(8, 2)
+    ensemble = run.make_ensemble(layout)
+    monkeypatch.setattr(Layout, "platform", platform)
+    monkeypatch.setattr(Layout, "free_bytes", lambda layout: size)
+    run.check_room(ensemble)
+    monkeypatch.setattr(Layout, "free_bytes", lambda layout: size - 1)
+    with pytest.raises(UserError, match=r"Train fewer.* tells how many fit") as told:
+        run.check_room(ensemble)
+    assert ("waves=2" in str(told.value)) == (platform == "gpu")
+
+
+def test_an_interruption_before_there_is_anything_to_lose_is_obeyed_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("dist_ens.train.feed", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        train(experiment(), tmp_path)
 
 
 def test_nothing_is_transferred_unasked_between_calls(tmp_path, monkeypatch):
