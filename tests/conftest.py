@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import tempfile
 
 import fast_xla
@@ -40,6 +41,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # The libraries stay: a test that collects garbage, as whatever times does, need not look there.
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, as where a person types it: what a shell begins beside itself ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True, scope="module")

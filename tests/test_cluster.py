@@ -191,6 +191,7 @@ def test_a_signal_to_one_host_stops_both_at_one_step_with_a_checkpoint(tmp_path,
     assert jax.device_get(state.step).tolist() == [step] * 8
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("read", [True, False])
 def test_the_first_signal_is_acknowledged_and_a_second_ends_at_once(read):
     reads, writes = os.pipe()

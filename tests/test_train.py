@@ -480,6 +480,7 @@ def test_a_device_has_room_for_the_members_that_lie_on_it(monkeypatch, platform,
     assert ("waves=2" in str(told.value)) == (platform == "gpu")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interruption_before_there_is_anything_to_lose_is_obeyed_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("dist_ens.train.feed", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
