@@ -12,6 +12,7 @@ import optax
 import pytest
 from rich.console import Console
 
+from dist_ens.checkpoint import Checkpoints
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.data import Spec, open_source, source_of_arrays
 from dist_ens.ensemble import Ensemble, unstack_members
@@ -478,6 +479,14 @@ def test_a_device_has_room_for_the_members_that_lie_on_it(monkeypatch, platform,
     with pytest.raises(UserError, match=r"Train fewer.* tells how many fit") as told:
         run.check_room(ensemble)
     assert ("waves=2" in str(told.value)) == (platform == "gpu")
+
+
+def test_a_second_interruption_waits_for_no_save(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path).__enter__()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints._manager, "close", lambda: pytest.fail("it has waited"))
+        checkpoints.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    checkpoints.__exit__(None, None, None)
 
 
 @pytest.mark.usefixtures("interruptible")
