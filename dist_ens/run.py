@@ -18,7 +18,7 @@ from dist_ens.ensemble import Ensemble, State
 from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.evaluate import Evaluator, Kind, kind_of
 from dist_ens.execution import AUTO
-from dist_ens.layout import BATCH, REPLICATED, Layout, Waves, make_layout
+from dist_ens.layout import BATCH, REPLICATED, Layout, Waves, device_bytes, make_layout
 from dist_ens.losses import Objective, make_objective
 from dist_ens.member import (
     Member,
@@ -258,8 +258,7 @@ class Run:
         """
         layout = ensemble.layout
         state = ensemble.abstract_state(self.batch_of_inputs(1))
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-        size /= layout.ensemble_axis
+        size: float = device_bytes(state)
         way_out = "Train fewer"
         if layout.platform != "cpu":  # members of other waves wait in the memory of the host
             size /= ensemble.waves

@@ -44,14 +44,18 @@ def test_figures_are_not_cut_however_narrow_the_console():
     assert console.width == 40
 
 
-def test_an_interrupted_command_ends_at_once_with_a_sentence():
-    ended = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED],
+def ended_process(code):
+    return subprocess.run(
+        [sys.executable, "-c", code],
         env=COMMAND_ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+def test_an_interrupted_command_ends_at_once_with_a_sentence():
+    ended = ended_process(INTERRUPTED)
     assert ended.returncode == 128 + signal.SIGINT
     assert ended.stdout == "begun\n"
     assert ended.stderr == "Interrupted; what was saved before is kept.\n"
@@ -64,13 +68,7 @@ from launch import front
 atexit.register(signal.raise_signal, signal.SIGINT)
 front.run(lambda: None)
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        env=COMMAND_ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ended = ended_process(code)
     assert ended.returncode == -signal.SIGINT
     assert ended.stderr == ""
 

@@ -409,18 +409,23 @@ def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path, monkeypatch):
     assert train(experiment(steps=4), tmp_path).step == 4
 
 
-def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    reporter = TrainingReporter(
+def reporter_of(last_step):
+    """Of one member's run, with 8 examples a step."""
+    return TrainingReporter(
         Console(quiet=True),
         None,
         member_ids=[0],
         first_step=0,
-        last_step=30,
+        last_step=last_step,
         every_steps=100,
         member_examples_per_step=8,
     )
+
+
+def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    reporter = reporter_of(30)
     with reporter:
         for step, secs, saving_secs, evaluation_secs in [
             (0, 50, 0, 0),
@@ -440,15 +445,7 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
 def test_the_first_call_has_ended_before_the_second_is_dispatched(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    reporter = TrainingReporter(
-        Console(quiet=True),
-        None,
-        member_ids=[0],
-        first_step=0,
-        last_step=20,
-        every_steps=100,
-        member_examples_per_step=8,
-    )
+    reporter = reporter_of(20)
     with reporter:
         for step, secs in ((0, 50), (10, 3)):
             now[0] += secs  # which the call takes before it returns, as in waves

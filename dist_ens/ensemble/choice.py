@@ -19,7 +19,7 @@ from dist_ens.ensemble.candidates import candidates
 from dist_ens.ensemble.lift import Ensemble
 from dist_ens.ensemble.state import State
 from dist_ens.ensemble.waves import batches_of_wave
-from dist_ens.layout import Waves
+from dist_ens.layout import Waves, device_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ def choose(
             name = [*options][position]
             return taken(name, Choice(name, why))
     # Beside the state a copy of it, and what a step makes.
-    if not cluster.as_main_sees(layout.free_bytes() >= 2 * _device_bytes(state)):
+    if not cluster.as_main_sees(layout.free_bytes() >= 2 * device_bytes(state)):
         return taken(rule, Choice(rule, "the rule, for there is no room to time candidates"))
 
     timing = contest.timed(options, names, state, batches, num_steps)
@@ -134,11 +134,6 @@ def choose(
     if cluster.is_main():
         keep_execution(program if timing.settled else of_this_length, timing.fastest)
     return taken(timing.fastest, Choice(timing.fastest, why, timing.step_secs, timing.num_turns))
-
-
-def _device_bytes(state: State) -> int:
-    """Of the state's part on one device."""
-    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state))
 
 
 def _program(

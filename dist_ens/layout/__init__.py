@@ -21,6 +21,7 @@ from dist_ens.layout.mesh import (
     copied,
     data_index,
     data_mean,
+    device_bytes,
     make_layout,
     to_host,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "data_index",
     "data_mean",
     "dealing_program",
+    "device_bytes",
     "make_layout",
     "to_host",
 ]

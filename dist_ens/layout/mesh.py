@@ -313,6 +313,14 @@ class Layout:
         return jax.tree.map(put, tree)
 
 
+def device_bytes(tree: Any) -> int:
+    """Unpadded, of the part of a tree of arrays, or of abstract ones, that is on one device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
 def copied(tree: Any) -> Any:
     """Global arrays again, where they are: what uses the copy up leaves the first alone."""
     return jax.tree.map(lambda leaf: leaf.copy(), tree)

@@ -15,7 +15,7 @@ from dist_ens.ensemble.candidates import candidates
 from dist_ens.errors import UserError, first_line
 from dist_ens.execution import AUTO, Execution
 from dist_ens.feed import Place, TrainingSet, abstract_batches
-from dist_ens.layout import Layout, make_layout
+from dist_ens.layout import Layout, device_bytes, make_layout
 from dist_ens.plan.collectives import collectives
 from dist_ens.plan.planned import Plan, PlannedMesh
 from dist_ens.plan.topology import chip_of, memory_bytes
@@ -87,9 +87,9 @@ class Planner:
         layout = ensemble.layout
         state = self._abstract_state(ensemble)
         counted = {
-            "parameters": _shard_bytes(state.params),
-            "model_state": _shard_bytes(state.model_state),
-            "optimizer": _shard_bytes(state.opt_state),
+            "parameters": device_bytes(state.params),
+            "model_state": device_bytes(state.model_state),
+            "optimizer": device_bytes(state.opt_state),
         }
         state_bytes = sum(counted.values())
         place, kept_bytes = Place.HOSTS, 0
@@ -163,7 +163,7 @@ class Planner:
         if planned.place is Place.DIVIDED:  # which the program is only given its batches of
             total += planned.bytes_per_device["training_set"]
         if dispatched:  # the program's member is a copy, beside all of them
-            total += _shard_bytes((state.params, state.model_state, state.opt_state))
+            total += device_bytes((state.params, state.model_state, state.opt_state))
         parts = dict(planned.bytes_per_device) | {"activations": memory.temp_size_in_bytes}
         times *= planned.waves
         flops = step.cost_analysis()["flops"] * times
@@ -311,17 +311,9 @@ def _where(points: list[tuple[int, int]], height: float) -> int | None:
     return math.floor(x + (height - y) * (x2 - x) / (y2 - y))
 
 
-def _shard_bytes(tree: Any) -> int:
-    """Of a tree's part on one device, unpadded."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
-
-
 def _call_bytes(batches: Any) -> int:
     """What a call is given on a device, beside a whole split."""
-    return _shard_bytes(batches.indices if isinstance(batches, Drawn) else batches)
+    return device_bytes(batches.indices if isinstance(batches, Drawn) else batches)
 
 
 def _given_bytes(ensemble: Ensemble, batches: Any) -> int:
@@ -329,7 +321,7 @@ def _given_bytes(ensemble: Ensemble, batches: Any) -> int:
     if isinstance(batches, Drawn) or ensemble.example_weight is not None:
         return _call_bytes(batches)
     examples = batches.examples if isinstance(batches, Own) else batches
-    return _shard_bytes({name: leaf for name, leaf in examples.items() if name != "index"})
+    return device_bytes({name: leaf for name, leaf in examples.items() if name != "index"})
 
 
 def _unrolled(way: Execution) -> Execution:
