@@ -36,7 +36,7 @@ def assert_close(a, b, scale=1e-5):
         )
 
 
-def random_convolution(seed):
+def random_convolution(seed, more_channels=0):
     """Arrays and parameters of a convolution in two dimensions, as wild as JAX allows."""
     random = np.random.default_rng(seed)
     pick = lambda *values: values[random.integers(len(values))]  # noqa: E731
@@ -44,7 +44,7 @@ def random_convolution(seed):
     feature_groups = groups if grouped == "feature" else 1
     batch_groups = groups if grouped == "batch" else 1
     layout = LAYOUTS[random.integers(len(LAYOUTS))]
-    channels = int(random.integers(1, 4))
+    channels = int(random.integers(1, 4)) + more_channels
     sizes = {
         "N": int(random.integers(1, 4)) * batch_groups,
         "C": channels * feature_groups,
@@ -76,6 +76,14 @@ def test_a_convolution_and_its_gradients_are_the_same(seed):
     expected = jax.jit(fn)(lhs, rhs)
     for rule in CONVOLUTIONS.values():
         assert_close(jax.jit(rewritten(fn, {lowerings.CONVOLUTION: rule}))(lhs, rhs), expected)
+
+
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_convolutions_of_many_channels_and_their_gradients_are_the_same_in_canonical_layout(seed):
+    lhs, rhs, params = random_convolution(seed, more_channels=14)
+    fn = value_and_gradients(lambda a, b: lax.conv_general_dilated(a, b, **params), lhs, rhs)
+    rules = {lowerings.CONVOLUTION: lowerings.convolution_in_canonical_layout}
+    assert_close(jax.jit(rewritten(fn, rules))(lhs, rhs), jax.jit(fn)(lhs, rhs))
 
 
 def test_patches_are_right_where_padding_takes_away():
@@ -219,10 +227,11 @@ def test_in_canonical_layout_the_gradient_of_a_kernel_is_no_convolution(num_exam
     assert f"length={num_examples // together}" in text
 
 
-def test_the_gradient_of_a_kernel_keeps_its_precision_over_many_examples():
+@pytest.mark.parametrize("channels", [1, 16])
+def test_the_gradient_of_a_kernel_keeps_its_precision_over_many_examples(channels):
     layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
     random = np.random.default_rng(0)
-    lhs = jnp.asarray(random.uniform(size=(512, 4, 4, 1)), jnp.bfloat16)
+    lhs = jnp.asarray(random.uniform(size=(512, 4, 4, channels)), jnp.bfloat16)
 
     def gradient(rhs):
         return jax.grad(
@@ -231,10 +240,10 @@ def test_the_gradient_of_a_kernel_keeps_its_precision_over_many_examples():
             )
         )(rhs)
 
-    rhs = jnp.ones((3, 3, 1, 1), jnp.bfloat16)
+    rhs = jnp.ones((3, 3, channels, 1), jnp.bfloat16)
     rules = {lowerings.CONVOLUTION: lowerings.convolution_in_canonical_layout}
     # The middle of the kernel meets every input once.
-    expected = float(lhs.astype(jnp.float32).sum())
+    expected = float(lhs[..., 0].astype(jnp.float32).sum())
     assert float(rewritten(gradient, rules)(rhs)[1, 1, 0, 0]) == pytest.approx(expected, rel=0.01)
 
 
