@@ -231,7 +231,7 @@ def test_in_canonical_layout_the_gradient_of_a_kernel_is_no_convolution(num_exam
 def test_the_gradient_of_a_kernel_keeps_its_precision_over_many_examples(channels):
     layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
     random = np.random.default_rng(0)
-    lhs = jnp.asarray(random.uniform(size=(512, 4, 4, channels)), jnp.bfloat16)
+    lhs = jnp.asarray(random.uniform(size=(4096, 4, 4, channels)), jnp.bfloat16)
 
     def gradient(rhs):
         return jax.grad(
