@@ -1,5 +1,6 @@
 """Convolutions: as patches, in canonical layout, or none grouped with another member's."""
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ CONVOLUTION = lax.conv_general_dilated_p
 # than it saves. And examples whose patches stay in a core's cache, taken together.
 _MOST_NEIGHBOURS = 8
 _EXAMPLES_AT_A_TIME = 2
+# Numbers that shifts copy in the time of one of the patches: theirs lie side by side.
+_COPIES_OF_SHIFTS = 1.5
 
 
 def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
@@ -76,9 +79,10 @@ def convolution_in_canonical_layout(lhs: jax.Array, rhs: jax.Array, **params: An
 
     The gradient of a convolution's kernel is one too, whose channels are the examples and whose
     kernel is as large as an image. XLA's program for it waits for memory, whatever its layout: it
-    becomes patches, of two examples at a time, which stay in a core's cache. XLA's faster program
-    for the others takes those of more than 16 channels or features: one of fewer becomes one that
-    has several neighbours of its output for features. An infinity then makes NaN of neighbours too.
+    becomes products of shifts or of patches, whichever have less to copy, of two examples at a
+    time, which stay in a core's cache. XLA's faster program for the others takes those of more than
+    16 channels or features: one of fewer becomes one that has several neighbours of its output for
+    features. An infinity then makes NaN of neighbours too.
 
     Args, Returns: As `convolution_as_patches`.
     """
@@ -122,9 +126,13 @@ def _is_gradient_of_kernel(rhs: Sequence[int], out: Sequence[int], params: Any) 
 
 
 def _by_examples(lhs: jax.Array, rhs: jax.Array, out: Any, **params: Any) -> jax.Array:
-    """A convolution of one group as the sum of its channels', a few at a time, each as patches."""
+    """A convolution of one group as the sum of its channels', a few at a time."""
     spec = params["dimension_numbers"]
     channels = spec.lhs_spec[1], spec.rhs_spec[1]
+    space = [out.shape[axis] for axis in spec.out_spec[2:]]
+    convolved = convolution_as_patches
+    if _shifts_copy_less(lhs.shape, rhs.shape, space, params):
+        convolved = functools.partial(_as_shifts_of_both, space=space)
     count = math.gcd(lhs.shape[channels[0]], _EXAMPLES_AT_A_TIME)
     chunks = []
     for array, axis in zip((lhs, rhs), channels, strict=True):
@@ -133,11 +141,70 @@ def _by_examples(lhs: jax.Array, rhs: jax.Array, out: Any, **params: Any) -> jax
 
     def add(total: jax.Array, chunk: list[jax.Array]) -> tuple[jax.Array, None]:
         operands = (jnp.moveaxis(a, 0, axis) for a, axis in zip(chunk, channels, strict=True))
-        return total + convolution_as_patches(*operands, **params).astype(total.dtype), None
+        return total + convolved(*operands, **params).astype(total.dtype), None
 
     # A sum in bfloat16 would stop growing where an example is less than its last bit.
     wide = jnp.zeros(out.shape, jnp.promote_types(out.dtype, jnp.float32))
     return lax.scan(add, wide, chunks)[0].astype(out.dtype)
+
+
+def _shifts_copy_less(
+    lhs: Sequence[int], rhs: Sequence[int], space: Sequence[int], params: Any
+) -> bool:
+    """Whether `_as_shifts_of_both` can take a convolution of one group, and is the faster form.
+
+    Args:
+        lhs: Its input's shape.
+        rhs: Its kernel's.
+        space: Its output's, without batch and features.
+        params: Of `conv_general_dilated_p`.
+    """
+    spec = params["dimension_numbers"]
+    batch, width = lhs[spec.lhs_spec[0]], lhs[spec.lhs_spec[-1]]
+    features, taps = rhs[spec.rhs_spec[0]], rhs[spec.rhs_spec[-1]]
+    shifted = (math.prod(space[:-1]) * batch + space[-1] * features) * width
+    patched = (math.prod(space) * batch + features) * taps
+    is_dilated = {params["lhs_dilation"][-1], params["rhs_dilation"][-1]} != {1}
+    return not is_dilated and shifted < _COPIES_OF_SHIFTS * patched
+
+
+def _as_shifts_of_both(
+    lhs: jax.Array, rhs: jax.Array, *, space: Sequence[int], **params: Any
+) -> jax.Array:
+    """As `convolution_as_patches`, by shifts of the input and of the kernel along different axes.
+
+    For an output of 3x3 the patches are nine copies of the input. These are three of the input,
+    moved by rows, and three of the kernel, moved by columns, whose product has all nine. Its sums
+    go over the columns that the input has: those of its padding would add nothing.
+    """
+    lhs, rhs, _ = _canonical(lhs, rhs, **params)
+    # The channels in front, as examples are; last what the output keeps.
+    lhs, rhs = jnp.swapaxes(lhs, 0, -1), jnp.moveaxis(rhs, -2, 0)
+    width, (taps, features), num_columns = lhs.shape[-2], rhs.shape[-2:], space[-1]
+    *others, (low, _) = params["padding"]
+    *strides, stride = params["window_strides"]
+    *dilations, _ = params["rhs_dilation"]
+    lhs = _padded(lhs, padding=(*others, (0, 0)), lhs_dilation=params["lhs_dilation"])
+    by_rows = slices(lhs, space[:-1], strides, rhs.shape[1:-2], dilations, first_axis=1)
+    around = [(0, 0, 0)] * rhs.ndim
+    around[-2] = ((num_columns - 1) * stride - low, low + width - taps, 0)
+    rhs = lax.pad(rhs, jnp.zeros((), rhs.dtype), around)
+    # The first column of the output is that of the kernel moved the furthest: they are reversed.
+    by_columns = slices(rhs, (num_columns,), (stride,), (width,), (1,), first_axis=rhs.ndim - 2)
+    # Of two matrices, for these XLA multiplies as they lie; with more axes it would copy the first.
+    lhs, rhs = (
+        jnp.concatenate(moved, axis=-1).reshape(-1, len(moved) * moved[0].shape[-1])
+        for moved in (by_rows, by_columns[::-1])
+    )
+    out = lax.dot_general(
+        lhs,
+        rhs,
+        (((0,), (0,)), ((), ())),
+        precision=params["precision"],
+        preferred_element_type=params["preferred_element_type"],
+    )
+    out = out.reshape(*space[:-1], -1, num_columns, features)
+    return _from_canonical(jnp.moveaxis(out, -3, 0), params["dimension_numbers"].out_spec)
 
 
 def _in_place(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
