@@ -227,6 +227,46 @@ def test_in_canonical_layout_the_gradient_of_a_kernel_is_no_convolution(num_exam
     assert f"length={num_examples // together}" in text
 
 
+@pytest.mark.parametrize(
+    ("kernel", "params", "product"),
+    [
+        # Three shifts of the input, three of the gradient of the output.
+        ((3, 3, 16, 8), {}, (48, 24)),
+        ((5, 3, 4, 6), {}, (20, 18)),
+        ((3, 3, 3, 16), {}, (9, 48)),
+        ((3, 3, 4, 32), {}, None),  # patches copy less
+        ((3, 3, 1, 32), {}, None),
+        ((3, 3, 16, 8), {"window_strides": (2, 1)}, (48, 24)),
+        ((3, 3, 16, 8), {"window_strides": (1, 2)}, None),
+        ((3, 3, 16, 8), {"lhs_dilation": (2, 1)}, (48, 24)),
+        ((3, 3, 16, 8), {"lhs_dilation": (1, 2)}, None),
+        ((3, 3, 16, 8), {"rhs_dilation": (2, 1)}, (48, 24)),
+        ((3, 3, 16, 8), {"rhs_dilation": (1, 2)}, (48, 24)),
+        ((3, 3, 16, 8), {"padding": [(0, 2), (3, 0)]}, (48, 24)),
+    ],
+)
+def test_gradients_of_kernels_are_products_of_shifts_where_these_copy_less(kernel, params, product):
+    layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    usual = {"window_strides": (1, 1), "padding": [(1, 1), (1, 1)]} | layout
+    random = np.random.default_rng(0)
+    lhs = random.normal(size=(4, 8, 9, kernel[2])).astype(np.float32)
+    rhs = random.normal(size=kernel).astype(np.float32)
+    fn = value_and_gradients(
+        lambda a, b: lax.conv_general_dilated(a, b, **usual | params), lhs, rhs
+    )
+    by_rule = rewritten(fn, {lowerings.CONVOLUTION: lowerings.convolution_in_canonical_layout})
+    assert_close(jax.jit(by_rule)(lhs, rhs), jax.jit(fn)(lhs, rhs))
+    factors = []
+    contains(
+        jax.make_jaxpr(by_rule)(lhs, rhs),
+        lax.dot_general_p,
+        lambda a, b, **_: factors.append((a, b)),  # false, so that all are looked at
+    )
+    [(a, b)] = factors
+    # Patches have one more axis, of groups.
+    assert ((a.shape[-1], b.shape[-1]) if a.ndim == 2 else None) == product
+
+
 @pytest.mark.parametrize("channels", [1, 16])
 def test_the_gradient_of_a_kernel_keeps_its_precision_over_many_examples(channels):
     layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
