@@ -17,7 +17,7 @@ WAYS = {
 CONVOLUTIONS = {
     "patches": "convolutions as patches and one matrix product",
     "canonical": "convolutions in the layout NHWC x HWIO, those of few channels with neighbours "
-    "for features, kernels' gradients as patches",
+    "for features, kernels' gradients as products of shifts or patches",
     "apart": "many members' convolutions as so many operations, none grouped",
 }
 PRODUCTS = {

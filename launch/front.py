@@ -94,7 +94,7 @@ def _told_as_sentences() -> Iterator[None]:
         _fail(1, f"error: {error}")
     except KeyboardInterrupt:
         # What other threads are in the middle of would complain of an end in good order.
-        _end(130, "Interrupted; what was saved before is kept.")
+        _end(130, "Interrupted; what was saved before, if anything, is kept.")
     except Exception as error:
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         if pathlib.Path(raised_in).name != _BEGINS_PLATFORMS:
