@@ -110,6 +110,8 @@ NARROW = {
     "a line": ((40,), (7, 5, 8), 3, "SAME"),
     "a volume": ((5, 6, 7), (3, 2, 9), 1, "SAME"),
     "padding that takes away": ((8, 19), (3, 4, 8), 1, [(1, 0), (2, -9)]),
+    "a line without a stride": ((40,), (7, 8, 5), 1, "SAME"),
+    "few features and padding that takes away": ((8, 19), (3, 8, 4), 1, [(1, 0), (2, -9)]),
     "padding and taking away": ((9, 30), (3, 4, 1), 1, [(0, 0), (-9, 3)]),
     "more taken away than there is": ((8,), (1, 11, 3), 3, [(3, -8)]),
     "no column": ((6, 2), (3, 4, 8), 1, "VALID"),
@@ -234,7 +236,7 @@ def test_in_canonical_layout_the_gradient_of_a_kernel_is_no_convolution(num_exam
         ((3, 3, 16, 8), {}, (48, 24)),
         ((5, 3, 4, 6), {}, (20, 18)),
         ((3, 3, 3, 16), {}, (9, 48)),
-        ((3, 3, 4, 32), {}, None),  # patches copy less
+        ((3, 3, 4, 32), {}, None),  # patches of 68 numbers beside shifts of 108
         ((3, 3, 1, 32), {}, None),
         ((3, 3, 16, 8), {"window_strides": (2, 1)}, (48, 24)),
         ((3, 3, 16, 8), {"window_strides": (1, 2)}, None),
@@ -243,9 +245,15 @@ def test_in_canonical_layout_the_gradient_of_a_kernel_is_no_convolution(num_exam
         ((3, 3, 16, 8), {"rhs_dilation": (2, 1)}, (48, 24)),
         ((3, 3, 16, 8), {"rhs_dilation": (1, 2)}, (48, 24)),
         ((3, 3, 16, 8), {"padding": [(0, 2), (3, 0)]}, (48, 24)),
+        ((3, 3, 16, 8), {"padding": [(1, 1), (0, 0)]}, (48, 24)),
+        ((3, 4, 16, 8), {"padding": [(1, 1), (0, 0)]}, None),  # 9 columns instead of 6
+        ((7, 1, 4, 8), {"padding": [(1, 1), (0, 0)]}, (28, 8)),
+        ((3, 3, 6, 8), {"precision": lax.Precision.HIGHEST}, (18, 24)),
     ],
 )
-def test_gradients_of_kernels_are_products_of_shifts_where_these_copy_less(kernel, params, product):
+def test_gradients_of_kernels_are_products_of_shifts_where_these_are_faster(
+    kernel, params, product
+):
     layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
     usual = {"window_strides": (1, 1), "padding": [(1, 1), (1, 1)]} | layout
     random = np.random.default_rng(0)
@@ -260,9 +268,10 @@ def test_gradients_of_kernels_are_products_of_shifts_where_these_copy_less(kerne
     contains(
         jax.make_jaxpr(by_rule)(lhs, rhs),
         lax.dot_general_p,
-        lambda a, b, **_: factors.append((a, b)),  # false, so that all are looked at
+        lambda a, b, precision, **_: factors.append((a, b, precision)),  # false: all are seen
     )
-    [(a, b)] = factors
+    [(a, b, precision)] = factors
+    assert (precision is not None) == ("precision" in params)
     # Patches have one more axis, of groups.
     assert ((a.shape[-1], b.shape[-1]) if a.ndim == 2 else None) == product
 

@@ -17,11 +17,12 @@ from dist_ens.ensemble.lowerings.windows import slices
 CONVOLUTION = lax.conv_general_dilated_p
 
 # Features that a convolution of one feature is given: of more it would multiply zeros for longer
-# than it saves. And examples whose patches stay in a core's cache, taken together.
+# than it saves. And examples whose patches or shifts stay in a core's cache, taken together.
 _MOST_NEIGHBOURS = 8
 _EXAMPLES_AT_A_TIME = 2
-# Numbers that shifts copy in the time of one of the patches: theirs lie side by side.
+# Numbers that shifts copy in the time in which patches copy one, and as often they may multiply.
 _COPIES_OF_SHIFTS = 1.5
+_PRODUCTS_OF_SHIFTS = 1.5
 
 
 def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
@@ -79,10 +80,10 @@ def convolution_in_canonical_layout(lhs: jax.Array, rhs: jax.Array, **params: An
 
     The gradient of a convolution's kernel is one too, whose channels are the examples and whose
     kernel is as large as an image. XLA's program for it waits for memory, whatever its layout: it
-    becomes products of shifts or of patches, whichever have less to copy, of two examples at a
-    time, which stay in a core's cache. XLA's faster program for the others takes those of more than
-    16 channels or features: one of fewer becomes one that has several neighbours of its output for
-    features. An infinity then makes NaN of neighbours too.
+    becomes products of shifts or of patches, whichever should be copied sooner, of two examples at
+    a time, which stay in a core's cache. XLA's faster program for the others takes those of more
+    than 16 channels or features: one of fewer becomes one that has several neighbours of its output
+    for features. With shifts, or neighbours, an infinity makes NaN of what lies beside it too.
 
     Args, Returns: As `convolution_as_patches`.
     """
@@ -131,7 +132,7 @@ def _by_examples(lhs: jax.Array, rhs: jax.Array, out: Any, **params: Any) -> jax
     channels = spec.lhs_spec[1], spec.rhs_spec[1]
     space = [out.shape[axis] for axis in spec.out_spec[2:]]
     convolved = convolution_as_patches
-    if _shifts_copy_less(lhs.shape, rhs.shape, space, params):
+    if _shifts_are_faster(lhs.shape, rhs.shape, space, params):
         convolved = functools.partial(_as_shifts_of_both, space=space)
     count = math.gcd(lhs.shape[channels[0]], _EXAMPLES_AT_A_TIME)
     chunks = []
@@ -148,16 +149,16 @@ def _by_examples(lhs: jax.Array, rhs: jax.Array, out: Any, **params: Any) -> jax
     return lax.scan(add, wide, chunks)[0].astype(out.dtype)
 
 
-def _shifts_copy_less(
+def _shifts_are_faster(
     lhs: Sequence[int], rhs: Sequence[int], space: Sequence[int], params: Any
 ) -> bool:
-    """Whether `_as_shifts_of_both` can take a convolution of one group, and is the faster form.
+    """Whether `_as_shifts_of_both` takes a convolution, and should be faster than patches.
 
     Args:
         lhs: Its input's shape.
         rhs: Its kernel's.
         space: Its output's, without batch and features.
-        params: Of `conv_general_dilated_p`.
+        params: Of `conv_general_dilated_p`, of one group.
     """
     spec = params["dimension_numbers"]
     batch, width = lhs[spec.lhs_spec[0]], lhs[spec.lhs_spec[-1]]
@@ -165,7 +166,12 @@ def _shifts_copy_less(
     shifted = (math.prod(space[:-1]) * batch + space[-1] * features) * width
     patched = (math.prod(space) * batch + features) * taps
     is_dilated = {params["lhs_dilation"][-1], params["rhs_dilation"][-1]} != {1}
-    return not is_dilated and shifted < _COPIES_OF_SHIFTS * patched
+    # A sum has a term for each column of the input, of patches one for each of the kernel.
+    return (
+        not is_dilated
+        and shifted < _COPIES_OF_SHIFTS * patched
+        and width < _PRODUCTS_OF_SHIFTS * taps
+    )
 
 
 def _as_shifts_of_both(
@@ -173,9 +179,18 @@ def _as_shifts_of_both(
 ) -> jax.Array:
     """As `convolution_as_patches`, by shifts of the input and of the kernel along different axes.
 
-    For an output of 3x3 the patches are nine copies of the input. These are three of the input,
-    moved by rows, and three of the kernel, moved by columns, whose product has all nine. Its sums
-    go over the columns that the input has: those of its padding would add nothing.
+    Positions along the last axis are called columns here, those along all others rows. For an
+    output of 3x3 the patches are nine copies of the input. Here are three of the input, moved by
+    rows, and three of the kernel, moved by columns, whose product has all nine. Its sums go over
+    the columns that the input has: those of its padding would add nothing.
+
+    Args:
+        lhs, rhs: As of `convolution_as_patches`.
+        space: Shape of the output, without batch and features.
+        **params: Of `conv_general_dilated_p`, of one group and without dilations of columns.
+
+    Returns:
+        What the convolution returns.
     """
     lhs, rhs, _ = _canonical(lhs, rhs, **params)
     # The channels in front, as examples are; last what the output keeps.
@@ -191,7 +206,7 @@ def _as_shifts_of_both(
     rhs = lax.pad(rhs, jnp.zeros((), rhs.dtype), around)
     # The first column of the output is that of the kernel moved the furthest: they are reversed.
     by_columns = slices(rhs, (num_columns,), (stride,), (width,), (1,), first_axis=rhs.ndim - 2)
-    # Of two matrices, for these XLA multiplies as they lie; with more axes it would copy the first.
+    # Of two matrices: these XLA multiplies as they lie, those of more axes in a slower program.
     lhs, rhs = (
         jnp.concatenate(moved, axis=-1).reshape(-1, len(moved) * moved[0].shape[-1])
         for moved in (by_rows, by_columns[::-1])
