@@ -221,9 +221,34 @@ def with_examples_that_fit(source: Source, layout: Layout) -> Source:
     return dataclasses.replace(source, train=ArraySplit(first["inputs"], first["labels"]))
 
 
+def layouts_to_time(run: Run) -> list[Layout]:
+    """Of 1, 2, 4, … members and of as many as the experiment has, which come last.
+
+    Left out are numbers that the rows do not divide, and those of fewer members than devices whose
+    batch would not divide over the others.
+
+    Args:
+        run: The experiment, and what its data is.
+
+    Returns:
+        One of each number.
+    """
+    most, rows = run.num_members, run.experiment.layout.ensemble_axis
+    batch_size = run.experiment.data.global_batch_size
+    sizes = [2**k for k in range(most.bit_length()) if 2**k < most]
+    if rows is not None:
+        sizes = [size for size in sizes if size % rows == 0]
+    layouts = [make_layout(size, rows, cluster.devices_for(size, rows)) for size in [*sizes, most]]
+    return [each for each in layouts[:-1] if batch_size % each.data_axis == 0] + layouts[-1:]
+
+
 def bench(
-    run: Run, source: Source, make_ensemble: Callable[[Layout], Ensemble], num_turns: int
-) -> Iterator[Point]:
+    run: Run,
+    source: Source,
+    make_ensemble: Callable[[Layout], Ensemble],
+    layout: Layout,
+    num_turns: int,
+) -> Point:
     """Times an experiment against a loop over its members, and `jit(vmap)` of one step.
 
     All take turns, A B C A B C …; the ratios are of neighbours. The training set is in memory: ours
@@ -234,30 +259,12 @@ def bench(
         run: The experiment, and what its data is.
         source: The data.
         make_ensemble: Of a layout.
+        layout: Of the members to time.
         num_turns: Of each way.
 
-    Yields:
-        For 1, 2, 4, … members and for as many as the experiment has.
+    Returns:
+        What was found for that many members.
     """
-    experiment = run.experiment
-    most, rows = run.num_members, experiment.layout.ensemble_axis
-    sizes = [2**k for k in range(most.bit_length()) if 2**k < most]
-    if rows is not None:
-        sizes = [size for size in sizes if size % rows == 0]
-    for num_members in [*sizes, most]:
-        layout = make_layout(num_members, rows, cluster.devices_for(num_members, rows))
-        if experiment.data.global_batch_size % layout.data_axis and num_members < most:
-            continue  # fewer members than devices, over which this batch does not divide
-        yield _point(run, source, make_ensemble, layout, num_turns)
-
-
-def _point(
-    run: Run,
-    source: Source,
-    make_ensemble: Callable[[Layout], Ensemble],
-    layout: Layout,
-    num_turns: int,
-) -> Point:
     experiment, order, ensemble = run.experiment, run.order, make_ensemble(layout)
     layout.check_batch_size("data.global_batch_size", order.global_batch_size)
     run.check_training(ensemble)

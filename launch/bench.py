@@ -18,6 +18,7 @@ from dist_ens.bench import (
     WIDEST,
     Point,
     bench,
+    layouts_to_time,
     with_examples_that_fit,
 )
 from dist_ens.data import open_source
@@ -63,11 +64,16 @@ def main() -> None:
     def make_ensemble(layout: Layout) -> Ensemble:
         return run.make_ensemble(layout, member, ranges)
 
+    layouts = layouts_to_time(run)
+    sizes = ", ".join(str(layout.num_members) for layout in layouts)
+    console.print(f"To time, by number of members: {sizes}. After each the picture is drawn anew.")
     points: list[Point] = []
-    for point in bench(run, source, make_ensemble, _TURNS.value):
+    for layout in layouts:
+        point = bench(run, source, make_ensemble, layout, _TURNS.value)
         points.append(point)
         rate = point.examples_per_second[DIST_ENS]
-        console.print(f"{point.num_members} members: {rate:,.0f} member-examples/s …")
+        console.print(f"num_members={point.num_members}: {rate:,.0f} member-examples/s")
+        _write(points)
     front.print_table(console, _table(points))
     in_doubt = [point for point in points if not all(map(point.is_conclusive, point.ratios))]
     if in_doubt and points[-1] not in in_doubt:  # else the conclusion says it
@@ -75,6 +81,10 @@ def main() -> None:
     if any(VMAP not in point.ratios for point in points):
         console.print(f"{VMAP} would hold all members at once: not where they come in waves.")
     console.print(_conclusion(points[-1], _PLOT.value), soft_wrap=True)
+
+
+def _write(points: Sequence[Point]) -> None:
+    """The files, of what is known so far: whoever stops here has that."""
     if _JSON.value is not None:
         as_json = {"sizes": [point.to_dict() for point in points]}
         front.write_file(_JSON, lambda path: report.write_scores(path, as_json))

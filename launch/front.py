@@ -180,7 +180,9 @@ def check_outputs(*of_files: flags.FlagHolder) -> None:
         if is_folder:
             raise _unwritable(flag, "it is a folder")
         if not has_place:
-            raise _unwritable(flag, f"there is no folder {path.parent}")
+            is_file = path.parent.exists()
+            why = f"{path.parent} is no folder" if is_file else f"there is no folder {path.parent}"
+            raise _unwritable(flag, why)
         # What is there is replaced by what is written beside it.
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise _unwritable(flag, f"nothing can be written in {path.parent}")

@@ -20,6 +20,7 @@ from dist_ens.bench import (
     Updates,
     VmapByHand,
     bench,
+    layouts_to_time,
     with_examples_that_fit,
 )
 from dist_ens.config import DataConfig, Experiment
@@ -92,17 +93,16 @@ def test_what_is_written_by_hand_trains_the_members_that_dist_ens_trains(example
 @pytest.mark.parametrize(
     ("rows", "sizes", "that_divide"), [(None, [1, 2, 4, 6], [4, 6]), (2, [2, 4, 6], [6])]
 )
-def test_ensembles_of_1_2_4_members_are_timed_and_the_whole(monkeypatch, rows, sizes, that_divide):
+def test_ensembles_of_1_2_4_members_are_timed_and_the_whole(rows, sizes, that_divide):
     values = {"num_members": 6, "steps": 1, "data": {"global_batch_size": 16}}
     experiment = Experiment.from_dict(values | {"layout": {"ensemble_axis": rows}})
     run = Run(experiment, Spec((8, 8), "float32", (), 10), 1000)
-    monkeypatch.setattr("dist_ens.bench._point", lambda *given: given[3].num_members)
-    assert [*bench(run, None, run.make_ensemble, 1)] == sizes
+    assert [layout.num_members for layout in layouts_to_time(run)] == sizes
     # On eight devices 4 members leave two columns to the data, over which 6 examples divide; any
     # two rows leave four, over which they do not: only what was asked for is tried, and refused.
     experiment = dataclasses.replace(experiment, data=DataConfig(global_batch_size=6))
     run = dataclasses.replace(run, experiment=experiment)
-    assert [*bench(run, None, run.make_ensemble, 1)] == that_divide
+    assert [layout.num_members for layout in layouts_to_time(run)] == that_divide
 
 
 def test_nothing_is_concluded_from_neighbours_that_disagree():
@@ -145,7 +145,7 @@ def test_members_that_come_in_waves_are_not_held_at_once_to_be_timed(monkeypatch
     monkeypatch.setattr("dist_ens.bench.step_ms_of_turns", of_no_time)
     two = jax.devices()[:2]
     monkeypatch.setattr(jax, "devices", lambda: two)
-    points = [*bench(run, source, run.make_ensemble, 2)]
+    points = [bench(run, source, run.make_ensemble, each, 2) for each in layouts_to_time(run)]
     # On two devices one and two members are one a device, and no wave is smaller.
     assert timed == [[DIST_ENS, LOOP, VMAP], [DIST_ENS, LOOP, VMAP], [DIST_ENS, LOOP]]
     assert _conclusion(points[-1], "bench.png").startswith(

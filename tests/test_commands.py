@@ -409,7 +409,8 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         (["evaluate", f"--workdir={tmp_path}"], "which has none. Train first"),
         (["evaluate", f"--workdir={workdir}", "--level=0.8"], "A level is of conformal predict"),
         (["evaluate", f"--workdir={workdir}", "--dropout_samples=2"], "a network that draws noth"),
-        (["evaluate", f"--workdir={workdir}", f"--json={same}/x"], f"there is no folder {same}"),
+        (["evaluate", f"--workdir={workdir}", f"--json={same}/x"], f"{same} is no folder. Choose"),
+        (["evaluate", f"--workdir={workdir}", "--json=nowhere/x"], "there is no folder nowhere"),
         (
             ["predict", f"--workdir={workdir}", "--out_of_bag", "--output=p"],
             "members that were trained on all, data.examples='shared'",

@@ -127,8 +127,8 @@ def choose(
     timing = contest.timed(options, names, state, batches, num_steps)
     if len(timing.step_secs) == 1:
         is_part = timing.budget_secs < contest.LONGEST_SECS
-        part = f", {contest.PART_OF_THE_RUN:.0%} of the run," if is_part else ""
-        why = f"the rule, for {timing.budget_secs:.2g} s{part} are too few to time others"
+        part = f", {contest.PART_OF_THE_RUN:.0%} of the run" if is_part else ""
+        why = f"the rule, for to time others would take more than {timing.budget_secs:.2g} s{part}"
     else:
         why = "the fastest of those tried"
     if cluster.is_main():
