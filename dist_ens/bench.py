@@ -222,24 +222,30 @@ def with_examples_that_fit(source: Source, layout: Layout) -> Source:
 
 
 def layouts_to_time(run: Run) -> list[Layout]:
-    """Of 1, 2, 4, … members and of as many as the experiment has, which come last.
+    """Layouts of 1, 2, 4, … members, then of as many as the experiment has.
 
-    Left out are numbers that the rows do not divide, and those of fewer members than devices whose
-    batch would not divide over the others.
+    Numbers that the rows do not divide are left out, and those whose data axis does not divide the
+    batch.
 
     Args:
         run: The experiment, and what its data is.
 
     Returns:
-        One of each number.
+        The layouts, the experiment's own last.
+
+    Raises:
+        UserError: If the experiment's own batch does not divide over its data axis.
     """
     most, rows = run.num_members, run.experiment.layout.ensemble_axis
     batch_size = run.experiment.data.global_batch_size
     sizes = [2**k for k in range(most.bit_length()) if 2**k < most]
     if rows is not None:
         sizes = [size for size in sizes if size % rows == 0]
-    layouts = [make_layout(size, rows, cluster.devices_for(size, rows)) for size in [*sizes, most]]
-    return [each for each in layouts[:-1] if batch_size % each.data_axis == 0] + layouts[-1:]
+    *smaller, whole = (
+        make_layout(size, rows, cluster.devices_for(size, rows)) for size in [*sizes, most]
+    )
+    whole.check_batch_size("data.global_batch_size", batch_size)
+    return [each for each in smaller if batch_size % each.data_axis == 0] + [whole]
 
 
 def bench(
@@ -259,14 +265,16 @@ def bench(
         run: The experiment, and what its data is.
         source: The data.
         make_ensemble: Of a layout.
-        layout: Of the members to time.
+        layout: Of the members to time; one of `layouts_to_time`.
         num_turns: Of each way.
 
     Returns:
         What was found for that many members.
+
+    Raises:
+        UserError: If the members need more memory than there is.
     """
     experiment, order, ensemble = run.experiment, run.order, make_ensemble(layout)
-    layout.check_batch_size("data.global_batch_size", order.global_batch_size)
     run.check_training(ensemble)
     ours = Updates(
         ensemble,

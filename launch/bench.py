@@ -66,21 +66,32 @@ def main() -> None:
 
     layouts = layouts_to_time(run)
     sizes = ", ".join(str(layout.num_members) for layout in layouts)
-    console.print(f"To time, by number of members: {sizes}. After each the picture is drawn anew.")
+    console.print(
+        f"To time, by number of members: {sizes}. After each {_PLOT.value} is drawn anew.",
+        soft_wrap=True,
+    )
     points: list[Point] = []
-    for layout in layouts:
-        point = bench(run, source, make_ensemble, layout, _TURNS.value)
-        points.append(point)
-        rate = point.examples_per_second[DIST_ENS]
-        console.print(f"num_members={point.num_members}: {rate:,.0f} member-examples/s")
-        _write(points)
+    try:
+        for layout in layouts:
+            point = bench(run, source, make_ensemble, layout, _TURNS.value)
+            points.append(point)
+            rate = point.examples_per_second[DIST_ENS]
+            console.print(f"num_members={point.num_members}: {rate:,.0f} member-examples/s")
+            _write(points)
+    finally:  # also of what was timed before an interruption, or before a disk was full
+        if points:
+            _tell(console, points)
+
+
+def _tell(console: Console, points: Sequence[Point]) -> None:
+    """The table, and what is concluded from it."""
     front.print_table(console, _table(points))
     in_doubt = [point for point in points if not all(map(point.is_conclusive, point.ratios))]
     if in_doubt and points[-1] not in in_doubt:  # else the conclusion says it
         console.print("?: the spread is too wide to conclude.")
     if any(VMAP not in point.ratios for point in points):
         console.print(f"{VMAP} would hold all members at once: not where they come in waves.")
-    console.print(_conclusion(points[-1], _PLOT.value), soft_wrap=True)
+    console.print(_conclusion(points[-1]), soft_wrap=True)
 
 
 def _write(points: Sequence[Point]) -> None:
@@ -119,7 +130,7 @@ def _ratio(point: Point, name: str) -> str:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}){doubt}"
 
 
-def _conclusion(point: Point, plot: str) -> str:
+def _conclusion(point: Point) -> str:
     if not all(map(point.is_conclusive, point.ratios)):
         return (
             "The spread is too wide to conclude: neighbours in time differ by more than "
@@ -130,10 +141,7 @@ def _conclusion(point: Point, plot: str) -> str:
     compared = ", and ".join(
         f"{_ratio(point, name)} times as fast as {others[name]}" for name in point.ratios
     )
-    return (
-        f"With {point.num_members} members dist_ens ({point.execution}) is {compared}. In {plot}: "
-        "the picture."
-    )
+    return f"With {point.num_members} members dist_ens ({point.execution}) is {compared}."
 
 
 def _curves(points: Sequence[Point]) -> tuple[list[int], dict[str, list[float]]]:

@@ -180,8 +180,8 @@ def check_outputs(*of_files: flags.FlagHolder) -> None:
         if is_folder:
             raise _unwritable(flag, "it is a folder")
         if not has_place:
-            is_file = path.parent.exists()
-            why = f"{path.parent} is no folder" if is_file else f"there is no folder {path.parent}"
+            is_there = path.parent.exists()
+            why = f"{path.parent} is no folder" if is_there else f"there is no folder {path.parent}"
             raise _unwritable(flag, why)
         # What is there is replaced by what is written beside it.
         if not os.access(path.parent, os.W_OK | os.X_OK):

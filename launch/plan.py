@@ -46,13 +46,13 @@ def main() -> None:
         )
         axis = "" if as_a_run else f", --config.layout.ensemble_axis={best.ensemble_axis}"
         most = "unknown" if plan.max_num_members is None else f"{about}{plan.max_num_members:,}"
-        gain_nothing = plan.waves > 1 and best.platform == "cpu"
-        waiting = " On a CPU waves make no room: who waits does so in the same memory."
+        waits_there = best.waves > 1 and best.platform == "cpu"
+        waiting = " On a CPU the members that wait do so in the same memory."
         print(
             f"The best mesh for {best.num_members} members on {_TOPOLOGY.value} is "
             f"{best.ensemble_axis} x {best.data_axis}; the largest num_members that fits on it "
             f"is {most}. Next: dist-ens train with the --config flags of this command{axis} and a "
-            "--workdir." + (waiting if gain_nothing else "")
+            "--workdir." + (waiting if waits_there else "")
         )
 
 

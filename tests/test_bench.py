@@ -1,9 +1,12 @@
 """The command that times a config on the user's own machine."""
 
-import dataclasses
 import json
 import math
 import pathlib
+import signal
+import subprocess
+import sys
+import time
 
 import jax
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 from PIL import Image
 
 from commands import dist_ens
+from conftest import COMMAND_ENVIRONMENT
 from dist_ens.bench import (
     DIST_ENS,
     LOOP,
@@ -25,6 +29,7 @@ from dist_ens.bench import (
 )
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.data import Spec, open_source
+from dist_ens.errors import UserError
 from dist_ens.layout import Layout, make_layout
 from dist_ens.run import Run
 from launch.bench import _conclusion, _curves, _rate, _ratio
@@ -54,6 +59,31 @@ def test_a_config_is_timed_and_drawn(tmp_path):
     assert "With 1 members" in ended.stdout or "too wide to conclude" in ended.stdout
     with Image.open(tmp_path / "rates.png") as picture:
         assert picture.size == (900, 600)
+
+
+def test_what_was_timed_before_an_interruption_is_kept_and_told(tmp_path):
+    picture, scores = tmp_path / "rates.png", tmp_path / "rates.json"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "launch.bench", "--config=configs/digits.py", "--turns=2"),
+            *("--config.model.hidden_sizes=()", "--config.num_members=2"),
+            *("--config.execution=vmap", f"--plot={picture}", f"--json={scores}"),
+        ],
+        cwd=ROOT,
+        env=COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while not picture.exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate()
+    assert process.returncode == 130, printed
+    assert "of members: 1, 2." in printed
+    assert [point["num_members"] for point in json.loads(scores.read_text())["sizes"]] == [1]
+    assert "x jit(vmap)" in printed  # the table's head
+    with Image.open(picture) as drawn:
+        assert drawn.size == (900, 600)
 
 
 def test_a_picture_that_is_no_png_is_refused_before_anything_is_timed():
@@ -90,28 +120,29 @@ def test_what_is_written_by_hand_trains_the_members_that_dist_ens_trains(example
         )
 
 
-@pytest.mark.parametrize(
-    ("rows", "sizes", "that_divide"), [(None, [1, 2, 4, 6], [4, 6]), (2, [2, 4, 6], [6])]
-)
-def test_ensembles_of_1_2_4_members_are_timed_and_the_whole(rows, sizes, that_divide):
-    values = {"num_members": 6, "steps": 1, "data": {"global_batch_size": 16}}
-    experiment = Experiment.from_dict(values | {"layout": {"ensemble_axis": rows}})
-    run = Run(experiment, Spec((8, 8), "float32", (), 10), 1000)
-    assert [layout.num_members for layout in layouts_to_time(run)] == sizes
-    # On eight devices 4 members leave two columns to the data, over which 6 examples divide; any
-    # two rows leave four, over which they do not: only what was asked for is tried, and refused.
-    experiment = dataclasses.replace(experiment, data=DataConfig(global_batch_size=6))
-    run = dataclasses.replace(run, experiment=experiment)
-    assert [layout.num_members for layout in layouts_to_time(run)] == that_divide
+@pytest.mark.parametrize(("rows", "sizes"), [(None, [1, 2, 4, 6]), (2, [2, 4, 6])])
+def test_ensembles_of_1_2_4_members_are_timed_and_the_whole(rows, sizes):
+    def timed(batch_size):
+        values = {"num_members": 6, "steps": 1, "data": {"global_batch_size": batch_size}}
+        experiment = Experiment.from_dict(values | {"layout": {"ensemble_axis": rows}})
+        run = Run(experiment, Spec((8, 8), "float32", (), 10), 1000)
+        return [layout.num_members for layout in layouts_to_time(run)]
+
+    assert timed(16) == sizes
+    # On eight devices one member leaves eight columns to the data, over which 12 examples do not
+    # divide; two and six leave four, over which 6 do not: what was asked for is refused.
+    assert timed(12) == [2, 4, 6]
+    with pytest.raises(UserError, match=r"data\.global_batch_size=6 over a data axis of 4"):
+        timed(6)
 
 
 def test_nothing_is_concluded_from_neighbours_that_disagree():
     rates = {DIST_ENS: 30.0, LOOP: 10.0, VMAP: 15.0}
     calm = Point(8, "vmap", rates, {LOOP: [2.5, 3.0, 3.5], VMAP: [1.9, 2.0, 2.1]})
-    said = _conclusion(calm, "bench.png")
+    said = _conclusion(calm)
     assert "is 3.00 (2.50 to 3.50) times as fast as a loop over them, and 2.00 (1.90 to" in said
     loaded = Point(8, "vmap", rates, {LOOP: [2.0, 3.0, 3.5], VMAP: [1.9, 2.0, 2.1]})
-    said = _conclusion(loaded, "bench.png")
+    said = _conclusion(loaded)
     assert said.startswith("The spread is too wide to conclude")
     # The way that is in doubt is marked in the table too, the other not.
     assert _ratio(loaded, LOOP) == "3.00 (2.00 to 3.50) ?"
@@ -148,7 +179,7 @@ def test_members_that_come_in_waves_are_not_held_at_once_to_be_timed(monkeypatch
     points = [bench(run, source, run.make_ensemble, each, 2) for each in layouts_to_time(run)]
     # On two devices one and two members are one a device, and no wave is smaller.
     assert timed == [[DIST_ENS, LOOP, VMAP], [DIST_ENS, LOOP, VMAP], [DIST_ENS, LOOP]]
-    assert _conclusion(points[-1], "bench.png").startswith(
+    assert _conclusion(points[-1]).startswith(
         "With 4 members dist_ens (vmap) is 1.00 (1.00 to 1.00) times as fast as a loop over them."
     )
     assert _ratio(points[-1], VMAP) == _rate(points[-1], VMAP) == ""

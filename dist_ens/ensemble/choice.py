@@ -128,7 +128,8 @@ def choose(
     if len(timing.step_secs) == 1:
         is_part = timing.budget_secs < contest.LONGEST_SECS
         part = f", {contest.PART_OF_THE_RUN:.0%} of the run" if is_part else ""
-        why = f"the rule, for to time others would take more than {timing.budget_secs:.2g} s{part}"
+        most = f"{timing.budget_secs:.2g} s{part}"
+        why = f"the rule, for timing others would take more than {most}, or more memory"
     else:
         why = "the fastest of those tried"
     if cluster.is_main():

@@ -47,11 +47,11 @@ def write_scores(path: pathlib.Path, scores: Mapping[str, Any]) -> None:
     write_atomically(path, to_json(scores, indent=2) + "\n")
 
 
-def write_atomically(path: pathlib.Path, text: str) -> None:
+def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
     """Replaces a file by one that is on disk already, so that no reader sees half of it."""
     unfinished = path.with_name(path.name + ".unfinished")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with unfinished.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)

@@ -1,7 +1,10 @@
 """A picture of how fast ensembles of several sizes train."""
 
+import io
 import pathlib
 from collections.abc import Mapping, Sequence
+
+from dist_ens.report.files import write_atomically
 
 
 def plot_rates(
@@ -27,4 +30,6 @@ def plot_rates(
     axes.set_ylabel("member-examples per second")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150)
+    write_atomically(path, file.getvalue())
