@@ -2,8 +2,11 @@
 
 import json
 import logging
+import os
 import pathlib
 import signal
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -171,6 +174,53 @@ def test_a_damaged_checkpoint_is_named_with_the_one_before_it(tmp_path, name):
     (tmp_path / "checkpoints" / "24" / name).write_bytes(b"")
     with pytest.raises(RunError, match=r"checkpoints/24, which is damaged.*from step 16"):
         open_finished(tmp_path)
+
+
+READ_BY_ORBAX = """
+import sys
+import numpy, orbax.checkpoint
+state = orbax.checkpoint.StandardCheckpointer().restore(sys.argv[1])
+assert all(isinstance(leaf, numpy.ndarray) for leaf in state.values())
+numpy.savez(sys.argv[2], **state)
+"""
+
+
+def test_orbax_alone_reads_a_checkpoint_where_devices_are_fewer(tmp_path):
+    trained = train(experiment(), tmp_path)
+    assert trained.ensemble.layout.mesh.size > 1
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    saved = tmp_path / "checkpoints" / "24" / "state"
+    subprocess.run(
+        [sys.executable, "-c", READ_BY_ORBAX, saved, tmp_path / "state.npz"],
+        env=environment,
+        check=True,
+    )
+    read = np.load(tmp_path / "state.npz")
+    for i, params in enumerate(unstack_members(jax.device_get(trained.state.params))):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            name = jax.tree_util.keystr(
+                (jax.tree_util.GetAttrKey("params"), *path), simple=True, separator="."
+            )
+            np.testing.assert_array_equal(read[name][i], leaf)
+    np.testing.assert_array_equal(read["key"], jax.random.key_data(trained.state.key))
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_a_key_is_restored_as_the_kind_that_it_was(tmp_path, impl):
+    layout = make_layout(4)
+    state = layout.put_members({"key": jax.random.split(jax.random.key(1, impl=impl), 4)})
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+        restored = checkpoints.restore_state(1, abstract)
+    assert (restored["key"].dtype, restored["key"].sharding) == (
+        state["key"].dtype,
+        state["key"].sharding,
+    )
+    np.testing.assert_array_equal(*(jax.random.key_data(x["key"]) for x in (restored, state)))
 
 
 def test_training_data_of_another_length_is_refused(tmp_path):
