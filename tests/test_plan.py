@@ -505,6 +505,17 @@ def test_a_tpu_is_planned_for_without_one(tmp_path):
 
 
 @pytest.mark.tpu_plan
+def test_members_that_wait_for_their_wave_are_not_in_a_tpus_memory(tmp_path):
+    ended, plan = finished_plan(
+        tmp_path, *SMALL, "--topology=v5e:1x1", "--config.num_members=2", "--config.layout.waves=2"
+    )
+    (shape,) = plan["shapes"]
+    assert shape["bytes_per_device"]["parameters"] == PARAMS
+    assert "in 2 waves" in ended.stdout
+    assert "that wait" not in ended.stdout
+
+
+@pytest.mark.tpu_plan
 def test_what_two_slices_exchange_is_told(tmp_path):
     _, plan = finished_plan(
         tmp_path,
