@@ -97,6 +97,7 @@ def train(
         step = previous_step = first_step
         layout = ensemble.layout
         run = dataclasses.replace(run, execution=ensemble.execution, num_devices=layout.mesh.size)
+        run_to_save = run.to_dict()
         evaluator = run.evaluator(ensemble)
         reporter = report.TrainingReporter(
             console,
@@ -130,7 +131,7 @@ def train(
                             scores = evaluation.scores(intervals=is_last)
                     except UserError:  # of data that are looked at when they are read
                         if jax.process_count() == 1:  # else the hosts that go on do not save
-                            checkpoints.save(step, state, run.to_dict())
+                            checkpoints.save(step, state, run_to_save)
                         raise
                     if step > first_step:  # else they are written already
                         reporter.evaluated(step, scores.to_dict())
@@ -139,8 +140,11 @@ def train(
                     or (stopping and step)
                     or _crossed(experiment.checkpoint.every_steps, previous_step, step)
                 ):
-                    reporter.catch_up()
-                    checkpoints.save(step, state, run.to_dict())
+                    if jax.process_count() > 1:  # who read metrics together, in one order of things
+                        reporter.catch_up()
+                    checkpoints.save(
+                        step, state, run_to_save, after=partial(reporter.catch_up, step)
+                    )
                 if is_last or stopping:
                     break
                 state, metrics = ensemble.update(state, next(batches))

@@ -17,12 +17,14 @@ from dist_ens.layout.mesh import (
     MEMBERS,
     REPLICATED,
     Layout,
+    Piece,
     all_members,
     copied,
     data_index,
     data_mean,
     device_bytes,
     make_layout,
+    pieces_off_devices,
     to_host,
 )
 from dist_ens.layout.waves import Waves
@@ -38,6 +40,7 @@ __all__ = [
     "MEMBER_METRICS",
     "REPLICATED",
     "Layout",
+    "Piece",
     "Waves",
     "all_members",
     "copied",
@@ -46,5 +49,6 @@ __all__ = [
     "dealing_program",
     "device_bytes",
     "make_layout",
+    "pieces_off_devices",
     "to_host",
 ]

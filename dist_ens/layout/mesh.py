@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from dist_ens.errors import UserError
@@ -29,6 +29,9 @@ BATCH = P(DATA)  # [batch, ...]: one batch
 MEMBER_METRICS = P(None, ENSEMBLE)  # [steps, members]
 MEMBER_BATCH = P(ENSEMBLE, DATA)  # [members, batch, ...]: predictions
 REPLICATED = P()
+
+# As JAX calls the part of a host's memory that a device can read.
+HOST_MEMORY = "pinned_host"
 
 
 def data_mean(tree: Any) -> Any:
@@ -321,9 +324,52 @@ def device_bytes(tree: Any) -> int:
     )
 
 
+@jax.jit
 def copied(tree: Any) -> Any:
     """Global arrays again, where they are: what uses the copy up leaves the first alone."""
-    return jax.tree.map(lambda leaf: leaf.copy(), tree)
+    return jax.tree.map(jnp.copy, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of a global array.
+
+    Attributes:
+        index: Where it lies in the whole.
+        array: The part.
+    """
+
+    index: tuple[slice, ...]
+    array: jax.Array
+
+
+def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]]:
+    """This host's parts of global arrays, copied to its memory; each is one host's, and that once.
+
+    The copies are begun and not waited for: what uses the arrays up may be called at once.
+
+    Args:
+        arrays: On a mesh, or off the devices.
+    """
+    if all(device.platform == "cpu" for array in arrays.values() for device in array.devices()):
+        return {  # whose memory is the host's; one program copies a hundred arrays as fast as one
+            name: [Piece(shard.index, shard.data) for shard in _first_shards(copy)]
+            for name, copy in copied(arrays).items()
+        }
+    shards = [(name, shard) for name, array in arrays.items() for shard in _first_shards(array)]
+    copies = jax.device_put(
+        [shard.data for _, shard in shards],
+        [SingleDeviceSharding(shard.device, memory_kind=HOST_MEMORY) for _, shard in shards],
+        may_alias=False,
+    )
+    pieces: dict[str, list[Piece]] = {name: [] for name in arrays}
+    for (name, shard), copy in zip(shards, copies, strict=True):
+        pieces[name].append(Piece(shard.index, copy))
+    return pieces
+
+
+def _first_shards(array: jax.Array) -> list[Any]:
+    return [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
 
 def to_host(tree: Any) -> Any:

@@ -9,10 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from dist_ens.layout.mesh import ENSEMBLE, MEMBERS, Layout
-
-# As JAX calls the part of a host's memory that a device can read.
-_HOST_MEMORY = "pinned_host"
+from dist_ens.layout.mesh import ENSEMBLE, HOST_MEMORY, MEMBERS, Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +57,7 @@ class Waves:
         def part(leaf: Any) -> jax.Array:
             here = [
                 jax.device_put(jax.device_get(shard.data)[start:stop], shard.device)
-                if leaf.sharding.memory_kind == _HOST_MEMORY
+                if leaf.sharding.memory_kind == HOST_MEMORY
                 else jax.lax.slice_in_dim(shard.data, start, stop)
                 for shard in leaf.addressable_shards
             ]
@@ -84,7 +81,7 @@ class Waves:
         on_devices = self.layout.sharding(MEMBERS)
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return on_devices
-        return on_devices.with_memory_kind(_HOST_MEMORY)
+        return on_devices.with_memory_kind(HOST_MEMORY)
 
     def join(self, trees: Sequence[Any], spec: PartitionSpec) -> Any:
         """The global arrays of all members; the inverse of `take`, each where its waves' are.
@@ -97,13 +94,13 @@ class Waves:
 
         def whole(*waves: jax.Array) -> jax.Array:
             sharding, here = self.layout.sharding(spec), []
-            waits = waves[0].sharding.memory_kind == _HOST_MEMORY
+            waits = waves[0].sharding.memory_kind == HOST_MEMORY
             if waits:
-                sharding = sharding.with_memory_kind(_HOST_MEMORY)
+                sharding = sharding.with_memory_kind(HOST_MEMORY)
             for shards in zip(*(wave.addressable_shards for wave in waves), strict=True):
                 parts = [shard.data for shard in shards]
                 if waits:
-                    place = SingleDeviceSharding(shards[0].device, memory_kind=_HOST_MEMORY)
+                    place = SingleDeviceSharding(shards[0].device, memory_kind=HOST_MEMORY)
                     here.append(jax.device_put(np.concatenate(jax.device_get(parts), axis), place))
                 else:
                     here.append(jnp.concatenate(parts, axis))

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import pathlib
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TextIO
@@ -122,6 +123,7 @@ class TrainingReporter:
         self._every_steps = every_steps
         self._per_step = member_examples_per_step
         self._writer = None if workdir is None else MetricsWriter(workdir, first_step)
+        self._reading = threading.Lock()
         self._pending: tuple[int, int, Mapping[str, jax.Array]] | None = None
         self._started = self._shown_at = time.monotonic()
         self._ended: float | None = None
@@ -166,12 +168,18 @@ class TrainingReporter:
         yield
         self._paused_secs += time.monotonic() - since
 
-    def catch_up(self) -> None:
-        """Waits for the last call, and reads what it left."""
-        if self._pending is None:
-            return
-        previous_step, step, metrics = self._pending
-        self._pending = None
+    def catch_up(self, last_step: float = math.inf) -> None:
+        """Waits for the last call, and reads what it left; in any thread.
+
+        Args:
+            last_step: Of calls that are waited for.
+        """
+        with self._reading:
+            if self._pending is not None and self._pending[1] <= last_step:
+                pending, self._pending = self._pending, None
+                self._read(*pending)
+
+    def _read(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
         jax.block_until_ready(metrics)
         self._training_secs = self.seconds() - self._paused_secs
         if self._first_call is None:

@@ -1,0 +1,192 @@
+"""The checkpoints of one workdir."""
+
+import contextlib
+import json
+import pathlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, Self
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from dist_ens import cluster
+from dist_ens.checkpoint.leaves import named_leaves, state_of
+from dist_ens.checkpoint.writing import (
+    RUN,
+    STATE,
+    Leaf,
+    remove_checkpoint,
+    remove_unfinished,
+    write_checkpoint,
+)
+from dist_ens.errors import RunError, first_line
+from dist_ens.layout import pieces_off_devices
+
+FOLDER = "checkpoints"
+
+
+class Checkpoints:
+    """The checkpoints of one workdir; a context that waits for what is being written.
+
+    Args:
+        workdir: The run's folder.
+        keep: How many to keep; the oldest go first.
+        read_only: Whether nothing will be saved; then unfinished writes are left alone.
+    """
+
+    def __init__(self, workdir: pathlib.Path, *, keep: int = 1, read_only: bool = False) -> None:
+        self._folder = workdir.absolute() / FOLDER
+        self._keep = keep
+        self._newest: int | None = None
+        self._writing: Future[None] | None = None
+        if read_only:
+            return
+        if cluster.is_main():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(self._folder)
+        cluster.as_main_sees(True)  # none writes before that is done
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:  # who asks for the end a second time will not wait
+            return
+        if kind is None or jax.process_count() == 1:
+            self.wait()  # on an error hosts that failed would wait for ever
+
+    def latest_step(self) -> int | None:
+        """Step of the newest finished checkpoint; None where there is none."""
+        return max(self._steps(), default=None)
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        run: dict[str, Any],
+        *,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begins to save; training may go on at once. A step that is saved already stays.
+
+        The state may be used up: its devices are not waited for, nor do they wait. It is copied to
+        the memory of the hosts when they come to it, and written from there by another thread.
+
+        Args:
+            step: Updates that the state has seen.
+            state: A pytree of arrays on a mesh, [members, ...].
+            run: What JSON can hold.
+            after: What that thread does first.
+
+        Raises:
+            RunError: If the save before this one could not be written.
+        """
+        if step == self._newest:
+            return
+        self.wait()
+        self._newest = step
+        named = named_leaves(state)
+        pieces = pieces_off_devices(named)
+        leaves = {name: Leaf(leaf.shape, leaf.dtype, pieces[name]) for name, leaf in named.items()}
+        writing = self._writing = Future()
+
+        def write() -> None:
+            try:
+                after()
+                write_checkpoint(self._folder, step, leaves, run)
+                if cluster.is_main():
+                    for old in sorted(self._steps())[: -self._keep]:
+                        remove_checkpoint(self._folder / str(old))
+            except Exception as error:  # told to whoever waits
+                writing.set_exception(error)
+            else:
+                writing.set_result(None)
+
+        # Not one that Python waits for when it ends: who interrupts a save will not.
+        threading.Thread(target=write, daemon=True).start()
+
+    def wait(self) -> None:
+        """Returns when the last save is on disk.
+
+        Raises:
+            RunError: If it could not be written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        try:
+            writing.result()
+        except Exception as error:  # TensorStore tells of a full disk in a ValueError
+            saved = self.latest_step()
+            kept = "nothing is saved yet" if saved is None else f"step {saved} is saved"
+            raise RunError(
+                f"A checkpoint can be written. Received: {self._folder}, where it could not: "
+                f"{first_line(error)} ({kept}). Make room, and run the same command again."
+            ) from error
+
+    def restore_run(self, step: int) -> dict[str, Any]:
+        """What the state in a checkpoint belongs to."""
+        with self._told_if_damaged(step):
+            path = self._folder / str(step) / RUN / "metadata"
+            return json.loads(path.read_text(encoding="utf-8"))
+
+    def restore_state(self, step: int, abstract: Any) -> Any:
+        """The state in a checkpoint, on another mesh than it was saved from if asked.
+
+        Args:
+            step: Of the checkpoint.
+            abstract: Shapes, types and shardings of its leaves, such as `Ensemble.abstract_state`.
+
+        Returns:
+            The state, where `abstract` says.
+
+        Raises:
+            RunError: If the checkpoint holds other leaves, or leaves of another shape.
+        """
+        named, path = named_leaves(abstract), self._folder / str(step) / STATE
+        self._newest = step
+        with self._told_if_damaged(step), ocp.PyTreeCheckpointer() as checkpointer:
+            _check_leaves(path, checkpointer.metadata(path).item_metadata, named)
+            args = ocp.args.PyTreeRestore(
+                named, restore_args=ocp.checkpoint_utils.construct_restore_args(named)
+            )
+            return state_of(checkpointer.restore(path, args=args), abstract)
+
+    def _steps(self) -> list[int]:
+        if not self._folder.is_dir():
+            return []
+        return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
+
+    @contextlib.contextmanager
+    def _told_if_damaged(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except RunError:
+            raise
+        except Exception as error:  # Orbax has no error of its own for what it cannot read
+            older = [s for s in self._steps() if s < step]
+            before = f" to go on from step {max(older)}" if older else ""
+            raise RunError(
+                f"A checkpoint can be read whole. Received: {self._folder / str(step)}, which is "
+                f"damaged ({type(error).__name__}). Move that folder away{before}."
+            ) from error
+
+
+def _check_leaves(path: pathlib.Path, saved: Any, named: dict[str, Any]) -> None:
+    for name in sorted(saved.keys() | named.keys()):
+        old = _stored(saved[name]) if name in saved else "absent"
+        new = _stored(named[name]) if name in named else "absent"
+        if old != new:
+            raise RunError(
+                "A checkpoint holds the leaves of its own network and optimizer. Received: "
+                f"leaf {name}, {old} in {path.parent} and {new} here. The code of the network has "
+                "changed since: use the code that it was trained with, or another workdir."
+            )
+
+
+def _stored(leaf: Any) -> str:
+    """Type and shape of a leaf in a checkpoint."""
+    return f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
