@@ -27,6 +27,8 @@ STATE, RUN = "state", "run"
 _OF_HOST = "ocdbt.process_"
 # What hosts wait for each other: a slow one has written its part by then, one that failed has not.
 _PATIENCE_SECS = 600
+# Without one in common each array would be a database, and a transaction, by itself.
+_CONTEXT = ts.Context()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +96,6 @@ def remove_unfinished(folder: pathlib.Path) -> None:
 def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
     """Writes this host's pieces into a database in a folder, as Zarr arrays in one transaction."""
     transaction = ts.Transaction()
-    context = ts.Context()  # without one in common each array would be a transaction by itself
     opened = {
         name: ts.open(
             {
@@ -108,7 +109,7 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
             dtype=ts.dtype(leaf.dtype),
             shape=leaf.shape,
             chunk_layout=ts.ChunkLayout(chunk_shape=leaf.pieces[0].array.shape),
-            context=context,
+            context=_CONTEXT,
             transaction=transaction,
         )
         for name, leaf in state.items()
@@ -116,7 +117,11 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
     }
     pieces = [(opened[name], piece) for name, leaf in state.items() for piece in leaf.pieces]
     for written in [
-        array.result()[piece.index].write(np.asarray(piece.array)) for array, piece in pieces
+        array.result()[piece.index].write(
+            np.asarray(piece.array),
+            can_reference_source_data_indefinitely=True,  # it stays as it is: it need not be copied
+        )
+        for array, piece in pieces
     ]:
         written.result()
     transaction.commit_async().result()
@@ -128,10 +133,9 @@ def _take_up_others(path: pathlib.Path) -> None:
     if not others:
         return
     transaction = ts.Transaction(atomic=True)
-    context = ts.Context()
 
     def opened(folder: pathlib.Path) -> ts.KvStore:
-        return ts.KvStore.open(_database(folder), context=context).result()
+        return ts.KvStore.open(_database(folder), context=_CONTEXT).result()
 
     whole = opened(path).with_transaction(transaction)
     for taken in [opened(other).experimental_copy_range_to(whole) for other in others]:
