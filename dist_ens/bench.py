@@ -14,7 +14,7 @@ from dist_ens.data import ArraySplit, Source, calls
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.choice import choose
 from dist_ens.execution import AUTO
-from dist_ens.feed import PART_OF_THE_MEMORY, Draws, Indices, put_whole
+from dist_ens.feed import PART_OF_THE_MEMORY, Draws, put_whole
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout, make_layout
 from dist_ens.methods import Order
 from dist_ens.run import Run
@@ -162,10 +162,12 @@ def _host_batches(source: Source, order: Order, ensemble: Ensemble) -> Iterator[
     if ensemble.example_weight is not None:
         examples["index"] = np.arange(len(source.train), dtype=np.int32)
     # Of many steps at a time: to say where the examples lie is no part of what is measured.
-    layout = make_layout(ensemble.layout.num_members, 1, jax.devices()[:1])
-    indices_of = Indices(order, layout, _SEED)
+    member_ids = np.arange(ensemble.layout.num_members, dtype=np.int32)
+    rows = np.arange(order.global_batch_size)
+    indices_of = jax.jit(lambda cursor: order.member_indices(cursor, rows, member_ids))
     for first in itertools.count(step=_DRAWN_AT_ONCE):
-        indices = np.asarray(indices_of(range(first, first + _DRAWN_AT_ONCE)))
+        cursor = order.cursor(_SEED, range(first, first + _DRAWN_AT_ONCE))
+        indices = np.asarray(indices_of(cursor))
         for index in indices.swapaxes(0, 1) if order.per_member else indices:
             yield {name: leaf[index] for name, leaf in examples.items()}
 

@@ -5,7 +5,7 @@ A split goes where there is room for it, and the examples and their order are th
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,6 @@ from dist_ens.layout import (
     BATCH,
     BATCHES,
     MEMBER_BATCHES,
-    MEMBERS,
     REPLICATED,
     Layout,
     dealing_program,
@@ -28,7 +27,7 @@ from dist_ens.methods import Order
 
 # A split is kept on the devices if it takes at most this part of the memory that is free there.
 PART_OF_THE_MEMORY = 0.25
-_INDEX_BYTES = 4
+INDEX_BYTES = 4
 
 
 class Place(enum.IntEnum):
@@ -51,17 +50,19 @@ class TrainingSet:
     """What decides where a split goes.
 
     Attributes:
-        num_examples: Of the split.
+        order: Of its examples.
         example_bytes: Of each, with its label.
         call_examples: Of all steps of a call.
-        per_member: Whether each member has an order of its own, for which a divided split would
-            have to be dealt out as many times.
     """
 
-    num_examples: int
+    order: Order
     example_bytes: int
     call_examples: int
-    per_member: bool
+
+    @property
+    def num_examples(self) -> int:
+        """Of all groups."""
+        return self.order.num_examples * self.order.num_groups
 
     def is_worth_keeping(self, *, in_memory: bool, last_step: int, batch_size: int) -> bool:
         """Whether to read it for the devices: one that is read late, where a run needs as much.
@@ -71,7 +72,7 @@ class TrainingSet:
             last_step: Of the whole run, so that one that goes on is given its batches as before.
             batch_size: Examples of each step, on all devices.
         """
-        return in_memory or self.per_member or last_step * batch_size >= self.num_examples
+        return in_memory or self.order.per_member or last_step * batch_size >= self.num_examples
 
     def place_on(self, layout: Layout, free_bytes: float) -> Place:
         """Where it goes.
@@ -81,7 +82,7 @@ class TrainingSet:
             free_bytes: On a device, once the ensemble's state lies there.
         """
         places = [Place.EVERYWHERE]
-        if layout.data_axis > 1 and not self.per_member:
+        if layout.data_axis > 1 and not self.order.per_member:  # else it is dealt as many times
             places.append(Place.DIVIDED)
         room = PART_OF_THE_MEMORY * free_bytes
         return next((p for p in places if self.device_bytes(p, layout) <= room), Place.HOSTS)
@@ -97,7 +98,7 @@ class TrainingSet:
             -(-count // layout.data_axis)
             for count in (self.num_examples, self.num_examples + self.call_examples)
         )
-        return of_part * self.example_bytes + dealt * (self.example_bytes + _INDEX_BYTES)
+        return of_part * self.example_bytes + dealt * (self.example_bytes + INDEX_BYTES)
 
 
 def feed(
@@ -131,10 +132,7 @@ def feed(
     """
     split, steps_of_calls = source.train, calls(first_step, last_step, steps_per_call)
     training_set = TrainingSet(
-        len(split),
-        source.spec.example_bytes,
-        steps_per_call * order.global_batch_size,
-        order.per_member,
+        order, source.spec.example_bytes, steps_per_call * order.global_batch_size
     )
     place = Place.HOSTS
     if training_set.is_worth_keeping(
@@ -156,51 +154,6 @@ def feed(
     return _streamed(split, order, layout, seed, steps_of_calls)
 
 
-class Indices:
-    """Where the examples of some steps' batches lie in a split.
-
-    Args:
-        order: Of the examples.
-        layout: Of the mesh.
-        seed: Of the order, in [0, 2**32).
-        member_ids: The members' lasting names; default 0, 1, 2, …
-        divided: Whether each column has only those of its part of the batches.
-    """
-
-    def __init__(
-        self,
-        order: Order,
-        layout: Layout,
-        seed: int,
-        member_ids: Sequence[int] | None = None,
-        *,
-        divided: bool = False,
-    ) -> None:
-        self._order = order
-        self._layout = layout
-        self._seed = seed
-        names = range(layout.num_members) if member_ids is None else member_ids
-        self._member_ids = layout.put_members(np.array(names, np.int32))
-        rows = np.arange(order.global_batch_size)
-        of_all = BATCHES if divided else REPLICATED
-        spec = MEMBERS if order.per_member else of_all
-
-        # A program of its own: inside the update XLA would compute an index anew for every number
-        # of its example.
-        @partial(jax.jit, out_shardings=layout.sharding(spec))
-        def indices(cursor: jax.Array, member_ids: jax.Array) -> jax.Array:
-            if not order.per_member:
-                return order.indices(cursor, rows)
-            return jax.vmap(lambda member_id: order.indices(cursor, rows, member_id))(member_ids)
-
-        self._indices = indices
-
-    def __call__(self, steps: range) -> jax.Array:
-        """Those of some steps: int32[steps, batch], or int32[members, steps, batch]."""
-        cursor = self._layout.put_everywhere(self._order.cursor(self._seed, steps))
-        return self._indices(cursor, self._member_ids)
-
-
 class Draws:
     """What calls of the update are given, from a split that lies on every device.
 
@@ -209,23 +162,18 @@ class Draws:
         order: Of the examples.
         layout: Of the mesh.
         seed: Of the order, in [0, 2**32).
-        member_ids: The members' lasting names; default 0, 1, 2, …
     """
 
-    def __init__(
-        self,
-        split: Any,
-        order: Order,
-        layout: Layout,
-        seed: int,
-        member_ids: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, split: Any, order: Order, layout: Layout, seed: int) -> None:
         self._split = split
-        self._indices = Indices(order, layout, seed, member_ids)
+        self._order = order
+        self._layout = layout
+        self._seed = seed
 
     def __call__(self, steps: range) -> Drawn:
         """The batches of a call's steps."""
-        return Drawn(self._split, self._indices(steps))
+        cursor = self._layout.put_everywhere(self._order.cursor(self._seed, steps))
+        return Drawn(self._split, cursor, self._order)
 
 
 class Deals:
@@ -247,7 +195,13 @@ class Deals:
         count = layout.data_axis * -(-len(split) // layout.data_axis)
         rows = np.minimum(layout.host_rows(count), len(split) - 1)  # the last part is filled up
         self._parts = layout.put(split.take(rows), count, BATCH)
-        self._indices = Indices(order, layout, seed, divided=True)
+        self._order = order
+        self._seed = seed
+        # Each column has the indices of its part of the batches.
+        self._indices = jax.jit(
+            lambda cursor: order.indices(cursor, np.arange(order.global_batch_size)),
+            out_shardings=layout.sharding(BATCHES),
+        )
         self._deal = dealing_program(layout)
         self._layout = layout
         call_examples = order.global_batch_size * steps_per_call
@@ -267,7 +221,8 @@ class Deals:
         if steps.stop > self._steps.stop:
             self._dealt = None  # makes room for the next
             self._steps = range(steps.start, steps.start + self._steps_of_deal)
-            self._dealt = self._deal(self._parts, self._indices(self._steps))
+            cursor = self._layout.put_everywhere(self._order.cursor(self._seed, self._steps))
+            self._dealt = self._deal(self._parts, self._indices(cursor))
         first = self._layout.put_everywhere(np.int32(steps.start - self._steps.start))
         return self._of_call(self._dealt, first, len(steps))
 
@@ -279,7 +234,7 @@ def abstract_batches(
     global_batch_size: int,
     place: Place,
     *,
-    num_examples: int | None = None,
+    order: Order | None = None,
     per_member: bool = False,
 ) -> Any:
     """Shapes, types and shardings of what one call is given.
@@ -290,7 +245,7 @@ def abstract_batches(
         steps: Of the call.
         global_batch_size: Examples of each step.
         place: Of the split.
-        num_examples: Of the split; of one that is on every device.
+        order: Of a split that is on every device.
         per_member: Whether each member has batches of its own.
     """
 
@@ -307,15 +262,15 @@ def abstract_batches(
             for name, (shape, dtype) in shapes.items()
         }
 
+    if place is Place.EVERYWHERE:
+        if order is None:
+            raise ValueError("A split on every device has an order. Received: None. Give it.")
+        cursor = jax.ShapeDtypeStruct((steps, 3), "uint32", sharding=layout.sharding(REPLICATED))
+        count = order.num_examples * order.num_groups
+        return Drawn(examples((count,), REPLICATED), cursor, order)
     of_call: tuple[int, ...] = (steps, global_batch_size)
     if per_member:
         of_call = (layout.num_members, *of_call)
-    if place is Place.EVERYWHERE:
-        if num_examples is None:
-            raise ValueError("A split on every device has a length. Received: None. Give it.")
-        sharding = layout.sharding(MEMBERS if per_member else REPLICATED)
-        indices = jax.ShapeDtypeStruct(of_call, "int32", sharding=sharding)
-        return Drawn(examples((num_examples,), REPLICATED), indices)
     if per_member:
         return Own(examples(of_call, MEMBER_BATCHES))
     return examples(of_call, BATCHES)

@@ -92,10 +92,7 @@ def _training_set(run: Run) -> TrainingSet | None:
     experiment, order = run.experiment, run.order
     batch_size = experiment.data.global_batch_size
     training_set = TrainingSet(
-        run.num_train_examples * run.spec.num_groups,
-        run.spec.example_bytes,
-        experiment.steps_per_call * batch_size,
-        run.per_member,
+        order, run.spec.example_bytes, experiment.steps_per_call * batch_size
     )
     is_kept = training_set.is_worth_keeping(
         in_memory=comes_in_memory(experiment.data),

@@ -21,6 +21,7 @@ from dist_ens import cluster
 from dist_ens.errors import UserError
 from dist_ens.feed import Place, TrainingSet
 from dist_ens.layout import make_layout
+from dist_ens.methods import Order
 from dist_ens.run import open_finished
 from dist_ens.train import train
 
@@ -95,7 +96,7 @@ def test_two_hosts_train_what_one_does(trained_by_two, tmp_path, mesh):
 
 
 def test_two_hosts_deal_a_divided_split_out_as_one_has_it_whole(trained_by_two, tmp_path):
-    training_set = TrainingSet(1_437, 64 * 4 + 4, 2 * 32, per_member=False)
+    training_set = TrainingSet(Order(1_437, 32), 64 * 4 + 4, 2 * 32)
     place = training_set.place_on(make_layout(8, 1), two_hosts.FOR_A_DIVIDED_SPLIT)
     assert place is Place.DIVIDED
     assert_same_run(trained_by_two / "divided", two_hosts.experiment(1), tmp_path)

@@ -190,7 +190,8 @@ OF_42_DIVIDED = 1_860
 )
 def test_a_split_goes_where_there_is_room(free_bytes, columns, per_member, place):
     layout = make_layout(4, 1, jax.devices()[:columns])
-    assert TrainingSet(42, 52, 48, per_member).place_on(layout, free_bytes) is place
+    order = Order(42, 16, per_member=per_member)
+    assert TrainingSet(order, 52, 48).place_on(layout, free_bytes) is place
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def compiled_update(config, num_members, rows, columns, batch_size, place=Place.
         experiment.steps_per_call,
         batch_size,
         place,
-        num_examples=1000 * spec.num_groups,
+        order=dataclasses.replace(run.order, global_batch_size=batch_size),
         per_member=run.per_member,
     )
     traced = ensemble.traced_update(state, batches)
@@ -54,9 +54,9 @@ def compiled_update(config, num_members, rows, columns, batch_size, place=Place.
 
 
 @functools.cache
-def flops_of_one(config, batch_size):
+def flops_of_one(config, batch_size, place):
     """Of one member alone, on one device."""
-    compiled, _ = compiled_update(config, 1, 1, 1, batch_size)
+    compiled, _ = compiled_update(config, 1, 1, 1, batch_size, place)
     return compiled.cost_analysis()["flops"]
 
 
@@ -94,7 +94,7 @@ def test_members_do_not_talk_and_cost_what_one_costs(config, rows, columns, plac
         assert ("all-reduce", "data") in found
     # With as many examples as a device of the mesh has. XLA counts the steps of a scan once, on
     # both sides, and those members once that are mapped.
-    counted, of_one = 8 // rows, flops_of_one(config, batch_size // columns)
+    counted, of_one = 8 // rows, flops_of_one(config, batch_size // columns, place)
     if execution.startswith("map"):
         counted = 1
     flops = compiled.cost_analysis()["flops"]

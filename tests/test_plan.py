@@ -65,7 +65,7 @@ def small_planner(devices=4, shape=(8, 8), *, streamed=False, **changes):
     spec = Spec(shape, "float32", (), 10)
     run = Run(experiment, spec, EXAMPLES)
     call_examples = experiment.data.global_batch_size * experiment.steps_per_call
-    training_set = TrainingSet(EXAMPLES, EXAMPLE, call_examples, run.per_member)
+    training_set = TrainingSet(run.order, EXAMPLE, call_examples)
     kept, them = None if streamed else training_set, jax.devices()[:devices]
     return Planner(experiment, spec, kept, run.per_member, run.make_ensemble, them)
 
@@ -85,10 +85,10 @@ def test_a_plan_says_what_each_mesh_needs_the_best_first(tmp_path):
         assert size["parameters"] == members * PARAMS
         assert size["optimizer"] == members * ADAM
         assert size["model_state"] == 0
-        # The digits to train on, and for ten steps a call the places of 128 of them.
+        # The digits to train on, and for ten steps a call the places of its part of 128.
         assert shape["place"] == "everywhere"
         assert size["training_set"] == 1437 * EXAMPLE
-        assert size["batches"] == 10 * 128 * 4
+        assert size["batches"] == 10 * 128 // columns * 4
         assert size["total"] == sum(v for k, v in size.items() if k != "total")
         assert 0 <= size["other"] < 1000 * members
         assert shape["fits"]
@@ -179,7 +179,7 @@ def test_the_training_set_takes_memory_where_it_is_kept(monkeypatch):
         planned = small_planner(8).plan_mesh(4, 2)
         size = planned.bytes_per_device
         assert (planned.place, size["training_set"]) == (place, kept)
-        assert size["batches"] == (128 * 4 if place is Place.EVERYWHERE else 32 * (EXAMPLE + 4))
+        assert size["batches"] == 32 * (4 if place is Place.EVERYWHERE else EXAMPLE + 4)
         assert size["total"] == sum(v for k, v in size.items() if k != "total")
         totals[place] = size["total"]
     assert totals[Place.DIVIDED] - totals[Place.HOSTS] == parts
@@ -195,14 +195,14 @@ def test_batches_of_the_members_own_are_counted_for_each(execution, waves):
         planned = small_planner(
             streamed=streamed, execution=execution, layout={"waves": waves}, **own
         ).plan_mesh(4, 2)
-        # Two members a device, each with its part of 128 examples, or the places of all of them.
-        examples = 64 if streamed else 128
+        # Two members a device, each with its part of 128 examples, or the places of those, which
+        # are drawn when a wave's turn comes.
         size = planned.bytes_per_device
-        assert size["batches"] == 2 * examples * example
+        assert size["batches"] == (2 if streamed else 2 // waves) * 64 * example
         assert planned.place is (Place.HOSTS if streamed else Place.EVERYWHERE)
-        # A member or a wave whose turn it is has a copy of its own.
-        copies = 1 if execution == "loop" or waves == 2 else 0
-        assert size["other"] >= copies * examples * example
+        # A member or a wave whose turn it is has a copy of what is sent.
+        copies = 1 if streamed and (execution == "loop" or waves == 2) else 0
+        assert size["other"] >= copies * 64 * example
         assert size["total"] == sum(v for k, v in size.items() if k != "total")
 
 

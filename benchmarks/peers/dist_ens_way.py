@@ -36,10 +36,15 @@ class DistEns(Updates):
                 "vmap" if execution == AUTO else execution,
             ),
             Source(Spec(inputs.shape[1:], inputs.dtype.name, (), 0), split, split),
-            Order(len(split), workload.batch_size, per_member=workload.own_batches),
+            order_of(workload),
             workload.steps_per_call,
             chosen=execution == AUTO,
         )
+
+
+def order_of(workload: Workload) -> Order:
+    """In which the examples come."""
+    return Order(len(workload.inputs), workload.batch_size, per_member=workload.own_batches)
 
 
 def layout_of(workload: Workload) -> Layout:
@@ -64,10 +69,10 @@ def fixed_ways(workload: Workload) -> dict[str, Way]:
     """Every candidate, on all devices and, where those are the cores of a CPU, on one."""
     layout = layout_of(workload)
     ensemble = make_ensemble(workload, layout, "vmap")
-    steps, members = workload.steps_per_call, workload.num_members
-    indices = (members, steps) if workload.own_batches else (steps,)
+    steps = workload.steps_per_call
     split = jax.eval_shape(lambda: {"inputs": workload.inputs, "labels": workload.labels})
-    batches = Drawn(split, jax.ShapeDtypeStruct((*indices, workload.batch_size), "int32"))
+    cursor = jax.ShapeDtypeStruct((steps, 3), "uint32")
+    batches = Drawn(split, cursor, order_of(workload))
     state = ensemble.abstract_state(workload.batch_of_inputs)
     traced = ensemble.traced_update(state, batches)
 

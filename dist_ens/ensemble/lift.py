@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr
 from dist_ens.ensemble.batches import (
     batch_of,
     by_member,
+    located,
     one_step,
     placement,
     steps_in,
@@ -360,15 +361,17 @@ class Ensemble:
         # Traced once, however often it is called.
         update_on = jax.jit(lowered(self._member_update, self._execution), inline=True)
 
+        count = steps_in(batches)
+        batches = located(batches, state.member_id, self.layout)
         own, shared = by_member(batches)
 
         def steps_of_one(member: tuple[State, Any], shared: Any) -> tuple[State, Any]:
             state, own = member
 
             def update_one(state: State, step: Any) -> tuple[State, dict[str, jax.Array]]:
-                return update_on(state, batch_of(shared, step, self.layout))
+                return update_on(state, batch_of(shared, step))
 
-            count, steps = steps_in(batches), steps_of_member(own, shared)
+            steps = steps_of_member(own, shared)
 
             def step_number(number: int) -> Any:
                 return jax.tree.map(lambda leaf: leaf[number], steps)

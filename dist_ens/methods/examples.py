@@ -123,3 +123,19 @@ class Order:
         if self.num_groups == 1:
             return index
         return index + member_id % self.num_groups * self.num_examples
+
+    def member_indices(self, cursor: jax.Array, rows: Any, member_ids: Any) -> jax.Array:
+        """The examples of some rows of the batches of some members.
+
+        Args:
+            cursor: Of some steps.
+            rows: Positions in the global batch, int[rows].
+            member_ids: The members', int32[members].
+
+        Returns:
+            Positions in the split, int32[steps, rows]; int32[members, steps, rows] where each
+            member has an order of its own.
+        """
+        if not self.per_member:
+            return self.indices(cursor, rows)
+        return jax.vmap(lambda member_id: self.indices(cursor, rows, member_id))(member_ids)

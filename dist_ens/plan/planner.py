@@ -14,7 +14,7 @@ from dist_ens.ensemble import Drawn, Ensemble, Own, State
 from dist_ens.ensemble.candidates import candidates
 from dist_ens.errors import UserError, first_line
 from dist_ens.execution import AUTO, Execution
-from dist_ens.feed import Place, TrainingSet, abstract_batches
+from dist_ens.feed import INDEX_BYTES, Place, TrainingSet, abstract_batches
 from dist_ens.layout import Layout, device_bytes, make_layout
 from dist_ens.plan.collectives import collectives
 from dist_ens.plan.planned import Plan, PlannedMesh
@@ -101,7 +101,10 @@ class Planner:
         batches = self._batches(ensemble, place, steps)
         counted |= {
             "training_set": kept_bytes,
-            "batches": _call_bytes(self._batches(whole, place, steps)),
+            # Those of a wave are drawn when it comes, others are there of all members.
+            "batches": _call_bytes(ensemble, batches)
+            if place is Place.EVERYWHERE
+            else _call_bytes(whole, self._batches(whole, place, steps)),
             # What waits for its wave is in the memory of a CPU's devices too, before and after.
             "waiting": 2 * waves * state_bytes if waves > 1 and layout.platform == "cpu" else 0,
         }
@@ -137,7 +140,7 @@ class Planner:
         dispatched, canonical = way.members == "loop", way.convolutions == "canonical"
         given_to = self._one_member(ensemble, ensemble.microbatches) if dispatched else ensemble
         program = self._compiled(planned, given_to, _unrolled(way) if dispatched else way)
-        over_members = not dispatched and members > 1 and " while(" in program.as_text()
+        over_members = way.members in ("map", "chunk") and members > 1
         step = program
         # Nor one over members, over parts of the batch, or over examples in a kernel's gradient.
         if over_members or ensemble.microbatches > 1 or canonical:
@@ -156,9 +159,10 @@ class Planner:
         # all, and beside batches of their own a copy for those whose turn it is.
         total += planned.bytes_per_device["batches"]
         total -= _given_bytes(given_to, self._batches(given_to, planned.place, 1))
-        if self.per_member and (dispatched or planned.waves > 1):
+        drawn = planned.place is Place.EVERYWHERE
+        if self.per_member and not drawn and (dispatched or planned.waves > 1):
             steps = self.experiment.steps_per_call
-            total += _call_bytes(self._batches(given_to, planned.place, steps))
+            total += _call_bytes(given_to, self._batches(given_to, planned.place, steps))
         total += planned.bytes_per_device["waiting"]
         if planned.place is Place.DIVIDED:  # which the program is only given its batches of
             total += planned.bytes_per_device["training_set"]
@@ -203,7 +207,7 @@ class Planner:
             steps,
             self.experiment.data.global_batch_size,
             place,
-            num_examples=None if self.training_set is None else self.training_set.num_examples,
+            order=None if self.training_set is None else self.training_set.order,
             per_member=self.per_member,
         )
 
@@ -311,15 +315,21 @@ def _where(points: list[tuple[int, int]], height: float) -> int | None:
     return math.floor(x + (height - y) * (x2 - x) / (y2 - y))
 
 
-def _call_bytes(batches: Any) -> int:
-    """What a call is given on a device, beside a whole split."""
-    return device_bytes(batches.indices if isinstance(batches, Drawn) else batches)
+def _call_bytes(ensemble: Ensemble, batches: Any) -> int:
+    """What a call has of its batches on a device: of a whole split where its examples lie."""
+    if not isinstance(batches, Drawn):
+        return device_bytes(batches)
+    order, layout = batches.order, ensemble.layout
+    examples = len(batches.cursor) * order.global_batch_size // layout.data_axis
+    return INDEX_BYTES * examples * (layout.members_per_device if order.per_member else 1)
 
 
 def _given_bytes(ensemble: Ensemble, batches: Any) -> int:
     """What of it a compiled program takes: positions only where examples are weighed by them."""
-    if isinstance(batches, Drawn) or ensemble.example_weight is not None:
-        return _call_bytes(batches)
+    if isinstance(batches, Drawn):
+        return device_bytes(batches.cursor)
+    if ensemble.example_weight is not None:
+        return device_bytes(batches)
     examples = batches.examples if isinstance(batches, Own) else batches
     return device_bytes({name: leaf for name, leaf in examples.items() if name != "index"})
 
