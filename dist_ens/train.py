@@ -140,7 +140,9 @@ def train(
                     or (stopping and step)
                     or _crossed(experiment.checkpoint.every_steps, previous_step, step)
                 ):
-                    if jax.process_count() > 1:  # who read metrics together, in one order of things
+                    # A checkpoint's metrics are written before it. Alone, the thread that writes
+                    # it sees to that; several hosts read them together, in their main threads.
+                    if jax.process_count() > 1:
                         reporter.catch_up()
                     checkpoints.save(
                         step, state, run_to_save, after=partial(reporter.catch_up, step)

@@ -324,10 +324,9 @@ def device_bytes(tree: Any) -> int:
     )
 
 
-@jax.jit
 def copied(tree: Any) -> Any:
     """Global arrays again, where they are: what uses the copy up leaves the first alone."""
-    return jax.tree.map(jnp.copy, tree)
+    return jax.tree.map(lambda leaf: leaf.copy(), tree)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,12 +350,12 @@ def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]
     Args:
         arrays: On a mesh, or off the devices.
     """
-    if all(device.platform == "cpu" for array in arrays.values() for device in array.devices()):
-        return {  # whose memory is the host's; one program copies a hundred arrays as fast as one
-            name: [Piece(shard.index, shard.data) for shard in _first_shards(copy)]
-            for name, copy in copied(arrays).items()
-        }
-    shards = [(name, shard) for name, array in arrays.items() for shard in _first_shards(array)]
+    shards = [
+        (name, shard)
+        for name, array in arrays.items()
+        for shard in array.addressable_shards
+        if shard.replica_id == 0
+    ]
     copies = jax.device_put(
         [shard.data for _, shard in shards],
         [SingleDeviceSharding(shard.device, memory_kind=HOST_MEMORY) for _, shard in shards],
@@ -366,10 +365,6 @@ def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]
     for (name, shard), copy in zip(shards, copies, strict=True):
         pieces[name].append(Piece(shard.index, copy))
     return pieces
-
-
-def _first_shards(array: jax.Array) -> list[Any]:
-    return [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
 
 def to_host(tree: Any) -> Any:

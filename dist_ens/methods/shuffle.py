@@ -37,15 +37,13 @@ def shuffled(position: Any, key: list[Any], count: int, xp: Any) -> Any:
         return row, column
 
     def permuted(at: Any) -> Any:
-        place, words = (
-            (at // np.uint32(columns), at % np.uint32(columns)),
-            _ROUNDS.reshape(-1, _ROUNDS_AT_ONCE),
-        )
+        place = at // np.uint32(columns), at % np.uint32(columns)
+        rounds = _ROUNDS.reshape(-1, _ROUNDS_AT_ONCE)
         if xp is np:
-            for together in words:
-                place = some_rounds(place, together)
+            for words in rounds:
+                place = some_rounds(place, words)
         else:
-            place, _ = jax.lax.scan(lambda p, w: (some_rounds(p, w), None), place, words)
+            place, _ = jax.lax.scan(lambda at, words: (some_rounds(at, words), None), place, rounds)
         row, column = place
         return row * np.uint32(columns) + column
 

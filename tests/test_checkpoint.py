@@ -1,0 +1,94 @@
+"""Checkpoints: what is saved, when it counts, and what is told where it cannot be written."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dist_ens.checkpoint import Checkpoints
+from dist_ens.errors import RunError
+from dist_ens.layout import Waves, make_layout
+
+
+def abstract(state):
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
+
+
+def state_on(layout):
+    """Numbers of several types; zeros too, which a store may leave out."""
+    count = layout.num_members
+    return layout.put_members(
+        {
+            "w": np.arange(3.0 * count, dtype=np.float32).reshape(count, 3),
+            "half": jnp.arange(count, dtype=jnp.bfloat16),
+            "zeros": np.zeros((count, 2), np.float32),
+            "step": np.full(count, 7, np.int32),
+            "flag": np.arange(count) % 2 == 0,
+        }
+    )
+
+
+def used_up(state):
+    for leaf in jax.tree.leaves(state):
+        leaf.delete()
+
+
+@pytest.mark.parametrize(("rows", "columns", "waves"), [(4, 1, 1), (4, 2, 1), (1, 4, 1), (2, 1, 2)])
+def test_what_is_saved_is_the_state_though_it_is_used_up_at_once(tmp_path, rows, columns, waves):
+    layout = make_layout(4, rows, jax.devices()[: rows * columns])
+    state = state_on(layout)
+    expected, shapes = jax.device_get(state), abstract(state)
+    if waves > 1:
+        state = Waves(layout, waves).off_devices(state)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(7, state, {"a": 1})
+        used_up(state)
+        checkpoints.wait()
+        restored = checkpoints.restore_state(7, shapes)
+        assert checkpoints.restore_run(7) == {"a": 1}
+    jax.tree.map(np.testing.assert_array_equal, expected, jax.device_get(restored))
+    assert [x.dtype for x in jax.tree.leaves(restored)] == [
+        x.dtype for x in jax.tree.leaves(expected)
+    ]
+
+
+def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_path):
+    folder, state = tmp_path / "checkpoints", state_on(make_layout(4))
+    (folder / "9.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.latest_step() is None
+    assert [p.name for p in folder.iterdir()] == ["9.orbax-checkpoint-tmp"]
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step in (3, 20, 100):
+            checkpoints.save(step, state, {})
+        checkpoints.wait()
+        assert checkpoints.latest_step() == 100
+    assert sorted(p.name for p in folder.iterdir()) == ["100", "20"]
+
+
+def test_a_save_that_cannot_be_written_is_told_by_the_next_with_what_is_kept(tmp_path):
+    folder, state = tmp_path / "checkpoints", state_on(make_layout(4))
+    checkpoints = Checkpoints(tmp_path, keep=2).__enter__()
+    checkpoints.save(1, state, {})
+    (folder / "2.orbax-checkpoint-tmp").write_text("in the way")
+    checkpoints.save(2, state, {})
+    with pytest.raises(RunError, match=r"where it could not: .*\(step 1 is saved\)\. Make room"):
+        checkpoints.save(3, state, {})
+    checkpoints.__exit__(None, None, None)
+
+
+def test_nothing_is_written_before_what_comes_first_is_done(tmp_path):
+    layout, seen = make_layout(4), []
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state_on(layout), {}, after=lambda: seen.append(checkpoints._steps()))
+        checkpoints.wait()
+        assert (seen, checkpoints.latest_step()) == ([[]], 1)
+
+        def fail():
+            raise OSError("no metrics")
+
+        checkpoints.save(2, state_on(layout), {}, after=fail)
+        with pytest.raises(RunError, match=r"no metrics\. \(step 1 is saved\)"):
+            checkpoints.wait()
