@@ -1,7 +1,6 @@
 """Processes: who am I, start `jax.distributed`, agree to stop, leave in good order."""
 
 import contextlib
-import logging
 import os
 import platform
 import signal
@@ -156,7 +155,6 @@ class StopSignal:
         self.signal: int | None = None
         self._calls = 0
         self._previous: dict[int, object] = {}
-        self._muted_before = logging.root.manager.disable
         if jax.process_count() > 1:
             self.listen()
         return self
@@ -169,13 +167,11 @@ class StopSignal:
                 self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
 
     def __exit__(self, *_: object) -> None:
-        logging.disable(self._muted_before)
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
-            logging.disable()  # threads in the middle of a save would complain of the end
             raise KeyboardInterrupt
         self.signal = number
         if jax.process_count() > 1:

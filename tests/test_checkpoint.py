@@ -1,11 +1,15 @@
 """Checkpoints: what is saved, when it counts, and what is told where it cannot be written."""
 
+import threading
+import time
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dist_ens.checkpoint import Checkpoints
+from dist_ens.checkpoint import Checkpoints, checkpoints
 from dist_ens.errors import RunError
 from dist_ens.layout import Waves, make_layout
 
@@ -30,9 +34,18 @@ def state_on(layout):
     )
 
 
-def used_up(state):
-    for leaf in jax.tree.leaves(state):
-        leaf.delete()
+@partial(jax.jit, donate_argnums=0)
+def overwritten(state):
+    """Nothing but zeros, where the state was: what an update that is given it may do."""
+    return jax.tree.map(lambda leaf: (leaf * 0).astype(leaf.dtype), state)
+
+
+def use_up(state, *, waits):
+    if waits:  # as the update of waves does, which donates nothing
+        for leaf in jax.tree.leaves(state):
+            leaf.delete()
+    else:
+        jax.block_until_ready(overwritten(state))
 
 
 @pytest.mark.parametrize(("rows", "columns", "waves"), [(4, 1, 1), (4, 2, 1), (1, 4, 1), (2, 1, 2)])
@@ -42,12 +55,14 @@ def test_what_is_saved_is_the_state_though_it_is_used_up_at_once(tmp_path, rows,
     expected, shapes = jax.device_get(state), abstract(state)
     if waves > 1:
         state = Waves(layout, waves).off_devices(state)
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(7, state, {"a": 1})
-        used_up(state)
-        checkpoints.wait()
-        restored = checkpoints.restore_state(7, shapes)
-        assert checkpoints.restore_run(7) == {"a": 1}
+    is_used_up = threading.Event()
+    with Checkpoints(tmp_path) as saves:
+        saves.save(7, state, {"a": 1}, after=is_used_up.wait)
+        use_up(state, waits=waves > 1)
+        is_used_up.set()
+        saves.wait()
+        restored = saves.restore_state(7, shapes)
+        assert saves.restore_run(7) == {"a": 1}
     jax.tree.map(np.testing.assert_array_equal, expected, jax.device_get(restored))
     assert [x.dtype for x in jax.tree.leaves(restored)] == [
         x.dtype for x in jax.tree.leaves(expected)
@@ -57,38 +72,59 @@ def test_what_is_saved_is_the_state_though_it_is_used_up_at_once(tmp_path, rows,
 def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_path):
     folder, state = tmp_path / "checkpoints", state_on(make_layout(4))
     (folder / "9.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
-    with Checkpoints(tmp_path, read_only=True) as checkpoints:
-        assert checkpoints.latest_step() is None
+    with Checkpoints(tmp_path, read_only=True) as saves:
+        assert saves.latest_step() is None
     assert [p.name for p in folder.iterdir()] == ["9.orbax-checkpoint-tmp"]
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
+    with Checkpoints(tmp_path, keep=2) as saves:
         for step in (3, 20, 100):
-            checkpoints.save(step, state, {})
-        checkpoints.wait()
-        assert checkpoints.latest_step() == 100
+            saves.save(step, state, {})
+        saves.wait()
+        assert saves.latest_step() == 100
     assert sorted(p.name for p in folder.iterdir()) == ["100", "20"]
 
 
 def test_a_save_that_cannot_be_written_is_told_by_the_next_with_what_is_kept(tmp_path):
     folder, state = tmp_path / "checkpoints", state_on(make_layout(4))
-    checkpoints = Checkpoints(tmp_path, keep=2).__enter__()
-    checkpoints.save(1, state, {})
+    saves = Checkpoints(tmp_path, keep=2).__enter__()
+    saves.save(1, state, {})
     (folder / "2.orbax-checkpoint-tmp").write_text("in the way")
-    checkpoints.save(2, state, {})
+    saves.save(2, state, {})
     with pytest.raises(RunError, match=r"where it could not: .*\(step 1 is saved\)\. Make room"):
-        checkpoints.save(3, state, {})
-    checkpoints.__exit__(None, None, None)
+        saves.save(3, state, {})
+    saves.__exit__(None, None, None)
 
 
 def test_nothing_is_written_before_what_comes_first_is_done(tmp_path):
     layout, seen = make_layout(4), []
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, state_on(layout), {}, after=lambda: seen.append(checkpoints._steps()))
-        checkpoints.wait()
-        assert (seen, checkpoints.latest_step()) == ([[]], 1)
+    with Checkpoints(tmp_path) as saves:
+        saves.save(1, state_on(layout), {}, after=lambda: seen.append(saves._steps()))
+        saves.wait()
+        assert (seen, saves.latest_step()) == ([[]], 1)
 
         def fail():
             raise OSError("no metrics")
 
-        checkpoints.save(2, state_on(layout), {}, after=fail)
-        with pytest.raises(RunError, match=r"no metrics\. \(step 1 is saved\)"):
-            checkpoints.wait()
+        saves.save(2, state_on(layout), {}, after=fail)
+        with pytest.raises(OSError, match="no metrics"):
+            saves.wait()
+        assert saves.latest_step() == 1
+
+
+def test_a_run_begins_when_what_an_interrupted_one_was_writing_is_there(tmp_path, monkeypatch):
+    let_go, written = threading.Event(), []
+
+    def write(*_):
+        let_go.wait(60)
+        written.append(1)
+
+    monkeypatch.setattr("dist_ens.checkpoint.checkpoints.write_checkpoint", write)
+    interrupted = Checkpoints(tmp_path).__enter__()
+    began = threading.Event()
+    interrupted.save(1, state_on(make_layout(4)), {}, after=began.set)
+    assert began.wait(60)
+    interrupted.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    threading.Timer(0.2, let_go.set).start()
+    while not (checkpoints._WRITING.locked() or written):
+        time.sleep(0.001)
+    Checkpoints(tmp_path, read_only=True)
+    assert written

@@ -134,17 +134,22 @@ def test_a_run_killed_at_any_moment_ends_as_one_never_stopped(tmp_path):
     killed = tmp_path / "killed"
     checkpoints = killed / "checkpoints"
 
-    def writing():
-        return any(checkpoints.glob("*.orbax-checkpoint-tmp"))
+    def steps(pattern):
+        return [int(p.name.split(".")[0]) for p in checkpoints.glob(pattern) if p.name[0].isdigit()]
+
+    def writing():  # that of an older step is being removed, that of another start was left
+        newest = max(steps("*[0-9]"), default=0)
+        return newest > before and max(steps("*.orbax-checkpoint-tmp"), default=0) > newest
 
     def some_steps():
-        return sum(p.name.isdigit() for p in checkpoints.glob("*")) > 0
+        return max(steps("*[0-9]"), default=0) > before
 
-    kills = 0
+    kills = before = 0
     for condition in (writing, some_steps, writing):
+        before = max(steps("*[0-9]"), default=0)
         process = start_training(killed, tmp_path / "killed.log", *arguments)
         wait_until(condition, process)
-        time.sleep(random.Random(kills).uniform(0, 0.03))
+        time.sleep(random.Random(kills).uniform(0, 0.005))
         kills += process.poll() is None
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -475,7 +480,6 @@ def test_a_full_disk_is_told_and_nothing_saved_is_lost(tmp_path):
         timeout=LIMIT_SECS,
     )
     assert ended.returncode == 1, ended.stderr
-    # Beside it, before or after, stands what a thread of Orbax's has to say.
     told = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert ["(step 10 is saved). Make room" in line for line in told] == [True]
     _, _, state = open_finished(workdir)

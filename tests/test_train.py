@@ -2,12 +2,14 @@
 
 import json
 import logging
+import math
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -537,10 +539,12 @@ def test_a_second_interruption_waits_for_no_save(tmp_path, monkeypatch):
     state = make_layout(4).put_members({"w": np.zeros(4, np.float32)})
     checkpoints = Checkpoints(tmp_path).__enter__()
     checkpoints.save(1, state, {})
+    writing = checkpoints._writing
     checkpoints.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert not let_go.is_set()
+    assert not writing.done()
     let_go.set()
     checkpoints.__exit__(None, None, None)
+    assert writing.done()
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -548,6 +552,26 @@ def test_an_interruption_before_there_is_anything_to_lose_is_obeyed_at_once(tmp_
     monkeypatch.setattr("dist_ens.train.feed", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         train(experiment(), tmp_path)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_run_that_is_stopped_saves_its_last_call_and_what_that_left(tmp_path, monkeypatch):
+    class Stops(TrainingReporter):
+        def updated(self, previous_step, step, metrics):
+            super().updated(previous_step, step, metrics)
+            if step == 16:
+                signal.raise_signal(signal.SIGINT)
+
+        def catch_up(self, last_step=math.inf):
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(0.3)  # the run has left its loop by then
+            super().catch_up(last_step)
+
+    monkeypatch.setattr("dist_ens.report.TrainingReporter", Stops)
+    trained = train(experiment(steps=10**6, logging={"every_steps": 1}), tmp_path)
+    assert (trained.step, trained.signal) == (16, signal.SIGINT)
+    assert (tmp_path / "checkpoints" / "16").is_dir()
+    assert lines(tmp_path)[-1]["step"] == 16
 
 
 def test_nothing_is_transferred_unasked_between_calls(tmp_path, monkeypatch):

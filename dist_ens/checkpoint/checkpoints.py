@@ -26,6 +26,8 @@ from dist_ens.errors import RunError, first_line
 from dist_ens.layout import pieces_off_devices
 
 FOLDER = "checkpoints"
+# One save at a time in a process: an interrupted run may have left one that is still being written.
+_WRITING = threading.Lock()
 
 
 class Checkpoints:
@@ -42,6 +44,8 @@ class Checkpoints:
         self._keep = keep
         self._newest: int | None = None
         self._writing: Future[None] | None = None
+        with _WRITING:  # what an interrupted run began is there, or it is not
+            pass
         if read_only:
             return
         if cluster.is_main():
@@ -82,50 +86,47 @@ class Checkpoints:
             after: What that thread does first.
 
         Raises:
-            RunError: If the save before this one could not be written.
+            RunError: If the save before this one could not be written. What its `after` or its
+                devices raised is raised as it is.
         """
         if step == self._newest:
             return
         self.wait()
-        self._newest = step
         named = named_leaves(state)
         pieces = pieces_off_devices(named)
         leaves = {name: Leaf(leaf.shape, leaf.dtype, pieces[name]) for name, leaf in named.items()}
-        writing = self._writing = Future()
+        writing: Future[None] = Future()
 
         def write() -> None:
             try:
-                after()
-                write_checkpoint(self._folder, step, leaves, run)
-                if cluster.is_main():
-                    for old in sorted(self._steps())[: -self._keep]:
-                        remove_checkpoint(self._folder / str(old))
-            except Exception as error:  # told to whoever waits
+                with _WRITING:
+                    after()
+                    jax.block_until_ready(
+                        [p.array for leaf in leaves.values() for p in leaf.pieces]
+                    )
+                    with self._told_if_unwritable():
+                        write_checkpoint(self._folder, step, leaves, run)
+                        if cluster.is_main():
+                            for old in sorted(self._steps())[: -self._keep]:
+                                remove_checkpoint(self._folder / str(old))
+            except BaseException as error:  # told to whoever waits
                 writing.set_exception(error)
             else:
                 writing.set_result(None)
 
         # Not one that Python waits for when it ends: who interrupts a save will not.
         threading.Thread(target=write, daemon=True).start()
+        self._newest, self._writing = step, writing
 
     def wait(self) -> None:
         """Returns when the last save is on disk.
 
         Raises:
-            RunError: If it could not be written.
+            RunError: If it could not be written; see `save`.
         """
         writing, self._writing = self._writing, None
-        if writing is None:
-            return
-        try:
+        if writing is not None:
             writing.result()
-        except Exception as error:  # TensorStore tells of a full disk in a ValueError
-            saved = self.latest_step()
-            kept = "nothing is saved yet" if saved is None else f"step {saved} is saved"
-            raise RunError(
-                f"A checkpoint can be written. Received: {self._folder}, where it could not: "
-                f"{first_line(error)} ({kept}). Make room, and run the same command again."
-            ) from error
 
     def restore_run(self, step: int) -> dict[str, Any]:
         """What the state in a checkpoint belongs to."""
@@ -159,6 +160,18 @@ class Checkpoints:
         if not self._folder.is_dir():
             return []
         return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
+
+    @contextlib.contextmanager
+    def _told_if_unwritable(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # TensorStore tells of a full disk in a ValueError
+            saved = self.latest_step()
+            kept = "nothing is saved yet" if saved is None else f"step {saved} is saved"
+            raise RunError(
+                f"A checkpoint can be written. Received: {self._folder}, where it could not: "
+                f"{first_line(error)} ({kept}). Make room, and run the same command again."
+            ) from error
 
     @contextlib.contextmanager
     def _told_if_damaged(self, step: int) -> Iterator[None]:

@@ -7,6 +7,7 @@ and on disk.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -29,6 +30,7 @@ _OF_HOST = "ocdbt.process_"
 _PATIENCE_SECS = 600
 # Without one in common each array would be a database, and a transaction, by itself.
 _CONTEXT = ts.Context()
+_NUMBERS = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,21 +72,23 @@ def write_checkpoint(
         _write_arrays(arrays, state)
     else:
         _write_arrays(arrays / f"{_OF_HOST}{jax.process_index()}", state)
-    _all_have(f"written {whole}")
+    number = next(_NUMBERS)  # hosts save equally often, and may call the folder differently
+    _all_have(f"written checkpoint {number}")
     if cluster.is_main():
         _take_up_others(arrays)
         for path in (arrays, unfinished):
             _sync(path)
         unfinished.rename(whole)
         _sync(folder)
-    _all_have(f"kept {whole}")
+    _all_have(f"kept checkpoint {number}")
 
 
 def remove_checkpoint(path: pathlib.Path) -> None:
     """Removes a checkpoint; one that is half removed is none."""
     unfinished = path.with_name(path.name + UNFINISHED)
     path.rename(unfinished)
-    shutil.rmtree(unfinished)
+    _sync(path.parent)
+    shutil.rmtree(unfinished, ignore_errors=True)  # what somebody reads may stay until the next run
 
 
 def remove_unfinished(folder: pathlib.Path) -> None:

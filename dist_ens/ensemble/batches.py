@@ -81,6 +81,8 @@ def one_step(batches: Any, number: jax.Array) -> Any:
 def located(batches: Any, member_ids: jax.Array, layout: Layout) -> Any:
     """`Drawn` batches as `Located`, others as they are; only inside `Layout.shard_map`.
 
+    Each program does so for itself: that of one member, dispatched for every member, as often.
+
     Args:
         batches: Of the call.
         member_ids: The names of this device's members, int32[members].

@@ -145,7 +145,10 @@ class Planner:
         # Nor one over members, over parts of the batch, or over examples in a kernel's gradient.
         if over_members or ensemble.microbatches > 1 or canonical:
             plain = dataclasses.replace(way, convolutions=None) if canonical else way
-            step = self._compiled(planned, self._one_member(ensemble, 1), _unrolled(plain))
+            # To locate one order's examples is an operation of a device, not of each member.
+            shared = over_members and not self.per_member
+            given = dataclasses.replace(planned, place=Place.HOSTS) if shared else planned
+            step = self._compiled(given, self._one_member(ensemble, 1), _unrolled(plain))
         times = 1 if step is program and not dispatched else members
         memory = program.memory_analysis()
         total = (
@@ -155,8 +158,9 @@ class Planner:
             + memory.temp_size_in_bytes
             + memory.generated_code_size_in_bytes
         )
-        # The program is given a step's batch, of as many members as it has; a call's are there, of
-        # all, and beside batches of their own a copy for those whose turn it is.
+        # The program is given a step's batch, of as many members as it has, or where to begin to
+        # draw; a call's are there, of all, and beside batches of their own that were sent a copy
+        # for those whose turn it is.
         total += planned.bytes_per_device["batches"]
         total -= _given_bytes(given_to, self._batches(given_to, planned.place, 1))
         drawn = planned.place is Place.EVERYWHERE

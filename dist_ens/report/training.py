@@ -94,7 +94,8 @@ class TrainingReporter:
     """Metric lines, and the pace, of a running loop; a context. Every host has one, one writes.
 
     A call's metrics are read when the next call has been dispatched, so that the device never waits
-    for the host; those of the first, which is waited for, at once.
+    for the host, or before that by the thread that saves what the call left; those of the first
+    call, which is waited for, at once.
 
     Args:
         console: Where the pace goes: a bar on a terminal, a line every ten seconds elsewhere.
@@ -147,11 +148,17 @@ class TrainingReporter:
         self._bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._ended = time.monotonic()
-        self._bar.stop()
-        if self._writer is not None:
-            self._writer.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A thread that saves may be about to read the last call, but who asks a second time for the
+        # end will not wait, and hosts of which one failed do not read together.
+        try:
+            if kind is None or (kind is not KeyboardInterrupt and jax.process_count() == 1):
+                self.catch_up()
+        finally:
+            self._ended = time.monotonic()
+            self._bar.stop()
+            if self._writer is not None:
+                self._writer.close()
 
     def updated(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Takes the metrics, float32[steps, members], of the call just dispatched."""
