@@ -268,11 +268,9 @@ def abstract_batches(
         cursor = jax.ShapeDtypeStruct((steps, 3), "uint32", sharding=layout.sharding(REPLICATED))
         count = order.num_examples * order.num_groups
         return Drawn(examples((count,), REPLICATED), cursor, order)
-    of_call: tuple[int, ...] = (steps, global_batch_size)
+    of_call = steps, global_batch_size
     if per_member:
-        of_call = (layout.num_members, *of_call)
-    if per_member:
-        return Own(examples(of_call, MEMBER_BATCHES))
+        return Own(examples((layout.num_members, *of_call), MEMBER_BATCHES))
     return examples(of_call, BATCHES)
 
 
