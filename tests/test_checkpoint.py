@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore as ts
 
 from dist_ens.checkpoint import Checkpoints, checkpoints
 from dist_ens.errors import RunError
@@ -67,6 +68,15 @@ def test_what_is_saved_is_the_state_though_it_is_used_up_at_once(tmp_path, rows,
     assert [x.dtype for x in jax.tree.leaves(restored)] == [
         x.dtype for x in jax.tree.leaves(expected)
     ]
+
+
+def test_zeros_are_written_too_so_that_what_is_absent_is_damage(tmp_path):
+    with Checkpoints(tmp_path) as saves:
+        saves.save(1, state_on(make_layout(4, 4, jax.devices()[:4])), {})
+    base = {"driver": "file", "path": f"{tmp_path}/checkpoints/1/state/"}
+    keys = ts.KvStore.open({"driver": "ocdbt", "base": base}).result().list().result()
+    of_zeros = sorted(key for key in keys if key.startswith(b"zeros/"))
+    assert of_zeros == [b"zeros/.zarray", *(b"zeros/%d.0" % row for row in range(4))]
 
 
 def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_path):
