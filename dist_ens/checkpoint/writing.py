@@ -107,7 +107,6 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
                 "kvstore": {**_database(path), "path": f"{name}/"},
                 # Trained weights shrink by 7 %, and trying takes half of a save's time.
                 "metadata": {"compressor": None},
-                "store_data_equal_to_fill_value": True,
             },
             create=True,
             dtype=ts.dtype(leaf.dtype),
