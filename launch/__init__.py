@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from launch import huge_pages
+from launch import allocator
 
 VERBS = ("train", "evaluate", "predict", "report", "plan", "bench")
 
@@ -17,13 +17,13 @@ def _interrupted(*_: object) -> NoReturn:
 
 
 if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command
-    huge_pages.ask()
+    allocator.ask()
     signal.signal(signal.SIGINT, _interrupted)
 
 
 def main() -> None:
     """Runs the verb on the command line."""
-    huge_pages.ask()
+    allocator.ask()
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     if verb in ("--help", "-h"):
         print(f"dist-ens VERB …, where VERB is one of {', '.join(VERBS)}; VERB --help says more.")

@@ -1,0 +1,84 @@
+"""Commands ask the C library for huge pages and to keep memory, unless somebody says otherwise."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from conftest import COMMAND_ENVIRONMENT
+from launch import allocator
+
+ROOT = pathlib.Path(__file__).parent.parent
+SCRIPT = [pathlib.Path(sys.executable).parent / "dist-ens", "train"]
+MODULE = [sys.executable, "-m", "launch.train"]
+OTHER = "glibc.malloc.tcache_count=3"
+IS_ASKED = allocator._can_be_asked()
+HUGE_PAGES = ":glibc.malloc.hugetlb=1" if IS_ASKED and allocator._given_who_asks() else ""
+KEPT_MEMORY = (
+    ":glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1099511627776"
+    if IS_ASKED
+    else ""
+)
+
+
+@pytest.mark.parametrize("command", [SCRIPT, MODULE], ids=["dist-ens", "python -m"])
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [
+        (OTHER, OTHER + HUGE_PAGES + KEPT_MEMORY),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+    ],
+    ids=["said nothing", "said no"],
+)
+def test_a_command_asks_once_and_keeps_its_arguments(command, said, seen, tmp_path):
+    config = tmp_path / "a config.py"
+    config.write_text("import os, sys\nprint(os.environ['GLIBC_TUNABLES'], sys.argv[1:])\n1 / 0\n")
+    ended = subprocess.run(
+        [*command, f"--config={config}", "--workdir=a folder"],
+        cwd=ROOT,
+        env=COMMAND_ENVIRONMENT | {"GLIBC_TUNABLES": said},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.stdout == f"{seen} {[f'--config={config}', '--workdir=a folder']}\n"
+    assert ended.returncode == 2
+
+
+def printed_by(config, tmp_path):
+    """What a config prints that a command reads."""
+    path = tmp_path / "config.py"
+    path.write_text(config + "1 / 0\n")
+    ended = subprocess.run(
+        [*MODULE, f"--config={path}", "--workdir=x"],
+        cwd=ROOT,
+        env=COMMAND_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return ended.stdout
+
+
+def test_memory_comes_in_huge_pages(tmp_path):
+    printed = printed_by(
+        "import numpy\nkept = numpy.ones(2**24)\n"
+        "print(sum(int(line.split()[1]) for line in open('/proc/self/smaps') "
+        "if line.startswith('AnonHugePages')))\n",
+        tmp_path,
+    )
+    assert int(printed) >= (2**16 if HUGE_PAGES else 0)  # of 131,072 KiB
+
+
+def test_memory_that_was_freed_is_kept(tmp_path):
+    printed = printed_by(
+        "import numpy\n"
+        "def kib():\n"
+        "    lines = open('/proc/self/status')\n"
+        "    return next(int(l.split()[1]) for l in lines if l.startswith('VmRSS'))\n"
+        "blocks = [numpy.ones(2**20) for _ in range(8)]\n"
+        "held = kib()\ndel blocks\nprint(held - kib())\n",
+        tmp_path,
+    )
+    assert int(printed) < (2**13 if IS_ASKED else 2**20)  # of 65,536 KiB
