@@ -50,7 +50,4 @@ def _numbers(leaf: Any) -> Any:
         return leaf
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.eval_shape(jax.random.key_data, leaf).update(sharding=leaf.sharding)
-    return _key_data(leaf)
-
-
-_key_data = jax.jit(jax.random.key_data)
+    return jax.random.key_data(leaf)  # what the key holds: no program, which would wait its turn
