@@ -1,5 +1,7 @@
 """Checkpoints: what is saved, when it counts, and what is told where it cannot be written."""
 
+import itertools
+import os
 import threading
 import time
 from functools import partial
@@ -91,6 +93,43 @@ def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_p
         saves.wait()
         assert saves.latest_step() == 100
     assert sorted(p.name for p in folder.iterdir()) == ["100", "20"]
+
+
+def test_a_save_that_ends_between_any_two_writes_to_the_disk_leaves_a_whole_checkpoint(
+    tmp_path, monkeypatch
+):
+    layout = make_layout(4)
+    older, newer = state_on(layout), jax.tree.map(lambda leaf: leaf.copy(), state_on(layout))
+    newest = []
+    for last in itertools.count():
+        workdir, synced = tmp_path / str(last), itertools.count()
+
+        def fsync(_, last=last, synced=synced):
+            if next(synced) >= last:
+                raise OSError("no more")
+
+        with Checkpoints(workdir) as saves:
+            saves.save(1, older, {"step": 1})
+            saves.wait()
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fsync", fsync)
+                saves.save(2, newer, {"step": 2})
+                try:
+                    saves.wait()
+                except RunError:
+                    ended = False
+                else:
+                    ended = True
+        with Checkpoints(workdir) as saves:  # as whoever goes on
+            newest.append(saves.latest_step())
+            assert saves.restore_run(newest[-1]) == {"step": newest[-1]}
+            saves.restore_state(newest[-1], abstract(older))
+            assert not list((workdir / "checkpoints").glob("*tmp"))
+        if ended:
+            break
+    assert newest == sorted(newest)
+    assert {1, 2} == set(newest)
+    assert newest[:-2].count(1) >= 5  # files and folders that are on disk before it has its name
 
 
 def test_a_save_that_cannot_be_written_is_told_by_the_next_with_what_is_kept(tmp_path):

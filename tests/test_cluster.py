@@ -112,6 +112,17 @@ def test_two_hosts_train_and_score_groups_as_one_does(trained_by_two, tmp_path):
         assert of_two[name] == pytest.approx(of_one[name], rel=1e-4)
 
 
+def test_a_host_that_cannot_save_keeps_no_other_waiting_and_all_say_so(tmp_path):
+    logs = [tmp_path / f"host_{i}.log" for i in range(2)]
+    script = [sys.executable, "tests/two_hosts.py", "fail", f"127.0.0.1:{free_port()}"]
+    codes = finish([start([*script, str(i), str(tmp_path)], logs[i]) for i in range(2)], logs)
+    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    of_main, of_other = (log.read_text() for log in logs)
+    assert "could not: process 1 could not write its part. (step 1 is saved). Make" in of_main
+    assert "File too large" in of_other
+    assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]")] == ["1"]
+
+
 def test_two_hosts_choose_an_execution_together(tmp_path):
     logs = [tmp_path / f"host_{i}.log" for i in range(2)]
     script = [sys.executable, "tests/two_hosts.py", "choose", f"127.0.0.1:{free_port()}"]

@@ -1,17 +1,20 @@
 """One of two hosts with four devices each; it trains the same small ensemble on several meshes.
 
-python tests/two_hosts.py train|hang|choose COORDINATOR PROCESS_ID FOLDER
+python tests/two_hosts.py train|hang|choose|fail COORDINATOR PROCESS_ID FOLDER
 
 `hang` trains FOLDER/killed on the last mesh, from data that never come after step 4, and waits to
 be killed; `train` goes on with that run, then trains every mesh anew, groups of members, and on the
 last mesh from a split that is divided over it.
 `choose` writes to FOLDER/chosen_PROCESS_ID.json what it chose for two meshes, and what it tried.
+`fail` saves two checkpoints in FOLDER, of which the second host has no room for the second, and
+prints what is told.
 """
 
 import dataclasses
 import json
 import os
 import pathlib
+import resource
 import sys
 import time
 from typing import Any
@@ -102,6 +105,28 @@ def choose_executions():
     return told
 
 
+def fail_to_save(folder):
+    """Two saves; at the second the system lets the second host write small files only."""
+    from dist_ens import cluster
+    from dist_ens.checkpoint import Checkpoints
+    from dist_ens.errors import RunError
+    from dist_ens.layout import make_layout
+
+    state = make_layout(8).put_members({"w": np.ones((8, 1000), np.float32)})
+    with Checkpoints(folder) as saves:
+        saves.save(1, state, {})
+        saves.wait()
+        unlimited = resource.RLIM_INFINITY
+        if not cluster.is_main():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited))
+        saves.save(2, state, {})
+        try:
+            saves.wait()
+        except RunError as error:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+            print(error)
+
+
 def main(verb, coordinator, process_id, folder):
     os.environ["XLA_FLAGS"] = fast_xla.flags(4)
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -116,6 +141,9 @@ def main(verb, coordinator, process_id, folder):
     if verb == "choose":
         file = folder / f"chosen_{process_id}.json"
         file.write_text(json.dumps(choose_executions()))
+        return
+    if verb == "fail":
+        fail_to_save(folder)
         return
     if verb == "hang":
         source = open_source(killed.data)

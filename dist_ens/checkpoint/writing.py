@@ -3,16 +3,17 @@
 Each host writes its arrays' parts into a database of its own (TensorStore's OCDBT), the first into
 that of the whole, which takes the others' up when they are done. All of it happens in a folder of
 another name, which the first host gives its own at the end: a checkpoint that is there is complete,
-and on disk.
+and on disk. Where one host fails, all of them do, and none waits for it.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -26,8 +27,8 @@ from dist_ens.layout import Piece
 UNFINISHED = ".orbax-checkpoint-tmp"  # what Orbax, too, takes for no checkpoint
 STATE, RUN = "state", "run"
 _OF_HOST = "ocdbt.process_"
-# What hosts wait for each other: a slow one has written its part by then, one that failed has not.
-_PATIENCE_SECS = 600
+_WRITTEN_BY = "written_by_process_"
+_PATIENCE_SECS = 600  # for a host that is slow to write its part
 # Without one in common each array would be a database, and a transaction, by itself.
 _CONTEXT = ts.Context()
 _NUMBERS = itertools.count()
@@ -61,26 +62,34 @@ def write_checkpoint(
         step: Updates that the state has seen.
         state: Its leaves, by name.
         run: What JSON can hold.
+
+    Raises:
+        OSError: If another host could not write its part. What this one's own raised is raised as
+            it is.
     """
     whole, unfinished = folder / str(step), folder / f"{step}{UNFINISHED}"
-    arrays = unfinished / STATE
-    if cluster.is_main():
-        arrays.mkdir(parents=True, exist_ok=True)  # another host may have been faster
-        (unfinished / RUN).mkdir()
-        _write(unfinished / RUN / "metadata", run)
-        _write(arrays / "_METADATA", _description(state))
-        _write_arrays(arrays, state)
-    else:
-        _write_arrays(arrays / f"{_OF_HOST}{jax.process_index()}", state)
+    arrays, here = unfinished / STATE, jax.process_index()
     number = next(_NUMBERS)  # hosts save equally often, and may call the folder differently
-    _all_have(f"written checkpoint {number}")
-    if cluster.is_main():
-        _take_up_others(arrays)
-        for path in (arrays, unfinished):
-            _sync(path)
-        unfinished.rename(whole)
-        _sync(folder)
-    _all_have(f"kept checkpoint {number}")
+    with _ended_on_all(f"checkpoint {number}"):
+        with _ended_on_all(f"parts of checkpoint {number}"):
+            arrays.mkdir(parents=True, exist_ok=True)  # by whoever is the fastest
+            if cluster.is_main():
+                (unfinished / RUN).mkdir()
+                _write(unfinished / RUN / "metadata", run)
+                _write(arrays / "_METADATA", _description(state))
+                _write_arrays(arrays, state)
+            else:
+                _write_arrays(arrays / f"{_OF_HOST}{here}", state)
+                (unfinished / f"{_WRITTEN_BY}{here}").touch()
+        if cluster.is_main():
+            _check_others_have_written(unfinished)
+            _take_up_others(arrays)
+            for path in (arrays, unfinished):
+                _sync(path)
+            unfinished.rename(whole)
+            _sync(folder)
+    if not whole.is_dir():
+        raise OSError("another host could not write its part")
 
 
 def remove_checkpoint(path: pathlib.Path) -> None:
@@ -128,6 +137,15 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
     ]:
         written.result()
     transaction.commit_async().result()
+
+
+def _check_others_have_written(unfinished: pathlib.Path) -> None:
+    marks = {host: unfinished / f"{_WRITTEN_BY}{host}" for host in range(1, jax.process_count())}
+    failed = [host for host, mark in marks.items() if not mark.exists()]
+    if failed:
+        raise OSError(f"process {', '.join(map(str, failed))} could not write its part")
+    for mark in marks.values():
+        mark.unlink()
 
 
 def _take_up_others(path: pathlib.Path) -> None:
@@ -180,6 +198,13 @@ def _sync(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
-def _all_have(name: str) -> None:
-    """Returns when every host has called this; no device takes part, so that training goes on."""
-    ocp.multihost.get_barrier_sync_fn()(key=name, timeout_ms=1000 * _PATIENCE_SECS)
+@contextlib.contextmanager
+def _ended_on_all(name: str) -> Iterator[None]:
+    """Ends when what is inside has ended on every host, well or not.
+
+    No device takes part, so that training goes on.
+    """
+    try:
+        yield
+    finally:
+        ocp.multihost.get_barrier_sync_fn()(key=name, timeout_ms=1000 * _PATIENCE_SECS)
