@@ -1,3 +1,3 @@
 """What dist_ens costs and gains; run like its commands."""
 
-import launch  # noqa: F401  asks for huge pages as they do
+import launch  # noqa: F401  asks the C library for what they ask

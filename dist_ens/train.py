@@ -144,9 +144,7 @@ def train(
                     # it sees to that; several hosts read them together, in their main threads.
                     if jax.process_count() > 1:
                         reporter.catch_up()
-                    checkpoints.save(
-                        step, state, run_to_save, after=partial(reporter.catch_up, step)
-                    )
+                    checkpoints.save(step, state, run_to_save, after=partial(reporter.keep, step))
                 if is_last or stopping:
                     break
                 state, metrics = ensemble.update(state, next(batches))

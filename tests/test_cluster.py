@@ -112,14 +112,24 @@ def test_two_hosts_train_and_score_groups_as_one_does(trained_by_two, tmp_path):
         assert of_two[name] == pytest.approx(of_one[name], rel=1e-4)
 
 
-def test_a_host_that_cannot_save_keeps_no_other_waiting_and_all_say_so(tmp_path):
+@pytest.mark.parametrize(
+    ("failing", "seen_by_other"),
+    [
+        (0, "the whole is not here: another host could not write its part"),
+        (1, "the part of host 1 is not here: it could not be written"),
+    ],
+)
+def test_a_host_that_cannot_save_keeps_no_other_waiting_and_all_say_so(
+    tmp_path, failing, seen_by_other
+):
     logs = [tmp_path / f"host_{i}.log" for i in range(2)]
-    script = [sys.executable, "tests/two_hosts.py", "fail", f"127.0.0.1:{free_port()}"]
+    verb, port = f"fail_{failing}", free_port()
+    script = [sys.executable, "tests/two_hosts.py", verb, f"127.0.0.1:{port}"]
     codes = finish([start([*script, str(i), str(tmp_path)], logs[i]) for i in range(2)], logs)
     assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
-    of_main, of_other = (log.read_text() for log in logs)
-    assert "could not: process 1 could not write its part. (step 1 is saved). Make" in of_main
-    assert "File too large" in of_other
+    assert "File too large" in logs[failing].read_text()
+    assert seen_by_other in logs[1 - failing].read_text()
+    assert all("(step 1 is saved). Make room" in log.read_text() for log in logs)
     assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]")] == ["1"]
 
 

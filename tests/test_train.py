@@ -28,6 +28,7 @@ from dist_ens.losses import softmax_cross_entropy
 from dist_ens.member import Member, from_functions
 from dist_ens.methods import Order
 from dist_ens.report import TrainingReporter
+from dist_ens.report.training import MetricsWriter
 from dist_ens.run import Run, open_finished, trained_by_one
 from dist_ens.train import train
 
@@ -473,6 +474,18 @@ def reporter_of(last_step):
         every_steps=100,
         member_examples_per_step=8,
     )
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="a Linux device")
+def test_metrics_that_cannot_be_written_are_told_in_a_sentence(tmp_path):
+    writer = MetricsWriter(tmp_path, 0)
+    writer.close()
+    writer._file = pathlib.Path("/dev/full").open("a")  # noqa: SIM115
+    with pytest.raises(RunError, match=r"^Metrics can be .* /dev/full, .*: No space left on dev"):
+        writer.write(1, {"train/loss": 0.5})
+    with pytest.raises(RunError, match=r"^Metrics can be .* /dev/full, "):
+        writer.close()
+    assert writer._file.closed
 
 
 def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monkeypatch):

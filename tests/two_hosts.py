@@ -1,13 +1,13 @@
 """One of two hosts with four devices each; it trains the same small ensemble on several meshes.
 
-python tests/two_hosts.py train|hang|choose|fail COORDINATOR PROCESS_ID FOLDER
+python tests/two_hosts.py train|hang|choose|fail_0|fail_1 COORDINATOR PROCESS_ID FOLDER
 
 `hang` trains FOLDER/killed on the last mesh, from data that never come after step 4, and waits to
 be killed; `train` goes on with that run, then trains every mesh anew, groups of members, and on the
 last mesh from a split that is divided over it.
 `choose` writes to FOLDER/chosen_PROCESS_ID.json what it chose for two meshes, and what it tried.
-`fail` saves two checkpoints in FOLDER, of which the second host has no room for the second, and
-prints what is told.
+`fail_0` and `fail_1` save two checkpoints in FOLDER, of which that host has no room for the second,
+and print what is told.
 """
 
 import dataclasses
@@ -105,9 +105,8 @@ def choose_executions():
     return told
 
 
-def fail_to_save(folder):
-    """Two saves; at the second the system lets the second host write small files only."""
-    from dist_ens import cluster
+def fail_to_save(folder, *, fails):
+    """Two saves; a host that fails may write small files only at the second."""
     from dist_ens.checkpoint import Checkpoints
     from dist_ens.errors import RunError
     from dist_ens.layout import make_layout
@@ -117,7 +116,7 @@ def fail_to_save(folder):
         saves.save(1, state, {})
         saves.wait()
         unlimited = resource.RLIM_INFINITY
-        if not cluster.is_main():
+        if fails:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited))
         saves.save(2, state, {})
         try:
@@ -142,8 +141,8 @@ def main(verb, coordinator, process_id, folder):
         file = folder / f"chosen_{process_id}.json"
         file.write_text(json.dumps(choose_executions()))
         return
-    if verb == "fail":
-        fail_to_save(folder)
+    if verb.startswith("fail"):
+        fail_to_save(folder, fails=verb.endswith(process_id))
         return
     if verb == "hang":
         source = open_source(killed.data)

@@ -60,7 +60,7 @@ class Checkpoints:
         if kind is KeyboardInterrupt:  # who asks for the end a second time will not wait
             return
         if kind is None or jax.process_count() == 1:
-            self.wait()  # on an error hosts that failed would wait for ever
+            self.wait()  # on an error of one host the others do not come to the end of a save
 
     def latest_step(self) -> int | None:
         """Step of the newest finished checkpoint; None where there is none."""
@@ -89,9 +89,9 @@ class Checkpoints:
             RunError: If the save before this one could not be written. What its `after` or its
                 devices raised is raised as it is.
         """
+        self.wait()
         if step == self._newest:
             return
-        self.wait()
         named = named_leaves(state)
         pieces = pieces_off_devices(named)
         leaves = {name: Leaf(leaf.shape, leaf.dtype, pieces[name]) for name, leaf in named.items()}
@@ -106,8 +106,10 @@ class Checkpoints:
                     )
                     with self._told_if_unwritable():
                         write_checkpoint(self._folder, step, leaves, run)
-                        if cluster.is_main():
-                            for old in sorted(self._steps())[: -self._keep]:
+                    self._newest = step
+                    if cluster.is_main():
+                        for old in sorted(self._steps())[: -self._keep]:
+                            with contextlib.suppress(OSError):  # the next save tries it again
                                 remove_checkpoint(self._folder / str(old))
             except BaseException as error:  # told to whoever waits
                 writing.set_exception(error)
@@ -116,7 +118,7 @@ class Checkpoints:
 
         # Not one that Python waits for when it ends: who interrupts a save will not.
         threading.Thread(target=write, daemon=True).start()
-        self._newest, self._writing = step, writing
+        self._writing = writing
 
     def wait(self) -> None:
         """Returns when the last save is on disk.
@@ -177,14 +179,21 @@ class Checkpoints:
     def _told_if_damaged(self, step: int) -> Iterator[None]:
         try:
             yield
-        except RunError:
+        except (RunError, MemoryError, jax.errors.JaxRuntimeError):  # the last: of the devices
             raise
         except Exception as error:  # Orbax has no error of its own for what it cannot read
+            path = self._folder / str(step)
+            if not path.exists():
+                raise RunError(
+                    f"A checkpoint is read while it is there. Received: {path}, which a run that "
+                    "is training has replaced meanwhile. Run the same command again."
+                ) from error
             older = [s for s in self._steps() if s < step]
             before = f" to go on from step {max(older)}" if older else ""
             raise RunError(
-                f"A checkpoint can be read whole. Received: {self._folder / str(step)}, which is "
-                f"damaged ({type(error).__name__}). Move that folder away{before}."
+                f"A checkpoint can be read whole. Received: {path}, which is damaged, or closed to "
+                f"this user ({type(error).__name__}: {first_line(error)}). Open it, or move that "
+                f"folder away{before}."
             ) from error
 
 

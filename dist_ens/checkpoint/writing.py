@@ -24,10 +24,10 @@ import tensorstore as ts
 from dist_ens import cluster
 from dist_ens.layout import Piece
 
-UNFINISHED = ".orbax-checkpoint-tmp"  # what Orbax, too, takes for no checkpoint
+_UNFINISHED = ".orbax-checkpoint-tmp"  # what Orbax, too, takes for no checkpoint
 STATE, RUN = "state", "run"
 _OF_HOST = "ocdbt.process_"
-_WRITTEN_BY = "written_by_process_"
+_WRITTEN_BY = "written_by_host_"
 _PATIENCE_SECS = 600  # for a host that is slow to write its part
 # Without one in common each array would be a database, and a transaction, by itself.
 _CONTEXT = ts.Context()
@@ -67,7 +67,7 @@ def write_checkpoint(
         OSError: If another host could not write its part. What this one's own raised is raised as
             it is.
     """
-    whole, unfinished = folder / str(step), folder / f"{step}{UNFINISHED}"
+    whole, unfinished = folder / str(step), folder / f"{step}{_UNFINISHED}"
     arrays, here = unfinished / STATE, jax.process_index()
     number = next(_NUMBERS)  # hosts save equally often, and may call the folder differently
     with _ended_on_all(f"checkpoint {number}"):
@@ -89,12 +89,12 @@ def write_checkpoint(
             unfinished.rename(whole)
             _sync(folder)
     if not whole.is_dir():
-        raise OSError("another host could not write its part")
+        raise OSError("the whole is not here: another host could not write its part")
 
 
 def remove_checkpoint(path: pathlib.Path) -> None:
     """Removes a checkpoint; one that is half removed is none."""
-    unfinished = path.with_name(path.name + UNFINISHED)
+    unfinished = path.with_name(path.name + _UNFINISHED)
     path.rename(unfinished)
     _sync(path.parent)
     shutil.rmtree(unfinished, ignore_errors=True)  # what somebody reads may stay until the next run
@@ -102,8 +102,8 @@ def remove_checkpoint(path: pathlib.Path) -> None:
 
 def remove_unfinished(folder: pathlib.Path) -> None:
     """Removes what was not written, or not removed, to its end."""
-    for path in folder.glob(f"*{UNFINISHED}"):
-        shutil.rmtree(path)
+    for path in folder.glob(f"*{_UNFINISHED}"):
+        shutil.rmtree(path, ignore_errors=True)  # what stays is in the way of its own step only
 
 
 def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
@@ -143,7 +143,10 @@ def _check_others_have_written(unfinished: pathlib.Path) -> None:
     marks = {host: unfinished / f"{_WRITTEN_BY}{host}" for host in range(1, jax.process_count())}
     failed = [host for host, mark in marks.items() if not mark.exists()]
     if failed:
-        raise OSError(f"process {', '.join(map(str, failed))} could not write its part")
+        raise OSError(
+            f"the part of host {', '.join(map(str, failed))} is not here: it could not be written, "
+            "or that host has another folder of this name"
+        )
     for mark in marks.values():
         mark.unlink()
 
@@ -204,7 +207,16 @@ def _ended_on_all(name: str) -> Iterator[None]:
 
     No device takes part, so that training goes on.
     """
+
+    def wait() -> None:
+        ocp.multihost.get_barrier_sync_fn()(key=name, timeout_ms=1000 * _PATIENCE_SECS)
+
     try:
         yield
-    finally:
-        ocp.multihost.get_barrier_sync_fn()(key=name, timeout_ms=1000 * _PATIENCE_SECS)
+    except jax.errors.JaxRuntimeError:  # of a host that did not come, and will not come now
+        raise
+    except BaseException:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # told is what came first
+            wait()
+        raise
+    wait()

@@ -80,6 +80,7 @@ class PlannedMesh:
             "bytes_per_device": dict(self.bytes_per_device),
             "collectives": [dataclasses.asdict(collective) for collective in self.collectives],
             "fits": self.fits,
+            "refusal": self.refusal,
             "max_steps_per_second": self.max_steps_per_second,
         }
 

@@ -311,11 +311,11 @@ class Planner:
 
 def _where(points: list[tuple[int, int]], height: float) -> int | None:
     """The largest whole x at which the line through two points is no higher; None for no line."""
-    if len(points) < 2 or points[0][1] >= points[1][1] or points[0][0] >= points[1][0]:
-        points = sorted(points)
-    if len(points) < 2 or points[1][1] <= points[0][1]:
+    if len(points) < 2:
         return None
-    (x, y), (x2, y2) = points
+    (x, y), (x2, y2) = sorted(points)
+    if y2 <= y:
+        return None
     return math.floor(x + (height - y) * (x2 - x) / (y2 - y))
 
 

@@ -210,5 +210,5 @@ def memory_bytes(device: jax.Device) -> float:
         return chip.hbm_bytes
     if device.platform == "cpu":
         return psutil.virtual_memory().total // jax.local_device_count()
-    stats = device.memory_stats()
+    stats = jax.local_devices()[0].memory_stats()  # of others, their own hosts know it
     return stats["bytes_limit"] if stats else math.inf

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import pathlib
 import threading
 import time
@@ -14,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dist_ens.errors import RunError
 from dist_ens.layout import to_host
 from dist_ens.report.files import to_json, write_atomically
 
@@ -38,15 +40,45 @@ class MetricsWriter:
         kept = [line for line in _whole_lines(path) if _step_of(line) <= step]
         write_atomically(path, "".join(kept))
         self._file: TextIO = path.open("a", encoding="utf-8")
+        self._closing = threading.Lock()
 
     def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        """Closes the file; its lines are on disk then, or a `RunError` says that they are not."""
+        try:
+            self.sync()
+        finally:
+            with self._closing, contextlib.suppress(OSError):  # of a line that was told already
+                self._file.close()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends the metrics of a step."""
-        self._file.write(to_json({"step": step, **metrics}) + "\n")
-        self._file.flush()
+        """Appends the metrics of a step.
+
+        Raises:
+            RunError: If the system refuses.
+        """
+        with self._told_if_unwritable():
+            self._file.write(to_json({"step": step, **metrics}) + "\n")
+            self._file.flush()
+
+    def sync(self) -> None:
+        """Returns when all lines are on disk, as they are once the file is closed; in any thread.
+
+        Raises:
+            RunError: If the system refuses.
+        """
+        with self._closing, self._told_if_unwritable():
+            if not self._file.closed:
+                os.fsync(self._file.fileno())
+
+    @contextlib.contextmanager
+    def _told_if_unwritable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"Metrics can be written. Received: {self._file.name}, where they could not: "
+                f"{error.strerror}. Make room, and run the same command again."
+            ) from error
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
@@ -173,7 +205,9 @@ class TrainingReporter:
         self.catch_up()
         since = time.monotonic()
         yield
-        self._paused_secs += time.monotonic() - since
+        paused_secs = time.monotonic() - since
+        self._paused_secs += paused_secs
+        self._shown_at += paused_secs
 
     def catch_up(self, last_step: float = math.inf) -> None:
         """Waits for the last call, and reads what it left; in any thread.
@@ -185,6 +219,12 @@ class TrainingReporter:
             if self._pending is not None and self._pending[1] <= last_step:
                 pending, self._pending = self._pending, None
                 self._read(*pending)
+
+    def keep(self, last_step: int) -> None:
+        """Catches up with calls to a step, and returns when their lines are on disk."""
+        self.catch_up(last_step)
+        if self._writer is not None:
+            self._writer.sync()
 
     def _read(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
         jax.block_until_ready(metrics)
