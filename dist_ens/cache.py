@@ -101,9 +101,9 @@ def keep_execution(program: str, execution: str, folder: pathlib.Path | None = N
     kept = (kept if isinstance(kept, dict) else {}) | {program: execution}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(kept, file, indent=1)
-        pathlib.Path(file.name).replace(path)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")  # runs may end side by side
+        unfinished.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        unfinished.replace(path)
     except OSError as error:
         logging.warning("The chosen execution could not be kept in %s: %s.", path, error.strerror)
 

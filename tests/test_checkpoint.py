@@ -200,6 +200,15 @@ def test_a_checkpoint_that_was_replaced_meanwhile_is_called_no_damage(tmp_path):
                 read(1)
 
 
+def test_a_sound_checkpoint_is_read_without_a_warning(tmp_path, caplog):
+    state = state_on(make_layout(4))
+    with Checkpoints(tmp_path) as saves:
+        saves.save(1, state, {})
+        saves.wait()
+        saves.restore_state(1, abstract(state))
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 def test_a_run_begins_when_what_an_interrupted_one_was_writing_is_there(tmp_path, monkeypatch):
     let_go, written = threading.Event(), []
 

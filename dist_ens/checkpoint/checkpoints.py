@@ -151,12 +151,16 @@ class Checkpoints:
         """
         named, path = named_leaves(abstract), self._folder / str(step) / STATE
         self._newest = step
-        with self._told_if_damaged(step), ocp.PyTreeCheckpointer() as checkpointer:
-            _check_leaves(path, checkpointer.metadata(path).item_metadata, named)
+        # Not Orbax's checkpointer, which warns of the description of a step that this is not.
+        with (
+            self._told_if_damaged(step),
+            contextlib.closing(ocp.PyTreeCheckpointHandler()) as orbax,
+        ):
+            _check_leaves(path, orbax.metadata(path), named)
             args = ocp.args.PyTreeRestore(
                 named, restore_args=ocp.checkpoint_utils.construct_restore_args(named)
             )
-            return state_of(checkpointer.restore(path, args=args), abstract)
+            return state_of(orbax.restore(path, args=args), abstract)
 
     def _steps(self) -> list[int]:
         if not self._folder.is_dir():
@@ -191,9 +195,9 @@ class Checkpoints:
             older = [s for s in self._steps() if s < step]
             before = f" to go on from step {max(older)}" if older else ""
             raise RunError(
-                f"A checkpoint can be read whole. Received: {path}, which is damaged, or closed to "
-                f"this user ({type(error).__name__}: {first_line(error)}). Open it, or move that "
-                f"folder away{before}."
+                f"A checkpoint can be read whole. Received: {path}, which is damaged or not "
+                f"readable by this user ({type(error).__name__}: {first_line(error)}). Give "
+                f"permission to read it, or move that folder away{before}."
             ) from error
 
 
