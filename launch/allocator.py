@@ -2,8 +2,8 @@
 
 An update fills hundreds of megabytes anew at every call. In pages of 4 KiB a transformer's step
 spent a third of its time on having them mapped. And a save copies the state off the devices: where
-that memory is given back to the system after each, which then finds other (a virtual machine asks
-its host), the next save costs the cores two to three times as much.
+that memory is given back to the system after each, the next save has other mapped anew (a virtual
+machine asks its host for it), which took nearly as long again as the rest of the save.
 """
 
 import os
