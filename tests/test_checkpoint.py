@@ -8,6 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
 
@@ -72,12 +73,48 @@ def test_what_is_saved_is_the_state_though_it_is_used_up_at_once(tmp_path, rows,
 
 
 def test_zeros_are_written_too_so_that_what_is_absent_is_damage(tmp_path):
+    state = state_on(make_layout(4, 4, jax.devices()[:4]))
     with Checkpoints(tmp_path) as saves:
-        saves.save(1, state_on(make_layout(4, 4, jax.devices()[:4])), {})
-    base = {"driver": "file", "path": f"{tmp_path}/checkpoints/1/state/"}
-    keys = ts.KvStore.open({"driver": "ocdbt", "base": base}).result().list().result()
-    of_zeros = sorted(key for key in keys if key.startswith(b"zeros/"))
-    assert of_zeros == [b"zeros/.zarray", *(b"zeros/%d.0" % row for row in range(4))]
+        saves.save(1, state, {})
+        saves.wait()
+        base = {"driver": "file", "path": f"{tmp_path}/checkpoints/1/state/"}
+        database = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
+        of_zeros = sorted(key for key in database.list().result() if key.startswith(b"zeros/"))
+        assert of_zeros == [*(b"zeros/c/%d/0" % row for row in range(4)), b"zeros/zarr.json"]
+        database.write(of_zeros[0], None).result()
+        with pytest.raises(RunError, match=r"checkpoints/1, which is damaged.*zeros/c/0/0"):
+            saves.restore_state(1, abstract(state))
+
+
+def test_no_byte_of_the_arrays_can_change_unnoticed(tmp_path):
+    state = state_on(make_layout(4, 4, jax.devices()[:4]))
+    told = []
+    with Checkpoints(tmp_path) as saves:
+        saves.save(1, state, {})
+        saves.wait()
+        folder = tmp_path / "checkpoints" / "1" / "state"
+        for file in (folder / "manifest.ocdbt", *(folder / "d").iterdir()):
+            sound = file.read_bytes()
+            for place in range(0, len(sound), 3):
+                file.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+                try:
+                    restored = saves.restore_state(1, abstract(state))
+                except RunError:
+                    told.append(True)
+                else:  # what absent numbers would be, for one: there are none
+                    told.append(False)
+                    jax.tree.map(np.testing.assert_array_equal, *jax.device_get((state, restored)))
+            file.write_bytes(sound)
+        saves.restore_state(1, abstract(state))
+    assert np.mean(told) > 0.98
+
+
+def test_what_orbax_wrote_is_read_too(tmp_path):
+    state = state_on(make_layout(4, 4, jax.devices()[:4]))
+    with ocp.StandardCheckpointer() as orbax:
+        orbax.save(tmp_path / "checkpoints" / "1" / "state", state)
+    restored = Checkpoints(tmp_path, read_only=True).restore_state(1, abstract(state))
+    jax.tree.map(np.testing.assert_array_equal, *jax.device_get((state, restored)))
 
 
 def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_path):

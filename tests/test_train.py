@@ -172,7 +172,7 @@ def test_a_network_that_cannot_be_trained_is_told_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["state/_METADATA", "state/manifest.ocdbt", "run/metadata"])
+@pytest.mark.parametrize("name", ["state/manifest.ocdbt", "run/metadata"])
 def test_a_damaged_checkpoint_is_named_with_the_one_before_it(tmp_path, name):
     train(experiment(), tmp_path)
     (tmp_path / "checkpoints" / "24" / name).write_bytes(b"")

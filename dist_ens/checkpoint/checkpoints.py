@@ -4,16 +4,17 @@ import contextlib
 import json
 import pathlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
+import tensorstore as ts
 
 from dist_ens import cluster
 from dist_ens.checkpoint.leaves import named_leaves, state_of
+from dist_ens.checkpoint.reading import open_arrays, read_arrays
 from dist_ens.checkpoint.writing import (
     RUN,
     STATE,
@@ -149,18 +150,12 @@ class Checkpoints:
         Raises:
             RunError: If the checkpoint holds other leaves, or leaves of another shape.
         """
-        named, path = named_leaves(abstract), self._folder / str(step) / STATE
+        named, path = named_leaves(abstract), self._folder / str(step)
         self._newest = step
-        # Not Orbax's checkpointer, which warns of the description of a step that this is not.
-        with (
-            self._told_if_damaged(step),
-            contextlib.closing(ocp.PyTreeCheckpointHandler()) as orbax,
-        ):
-            _check_leaves(path, orbax.metadata(path), named)
-            args = ocp.args.PyTreeRestore(
-                named, restore_args=ocp.checkpoint_utils.construct_restore_args(named)
-            )
-            return state_of(orbax.restore(path, args=args), abstract)
+        with self._told_if_damaged(step):
+            saved = open_arrays(path / STATE)
+            _check_leaves(path, saved, named)
+            return state_of(read_arrays(saved, named), abstract)
 
     def _steps(self) -> list[int]:
         if not self._folder.is_dir():
@@ -185,7 +180,7 @@ class Checkpoints:
             yield
         except (RunError, MemoryError, jax.errors.JaxRuntimeError):  # the last: of the devices
             raise
-        except Exception as error:  # Orbax has no error of its own for what it cannot read
+        except Exception as error:  # TensorStore has no error of its own for damage
             path = self._folder / str(step)
             if not path.exists():
                 raise RunError(
@@ -201,18 +196,21 @@ class Checkpoints:
             ) from error
 
 
-def _check_leaves(path: pathlib.Path, saved: Any, named: dict[str, Any]) -> None:
-    for name in sorted(saved.keys() | named.keys()):
-        old = _stored(saved[name]) if name in saved else "absent"
-        new = _stored(named[name]) if name in named else "absent"
+def _check_leaves(
+    path: pathlib.Path, saved: Mapping[str, ts.TensorStore], named: Mapping[str, Any]
+) -> None:
+    there = {name: _stored(array.dtype.numpy_dtype, array.shape) for name, array in saved.items()}
+    asked = {name: _stored(leaf.dtype, leaf.shape) for name, leaf in named.items()}
+    for name in sorted(there.keys() | asked.keys()):
+        old, new = there.get(name, "absent"), asked.get(name, "absent")
         if old != new:
             raise RunError(
                 "A checkpoint holds the leaves of its own network and optimizer. Received: "
-                f"leaf {name}, {old} in {path.parent} and {new} here. The code of the network has "
+                f"leaf {name}, {old} in {path} and {new} here. The code of the network has "
                 "changed since: use the code that it was trained with, or another workdir."
             )
 
 
-def _stored(leaf: Any) -> str:
+def _stored(dtype: Any, shape: Sequence[int]) -> str:
     """Type and shape of a leaf in a checkpoint."""
-    return f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
+    return f"{np.dtype(dtype)}{list(shape)}"

@@ -29,6 +29,7 @@ STATE, RUN = "state", "run"
 _OF_HOST = "ocdbt.process_"
 _WRITTEN_BY = "written_by_host_"
 _PATIENCE_SECS = 600  # for a host that is slow to write its part
+_WITH_A_CHECKSUM = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 # Without one in common each array would be a database, and a transaction, by itself.
 _CONTEXT = ts.Context()
 _NUMBERS = itertools.count()
@@ -112,10 +113,11 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
     opened = {
         name: ts.open(
             {
-                "driver": "zarr",
-                "kvstore": {**_database(path), "path": f"{name}/"},
+                "driver": "zarr3",
+                "kvstore": {**database(path), "path": f"{name}/"},
                 # Trained weights shrink by 7 %, and trying takes half of a save's time.
-                "metadata": {"compressor": None},
+                "metadata": {"codecs": _WITH_A_CHECKSUM},
+                "store_data_equal_to_fill_value": True,  # so that what is absent is damage
             },
             create=True,
             dtype=ts.dtype(leaf.dtype),
@@ -159,7 +161,7 @@ def _take_up_others(path: pathlib.Path) -> None:
     transaction = ts.Transaction(atomic=True)
 
     def opened(folder: pathlib.Path) -> ts.KvStore:
-        return ts.KvStore.open(_database(folder), context=_CONTEXT).result()
+        return ts.KvStore.open(database(folder), context=_CONTEXT).result()
 
     whole = opened(path).with_transaction(transaction)
     for taken in [opened(other).experimental_copy_range_to(whole) for other in others]:
@@ -167,7 +169,8 @@ def _take_up_others(path: pathlib.Path) -> None:
     transaction.commit_async().result()
 
 
-def _database(folder: pathlib.Path) -> dict[str, Any]:
+def database(folder: pathlib.Path) -> dict[str, Any]:
+    """TensorStore's name of the database in a folder."""
     return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}}
 
 
@@ -180,7 +183,7 @@ def _description(names: Mapping[str, Any]) -> dict[str, Any]:
             for name in names
         },
         "use_ocdbt": True,
-        "use_zarr3": False,
+        "use_zarr3": True,
         "store_array_data_equal_to_fill_value": True,
         "custom_metadata": None,
     }

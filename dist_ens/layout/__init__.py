@@ -25,6 +25,7 @@ from dist_ens.layout.mesh import (
     device_bytes,
     make_layout,
     pieces_off_devices,
+    read_onto_devices,
     to_host,
 )
 from dist_ens.layout.waves import Waves
@@ -50,5 +51,6 @@ __all__ = [
     "device_bytes",
     "make_layout",
     "pieces_off_devices",
+    "read_onto_devices",
     "to_host",
 ]

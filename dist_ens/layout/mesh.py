@@ -367,6 +367,33 @@ def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]
     return pieces
 
 
+def read_onto_devices(
+    abstract: Mapping[str, jax.ShapeDtypeStruct],
+    read: Callable[[str, tuple[slice, ...]], Any],
+) -> dict[str, jax.Array]:
+    """Global arrays, of which every host reads the parts that its devices hold, each part once.
+
+    All of them are asked for before the first is waited for.
+
+    Args:
+        abstract: Shapes, types and shardings, by name.
+        read: Begins to read a part, given a name and where the part lies in the whole; `result()`
+            of what it returns is a NumPy array.
+    """
+
+    reads = {}
+    for name, leaf in abstract.items():
+        held = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
+        reads[name] = {part: read(name, index) for part, index in {str(i): i for i in held}.items()}
+
+    def array_of(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        return jax.make_array_from_callback(
+            leaf.shape, leaf.sharding, lambda index: reads[name][str(index)].result()
+        )
+
+    return {name: array_of(name, leaf) for name, leaf in abstract.items()}
+
+
 def to_host(tree: Any) -> Any:
     """Global arrays as whole NumPy arrays; every host must call this, and has all of them."""
     if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
