@@ -19,7 +19,7 @@ from dist_ens.checkpoint.writing import (
     RUN,
     STATE,
     Leaf,
-    remove_checkpoint,
+    give_up_checkpoint,
     remove_unfinished,
     write_checkpoint,
 )
@@ -43,6 +43,7 @@ class Checkpoints:
     def __init__(self, workdir: pathlib.Path, *, keep: int = 1, read_only: bool = False) -> None:
         self._folder = workdir.absolute() / FOLDER
         self._keep = keep
+        self._read_only = read_only
         self._newest: int | None = None
         self._writing: Future[None] | None = None
         with _WRITING:  # what an interrupted run began is there, or it is not
@@ -62,6 +63,8 @@ class Checkpoints:
             return
         if kind is None or jax.process_count() == 1:
             self.wait()  # on an error of one host the others do not come to the end of a save
+            if cluster.is_main() and not self._read_only:
+                remove_unfinished(self._folder)
 
     def latest_step(self) -> int | None:
         """Step of the newest finished checkpoint; None where there is none."""
@@ -105,13 +108,15 @@ class Checkpoints:
                     jax.block_until_ready(
                         [p.array for leaf in leaves.values() for p in leaf.pieces]
                     )
+                    if cluster.is_main():
+                        remove_unfinished(self._folder, apart_from=step)
                     with self._told_if_unwritable():
                         write_checkpoint(self._folder, step, leaves, run)
                     self._newest = step
                     if cluster.is_main():
                         for old in sorted(self._steps())[: -self._keep]:
                             with contextlib.suppress(OSError):  # the next save tries it again
-                                remove_checkpoint(self._folder / str(old))
+                                give_up_checkpoint(self._folder / str(old))
             except BaseException as error:  # told to whoever waits
                 writing.set_exception(error)
             else:

@@ -93,18 +93,27 @@ def write_checkpoint(
         raise OSError("the whole is not here: another host could not write its part")
 
 
-def remove_checkpoint(path: pathlib.Path) -> None:
-    """Removes a checkpoint; one that is half removed is none."""
-    unfinished = path.with_name(path.name + _UNFINISHED)
-    path.rename(unfinished)
+def give_up_checkpoint(path: pathlib.Path) -> None:
+    """Makes a checkpoint none, which `remove_unfinished` removes.
+
+    That is done best just before the next is written, which then finds the memory of its files in
+    the system's hands: a virtual machine gives what is long free back to its host, and asking for
+    it again took twice as long as all the rest of a save.
+    """
+    path.rename(path.with_name(path.name + _UNFINISHED))
     _sync(path.parent)
-    shutil.rmtree(unfinished, ignore_errors=True)  # what somebody reads may stay until the next run
 
 
-def remove_unfinished(folder: pathlib.Path) -> None:
-    """Removes what was not written, or not removed, to its end."""
+def remove_unfinished(folder: pathlib.Path, *, apart_from: int | None = None) -> None:
+    """Removes what was given up, or was not written or removed to its end.
+
+    Args:
+        folder: Of the checkpoints.
+        apart_from: The step that other hosts may have begun to write.
+    """
     for path in folder.glob(f"*{_UNFINISHED}"):
-        shutil.rmtree(path, ignore_errors=True)  # what stays is in the way of its own step only
+        if path.name != f"{apart_from}{_UNFINISHED}":
+            shutil.rmtree(path, ignore_errors=True)  # what stays is in the way of its own step only
 
 
 def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
