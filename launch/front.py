@@ -197,13 +197,16 @@ def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) ->
     try:
         write(pathlib.Path(flag.value))
     except OSError as error:
-        raise _unwritable(flag, error.strerror) from error
+        way_out = "Make room for it, or give permission, and run the same command again."
+        raise _unwritable(flag, error.strerror, way_out) from error
 
 
-def _unwritable(flag: flags.FlagHolder, why: str | None) -> UserError:
+def _unwritable(
+    flag: flags.FlagHolder, why: str | None, way_out: str = "Choose another path."
+) -> UserError:
     return UserError(
         f"The output is a file that can be written. Received: --{flag.name}={flag.value}: {why}. "
-        "Choose another path."
+        f"{way_out}"
     )
 
 
