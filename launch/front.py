@@ -192,21 +192,21 @@ def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) ->
     """Writes the file that a flag names.
 
     Raises:
-        UserError: If the system refuses.
+        RunError: If the system refuses.
     """
     try:
         write(pathlib.Path(flag.value))
     except OSError as error:
-        way_out = "Make room for it, or give permission, and run the same command again."
-        raise _unwritable(flag, error.strerror, way_out) from error
+        raise RunError(
+            f"What was found is written at the end. Received: --{flag.name}={flag.value}: "
+            f"{error.strerror or error}. See to it, and run the same command again."
+        ) from error
 
 
-def _unwritable(
-    flag: flags.FlagHolder, why: str | None, way_out: str = "Choose another path."
-) -> UserError:
+def _unwritable(flag: flags.FlagHolder, why: str | None) -> UserError:
     return UserError(
         f"The output is a file that can be written. Received: --{flag.name}={flag.value}: {why}. "
-        f"{way_out}"
+        "Choose another path."
     )
 
 

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from dist_ens.errors import UserError
-from dist_ens.layout import BATCH, BATCHES, MEMBERS, copied, make_layout, to_host
+from dist_ens.layout import (
+    BATCH,
+    BATCHES,
+    MEMBERS,
+    copied,
+    make_layout,
+    read_onto_devices,
+    to_host,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -108,3 +116,36 @@ def test_a_flag_for_more_devices_than_jax_started_with_is_told(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
     with pytest.raises(UserError, match=r"XLA_FLAGS must be set before JAX starts.*16 CPU devices"):
         make_layout(8)
+
+
+def test_what_is_read_waits_for_memory_and_each_part_is_read_once(monkeypatch):
+    layout = make_layout(4, 2, jax.devices()[:4])
+    whole = {name: np.full((4, 256), i, np.float32) for i, name in enumerate("abcd")}
+    begun, ended, most = [], [], []
+
+    class Read:
+        def __init__(self, name, index):
+            self.part = whole[name][index]
+            begun.append(self.part.nbytes)
+            most.append(sum(begun) - sum(ended))
+
+        def result(self):
+            return self.part
+
+    def abstract(array):
+        sharding = layout.sharding(MEMBERS)
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+    put = jax.make_array_from_callback
+
+    def put_and_count(*args, **kwargs):
+        array = put(*args, **kwargs)
+        ended.append(array.nbytes)
+        return array
+
+    monkeypatch.setattr(jax, "make_array_from_callback", put_and_count)
+    monkeypatch.setattr("dist_ens.layout.mesh._READ_AT_ONCE_BYTES", 8192)
+    read = read_onto_devices({name: abstract(array) for name, array in whole.items()}, Read)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(read), whole)
+    # Two rows of two devices each: two parts of 2 KiB of an array, and two arrays at once.
+    assert (begun, max(most)) == ([2048] * 8, 8192)

@@ -1,7 +1,6 @@
 """The checkpoints of one workdir."""
 
 import contextlib
-import json
 import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import tensorstore as ts
 
 from dist_ens import cluster
 from dist_ens.checkpoint.leaves import named_leaves, state_of
-from dist_ens.checkpoint.reading import open_arrays, read_arrays
+from dist_ens.checkpoint.reading import open_arrays, read_arrays, read_run
 from dist_ens.checkpoint.writing import (
     RUN,
     STATE,
@@ -36,7 +35,8 @@ class Checkpoints:
 
     Args:
         workdir: The run's folder.
-        keep: How many to keep; the oldest go first.
+        keep: How many to keep; the oldest go first. One that went leaves its files until the next
+            is written, or the end.
         read_only: Whether nothing will be saved; then unfinished writes are left alone.
     """
 
@@ -108,9 +108,9 @@ class Checkpoints:
                     jax.block_until_ready(
                         [p.array for leaf in leaves.values() for p in leaf.pieces]
                     )
-                    if cluster.is_main():
-                        remove_unfinished(self._folder, apart_from=step)
                     with self._told_if_unwritable():
+                        if cluster.is_main():
+                            remove_unfinished(self._folder, apart_from=step)
                         write_checkpoint(self._folder, step, leaves, run)
                     self._newest = step
                     if cluster.is_main():
@@ -137,10 +137,13 @@ class Checkpoints:
             writing.result()
 
     def restore_run(self, step: int) -> dict[str, Any]:
-        """What the state in a checkpoint belongs to."""
+        """What the state in a checkpoint belongs to.
+
+        Raises:
+            RunError: If it is damaged, or was replaced meanwhile.
+        """
         with self._told_if_damaged(step):
-            path = self._folder / str(step) / RUN / "metadata"
-            return json.loads(path.read_text(encoding="utf-8"))
+            return read_run(self._folder / str(step) / RUN / "metadata")
 
     def restore_state(self, step: int, abstract: Any) -> Any:
         """The state in a checkpoint, on another mesh than it was saved from if asked.
@@ -153,7 +156,8 @@ class Checkpoints:
             The state, where `abstract` says.
 
         Raises:
-            RunError: If the checkpoint holds other leaves, or leaves of another shape.
+            RunError: If the checkpoint holds other leaves, or leaves of another shape; if it is
+                damaged, or was replaced meanwhile.
         """
         named, path = named_leaves(abstract), self._folder / str(step)
         self._newest = step

@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ from dist_ens.layout import Piece
 
 _UNFINISHED = ".orbax-checkpoint-tmp"  # what Orbax, too, takes for no checkpoint
 STATE, RUN = "state", "run"
+CHECKSUM = "crc32"
 _OF_HOST = "ocdbt.process_"
 _WRITTEN_BY = "written_by_host_"
 _PATIENCE_SECS = 600  # for a host that is slow to write its part
@@ -76,7 +78,7 @@ def write_checkpoint(
             arrays.mkdir(parents=True, exist_ok=True)  # by whoever is the fastest
             if cluster.is_main():
                 (unfinished / RUN).mkdir()
-                _write(unfinished / RUN / "metadata", run)
+                _write(unfinished / RUN / "metadata", {**run, CHECKSUM: checksum_of(run)})
                 _write(arrays / "_METADATA", _description(state))
                 _write_arrays(arrays, state)
             else:
@@ -123,7 +125,7 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
         name: ts.open(
             {
                 "driver": "zarr3",
-                "kvstore": {**database(path), "path": f"{name}/"},
+                "kvstore": {**_new_database_spec(path), "path": f"{name}/"},
                 # Trained weights shrink by 7 %, and trying takes half of a save's time.
                 "metadata": {"codecs": _WITH_A_CHECKSUM},
                 "store_data_equal_to_fill_value": True,  # so that what is absent is damage
@@ -170,7 +172,7 @@ def _take_up_others(path: pathlib.Path) -> None:
     transaction = ts.Transaction(atomic=True)
 
     def opened(folder: pathlib.Path) -> ts.KvStore:
-        return ts.KvStore.open(database(folder), context=_CONTEXT).result()
+        return ts.KvStore.open(_new_database_spec(folder), context=_CONTEXT).result()
 
     whole = opened(path).with_transaction(transaction)
     for taken in [opened(other).experimental_copy_range_to(whole) for other in others]:
@@ -178,9 +180,19 @@ def _take_up_others(path: pathlib.Path) -> None:
     transaction.commit_async().result()
 
 
-def database(folder: pathlib.Path) -> dict[str, Any]:
-    """TensorStore's name of the database in a folder."""
+def database_spec(folder: pathlib.Path) -> dict[str, Any]:
+    """TensorStore's specification of the database in a folder."""
     return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}}
+
+
+def checksum_of(run: Mapping[str, Any]) -> int:
+    """Of what JSON can hold, the same before it is written and when it is read."""
+    return zlib.crc32(json.dumps(run).encode())
+
+
+def _new_database_spec(folder: pathlib.Path) -> dict[str, Any]:
+    # What describes an array stands in the index then, of which every page has its checksum.
+    return {**database_spec(folder), "config": {"max_inline_value_bytes": 1024}}
 
 
 def _description(names: Mapping[str, Any]) -> dict[str, Any]:

@@ -273,7 +273,10 @@ class ComputeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When to save, and how many checkpoints to keep. The last step is always saved."""
+    """When to save, and how many checkpoints to keep. The last step is always saved.
+
+    While a run lasts there are the files of one more than it keeps.
+    """
 
     every_steps: int = 1000
     keep: int = 2

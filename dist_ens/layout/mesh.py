@@ -1,5 +1,6 @@
 """The mesh, what lies on it how, and how arrays get there."""
 
+import collections
 import dataclasses
 import math
 import os
@@ -32,6 +33,8 @@ REPLICATED = P()
 
 # As JAX calls the part of a host's memory that a device can read.
 HOST_MEMORY = "pinned_host"
+# Of parts of arrays that are read but are not on their devices yet.
+_READ_AT_ONCE_BYTES = 2**31
 
 
 def data_mean(tree: Any) -> Any:
@@ -373,25 +376,34 @@ def read_onto_devices(
 ) -> dict[str, jax.Array]:
     """Global arrays, of which every host reads the parts that its devices hold, each part once.
 
-    All of them are asked for before the first is waited for.
+    Others are asked for while one is waited for, but no more than the host's memory will hold
+    beside what is on the devices.
 
     Args:
         abstract: Shapes, types and shardings, by name.
         read: Begins to read a part, given a name and where the part lies in the whole; `result()`
             of what it returns is a NumPy array.
     """
+    arrays: dict[str, jax.Array] = {}
+    begun: collections.deque[tuple[str, dict[str, Any], int]] = collections.deque()
 
-    reads = {}
-    for name, leaf in abstract.items():
-        held = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
-        reads[name] = {part: read(name, index) for part, index in {str(i): i for i in held}.items()}
-
-    def array_of(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        return jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda index: reads[name][str(index)].result()
+    def end_one() -> None:
+        name, parts, _ = begun.popleft()
+        leaf = abstract[name]
+        arrays[name] = jax.make_array_from_callback(
+            leaf.shape, leaf.sharding, lambda i: parts[str(i)].result(), dtype=leaf.dtype
         )
 
-    return {name: array_of(name, leaf) for name, leaf in abstract.items()}
+    for name, leaf in abstract.items():
+        held = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
+        places = {str(index): index for index in held}
+        num_bytes = len(places) * device_bytes(leaf)
+        while begun and num_bytes + sum(size for _, _, size in begun) > _READ_AT_ONCE_BYTES:
+            end_one()
+        begun.append((name, {part: read(name, i) for part, i in places.items()}, num_bytes))
+    while begun:
+        end_one()
+    return arrays
 
 
 def to_host(tree: Any) -> Any:
