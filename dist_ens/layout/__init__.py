@@ -17,17 +17,15 @@ from dist_ens.layout.mesh import (
     MEMBERS,
     REPLICATED,
     Layout,
-    Piece,
     all_members,
     copied,
     data_index,
     data_mean,
     device_bytes,
     make_layout,
-    pieces_off_devices,
-    read_onto_devices,
     to_host,
 )
+from dist_ens.layout.pieces import Piece, pieces_off_devices, read_onto_devices
 from dist_ens.layout.waves import Waves
 
 __all__ = [

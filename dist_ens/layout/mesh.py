@@ -1,11 +1,10 @@
 """The mesh, what lies on it how, and how arrays get there."""
 
-import collections
 import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dist_ens.errors import UserError
@@ -33,8 +32,6 @@ REPLICATED = P()
 
 # As JAX calls the part of a host's memory that a device can read.
 HOST_MEMORY = "pinned_host"
-# Of parts of arrays that are read but are not on their devices yet.
-_READ_AT_ONCE_BYTES = 2**31
 
 
 def data_mean(tree: Any) -> Any:
@@ -330,80 +327,6 @@ def device_bytes(tree: Any) -> int:
 def copied(tree: Any) -> Any:
     """Global arrays again, where they are: what uses the copy up leaves the first alone."""
     return jax.tree.map(lambda leaf: leaf.copy(), tree)
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """A part of a global array.
-
-    Attributes:
-        index: Where it lies in the whole.
-        array: The part.
-    """
-
-    index: tuple[slice, ...]
-    array: jax.Array
-
-
-def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]]:
-    """This host's parts of global arrays, copied to its memory; each is one host's, and that once.
-
-    The copies are begun and not waited for: what uses the arrays up may be called at once.
-
-    Args:
-        arrays: On a mesh, or off the devices.
-    """
-    shards = [
-        (name, shard)
-        for name, array in arrays.items()
-        for shard in array.addressable_shards
-        if shard.replica_id == 0
-    ]
-    copies = jax.device_put(
-        [shard.data for _, shard in shards],
-        [SingleDeviceSharding(shard.device, memory_kind=HOST_MEMORY) for _, shard in shards],
-        may_alias=False,
-    )
-    pieces: dict[str, list[Piece]] = {name: [] for name in arrays}
-    for (name, shard), copy in zip(shards, copies, strict=True):
-        pieces[name].append(Piece(shard.index, copy))
-    return pieces
-
-
-def read_onto_devices(
-    abstract: Mapping[str, jax.ShapeDtypeStruct],
-    read: Callable[[str, tuple[slice, ...]], Any],
-) -> dict[str, jax.Array]:
-    """Global arrays, of which every host reads the parts that its devices hold, each part once.
-
-    Others are asked for while one is waited for, but no more than the host's memory will hold
-    beside what is on the devices.
-
-    Args:
-        abstract: Shapes, types and shardings, by name.
-        read: Begins to read a part, given a name and where the part lies in the whole; `result()`
-            of what it returns is a NumPy array.
-    """
-    arrays: dict[str, jax.Array] = {}
-    begun: collections.deque[tuple[str, dict[str, Any], int]] = collections.deque()
-
-    def end_one() -> None:
-        name, parts, _ = begun.popleft()
-        leaf = abstract[name]
-        arrays[name] = jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda i: parts[str(i)].result(), dtype=leaf.dtype
-        )
-
-    for name, leaf in abstract.items():
-        held = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
-        places = {str(index): index for index in held}
-        num_bytes = len(places) * device_bytes(leaf)
-        while begun and num_bytes + sum(size for _, _, size in begun) > _READ_AT_ONCE_BYTES:
-            end_one()
-        begun.append((name, {part: read(name, i) for part, i in places.items()}, num_bytes))
-    while begun:
-        end_one()
-    return arrays
 
 
 def to_host(tree: Any) -> Any:
