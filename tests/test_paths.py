@@ -1,0 +1,46 @@
+"""Paths that a person gives."""
+
+import pathlib
+
+import pytest
+
+from dist_ens.errors import UserError
+from dist_ens.paths import given_path, shortened
+
+pytestmark = pytest.mark.quick
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert given_path("~/runs/x", "--workdir") == tmp_path / "runs/x"
+
+
+def test_a_path_need_not_exist_and_stays_relative():
+    assert given_path("no/such/folder", "--workdir") == pathlib.Path("no/such/folder")
+
+
+def test_a_path_below_a_file_is_left_to_the_caller(tmp_path):
+    (tmp_path / "file").touch()
+    assert given_path(tmp_path / "file" / "x", "--workdir") == tmp_path / "file" / "x"
+
+
+@pytest.mark.parametrize(
+    "text", ["~nosuchuser/x", "a\0b", "a" * 256, "x/" * 3000], ids=["user", "null", "part", "whole"]
+)
+def test_what_the_system_refuses_is_one_short_message(text):
+    with pytest.raises(UserError, match="--workdir cannot be used as a path") as caught:
+        given_path(text, "--workdir")
+    assert len(str(caught.value)) < 400
+    assert "\0" not in str(caught.value)
+
+
+def test_a_loop_of_links_is_refused(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(UserError, match="symbolic links"):
+        given_path(tmp_path / "a" / "x", "--workdir")
+
+
+def test_a_long_text_keeps_its_ends():
+    assert shortened("a" * 300 + "z" * 300) == f"'{'a' * 100}'…'{'z' * 100}' (600 characters)"
+    assert shortened("short\n") == r"'short\n'"
