@@ -95,9 +95,15 @@ def _apply(eqn: Any, inputs: list[Any], rules: Mapping[Primitive, Rule]) -> list
 
 
 def _with_rules(param: Any, rules: Mapping[Primitive, Rule]) -> Any:
-    """A parameter of an operation; if it is a function, one that follows the rules."""
+    """Returns a parameter of an operation, in which every traced function follows the rules.
+
+    A parameter that no rule concerns is returned as it is: some operations, such as a kernel that
+    is written for an accelerator, take only the function that they were made with.
+    """
+    if not any(_has_rule(jaxpr, rules) for jaxpr in _jaxprs_in(param)):
+        return param
     if isinstance(param, ClosedJaxpr):
-        # Its results must come as the operation expects them, which a weak type would not.
+        # The operation expects results with the weak types that they had.
         inner = jaxpr_as_fun(param)
         shapes = [
             jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in param.in_avals
@@ -107,19 +113,43 @@ def _with_rules(param: Any, rules: Mapping[Primitive, Rule]) -> Any:
         closed = _with_rules(ClosedJaxpr(param, ()), rules)
         if closed.consts:
             raise RuntimeError(
-                "A rule makes its constants inside. Received: one that captures arrays, in a "
-                "function that takes none. Build them with jax.lax.iota."
+                f"A rule captured {len(closed.consts)} array(s) inside a function that takes none. "
+                "Build a rule's constants inside the rule, with jax.lax.iota."
             )
         return closed.jaxpr
-    if isinstance(param, tuple) and any(isinstance(p, ClosedJaxpr | Jaxpr) for p in param):
-        return tuple(_with_rules(p, rules) for p in param)
-    return param
+    if isinstance(param, dict):
+        return type(param)({name: _with_rules(value, rules) for name, value in param.items()})
+    parts = [_with_rules(part, rules) for part in param]
+    # The class is kept: JAX reads the fields of a named tuple by their names.
+    return type(param)(*parts) if hasattr(param, "_fields") else type(param)(parts)
+
+
+def _has_rule(jaxpr: Jaxpr, rules: Mapping[Primitive, Rule]) -> bool:
+    """Returns whether a traced function has an operation with a rule, however deep inside.
+
+    What reads and writes references (a kernel, a loop over mutable arrays) counts as having none:
+    it cannot be traced again from the shapes of its arguments.
+    """
+    if any(hasattr(variable.aval, "inner_aval") for variable in jaxpr.invars):
+        return False
+    return any(
+        eqn.primitive in rules or any(_has_rule(inner, rules) for inner in _nested(eqn.params))
+        for eqn in jaxpr.eqns
+    )
 
 
 def _nested(params: Mapping[str, Any]) -> list[Jaxpr]:
-    values = [v for p in params.values() for v in (p if isinstance(p, tuple) else (p,))]
-    return [
-        v.jaxpr if isinstance(v, ClosedJaxpr) else v
-        for v in values
-        if isinstance(v, ClosedJaxpr | Jaxpr)
-    ]
+    return [jaxpr for param in params.values() for jaxpr in _jaxprs_in(param)]
+
+
+def _jaxprs_in(param: Any) -> list[Jaxpr]:
+    """Returns the traced functions in a parameter of an operation, in any containers."""
+    if isinstance(param, ClosedJaxpr):
+        return [param.jaxpr]
+    if isinstance(param, Jaxpr):
+        return [param]
+    if isinstance(param, dict):
+        return _nested(param)
+    if isinstance(param, tuple | list):
+        return [jaxpr for part in param for jaxpr in _jaxprs_in(part)]
+    return []
