@@ -5,6 +5,7 @@ import json
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -12,10 +13,12 @@ import pytest
 import networks
 from dist_ens import cluster
 from dist_ens.config import Experiment
-from dist_ens.ensemble import Ensemble, choice, contest
+from dist_ens.ensemble import Ensemble, choice, contest, executions
 from dist_ens.layout import BATCHES, Layout, make_layout
+from dist_ens.member import Member
 from dist_ens.train import train
 from test_candidates import candidates, program
+from test_executions import narrow
 
 
 @pytest.fixture(autouse=True)
@@ -278,3 +281,73 @@ def test_a_run_goes_on_on_the_cores_it_began_with(cores, tmp_path):
     )
     anew = train(experiment(), tmp_path / "anew")
     assert anew.ensemble.layout.mesh.size == 4
+
+
+def raising(*arrays, **params):
+    raise NotImplementedError("this lowering has no such product\nand more lines")
+
+
+def solving():
+    """A network with a linear solve, whose functions JAX keeps in a named tuple."""
+
+    member, inputs, label_shape = narrow()
+
+    def apply(params, model_state, x, key, train):
+        matrix = jnp.eye(x.shape[1]) + x.T @ x / 100
+        return member.apply(params, model_state, jnp.linalg.solve(matrix, x.T).T, key, train)
+
+    return Member(member.init, apply), inputs, label_shape
+
+
+def test_a_network_that_solves_a_linear_system_is_trained_in_every_candidate():
+    ensemble, state, batches = program(solving)
+    _, why = choice.choose(ensemble, state, batches, num_steps=10**9)
+    assert any("+" in name for name in why.step_secs), "no lowering was tried"
+    assert not why.failed
+
+
+def test_a_candidate_that_raises_is_left_out_and_said(monkeypatch):
+    monkeypatch.setitem(executions._PRODUCTS, "flat", raising)
+    ensemble, state, batches = program(networks.transformer)
+    names = candidates(ensemble, state, batches)
+    assert names[0] == "vmap+flat"
+    chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
+    assert chosen.execution == "vmap"
+    assert [*why.step_secs] == ["vmap"] == [name for name in names if "+flat" not in name]
+    assert why.why == "the only one that raised no error"
+    error = "NotImplementedError: this lowering has no such product."
+    assert why.failed == {name: error for name in names if "+flat" in name}
+    assert f"Not used: vmap+flat raised {error}; " in str(why)
+    chosen.update(state, batches)  # the state was not used up
+
+
+def test_where_all_candidates_raise_the_reference_is_taken(monkeypatch):
+    monkeypatch.setitem(executions._CONVOLUTIONS, "canonical", raising)
+    monkeypatch.setitem(executions._CONVOLUTIONS, "patches", raising)
+    ensemble, state, batches = program(networks.convolutional, num_members=17)
+    assert all("+" in name for name in candidates(ensemble, state, batches))
+    chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
+    assert chosen.execution == "loop"
+    again, why = choice.choose(ensemble, state, batches, num_steps=10**9)
+    assert (again.execution, why.step_secs) == ("loop", {})
+
+
+def test_a_rule_that_raises_is_not_taken_where_there_is_no_room_to_time(monkeypatch):
+    monkeypatch.setitem(executions._PRODUCTS, "flat", raising)
+    monkeypatch.setattr(Layout, "free_bytes", lambda self: 0)
+    chosen, why = choice.choose(*program(networks.transformer), num_steps=10**9)
+    assert chosen.execution == "vmap"
+    assert why.why == "the rule, for there is no room to time candidates"
+    assert "vmap+flat" in why.failed
+
+
+def test_what_the_network_itself_raises_ends_the_choice(monkeypatch):
+    def no_loss(*_):
+        raise ZeroDivisionError("the loss divides by zero")
+
+    ensemble, state, batches = program(networks.transformer)
+    traced = ensemble.traced_update(state, batches)
+    monkeypatch.setattr(Ensemble, "traced_update", lambda *_: traced)
+    broken = dataclasses.replace(ensemble, loss=no_loss)
+    with pytest.raises(ZeroDivisionError, match="the loss divides"):
+        choice.choose(broken, state, batches, num_steps=10**9)

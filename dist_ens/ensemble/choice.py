@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from dist_ens.cache import keep_execution, kept_execution
 from dist_ens.ensemble import contest
 from dist_ens.ensemble.batches import steps_in
 from dist_ens.ensemble.candidates import candidates
+from dist_ens.ensemble.contest import REFERENCE
 from dist_ens.ensemble.lift import Ensemble
 from dist_ens.ensemble.state import State
 from dist_ens.ensemble.waves import batches_of_wave
@@ -31,12 +32,14 @@ class Choice:
         why: A sentence.
         step_secs: What was tried, and the seconds per step that it took.
         num_turns: See `contest.Timing`.
+        failed: Error of each candidate that raised one, by its name.
     """
 
     option: str
     why: str
     step_secs: Mapping[str, float] = dataclasses.field(default_factory=dict)
     num_turns: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         alike: dict[int, list[str]] = {}
@@ -47,7 +50,9 @@ class Choice:
             + ", ".join(alike[count])
             for count in sorted(alike, reverse=True)
         )
-        return f"Execution {self.option}: {self.why}" + (f" ({tried} ms a step)." if tried else ".")
+        told = f"Execution {self.option}: {self.why}" + (f" ({tried} ms a step)." if tried else ".")
+        raised = "; ".join(f"{name} raised {error}" for name, error in self.failed.items())
+        return f"{told} Not used: {raised}" if raised else told
 
 
 def choose(
@@ -103,29 +108,35 @@ def choose(
     if len(options) == 1:
         return options[rule], Choice(rule, "nothing else is worth trying for this network")
     program = _program(ensemble, traced, [*options], state, batches)
+    # Where every other form of the program raises an error, the reference is taken.
+    known = {REFERENCE: dataclasses.replace(ensemble, execution=REFERENCE)} | options
     # What was not timed, or in too few turns, for want of time, is not again in a run as long.
     of_this_length = f"{program} {num_steps}"
 
     def taken(name: str, choice: Choice) -> tuple[Ensemble, Choice]:
         if cluster.is_main() and workdir is not None:
             keep_execution(of_this_length, name, workdir)
-        return options[name], choice
+        return known[name], choice
 
     for kept, why in (
         (kept_execution(of_this_length, workdir) if workdir else None, "as when this run began"),
         (kept_execution(program), "the fastest in an earlier run of this program"),
         (kept_execution(of_this_length), "as in an earlier run of as many steps"),
     ):
-        position = cluster.as_main_sees([*options].index(kept) if kept in options else -1)
+        position = cluster.as_main_sees([*known].index(kept) if kept in known else -1)
         if position >= 0:
-            name = [*options][position]
+            name = [*known][position]
             return taken(name, Choice(name, why))
     # Beside the state a copy of it, and what a step makes.
     if not cluster.as_main_sees(layout.free_bytes() >= 2 * device_bytes(state)):
-        return taken(rule, Choice(rule, "the rule, for there is no room to time candidates"))
+        name, failed = _first_that_traces(known, [*names, REFERENCE], state, batches)
+        why = "the rule, for there is no room to time candidates"
+        return taken(name, Choice(name, why, failed=failed))
 
-    timing = contest.timed(options, names, state, batches, num_steps)
-    if len(timing.step_secs) == 1:
+    timing = contest.timed(known, names, state, batches, num_steps)
+    if len(timing.step_secs) == 1 and len(timing.failed) >= len(names) - 1:
+        why = "the only one that raised no error"
+    elif len(timing.step_secs) == 1:
         is_part = timing.budget_secs < contest.LONGEST_SECS
         part = f", {contest.PART_OF_THE_RUN:.0%} of the run" if is_part else ""
         most = f"{timing.budget_secs:.2g} s{part}"
@@ -134,7 +145,27 @@ def choose(
         why = "the fastest of those tried"
     if cluster.is_main():
         keep_execution(program if timing.settled else of_this_length, timing.fastest)
-    return taken(timing.fastest, Choice(timing.fastest, why, timing.step_secs, timing.num_turns))
+    return taken(
+        timing.fastest,
+        Choice(timing.fastest, why, timing.step_secs, timing.num_turns, timing.failed),
+    )
+
+
+def _first_that_traces(
+    known: Mapping[str, Ensemble], names: Sequence[str], state: State, batches: Any
+) -> tuple[str, dict[str, str]]:
+    """Returns the first execution whose update can be traced, and the errors of those before it."""
+    failed: dict[str, str] = {}
+    for name in names:
+        try:
+            known[name].trace_update(state, batches)
+        except Exception as error:
+            if name == names[-1]:
+                raise
+            failed[name] = contest.told(error)
+        else:
+            break
+    return name, failed
 
 
 def _program(

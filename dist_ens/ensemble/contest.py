@@ -2,7 +2,7 @@
 
 import dataclasses
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -12,6 +12,7 @@ from dist_ens.cache import spared_secs
 from dist_ens.ensemble.batches import placement, steps_in
 from dist_ens.ensemble.lift import Ensemble
 from dist_ens.ensemble.state import State
+from dist_ens.errors import first_line
 from dist_ens.execution import Execution
 from dist_ens.layout import MEMBERS, copied
 
@@ -31,6 +32,8 @@ _LONG_CALL_SECS = 0.2
 # Those that are so close after their turns take as many again, and once more, while there is time.
 _VERY_CLOSE = 1.1
 _ROUNDS = 3
+# One member's own program, all operations as the user wrote them.
+REFERENCE = "loop"
 
 
 class Timing(NamedTuple):
@@ -43,6 +46,7 @@ class Timing(NamedTuple):
             other turns the machine was another.
         settled: Whether a longer run has nothing more to find out.
         budget_secs: That there were for all but the first.
+        failed: Error of each candidate that raised one, by its name.
     """
 
     fastest: str
@@ -50,6 +54,7 @@ class Timing(NamedTuple):
     num_turns: dict[str, int]
     settled: bool
     budget_secs: float
+    failed: dict[str, str] = {}  # noqa: RUF012 - never written to
 
 
 def timed(
@@ -58,7 +63,8 @@ def timed(
     """Times executions of an ensemble: the rule's, then others while there is time for them.
 
     Args:
-        options: The ensemble by the names of its candidates, also of those on one device.
+        options: The ensemble by the names of its candidates, also of those on one device, and of
+            the reference.
         names: Of the candidates on the ensemble's own layout, the rule's first.
         state: Of the ensemble; copied, not used up.
         batches: Of a call.
@@ -66,12 +72,15 @@ def timed(
 
     Returns:
         What was found out.
+
+    Raises:
+        Exception: The error of the first candidate, if every candidate raises one.
     """
-    contest = _Contest(options, names[0], state, batches, num_steps)
-    for name in names[1:]:
+    contest = _Contest(options, names, state, batches, num_steps)
+    for name in contest.left_to_try:
         contest.try_next(name)
     # The same way, or where one device would not have it, that device's rule.
-    on_one = [name for name in options if name not in names]
+    on_one = [name for name in options if name not in (*names, REFERENCE)]
     alike = f"{contest.fastest} on one device"
     for name in [alike] if alike in on_one else on_one[:1]:
         contest.try_next(name)
@@ -146,7 +155,8 @@ class _Contest:
 
     Args:
         options: The candidates.
-        first: The rule's, which is timed in any case.
+        names: Those on the ensemble's own layout, the rule's first. The first that raises no error
+            is timed in any case.
         state: Of the ensemble; copied.
         batches: Of a call.
         num_steps: That the run is going to take.
@@ -155,24 +165,49 @@ class _Contest:
     def __init__(
         self,
         options: Mapping[str, Ensemble],
-        first: str,
+        names: Sequence[str],
         state: State,
         batches: Any,
         num_steps: int,
     ) -> None:
         self._options, self._state, self._batches = options, state, batches
-        self._layout = options[first].layout
-        started = _Moment.now()
+        self._layout, self._first = options[names[0]].layout, names[0]
         self._trial = _Trial(state, batches)
-        self._first = first
         self._tried: dict[str, _Candidate] = {}
         self.step_secs: dict[str, float] = {}
         self._num_turns: dict[str, int] = {}
+        self._failed: dict[str, str] = {}
         self._timing_secs = self._compiling_secs = 0.0
-        self._time(first, _Candidate(options[first].update, self._trial), started)
+        first = self._time_first(names)
+        self.left_to_try = [name for name in names if name not in self._failed and name != first]
         self._began = cluster.clock()
         self._skipped = False
         self.budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * self.step_secs[first])
+
+    def _time_first(self, names: Sequence[str]) -> str:
+        """Times the first candidate that raises no error, and returns its name.
+
+        Where all raise, what remains is the reference, in which no operation has another form. If
+        that raises too, the fault is the program's own.
+        """
+        errors: list[Exception] = []
+        for self._first in dict.fromkeys([*names, REFERENCE]):
+            started = _Moment.now()
+            try:
+                self._time(
+                    self._first, _Candidate(self._options[self._first].update, self._trial), started
+                )
+                return self._first
+            except Exception as error:
+                errors.append(error)
+                self._leave_out(self._first, error)
+        raise errors[0]
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        """Keeps the error of a candidate, which must not end a run that others can train."""
+        self._failed[name] = told(error)
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._trial.state)):
+            self._trial.state = jax.block_until_ready(copied(self._state))
 
     @property
     def fastest(self) -> str:
@@ -193,11 +228,14 @@ class _Contest:
             trial = _Trial(
                 moved(self._state, MEMBERS), moved(self._batches, placement(self._batches))
             )
-        update = _update_that_fits(option, trial)
-        if update is None:
-            self._count_compiling(name, started)
-        else:
-            self._time(name, _Candidate(update, trial), started)
+        try:
+            update = _update_that_fits(option, trial)
+            if update is None:
+                self._count_compiling(name, started)
+            else:
+                self._time(name, _Candidate(update, trial), started)
+        except Exception as error:
+            self._leave_out(name, error)
 
     def _time(self, name: str, candidate: _Candidate, started: "_Moment") -> None:
         """Times one, and counts what it took since some moment."""
@@ -234,7 +272,9 @@ class _Contest:
             fastest = self._fastest_in_turns(in_turns)
         has_more_to_try = self._skipped and self.budget_secs < LONGEST_SECS
         settled = len(self.step_secs) > 1 and is_sure and not has_more_to_try
-        return Timing(fastest, self.step_secs, self._num_turns, settled, self.budget_secs)
+        return Timing(
+            fastest, self.step_secs, self._num_turns, settled, self.budget_secs, self._failed
+        )
 
     def _fastest_in_turns(self, names: list[str]) -> str:
         """The fastest in the median of its turns; what is very close to it takes further rounds."""
@@ -290,6 +330,11 @@ class _Contest:
 
     def _left_secs(self) -> float:
         return self.budget_secs - (cluster.clock() - self._began)
+
+
+def told(error: Exception) -> str:
+    """Returns the class of an error and the beginning of what it says."""
+    return f"{type(error).__name__}: {first_line(error)[:200]}"
 
 
 def _num_turns(call_secs: float) -> int:

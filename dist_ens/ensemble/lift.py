@@ -250,6 +250,18 @@ class Ensemble:
 
         return update_each
 
+    def trace_update(self, state: State, batches: Any) -> None:
+        """Traces the update in its own execution, and computes nothing.
+
+        Args:
+            state: As `update` has it; shapes will do.
+            batches: Likewise.
+
+        Raises:
+            Exception: What the network, or a lowering of one of its operations, raises.
+        """
+        jax.eval_shape(self._lifted_update, state, batches)
+
     def traced_update(self, state: State, batches: Any) -> ClosedJaxpr:
         """The update of one member after another, no operation in another form.
 
