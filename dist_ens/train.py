@@ -148,6 +148,9 @@ def train(
                 if is_last or stopping:
                     break
                 state, metrics = ensemble.update(state, next(batches))
+                if step == first_step:
+                    with jax.transfer_guard("allow"):  # once, and only a few flags
+                        ensemble.check_columns(state)
                 previous_step, step = step, step + metrics["loss"].shape[0]
                 reporter.updated(previous_step, step, metrics)
         checkpoints.wait()

@@ -32,6 +32,7 @@ FLOORS = {
     "dist_ens.metrics": 1,
     "dist_ens.config": 0,
     "dist_ens.execution": -1,
+    "dist_ens.randomness": -1,
     "dist_ens.paths": -1,
     "dist_ens.errors": -2,
     "dist_ens": -3,

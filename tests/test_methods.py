@@ -12,8 +12,6 @@ import pytest
 from dist_ens.config import Experiment
 from dist_ens.data import Spec, source_of_arrays
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.lift import EXAMPLES
-from dist_ens.ensemble.state import member_key
 from dist_ens.errors import UserError
 from dist_ens.layout import BATCHES, make_layout
 from dist_ens.losses import beta_nll, gaussian_nll, sigmoid_cross_entropy, softmax_cross_entropy
@@ -27,6 +25,7 @@ from dist_ens.methods import (
     of_outputs,
     poisson_weight,
 )
+from dist_ens.randomness import EXAMPLES, member_key
 from dist_ens.run import Run
 
 pytestmark = pytest.mark.quick

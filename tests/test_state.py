@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from dist_ens.ensemble import member_key, select_members, stack_members, unstack_members
+from dist_ens.ensemble import select_members, stack_members, unstack_members
 from dist_ens.errors import UserError
+from dist_ens.randomness import member_key
 
 pytestmark = pytest.mark.quick
 

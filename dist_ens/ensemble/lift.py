@@ -1,7 +1,7 @@
 """One member, lifted over the mesh."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial, reduce
 from typing import Any
 
@@ -23,8 +23,9 @@ from dist_ens.ensemble.batches import (
 from dist_ens.ensemble.executions import lowered, over_members
 from dist_ens.ensemble.loop import Loop
 from dist_ens.ensemble.lowerings import CONVOLUTION
+from dist_ens.ensemble.optimizer_state import optimizer_state
 from dist_ens.ensemble.rewrite import contains
-from dist_ens.ensemble.state import State, member_key, stack_members
+from dist_ens.ensemble.state import State, stack_members, without_weak_types
 from dist_ens.ensemble.waves import predict_in_waves, update_in_waves
 from dist_ens.errors import UserError
 from dist_ens.execution import Execution
@@ -40,13 +41,17 @@ from dist_ens.layout import (
     Waves,
     data_index,
     data_mean,
+    data_size,
+    data_sum,
+    leaves_that_differ,
 )
 from dist_ens.losses import Loss, TrainingScores, accuracy, softmax_cross_entropy
 from dist_ens.member import Member
 from dist_ens.methods import ExampleLoss, Method, of_outputs
+from dist_ens.randomness import EXAMPLES, INIT, PREDICT, UPDATE, member_key, pinned_generator
 
-# What `fold_in` is given to part a member's key by use.
-INIT, UPDATE, EXAMPLES, PREDICT = 0, 1, 2, 3
+# What an update takes of a batch.
+_EXAMPLES = ("inputs", "labels")
 
 ExampleWeight = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -171,15 +176,20 @@ class Ensemble:
                 f"{len(params)} for {len(ids)} members. Make the layout with "
                 f"num_members={len(params)}."
             )
-        stacked = stack_members(params)
+        stacked = without_weak_types(stack_members(params))
+        keys = jax.vmap(partial(member_key, seed))(jnp.asarray(ids))
+        with pinned_generator():
+            opt_state = jax.vmap(partial(optimizer_state, self.optimizer))(stacked, keys)
         state = self.layout.put_members(
-            State(
-                step=jnp.zeros(len(ids), jnp.int32),
-                member_id=jnp.asarray(ids),
-                key=jax.vmap(partial(member_key, seed))(jnp.asarray(ids)),
-                params=stacked,
-                model_state=() if model_states is None else stack_members(model_states),
-                opt_state=jax.vmap(self.optimizer.init)(stacked),
+            without_weak_types(
+                State(
+                    step=jnp.zeros(len(ids), jnp.int32),
+                    member_id=jnp.asarray(ids),
+                    key=keys,
+                    params=stacked,
+                    model_state=() if model_states is None else stack_members(model_states),
+                    opt_state=opt_state,
+                )
             )
         )
         return state if self.waves == 1 else self._in_waves.off_devices(state)
@@ -250,6 +260,30 @@ class Ensemble:
 
         return update_each
 
+    def check_columns(self, state: State) -> None:
+        """Checks that all columns of the mesh hold the same state, as they do before an update.
+
+        Floating-point leaves are averaged over the columns. An integer that a network computes
+        from its examples is not, and would differ.
+
+        Args:
+            state: What an update returned. Every host must call this, once is enough.
+
+        Raises:
+            UserError: If a leaf differs; the message names it.
+        """
+        if self.waves > 1:
+            state = self._in_waves.take(state, 0)
+        layout = self.layout if self.waves == 1 else self._in_waves.layout_of_one
+        different = leaves_that_differ(layout, state)
+        if different:
+            raise UserError(
+                f"After an update the columns of mesh {self.layout} hold different values of "
+                f"{', '.join(different)}: each column computed it from its own part of the batch. "
+                "Floating-point state is averaged over the columns, integers are not. Combine it "
+                'in the network, as by jax.lax.psum(value, "data").'
+            )
+
     def trace_update(self, state: State, batches: Any) -> None:
         """Traces the update in its own execution, and computes nothing.
 
@@ -306,6 +340,7 @@ class Ensemble:
 
         in_groups = self.num_groups > 1
 
+        @pinned_generator()
         def one(member: tuple[Any, Any, jax.Array, jax.Array], inputs: jax.Array) -> jax.Array:
             params, model_state, member_id, key = member
             own = inputs[member_id % self.num_groups] if in_groups else inputs
@@ -342,18 +377,22 @@ class Ensemble:
         return ids.astype(np.int32)
 
     def _init(self, inputs: jax.ShapeDtypeStruct) -> Any:
+        @pinned_generator()
         def one(member_id: jax.Array, seed: jax.Array) -> State:
             key = member_key(seed, member_id)
             params, model_state = self.member.init(
                 jax.random.fold_in(key, INIT), jnp.zeros(inputs.shape, inputs.dtype)
             )
-            return State(
-                step=jnp.zeros((), jnp.int32),
-                member_id=member_id,
-                key=key,
-                params=params,
-                model_state=model_state,
-                opt_state=self.optimizer.init(params),
+            params = without_weak_types(params)
+            return without_weak_types(
+                State(
+                    step=jnp.zeros((), jnp.int32),
+                    member_id=member_id,
+                    key=key,
+                    params=params,
+                    model_state=model_state,
+                    opt_state=optimizer_state(self.optimizer, params, key),
+                )
             )
 
         def init(member_ids: jax.Array, seed: jax.Array) -> State:
@@ -399,12 +438,14 @@ class Ensemble:
         state, metrics = over_members(steps_of_one, self._execution)((state, own), shared)
         return state, jax.tree.map(jnp.transpose, metrics)
 
+    @pinned_generator()
     def _member_update(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
         """One step of one member, on one column's part of the batch."""
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
         key = jax.random.fold_in(key, data_index())
 
-        grads, model_state, metrics = data_mean(self._gradients(state, batch, key))
+        grads, model_state, metrics = self._gradients(state, batch, key)
+        grads, (model_state, metrics) = data_sum(grads), data_mean((model_state, metrics))
         updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
         state = state._replace(
             step=state.step + 1,
@@ -412,16 +453,23 @@ class Ensemble:
             model_state=model_state,
             opt_state=opt_state,
         )
-        return state, metrics
+        return without_weak_types(state), metrics
 
     def _gradients(self, state: State, batch: Any, key: jax.Array) -> tuple[Any, Any, Any]:
-        """Gradients, model state and metrics of this column's part of the batch."""
+        """Returns gradients, model state and metrics of this column's part of the batch.
+
+        The loss whose gradient is taken is this part's share of the global mean, so that gradients
+        are summed over the parts. A network that looks at the gradient on its way back, such as one
+        that clips it, then meets the same numbers however the batch is divided.
+        """
+        _check_parts_of(batch)
+        parts = data_size() * self.microbatches
 
         def loss_of(params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
             def forward(inputs: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
                 return self.member.apply(params, model_state, inputs, key, True)
 
-            examples = {name: batch[name] for name in ("inputs", "labels")}
+            examples = {name: batch[name] for name in _EXAMPLES}
             learnt = self._learn(forward, examples, key, state.member_id)
             losses = learnt.losses
             if self.example_weight is not None:
@@ -432,7 +480,7 @@ class Ensemble:
             scores = self.training_scores(learnt.outputs, batch["labels"])
             metrics = {"loss": losses} | scores
             metrics = {name: values.mean() for name, values in metrics.items()}
-            return metrics["loss"], (learnt.model_state, metrics)
+            return metrics["loss"] / parts, (learnt.model_state, metrics)
 
         gradients = jax.grad(loss_of, has_aux=True)
         if self.microbatches == 1:
@@ -448,15 +496,15 @@ class Ensemble:
             return (model_state, jax.tree.map(jnp.add, total, (grads, metrics))), None
 
         count = self.microbatches
-        parts = jax.tree.map(lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]), batch)
-        first = jax.tree.map(lambda leaf: leaf[0], parts)
+        in_parts = jax.tree.map(lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]), batch)
+        first = jax.tree.map(lambda leaf: leaf[0], in_parts)
         shapes = jax.eval_shape(gradients, state.params, state.model_state, first, key)
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1][1]))
         (model_state, total), _ = jax.lax.scan(
-            accumulate, (state.model_state, nothing), (parts, jnp.arange(count))
+            accumulate, (state.model_state, nothing), (in_parts, jnp.arange(count))
         )
-        grads, metrics = jax.tree.map(lambda leaf: leaf / count, total)
-        return grads, model_state, metrics
+        grads, metrics = total
+        return grads, model_state, jax.tree.map(lambda leaf: leaf / count, metrics)
 
     @cached_property
     def _learn(self) -> ExampleLoss:
@@ -474,3 +522,14 @@ class Ensemble:
         if self.layout.platform != "cpu" or convolutions == "canonical":
             return True
         return not contains(jax.make_jaxpr(update_one)(state, step), CONVOLUTION)
+
+
+def _check_parts_of(batch: Mapping[str, Any]) -> None:
+    """Raises a `UserError` if a batch has a part that the loss would never see."""
+    unseen = sorted(batch.keys() - {*_EXAMPLES, "index"})
+    if unseen:
+        raise UserError(
+            f"The batch has parts that no loss takes: {', '.join(map(repr, unseen))}. A loss takes "
+            "'inputs' and 'labels' alone. Leave the other parts out of the batch; where they weigh "
+            "or mask examples, leave out the examples that do not count."
+        )

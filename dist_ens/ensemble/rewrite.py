@@ -4,7 +4,7 @@ The functions here see a member's update after differentiation, as JAX traced it
 for any network: a backward pass is equations like any other.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -63,10 +63,15 @@ def contains(
     def counts(eqn: Any) -> bool:
         return eqn.primitive is primitive and where(*(v.aval for v in eqn.invars), **eqn.params)
 
-    def within(jaxpr: Jaxpr) -> bool:
-        return any(counts(eqn) or any(within(j) for j in _nested(eqn.params)) for eqn in jaxpr.eqns)
+    return any(counts(eqn) for eqn in equations(traced.jaxpr))
 
-    return within(traced.jaxpr)
+
+def equations(jaxpr: Jaxpr) -> Iterator[Any]:
+    """Yields the equations of a traced function and of the functions inside it, however deep."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in _nested(eqn.params):
+            yield from equations(inner)
 
 
 def _evaluate(jaxpr: Jaxpr, consts: Any, args: Any, rules: Mapping[Primitive, Rule]) -> list[Any]:

@@ -33,17 +33,22 @@ class State(NamedTuple):
     opt_state: Any
 
 
-def member_key(seed: jax.typing.ArrayLike, member_id: jax.typing.ArrayLike) -> jax.Array:
-    """The key from which everything random in a member comes.
+def without_weak_types(tree: Tree) -> Tree:
+    """Returns a pytree of arrays of which none has a weak type.
 
-    Args:
-        seed: The experiment's, in [0, 2**32).
-        member_id: The member's.
+    JAX gives a Python number a weak type. An update turns it into a strong one, so that a state
+    with weak types would have its update compiled again for the second call.
 
-    Returns:
-        A typed key, [].
+    >>> without_weak_types(jnp.asarray(1.0)).weak_type
+    False
     """
-    return jax.random.fold_in(jax.random.key(seed), member_id)
+
+    def strong(leaf: Any) -> jax.Array:
+        leaf = jnp.asarray(leaf)
+        is_weak = getattr(leaf, "weak_type", False)  # which keys cannot be
+        return jax.lax.convert_element_type(leaf, leaf.dtype) if is_weak else leaf
+
+    return jax.tree.map(strong, tree)
 
 
 def stack_members(members: Sequence[Tree]) -> Tree:

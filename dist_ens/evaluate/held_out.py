@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.data import Split
-from dist_ens.ensemble import EXAMPLES, State, member_key
+from dist_ens.ensemble import State
 from dist_ens.errors import UserError
 from dist_ens.evaluate.evaluator import Evaluator
 from dist_ens.methods import kfold, poisson_weight
+from dist_ens.randomness import EXAMPLES, member_key
 
 
 def examples_out_of_bag(

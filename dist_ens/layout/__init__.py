@@ -5,6 +5,7 @@ axes are `("ensemble", "data")`, in this order, over the devices in the order of
 a row of the mesh holds some of the members, a column one part of every batch.
 """
 
+from dist_ens.layout.columns import leaves_that_differ
 from dist_ens.layout.dealing import dealing_program
 from dist_ens.layout.mesh import (
     BATCH,
@@ -21,6 +22,8 @@ from dist_ens.layout.mesh import (
     copied,
     data_index,
     data_mean,
+    data_size,
+    data_sum,
     device_bytes,
     make_layout,
     to_host,
@@ -45,8 +48,11 @@ __all__ = [
     "copied",
     "data_index",
     "data_mean",
+    "data_size",
+    "data_sum",
     "dealing_program",
     "device_bytes",
+    "leaves_that_differ",
     "make_layout",
     "pieces_off_devices",
     "read_onto_devices",

@@ -39,7 +39,7 @@ def data_mean(tree: Any) -> Any:
 
     Only inside a function lifted by `Layout.shard_map`.
     """
-    if jax.lax.axis_size(DATA) == 1:
+    if data_size() == 1:
         # XLA:CPU would keep the collective of one device, and then no longer run a tiny program's
         # operations one after another in one thread: for small networks a third of a step.
         return tree
@@ -48,6 +48,19 @@ def data_mean(tree: Any) -> Any:
         return jax.lax.pmean(leaf, DATA) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
     return jax.tree.map(mean, tree)
+
+
+def data_sum(tree: Any) -> Any:
+    """Returns the sum over the data axis of every leaf of a pytree of floating-point arrays.
+
+    Only inside a function lifted by `Layout.shard_map`.
+    """
+    return tree if data_size() == 1 else jax.lax.psum(tree, DATA)
+
+
+def data_size() -> int:
+    """Returns the number of columns. Only inside a function lifted by `Layout.shard_map`."""
+    return jax.lax.axis_size(DATA)
 
 
 def all_members(member_leaf: jax.Array) -> jax.Array:

@@ -15,6 +15,11 @@ A member knows nothing of the ensemble. A layer that takes statistics over the b
 the *global* batch if it averages over the mesh axis `"data"`: `nn.BatchNorm(axis_name="data")` in
 flax, `eqx.nn.BatchNorm(axis_name=("batch", "data"))` in equinox.
 
+Every column of the mesh applies the member to its own part of the batch. Afterwards floating-point
+model state is averaged over the columns; anything else, such as a count of type int32, must come
+out the same in every column, so a network that counts examples sums over the columns itself, by
+`jax.lax.psum(count, "data")`. The first update is checked for this.
+
 The adapters make a member of what people have:
 
     from_functions            plain `init(key)` and `apply(params, inputs)` for a whole batch

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError, first_line
+from dist_ens.randomness import pinned_generator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,7 @@ def require_arrays(tree: Any) -> None:
             )
 
 
+@pinned_generator()
 def check_member(
     member: Member, inputs: jax.ShapeDtypeStruct, output_shape: Sequence[int]
 ) -> tuple[Any, Any]:

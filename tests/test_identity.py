@@ -1,0 +1,396 @@
+"""What would make a member depend on its company, on a column, or on JAX's configuration."""
+
+import dataclasses
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import networks
+from dist_ens.ensemble import Ensemble, Own
+from dist_ens.errors import UserError
+from dist_ens.evaluate.held_out import examples_out_of_bag
+from dist_ens.layout import BATCHES, MEMBER_BATCHES, MEMBERS, make_layout
+from dist_ens.member import Member, from_functions, from_linen
+from dist_ens.methods import poisson_weight
+from dist_ens.randomness import EXAMPLES, member_key
+
+BATCH = networks.BATCH
+INPUTS = jax.ShapeDtypeStruct((BATCH, 12), jnp.float32)
+DEVICE = jax.devices()[:1]
+
+
+def trained(member, *, mesh=(1, 1), num_members=2, ids=None, optimizer=networks.SGD, **options):
+    """The state after three steps of one call each, on the host."""
+    rows, columns = mesh
+    layout = make_layout(num_members, rows, jax.devices()[: rows * columns])
+    ensemble = Ensemble(member, optimizer, layout, **options)
+    state = ensemble.init(0, INPUTS, ids)
+    batches = networks.batches_for(INPUTS, (), 3)
+    for step in range(3):
+        batch = {name: leaf[step : step + 1] for name, leaf in batches.items()}
+        state, _ = ensemble.update(state, layout.put(batch, BATCH, BATCHES))
+    return state
+
+
+def numbers(state):
+    keys_as_words = jax.tree.map(
+        lambda leaf: (
+            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        ),
+        state,
+    )
+    return jax.device_get(keys_as_words)
+
+
+def assert_equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, numbers(a), numbers(b))
+
+
+# Random numbers
+
+
+class Dropping(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Dropout(0.5, deterministic=not train)(nn.relu(nn.Dense(16)(x)))
+        return nn.Dense(networks.CLASSES)(x)
+
+
+CONFIGURATIONS = {
+    "rbg": lambda: jax.default_prng_impl("rbg"),
+    "unsafe_rbg": lambda: jax.default_prng_impl("unsafe_rbg"),
+    "not partitionable": lambda: jax.threefry_partitionable(False),
+}
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+@pytest.mark.parametrize("optimizer", [networks.SGD, optax.noisy_sgd(0.1, key=0)])
+def test_a_member_is_the_same_under_any_configuration_of_random_numbers(configuration, optimizer):
+    member = from_linen(Dropping())
+    as_usual = trained(member, optimizer=optimizer)
+    with CONFIGURATIONS[configuration]():
+        assert_equal(trained(member, optimizer=optimizer), as_usual)
+        company = trained(member, optimizer=optimizer, num_members=8)
+        alone = trained(member, optimizer=optimizer, num_members=1, ids=[1])
+    jax.tree.map(
+        lambda many, one: np.testing.assert_allclose(many[1], one[0], rtol=1e-5, atol=1e-6),
+        numbers(company.params),
+        numbers(alone.params),
+    )
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_a_bootstrap_sample_is_the_same_under_any_configuration_of_random_numbers(configuration):
+    def weights():
+        keys = jax.vmap(lambda i: jax.random.fold_in(member_key(0, i), EXAMPLES))(np.arange(3))
+        together = jax.jit(jax.vmap(lambda key: poisson_weight(key, jnp.arange(50))))(keys)
+        left_out = examples_out_of_bag(np.arange(3), 50, seed=0, num_folds=None)
+        np.testing.assert_array_equal(left_out, np.asarray(together) == 0)
+        return together
+
+    as_usual = weights()
+    assert (np.asarray(as_usual) == 0).sum(axis=1).min() > 10  # about 50 / e of each
+    with CONFIGURATIONS[configuration]():
+        np.testing.assert_array_equal(weights(), as_usual)
+
+
+def test_a_members_key_does_not_depend_on_an_offset_of_seeds():
+    expected = [tuple(jax.random.key_data(member_key(5, i)).tolist()) for i in range(3)]
+    before = jax.config.jax_random_seed_offset
+    try:
+        jax.config.update("jax_random_seed_offset", 7)
+        found = [tuple(jax.random.key_data(member_key(5, i)).tolist()) for i in range(3)]
+    finally:
+        jax.config.update("jax_random_seed_offset", before)
+    assert found == expected
+
+
+def constant_loss():
+    """A network whose parameter has no gradient: only an optimizer's noise moves it."""
+    return from_functions(
+        lambda key: {"w": jnp.zeros((12, networks.CLASSES))},
+        lambda params, x: 0 * (x @ params["w"]),
+    )
+
+
+def plain_keys(seed):
+    """Noise from keys that are plain arrays, as optimizers of older packages keep them."""
+
+    def init(params):
+        return {"keys": jnp.stack([jax.random.PRNGKey(seed + i) for i in range(2)])}
+
+    def update(grads, state, params=None):
+        keys = jax.vmap(lambda key: jax.random.split(key)[0])(state["keys"])
+        noise = jax.tree.map(lambda g: g + jax.random.normal(keys[0], g.shape), grads)
+        return noise, {"keys": keys}
+
+    return optax.GradientTransformation(init, update)
+
+
+NOISY = {
+    "noisy_sgd": lambda seed: optax.noisy_sgd(1e-2, key=seed),
+    "in a chain": lambda seed: optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.add_noise(0.1, 0.5, jax.random.key(seed)),
+        optax.sgd(1),
+    ),
+    "every other step": lambda seed: optax.MultiSteps(
+        optax.noisy_sgd(1e-2, key=seed), 2
+    ).gradient_transformation(),
+    "another generator": lambda seed: optax.add_noise(0.1, 0.5, jax.random.key(seed, impl="rbg")),
+    "plain keys": plain_keys,
+}
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_an_optimizers_noise_is_each_members_own(name):
+    def moved(num_members=4, ids=None, seed=0, **options):
+        optimizer = NOISY[name](seed)
+        state = trained(
+            constant_loss(), num_members=num_members, ids=ids, optimizer=optimizer, **options
+        )
+        return np.asarray(state.params["w"])
+
+    together = moved()
+    assert np.abs(together).min(axis=(1, 2)).max() > 0
+    for a, b in itertools.combinations(together, 2):
+        assert np.abs(a - b).max() > 1e-3
+    np.testing.assert_allclose(moved(1, ids=[2])[0], together[2], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(moved(mesh=(2, 2)), together, rtol=1e-5, atol=1e-7)
+    assert np.abs(moved(seed=1) - together).max() > 1e-3
+
+
+def test_networks_trained_elsewhere_go_on_with_noise_of_their_own():
+    layout = make_layout(2, devices=DEVICE)
+    ensemble = Ensemble(constant_loss(), optax.noisy_sgd(1e-2, key=0), layout)
+    params = [{"w": np.zeros((12, networks.CLASSES), np.float32)}] * 2
+    assert_equal(ensemble.state_of(params), ensemble.init(0, INPUTS))
+
+
+def test_an_optimizer_that_draws_from_no_key_in_its_state_is_refused():
+    def update(grads, state, params=None):
+        key = jax.random.fold_in(jax.random.key(0), state)
+        return jax.tree.map(lambda g: g + jax.random.normal(key, g.shape), grads), state + 1
+
+    optimizer = optax.GradientTransformation(lambda params: jnp.int32(0), update)
+    with pytest.raises(UserError, match="from a key that is not in its state"):
+        trained(constant_loss(), optimizer=optimizer)
+
+
+# How a batch is divided
+
+
+@jax.custom_vjp
+def clipped(x):
+    return x
+
+
+clipped.defvjp(lambda x: (x, ()), lambda _, g: (jnp.clip(g, -0.004, 0.004),))
+
+
+def clipping_its_cotangents():
+    return from_functions(
+        lambda key: {"w": 0.5 * jax.random.normal(key, (12, networks.CLASSES))},
+        lambda params, x: clipped(x @ params["w"]),
+    )
+
+
+@pytest.mark.parametrize("member", [clipping_its_cotangents, lambda: networks.mlp()[0]])
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [((2, 2), {}), ((1, 8), {}), ((2, 1), {"microbatches": 2}), ((2, 2), {"microbatches": 4})],
+    ids=str,
+)
+def test_a_gradient_does_not_depend_on_how_the_batch_is_divided(member, mesh, options):
+    whole = trained(member(), mesh=(2, 1))
+    parts = trained(member(), mesh=mesh, **options)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        numbers(whole.params),
+        numbers(parts.params),
+    )
+
+
+def counting(over_columns):
+    """A network that counts in its state how many inputs were positive."""
+
+    def apply(params, model_state, x, key, train):
+        if not train:
+            return x @ params["w"], model_state
+        count = (x > 0).sum(dtype=jnp.int32)
+        if over_columns:
+            count = jax.lax.psum(count, "data")
+        return x @ params["w"], {**model_state, "n": model_state["n"] + count}
+
+    def init(key, x):
+        w = jax.random.normal(key, (12, networks.CLASSES))
+        return {"w": w}, {"n": jnp.int32(0), "never": jnp.float32(jnp.nan)}
+
+    return Member(init, apply)
+
+
+@pytest.mark.parametrize("waves", [1, 2])
+def test_integer_state_that_differs_by_column_is_refused(waves):
+    layout = make_layout(4, 2, jax.devices()[:4])
+    ensemble = Ensemble(counting(False), networks.SGD, layout, waves=waves)
+    state = ensemble.init(0, INPUTS)
+    ensemble.check_columns(state)
+    batch = layout.put(networks.batches_for(INPUTS, (), 1), BATCH, BATCHES)
+    state, _ = ensemble.update(state, batch)
+    with pytest.raises(UserError, match=r"different values of \.model_state\['n'\]: each column"):
+        ensemble.check_columns(state)
+
+
+@pytest.mark.parametrize("mesh", [(2, 1), (2, 2), (1, 4)], ids=str)
+def test_integer_state_that_is_summed_over_the_columns_is_that_of_the_whole_batch(mesh):
+    state = trained(counting(True), mesh=mesh)
+    expected = int((networks.batches_for(INPUTS, (), 3)["inputs"] > 0).sum())
+    assert state.model_state["n"].tolist() == [expected] * 2
+    layout = make_layout(2, mesh[0], jax.devices()[: mesh[0] * mesh[1]])
+    Ensemble(counting(True), networks.SGD, layout).check_columns(state)
+
+
+def test_columns_of_any_type_are_compared_bit_for_bit():
+    from dist_ens.layout import DATA, data_index, leaves_that_differ
+
+    layout = make_layout(2, 2, jax.devices()[:4])
+    types = (
+        "bool",
+        "int8",
+        "uint8",
+        "int32",
+        "uint32",
+        "float16",
+        "bfloat16",
+        "float32",
+        "complex64",
+    )
+
+    def of_column(spread):
+        def value(dtype):
+            return (jnp.arange(3) + spread * (data_index() == 1)).astype(dtype)[None]
+
+        leaves = {dtype: value(dtype) for dtype in types}
+        leaves["zero"] = jnp.where(spread * (data_index() == 1), -0.0, 0.0)[None]
+        leaves["nan"] = jnp.full((1, 3), jnp.nan)
+        leaves["key"] = jax.random.fold_in(jax.random.key(0), spread * data_index())[None]
+        return leaves
+
+    def made(spread):
+        fn = layout.shard_map(lambda: of_column(spread), in_specs=(), out_specs=MEMBERS)
+        return jax.jit(fn)()
+
+    assert leaves_that_differ(layout, made(0)) == []
+    found = {name.strip("[]'") for name in leaves_that_differ(layout, made(1))}
+    assert found == {*types, "zero", "key"}
+    assert DATA == "data"
+
+
+# What a batch holds
+
+
+@pytest.mark.parametrize("extra", ["weights", "mask"])
+@pytest.mark.parametrize("per_member", [False, True])
+def test_a_part_of_a_batch_that_no_loss_sees_is_refused(extra, per_member):
+    layout = make_layout(2, devices=DEVICE)
+    ensemble = Ensemble(networks.mlp()[0], networks.SGD, layout)
+    batch = networks.batches_for(INPUTS, (), 1)
+    batch[extra] = np.ones((1, BATCH), np.float32)
+    if per_member:
+        own = {name: np.stack([leaf] * 2) for name, leaf in batch.items()}
+        given = Own(layout.put(own, BATCH, MEMBER_BATCHES))
+    else:
+        given = layout.put(batch, BATCH, BATCHES)
+    with pytest.raises(UserError, match=f"has parts that no loss takes: '{extra}'"):
+        ensemble.update(ensemble.init(0, INPUTS), given)
+
+
+# How often an update is compiled
+
+
+def with_temperature():
+    """A network with parameters that are written as numbers."""
+    return from_functions(
+        lambda key: {
+            "w": jax.random.normal(key, (12, networks.CLASSES)),
+            "scale": 1.0,
+            "shift": jnp.asarray(0.0),
+        },
+        lambda params, x: params["scale"] * (x @ params["w"]) + params["shift"],
+    )
+
+
+def stateful():
+    """Likewise, with a state that an update returns as a Python number."""
+    member = with_temperature()
+
+    def apply(params, model_state, x, key, train):
+        outputs, _ = member.apply(params, (), x, key, train)
+        return outputs, {"scale": 2.0 if train else model_state["scale"]}
+
+    return Member(lambda key, x: (member.init(key, x)[0], {"scale": 1.0}), apply)
+
+
+@pytest.fixture
+def compiled():
+    """How often the compiler was asked, in a list that grows."""
+    times = []
+
+    def count(event, *_, **__):
+        if event == "/jax/core/compile/backend_compile_duration":
+            times.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    yield times
+    jax.monitoring.unregister_event_duration_listener(count)
+
+
+def born(ensemble, tmp_path):
+    return ensemble.init(0, INPUTS)
+
+
+def from_elsewhere(ensemble, tmp_path):
+    member = ensemble.member
+    made = [member.init(jax.random.key(i), jnp.zeros(INPUTS.shape)) for i in range(2)]
+    plain = [{**params, "scale": 1.0} for params, _ in made]
+    model_states = None if made[0][1] == () else [{"scale": 1.0}] * 2
+    return ensemble.state_of(plain, model_states)
+
+
+def restored(ensemble, tmp_path):
+    from dist_ens.checkpoint import Checkpoints
+
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, ensemble.init(0, INPUTS), {})
+        checkpoints.wait()
+        return checkpoints.restore_state(1, ensemble.abstract_state(INPUTS))
+
+
+def moved(ensemble, tmp_path):
+    elsewhere = dataclasses.replace(ensemble, layout=make_layout(2, devices=jax.devices()[:2]))
+    return ensemble.layout.moved(elsewhere.init(0, INPUTS), MEMBERS)
+
+
+@pytest.mark.parametrize("way", [born, from_elsewhere, restored, moved])
+@pytest.mark.parametrize("member", [with_temperature, stateful])
+@pytest.mark.parametrize(
+    "optimizer", [optax.adam(1e-3), optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)]
+)
+def test_an_update_is_compiled_once_however_the_state_was_made(
+    way, member, optimizer, compiled, tmp_path
+):
+    layout = make_layout(2, devices=DEVICE)
+    ensemble = Ensemble(member(), optimizer, layout)
+    state = way(ensemble, tmp_path)
+    assert not any(getattr(leaf, "weak_type", False) for leaf in jax.tree.leaves(state))
+    batch = layout.put(networks.batches_for(INPUTS, (), 1), BATCH, BATCHES)
+    jax.block_until_ready((state, batch))
+    compiled.clear()
+    for _ in range(3):
+        state, _ = ensemble.update(state, batch)
+    assert len(compiled) == 1
