@@ -18,11 +18,12 @@ from dist_ens.ensemble import Ensemble, State
 from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.evaluate import Evaluator, Kind, kind_of
 from dist_ens.execution import AUTO
-from dist_ens.layout import BATCH, REPLICATED, Layout, Waves, device_bytes, make_layout
+from dist_ens.layout import BATCH, DATA, REPLICATED, Layout, Waves, device_bytes, make_layout
 from dist_ens.losses import Objective, make_objective
 from dist_ens.member import (
     Member,
     check_member,
+    check_modes,
     rematerialized,
     with_compute_dtype,
     with_normalized_inputs,
@@ -330,6 +331,7 @@ class Run:
                 f"leaf. Received, when it was trained: {after} instead of {before}. Correct the "
                 "network."
             )
+        check_modes(ensemble.member, self.batch_of_inputs(2), DATA)
 
     def check_goes_on_from(self, saved: "Run", workdir: pathlib.Path) -> None:
         """Raises a `UserError`, naming both values, unless this run may go on from `saved`."""

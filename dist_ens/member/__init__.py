@@ -36,6 +36,7 @@ from dist_ens.member.linen import from_linen
 from dist_ens.member.member import (
     Member,
     check_member,
+    check_modes,
     rematerialized,
     with_compute_dtype,
     with_normalized_inputs,
@@ -46,6 +47,7 @@ from dist_ens.member.pytree import from_pytree
 __all__ = [
     "Member",
     "check_member",
+    "check_modes",
     "from_equinox",
     "from_example_functions",
     "from_functions",

@@ -7,6 +7,7 @@ import jax
 
 from dist_ens.errors import UserError
 from dist_ens.member.member import Member, require_parameters
+from dist_ens.member.modes import idle_layers_of, switch_arguments, switches
 
 
 def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) -> Member:
@@ -17,7 +18,9 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
 
     Args:
         make: Makes the module from a key. The module is called as `module(x, key=key)`, or as
-            `module(x, state, key=key)` if it is stateful.
+            `module(x, state, key=key)` if it is stateful. A switch of a usual name (see
+            `dist_ens.member.modes`) is set where it is a field of a module, but for static ones,
+            or an argument of the call.
         stateful: Whether it holds an `equinox.nn.State`, as BatchNorm needs.
 
     Returns:
@@ -60,7 +63,10 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
         params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
     ) -> tuple[jax.Array, Any]:
         buffers, state = model_state
-        module = eqx.nn.inference_mode(eqx.combine(params, buffers, static_part()), not train)
+        module = _switched(
+            eqx.nn.inference_mode(eqx.combine(params, buffers, static_part()), not train), train
+        )
+        mode = switch_arguments(type(module).__call__, train, given=3 if stateful else 2)
         if key is not None:
             module = jax.tree.map(
                 lambda part: eqx.nn.inference_mode(part, False) if is_dropout(part) else part,
@@ -69,14 +75,37 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
             )
         keys = None if key is None else jax.random.split(key, len(inputs))
         if not stateful:
-            outputs = jax.vmap(lambda x, k: module(x, key=k), axis_name="batch")(inputs, keys)
+            outputs = jax.vmap(lambda x, k: module(x, key=k, **mode), axis_name="batch")(
+                inputs, keys
+            )
             return outputs, model_state
         outputs, state = jax.vmap(
-            lambda x, s, k: module(x, s, key=k),
+            lambda x, s, k: module(x, s, key=k, **mode),
             in_axes=(0, None, 0),
             out_axes=(0, None),
             axis_name="batch",
         )(inputs, state, keys)
         return outputs, (buffers, state) if train else model_state
 
-    return Member(init, apply)
+    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> list[str]:
+        """Names of the layers that drop, or keep statistics of batches."""
+
+        def has_modes(part: Any) -> bool:
+            return (is_dropout(part) and part.p > 0) or isinstance(part, eqx.nn.BatchNorm)
+
+        module = eqx.combine(params, model_state[0], static_part())
+        parts = jax.tree_util.tree_leaves_with_path(module, is_leaf=has_modes)
+        return [jax.tree_util.keystr(path).lstrip(".") for path, part in parts if has_modes(part)]
+
+    return Member(init, apply, idle_layers_of(apply, layers))
+
+
+def _switched(module: Any, train: bool) -> Any:
+    """Returns the module with the switches set that have other names than `inference`."""
+    values = switches(train)
+
+    def of_mode(path: Any, leaf: Any) -> Any:
+        name = getattr(path[-1], "name", None) if path else None
+        return values[name] if isinstance(leaf, bool) and name in values else leaf
+
+    return jax.tree_util.tree_map_with_path(of_mode, module)

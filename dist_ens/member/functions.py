@@ -1,5 +1,6 @@
 """A member from two plain functions."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -7,16 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from dist_ens.member.member import Member, require_parameters
+from dist_ens.member.modes import switch_arguments
 
 
-def from_functions(
-    init: Callable[[jax.Array], Any], apply: Callable[[Any, jax.Array], jax.Array]
-) -> Member:
+def from_functions(init: Callable[[jax.Array], Any], apply: Callable[..., jax.Array]) -> Member:
     """A member from `init(key) -> params` and `apply(params, inputs) -> outputs` for a batch.
 
     Args:
         init: Makes the parameters, a pytree of floating-point arrays.
-        apply: Inputs [batch, ...] to logits [batch, classes].
+        apply: Inputs [batch, ...] to logits [batch, classes]. An argument that switches between
+            training and evaluation under a usual name (see `dist_ens.member.modes`) is set.
 
     Returns:
         The member. It has no model state; one that needs it, or a key, is made as `Member` itself.
@@ -39,13 +40,13 @@ def from_functions(
     def member_apply(
         params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
     ) -> tuple[jax.Array, Any]:
-        return apply(params, inputs), model_state
+        return apply(params, inputs, **switch_arguments(apply, train)), model_state
 
     return Member(member_init, member_apply)
 
 
 def from_example_functions(
-    init: Callable[[jax.Array], Any], apply: Callable[[Any, jax.Array], jax.Array]
+    init: Callable[[jax.Array], Any], apply: Callable[..., jax.Array]
 ) -> Member:
     """A member from an `apply(params, x)` written for a single example, vectorised over the batch.
 
@@ -56,4 +57,9 @@ def from_example_functions(
     Returns:
         The member, for whole batches.
     """
-    return from_functions(init, jax.vmap(apply, in_axes=(None, 0)))
+
+    def of_batch(params: Any, inputs: jax.Array, **mode: bool) -> jax.Array:
+        return jax.vmap(lambda x: apply(params, x, **mode))(inputs)
+
+    of_batch.__signature__ = inspect.signature(apply)  # type: ignore[attr-defined]
+    return from_functions(init, of_batch)

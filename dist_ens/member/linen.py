@@ -1,20 +1,21 @@
 """A member from a `flax.linen` module."""
 
-import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 
 from dist_ens.member.member import Member, require_parameters
+from dist_ens.member.modes import idle_layers_of, on_one_column, switch_arguments, switches
 
 
 def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Member:
     """A member from a linen module: its variables but `params` are the model state.
 
-    The module is called as `module(inputs, train=...)` if it takes `train`, as
-    `module(inputs, deterministic=...)` if it takes that, else as `module(inputs)`. Where it is to
-    draw without being trained, `self.has_rng("dropout")` says so.
+    A switch between training and evaluation is set wherever the module has one under a usual name
+    (see `dist_ens.member.modes`), as an argument of `__call__` or as a field of the module. Where
+    the module is to draw without being trained, `self.has_rng("dropout")` says so.
 
     Args:
         module: The network, unbound.
@@ -23,15 +24,27 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
     Returns:
         The member. Its model state is a dict of collections, such as `batch_stats`.
     """
-    arguments = inspect.signature(type(module).__call__).parameters
+    fields = {
+        name
+        for name in switches(True)
+        if isinstance(getattr(module, name, 0), bool | None) and name in module.__dict__
+    }
+    in_call = switch_arguments(type(module).__call__, True)
 
-    def mode(train: bool) -> dict[str, Any]:
-        if "train" in arguments:
-            return {"train": train}
-        return {"deterministic": not train} if "deterministic" in arguments else {}
+    def mode(train: bool) -> tuple[nn.Module, dict[str, Any]]:
+        """The module with its fields set, and the arguments of its call."""
+        values = switches(train)
+        own: dict[str, Any] = {name: values[name] for name in fields - in_call.keys()}
+        return module.clone(**own) if own else module, {name: values[name] for name in in_call}
+
+    def rngs_of(key: jax.Array | None) -> dict[str, jax.Array]:
+        if key is None:
+            return {}
+        return {name: jax.random.fold_in(key, i) for i, name in enumerate(streams)}
 
     def init(key: jax.Array, inputs: jax.Array) -> tuple[Any, Any]:
-        variables = dict(module.init(key, inputs, **mode(False)))
+        switched, arguments = mode(False)
+        variables = dict(switched.init(key, inputs, **arguments))
         params = variables.pop("params", {})
         require_parameters(params)
         return params, variables
@@ -40,15 +53,34 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
     ) -> tuple[jax.Array, Any]:
         variables = {"params": params, **model_state}
-        rngs = {
-            name: jax.random.fold_in(key, i) for i, name in enumerate(streams) if key is not None
-        }
+        switched, arguments = mode(train)
         if not train:
-            outputs: Any = module.apply(variables, inputs, **mode(False), rngs=rngs)
+            outputs: Any = switched.apply(variables, inputs, **arguments, rngs=rngs_of(key))
             return outputs, model_state
-        outputs, new_state = module.apply(
-            variables, inputs, **mode(True), rngs=rngs, mutable=list(model_state)
+        outputs, new_state = switched.apply(
+            variables, inputs, **arguments, rngs=rngs_of(key), mutable=list(model_state)
         )
         return outputs, dict(new_state)
 
-    return Member(init, apply)
+    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> list[str]:
+        """Names of the layers that are called and drop, or keep statistics of batches."""
+        found: dict[str, None] = {}
+
+        def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+            layer = context.module
+            drops = getattr(layer, "rate", 0) if isinstance(layer, nn.Dropout) else 0
+            drops = drops or getattr(layer, "dropout_rate", 0)
+            statistics = layer.variables.get("batch_stats", {}).values()
+            if drops or not all(isinstance(value, Mapping) for value in statistics):
+                found["/".join(layer.path) or type(layer).__name__] = None
+            return call(*args, **kwargs)
+
+        def forward(params: Any, model_state: Any, inputs: Any, key: jax.Array) -> Any:
+            with nn.intercept_methods(note):
+                return apply(params, model_state, inputs, key, True)
+
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        jax.eval_shape(on_one_column(forward, axis_name), params, model_state, inputs, key)
+        return [*found]
+
+    return Member(init, apply, idle_layers_of(apply, layers))

@@ -9,15 +9,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError, first_line
+from dist_ens.member.modes import EVALUATION, TRAINING, IdleLayers
 from dist_ens.randomness import pinned_generator
+
+_MOST_LISTED = 5  # layers, in a message
 
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One network. The package's own page says what the two functions take and return."""
+    """One network. The package's own page says what the two functions take and return.
+
+    Attributes:
+        init: Function of a key and a batch of inputs.
+        apply: Function of parameters, model state, inputs, a key or None, and whether it is
+            trained.
+        idle_layers: Names the layers that wait for a switch which never comes; see `modes`.
+    """
 
     init: Callable[[jax.Array, jax.Array], tuple[Any, Any]]
     apply: Callable[[Any, Any, jax.Array, jax.Array | None, bool], tuple[jax.Array, Any]]
+    idle_layers: IdleLayers = lambda params, model_state, inputs, axis_name: []
 
 
 def require_parameters(params: Any) -> None:
@@ -117,6 +128,31 @@ def check_member(
     return params, model_state
 
 
+@pinned_generator()
+def check_modes(member: Member, inputs: jax.ShapeDtypeStruct, axis_name: str) -> None:
+    """Checks that a network with dropout or batch statistics is another one when it is trained.
+
+    Args:
+        member: The network.
+        inputs: Shape and type of a batch of inputs, [batch, ...].
+        axis_name: Name of the data axis.
+
+    Raises:
+        UserError: If a training step computes what evaluation computes.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params, model_state = jax.eval_shape(member.init, key, inputs)
+    idle = member.idle_layers(params, model_state, inputs, axis_name)
+    if idle:
+        listed = ", ".join(idle[:_MOST_LISTED]) + (", …" if len(idle) > _MOST_LISTED else "")
+        raise UserError(
+            f"The network trains exactly as it evaluates, though it has {listed}: nothing tells "
+            "these layers that they are trained. Give the network's __call__ an argument `train` "
+            "and pass it on to them (names that are recognised: "
+            f"{', '.join((*TRAINING, *EVALUATION))}), or take those layers out."
+        )
+
+
 def with_normalized_inputs(member: Member, mean: Sequence[float], std: Sequence[float]) -> Member:
     """The member, given `(inputs - mean) / std` in float32; itself where that changes nothing.
 
@@ -140,6 +176,9 @@ def with_normalized_inputs(member: Member, mean: Sequence[float], std: Sequence[
         init=lambda key, inputs: member.init(key, normalized(inputs)),
         apply=lambda params, model_state, inputs, key, train: member.apply(
             params, model_state, normalized(inputs), key, train
+        ),
+        idle_layers=lambda params, model_state, inputs, axis_name: member.idle_layers(
+            params, model_state, jax.eval_shape(normalized, inputs), axis_name
         ),
     )
 
@@ -175,7 +214,7 @@ def with_compute_dtype(member: Member, dtype: str) -> Member:
         new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
         return outputs.astype(jnp.float32), new_state
 
-    return Member(member.init, apply)
+    return dataclasses.replace(member, apply=apply)
 
 
 def rematerialized(member: Member) -> Member:
@@ -190,7 +229,7 @@ def rematerialized(member: Member) -> Member:
     apply = jax.checkpoint(
         member.apply, policy=lambda primitive, *_, **__: primitive in kept, static_argnums=4
     )
-    return Member(member.init, apply)
+    return dataclasses.replace(member, apply=apply)
 
 
 def _place(path: Any) -> str:

@@ -7,13 +7,16 @@ import jax
 import jax.numpy as jnp
 
 from dist_ens.member.member import Member, require_parameters
+from dist_ens.member.modes import idle_layers_of, switch_arguments, switches
 
 
 def from_nnx(make: Callable[[Any], Any]) -> Member:
     """A member from a function that makes an nnx module, `lambda rngs: Model(rngs=rngs)`.
 
     `nnx.Param` variables are the parameters, the random streams take the member's key of the step,
-    and every other variable is model state. `module.train()` and `module.eval()` set the mode.
+    what a call leaves as `nnx.Intermediate` is dropped, and every other variable is model state.
+    `module.train()` and `module.eval()` set the mode; so does every other switch of a usual name
+    (see `dist_ens.member.modes`) that is an attribute of a module or an argument of its call.
 
     Args:
         make: Makes the module from `nnx.Rngs`; the module is called with one batch.
@@ -24,12 +27,24 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
     from flax import nnx  # a third of a second that most networks can do without
 
     def split(module: nnx.Module) -> Any:
-        return nnx.split(module, nnx.Param, nnx.RngState, ...)
+        parts: Any = nnx.split(module, nnx.Param, nnx.RngState, nnx.Intermediate, ...)
+        graph, params, streams, _, model_state = parts
+        return graph, params, streams, model_state
+
+    def switched(train: bool) -> nnx.Module:
+        """The module, without its arrays, with every switch set."""
+        module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+        module.train() if train else module.eval()
+        values = switches(train)
+        for _, part in nnx.iter_modules(module):
+            for name in values.keys() & vars(part).keys():
+                if isinstance(vars(part)[name], bool):
+                    setattr(part, name, values[name])
+        return module
 
     def blueprint(train: bool, draws: bool) -> tuple[Any, Any]:
         """The module without its arrays, and the shapes of its random streams."""
-        module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-        module.train() if train else module.eval()
+        module = switched(train)
         if draws:
             module.set_attributes(nnx.Dropout, deterministic=False, raise_if_not_found=False)
         graph, _, streams, _ = split(module)
@@ -45,22 +60,36 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
     ) -> tuple[jax.Array, Any]:
         graph, streams = blueprint(train, draws=key is not None)
         streams = _streams_at(streams, jax.random.key(0) if key is None else key)
-        # Variables may only be written where they were made: under the gradient, not outside it.
-        fresh_state = jax.tree.map(lambda leaf: leaf, model_state)
-        module = nnx.merge(graph, params, streams, fresh_state)
-        outputs = module(inputs)
+        # Variables may only be used where they were made: under the gradient, not outside it.
+        fresh = jax.tree.map(lambda leaf: leaf, (params, streams, model_state))
+        module = nnx.merge(graph, *fresh)
+        outputs = module(inputs, **switch_arguments(type(module).__call__, train))
         return outputs, split(module)[3] if train else model_state
 
-    return Member(init, apply)
+    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> list[str]:
+        """Names of the layers that drop, or keep statistics of batches."""
+        return [
+            ".".join(map(str, path))
+            for path, part in nnx.iter_modules(switched(True))
+            if (isinstance(part, nnx.Dropout) and part.rate)
+            or getattr(part, "dropout_rate", 0)
+            or isinstance(part, nnx.BatchNorm)
+        ]
+
+    return Member(init, apply, idle_layers_of(apply, layers))
 
 
 def _streams_at(streams: Any, key: jax.Array) -> Any:
-    """Every random stream of a module, at count zero, with a key of its own from `key`."""
+    """Every random stream of a module, at count zero, with keys of its own from `key`.
+
+    A stream of stacked layers has a key for each layer.
+    """
     leaves, structure = jax.tree.flatten(streams)
-    fresh = [
-        jax.random.fold_in(key, i)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        else jnp.zeros(leaf.shape, leaf.dtype)
-        for i, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(structure, fresh)
+
+    def fresh(number: int, leaf: Any) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        of_stream = jax.random.fold_in(key, number)
+        return jax.random.split(of_stream, leaf.shape) if leaf.shape else of_stream
+
+    return jax.tree.unflatten(structure, [fresh(i, leaf) for i, leaf in enumerate(leaves)])

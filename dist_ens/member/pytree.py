@@ -7,11 +7,12 @@ import jax
 
 from dist_ens.member.functions import from_functions
 from dist_ens.member.member import Member
+from dist_ens.member.modes import switch_arguments
 
 
 def from_pytree(
     make: Callable[[jax.Array], Any],
-    apply: Callable[[Any, jax.Array], jax.Array] | None = None,
+    apply: Callable[..., jax.Array] | None = None,
 ) -> Member:
     """A member from a class whose instances are the parameters.
 
@@ -30,4 +31,8 @@ def from_pytree(
         UserError: When the member is initialised, if the class is not registered; the message says
             how to.
     """
-    return from_functions(make, apply or (lambda instance, inputs: instance(inputs)))
+
+    def called(instance: Any, inputs: jax.Array, train: bool) -> jax.Array:
+        return instance(inputs, **switch_arguments(type(instance).__call__, train))
+
+    return from_functions(make, apply or called)
