@@ -10,6 +10,7 @@ import optax
 
 from dist_ens.config import LossConfig
 from dist_ens.errors import UserError
+from dist_ens.metrics import credit
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
 TrainingScores = Callable[[jax.Array, jax.Array], dict[str, jax.Array]]
@@ -165,8 +166,16 @@ def pinball(outputs: jax.Array, targets: jax.Array, *, levels: tuple[float, ...]
 
 
 def accuracy(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-    """Whether the largest logit is the label's: `{"accuracy": float[...]}`, 0 or 1."""
-    return {"accuracy": (logits.argmax(axis=-1) == labels).astype(jnp.float32)}
+    """Returns whether the largest logit is the label's, as `{"accuracy": float32[...]}`.
+
+    It is 0 or 1 without ties. A label that is tied for the largest logit counts in part, see
+    `dist_ens.metrics.credit`.
+
+    Args:
+        logits: float[..., classes].
+        labels: int[...], in [0, classes).
+    """
+    return {"accuracy": credit(logits, labels)}
 
 
 def squared_error(outputs: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:

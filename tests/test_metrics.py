@@ -24,6 +24,7 @@ from dist_ens.metrics import (
     classification_scores,
     classification_values,
     classwise_sums,
+    credit,
     diversity_values,
     mixture_log_probs,
     mixture_moments,
@@ -126,6 +127,64 @@ def test_a_prediction_that_is_no_number_leaves_no_score():
     assert all(np.isnan(score) for score in classification_scores(values).values())
     drawn = classification_scores(values, weights=np.ones((3, 2), np.float32))
     assert all(np.isnan(scores).all() and len(scores) == 3 for scores in drawn.values())
+
+
+def test_a_tied_label_counts_by_its_share_of_the_places_that_are_left():
+    # Label 0 ties with 1: k = 1 gives 1/2, k = 2 gives (2 - 0) / 2 = 1. Label 4 has 3 classes above
+    # it and ties with 3: k = 3 gives (3 - 3) / 2 = 0, k = 4 gives (4 - 3) / 2 and k = 5 gives 1.
+    probs = [0.3, 0.3, 0.2, 0.1, 0.1, 0.0]
+    cases = [(0, 1, 0.5), (0, 2, 1), (4, 3, 0), (4, 4, 0.5), (4, 5, 1), (5, 5, 0)]
+    for label, k, expected in cases:
+        got = credit(jnp.log(jnp.array([probs])), jnp.array([label]), k)
+        assert got.tolist() == [expected], (label, k)
+    # Of three classes without a vote two places are left: each has 2/3.
+    empty = jnp.log(jnp.array([[1.0, 0, 0, 0]]))
+    assert credit(empty, jnp.array([3]), 3).tolist() == pytest.approx([2 / 3])
+    no_number = jnp.array([[0.0, jnp.nan], [jnp.nan, jnp.nan]])
+    assert np.isnan(credit(no_number, jnp.array([0, 0]))).all()
+
+
+def test_a_constant_prediction_has_the_scores_of_chance():
+    # 100 classes alike: accuracy 1/100, top-5 accuracy 5/100; half the mass on each of two classes,
+    # of which one is the label: 1/2, and so is the confidence, so the calibration error is 0.
+    got = scores(np.full((3, 100), 0.01), [0, 42, 99], None)
+    assert (got["accuracy"], got["top_5"]) == pytest.approx((0.01, 0.05))
+    assert (got["ece"], got["aece"]) == pytest.approx((0, 0), abs=1e-6)
+    assert (got["aurc"], got["risk_at_80"]) == pytest.approx((0.99, 0.99))
+    halves = scores([[0.5, 0.5], [0.5, 0.5]], [0, 0], ["accuracy", "ece"])
+    assert halves == pytest.approx({"accuracy": 0.5, "ece": 0})
+
+
+def test_the_credit_of_ties_is_the_accuracy_of_ties_broken_at_random():
+    # 20,000 orders of 6 classes whose probabilities have few values: a standard error of 0.0035.
+    random = np.random.default_rng(0)
+    probs = random.integers(0, 3, (8, 6)) + 1.0
+    labels = random.integers(0, 6, 8)
+    for k in (1, 2, 5):
+        expected = np.zeros(8)
+        for _ in range(20_000):
+            order = np.lexsort((random.random((8, 6)), -probs), axis=1)
+            expected += (order[:, :k] == labels[:, None]).any(axis=1) / 20_000
+        got = credit(jnp.log(probs), jnp.asarray(labels), k)
+        np.testing.assert_allclose(got, expected, atol=0.02)
+
+
+def test_votes_that_are_tied_are_counted_in_part():
+    # Three members vote for classes 0, 1 and 2 of 7, the label is 1: each has a third of the votes.
+    # Four classes have none and share the two places that the top five have left.
+    one_each = jnp.log(jnp.eye(7)[jnp.array([0, 1, 2])] * 0.8 + 0.02)[:, None]
+    kind = Classes(jax.nn.log_softmax, "vote")
+    for label, correct, top_5 in [(1, 1 / 3, 1), (5, 0, 2 / 4)]:
+        values = kind.values(kind.pooled({"log_probs": one_each}), jnp.array([label]))
+        assert float(values["correct"][0]) == pytest.approx(correct)
+        assert float(values["top_5"][0]) == pytest.approx(top_5)
+    # A member that finds two classes most probable gives half a vote to each; with a second member
+    # for class 1 the shares are 1/4, 3/4 and 0.
+    halves = jnp.log(jnp.array([[[0.5, 0.5, 0.0]], [[0.1, 0.8, 0.1]]]))
+    votes = np.exp(kind.pooled({"log_probs": halves})["log_probs"])
+    np.testing.assert_allclose(votes, [[0.25, 0.75, 0]])
+    # Members that predict the same never disagree, tied or not.
+    assert diversity_values(jnp.zeros((3, 1, 4)) - jnp.log(4))["disagreement"].tolist() == [0]
 
 
 def test_a_member_that_is_no_number_has_no_vote():

@@ -92,7 +92,8 @@ class Classes:
 
     Attributes:
         log_probs: Of a member's outputs.
-        pooling: `probs`, `logits` or `vote`; see `config.EvaluationConfig`.
+        pooling: `probs`, `logits` or `vote`; see `config.EvaluationConfig`. Under `vote` a member
+            that finds several classes most probable gives each an equal part of its vote.
     """
 
     log_probs: Callable[[jax.Array], jax.Array]

@@ -24,7 +24,7 @@ def expected_calibration_error(
 
     Args:
         confidence: Probability of the predicted class, in [0, 1]; float[rows].
-        correct: Whether it is the label: 0 or 1; float[rows].
+        correct: Whether it is the label: 0, 1, or the `credit` of a tie in between; float[rows].
         weights: How often each row is drawn; float[draws, rows]. None: once.
         num_bins: At least 1.
 
@@ -71,7 +71,7 @@ def adaptive_calibration_error(
 
     Args:
         confidence: Probability of the predicted class, in [0, 1]; float[rows].
-        correct: Whether it is the label: 0 or 1; float[rows].
+        correct: Whether it is the label: 0, 1, or the `credit` of a tie in between; float[rows].
         weights: How often each row is drawn; float[draws, rows]. None: once.
         num_bins: At least 1. They may be more than the rows.
 
@@ -184,7 +184,7 @@ def reliability_bins(
 
     Args:
         confidence: Probability of the predicted class, in [0, 1]; float[rows].
-        correct: Whether it is the label: 0 or 1; float[rows].
+        correct: Whether it is the label: 0, 1, or the `credit` of a tie in between; float[rows].
         num_bins: Of equal width, as in `expected_calibration_error`; at least 1.
 
     Returns:

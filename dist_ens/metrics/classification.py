@@ -23,8 +23,37 @@ _TOP = 5
 _SEVERAL = ("aleatoric", "mutual_information", "disagreement", "variance")
 
 
+def credit(log_probs: jax.Array, labels: jax.Array, k: int = 1) -> jax.Array:
+    """Returns the probability that the label is among the k classes that a prediction chooses.
+
+    Ties are broken at random, so a label that is tied with other classes counts in part:
+
+        credit = clip((k - number of more probable classes) / number of tied classes, 0, 1)
+
+    where the label is one of its own ties. Without ties the credit is 0 or 1. A prediction that
+    gives all classes the same probability has the credit of chance, k / classes.
+
+    Args:
+        log_probs: Log-probabilities or logits; float[..., classes]. Two of -inf are tied.
+        labels: Classes; int[...], in [0, classes).
+        k: Number of classes that are chosen, at least 1.
+
+    Returns:
+        Credits in [0, 1]; float32[...]. NaN where `log_probs` has a NaN.
+
+    >>> log_probs = jnp.log(jnp.array([[0.5, 0.5], [0.75, 0.25]]))
+    >>> credit(log_probs, jnp.array([1, 1])).tolist()
+    [0.5, 0.0]
+    """
+    of_label = jnp.take_along_axis(log_probs, labels[..., None], axis=-1)
+    more_probable = (log_probs > of_label).sum(axis=-1)
+    tied = (log_probs == of_label).sum(axis=-1)
+    share = jnp.clip((k - more_probable) / jnp.maximum(tied, 1).astype(jnp.float32), 0, 1)
+    return jnp.where(jnp.isnan(log_probs).any(axis=-1), jnp.nan, share)
+
+
 def classification_values(log_probs: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-    """What each prediction adds to the scores.
+    """Returns what each prediction adds to the scores.
 
     Args:
         log_probs: Normalised log-probabilities, in nats; float[..., classes].
@@ -32,37 +61,42 @@ def classification_values(log_probs: jax.Array, labels: jax.Array) -> dict[str, 
 
     Returns:
         float32[...]: `nll` in nats, `brier` in [0, 2], `confidence` in [0, 1], `entropy` in nats,
-        `prediction`, `correct`, and of more than 5 classes `top_5`, whether fewer than 5 classes
-        are more probable than the label.
+        `prediction`, the first of the most probable classes, `correct`, the `credit` of the label,
+        in [0, 1], and of more than 5 classes `top_5`, its credit among 5 classes.
     """
     log_probs = log_probs.astype(jnp.float32)
     probs, num_classes = jnp.exp(log_probs), log_probs.shape[-1]
     of_label = jnp.take_along_axis(log_probs, labels[..., None], axis=-1)
-    prediction = log_probs.argmax(axis=-1)
     values = {
         "nll": -of_label[..., 0],
         "brier": jnp.square(probs - jax.nn.one_hot(labels, num_classes)).sum(axis=-1),
         "confidence": probs.max(axis=-1),
         "entropy": entropy(log_probs),
-        "prediction": prediction.astype(jnp.float32),
-        "correct": (prediction == labels).astype(jnp.float32),
+        "prediction": log_probs.argmax(axis=-1).astype(jnp.float32),
+        "correct": credit(log_probs, labels),
     }
     if num_classes > _TOP:
-        more_probable = (log_probs > of_label).sum(axis=-1)
-        values["top_5"] = (more_probable < _TOP).astype(jnp.float32)
+        values["top_5"] = credit(log_probs, labels, _TOP)
     return values
 
 
 def votes_of(log_probs: jax.Array) -> jax.Array:
-    """1 for the class that a prediction finds most likely, else 0; NaN where it is no number.
+    """Returns the vote of a prediction: 1 for its most probable class, 0 for the others.
+
+    Classes that are tied for the most probable share the vote evenly, which is the vote expected
+    when ties are broken at random.
 
     Args:
-        log_probs: float[..., classes].
+        log_probs: Log-probabilities; float[..., classes].
 
     Returns:
-        float32[..., classes].
+        Votes that sum to 1; float32[..., classes]. NaN where a prediction has a NaN.
+
+    >>> votes_of(jnp.log(jnp.array([0.4, 0.2, 0.4]))).tolist()
+    [0.5, 0.0, 0.5]
     """
-    votes = jax.nn.one_hot(log_probs.argmax(axis=-1), log_probs.shape[-1])
+    is_top = log_probs == log_probs.max(axis=-1, keepdims=True)
+    votes = is_top / is_top.sum(axis=-1, keepdims=True).astype(jnp.float32)
     return jnp.where(jnp.isnan(log_probs).any(axis=-1, keepdims=True), jnp.nan, votes)
 
 
@@ -73,7 +107,7 @@ def diversity_values(
 
         aleatoric          = mean_m H(p_m), of members that are samples' means mean_m mean_s H(p_ms)
         mutual_information = H(mean_m p_m) - aleatoric,  the epistemic part of the entropy
-        disagreement       = share of pairs of members that would choose different classes
+        disagreement       = share of pairs of members that choose different classes
         variance           = mean_m sum_c (p_m(c) - mean_m p_m(c))^2
 
     Args:
@@ -83,7 +117,8 @@ def diversity_values(
 
     Returns:
         float32[...] each, in nats the first two. One member alone differs by nothing, 0, but in
-        its samples.
+        its samples. Of classes that are tied a member chooses the first, so that equal members
+        never disagree.
 
     Source: Depeweg et al. (2018), https://arxiv.org/abs/1710.07283, for the entropies; Lakshmi-
     narayanan et al. (2017), for the variance as a disagreement.
@@ -94,8 +129,9 @@ def diversity_values(
         member_aleatoric = entropy(member_log_probs)
     aleatoric = member_aleatoric.mean(axis=0)
     probs = jnp.exp(member_log_probs)
-    votes = votes_of(member_log_probs).sum(axis=0)
-    agreeing = (votes * (votes - 1)).sum(axis=-1) / max(1, members * (members - 1))
+    choices = jax.nn.one_hot(member_log_probs.argmax(axis=-1), probs.shape[-1]).sum(axis=0)
+    agreeing = (choices * (choices - 1)).sum(axis=-1) / max(1, members * (members - 1))
+    agreeing = jnp.where(jnp.isnan(aleatoric), jnp.nan, agreeing)
     return {
         "aleatoric": aleatoric,
         "mutual_information": entropy(mixture_log_probs(member_log_probs)) - aleatoric,
@@ -145,7 +181,7 @@ def classification_scores(
 ) -> dict[str, Any]:
     """The scores of a predictor.
 
-        accuracy      = mean correct,  top_5 likewise
+        accuracy      = mean correct,  top_5 likewise, both with the `credit` of tied classes
         nll           = -mean log p(label)
         brier         = mean sum_c (p(c) - [c = label])^2,  in [0, 2]
         ece           = sum_b count_b / count * |accuracy_b - confidence_b|,  aece: in equal bins
@@ -163,7 +199,9 @@ def classification_scores(
         seed: Of the resamples of what is scored class by class, which has no rows.
 
     Returns:
-        A float for each score; with weights float64[draws].
+        A float for each score; with weights float64[draws]. A row whose label is tied counts as
+        right in part, so `ece`, `aece`, `aurc` and `risk_at_80` are those expected when ties are
+        broken at random. The other scores do not depend on ties.
 
     Raises:
         ValueError: If there is no row.
