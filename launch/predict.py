@@ -117,13 +117,15 @@ def _out_of_bag(
 
     def predictions_of(evaluator: Evaluator) -> dict[str, np.ndarray]:
         out_of_bag = out_of_bag_of(run, evaluator, state)
+        dtype = np.float64 if run.spec.standardization else np.float32
         parts: dict[str, list[np.ndarray]] = {}
         for told, counts in held_out_predictions(evaluator, state, source.train, out_of_bag):
-            for name, leaf in told.items():
+            of_group = {name: leaf[None] for name, leaf in told.items()}
+            for name, (leaf,) in evaluator.shown(of_group).items():
                 some = counts.reshape(-1, *(1,) * (leaf.ndim - 1))
                 parts.setdefault(name, []).append(np.where(some, leaf, np.nan))
         return {
-            **{n: np.concatenate(leaves).astype(np.float32) for n, leaves in parts.items()},
+            **{n: np.concatenate(leaves).astype(dtype) for n, leaves in parts.items()},
             "position": source.train_positions,
             "num_predicting": out_of_bag.sum(axis=0).astype(np.int32),
         }

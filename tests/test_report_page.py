@@ -1,6 +1,7 @@
 """The report page: one file that stands alone, tells all that a run left, and breaks on nothing."""
 
 import base64
+import dataclasses
 import html.parser
 import io
 import itertools
@@ -680,3 +681,12 @@ def test_a_page_of_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="at least one run. Received: none"):
         write_page(tmp_path / "report.html", [])
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_target_far_larger_than_its_error_is_shown_with_the_digits_of_the_error(tmp_path):
+    # The RMSE is 5.41: two digits after the point show a hundredth of it, whatever stands before.
+    example = {"index": 17, "label": 1e8 + 71.5, "prediction": 1e8 + 40.125, "nll": 9.14159}
+    run = dataclasses.replace(regression(), curves={"hardest": [example]})
+    page = page_of(tmp_path, run)
+    for text in ("100000071.50", "100000040.12", "9.142"):
+        assert f">{text}<" in page.text

@@ -111,11 +111,11 @@ def test_what_predictions_add_to_scores_is_that_of_the_examples_that_count():
     ensemble, state, _, inputs = network(3, 4)
     labels = RANDOM.integers(0, 3, 30).astype(np.int32)
     evaluator = Evaluator(ensemble, 8)
-    told = evaluator.pooled_predictions(state, ArraySplit(inputs, labels))["probs"][0]
+    told = evaluator.pooled_predictions(state, ArraySplit(inputs, labels))["log_probs"][0]
     counts = RANDOM.random(30) < 0.6
     for kept, given in ((np.ones(30, bool), None), (counts, counts)):
         evaluation = evaluator.evaluate(state, ArraySplit(inputs[kept], labels[kept]))
-        values, classwise = evaluator.values_of({"probs": told}, labels, given)
+        values, classwise = evaluator.values_of({"log_probs": told}, labels, given)
         np.testing.assert_allclose(classwise, evaluation.group_classwise[0], atol=1e-5)
         np.testing.assert_allclose(values["nll"], evaluation.groups["nll"][0], atol=1e-5)
 

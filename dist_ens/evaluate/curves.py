@@ -1,5 +1,6 @@
 """What a report draws of an evaluation: plain numbers that JSON can hold."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -138,15 +139,24 @@ def _disagreement(evaluation: Evaluation) -> list[list[float]]:
 
 
 def _examples(evaluation: Evaluation, by: np.ndarray) -> list[dict[str, float]]:
-    """The rows with the highest values, the highest first."""
-    values, labels = evaluation.groups, evaluation.labels[0]
-    names = ("prediction", "confidence", "nll", "entropy", "mutual_information", "variance")
+    """Returns the rows with the highest values, the highest first, real targets in their unit."""
+    unit, zero = evaluation.units[0], evaluation.zeros[0]
+    in_own_unit: dict[str, Callable[[float], float]] = {
+        "label": lambda value: value * unit + zero,
+        "prediction": lambda value: value * unit + zero,
+        "confidence": lambda value: value,
+        "nll": lambda value: value + math.log(unit),
+        "entropy": lambda value: value,
+        "mutual_information": lambda value: value,
+        "variance": lambda value: value * unit**2,
+    }
+    rows = {"label": evaluation.labels[0]}
+    rows |= {name: each[0] for name, each in evaluation.groups.items() if name in in_own_unit}
     highest = np.argsort(-np.nan_to_num(by, nan=np.inf), kind="stable")[:_EXAMPLES]
     return [
         {
             "index": int(at),
-            "label": float(labels[at]),
-            **{name: float(values[name][0, at]) for name in names if name in values},
+            **{n: of(float(rows[n][at])) for n, of in in_own_unit.items() if n in rows},
         }
         for at in highest
     ]

@@ -122,7 +122,8 @@ class Evaluator:
         given = self._standardization
         return Evaluation(
             kind=self._kind,
-            units=given.target_std if given else (1.0,) * self._num_groups,
+            units=self.units,
+            zeros=given.target_mean if given else (0.0,) * self._num_groups,
             member_ids=member_ids,
             left_out=member_ids[list(self.left_out)].tolist(),
             rows_per_example=rows_per_example,
@@ -139,32 +140,39 @@ class Evaluator:
         )
 
     def predict(self, state: State, inputs: np.ndarray) -> dict[str, np.ndarray]:
-        """Predictions for examples in their own units.
+        """Returns predictions for examples in their own units.
 
         Args:
             state: Of the ensemble.
             inputs: [examples, ...], the same on every host.
 
         Returns:
-            `member_id` int32[members], and in float32, of classes `probs` [examples, ..., classes]
-            of the ensemble and `member_probs` [members, examples, ..., classes]; of real targets,
-            in their own unit, `mean` and `variance` [examples] of the ensemble, `member_mean` and
-            `member_variance` [members, examples], or `quantiles` with a last axis [levels]. Of
-            several groups what is of the ensemble is [groups, examples]. On every host.
+            `member_id` int32[members]; of classes `probs` float32[examples, ..., classes] of the
+            ensemble and `member_probs` [members, examples, ..., classes]; of real targets, in their
+            own unit, `mean` and `variance` [examples] of the ensemble, `member_mean` and
+            `member_variance` [members, examples], or `quantiles` with a last axis [levels]. Real
+            targets that the source standardised are float64, for a mean may be far larger than the
+            deviation around it; others are float32. Of several groups what is of the ensemble is
+            [groups, examples]. On every host.
         """
         given = self._standardization
         own = [inputs] * self._num_groups if given is None else given.of_inputs(inputs)
         own = np.concatenate(own)
         # Their labels are not looked at.
         split = ArraySplit(own, np.zeros(len(own), np.int32))
-        groups, members = _joined(list(self._told_batches(state, split, self._predictions)))
+        batches = self._told_batches(state, split, self._predictions)
+        groups, members = _joined([(self.shown(g), self.shown(m)) for g, m in batches])
         if self._num_groups == 1:
             groups = {name: leaf[0] for name, leaf in groups.items()}
         members = {f"member_{name}": leaf for name, leaf in members.items()}
         return {**groups, **members, "member_id": self._member_ids(state)}
 
     def pooled_predictions(self, state: State, split: Split) -> dict[str, np.ndarray]:
-        """The ensemble's predictions of a split, as `predict` has them, with a leading [groups].
+        """Returns the ensemble's predictions of a split, to be scored or `shown`.
+
+        Returns:
+            In float32 with a leading [groups]: of classes `log_probs`, in nats; of real targets
+            `mean` and `variance`, or `quantiles`, in the unit in which the source has the targets.
 
         Raises:
             BrokenMembersError: If predictions of members that are pooled are no numbers.
@@ -175,20 +183,17 @@ class Evaluator:
     def values_of(
         self, told: Mapping[str, np.ndarray], labels: np.ndarray, counts: np.ndarray | None = None
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """What predictions of one group, in the form of `predict`, add to scores.
+        """Returns what predictions of one group add to scores.
 
         Args:
-            told: Leaves [examples, ...].
+            told: Predictions in the form of `pooled_predictions`, leaves [examples, ...].
             labels: Of a split, [examples, ...].
             counts: Whether an example does; bool[examples]. None: all do.
 
         Returns:
-            By name float32[rows], of the examples that count, of real targets in their own unit;
-            and what they add to what is scored class by class.
+            By name float32[rows], of the examples that count, of real targets in the unit in which
+            the source has them; and what they add to what is scored class by class.
         """
-        given = self._standardization
-        if given is not None:
-            labels = (labels * given.target_std[0] + given.target_mean[0]).astype(np.float32)
         counts = np.ones(len(labels), bool) if counts is None else counts
         prediction, at = self._kind.read(told), jnp.asarray(labels)
         values = self._kind.values(prediction, at)
@@ -220,21 +225,25 @@ class Evaluator:
             classwise = classwise + sums
             num_examples += len(labels) if counts is None else int(counts.sum())
         rows = {name: np.concatenate([each[name] for each in values]) for name in values[0]}
-        return scores_of_rows(self._kind, rows, classwise, num_examples)
+        return scores_of_rows(self._kind, rows, classwise, num_examples, self.units[0])
 
     def central_interval(
         self, told: Mapping[str, np.ndarray], level: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of the predictions' central intervals, in the unit in which they were told.
+        """Returns the ends of the predictions' central intervals, in the predictions' unit.
 
         Args:
             told: `mean` and `variance` [examples], or `quantiles` [examples, levels], of which the
                 outermost are taken.
             level: Probability of the interval of a normal distribution, in (0, 1).
 
+        Returns:
+            The lower and the upper ends, float64[examples] each.
+
         Raises:
             UserError: If predictions are means alone.
         """
+        told = {name: leaf.astype(np.float64) for name, leaf in told.items()}
         if "quantiles" in told:
             return told["quantiles"][..., 0], told["quantiles"][..., -1]
         if not self.kind.has_spread:
@@ -246,7 +255,10 @@ class Evaluator:
         return told["mean"] - half, told["mean"] + half
 
     def member_predictions(self, state: State, split: Split) -> Iterator[dict[str, np.ndarray]]:
-        """The members' predictions of a split, a batch at a time: leaves [members, batch, ...].
+        """Yields the members' predictions of a split, a batch at a time.
+
+        Yields:
+            As `pooled_predictions`, with leaves [members, batch, ...].
 
         Raises:
             BrokenMembersError: If predictions of members that are pooled are no numbers.
@@ -270,9 +282,28 @@ class Evaluator:
             told = to_host(program(self._ensemble.predict(state, batch["inputs"])))
             told = jax.tree.map(lambda leaf, n=left: leaf[:, :n], told)
             left -= self._batch_size
-            if self._standardization is not None:
-                told = tuple(_in_own_unit(values, self._standardization) for values in told)
             yield told
+
+    def shown(self, told: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns predictions in the form in which `predict` has them.
+
+        Args:
+            told: Predictions in the form of `pooled_predictions` or `member_predictions`, leaves
+                [groups or members, examples, ...].
+
+        Returns:
+            Of classes `probs`; of real targets what was given, in their own unit. See `predict`.
+        """
+        if "log_probs" in told:
+            return {"probs": np.exp(told["log_probs"])}
+        given = self._standardization
+        return dict(told) if given is None else _in_own_unit(told, given)
+
+    @property
+    def units(self) -> tuple[float, ...]:
+        """What the source divided the targets of each group by; 1 where it did not."""
+        given = self._standardization
+        return given.target_std if given else (1.0,) * self._num_groups
 
     @property
     def kind(self) -> Kind:
@@ -454,7 +485,10 @@ def _in_rows(values: Mapping[str, jax.Array], labels: jax.Array) -> dict[str, ja
 
 
 def _in_own_unit(told: Mapping[str, np.ndarray], given: Standardization) -> dict[str, np.ndarray]:
-    """Predictions [groups or members, examples, …] in the unit that the targets came in."""
+    """Returns predictions [groups or members, examples, …] in the unit that the targets came in.
+
+    In float64 on the host: float32 would leave nothing of a deviation of 1 around a mean of 1e8.
+    """
 
     def scaled(name: str, values: np.ndarray) -> np.ndarray:
         repeats, rest = len(values) // len(given.target_mean), (1,) * (values.ndim - 1)
@@ -462,7 +496,6 @@ def _in_own_unit(told: Mapping[str, np.ndarray], given: Standardization) -> dict
             np.tile(numbers, repeats).reshape(-1, *rest)
             for numbers in (given.target_mean, given.target_std)
         )
-        own = values * std**2 if name == "variance" else values * std + mean
-        return own.astype(np.float32)
+        return values * std**2 if name == "variance" else values * std + mean
 
     return {name: scaled(name, values) for name, values in told.items()}

@@ -53,9 +53,9 @@ def held_out_predictions(
         out_of_bag: Of `examples_out_of_bag`, bool[members, examples].
 
     Yields:
-        A batch at a time, in the split's order: predictions in the form of `Evaluator.predict`,
-        and whether some member left an example out, bool[batch]; where none did all members' are
-        told.
+        A batch at a time, in the split's order: predictions in the form of
+        `Evaluator.pooled_predictions`, without its leading axis, and whether some member left an
+        example out, bool[batch]. Where none did, the prediction is that of all members.
 
     Raises:
         UserError: If every example is in every member's sample.
@@ -100,7 +100,10 @@ def held_out_scores(
 
 
 def held_out_means(evaluator: Evaluator, state: State, split: Split) -> np.ndarray:
-    """The members' predicted means (or medians) of a split, float64[members, examples]."""
+    """Returns the members' predicted means (or medians) of a split, in the source's unit.
+
+    float64[members, examples].
+    """
     parts = []
     for told in evaluator.member_predictions(state, split):
         quantiles = told.get("quantiles")
@@ -111,12 +114,18 @@ def held_out_means(evaluator: Evaluator, state: State, split: Split) -> np.ndarr
 
 
 def _pooled(told: dict[str, np.ndarray], masks: np.ndarray) -> dict[str, np.ndarray]:
-    """Of each example the mean over the members that left it out."""
+    """Returns for each example the mean over the members that left it out, in float64."""
+    told = {name: values.astype(np.float64) for name, values in told.items()}
 
     def mean(values: np.ndarray) -> np.ndarray:
         weights = masks.reshape(*masks.shape, *(1,) * (values.ndim - 2))
         return np.where(weights, values, 0).sum(axis=0) / weights.sum(axis=0)
 
+    if "log_probs" in told:
+        # A probability may be too small for any float, its logarithm is not.
+        counted = masks.reshape(*masks.shape, *(1,) * (told["log_probs"].ndim - 2))
+        added = np.logaddexp.reduce(np.where(counted, told["log_probs"], -np.inf), axis=0)
+        return {"log_probs": added - np.log(counted.sum(axis=0))}
     if "variance" not in told:
         return {name: mean(values) for name, values in told.items()}
     center = mean(told["mean"])

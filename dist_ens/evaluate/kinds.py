@@ -78,7 +78,7 @@ class Kind(Protocol):
         ...
 
     def told(self, prediction: Values) -> Values:
-        """What `predict` writes of a prediction."""
+        """Returns what is kept of a prediction, to be scored or shown later."""
         ...
 
     def read(self, told: Mapping[str, np.ndarray]) -> Values:
@@ -155,12 +155,12 @@ class Classes:
         return classification_scores(values, classwise, weights, seed)
 
     def told(self, prediction: Values) -> Values:
-        """See `Kind`."""
-        return {"probs": jnp.exp(prediction["log_probs"])}
+        """See `Kind`; the logarithms, for a probability may be too small for float32."""
+        return {"log_probs": prediction["log_probs"]}
 
     def read(self, told: Mapping[str, np.ndarray]) -> Values:
         """See `Kind`; of its energy nothing is known."""
-        return {"log_probs": jnp.log(jnp.asarray(told["probs"], jnp.float32))}
+        return {"log_probs": jnp.asarray(told["log_probs"], jnp.float32)}
 
 
 class _RealTargets:

@@ -76,7 +76,8 @@ class Evaluation:
 
     Attributes:
         kind: How they are scored.
-        units: Of the targets of each group.
+        units: What the targets of each group were divided by; 1 where they were not.
+        zeros: What was taken off the targets of each group before; 0 where nothing was.
         member_ids: Of the members, in their order; they are of the groups in turn.
         left_out: Ids of the members that are not pooled.
         rows_per_example: 1, or the positions of one.
@@ -93,6 +94,7 @@ class Evaluation:
 
     kind: Kind
     units: Sequence[float]
+    zeros: Sequence[float]
     member_ids: np.ndarray
     left_out: Sequence[int]
     rows_per_example: int
@@ -226,26 +228,31 @@ class Evaluation:
 
 
 def scores_of_rows(
-    kind: Kind, values: Mapping[str, np.ndarray], classwise: np.ndarray, num_examples: int
+    kind: Kind,
+    values: Mapping[str, np.ndarray],
+    classwise: np.ndarray,
+    num_examples: int,
+    unit: float,
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]] | None]:
     """The scores of a prediction of some examples, and their 95 % bootstrap intervals.
 
     Args:
         kind: How they are scored.
-        values: What each row adds to the scores, by name float32[rows]; of targets in their own
-            unit.
+        values: What each row adds to the scores, by name float32[rows].
         classwise: What all add to what is scored class by class; empty of real targets.
         num_examples: Whose rows they are, each one's next to each other.
+        unit: What real targets were divided by.
 
     Returns:
-        The scores, and the ends of their intervals; None of too many rows.
+        The scores, in the targets' own unit, and the ends of their intervals; None of too many
+        rows.
     """
     num_rows = len(next(iter(values.values())))
-    scores = kind.scores(values, classwise, 1.0, None)
+    scores = kind.scores(values, classwise, unit, None)
     if not num_draws(num_rows):
         return scores, None
     weights = _weights_of(num_examples, num_rows)
-    return scores, _intervals(kind.scores(values, classwise, 1.0, weights), scores)
+    return scores, _intervals(kind.scores(values, classwise, unit, weights), scores)
 
 
 def num_draws(num_rows: int) -> int:

@@ -53,18 +53,16 @@ def recalibrated(
             f"predicted variance by variance. Received: {method!r} for {spec}. Choose another."
         )
     if method == "variance":
-        targets = _own_unit(labels, spec)
-        scale = fit_variance_scale(told["mean"], told["variance"], targets)
+        scale = fit_variance_scale(told["mean"], told["variance"], labels)
         parameters: Mapping[str, Any] = {"scale": scale}
-        at_test = {**at_test, "variance": at_test["variance"] * np.float32(scale)}
+        at_test = {**at_test, "variance": at_test["variance"] * scale}
     else:
-        with np.errstate(divide="ignore"):
-            log_probs, test_log_probs = np.log(told["probs"]), np.log(at_test["probs"])
+        log_probs, test_log_probs = told["log_probs"], at_test["log_probs"]
         num_classes = log_probs.shape[-1]
         recalibrate = RECALIBRATIONS[method](log_probs.reshape(-1, num_classes), labels.reshape(-1))
         parameters = recalibrate.parameters
         calibrated = recalibrate(test_log_probs.reshape(-1, num_classes))
-        at_test = {"probs": np.exp(calibrated).reshape(test_log_probs.shape)}
+        at_test = {"log_probs": calibrated.reshape(test_log_probs.shape)}
     scores, intervals = evaluator.scores_of(
         (
             {name: leaf[first : first + _AT_A_TIME] for name, leaf in at_test.items()},
@@ -118,7 +116,8 @@ def conformal_scores(
     if of_sets:
         held, its_labels = _told(evaluator, state, spec, splits["valid"], _CALIBRATED)
         drawn = () if method == "lac" else (np.random.default_rng(0),)
-        sets = SETS[method](held["probs"], its_labels, level, *drawn)(at_test["probs"])
+        held_probs, probs = (np.exp(of["log_probs"].astype(np.float64)) for of in (held, at_test))
+        sets = SETS[method](held_probs, its_labels, level, *drawn)(probs)
         return {"method": method, "level": level} | _with_intervals(
             lambda weights: {
                 "coverage": conformal.coverage_of_sets(sets, labels, weights),
@@ -126,12 +125,9 @@ def conformal_scores(
             },
             len(test),
         )
-    targets = _own_unit(labels, spec)
     if method == "cqr":
         held, its_labels = _told(evaluator, state, spec, splits["valid"], _CALIBRATED)
-        intervals = conformal.split_cqr(
-            *evaluator.central_interval(held, level), _own_unit(its_labels, spec), level
-        )
+        intervals = conformal.split_cqr(*evaluator.central_interval(held, level), its_labels, level)
         low, high = intervals(*evaluator.central_interval(at_test, level))
     else:
         train = splits["train"]
@@ -143,13 +139,13 @@ def conformal_scores(
             )
         at_train = held_out_means(evaluator, state, train)
         at_test_too = held_out_means(evaluator, state, test)
-        its_targets = _own_unit(train.take(np.arange(len(train)))["labels"], spec)
-        residuals = np.abs(its_targets - conformal.out_of_bag_means(out_of_bag, at_train))
+        its_labels = train.take(np.arange(len(train)))["labels"]
+        residuals = np.abs(its_labels - conformal.out_of_bag_means(out_of_bag, at_train))
         low, high = conformal.jackknife_plus(residuals, out_of_bag, at_test_too, level)
     return {"method": method, "level": level} | _with_intervals(
         lambda weights: {
-            "coverage": conformal.coverage_of_intervals(low, high, targets, weights),
-            "mean_width": conformal.mean_width(low, high, weights),
+            "coverage": conformal.coverage_of_intervals(low, high, labels, weights),
+            "mean_width": conformal.mean_width(low, high, weights) * evaluator.units[0],
         },
         len(test),
     )
@@ -172,7 +168,7 @@ _CALIBRATED = "Conformal predictions are calibrated"
 def _told(
     evaluator: Evaluator, state: State, spec: Spec, split: Split | None, what: str
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The pooled predictions of a split of one group, and its labels."""
+    """Returns the pooled predictions of a split of one group, and its labels, in one unit."""
     if spec.num_groups > 1:
         raise UserError(
             f"{what} on one group of members. Received: {spec.num_groups} groups. Train on a table "
@@ -186,10 +182,3 @@ def _told(
     told = evaluator.pooled_predictions(state, split)
     labels = split.take(np.arange(len(split)))["labels"]
     return {name: values[0] for name, values in told.items()}, labels
-
-
-def _own_unit(targets: np.ndarray, spec: Spec) -> np.ndarray:
-    given = spec.standardization
-    if given is None:
-        return targets
-    return targets.astype(np.float64) * given.target_std[0] + given.target_mean[0]

@@ -312,7 +312,8 @@ def _examples(shown: Sequence[Shown], name: str, title: str, caption: str) -> di
                 "title": each.title,
                 "fields": [named(field) for field in fields],
                 "rows": [
-                    [_told(example.get(field), scores) for field in fields] for example in examples
+                    [_told(field, example.get(field), scores) for field in fields]
+                    for example in examples
                 ],
                 "urls": [figures.picture_url(values) for values in pictures if has_pictures],
             }
@@ -320,9 +321,14 @@ def _examples(shown: Sequence[Shown], name: str, title: str, caption: str) -> di
     return {"name": name, "title": title, "caption": caption, "lists": lists}
 
 
-def _told(value: Any, scores: Mapping[str, Any]) -> str:
-    """A field of an example: a name, a number of a class, a target, or a score."""
+def _told(field: str, value: Any, scores: Mapping[str, Any]) -> str:
+    """Returns a field of an example: a name, a number of a class, a target, or a score."""
     if isinstance(value, str):
         return value
-    is_whole = _is_number(value) and float(value).is_integer()
-    return f"{value:.0f}" if is_whole else _number(value, scores)
+    if _is_number(value) and float(value).is_integer():
+        return f"{value:.0f}"
+    rmse: Any = scores.get("rmse")
+    if field in ("label", "prediction") and _is_number(value) and _is_number(rmse) and rmse > 0:
+        # So many digits that an error can be seen beside a target that is far larger.
+        return f"{value:.{max(2 - math.floor(math.log10(rmse)), 0)}f}"
+    return _number(value, scores)

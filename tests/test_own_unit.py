@@ -1,0 +1,196 @@
+"""Real targets far from zero: no question is answered with fewer digits than another."""
+
+import functools
+import math
+
+import jax
+import numpy as np
+import optax
+import pytest
+from scipy.stats import norm
+
+from commands import dist_ens
+from dist_ens.assess import Questions, assess
+from dist_ens.config import (
+    CheckpointConfig,
+    DataConfig,
+    Experiment,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
+from dist_ens.data import ArraySplit, Spec, Standardization, open_source
+from dist_ens.ensemble import Ensemble
+from dist_ens.evaluate import Evaluator, curves_of
+from dist_ens.evaluate.held_out import held_out_scores
+from dist_ens.evaluate.kinds import Classes
+from dist_ens.evaluate.trust import conformal_scores, recalibrated
+from dist_ens.layout import make_layout
+from dist_ens.losses import log_softmax
+from dist_ens.member import from_functions
+from dist_ens.run import open_finished
+from dist_ens.train import train
+
+OFFSET = 1e8
+UNIT = 2.0
+
+
+@functools.cache
+def linear(num_outputs):
+    """Three random linear members, their outputs for 40 examples in float64, and the examples."""
+    random = np.random.default_rng(0)
+    member = from_functions(
+        lambda key: {"w": jax.random.normal(key, (4, num_outputs))}, lambda p, x: x @ p["w"]
+    )
+    ensemble = Ensemble(member, optax.identity(), make_layout(3, 1, jax.devices()[:2]))
+    state = ensemble.init(0, jax.ShapeDtypeStruct((1, 4), np.float32))
+    inputs = random.normal(size=(40, 4)).astype(np.float32)
+    outputs = np.einsum("nf,mfc->mnc", inputs, np.asarray(state.params["w"], np.float64))
+    return ensemble, state, outputs, inputs
+
+
+def standardised(inputs, targets):
+    """What a table's source yields of targets OFFSET + UNIT * targets."""
+    given = Standardization(((0.0,) * 4,), ((1.0,) * 4,), (OFFSET,), (UNIT,))
+    return Spec((4,), "float32", (), None, 1, given), ArraySplit(inputs, np.float32(targets))
+
+
+@pytest.mark.quick
+def test_questions_about_targets_far_from_zero_have_the_answers_of_float64():
+    ensemble, state, outputs, inputs = linear(2)
+    targets = np.random.default_rng(1).normal(size=40)
+    spec, split = standardised(inputs, targets)
+    evaluator = Evaluator(ensemble, 8, spec)
+    # float32 has steps of 8 at 1e8, four units of these targets. In float64 and the target's unit:
+    mean = outputs[..., 0].mean(0)
+    variance = (np.log1p(np.exp(outputs[..., 1])) + 1e-6 + outputs[..., 0] ** 2).mean(0) - mean**2
+    own_mean, own_variance = OFFSET + UNIT * mean, UNIT**2 * variance
+
+    predicted = evaluator.predict(state, inputs)
+    assert predicted["mean"].dtype == predicted["member_variance"].dtype == np.float64
+    np.testing.assert_allclose(predicted["mean"] - OFFSET, UNIT * mean, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(predicted["variance"], own_variance, rtol=1e-5)
+
+    own_targets = OFFSET + UNIT * targets
+    rmse = np.sqrt(np.mean((own_targets - own_mean) ** 2))
+    scores = evaluator.evaluate(state, split).scores().ensemble
+    assert scores["rmse"] == pytest.approx(rmse, rel=1e-5)
+    # All examples were left out by members 0 and 1: scores are those of the mixture of these two.
+    of_two = outputs[:2, :, 0].mean(0)
+    held_out = held_out_scores(
+        evaluator, state, split, np.array([[True], [True], [False]]) * [[True] * 40]
+    )
+    assert held_out["scores"]["rmse"] == pytest.approx(
+        UNIT * np.sqrt(np.mean((targets - of_two) ** 2)), rel=1e-5
+    )
+
+    calibrated = recalibrated("variance", evaluator, state, spec, split, split)
+    scale = np.mean((targets - mean) ** 2 / variance)
+    assert calibrated["parameters"]["scale"] == pytest.approx(scale, rel=1e-5)
+    nll = -norm.logpdf(own_targets, own_mean, np.sqrt(scale * own_variance)).mean()
+    assert calibrated["test"]["nll"] == pytest.approx(nll, rel=1e-5)
+
+    splits = {"train": split, "valid": split, "test": split}
+    found = conformal_scores("cqr", 0.8, evaluator, state, spec, splits, None)
+    # The 33rd smallest of 40 scores, ceil(41 * 0.8), moves the ends of mean -+ 1.2816 deviations.
+    half = norm.ppf(0.9) * np.sqrt(own_variance)
+    margin = np.sort(np.abs(own_targets - own_mean) - half)[32]
+    assert found["coverage"] == pytest.approx(33 / 40)
+    assert found["mean_width"] == pytest.approx(2 * np.mean(half + margin), rel=1e-5)
+    low, high = found["interval"]["mean_width"]
+    assert low < found["mean_width"] < high
+
+
+@pytest.mark.quick
+def test_the_hardest_targets_are_shown_in_their_own_unit():
+    ensemble, state, outputs, inputs = linear(2)
+    spec, split = standardised(inputs, np.linspace(-1, 1, 40))
+    evaluation = Evaluator(ensemble, 8, spec).evaluate(state, split, by_size=True)
+    hardest = curves_of(evaluation)["hardest"][0]
+    at = hardest["index"]
+    label, mean = np.linspace(-1, 1, 40)[at], outputs[:, at, 0].mean()
+    assert hardest["label"] - OFFSET == pytest.approx(UNIT * label, abs=1e-6)
+    assert hardest["prediction"] - OFFSET == pytest.approx(UNIT * mean, abs=1e-5)
+    assert hardest["variance"] == pytest.approx(UNIT**2 * evaluation.groups["variance"][0, at])
+    assert hardest["nll"] == pytest.approx(evaluation.groups["nll"][0, at] + math.log(UNIT))
+
+
+@pytest.mark.quick
+def test_a_probability_too_small_for_float32_is_scored_the_same_by_every_question():
+    # Of logits so far apart the label's probability is about e^-800: 0 in float32 and in float64.
+    ensemble, state, outputs, inputs = linear(3)
+    params = {"w": np.float32(2000) * np.asarray(state.params["w"])}
+    state = state._replace(params=ensemble.layout.put_members(params))
+    labels = outputs.mean(0).argmin(-1).astype(np.int32)
+    split, spec = ArraySplit(inputs, labels), Spec((4,), "float32", (), 3)
+    evaluator = Evaluator(ensemble, 8, spec, Classes(log_softmax))
+    plain = evaluator.evaluate(state, split).scores().ensemble
+    assert 745 < plain["nll"] < math.inf
+    held_out = held_out_scores(evaluator, state, split, np.ones((3, 40), bool))["scores"]
+    for name in ("nll", "accuracy", "brier"):
+        assert held_out[name] == pytest.approx(plain[name], rel=1e-5)
+
+
+def table(path, offset):
+    """A table of 64 training rows whose mean and deviation have no rounding in float64."""
+    random = np.random.default_rng(1)
+    x = random.normal(size=(96, 2))
+    target = np.round(64 * (3 * x[:, 0] - x[:, 1] + random.normal(size=96))) / 64
+    data = np.column_stack([x, target + offset])
+    rows = np.arange(96)[None]
+    splits = {"train_idx": rows[:, :64], "test_idx": rows[:, 64:]}
+    np.savez(path, data=data, index_features=np.arange(2), index_target=2, **splits)
+    return data
+
+
+def test_a_run_on_targets_far_from_zero_differs_by_the_offset_alone(tmp_path):
+    answers, predictions, left_out = [], [], []
+    for offset in (0.0, OFFSET):
+        folder = tmp_path / f"{offset:g}"
+        data = table(tmp_path / f"{offset:g}.npz", offset)
+        source = DataConfig(
+            source=f"uci:{tmp_path / f'{offset:g}.npz'}",
+            global_batch_size=16,
+            validation=0.25,
+            examples="kfold",
+            num_folds=2,
+        )
+        config = Experiment(
+            num_members=4,
+            steps=40,
+            steps_per_call=20,
+            execution="vmap",
+            data=source,
+            loss=LossConfig(name="gaussian_nll"),
+            model=ModelConfig(name="mlp", options={"hidden_sizes": (8,)}),
+            optimizer=OptimizerConfig(learning_rate=0.05),
+            checkpoint=CheckpointConfig(every_steps=1000),
+        )
+        train(config, folder)
+        run, ensemble, state = open_finished(folder)
+        evaluator, opened = run.evaluator(ensemble), open_source(source)
+        for questions in (
+            Questions(calibration="variance", conformal="cqr", out_of_bag=True),
+            Questions(conformal="cv+"),
+        ):
+            answers.append(assess(run, evaluator, state, opened, questions).to_dict())
+        predictions.append(evaluator.predict(state, data[64:, :2]))
+        written = folder / "p.npz"
+        ended = dist_ens("predict", f"--workdir={folder}", "--out_of_bag", f"--output={written}")
+        assert ended.returncode == 0, ended.stderr
+        left_out.append(dict(np.load(written)))
+    near, near_plus, far, far_plus = answers
+    assert far == near
+    assert far_plus == near_plus
+    for near_to, far_off in (predictions, left_out):
+        assert far_off.keys() == near_to.keys()
+        for name, values in far_off.items():
+            shift = OFFSET if name.endswith("mean") else 0.0
+            np.testing.assert_allclose(values - shift, near_to[name], atol=1e-6, rtol=0)
+    # What is predicted is what is scored.
+    (here, there), targets = predictions, data[64:, 2]
+    nll = -norm.logpdf(targets, there["mean"], np.sqrt(there["variance"])).mean()
+    assert far["test"]["nll"] == pytest.approx(nll, rel=1e-5)
+    assert near["test"]["rmse"] == pytest.approx(
+        np.sqrt(np.mean((targets - OFFSET - here["mean"]) ** 2)), rel=1e-5
+    )
