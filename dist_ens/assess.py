@@ -111,6 +111,7 @@ class Assessment:
                 f"After {after['method']} calibration the ensemble's NLL is "
                 f"{after['test']['nll']:.4f} ({before['nll']:.4f} before)."
             )
+            told += after["warnings"]
         if "conformal" in self.extras:
             found = self.extras["conformal"]
             size = (

@@ -72,16 +72,77 @@ def test_the_temperature_is_that_of_an_ever_finer_grid():
     assert found == pytest.approx(math.exp((low + high) / 2), abs=1e-6)
 
 
-def test_rows_without_an_error_and_noise_give_the_lowest_and_the_highest_temperature():
-    log_probs = log([[0.6, 0.4], [0.3, 0.7]])
-    assert fit_temperature(log_probs, np.array([0, 1])).parameters == {
-        "temperature": pytest.approx(MIN_TEMPERATURE)
-    }
-    assert fit_temperature(log_probs, np.array([1, 0])).parameters == {
-        "temperature": pytest.approx(MAX_TEMPERATURE)
-    }
-    even = log(np.full((3, 5), 0.2))
-    assert fit_temperature(even, np.array([0, 1, 1])).parameters == {"temperature": 1.0}
+@pytest.mark.parametrize(
+    ("probs", "labels", "temperature", "warning"),
+    [
+        (
+            [[0.6, 0.4], [0.3, 0.7]],
+            [0, 1],
+            MIN_TEMPERATURE,
+            "The best temperature is below 0.01, the bound at which the fit stopped: 0 of 2 "
+            "validation rows are predicted wrongly.",
+        ),
+        (
+            [[0.6, 0.4], [0.3, 0.7]],
+            [1, 0],
+            MAX_TEMPERATURE,
+            "The best temperature is above 100, the bound at which the fit stopped: 2 of 2 "
+            "validation rows are predicted wrongly.",
+        ),
+        (
+            [[0.2] * 5] * 3,
+            [0, 1, 1],
+            1.0,
+            "No temperature changes the predictions: all 3 validation rows give every class the "
+            "same probability.",
+        ),
+        # Right in 3 of 4 at odds of 1 : 0, taken for 1 : 1.2e-38 with -ln(1.1755e-38) = 87.34.
+        (
+            [[1.0, 0.0]] * 4,
+            [0, 0, 0, 1],
+            79.4972,
+            "1 of 4 validation rows give their label a probability below 1.2e-38, which the fit "
+            "takes for 1.2e-38 (87.3 nats).",
+        ),
+    ],
+    ids=["no error", "no better than chance", "even", "zero"],
+)
+def test_a_temperature_that_the_rows_do_not_determine_is_told(probs, labels, temperature, warning):
+    found = fit_temperature(log(probs), np.array(labels))
+    assert found.parameters == {"temperature": pytest.approx(temperature, abs=1e-4)}
+    (told,) = found.warnings
+    assert told.startswith(warning)
+
+
+@every_method
+def test_what_the_rows_determine_is_fitted_without_a_warning(fit):
+    log_probs, labels = overconfident(300)
+    assert fit(log_probs, labels).warnings == ()
+
+
+def test_scales_that_grow_without_end_are_told():
+    # All rows of class 2 and no others have it as the most probable; 0 and 1 are confused.
+    random = np.random.default_rng(0)
+    labels = np.arange(90) % 3
+    logits = 3.0 * np.eye(3)[labels] + 2 * random.random((90, 3)) * [1, 1, 0]
+    logits[:6, :2] = logits[:6, 1::-1]
+    told = fit_vector(log_softmax(logits), labels).warnings
+    wrong = np.count_nonzero(logits.argmax(1) != labels)
+    assert wrong > 0
+    assert [each.startswith("No finite scale and bias is best for class 2, ") for each in told] == [
+        True
+    ]
+    right = fit_vector(log_softmax(5.0 * np.eye(3)[labels] + random.random((90, 3))), labels)
+    (told,) = right.warnings
+    assert told.startswith("No finite scale and bias is best for classes 0, 1, 2, which no")
+    assert "0 of 90 validation rows are predicted wrongly" in told
+
+
+def test_isotonic_functions_of_a_single_step_are_told():
+    # Class 0 has 0.9 and 0.8, all other rows less: one step. Classes 1 and 2 are confused once.
+    probs = [[0.9, 0.05, 0.05], [0.8, 0.1, 0.1], [0.1, 0.3, 0.6], [0.1, 0.6, 0.3], [0.0, 0.4, 0.6]]
+    (told,) = fit_isotonic(log(probs), np.array([0, 0, 1, 2, 2])).warnings
+    assert told.startswith("The calibrated probability of class 0 is a single step from 0 to 1: 2 ")
 
 
 def test_two_classes_by_vector_are_a_logistic_regression_on_the_log_probabilities():

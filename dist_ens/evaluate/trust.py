@@ -34,11 +34,13 @@ def recalibrated(
         test: To score it on.
 
     Returns:
-        `method`, `parameters`, `test` and, of not too many rows, `test_interval`.
+        `method`, `parameters`, `warnings` (sentences on what the validation split does not
+        determine), `test` and, of not too many rows, `test_interval`.
 
     Raises:
         UserError: If there is no validation split, or the method is not one for such labels.
     """
+    warnings: tuple[str, ...] = ()
     told, labels = _told(evaluator, state, spec, valid, "A map that calibrates is fitted")
     at_test, test_labels = _told(evaluator, state, spec, test, "Scores are taken")
     says_variance = "variance" in told and evaluator.kind.has_spread
@@ -60,7 +62,7 @@ def recalibrated(
         log_probs, test_log_probs = told["log_probs"], at_test["log_probs"]
         num_classes = log_probs.shape[-1]
         recalibrate = RECALIBRATIONS[method](log_probs.reshape(-1, num_classes), labels.reshape(-1))
-        parameters = recalibrate.parameters
+        parameters, warnings = recalibrate.parameters, recalibrate.warnings
         calibrated = recalibrate(test_log_probs.reshape(-1, num_classes))
         at_test = {"log_probs": calibrated.reshape(test_log_probs.shape)}
     scores, intervals = evaluator.scores_of(
@@ -71,7 +73,7 @@ def recalibrated(
         )
         for first in range(0, len(test), _AT_A_TIME)
     )
-    found: dict[str, Any] = {"method": method, "parameters": parameters, "test": scores}
+    found = {"method": method, "parameters": parameters, "warnings": [*warnings], "test": scores}
     return found if intervals is None else found | {"test_interval": intervals}
 
 

@@ -19,22 +19,29 @@ from dist_ens.errors import UserError
 MIN_PROB = float(np.finfo(np.float32).tiny)
 # Where no temperature is best: rows without an error ask for ever lower ones, noise for higher.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
+# Sum over the rows of |probability - [label = c]| below which class c is separated from all others.
+_SEPARATED = 1e-2
+_LIMIT_REACHED = 1  # the status of scipy's L-BFGS at its limit of iterations or evaluations
+_LISTED = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Recalibration:
     """A map from log-probabilities to calibrated ones.
 
-    It is its parameters and no more: `Recalibration(method, parameters)` makes it again from JSON.
+    `Recalibration(method, parameters)` makes the same map again from JSON.
 
     Attributes:
         method: A name in `RECALIBRATIONS`.
         parameters: Numbers and lists of numbers: of temperature `temperature`, of vector `scale`
             and `bias` by class, of isotonic `thresholds` and `values`, a list of each by class.
+        warnings: Sentences that say where the validation rows leave the parameters undetermined: an
+            optimum that lies at a bound or at infinity, or a label of probability 0.
     """
 
     method: str
     parameters: dict[str, Any]
+    warnings: tuple[str, ...] = ()
 
     def __call__(self, log_probs: np.ndarray) -> np.ndarray:
         """Calibrated log-probabilities, in nats; float64[rows, classes], finite and normalised.
@@ -63,7 +70,7 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
 
     The mean is convex in 1/T: its slope has one zero, which is found. Rows without an error have
     none, nor have predictions no better than chance: T is then `MIN_TEMPERATURE` or
-    `MAX_TEMPERATURE`, and 1 where T changes nothing.
+    `MAX_TEMPERATURE`, and 1 where T changes nothing. The map's `warnings` say so.
 
     Args:
         log_probs: Of the ensemble on validation data, in nats, -inf for 0; float[rows, classes].
@@ -85,7 +92,8 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
     Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599; of the pooled prediction: Rahaman
     and Thiery (2021), https://arxiv.org/abs/2007.08792.
     """
-    log_probs, labels = _validation(log_probs, labels)
+    given = log_probs
+    log_probs, labels = _validation(given, labels)
     gaps = log_probs - log_probs[np.arange(len(labels)), labels][:, None]
 
     def slope(inverse_temperature: float) -> float:
@@ -99,7 +107,24 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
         inverse = 1 / MAX_TEMPERATURE
     else:
         inverse = brentq(slope, 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE)
-    return Recalibration("temperature", {"temperature": 1 / inverse})
+    warnings = _warnings_of_zeros(given, labels)
+    errors = _errors(log_probs, labels)
+    if inverse == 1 / MIN_TEMPERATURE:
+        warnings.append(
+            f"The best temperature is below {MIN_TEMPERATURE:g}, the bound at which the fit "
+            f"stopped: {errors}. Use more validation rows, or the scores without calibration."
+        )
+    if inverse == 1 / MAX_TEMPERATURE:
+        warnings.append(
+            f"The best temperature is above {MAX_TEMPERATURE:g}, the bound at which the fit "
+            f"stopped: {errors}. Check the labels of the validation rows, or train for longer."
+        )
+    if log_probs.shape[1] > 1 and not gaps.any():
+        warnings.append(
+            f"No temperature changes the predictions: all {len(labels):,} validation rows give "
+            "every class the same probability. Train for longer."
+        )
+    return Recalibration("temperature", {"temperature": 1 / inverse}, tuple(warnings))
 
 
 def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
@@ -109,7 +134,8 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
 
     minimises the mean of -log p(label | x), which is convex, by L-BFGS from the fitted temperature.
     Biases are determined but for a constant, and sum to 0, as the slopes along them do. Rows that
-    can be separated without an error have no minimum: the search ends where slopes are below 1e-9.
+    can be separated without an error have no minimum: the search ends where slopes are below 1e-9,
+    and the map's `warnings` say so.
 
     Args:
         log_probs: Of the ensemble on validation data, in nats, -inf for 0; float[rows, classes].
@@ -132,7 +158,8 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
     Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599.
     """
     temperature = fit_temperature(log_probs, labels).parameters["temperature"]
-    log_probs, labels = _validation(log_probs, labels)
+    given = log_probs
+    log_probs, labels = _validation(given, labels)
     num_rows, num_classes = log_probs.shape
     _check_every_class_occurs(labels, num_classes)
     rows = np.arange(num_rows)
@@ -154,7 +181,27 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
         options={"maxiter": 10_000, "maxfun": 20_000, "ftol": 1e-15, "gtol": 1e-9},
     )
     scale, bias = np.split(found.x, 2)
-    return Recalibration("vector", {"scale": scale.tolist(), "bias": bias.tolist()})
+    warnings = _warnings_of_zeros(given, labels)
+    calibrated = log_softmax(scale * log_probs + bias, axis=1)
+    excess = np.exp(calibrated)
+    excess[rows, labels] -= 1
+    # A class that some row is confused with has a sum of about 1 or more, any other nearly 0.
+    separated = np.flatnonzero(np.abs(excess).sum(axis=0) < _SEPARATED).tolist()
+    if separated and num_classes > 1:
+        warnings.append(
+            f"No finite scale and bias is best for {_classes(separated)}, which no validation row "
+            f"is confused with: {_errors(calibrated, labels)}, and the fit stopped at scales up to "
+            f"{np.abs(scale).max():.3g}. Use more validation rows, or fit a temperature, which is "
+            "one number for all classes."
+        )
+    if found.status == _LIMIT_REACHED:
+        warnings.append(
+            f"The fit stopped after {found.nit:,} iterations, before the best scales and biases "
+            f"were found: {_errors(calibrated, labels)}. Fit a temperature, which is one number "
+            "for all classes."
+        )
+    parameters = {"scale": scale.tolist(), "bias": bias.tolist()}
+    return Recalibration("vector", parameters, tuple(warnings))
 
 
 def fit_isotonic(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
@@ -165,6 +212,7 @@ def fit_isotonic(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
     Rows for which all f are 0 are given equal probabilities. An f is exactly 0 below the lowest
     probability with which its class occurred in validation; a test row of that class then costs
     87 nats, so judge it by accuracy, Brier score and calibration error, and fit it on many rows.
+    The map's `warnings` name the classes whose f is a single step from 0 to 1.
 
     Args:
         log_probs: Of the ensemble on validation data, in nats, -inf for 0; float[rows, classes].
@@ -195,12 +243,21 @@ def fit_isotonic(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
     fits = [
         IsotonicRegression().fit(probs, labels == c) for c, probs in enumerate(np.exp(log_probs).T)
     ]
+    warnings = []
+    steps = [c for c, fit in enumerate(fits) if {*fit.y_thresholds_.tolist()} == {0, 1}]
+    if steps:
+        warnings.append(
+            f"The calibrated probability of {_classes(steps)} is a single step from 0 to 1: "
+            f"{_errors(log_probs, labels)}, too few to fit more. A test row on the wrong side of "
+            "the step costs 87 nats. Use more validation rows, or fit a temperature."
+        )
     return Recalibration(
         "isotonic",
         {
             "thresholds": [fit.X_thresholds_.tolist() for fit in fits],
             "values": [fit.y_thresholds_.tolist() for fit in fits],
         },
+        tuple(warnings),
     )
 
 
@@ -293,6 +350,39 @@ def _check_every_class_occurs(labels: np.ndarray, num_classes: int) -> None:
             f"{', '.join(map(str, absent))} among {len(labels):,}. Add such rows, or fit a "
             "temperature, which is for all classes."
         )
+
+
+def _warnings_of_zeros(log_probs: np.ndarray, labels: np.ndarray) -> list[str]:
+    """Returns a warning if labels have a probability that a fit raises to `MIN_PROB`.
+
+    Args:
+        log_probs: Log-probabilities as they were given, checked; float[rows, classes].
+        labels: Classes, checked; int[rows].
+    """
+    of_label = np.asarray(log_probs)[np.arange(len(labels)), labels]
+    count = np.count_nonzero(of_label < np.log(MIN_PROB))
+    if not count:
+        return []
+    return [
+        f"{count:,} of {len(labels):,} validation rows give their label a probability below "
+        f"{MIN_PROB:.2g}, which the fit takes for {MIN_PROB:.2g} ({-np.log(MIN_PROB):.3g} nats). "
+        "Pool the members as probs if they are pooled as votes, or fit isotonic functions, which "
+        "hardly depend on that bound."
+    ]
+
+
+def _errors(log_probs: np.ndarray, labels: np.ndarray) -> str:
+    """Returns how many rows are predicted wrongly, in words."""
+    of_label = log_probs[np.arange(len(labels)), labels]
+    count = np.count_nonzero(log_probs.max(axis=1) > of_label)
+    return f"{count:,} of {len(labels):,} validation rows are predicted wrongly"
+
+
+def _classes(numbers: list[int]) -> str:
+    """Returns the classes in words, the first few of many."""
+    listed = ", ".join(map(str, numbers[:_LISTED]))
+    more = f" and {len(numbers) - _LISTED:,} more" if len(numbers) > _LISTED else ""
+    return f"class{'' if len(numbers) == 1 else 'es'} {listed}{more}"
 
 
 def _validation(log_probs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

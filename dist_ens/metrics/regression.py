@@ -49,7 +49,8 @@ def regression_values(
     Args:
         member_means: float[members, ...]; of one member alone its own scores come out.
         member_variances: Likewise, positive.
-        targets: float[...], in the same unit.
+        targets: float[...], in the same unit. JAX takes all three as float32 unless x64 is enabled,
+            so an offset that is large beside the deviations has to be taken off first.
         as_one: Whether the mixture is taken as one normal distribution of its mean and variance,
             for all but `mixture_nll` and `crps`.
 
