@@ -381,11 +381,16 @@ def _other_kind(run: Run, name: str) -> Unlabelled:
 def _under_shift(
     evaluator: Evaluator, state: State, source: Source, run: Run
 ) -> dict[str, list[dict[str, Any]]]:
-    """For each shift the scores that there are without one, strength by strength."""
-    from dist_ens.evaluate.shift import shifted_splits  # scipy.ndimage, which few runs need
+    """Returns for each shift the scores that there are without one, strength by strength."""
+    # scipy.ndimage, which few runs need
+    from dist_ens.evaluate.shift import require_float_inputs, shifted_splits
 
     found: dict[str, list[dict[str, Any]]] = {}
-    for name, splits in shifted_splits(source.test, run.spec).items():
+    shifted = shifted_splits(source.test, run.spec)
+    some = next(iter(shifted.values()))[0]
+    if some.dtype.name != run.spec.input_dtype:
+        require_float_inputs(evaluator, state, some)
+    for name, splits in shifted.items():
         found[name] = []
         for split in splits:
             scores = evaluator.evaluate(state, split).require_sound().scores(intervals=True)

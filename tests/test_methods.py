@@ -210,6 +210,22 @@ def test_beta_nll_weighs_by_the_variance_and_learns_nothing_through_the_weight()
     assert float(mean_gradient) == pytest.approx(0.3 - 1.2, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        ([0, 1], bool, 1),
+        ([3, 200], np.uint8, 197),
+        ([-2, 1], np.int8, 3),
+        ([2**32 - 9, 2**32 - 2], np.uint32, 7),  # one number to float32, whose steps are 256 there
+        ([-65504, 65504], np.float16, 131008),  # more than float16 holds
+    ],
+)
+def test_ranges_of_every_type_are_those_of_its_numbers(values, dtype, expected):
+    inputs, labels = np.array([values], dtype).T, np.arange(2)
+    source = source_of_arrays((inputs, labels), (inputs, labels))
+    assert source.input_ranges().tolist() == [[expected]]
+
+
 def test_ranges_are_of_each_groups_training_examples():
     random = np.random.default_rng(0)
     inputs = random.normal(size=(30, 2)).astype(np.float32)

@@ -640,13 +640,18 @@ def test_pictures_are_shown_where_every_example_has_one_and_a_table_where_not(tm
         (np.array([[0.0, 4.0], [8.0, 16.0]]), [[0, 64], [128, 255]]),  # 255/4 = 63.75
         (np.array([[7, 200]], np.uint8), [[7, 200]]),
         (np.array([[[7], [200]]], np.uint8), [[7, 200]]),
-        (np.array([[[1, 3], [5, 7]]], np.uint8), [[2, 6]]),
-        (np.array([[[1, 2, 3]]], np.uint8), [[[1, 2, 3]]]),
+        (np.array([[[41, 43], [45, 47]]], np.uint8), [[42, 46]]),
+        (np.array([[[31, 32, 33]]], np.uint8), [[[31, 32, 33]]]),
+        (np.array([[0, 4], [8, 16]], np.uint8), [[0, 64], [128, 255]]),  # as bytes nearly black
+        (np.array([[[1], [0]]], np.uint8), [[255, 0]]),
+        (np.array([[True, False]]), [[255, 0]]),
+        # Of two channels the means are 1, 1/2 and 0: 127.5 is rounded to the even 128.
+        (np.array([[[1, 1], [1, 0], [0, 0]]], bool), [[255, 128, 0]]),
         (np.array([[np.nan, 1.0]]), [[0, 255]]),
         (np.ones((1, 2)), [[0, 0]]),
     ],
 )
-def test_a_picture_keeps_its_bytes_and_stretches_its_floats(values, pixels):
+def test_a_picture_keeps_its_bytes_and_stretches_what_is_no_byte(values, pixels):
     kind, _, data = figures.picture_url(values).partition(",")
     assert kind == "data:image/png;base64"
     image = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))

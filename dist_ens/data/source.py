@@ -193,7 +193,8 @@ class Source:
                     np.minimum(low, inputs.min(axis=0)),
                     np.maximum(high, inputs.max(axis=0)),
                 )
-            return high.astype(np.float32) - low.astype(np.float32)
+            # In float64, for float32 does not tell the ends of a range of large integers apart.
+            return (high.astype(np.float64) - low.astype(np.float64)).astype(np.float32)
 
         return np.stack([of_group(group) for group in range(self.spec.num_groups)])
 

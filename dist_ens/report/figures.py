@@ -39,6 +39,7 @@ _MOST_MEMBERS_NAMED = 10
 _MOST_POINTS_NAMED = 8
 _LONGEST_LABEL = 18
 _PICTURE_PIXELS = 96
+_VISIBLE = 32  # of 255: pictures without such a pixel would be black
 
 _INK, _MUTED, _GRID, _FAINT = "#1d2329", "#5b6570", "#e4e7eb", "#8d97a3"
 _WIDTH = 5.4  # inches, of 72 units each in the SVG
@@ -351,13 +352,18 @@ def picture_url(values: np.ndarray) -> str:
     """A picture as a `data:` address that holds it, at most 96 pixels wide and high.
 
     Args:
-        values: uint8 as it is, or float from its least to its greatest as black to white; [h, w] or
-            [h, w, c]. Of a number of channels other than one or three the mean is shown.
+        values: Pixels, [h, w] or [h, w, c]. uint8 is shown as it is if a pixel has at least 32 of
+            255. Other pictures, also uint8 of 0 and 1 or 0 to 16, are shown from their least value,
+            black, to their greatest, white. Of a number of channels other than one or three the
+            mean is shown.
     """
     values = np.asarray(values)
+    as_it_is = values.dtype == np.uint8 and values.max() >= _VISIBLE
     if values.ndim == 3 and values.shape[-1] != 3:
-        values = values.mean(axis=-1).astype(values.dtype)
-    if values.dtype != np.uint8:
+        values = values.mean(axis=-1)
+    if as_it_is:
+        values = values.astype(np.uint8)
+    else:
         values = np.nan_to_num(finite(values))
         low, high = values.min(), values.max()
         values = (255 * (values - low) / max(high - low, 1e-30)).round().astype(np.uint8)
