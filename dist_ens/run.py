@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator
+import typing
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -12,12 +13,19 @@ from filelock import FileLock, Timeout
 
 from dist_ens import cluster
 from dist_ens.checkpoint import FOLDER, Checkpoints
-from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
-from dist_ens.data import Spec
+from dist_ens.config import (
+    MAY_CHANGE_ON_RESUME,
+    Experiment,
+    checked_type,
+    differences_on_resume,
+    require_number,
+)
+from dist_ens.data import Source, Spec
 from dist_ens.ensemble import Ensemble, State
 from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.evaluate import Evaluator, Kind, kind_of
-from dist_ens.execution import AUTO
+from dist_ens.execution import AUTO, Execution
+from dist_ens.fingerprint import fingerprint_of_data, fingerprint_of_step, versions
 from dist_ens.layout import BATCH, DATA, REPLICATED, Layout, Waves, device_bytes, make_layout
 from dist_ens.losses import Objective, make_objective
 from dist_ens.member import (
@@ -31,6 +39,7 @@ from dist_ens.member import (
 from dist_ens.methods import Method, Order, adversarial, label_smoothing, mixup, poisson_weight
 from dist_ens.models import make_model
 from dist_ens.optimizers import make_optimizer
+from dist_ens.paths import shortened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +50,14 @@ class Run:
         experiment: The resolved experiment.
         spec: Of the data that the members take.
         num_train_examples: That a member is trained on; their order depends on their number.
-        member_file: The config file that defines the member; None where `model.name` says it.
+        member_file: The config file that defines the member; None where there is none.
         execution: How members are run, where the experiment leaves it to be chosen; None before.
         num_devices: Of the mesh that trains; None before.
+        network: Name of the network that a config file or Python gave; None where `model.name`
+            says which it is.
+        step: Fingerprint of the training step with that network; None where there is no `network`.
+        versions: Versions of what traced the step, by name; None likewise.
+        examples: Fingerprints of the examples by the name of their split; None if not known.
     """
 
     experiment: Experiment
@@ -52,6 +66,10 @@ class Run:
     member_file: str | None = None
     execution: str | None = None
     num_devices: int | None = None
+    network: str | None = None
+    step: str | None = None
+    versions: Mapping[str, str] | None = None
+    examples: Mapping[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""
@@ -62,46 +80,48 @@ class Run:
             "member_file": self.member_file,
             "execution": self.execution,
             "num_devices": self.num_devices,
+            "network": self.network,
+            "step": self.step,
+            "versions": self.versions and dict(self.versions),
+            "examples": self.examples and dict(self.examples),
         }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Run":
         """Reads back `to_dict`, also through JSON.
 
+        Args:
+            values: What was written; every field is checked for its type and range.
+
+        Returns:
+            The run. What an older version did not write is None.
+
         Raises:
-            RunError: If another version of dist_ens wrote it.
+            RunError: If a field is absent, unknown, or not what it can be.
         """
-        absent = {
-            field.name
-            for kind, written in ((cls, values), (Spec, values.get("spec", {})))
-            for field in dataclasses.fields(kind)
-            if field.name not in written
-        }
-        if absent:
-            raise RunError(
-                "A run is read by the version of dist_ens that trained it. Received: one without "
-                f"{', '.join(sorted(absent))}. Use that version, or train anew in another folder."
-            )
         try:
-            experiment = Experiment.from_dict(values["experiment"])
+            return cls(**_fields_of(cls, values))
         except UserError as error:
             raise RunError(
-                "A run is read by the version of dist_ens that trained it. Received: one whose "
-                f"experiment this one refuses: {error} Use that version, or train anew in another "
-                "folder."
+                f"The record of a run cannot be read: {error} It is damaged, or another version of "
+                "dist_ens wrote it: read it with that version, or train anew in another folder."
             ) from error
-        return cls(
-            experiment,
-            Spec.from_dict(values["spec"]),
-            values["num_train_examples"],
-            values["member_file"],
-            values["execution"],
-            values["num_devices"],
-        )
+
+    def __post_init__(self) -> None:
+        require_number("num_train_examples", self.num_train_examples, least=0)
+        if self.execution is not None:
+            Execution.parse(self.execution)
+        if self.num_devices is not None:
+            require_number("num_devices", self.num_devices, least=1)
 
     def batch_of_inputs(self, batch_size: int) -> jax.ShapeDtypeStruct:
         """Shape and type of a batch of inputs as the source yields them."""
         return jax.ShapeDtypeStruct((batch_size, *self.spec.input_shape), self.spec.input_dtype)
+
+    @property
+    def has_own_network(self) -> bool:
+        """Whether a config file or Python gave the network, and not `model.name`."""
+        return self.network is not None or self.member_file is not None
 
     @property
     def order(self) -> Order:
@@ -333,16 +353,110 @@ class Run:
             )
         check_modes(ensemble.member, self.batch_of_inputs(2), DATA)
 
+    def _other_examples(self, saved: "Run") -> list[tuple[str, str, str]]:
+        """Returns the splits whose examples are others than those of another run."""
+        if saved.examples is None or self.examples is None:
+            return []
+        return [
+            (f"the fingerprint of the {name} examples", _digits(saved.examples[name]), _digits(here))
+            for name, here in self.examples.items()
+            if saved.examples.get(name, here) != here
+        ]
+
+    def _other_network(self, saved: "Run") -> list[tuple[str, Any, Any]]:
+        """Returns the networks of another run and of this one, unless they are the same."""
+        there, here = (
+            run.network or (run.member_file and "one of its own") for run in (saved, self)
+        )
+        if (there is None) != (here is None):
+            named = self.experiment.model.name
+            return [
+                ("the network", there or f"{named} (model.name)", here or f"{named} (model.name)")
+            ]
+        if saved.step is None or self.step is None:
+            return []
+        if saved.versions != self.versions:
+            return [("the network", there, here)] if there != here else []
+        if saved.step == self.step:
+            return []
+        return [
+            (
+                "the training step of the network",
+                f"{there}, {_digits(saved.step)}",
+                f"{here}, {_digits(self.step)}",
+            )
+        ]
+
+    def other_versions(self, saved: "Run") -> str | None:
+        """Returns a sentence on versions that keep two training steps from being compared."""
+        if saved.versions is None or self.versions is None or saved.versions == self.versions:
+            return None
+        names = sorted(saved.versions.keys() | self.versions.keys())
+        pairs = [(name, saved.versions.get(name), self.versions.get(name)) for name in names]
+        listed = ", ".join(
+            f"{name} {there or 'absent'} (here {here or 'absent'})"
+            for name, there, here in pairs
+            if there != here
+        )
+        return (
+            f"The run was begun with {listed}, so that its training step cannot be compared with "
+            "the one here. It goes on if the network is the same."
+        )
+
+    def identified(self, ensemble: Ensemble, member: Member | None, source: Source) -> "Run":
+        """Returns this run with fingerprints of what its experiment does not name.
+
+        Args:
+            ensemble: From `make_ensemble`, of any layout.
+            member: Network that was given; None for the one that `model.name` says.
+            source: Data of the run.
+        """
+        run = dataclasses.replace(self, examples=fingerprint_of_data(source))
+        if member is None:
+            return run
+        return dataclasses.replace(
+            run, network=member.name, step=self._step_with(ensemble), versions=versions()
+        )
+
+    def check_network(self, ensemble: Ensemble, member: Member | None) -> None:
+        """Checks that a network that was given is the one that this run was trained with.
+
+        Raises:
+            UserError: If its training step is another one. Where other versions traced it, the
+                network's name is all that is compared.
+        """
+        if member is None or self.step is None:
+            return
+        if self.versions == versions():
+            differs = self._step_with(ensemble) != self.step
+        else:
+            differs = member.name != self.network
+        if differs:
+            raise UserError(
+                f"The network given, {member.name}, computes another training step than the "
+                f"network of this run, {self.network}. Give the network that it was trained with."
+            )
+
+    def _step_with(self, ensemble: Ensemble) -> str:
+        # Of the inputs' ranges, which are of the data, the step is to say nothing.
+        ranges = np.ones((self.spec.num_groups, *self.spec.input_shape), np.float32)
+        plain = dataclasses.replace(ensemble, methods=self.methods(ranges))
+        return fingerprint_of_step(plain, self.spec, self.experiment.data.global_batch_size)
+
     def check_goes_on_from(self, saved: "Run", workdir: pathlib.Path) -> None:
-        """Raises a `UserError`, naming both values, unless this run may go on from `saved`."""
+        """Checks that this run may go on from another, as far as both are identified.
+
+        Raises:
+            UserError: If they differ in what a step computes; the message names both values.
+        """
         different = differences_on_resume(saved.experiment, self.experiment)
         for name in ("spec", "num_train_examples"):
             a, b = getattr(saved, name), getattr(self, name)
             if a != b:
                 told = a.told_apart(b) if name == "spec" else (str(a), str(b))
                 different.append((f"the data's {name}", *told))
-        if (saved.member_file is None) != (self.member_file is None):
-            different.append(("the network's file", saved.member_file, self.member_file))
+        if not different:
+            different += self._other_examples(saved) + self._other_network(saved)
         if different:
             listed = "; ".join(f"{name} is {a!r} there and {b!r} here" for name, a, b in different)
             raise UserError(
@@ -350,6 +464,41 @@ class Run:
                 f"{listed}. Give this one a --workdir of its own, or go on with that one: only "
                 f"{', '.join(MAY_CHANGE_ON_RESUME)} may change."
             )
+
+
+def _digits(fingerprint: str) -> str:
+    """Returns as many digits of a fingerprint as a message needs."""
+    return fingerprint[:12]
+
+
+def _fields_of(cls: type, values: Any) -> dict[str, Any]:
+    """Returns the arguments of a run from its record, each of the type that its field has.
+
+    Raises:
+        UserError: If a field is absent, unknown, or of another type.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if not isinstance(values, Mapping):
+        raise UserError(f"a record has fields by name, and this is {shortened(repr(values))}.")
+    required = {n for n, field in fields.items() if field.default is dataclasses.MISSING}
+    for names, what in (
+        (sorted(required - values.keys()), "absent"),
+        (sorted(values.keys() - fields.keys()), "unknown"),
+    ):
+        if names:
+            raise UserError(f"fields are {what}: {shortened(', '.join(names))}.")
+    hints = typing.get_type_hints(cls)
+    readers: dict[str, Callable[[Any], Any]] = {
+        "experiment": Experiment.from_dict,
+        "spec": Spec.from_dict,
+    }
+
+    def read(name: str, value: Any) -> Any:
+        if name in readers:
+            return readers[name](value)
+        return checked_type(name, value, hints[name], "No run is recorded so.")
+
+    return {name: read(name, value) for name, value in values.items()}
 
 
 def _require_draws(member: Member, inputs: jax.ShapeDtypeStruct) -> None:
@@ -435,18 +584,25 @@ def open_finished(
             run, experiment=dataclasses.replace(run.experiment, evaluation=evaluation)
         )
     member = make_member(run.spec) if make_member else None
-    if run.member_file is None and member is not None:
-        raise UserError(
-            "A run whose network model.name says needs no file. Received: a network of one's own "
-            f"for {workdir}, whose network is {run.experiment.model.name!r}. Leave --config out."
-        )
-    if run.member_file is not None and member is None:
+    if run.has_own_network and member is None:
+        if run.member_file is None:
+            raise UserError(
+                f"The network of the run in {workdir}, {run.network}, was given in Python, and "
+                "none is given here. Open the run in Python, as by open_finished(workdir, "
+                "lambda spec: member)."
+            )
         raise UserError(
             "The network of this run was written in its config file, which is not run unasked. "
             f"Received: {workdir}, and no network. Add --config={run.member_file}."
         )
+    if not run.has_own_network and member is not None:
+        raise UserError(
+            f"The network of the run in {workdir} is {run.experiment.model.name!r}, by model.name, "
+            f"and another one is given: {member.name}. Leave out --config, or the network."
+        )
     layout = make_layout(run.num_members, devices=cluster.devices_for(run.num_members))
     ensemble = run.make_ensemble(layout, member)
+    run.check_network(ensemble, member)
     abstract = ensemble.abstract_state(run.batch_of_inputs(1))
     with Checkpoints(workdir, read_only=True) as checkpoints:
         return run, ensemble, checkpoints.restore_state(step, abstract)

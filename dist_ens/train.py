@@ -116,6 +116,10 @@ def train(
             f"{layout}{in_waves}{going_on}.",
         )
 
+        other_versions = run.other_versions(before) if before else None
+        if other_versions:
+            console.print(other_versions, soft_wrap=True)
+
         # 3. The loop. Its order matters: what is evaluated and saved is the state at `step`, which
         #    has seen exactly `step` batches.
         stop.listen()  # until here there was nothing to lose
@@ -195,7 +199,7 @@ def _parts(
     run.kind()  # that members can be pooled as asked is found out before they are trained
     run.check_training(ensemble)
     run.check_room(ensemble)
-    return source, run, ensemble
+    return source, run.identified(ensemble, member, source), ensemble
 
 
 def _begun(
@@ -330,7 +334,7 @@ def _summary(
 def _network(run: Run, member: Member | None) -> str:
     """What a member is, for people."""
     if member is not None:
-        return f"that of {run.member_file}" if run.member_file else "one of its own"
+        return f"{member.name} of {run.member_file}" if run.member_file else member.name
     model = run.experiment.model
     options = ", ".join(f"{name}={value}" for name, value in model.options.items())
     return f"{model.name}({options})"

@@ -5,8 +5,9 @@ once: every name known, every type right, every value in range. Nothing here imp
 mistake is told before a device is touched.
 """
 
-from dist_ens.config.checks import did_you_mean
+from dist_ens.config.checks import did_you_mean, require_number
 from dist_ens.config.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
+from dist_ens.config.reading import checked_type
 from dist_ens.config.sections import (
     LOSSES,
     OPTIMIZERS,
@@ -39,6 +40,8 @@ __all__ = [
     "LossConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "checked_type",
     "did_you_mean",
     "differences_on_resume",
+    "require_number",
 ]

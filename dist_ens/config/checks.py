@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 
 from dist_ens.errors import UserError
+from dist_ens.paths import shortened
 
 
 def require(holds: bool, rule: str, received: str, way_out: str) -> None:
@@ -32,6 +33,14 @@ def require_positive(field: str, value: int | float | None) -> None:
             f"Try --config.{field}=1 or more."
             if isinstance(value, int)
             else f"Try a small positive --config.{field}.",
+        )
+
+
+def require_number(field: str, value: int, *, least: int = -(2**31), most: int = 2**31 - 1) -> None:
+    """Raises a `UserError` unless a field's value is a whole number in [least, most]."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise UserError(
+            f"{field} is {shortened(repr(value))}. Give a whole number from {least:,} to {most:,}."
         )
 
 

@@ -62,7 +62,7 @@ def from_mapping(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
         if dataclasses.is_dataclass(hints[name]):
             arguments[name] = from_mapping(hints[name], value, f"{prefix}{name}.")
         else:
-            arguments[name] = _checked_type(prefix + name, value, hints[name])
+            arguments[name] = checked_type(prefix + name, value, hints[name])
     return cls(**arguments)
 
 
@@ -70,24 +70,48 @@ def _as_tuple(value: Any) -> Any:
     return tuple(_as_tuple(v) for v in value) if isinstance(value, list | tuple) else value
 
 
-def _checked_type(field: str, value: Any, hint: Any) -> Any:
-    """`value` as the annotated type; only an int for a float and a list for a tuple are changed."""
+def checked_type(field: str, value: Any, hint: Any, remedy: str | None = None) -> Any:
+    """Returns a value as the annotated type.
+
+    Only an int for a float and a list for a tuple are changed.
+
+    Args:
+        field: Name of the field, for the message.
+        value: What a config or JSON has.
+        hint: Annotation of the field: a class, `X | None`, a tuple or a mapping of one type.
+        remedy: Sentence that says what to do. Default: to correct the config.
+
+    Raises:
+        UserError: If the value is of another type.
+    """
+    if hint is Any:
+        return value
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     value = _as_tuple(value)
     for kind in allowed:
         origin = typing.get_origin(kind) or kind
         if origin is tuple and isinstance(value, tuple):
-            return tuple(_checked_type(f"{field}[{i}]", v, float) for i, v in enumerate(value))
+            of_each = typing.get_args(kind)[0]
+            return tuple(
+                checked_type(f"{field}[{i}]", v, of_each, remedy) for i, v in enumerate(value)
+            )
         if isinstance(value, bool) and origin is not bool:
             continue
         if origin is float and isinstance(value, int):
             return float(value)
-        if isinstance(value, Mapping if origin is Mapping else origin):
+        if origin is Mapping and isinstance(value, Mapping):
+            of_each = typing.get_args(kind)[1]
+            return {
+                str(k): checked_type(f"{field}[{k!r}]", v, of_each, remedy)
+                for k, v in value.items()
+            }
+        if isinstance(value, origin):
             return value
     names = " or ".join(
         "None" if k is types.NoneType else getattr(k, "__name__", str(k)) for k in allowed
     )
+    remedy = remedy or f"Correct it in the config file or with --config.{field}=…"
     raise UserError(
-        f"{field} must be {names}. Received: {value!r}, a {type(value).__name__}. "
-        f"Correct it in the config file or with --config.{field}=…"
+        f"{field} must be {names}. Received: {repr(value)[:200]}, a {type(value).__name__}. "
+        + remedy
     )

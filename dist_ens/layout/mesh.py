@@ -75,8 +75,9 @@ def all_members(member_leaf: jax.Array) -> jax.Array:
 
 
 def data_index() -> jax.Array:
-    """Column of this device: int32[]. Only inside a function lifted by `Layout.shard_map`."""
-    return jax.lax.axis_index(DATA)
+    """Returns the column of this device, int32[], in a function lifted by `Layout.shard_map`."""
+    # Of one column the index is a constant, with which the function needs no mesh.
+    return jnp.int32(0) if data_size() == 1 else jax.lax.axis_index(DATA)
 
 
 @dataclasses.dataclass(frozen=True)

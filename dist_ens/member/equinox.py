@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from dist_ens.errors import UserError
-from dist_ens.member.member import Member, require_parameters
+from dist_ens.member.member import Member, name_of, require_parameters
 from dist_ens.member.modes import idle_layers_of, switch_arguments, switches
 
 
@@ -97,7 +97,7 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
         parts = jax.tree_util.tree_leaves_with_path(module, is_leaf=has_modes)
         return [jax.tree_util.keystr(path).lstrip(".") for path, part in parts if has_modes(part)]
 
-    return Member(init, apply, idle_layers_of(apply, layers))
+    return Member(init, apply, idle_layers_of(apply, layers), name_of(make))
 
 
 def _switched(module: Any, train: bool) -> Any:

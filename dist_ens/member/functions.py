@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dist_ens.member.member import Member, require_parameters
+from dist_ens.member.member import Member, name_of, require_parameters
 from dist_ens.member.modes import switch_arguments
 
 
@@ -42,7 +42,7 @@ def from_functions(init: Callable[[jax.Array], Any], apply: Callable[..., jax.Ar
     ) -> tuple[jax.Array, Any]:
         return apply(params, inputs, **switch_arguments(apply, train)), model_state
 
-    return Member(member_init, member_apply)
+    return Member(member_init, member_apply, name=name_of(apply))
 
 
 def from_example_functions(
@@ -61,5 +61,6 @@ def from_example_functions(
     def of_batch(params: Any, inputs: jax.Array, **mode: bool) -> jax.Array:
         return jax.vmap(lambda x: apply(params, x, **mode))(inputs)
 
+    of_batch.__qualname__ = name_of(apply)
     of_batch.__signature__ = inspect.signature(apply)  # type: ignore[attr-defined]
     return from_functions(init, of_batch)

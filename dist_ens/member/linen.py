@@ -83,4 +83,4 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         jax.eval_shape(on_one_column(forward, axis_name), params, model_state, inputs, key)
         return [*found]
 
-    return Member(init, apply, idle_layers_of(apply, layers))
+    return Member(init, apply, idle_layers_of(apply, layers), type(module).__name__)

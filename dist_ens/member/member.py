@@ -24,11 +24,22 @@ class Member:
         apply: Function of parameters, model state, inputs, a key or None, and whether it is
             trained.
         idle_layers: Names the layers that wait for a switch which never comes; see `modes`.
+        name: Name of the network's class or function, for messages.
     """
 
     init: Callable[[jax.Array, jax.Array], tuple[Any, Any]]
     apply: Callable[[Any, Any, jax.Array, jax.Array | None, bool], tuple[jax.Array, Any]]
     idle_layers: IdleLayers = lambda params, model_state, inputs, axis_name: []
+    name: str = "a network"
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """Returns the name of a class or function, for messages.
+
+    >>> name_of(name_of)
+    'name_of'
+    """
+    return getattr(fn, "__qualname__", type(fn).__name__)
 
 
 def require_parameters(params: Any) -> None:
@@ -172,7 +183,8 @@ def with_normalized_inputs(member: Member, mean: Sequence[float], std: Sequence[
         shift, scale = (np.reshape(np.asarray(v, np.float32), last_axis) for v in (mean, std))
         return (inputs.astype(jnp.float32) - shift) / scale
 
-    return Member(
+    return dataclasses.replace(
+        member,
         init=lambda key, inputs: member.init(key, normalized(inputs)),
         apply=lambda params, model_state, inputs, key, train: member.apply(
             params, model_state, normalized(inputs), key, train

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dist_ens.member.member import Member, require_parameters
+from dist_ens.member.member import Member, name_of, require_parameters
 from dist_ens.member.modes import idle_layers_of, switch_arguments, switches
 
 
@@ -76,7 +76,7 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
             or isinstance(part, nnx.BatchNorm)
         ]
 
-    return Member(init, apply, idle_layers_of(apply, layers))
+    return Member(init, apply, idle_layers_of(apply, layers), name_of(make))
 
 
 def _streams_at(streams: Any, key: jax.Array) -> Any:

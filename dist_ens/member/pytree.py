@@ -1,12 +1,13 @@
 """A member from a class of the user's own, registered as a PyTree."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from dist_ens.member.functions import from_functions
-from dist_ens.member.member import Member
+from dist_ens.member.member import Member, name_of
 from dist_ens.member.modes import switch_arguments
 
 
@@ -35,4 +36,5 @@ def from_pytree(
     def called(instance: Any, inputs: jax.Array, train: bool) -> jax.Array:
         return instance(inputs, **switch_arguments(type(instance).__call__, train))
 
-    return from_functions(make, apply or called)
+    member = from_functions(make, apply or called)
+    return dataclasses.replace(member, name=name_of(make))
