@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from dist_ens.errors import UserError
+from dist_ens.paths import shortened
 
 
 def start(
@@ -27,33 +28,62 @@ def start(
     a device.
 
     Args:
-        coordinator_address: `host:port` of process 0.
-        num_processes: Processes in all.
-        process_id: Of this process, from 0.
+        coordinator_address: Address of process 0, `host:port`.
+        num_processes: Number of processes, at least 1.
+        process_id: Number of this process, in [0, num_processes).
 
     Raises:
-        UserError: If some but not all arguments are given, or the cluster cannot be joined.
+        UserError: If some but not all arguments are given, one of them is wrong, or the cluster
+            cannot be joined.
     """
     if jax.distributed.is_initialized():
         return
-    given = (coordinator_address, num_processes, process_id)
-    if any(g is not None for g in given) and any(g is None for g in given):
-        raise UserError(
-            "A run of several processes needs all three of its flags. Received: "
-            f"--coordinator_address={coordinator_address} --num_processes={num_processes} "
-            f"--process_id={process_id}. Give all of them, or none to let JAX find the cluster."
-        )
+    _check_processes(coordinator_address, num_processes, process_id)
     try:
         jax.distributed.initialize(coordinator_address, num_processes, process_id)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, IndexError) as error:
         if "coordinator_address should be defined" in str(error):
             return  # no cluster: this process is alone
         raise UserError(
-            "The processes of a run must be able to find each other. Received, from "
-            f"jax.distributed: {error}. Inside a cluster's job start one process per host with "
+            f"The processes of a run cannot find each other: jax.distributed says "
+            f"{shortened(str(error))}. Inside a cluster's job start one process per host with "
             "its launcher (srun, mpirun), or give --coordinator_address, --num_processes and "
             "--process_id."
         ) from error
+
+
+def _check_processes(
+    coordinator_address: str | None, num_processes: int | None, process_id: int | None
+) -> None:
+    """Raises a `UserError` if the flags of several processes are not complete, or are wrong.
+
+    JAX takes some wrong addresses for a host that does not answer yet, and waits for minutes.
+    """
+    given = {
+        "coordinator_address": coordinator_address,
+        "num_processes": num_processes,
+        "process_id": process_id,
+    }
+    missing = [f"--{name}" for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return
+    if coordinator_address is None or num_processes is None or process_id is None:
+        raise UserError(
+            f"A run of several processes lacks {' and '.join(missing)}. Give --"
+            f"{', --'.join(given)}, or none of them to let JAX find the cluster."
+        )
+    host, _, port = coordinator_address.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 2**16
+    if not is_port or not host or host != host.strip() or (":" in host and host[0] != "["):
+        raise UserError(
+            f"--coordinator_address={shortened(coordinator_address)} is not host:port with a port "
+            "from 1 to 65535. Give the address of process 0, such as 10.0.0.1:1234."
+        )
+    if num_processes < 1 or not 0 <= process_id < num_processes:
+        raise UserError(
+            f"--process_id={process_id} is not one of --num_processes={num_processes} processes. "
+            "Give each process its own number, from 0 to one less than --num_processes."
+        )
 
 
 _cores_are_devices = False

@@ -14,17 +14,25 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
         name: What an error message calls the path, such as `--workdir` or `npz:FILE`.
 
     Returns:
-        The path, relative if `text` is relative.
+        The path, relative if `text` is relative. A relative path whose own first part begins with
+        `~`, typed as `./~x`, comes back absolute, so that nothing expands it later.
 
     Raises:
-        UserError: If the system refuses the path: an unknown user, a null byte, a part that is too
-            long, a loop of symbolic links, or a folder on the way that may not be entered.
+        UserError: If the path is empty, or the system refuses it: an unknown user, a null byte, a
+            part that is too long, a loop of symbolic links, or a folder on the way that may not be
+            entered.
 
     >>> given_path("runs/digits", "--workdir").name
     'digits'
     """
+    if not os.fspath(text):
+        raise UserError(f"{name} is empty. Give a path; the current folder is '.'.")
     try:
-        path = pathlib.Path(text).expanduser()
+        path = pathlib.Path(text)
+        if os.fspath(text).startswith("~"):
+            path = path.expanduser()
+        elif str(path).startswith("~"):
+            path = path.absolute()
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         pass  # the caller says what it needs there

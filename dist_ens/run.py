@@ -39,7 +39,7 @@ from dist_ens.member import (
 from dist_ens.methods import Method, Order, adversarial, label_smoothing, mixup, poisson_weight
 from dist_ens.models import make_model
 from dist_ens.optimizers import make_optimizer
-from dist_ens.paths import shortened
+from dist_ens.paths import given_path, shortened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -569,6 +569,7 @@ def open_finished(
     Raises:
         UserError: If there is no checkpoint, or the network is needed and not given.
     """
+    workdir = given_path(workdir, "workdir")
     saved = saved_run(workdir)
     if saved is None:
         raise UserError(

@@ -25,6 +25,7 @@ from dist_ens.execution import AUTO
 from dist_ens.feed import feed
 from dist_ens.layout import DATA, ENSEMBLE, MEMBERS, make_layout, to_host
 from dist_ens.member import Member
+from dist_ens.paths import given_path
 from dist_ens.run import Run, saved_run, trained_by_one
 
 
@@ -75,7 +76,7 @@ def train(
     Raises:
         UserError: For anything given that cannot be used; nothing is written then.
     """
-    workdir = pathlib.Path(workdir)
+    workdir = given_path(workdir, "workdir")
     console = Console(quiet=not cluster.is_main(), markup=False, highlight=False)
 
     # 1. Every part is built and checked before anything is written.

@@ -6,7 +6,8 @@ import signal
 import sys
 from typing import NoReturn
 
-from launch import allocator
+from dist_ens.paths import shortened
+from launch import allocator, ends, environment
 
 VERBS = ("train", "evaluate", "predict", "report", "plan", "bench")
 
@@ -17,25 +18,30 @@ def _interrupted(*_: object) -> NoReturn:
 
 
 if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command
+    ends.begin()
     allocator.ask()
     signal.signal(signal.SIGINT, _interrupted)
+    environment.import_jax()
 
 
 def main() -> None:
     """Runs the verb on the command line."""
+    ends.begin()
     allocator.ask()
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     if verb in ("--help", "-h"):
-        print(f"dist-ens VERB …, where VERB is one of {', '.join(VERBS)}; VERB --help says more.")
-        sys.exit(0)
-    if verb not in VERBS:
-        print(
-            f"dist-ens takes a verb first: {', '.join(VERBS)}. Received: {verb or 'none'!r}. "
-            f"Try: dist-ens train --config=configs/digits.py --workdir=runs/digits; "
-            "dist-ens VERB --help lists the flags of a verb.",
-            file=sys.stderr,
+        ends.show_and_exit(
+            f"dist-ens VERB …, where VERB is one of {', '.join(VERBS)}; VERB --help says more."
         )
-        sys.exit(2)
+    if verb not in VERBS:
+        what = f"{shortened(verb)} is no verb of dist-ens" if verb else "dist-ens needs a verb"
+        ends.fail(
+            2,
+            f"error: {what}: choose one of {', '.join(VERBS)}. Try: dist-ens train "
+            "--config=configs/digits.py --workdir=runs/digits; dist-ens VERB --help lists the "
+            "flags of a verb.",
+        )
     del sys.argv[1]
     signal.signal(signal.SIGINT, _interrupted)
+    environment.import_jax()
     importlib.import_module(f"launch.{verb}").run()

@@ -1,7 +1,6 @@
 """Times a config on this machine: dist-ens bench --config=FILE [--plot=FILE.png] [--json=FILE]."""
 
 import math
-import pathlib
 import statistics
 from collections.abc import Sequence
 
@@ -25,12 +24,14 @@ from dist_ens.data import open_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.layout import Layout, make_layout
+from dist_ens.paths import shortened
 from dist_ens.run import Run
 from launch import front
 from launch.config_file import ConfigFlags
+from launch.path_flags import define_path
 
-_PLOT = flags.DEFINE_string("plot", "bench.png", "File for the picture.")
-_JSON = flags.DEFINE_string("json", None, "File to write the figures to.")
+_PLOT = define_path("plot", "bench.png", "File for the picture.")
+_JSON = define_path("json", None, "File to write the figures to.")
 _TURNS = flags.DEFINE_integer("turns", 5, "Turns of each way.", lower_bound=2)
 _CONFIG = ConfigFlags()
 
@@ -38,9 +39,9 @@ _CONFIG = ConfigFlags()
 def main() -> None:
     """Prints a line for each number of members, then what is concluded; leaves the picture."""
     experiment = _CONFIG.experiment()
-    if pathlib.Path(_PLOT.value).suffix != ".png":
+    if _PLOT.value.suffix != ".png":
         raise UserError(
-            f"The picture is a PNG file. Received: --plot={_PLOT.value}. Try --plot=bench.png."
+            f"--plot={shortened(str(_PLOT.value))} does not end in .png. Try --plot=bench.png."
         )
     if jax.process_count() > 1:
         raise UserError(

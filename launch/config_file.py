@@ -15,27 +15,32 @@ from dist_ens.data import Spec
 from dist_ens.errors import UserError
 from dist_ens.member import Member
 from dist_ens.models import model_options
+from dist_ens.paths import given_path, shortened
 
 
 class ConfigFile:
     """A Python file with `get_config()`, and `make_member(spec)` if it brings its own network.
 
     Args:
-        path: Of the file, which is run.
+        path: Path of the file, which is run.
+
+    Attributes:
+        path: The same path with `~` expanded.
 
     Raises:
-        UserError: If it is missing or raises.
+        UserError: If the file is missing or raises.
     """
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        if not pathlib.Path(path).is_file():
+        file = given_path(path, "--config")
+        self.path = str(file)
+        if not file.is_file():
             raise UserError(
-                f"A config is a Python file. Received: --config={path}, which is no file (from "
-                f"{pathlib.Path.cwd()}). Correct the path."
+                f"--config={shortened(path)} is no file, seen from {pathlib.Path.cwd()}. Correct "
+                "the path of the config."
             )
-        sys.path.insert(0, str(pathlib.Path(path).parent))  # as `python FILE` does
-        self._names = self._run(lambda: runpy.run_path(path))
+        sys.path.insert(0, str(file.parent))  # as `python FILE` does
+        self._names = self._run(lambda: runpy.run_path(self.path))
 
     def experiment(self) -> Experiment:
         """What `get_config()` describes."""
@@ -136,8 +141,8 @@ class ConfigFlags:
         for name in sorted(self._given):
             if name not in known:
                 raise UserError(
-                    f"The config has no field {name!r}.{did_you_mean(name, known)} Received: "
-                    f"--config.{name}. The fields are: {', '.join(known)}."
+                    f"The config has no field {shortened(name)}.{did_you_mean(name, known)} The "
+                    f"fields are: {', '.join(known)}."
                 )
         for argument in rest:
             name = argument.lstrip("-").partition("=")[0]

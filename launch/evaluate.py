@@ -6,7 +6,6 @@ dist-ens evaluate --workdir=DIR [--json=FILE] [--ood=SOURCE] [--shift] [--poolin
 """
 
 import os
-import pathlib
 from typing import Any
 
 from absl import flags
@@ -20,9 +19,10 @@ from dist_ens.errors import UserError
 from dist_ens.run import open_finished
 from launch import front
 from launch.config_file import ConfigFlags
+from launch.path_flags import define_path
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
-_JSON = flags.DEFINE_string("json", None, "File to write the scores to.")
+_WORKDIR = define_path("workdir", None, "Folder of the run.")
+_JSON = define_path("json", None, "File to write the scores to.")
 _OOD = flags.DEFINE_string(
     "ood", None, "Source whose test split is of another kind, such as idx:DIR."
 )
@@ -55,7 +55,7 @@ _CONFIG = ConfigFlags(overridable=False)
 
 def main() -> None:
     """Scores the newest checkpoint on the devices at hand."""
-    workdir = pathlib.Path(front.required(_WORKDIR))
+    workdir = front.required(_WORKDIR)
     if _LEVEL.present and _CONFORMAL.value is None:
         raise UserError(
             f"A level is of conformal predictions. Received: --level={_LEVEL.value} alone. Add "

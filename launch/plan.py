@@ -15,13 +15,14 @@ from dist_ens.plan import HERE, Planner, Topology, mesh_line, plan_table
 from dist_ens.run import Run
 from launch import front
 from launch.config_file import ConfigFlags
+from launch.path_flags import define_path
 
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
     HERE,
     "What to compile for: here, cpu:8, or a TPU's such as v5e:4x4, v5p:8x8x16, v5e:4x4*2.",
 )
-_JSON = flags.DEFINE_string("json", None, "File to write the plan to.")
+_JSON = define_path("json", None, "File to write the plan to.")
 _CONFIG = ConfigFlags()
 
 

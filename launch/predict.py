@@ -25,13 +25,15 @@ from dist_ens.ensemble import State
 from dist_ens.errors import UserError, first_line
 from dist_ens.evaluate import Evaluator, broken_positions
 from dist_ens.evaluate.held_out import held_out_predictions
+from dist_ens.paths import shortened
 from dist_ens.run import Run, open_finished
 from launch import front
 from launch.config_file import ConfigFlags
+from launch.path_flags import define_path
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
-_INPUT = flags.DEFINE_string("input", None, ".npy file of examples, unscaled, in their own units.")
-_OUTPUT = flags.DEFINE_string("output", None, ".npz file for the predictions.")
+_WORKDIR = define_path("workdir", None, "Folder of the run.")
+_INPUT = define_path("input", None, ".npy file of examples, unscaled, in their own units.")
+_OUTPUT = define_path("output", None, ".npz file for the predictions.")
 _OUT_OF_BAG = flags.DEFINE_bool(
     "out_of_bag",
     False,
@@ -45,27 +47,26 @@ _CONFIG = ConfigFlags(overridable=False)
 
 def main() -> None:
     """Predicts with the newest checkpoint on the devices at hand."""
-    workdir, output = pathlib.Path(front.required(_WORKDIR)), front.required(_OUTPUT)
+    workdir, output = front.required(_WORKDIR), front.required(_OUTPUT)
     if _OUT_OF_BAG.value:
         if _INPUT.value is not None:
             raise UserError(
-                "What members left out are the run's own training examples. Received: "
-                f"--out_of_bag and --input={_INPUT.value}. Leave one of them out."
+                "--out_of_bag predicts the run's own training examples, and "
+                f"--input={shortened(str(_INPUT.value))} others. Leave one of them out."
             )
         front.check_outputs(_OUTPUT)
         run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
         predictions, told = _out_of_bag(run, run.evaluator(ensemble), state)
     else:
         path = front.required(_INPUT)
-        inputs = _load(path)
-        if pathlib.Path(output).resolve() == pathlib.Path(path).resolve():
+        inputs = _load(str(path))
+        if output.resolve() == path.resolve():
             raise UserError(
-                "The predictions go to a file of their own. Received: --input and --output, both "
-                f"{output}. Choose another --output."
+                f"--input and --output are both {shortened(str(output))}. Choose another --output."
             )
         front.check_outputs(_OUTPUT)
         run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
-        inputs = convert_inputs(run.spec, inputs, path)
+        inputs = convert_inputs(run.spec, inputs, str(path))
         predictions, told = _of_inputs(run, run.evaluator(ensemble), state, inputs)
     if not cluster.is_main():
         return

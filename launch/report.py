@@ -2,15 +2,16 @@
 
 import pathlib
 
-from absl import flags
 from rich.console import Console
 
 from dist_ens.errors import UserError
+from dist_ens.paths import given_path
 from dist_ens.report import read_run
 from dist_ens.report.page import write_page
 from launch import front
+from launch.path_flags import define_path
 
-_OUTPUT = flags.DEFINE_string("output", "report.html", "File for the page.")
+_OUTPUT = define_path("output", "report.html", "File for the page.")
 
 
 class _Runs:
@@ -21,8 +22,8 @@ class _Runs:
 
     def prepare(self, argv: list[str]) -> list[str]:
         """Takes them off the command line."""
-        _, *paths = flags.FLAGS(argv, known_only=True)
-        self.workdirs = [pathlib.Path(path) for path in paths]
+        _, *paths = front.parsed(argv, known_only=True)
+        self.workdirs = [given_path(path, "RUN") for path in paths]
         return [argument for argument in argv if argument not in paths]
 
 

@@ -4,7 +4,6 @@ import pathlib
 import shlex
 
 import numpy as np
-from absl import flags
 from rich.console import Console
 
 from dist_ens import cluster, report
@@ -15,8 +14,9 @@ from dist_ens.evaluate import Scores
 from dist_ens.train import Trained, train
 from launch import front
 from launch.config_file import ConfigFlags
+from launch.path_flags import define_path
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; one that holds it goes on.")
+_WORKDIR = define_path("workdir", None, "Folder of the run; one that holds it goes on.")
 _CONFIG = ConfigFlags()
 # The first two that a run has are told at its end.
 _TOLD = {"accuracy": "accuracy", "rmse": "RMSE", "nll": "NLL", "pinball": "pinball", "mae": "MAE"}
@@ -24,7 +24,7 @@ _TOLD = {"accuracy": "accuracy", "rmse": "RMSE", "nll": "NLL", "pinball": "pinba
 
 def main() -> int:
     """Trains; 128 + the signal's number if one stopped it."""
-    workdir = pathlib.Path(front.required(_WORKDIR))
+    workdir = front.required(_WORKDIR)
     experiment = _CONFIG.experiment()
     source = open_source(experiment.data)
     member = _CONFIG.make_member(source.spec)

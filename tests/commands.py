@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
+from forked import CLOSED, NOBODY
+
+__all__ = ["CLOSED", "NOBODY", "Ended", "dist_ens"]
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -22,22 +25,31 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def dist_ens(*words, devices=1, xla_flags=None):
+def dist_ens(*words, devices=1, xla_flags=None, out="out", err="err"):
     """A finished `dist-ens` command, forked from a process that has imported what it needs.
 
     Args:
         words: After `dist-ens`.
         devices: CPUs to simulate.
         xla_flags: Its `XLA_FLAGS`; without any it compiles as a user's does, by default fast.
+        out: Where its standard output goes: a path in place of the file that is read, `CLOSED`, or
+            `NOBODY` for a pipe whose reader is gone. What went elsewhere is returned as "".
+        err: Where its standard error goes; likewise.
     """
     xla_flags = fast_xla.flags(devices) if xla_flags is None else xla_flags
     with tempfile.TemporaryDirectory() as folder:
-        command = {"words": [*map(str, words)], "xla_flags": xla_flags, "folder": folder}
+        command = {
+            "words": [*map(str, words)],
+            "xla_flags": xla_flags,
+            "folder": folder,
+            "streams": [out, err],
+        }
         parent = _parent()
         print(json.dumps(command), file=parent.stdin, flush=True)
         code = parent.stdout.readline()
         assert code, "the process that commands are forked from has ended"
-        printed = [(pathlib.Path(folder) / name).read_text() for name in ("out", "err")]
+        files = [pathlib.Path(folder) / name for name in ("out", "err")]
+        printed = [path.read_text() if path.exists() else "" for path in files]
     return Ended(int(code), *printed)
 
 

@@ -1,8 +1,9 @@
 """Runs `dist-ens` commands, each in a process that is forked from this one, which has imported what
 they need.
 
-Standard input has a command a line, as JSON: its `words` after `dist-ens`, its `xla_flags`, and a
-`folder` for what it prints, `out` and `err`. Standard output has the exit codes.
+Standard input has a command a line, as JSON: its `words` after `dist-ens`, its `xla_flags`, and its
+two output `streams`, names of files in a `folder` or one of the words below. Standard output has
+the exit codes.
 """
 
 import gc
@@ -13,6 +14,19 @@ import signal
 import sys
 
 LIMIT_SECS = 300
+CLOSED = "closed"  # a stream that is not open
+NOBODY = "nobody"  # a pipe whose reader is gone
+
+
+def opened(stream, folder):
+    """The descriptor of a stream; None for one that is not open."""
+    if stream == CLOSED:
+        return None
+    if stream == NOBODY:
+        reads, writes = os.pipe()
+        os.close(reads)
+        return writes
+    return os.open(folder / stream, os.O_WRONLY | os.O_CREAT)
 
 
 def main():
@@ -31,9 +45,12 @@ def main():
         if not child:
             signal.alarm(LIMIT_SECS)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            for number, name in ((1, "out"), (2, "err")):
-                path = pathlib.Path(command["folder"]) / name
-                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+            folder = pathlib.Path(command["folder"])
+            descriptors = [opened(stream, folder) for stream in command["streams"]]
+            for number, descriptor in enumerate(
+                descriptors, 1
+            ):  # none is opened once one is closed
+                os.close(number) if descriptor is None else os.dup2(descriptor, number)
             os.environ["XLA_FLAGS"] = command["xla_flags"]  # read when a backend starts
             sys.argv = ["dist-ens", *command["words"]]
             launch.main()

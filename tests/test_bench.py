@@ -89,7 +89,7 @@ def test_what_was_timed_before_an_interruption_is_kept_and_told(tmp_path):
 def test_a_picture_that_is_no_png_is_refused_before_anything_is_timed():
     ended = dist_ens("bench", "--config=configs/digits.py", "--plot=rates.pdf")
     assert ended.returncode == 2
-    assert "--plot=rates.pdf. Try --plot=bench.png" in ended.stderr
+    assert "--plot='rates.pdf' does not end in .png. Try --plot=bench.png." in ended.stderr
 
 
 @pytest.mark.parametrize("examples", ["shared", "permuted"])

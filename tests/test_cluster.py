@@ -283,6 +283,28 @@ def test_a_slurm_job_is_detected():
     assert ended.stdout.strip() == "1"
 
 
-def test_half_a_cluster_is_refused():
-    with pytest.raises(UserError, match="needs all three of its flags. Received: .*=None"):
-        cluster.start("127.0.0.1:1", None, 0)
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (("127.0.0.1:1", None, 0), "^A run of several processes lacks --num_processes. Give --co"),
+        ((None, 2, None), "lacks --coordinator_address and --process_id. "),
+        (("x", 2, 0), "^--coordinator_address='x' is not host:port"),
+        (("x:", 2, 0), "'x:' is not host:port"),
+        ((":1234", 2, 0), "':1234' is not host:port"),
+        (("x:port", 2, 0), "'x:port' is not host:port"),
+        (("x:0", 2, 0), "'x:0' is not host:port"),
+        (("x:99999", 2, 0), "'x:99999' is not host:port"),
+        (("x:-1", 2, 0), "'x:-1' is not host:port"),
+        (("x:\N{SUPERSCRIPT TWO}", 2, 0), "is not host:port"),
+        (("::1:1234", 2, 0), "'::1:1234' is not host:port"),  # [::1]:1234 would be
+        (("x" * 20_000, 2, 0), r"x' \(20,000 characters\) is not host:port"),
+        (("x:1", 0, 0), "^--process_id=0 is not one of --num_processes=0 processes"),
+        (("x:1", 2, 2), "--process_id=2 is not one of --num_processes=2"),
+        (("x:1", 2, -1), "--process_id=-1 is not one of"),
+    ],
+)
+def test_a_cluster_that_is_not_described_wholly_and_rightly_is_refused(given, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        cluster.start(*given)
+    assert len(str(caught.value)) < 500

@@ -479,3 +479,9 @@ def test_a_description_names_what_is_missing(tmp_path):
     ):
         with pytest.raises(UserError, match=sentence):
             describe_source(DataConfig(source=source, data_dir=str(tmp_path)))
+
+
+def test_the_folder_of_prepared_data_is_read_like_any_path():
+    config = DataConfig(source="tfds:mnist", data_dir="a" * 256)
+    with pytest.raises(UserError, match="--config.data.data_dir cannot be used as a path: File na"):
+        open_source(config)

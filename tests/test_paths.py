@@ -15,6 +15,12 @@ def test_a_tilde_is_the_home_folder(monkeypatch, tmp_path):
     assert given_path("~/runs/x", "--workdir") == tmp_path / "runs/x"
 
 
+def test_a_folder_that_is_named_like_a_home_can_be_given(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    path = given_path("./~/x", "--workdir")
+    assert given_path(path, "--workdir") == path == tmp_path / "~" / "x"
+
+
 def test_a_path_need_not_exist_and_stays_relative():
     assert given_path("no/such/folder", "--workdir") == pathlib.Path("no/such/folder")
 
@@ -32,6 +38,11 @@ def test_what_the_system_refuses_is_one_short_message(text):
         given_path(text, "--workdir")
     assert len(str(caught.value)) < 400
     assert "\0" not in str(caught.value)
+
+
+def test_an_empty_path_is_not_the_current_folder():
+    with pytest.raises(UserError, match="^--workdir is empty. Give a path"):
+        given_path("", "--workdir")
 
 
 def test_a_loop_of_links_is_refused(tmp_path):

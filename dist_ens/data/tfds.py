@@ -8,6 +8,7 @@ import numpy as np
 
 from dist_ens.data.source import Source, Spec, check_finite, check_labels, count_classes
 from dist_ens.errors import UserError, first_line
+from dist_ens.paths import given_path
 
 # Read at a time where all are: undecoded, they are as large as their files.
 _RECORDS = 1024
@@ -180,6 +181,8 @@ def _read(records: Any, indices: list[int], where: str) -> list[dict[str, Any]]:
 
 
 def _builder(tfds: Any, name: str, data_dir: str | None) -> Any:
+    if data_dir is not None and "://" not in data_dir:  # else it is no path, but in a cloud
+        data_dir = str(given_path(data_dir, "--config.data.data_dir"))
     try:
         return tfds.builder(name, data_dir=data_dir, try_gcs=False)
     # A version or a variant that it does not have is told in errors of other kinds.

@@ -50,8 +50,10 @@ def write_scores(path: pathlib.Path, scores: Mapping[str, Any]) -> None:
 def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
     """Replaces a file by one that is on disk already, so that no reader sees half of it."""
     unfinished = path.with_name(path.name + ".unfinished")
+    if isinstance(content, str):
+        content = content.encode(errors="backslashreplace")  # a name of a file may be no text
     with unfinished.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dist_ens.errors import UserError
+from dist_ens.paths import given_path
 from dist_ens.report.files import CURVES, PAGE, PICTURES, SUMMARY, to_json, write_atomically
 from dist_ens.report.training import read_metrics
 
@@ -69,6 +70,7 @@ def read_run(workdir: pathlib.Path) -> RunReport:
     Raises:
         UserError: If there is no such folder, or nothing of a run in it that can be read.
     """
+    workdir = given_path(workdir, "workdir")
     evaluate = f"dist-ens evaluate --workdir={workdir}"
     curves = _read(workdir / CURVES, json.load, evaluate)
     if curves is None:

@@ -1,0 +1,126 @@
+"""The standard streams of a command: what cannot be written never stops its work.
+
+A reader that closes its pipe has seen enough: the command goes on in silence and succeeds. Where
+the system refuses to write for another reason, such as a full disk, the command finishes its work,
+and says so at its end.
+"""
+
+import io
+import os
+import sys
+from typing import Any, NoReturn, TextIO
+
+from dist_ens.paths import shortened
+
+_LONGEST = 4000  # characters of an error message
+_LONGEST_ARGUMENT = 200  # characters of an argument in it
+
+
+class Output(io.FileIO):
+    """A file descriptor whose writes never raise.
+
+    Args:
+        descriptor: Number of the descriptor.
+
+    Attributes:
+        error: First error of the system other than a closed pipe; None for none.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Writes bytes, or drops them where the system refuses."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            pass
+        except OSError as error:
+            self.error = self.error or error
+        return memoryview(data).nbytes
+
+
+def begin() -> None:
+    """Replaces the standard streams by streams that cannot fail.
+
+    A descriptor that is closed is opened on the null device. Otherwise the next file that is opened
+    would be given its number, and messages of C++ libraries would end up in that file.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.set_inheritable(descriptor, True)
+    sys.stdout = _stream(1, sys.stdout)
+    sys.stderr = _stream(2, sys.stderr)
+
+
+def _stream(descriptor: int, before: TextIO | None) -> TextIO:
+    """Returns a text stream that writes as the one before it did, where there was one."""
+    like = before if isinstance(before, io.TextIOWrapper) else None
+    return io.TextIOWrapper(
+        io.BufferedWriter(Output(descriptor)),
+        encoding=like.encoding if like else "utf-8",
+        errors="backslashreplace",  # names of files may hold bytes that are no text
+        line_buffering=bool(like and like.line_buffering),
+        write_through=bool(like and like.write_through),
+    )
+
+
+def show_and_exit(text: str) -> NoReturn:
+    """Prints a help text and ends the process: with 0, or with 2 if it cannot be written."""
+    print(text)
+    sys.exit(exit_code(0, if_unwritten=2))
+
+
+def exit_code(code: int, if_unwritten: int = 1) -> int:
+    """Returns the exit code of a command, and says on standard error if output was lost.
+
+    Args:
+        code: Exit code where all output was written.
+        if_unwritten: Exit code in place of 0 where output was lost. It is 1 by default, because the
+            command did its work, and what is wrong is not what the user asked for.
+    """
+    sys.stdout.flush()
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if not isinstance(raw, Output) or raw.error is None:
+        return code
+    why, raw.error = raw.error.strerror, None
+    say(
+        f"error: Some of the output could not be written: {why}. Files that the command wrote are "
+        "complete. Send the output elsewhere, or free some space, and run the command again."
+    )
+    return code or if_unwritten
+
+
+def fail(code: int, message: str) -> NoReturn:
+    """Prints an error message and ends the process."""
+    say(message)
+    sys.exit(code)
+
+
+def say(message: str) -> None:
+    """Prints a message on standard error, in bounded length and without control characters."""
+    print(harmless(message), file=sys.stderr, flush=True)
+
+
+def harmless(message: str) -> str:
+    r"""Returns a message that is safe to show on a terminal.
+
+    Characters that cannot be printed are escaped, and long arguments of the command line are cut,
+    as is a message beyond 4,000 characters.
+
+    >>> harmless("no folder \x1b[31mruns")
+    'no folder \\x1b[31mruns'
+    """
+    for argument in sys.argv[1:]:
+        name, _, value = argument.lstrip("-").partition("=")
+        for text in (argument, name, value):
+            if len(text) > _LONGEST_ARGUMENT:
+                message = message.replace(repr(text), text).replace(text, shortened(text))
+    message = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in message)
+    if len(message) <= _LONGEST:
+        return message
+    return f"{message[: _LONGEST // 2]}…{message[-_LONGEST // 2 :]}"

@@ -1,0 +1,47 @@
+"""Flags that name a file or a folder: every one is read alike."""
+
+import pathlib
+
+from absl import flags
+
+from dist_ens.paths import given_path
+
+flags.disclaim_key_flags()  # a flag belongs to the module that asks for it, not to this one
+
+
+class PathParser(flags.ArgumentParser):
+    """A parser of the paths that one flag is given.
+
+    Args:
+        name: Name of the flag, for error messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def parse(self, argument: str | pathlib.Path) -> pathlib.Path:
+        """Returns the path, with `~` expanded.
+
+        Raises:
+            UserError: If the system refuses the path.
+        """
+        return given_path(argument, f"--{self._name}")
+
+    def flag_type(self) -> str:
+        """Returns the name of the type for `--helpxml`."""
+        return "path"
+
+
+def define_path(name: str, default: str | None, meaning: str) -> flags.FlagHolder:
+    """Defines a flag whose value is a `pathlib.Path`.
+
+    Args:
+        name: Name of the flag.
+        default: Path where the flag is not given; None for no path.
+        meaning: Text that `--help` prints.
+
+    Returns:
+        The flag.
+    """
+    serializer: flags.ArgumentSerializer = flags.ArgumentSerializer()
+    return flags.DEFINE(PathParser(name), name, default, meaning, serializer=serializer)
