@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from dist_ens.commands import quoted
 from dist_ens.data import Source, open_test
 from dist_ens.ensemble import State
 from dist_ens.errors import BrokenMembersError, UserError
@@ -367,8 +368,8 @@ def _other_kind(run: Run, name: str) -> Unlabelled:
     if (example.shape, example.dtype.name) != (spec.input_shape, spec.input_dtype):
         raise UserError(
             "Examples of another kind have the shape and type of the run's. Received: "
-            f"{example.dtype}{list(example.shape)} from --ood={name}, where the run's are {spec}. "
-            "Convert them."
+            f"{example.dtype}{list(example.shape)} from --ood={quoted(name)}, where the run's are "
+            f"{spec}. Convert them."
         )
     if spec.num_groups > 1:
         raise UserError(

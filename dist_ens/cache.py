@@ -5,9 +5,12 @@ import logging
 import os
 import pathlib
 import tempfile
+from typing import Any
 
 import jax
 import platformdirs
+
+from dist_ens.json_text import from_json
 
 _SPARED = "/jax/compilation_cache/compile_time_saved_sec"
 _MAX_BYTES = 2 * 2**30
@@ -72,17 +75,14 @@ def spared_secs() -> float:
 
 
 def kept_execution(program: str, folder: pathlib.Path | None = None) -> str | None:
-    """The execution that was chosen for a program before; None if none was.
+    """Returns the execution that was chosen for a program before; None if none was.
 
     Args:
         program: What names the program and the kind of device.
         folder: Where to look; default: the user's cache folder.
     """
-    try:
-        kept = json.loads(((folder or _folder()) / _CHOICES).read_text(encoding="utf-8"))
-        return kept[program] if isinstance(kept[program], str) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # there is none, or it is not ours
+    execution = _kept((folder or _folder()) / _CHOICES).get(program)
+    return execution if isinstance(execution, str) else None
 
 
 def keep_execution(program: str, execution: str, folder: pathlib.Path | None = None) -> None:
@@ -94,11 +94,7 @@ def keep_execution(program: str, execution: str, folder: pathlib.Path | None = N
         folder: Where to keep it; default: the user's cache folder.
     """
     path = (folder or _folder()) / _CHOICES
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        kept = {}
-    kept = (kept if isinstance(kept, dict) else {}) | {program: execution}
+    kept = _kept(path) | {program: execution}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")  # runs may end side by side
@@ -106,6 +102,15 @@ def keep_execution(program: str, execution: str, folder: pathlib.Path | None = N
         unfinished.replace(path)
     except OSError as error:
         logging.warning("The chosen execution could not be kept in %s: %s.", path, error.strerror)
+
+
+def _kept(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the choices in a file; none if it is absent or damaged."""
+    try:
+        kept = from_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
 
 
 def _folder() -> pathlib.Path:

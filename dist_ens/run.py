@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from dist_ens import cluster
 from dist_ens.checkpoint import FOLDER, Checkpoints
+from dist_ens.commands import option, quoted
 from dist_ens.config import (
     MAY_CHANGE_ON_RESUME,
     Experiment,
@@ -588,17 +589,17 @@ def open_finished(
     if run.has_own_network and member is None:
         if run.member_file is None:
             raise UserError(
-                f"The network of the run in {workdir}, {run.network}, was given in Python, and "
+                f"The network of the run in {quoted(workdir)}, {run.network}, was given in Python, and "
                 "none is given here. Open the run in Python, as by open_finished(workdir, "
                 "lambda spec: member)."
             )
         raise UserError(
-            "The network of this run was written in its config file, which is not run unasked. "
-            f"Received: {workdir}, and no network. Add --config={run.member_file}."
+            f"The network of the run in {quoted(workdir)} is defined in its config file, which is "
+            f"not run unasked. Add {option('config', run.member_file)}."
         )
     if not run.has_own_network and member is not None:
         raise UserError(
-            f"The network of the run in {workdir} is {run.experiment.model.name!r}, by model.name, "
+            f"The network of the run in {quoted(workdir)} is {run.experiment.model.name!r}, by model.name, "
             f"and another one is given: {member.name}. Leave out --config, or the network."
         )
     layout = make_layout(run.num_members, devices=cluster.devices_for(run.num_members))

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from dist_ens import cluster, report
 from dist_ens.checkpoint import FOLDER, Checkpoints
+from dist_ens.commands import quoted
 from dist_ens.config import Experiment
 from dist_ens.data import Source, open_source
 from dist_ens.ensemble import Ensemble, State
@@ -163,8 +164,8 @@ def train(
     # 4. What came of it.
     if stopping:
         console.print(
-            f"Stopped at step {step:,} of {last_step:,}; it is saved in {workdir / FOLDER}. The "
-            "same command goes on from there."
+            f"Stopped at step {step:,} of {last_step:,}; it is saved in "
+            f"{quoted(workdir / FOLDER)}. The same command goes on from there."
             if step
             else f"Stopped before the first of {last_step:,} steps; nothing is saved. The same "
             "command begins anew.",

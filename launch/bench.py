@@ -20,6 +20,7 @@ from dist_ens.bench import (
     layouts_to_time,
     with_examples_that_fit,
 )
+from dist_ens.commands import quoted
 from dist_ens.data import open_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
@@ -68,7 +69,7 @@ def main() -> None:
     layouts = layouts_to_time(run)
     sizes = ", ".join(str(layout.num_members) for layout in layouts)
     console.print(
-        f"To time, by number of members: {sizes}. After each {_PLOT.value} is drawn anew.",
+        f"To time, by number of members: {sizes}. After each {quoted(_PLOT.value)} is drawn anew.",
         soft_wrap=True,
     )
     points: list[Point] = []

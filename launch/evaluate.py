@@ -13,9 +13,11 @@ from rich.console import Console
 
 from dist_ens import cluster, report
 from dist_ens.assess import CALIBRATIONS, CONFORMAL, Questions, assess
+from dist_ens.commands import quoted
 from dist_ens.config import POOLINGS
 from dist_ens.data import open_source
 from dist_ens.errors import UserError
+from dist_ens.paths import shortened
 from dist_ens.run import open_finished
 from launch import front
 from launch.config_file import ConfigFlags
@@ -81,8 +83,8 @@ def main() -> None:
     draws_page = _POOLING.value in (None, own_pooling) and _DROPOUT_SAMPLES.value is None
     if draws_page and not os.access(workdir, os.W_OK | os.X_OK):
         raise UserError(
-            f"The report goes into the workdir. Received: --workdir={workdir}, in which nothing "
-            "can be written. Make it writable, or copy the run."
+            f"Nothing can be written in --workdir={shortened(str(workdir))}, where the report "
+            "goes. Make it writable, or copy the run."
         )
     found = assess(run, evaluator, state, source, questions)
     if not cluster.is_main():
@@ -107,7 +109,7 @@ def main() -> None:
             _WORKDIR,
             lambda path: report.write_report(path, as_json, found.curves, found.pictures),
         )
-        console.print(f"In {workdir}: {report.PAGE}, with pictures.", soft_wrap=True)
+        console.print(f"In {quoted(workdir)}: {report.PAGE}, with pictures.", soft_wrap=True)
     else:
         samples = run.experiment.evaluation.dropout_samples
         dropped = "" if samples is None else f", {samples} samples with dropout of each member"

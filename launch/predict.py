@@ -20,6 +20,7 @@ from dist_ens.assess import (
     told_of_broken,
     without_broken,
 )
+from dist_ens.commands import quoted
 from dist_ens.data import convert_inputs, open_source
 from dist_ens.ensemble import State
 from dist_ens.errors import UserError, first_line
@@ -80,7 +81,7 @@ def main() -> None:
     front.write_file(_OUTPUT, write)
     *others, last = predictions
     first, *rest = told
-    print(f"{output}: {', '.join(others)} and {last} of {first}.")
+    print(f"{quoted(output)}: {', '.join(others)} and {last} of {first}.")
     for sentence in rest:
         print(sentence)
 
@@ -150,7 +151,8 @@ def _load(path: str) -> np.ndarray:
     except (OSError, ValueError, EOFError) as error:
         raise UserError(
             f"The input is an .npy file, written by numpy.save without pickled objects. Received: "
-            f"--input={path}: {first_line(error)} Correct the path, or write the file again."
+            f"--input={quoted(path)}: {first_line(error)} Correct the path, or write the file "
+            "again."
         ) from error
 
 

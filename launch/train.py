@@ -1,7 +1,6 @@
 """Trains an ensemble: dist-ens train --config=FILE --workdir=DIR [--config.FIELD=VALUE …]."""
 
 import pathlib
-import shlex
 
 import numpy as np
 from rich.console import Console
@@ -9,6 +8,7 @@ from rich.console import Console
 from dist_ens import cluster, report
 from dist_ens.assess import Questions, assess
 from dist_ens.checkpoint import FOLDER
+from dist_ens.commands import command_line, quoted
 from dist_ens.data import Source, open_source
 from dist_ens.evaluate import Scores
 from dist_ens.train import Trained, train
@@ -42,22 +42,31 @@ def _leave_report(
     if not cluster.is_main():
         return
     report.write_report(workdir, found.to_dict(), found.curves, found.pictures)
-    config = f" --config={shlex.quote(member_file)}" if member_file else ""
     ensemble, mean, count = scores.ensemble, scores.mean_member, len(scores.groups)
     first, second = [name for name in _TOLD if name in mean][:2]
     told, over_groups = report.told, f" (means over {count} groups)" if count > 1 else ""
-    console, at = Console(markup=False, highlight=False), shlex.quote(str(workdir))
-    left = f"In {workdir}: {report.PAGE}, {report.SUMMARY}, {report.METRICS}, {FOLDER}/."
+    console = Console(markup=False, highlight=False)
+    left = f"In {quoted(workdir)}: {report.PAGE}, {report.SUMMARY}, {report.METRICS}, {FOLDER}/."
     if np.isnan([ensemble[first], ensemble[second]]).any():  # what is the matter has been said
         if len(found.broken) < len(scores.members) and count == 1:
-            left += f" Next: dist-ens evaluate --workdir={at}{config} --leave_out_broken"
+            again = command_line(
+                "dist-ens", "evaluate", workdir=workdir, config=member_file, leave_out_broken=True
+            )
+            left += f" Next: {again}"
         console.print(left, soft_wrap=True)
         return
+    predict = command_line(
+        "dist-ens",
+        "predict",
+        workdir=workdir,
+        config=member_file,
+        input="x.npy",
+        output="p.npz",
+    )
     console.print(
         f"The ensemble's {_TOLD[first]} is {told(ensemble, first)} and its {_TOLD[second]} "
         f"{told(ensemble, second)}; its mean member's are {told(mean, first)} and "
-        f"{told(mean, second)}{over_groups}. {left} Next: dist-ens predict "
-        f"--workdir={at}{config} --input=x.npy --output=p.npz",
+        f"{told(mean, second)}{over_groups}. {left} Next: {predict}",
         soft_wrap=True,
     )
 

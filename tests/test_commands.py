@@ -428,8 +428,11 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
             ["predict", f"--workdir={workdir}", f"--input={same}", f"--output={tmp_path}"],
             f"--output='{tmp_path}' cannot be written: it is a folder. Choose another path.",
         ),
-        (["report", str(tmp_path)], "which has no curves.json. Train there"),
-        (["report", str(tmp_path / "torn")], "summary.json: Expecting property name"),
+        (["report", str(tmp_path)], "There is no curves.json in"),
+        (
+            ["report", str(tmp_path / "torn")],
+            "summary.json cannot be read for the report: Expecting property name",
+        ),
         (
             ["predict", f"--workdir={workdir}", f"--input={tmp_path / 'wrong.npy'}", "--output=p"],
             "float32[examples, 8, 8]. Received: float64[3, 28, 28]",

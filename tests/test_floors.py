@@ -35,6 +35,8 @@ FLOORS = {
     "dist_ens.execution": -1,
     "dist_ens.randomness": -1,
     "dist_ens.paths": -1,
+    "dist_ens.commands": -2,
+    "dist_ens.json_text": -2,
     "dist_ens.errors": -2,
     "dist_ens": -3,
 }

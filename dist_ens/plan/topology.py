@@ -14,6 +14,7 @@ import jax
 import psutil
 from jax.experimental import topologies
 
+from dist_ens.commands import quoted
 from dist_ens.config import did_you_mean
 from dist_ens.errors import RunError, UserError, first_line
 
@@ -141,7 +142,7 @@ class Topology:
         if self.kind in CHIPS and importlib.util.find_spec("libtpu") is None:
             raise UserError(
                 "A program is compiled for TPUs by the package libtpu; no TPU is needed. Received: "
-                f"--topology={self.text}, and no libtpu. Install the extra, "
+                f"--topology={quoted(self.text)}, and no libtpu. Install the extra, "
                 "pip install 'dist-ens[tpu-plan]'."
             )
         code = subprocess.run(
@@ -175,7 +176,7 @@ class Topology:
             )
         except jax.errors.JaxRuntimeError as error:
             raise UserError(
-                f"A topology is one that Cloud TPU has. Received: --topology={self.text}: "
+                f"A topology is one that Cloud TPU has. Received: --topology={quoted(self.text)}: "
                 f"{first_line(error)} Try sizes that are powers of two."
             ) from error
         return list(description.devices)

@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from dist_ens.json_text import from_json, is_number
+
 SUMMARY = "summary.json"
 CURVES = "curves.json"
 PICTURES = "pictures.npy"
@@ -32,14 +34,24 @@ def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
 
 
 def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
-    """`seconds` and `member_examples_per_second` of the summary at this step; empty without one."""
+    """Returns `seconds` and `member_examples_per_second` of the summary that was left at a step.
+
+    Args:
+        workdir: The run's folder.
+        step: Steps already taken.
+
+    Returns:
+        The two numbers by their names; empty if there is no summary of this step, or it is damaged.
+    """
     try:
-        before = json.loads((workdir / SUMMARY).read_text(encoding="utf-8"))
-        if before["steps"] == step:
-            return {name: before[name] for name in ("seconds", "member_examples_per_second")}
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # there is none, or it is not ours
-    return {}
+        before = from_json((workdir / SUMMARY).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    names = ("seconds", "member_examples_per_second")
+    if not isinstance(before, dict) or before.get("steps") != step:
+        return {}
+    pace = {n: before[n] for n in names if before.get(n) is not None and is_number(before[n])}
+    return pace if len(pace) == len(names) else {}
 
 
 def write_scores(path: pathlib.Path, scores: Mapping[str, Any]) -> None:

@@ -1,17 +1,20 @@
 """What a run leaves for its report, written and read back."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from dist_ens.commands import command_line, quoted
 from dist_ens.errors import UserError
+from dist_ens.json_text import from_json
 from dist_ens.paths import given_path
 from dist_ens.report.files import CURVES, PAGE, PICTURES, SUMMARY, to_json, write_atomically
-from dist_ens.report.training import read_metrics
+from dist_ens.report.forms import require_curves, require_summary
+from dist_ens.report.training import METRICS, read_metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,20 +74,45 @@ def read_run(workdir: pathlib.Path) -> RunReport:
         UserError: If there is no such folder, or nothing of a run in it that can be read.
     """
     workdir = given_path(workdir, "workdir")
-    evaluate = f"dist-ens evaluate --workdir={workdir}"
-    curves = _read(workdir / CURVES, json.load, evaluate)
+    evaluate = command_line("dist-ens", "evaluate", workdir=workdir)
+    curves = _read(workdir / CURVES, partial(_object, require=require_curves), evaluate)
     if curves is None:
         raise UserError(
-            "A report is made of what train or evaluate left in a workdir. Received: "
-            f"{workdir}, which has no {CURVES}. Train there, or type {evaluate} first."
+            f"There is no {CURVES} in {quoted(workdir)}, from which a report is made. Train there, "
+            f"or type {evaluate} first."
         )
+    train = "dist-ens train with the flags of the run"
     return RunReport(
         name=workdir.resolve().name,
-        summary=_read(workdir / SUMMARY, json.load, "dist-ens train, as before,") or {},
-        metrics=read_metrics(workdir),
+        summary=_read(workdir / SUMMARY, partial(_object, require=require_summary), train) or {},
+        metrics=_read(workdir / METRICS, lambda _: read_metrics(workdir), train) or [],
         curves=curves,
-        pictures=_read(workdir / PICTURES, lambda file: [*np.load(file)], evaluate) or [],
+        pictures=_read(workdir / PICTURES, _pictures, evaluate) or [],
     )
+
+
+def _object(file: BinaryIO, require: Callable[[Any], None]) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+        ValueError: If there is none, or it has not the form that is required.
+    """
+    value = from_json(file.read())
+    require(value)
+    return value
+
+
+def _pictures(file: BinaryIO) -> list[np.ndarray]:
+    """Returns the pictures in a file.
+
+    Raises:
+        ValueError: If it holds anything else.
+    """
+    pictures = np.load(file)
+    is_array = isinstance(pictures, np.ndarray)
+    if not is_array or (pictures.size and (pictures.ndim < 3 or pictures.dtype.kind not in "uif")):
+        raise ValueError("it holds no pictures")
+    return [*pictures]
 
 
 def _read(path: pathlib.Path, parse: Callable[[BinaryIO], Any], writer: str) -> Any:
@@ -96,6 +124,6 @@ def _read(path: pathlib.Path, parse: Callable[[BinaryIO], Any], writer: str) -> 
         return None
     except (OSError, ValueError, EOFError) as error:
         raise UserError(
-            f"A report is made of files that can be read. Received: {path}: {error}. Remove it; "
+            f"{quoted(path)} cannot be read for the report: {str(error).rstrip('.')}. Remove it; "
             f"{writer} writes it anew."
         ) from error

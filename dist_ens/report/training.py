@@ -1,7 +1,7 @@
 """What a running loop tells people and scripts: metric lines, and progress."""
 
 import contextlib
-import json
+import logging
 import math
 import os
 import pathlib
@@ -15,7 +15,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dist_ens.commands import quoted
 from dist_ens.errors import RunError
+from dist_ens.json_text import from_json, is_number, is_whole
 from dist_ens.layout import to_host
 from dist_ens.report.files import to_json, write_atomically
 
@@ -27,19 +29,24 @@ _LINE_EVERY_SECS = 10.0
 class MetricsWriter:
     """Lines of `metrics.jsonl`, one step's metrics each.
 
-    A run that goes on from a checkpoint drops the lines of later steps, for it will write them
-    again.
+    A run that resumes drops the lines of later steps, for it will write them again. It also drops
+    lines that are not records, with a warning.
 
     Args:
         workdir: The run's folder.
         step: Steps already taken.
+
+    Raises:
+        RunError: If the file cannot be read or written.
     """
 
     def __init__(self, workdir: pathlib.Path, step: int) -> None:
-        path = workdir / METRICS
-        kept = [line for line in _whole_lines(path) if _step_of(line) <= step]
-        write_atomically(path, "".join(kept))
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._path = workdir / METRICS
+        with self._told_if_unwritable():
+            records = _records(self._path)
+            kept = [line for line, record in records if record["step"] <= step]
+            write_atomically(self._path, b"".join(kept))
+            self._file: TextIO = self._path.open("a", encoding="utf-8")
         self._closing = threading.Lock()
 
     def close(self) -> None:
@@ -76,32 +83,59 @@ class MetricsWriter:
             yield
         except OSError as error:
             raise RunError(
-                f"Metrics can be written. Received: {self._file.name}, where they could not: "
-                f"{error.strerror}. Make room, and run the same command again."
+                f"The metrics could not be written to {quoted(self._path)}: {error.strerror}. Free "
+                "some space, or make the file writable, and run the same command again."
             ) from error
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, but for one that is being written."""
-    return [
-        json.loads(line) for line in _whole_lines(workdir / METRICS) if _step_of(line) < math.inf
-    ]
+    """Returns the records of a run's metrics, and warns of lines that are not records.
+
+    Args:
+        workdir: The run's folder.
+
+    Returns:
+        A mapping for each line, with its `step`; empty without a file.
+
+    Raises:
+        OSError: If the file cannot be read.
+    """
+    return [record for _, record in _records(workdir / METRICS)]
 
 
-def _whole_lines(path: pathlib.Path) -> list[str]:
-    """The lines that were written to their end; the last may not have been."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n")]
+def _records(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Returns the lines of a file that are records, each with what it holds.
 
-
-def _step_of(line: str) -> float:
-    """The step of a metrics line; infinity for a line that is none, so that it is dropped."""
+    The last line counts only once its end is written: until then it is being written, or was when
+    the power failed.
+    """
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+        *lines, _ = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    read = [(line + b"\n", _record(line)) for line in lines]
+    records = [(line, record) for line, record in read if record is not None]
+    if dropped := len(read) - len(records):
+        logging.warning(
+            "%d of %d lines in %s are not records of metrics and are left out.",
+            dropped,
+            len(read),
+            quoted(path),
+        )
+    return records
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Returns a line's record: numbers by name, and its step, a whole number; None if it is none.
+
+    A step that is written as 5.0 makes no record: no run writes that.
+    """
+    try:
+        record = from_json(line)
+    except ValueError:
+        return None
+    is_record = isinstance(record, dict) and is_whole(record.get("step"))
+    return record if is_record and all(map(is_number, record.values())) else None
 
 
 def metrics_line(

@@ -1,0 +1,61 @@
+"""Reads JSON that a run wrote earlier, and that anything may have happened to since."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def from_json(text: bytes) -> Any:
+    """Returns what a JSON text holds.
+
+    It is stricter than `json.loads`: every number fits in a float, and no key occurs twice.
+
+    Args:
+        text: The text, in UTF-8.
+
+    Raises:
+        ValueError: If it is not such a text. Nesting that is too deep for Python is one reason.
+
+    >>> from_json(b'{"step": 3}')
+    {'step': 3}
+    """
+    try:
+        return json.loads(
+            text.decode(),
+            parse_float=_finite,
+            parse_int=_whole,
+            parse_constant=_finite,
+            object_pairs_hook=_without_repetition,
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def is_whole(value: Any) -> bool:
+    """Returns whether a value is a whole number from 0 to the largest int64."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a number, or null, which stands for one that is not finite."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("it has a number that is not finite")
+    return number
+
+
+def _whole(text: str) -> int:
+    _finite(text)  # first, for a number of many digits takes long to read
+    return int(text)
+
+
+def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    read = dict(pairs)
+    if len(read) < len(pairs):
+        raise ValueError("it has a key twice")
+    return read

@@ -1,0 +1,140 @@
+"""Commands that are printed can be pasted into a shell, whatever the names in them."""
+
+import ast
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from commands import dist_ens
+from dist_ens.commands import command_line, quoted
+
+pytestmark = pytest.mark.quick
+ROOT = pathlib.Path(__file__).parent.parent
+FILES = [*ROOT.glob("dist_ens/**/*.py"), *ROOT.glob("launch/*.py")]
+HOSTILE = [
+    "a;touch x",
+    "$(touch x)",
+    "`touch x`",
+    "a b",
+    "it's",
+    '"',
+    "two\nlines",
+    "\x1b[31mred",
+    "tab\tand\\backslash'",
+    "new\nline\\'; touch x #",
+    "-x",
+    "~",
+    "~/x",
+    "!!",
+    "*",
+    "",
+    "{a,b}",
+    "naïve",
+    "\u202eright to left",
+    "\n7",  # an escape of three digits does not take the digit that follows
+    os.fsdecode(b"\xff not text"),
+]
+SHOW = f"{sys.executable} -c 'import sys, os; os.write(1, chr(0).join(sys.argv[1:]).encode(errors=\
+\"surrogateescape\"))'"
+# What stands after `--flag=` or `dist-ens` in a message must be one of these calls, ...
+QUOTING = {"quoted", "shortened"}
+# ... or one of these, which are numbers or fixed words.
+HARMLESS = {
+    "'kfold' if method == 'cv+' else 'bootstrap'",
+    "CONFORMAL[0]",
+    "HERE",
+    "_LEVEL.value",
+    "best.ensemble_axis",
+    "ensemble.waves",
+    "kind",
+    "math.ceil(batch_size / columns) * columns",
+    "math.ceil(members / fewest) * fewest",
+    "math.ceil(self.num_members / num_groups) * num_groups",
+    "next(iter(objectives))",
+    "num_processes",
+    "of",
+    "process_id",
+    "self.max_num_members",
+    "self.shape[0]",
+    "waves",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_a_shell_takes_a_command_apart_as_it_was_meant(tmp_path, name):
+    command = command_line(name, workdir=name, config=None, shift=True)
+    assert command.isprintable()
+    line = f"{SHOW} {command}"
+    ended = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, check=True)
+    assert os.fsdecode(ended.stdout).split("\0") == [name, f"--workdir={name}", "--shift"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_ordinary_names_are_not_quoted():
+    assert quoted("runs/digits_1.2") == "runs/digits_1.2"
+    assert command_line("dist-ens", "report", output="r.html") == "dist-ens report --output=r.html"
+
+
+def interpolated_after_flags(path):
+    """Each value that an f-string puts after `--flag=` or `dist-ens`, as source."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for before, value in zip(node.values, node.values[1:], strict=False):
+            text = before.value if isinstance(before, ast.Constant) else ""
+            is_value = isinstance(value, ast.FormattedValue)
+            if is_value and re.search(r"""(--[\w.]+=["']?|dist-ens( \w+)? )$""", text):
+                yield value.value
+
+
+def test_every_value_in_a_printed_command_is_quoted():
+    unquoted = [
+        f"{path}: {ast.unparse(value)}"
+        for path in FILES
+        for value in interpolated_after_flags(path)
+        if not (isinstance(value, ast.Call) and ast.unparse(value.func) in QUOTING)
+        and ast.unparse(value) not in HARMLESS
+    ]
+    assert not unquoted
+
+
+def test_the_search_for_values_in_commands_finds_them(tmp_path):
+    source = "f'Add --config={a}. {b} dist-ens {c} --x=\"{d}\" dist-ens evaluate {e} --{f}=1'"
+    (tmp_path / "x.py").write_text(source)
+    found = [ast.unparse(value) for value in interpolated_after_flags(tmp_path / "x.py")]
+    assert found == ["a", "c", "d", "e"]
+
+
+OWN = """
+import jax
+from ml_collections import ConfigDict
+from dist_ens.member import from_functions
+
+def get_config():
+    return ConfigDict(dict(num_members=1, steps=1, execution="loop"))
+
+def make_member(spec):
+    return from_functions(
+        lambda key: {"w": jax.random.normal(key, (64, spec.num_classes))},
+        lambda params, x: x.reshape(len(x), 64) @ params["w"],
+    )
+"""
+
+
+def test_what_a_run_with_a_hostile_name_prints_can_be_pasted(tmp_path):
+    config, workdir = tmp_path / "a;touch x.py", tmp_path / "$(touch y)\n"
+    config.write_text(OWN)
+    ended = dist_ens("train", f"--config={config}", f"--workdir={workdir}")
+    assert ended.returncode == 0, ended.stderr
+    flags = command_line(workdir=workdir, config=config)
+    assert f"Next: dist-ens predict {flags} --input=x.npy" in ended.stdout.splitlines()[-1]
+    ended = dist_ens("evaluate", f"--workdir={workdir}")
+    assert ended.returncode == 2
+    assert ended.stderr.endswith(f"Add --config={quoted(config)}.\n")
+    (workdir / "curves.json").unlink()
+    ended = dist_ens("report", workdir)
+    assert f"type dist-ens evaluate --workdir={quoted(workdir)} first." in ended.stderr
