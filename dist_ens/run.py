@@ -359,7 +359,7 @@ class Run:
         if saved.examples is None or self.examples is None:
             return []
         return [
-            (f"the fingerprint of the {name} examples", _digits(saved.examples[name]), _digits(here))
+            (f"the {name} examples' fingerprint", _digits(saved.examples[name]), _digits(here))
             for name, here in self.examples.items()
             if saved.examples.get(name, here) != here
         ]
@@ -589,9 +589,9 @@ def open_finished(
     if run.has_own_network and member is None:
         if run.member_file is None:
             raise UserError(
-                f"The network of the run in {quoted(workdir)}, {run.network}, was given in Python, and "
-                "none is given here. Open the run in Python, as by open_finished(workdir, "
-                "lambda spec: member)."
+                f"The network of the run in {quoted(workdir)}, {run.network}, was given in "
+                "Python, and none is given here. Open the run in Python, as by "
+                "open_finished(workdir, lambda spec: member)."
             )
         raise UserError(
             f"The network of the run in {quoted(workdir)} is defined in its config file, which is "
@@ -599,8 +599,9 @@ def open_finished(
         )
     if not run.has_own_network and member is not None:
         raise UserError(
-            f"The network of the run in {quoted(workdir)} is {run.experiment.model.name!r}, by model.name, "
-            f"and another one is given: {member.name}. Leave out --config, or the network."
+            f"The network of the run in {quoted(workdir)} is {run.experiment.model.name!r}, by "
+            f"model.name, and another one is given: {member.name}. Leave out --config, or the "
+            "network."
         )
     layout = make_layout(run.num_members, devices=cluster.devices_for(run.num_members))
     ensemble = run.make_ensemble(layout, member)
