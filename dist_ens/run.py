@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import pathlib
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,8 +16,8 @@ from dist_ens.commands import option, quoted
 from dist_ens.config import (
     MAY_CHANGE_ON_RESUME,
     Experiment,
-    checked_type,
     differences_on_resume,
+    fields_from_record,
     require_number,
 )
 from dist_ens.data import Source, Spec
@@ -40,7 +39,7 @@ from dist_ens.member import (
 from dist_ens.methods import Method, Order, adversarial, label_smoothing, mixup, poisson_weight
 from dist_ens.models import make_model
 from dist_ens.optimizers import make_optimizer
-from dist_ens.paths import given_path, shortened
+from dist_ens.paths import given_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +100,8 @@ class Run:
             RunError: If a field is absent, unknown, or not what it can be.
         """
         try:
-            return cls(**_fields_of(cls, values))
+            readers = {"experiment": Experiment.from_dict, "spec": Spec.from_dict}
+            return cls(**fields_from_record(cls, values, readers))
         except UserError as error:
             raise RunError(
                 f"The record of a run cannot be read: {error} It is damaged, or another version of "
@@ -470,36 +470,6 @@ class Run:
 def _digits(fingerprint: str) -> str:
     """Returns as many digits of a fingerprint as a message needs."""
     return fingerprint[:12]
-
-
-def _fields_of(cls: type, values: Any) -> dict[str, Any]:
-    """Returns the arguments of a run from its record, each of the type that its field has.
-
-    Raises:
-        UserError: If a field is absent, unknown, or of another type.
-    """
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    if not isinstance(values, Mapping):
-        raise UserError(f"a record has fields by name, and this is {shortened(repr(values))}.")
-    required = {n for n, field in fields.items() if field.default is dataclasses.MISSING}
-    for names, what in (
-        (sorted(required - values.keys()), "absent"),
-        (sorted(values.keys() - fields.keys()), "unknown"),
-    ):
-        if names:
-            raise UserError(f"fields are {what}: {shortened(', '.join(names))}.")
-    hints = typing.get_type_hints(cls)
-    readers: dict[str, Callable[[Any], Any]] = {
-        "experiment": Experiment.from_dict,
-        "spec": Spec.from_dict,
-    }
-
-    def read(name: str, value: Any) -> Any:
-        if name in readers:
-            return readers[name](value)
-        return checked_type(name, value, hints[name], "No run is recorded so.")
-
-    return {name: read(name, value) for name, value in values.items()}
 
 
 def _require_draws(member: Member, inputs: jax.ShapeDtypeStruct) -> None:

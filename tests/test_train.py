@@ -664,5 +664,7 @@ def test_a_run_of_another_version_is_told_in_a_sentence(tmp_path):
         train(experiment(steps=32), tmp_path)
     del values["num_train_examples"]
     saved.write_text(json.dumps(values))
-    with pytest.raises(RunError, match="fields are absent: 'num_train_examples'.*or train anew"):
+    with pytest.raises(
+        RunError, match="Fields of Run are absent: num_train_examples.*or train anew"
+    ):
         train(experiment(steps=32), tmp_path)

@@ -7,7 +7,7 @@ mistake is told before a device is touched.
 
 from dist_ens.config.checks import did_you_mean, require_number
 from dist_ens.config.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
-from dist_ens.config.reading import checked_type
+from dist_ens.config.reading import fields_from_record
 from dist_ens.config.sections import (
     LOSSES,
     OPTIMIZERS,
@@ -40,8 +40,8 @@ __all__ = [
     "LossConfig",
     "ModelConfig",
     "OptimizerConfig",
-    "checked_type",
     "did_you_mean",
     "differences_on_resume",
+    "fields_from_record",
     "require_number",
 ]

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dist_ens.errors import UserError
 from dist_ens.paths import shortened
 
+# Steps, members and their ids are counted in int32.
+MOST = 2**31 - 1
+
 
 def require(holds: bool, rule: str, received: str, way_out: str) -> None:
     """Raises a `UserError` of the three unless the rule holds."""
@@ -23,17 +26,27 @@ def require_one_of(field: str, value: str, known: tuple[str, ...]) -> None:
         )
 
 
-def require_positive(field: str, value: int | float | None) -> None:
-    """Raises a `UserError` unless the field's value is None, or positive and finite."""
+def require_positive(field: str, value: int | float | None, most: int = MOST) -> None:
+    """Raises a `UserError` unless a field's value is None, or positive and finite.
+
+    Args:
+        field: Name of the field.
+        value: Its value.
+        most: Largest whole number that it may be; floats have no such bound.
+    """
     if value is not None:
         require(
-            value > 0 and math.isfinite(value),
+            value > 0 and (isinstance(value, int) or math.isfinite(value)),
             f"{field} must be positive.",
-            f"{field}={value}",
+            f"{field}={shortened(str(value))[1:-1]}",
             f"Try --config.{field}=1 or more."
             if isinstance(value, int)
             else f"Try a small positive --config.{field}.",
         )
+        if isinstance(value, int) and value > most:
+            raise UserError(
+                f"{field} is {shortened(str(value))[1:-1]}, and may be at most {most:,}. Lower it."
+            )
 
 
 def require_number(field: str, value: int, *, least: int = -(2**31), most: int = 2**31 - 1) -> None:

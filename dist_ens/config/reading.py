@@ -1,9 +1,10 @@
 """Between frozen dataclasses and the loose mappings that config files and JSON hold."""
 
 import dataclasses
+import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -66,6 +67,39 @@ def from_mapping(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
     return cls(**arguments)
 
 
+def fields_from_record(
+    cls: type, values: Any, readers: Mapping[str, Callable[[Any], Any]] | None = None
+) -> dict[str, Any]:
+    """Returns the arguments of a dataclass from JSON that was written of one.
+
+    Args:
+        cls: The dataclass.
+        values: What was written, by the fields' names; fields with a default may be absent.
+        readers: Functions that read a field's value, by its name. Default: the field's annotation.
+
+    Raises:
+        UserError: If a field is absent, unknown, or of another type.
+    """
+    readers = readers or {}
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if not isinstance(values, Mapping):
+        raise UserError(f"A {cls.__name__} has fields by name, unlike {repr(values)[:200]}.")
+    required = {n for n, field in fields.items() if field.default is dataclasses.MISSING}
+    for names, what in (
+        (sorted(required - values.keys()), "absent"),
+        (sorted(values.keys() - fields.keys()), "unknown"),
+    ):
+        if names:
+            raise UserError(f"Fields of {cls.__name__} are {what}: {', '.join(names)[:200]}.")
+    hints = typing.get_type_hints(cls)
+    return {
+        name: readers[name](value)
+        if name in readers
+        else checked_type(f"{cls.__name__}.{name}", value, hints[name], "It is not so written.")
+        for name, value in values.items()
+    }
+
+
 def _as_tuple(value: Any) -> Any:
     return tuple(_as_tuple(v) for v in value) if isinstance(value, list | tuple) else value
 
@@ -97,7 +131,7 @@ def checked_type(field: str, value: Any, hint: Any, remedy: str | None = None) -
             )
         if isinstance(value, bool) and origin is not bool:
             continue
-        if origin is float and isinstance(value, int):
+        if origin is float and isinstance(value, int) and abs(value) < sys.float_info.max:
             return float(value)
         if origin is Mapping and isinstance(value, Mapping):
             of_each = typing.get_args(kind)[1]

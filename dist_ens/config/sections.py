@@ -308,8 +308,8 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         require_positive("evaluation.every_steps", self.every_steps)
-        require_positive("evaluation.global_batch_size", self.global_batch_size)
-        require_positive("evaluation.dropout_samples", self.dropout_samples)
+        require_positive("evaluation.global_batch_size", self.global_batch_size, most=2**20)
+        require_positive("evaluation.dropout_samples", self.dropout_samples, most=2**16)
         require_one_of("evaluation.pooling", self.pooling, POOLINGS)
 
 
