@@ -34,6 +34,7 @@ FLOORS = {
     "dist_ens.config": 0,
     "dist_ens.execution": -1,
     "dist_ens.randomness": -1,
+    "dist_ens.narrowing": -1,
     "dist_ens.paths": -1,
     "dist_ens.commands": -2,
     "dist_ens.json_text": -2,

@@ -1,0 +1,120 @@
+"""Converts arrays to the types in which JAX holds them, and refuses values that do not fit."""
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from dist_ens.errors import UserError
+
+
+def held_dtype(dtype: DTypeLike) -> np.dtype:
+    """Returns the type in which JAX holds an array of a NumPy type.
+
+    JAX holds numbers of at most 32 bits, in the byte order of the machine.
+
+    Args:
+        dtype: A NumPy type, of any byte order.
+
+    Returns:
+        int32, uint32 or float32 for a wider type of the same kind, else the type itself in native
+        byte order.
+
+    >>> [held_dtype(name).name for name in ("int64", "uint64", "float64", ">f4", "uint8", "bool")]
+    ['int32', 'uint32', 'float32', 'float32', 'uint8', 'bool']
+    """
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iuf" and dtype.itemsize > 4:
+        return np.dtype(f"{dtype.kind}4")
+    return dtype.newbyteorder("=")
+
+
+def narrowed(array: np.ndarray, dtype: DTypeLike, where: str, *, exact: bool = False) -> np.ndarray:
+    """Returns an array in another type, without changing a value beyond ordinary rounding.
+
+    A value fits in bool if it is 0 or 1, in an integer type if it is a whole number in its range,
+    and in a float type if it does not become infinite. NaN and infinity fit in float types alone.
+
+    Args:
+        array: Booleans, integers or floats, of any shape and byte order.
+        dtype: The type to convert to: bool, integer or float.
+        where: What an error message calls the array, such as `npz:a.npz, split train, inputs`.
+        exact: Whether whole numbers must not be rounded in a float type. Default: they may be.
+
+    Returns:
+        The array in `dtype`; the array itself if it has that type already.
+
+    Raises:
+        UserError: If the array holds no real numbers, or a value that does not fit; the message
+            names the first such value, its index and how many there are.
+
+    >>> narrowed(np.array([1, 2]), "uint8", "x.npy")
+    array([1, 2], dtype=uint8)
+    """
+    to = np.dtype(dtype)
+    if array.dtype.kind not in "biuf":
+        raise UserError(
+            f"{where} has the type {array.dtype}, which holds no real numbers. Convert it to {to}."
+        )
+    if to.kind == "f":
+        unfit = _too_large_for_float(array, to, exact)
+    else:
+        unfit = _outside(array, 0, 1) if to.kind == "b" else _outside(array, *_range(to))
+    if unfit is not None:
+        first = int(unfit.argmax())
+        index = tuple(int(i) for i in np.unravel_index(first, unfit.shape))
+        count = int(np.count_nonzero(unfit))
+        others = f" ({count:,} values do not fit)" if count > 1 else ""
+        at = index[0] if len(index) == 1 else index
+        raise UserError(
+            f"{where}: the value {array[index]} at index {at} does not fit in {to.name}{others}. "
+            f"{to.name} holds {_held(to, exact)}. Shift, rescale or round the values, and save "
+            "them again."
+        )
+    with np.errstate(over="ignore"):  # infinity stays infinity
+        return array.astype(to, copy=False)
+
+
+def _range(dtype: np.dtype) -> tuple[int, int]:
+    """Returns the smallest and largest value of an integer type."""
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def _outside(array: np.ndarray, low: int, high: int) -> np.ndarray | None:
+    """Returns where an array holds no whole number in [low, high]; None if it does everywhere."""
+    if array.dtype.kind == "f":
+        # `high + 1` is a power of two or 2, so a float type holds it exactly, and `high` may not.
+        bottom, top = np.float64(low), np.float64(high + 1)
+        unfit = ~((array >= bottom) & (array < top) & (array == np.trunc(array)))
+    elif array.size and (int(array.min()) < low or int(array.max()) > high):
+        unfit = (array < low) | (array > high)
+    else:
+        return None
+    return unfit if unfit.any() else None
+
+
+def _too_large_for_float(array: np.ndarray, to: np.dtype, exact: bool) -> np.ndarray | None:
+    """Returns where an array would become infinite or, if `exact`, whole numbers be rounded."""
+    if exact and array.dtype.kind in "iu":
+        return _outside(array, -_largest_exact(to), _largest_exact(to))
+    if array.dtype.kind == "b" or np.can_cast(array.dtype, to, "safe"):
+        return None
+    with np.errstate(over="ignore"):
+        unfit = np.isinf(array.astype(to)) & np.isfinite(array)
+    return unfit if unfit.any() else None
+
+
+def _largest_exact(dtype: np.dtype) -> int:
+    """Returns the largest number up to which a float type holds every whole number."""
+    return 2 ** (int(np.finfo(dtype).nmant) + 1)
+
+
+def _held(dtype: np.dtype, exact: bool) -> str:
+    """Returns, in words, which values fit in a type."""
+    if dtype.kind == "b":
+        return "0 and 1"
+    if dtype.kind == "f":
+        if exact:
+            return f"every whole number up to {_largest_exact(dtype):,}"
+        return f"numbers up to {float(np.finfo(dtype).max):.2g}"
+    low, high = _range(dtype)
+    return f"whole numbers from {low:,} to {high:,}"
