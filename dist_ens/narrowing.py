@@ -59,18 +59,32 @@ def narrowed(array: np.ndarray, dtype: DTypeLike, where: str, *, exact: bool = F
     else:
         unfit = _outside(array, 0, 1) if to.kind == "b" else _outside(array, *_range(to))
     if unfit is not None:
-        first = int(unfit.argmax())
-        index = tuple(int(i) for i in np.unravel_index(first, unfit.shape))
+        index = first_index(unfit)
         count = int(np.count_nonzero(unfit))
         others = f" ({count:,} values do not fit)" if count > 1 else ""
-        at = index[0] if len(index) == 1 else index
         raise UserError(
-            f"{where}: the value {array[index]} at index {at} does not fit in {to.name}{others}. "
-            f"{to.name} holds {_held(to, exact)}. Shift, rescale or round the values, and save "
-            "them again."
+            f"{where}: the value {array[index]} at index {index} does not fit in {to.name}"
+            f"{others}. {to.name} holds {_held(to, exact)}. Shift, rescale or round the "
+            "values, and save them again."
         )
     with np.errstate(over="ignore"):  # infinity stays infinity
         return array.astype(to, copy=False)
+
+
+def first_index(mask: np.ndarray) -> int | tuple[int, ...]:
+    """Returns the first index at which a mask is True, for use and for an error message.
+
+    Args:
+        mask: bool array of any shape, True somewhere.
+
+    Returns:
+        A number if the mask has one axis, else a tuple.
+
+    >>> first_index(np.array([[False, False], [False, True]]))
+    (1, 1)
+    """
+    index = tuple(int(i) for i in np.unravel_index(int(mask.argmax()), mask.shape))
+    return index[0] if len(index) == 1 else index
 
 
 def _range(dtype: np.dtype) -> tuple[int, int]:

@@ -117,6 +117,8 @@ def train(
             f"examples ({source.spec}) on {layout.mesh.size} {layout.platform} device(s), mesh "
             f"{layout}{in_waves}{going_on}.",
         )
+        for note in source.notes:
+            console.print(f"Note: {note}", soft_wrap=True)
 
         other_versions = run.other_versions(before) if before else None
         if other_versions:

@@ -14,6 +14,7 @@ import numpy as np
 from absl import flags
 
 from dist_ens import cluster
+from dist_ens.array_files import read_npy
 from dist_ens.assess import (
     out_of_bag_of,
     require_trained_on,
@@ -23,7 +24,7 @@ from dist_ens.assess import (
 from dist_ens.commands import quoted
 from dist_ens.data import convert_inputs, open_source
 from dist_ens.ensemble import State
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import UserError
 from dist_ens.evaluate import Evaluator, broken_positions
 from dist_ens.evaluate.held_out import held_out_predictions
 from dist_ens.paths import shortened
@@ -60,14 +61,14 @@ def main() -> None:
         predictions, told = _out_of_bag(run, run.evaluator(ensemble), state)
     else:
         path = front.required(_INPUT)
-        inputs = _load(str(path))
+        inputs = read_npy(path, "--input")
         if output.resolve() == path.resolve():
             raise UserError(
                 f"--input and --output are both {shortened(str(output))}. Choose another --output."
             )
         front.check_outputs(_OUTPUT)
         run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
-        inputs = convert_inputs(run.spec, inputs, str(path))
+        inputs = convert_inputs(run.spec, inputs, f"--input {shortened(str(path))}")
         predictions, told = _of_inputs(run, run.evaluator(ensemble), state, inputs)
     if not cluster.is_main():
         return
@@ -142,18 +143,6 @@ def _out_of_bag(
     if broken:
         told.append(told_of_broken(broken, left_out=True, num_members=run.num_members))
     return predictions, told
-
-
-def _load(path: str) -> np.ndarray:
-    try:
-        with open(path, "rb") as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(
-            f"The input is an .npy file, written by numpy.save without pickled objects. Received: "
-            f"--input={quoted(path)}: {first_line(error)} Correct the path, or write the file "
-            "again."
-        ) from error
 
 
 def run() -> None:

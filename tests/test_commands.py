@@ -435,15 +435,15 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ),
         (
             ["predict", f"--workdir={workdir}", f"--input={tmp_path / 'wrong.npy'}", "--output=p"],
-            "float32[examples, 8, 8]. Received: float64[3, 28, 28]",
+            "has the shape [3, 28, 28], and the members take [examples, 8, 8]",
         ),
         (
             ["predict", f"--workdir={workdir}", "--input=absent.npy", "--output=p"],
-            "--input=absent.npy",
+            "--input cannot be read: 'absent.npy': No such file",
         ),
         (
             ["predict", f"--workdir={workdir}", f"--input={tmp_path / 'raises.py'}", "--output=p"],
-            "raises.py: the magic string is not correct",
+            "raises.py' is not an .npy file",
         ),
         (
             ["predict", f"--workdir={workdir}", f"--input={same}", f"--output={same}"],

@@ -293,11 +293,19 @@ def damage(folder, name, content):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("train-images-idx3-ubyte.gz", b"no gzip at all", "is gzipped whole. Received:"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(b"x" * 99)[:20], "is gzipped whole."),
-        ("train-images-idx3-ubyte.gz", gzip.compress(b""), "which begins with nothing"),
+        ("train-images-idx3-ubyte.gz", b"no gzip at all", "Not a gzipped file"),
+        (
+            "train-images-idx3-ubyte.gz",
+            gzip.compress(b"x" * 99)[:20],
+            "file ended before the end-of-stream",
+        ),
+        ("train-images-idx3-ubyte.gz", gzip.compress(b""), "it begins with nothing, not"),
         ("train-images-idx3-ubyte.gz", gzip.compress(b"PNG\0abc"), "begins with 50 4e 47 00"),
-        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x05\1\2", "2 bytes for shape [5]"),
+        (
+            "t10k-labels-idx1-ubyte",
+            b"\0\0\x08\x01\0\0\0\x05\1\2",
+            "5 bytes for the shape [5], and the file has 10, 8 of",
+        ),
     ],
     ids=["not gzipped", "cut off", "empty", "another format", "too few labels"],
 )
@@ -310,9 +318,11 @@ def test_a_damaged_idx_file_is_named(idx_folder, name, content, sentence):
 
 def test_a_missing_idx_file_is_named(idx_folder):
     (idx_folder / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(UserError, match=r"t10k-labels-idx1-ubyte\. Received: .*which has neither"):
+    with pytest.raises(
+        UserError, match=r"lacks the file t10k-labels-idx1-ubyte\.gz .* has neither"
+    ):
         open_source(DataConfig(source=f"idx:{idx_folder}"))
-    with pytest.raises(UserError, match="which is no folder"):
+    with pytest.raises(UserError, match="absent' is no folder"):
         open_source(DataConfig(source=f"idx:{idx_folder / 'absent'}"))
 
 
@@ -323,19 +333,34 @@ WITH_NAN = np.where(FLOATS == 5, np.nan, FLOATS)
 @pytest.mark.parametrize(
     ("train", "test", "num_classes", "sentence"),
     [
-        ((IMAGES, LABELS[:9]), (IMAGES, LABELS), None, "12 inputs and 9 labels"),
+        ((IMAGES, LABELS[:9]), (IMAGES, LABELS), None, "12 inputs and labels of shape [9]"),
         ((IMAGES, LABELS - 1), (IMAGES, LABELS), None, "3 different labels from -1 to 1"),
-        ((IMAGES, LABELS * 0), (IMAGES, LABELS), None, "training labels that are all 0"),
+        ((IMAGES, LABELS * 0), (IMAGES, LABELS), None, "all training labels are 0"),
         ((IMAGES, LABELS * 100), (IMAGES, LABELS), None, "3 different labels from 0 to 200"),
-        ((IMAGES, LABELS), (IMAGES, LABELS + 1), None, "Received: label 3 at index 2, 4 in all"),
-        ((IMAGES, LABELS), (IMAGES, LABELS), 2, "Labels lie in [0, 2). Received: label 2"),
-        ((IMAGES, np.eye(3)[LABELS]), (IMAGES, LABELS), None, "Received: float64[12, 3]"),
+        (
+            (IMAGES, LABELS),
+            (IMAGES, LABELS + 1),
+            None,
+            "the label 3 at index 2, outside [0, 3); 4 in all",
+        ),
+        ((IMAGES, LABELS), (IMAGES, LABELS), 2, "the label 2 at index 2, outside [0, 2)"),
+        (
+            (IMAGES, np.eye(3)[LABELS]),
+            (IMAGES, LABELS),
+            None,
+            "labels float64[12, 3], which are not",
+        ),
         ((WITH_NAN, LABELS), (FLOATS, LABELS), None, "in 1 of 12 examples, the first at index 1"),
-        ((IMAGES, LABELS), (IMAGES[:0], LABELS[:0]), None, "Received: none (arrays, split test)"),
-        ((IMAGES, LABELS), (IMAGES[:, 0], LABELS), None, "uint8[2, 2] and uint8[2]"),
-        ((FLOATS.astype(float) + 1e300, LABELS), (FLOATS, LABELS), None, "in 12 of 12 examples"),
-        ((IMAGES, LABELS[0]), (IMAGES, LABELS), None, "Received: int64[]"),
-        ((IMAGES.astype(str), LABELS), (IMAGES, LABELS), None, "Inputs are numbers."),
+        ((IMAGES, LABELS), (IMAGES[:0], LABELS[:0]), None, "arrays, split test has no examples"),
+        ((IMAGES, LABELS), (IMAGES[:, 0], LABELS), None, "uint8[2, 2] and test examples uint8[2]"),
+        (
+            (FLOATS.astype(float) + 1e300, LABELS),
+            (FLOATS, LABELS),
+            None,
+            "value 1e+300 at index (0, 0, 0)",
+        ),
+        ((IMAGES, LABELS[0]), (IMAGES, LABELS), None, "labels of shape []"),
+        ((IMAGES.astype(str), LABELS), (IMAGES, LABELS), None, "inputs of type <U3, which"),
     ],
 )
 def test_arrays_that_cannot_be_used_are_told(train, test, num_classes, sentence):
@@ -346,11 +371,11 @@ def test_arrays_that_cannot_be_used_are_told(train, test, num_classes, sentence)
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("digit", "Received: 'digit'. Did you mean 'digits'?"),
-        ("digits:x", "Received: 'digits:x'."),
-        ("npz:", "Received: 'npz:'."),
+        ("digit", "'digit' is not a data source. Did you mean 'digits'?"),
+        ("digits:x", "'digits:x' is not a data source. Choose"),
+        ("npz:", "'npz:' is not a data source. Choose"),
         ("npz:absent.npz", "absent.npz"),
-        ("text:absent.txt", "absent.txt: No such file"),
+        ("text:absent.txt", "'absent.txt': No such file"),
     ],
 )
 def test_a_source_that_is_not_there_is_told(source, sentence):
@@ -360,7 +385,7 @@ def test_a_source_that_is_not_there_is_told(source, sentence):
 
 def test_an_npz_that_lacks_an_array_or_is_none_is_told(tmp_path):
     np.savez(tmp_path / "a.npz", train_images=IMAGES)
-    with pytest.raises(UserError, match="with train_images. Save it again with train_labels"):
+    with pytest.raises(UserError, match="lacks train_labels, .* It has 'train_images'"):
         open_source(DataConfig(source=f"npz:{tmp_path / 'a.npz'}"))
     np.savez(
         tmp_path / "b.npz",
@@ -374,17 +399,17 @@ def test_an_npz_that_lacks_an_array_or_is_none_is_told(tmp_path):
     np.save(tmp_path / "e.npy", IMAGES)
     (tmp_path / "f.npz").write_text("# A text")
     for name in ("b.npz", "c.npz", "d.npz", "e.npy", "f.npz", "absent.npz"):
-        with pytest.raises(UserError, match=r"written by numpy.savez") as raised:
+        sentence = {"b": "holds Python objects", "a": "No such file"}.get(name[0], "not a zip file")
+        with pytest.raises(UserError, match=sentence):
             open_source(DataConfig(source=f"npz:{tmp_path / name}"))
-        assert ("it is no archive of arrays" in str(raised.value)) == (name[0] in "cdef")
 
 
 def test_a_text_that_is_too_short_or_no_text_is_told(tmp_path):
     (tmp_path / "t.txt").write_text("short")
-    with pytest.raises(UserError, match="9 characters or more in each split. Received: 5 in all"):
+    with pytest.raises(UserError, match="has 5 characters, .* each split needs 9 or more"):
         open_source(DataConfig(source=f"text:{tmp_path / 't.txt'}", context_length=8))
     (tmp_path / "t.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="A text source is UTF-8"):
+    with pytest.raises(UserError, match="is not UTF-8"):
         open_source(DataConfig(source=f"text:{tmp_path / 't.txt'}"))
 
 
@@ -395,9 +420,20 @@ UINT = Spec((2,), "uint8", (), 3)
 
 @pytest.mark.parametrize(
     ("spec", "dtype"),
-    [(FLOAT, np.float64), (FLOAT, np.uint8), (FLOAT, np.int64), (FLOAT, np.float16), (UINT, bool)],
+    [
+        (FLOAT, np.float64),
+        (FLOAT, np.uint8),
+        (FLOAT, np.int64),
+        (FLOAT, np.float16),
+        (UINT, bool),
+        (UINT, np.int64),
+        (UINT, np.float64),
+        (TOKENS, np.int64),
+        (TOKENS, np.uint64),
+        (Spec((2,), "bool", (), 3), np.int64),
+    ],
 )
-def test_inputs_are_converted_where_nothing_is_lost(spec, dtype):
+def test_inputs_are_converted_where_their_values_fit(spec, dtype):
     converted = convert_inputs(spec, np.ones((3, 2), dtype), "x.npy")
     assert converted.dtype == spec.input_dtype
     assert converted.tolist() == [[1, 1]] * 3
@@ -406,15 +442,15 @@ def test_inputs_are_converted_where_nothing_is_lost(spec, dtype):
 @pytest.mark.parametrize(
     ("spec", "inputs", "sentence"),
     [
-        (UINT, np.ones((3, 2)), "uint8[examples, 2]. Received: float64[3, 2] (x.npy), which does"),
-        (UINT, np.ones((3, 2), np.int64), "which does not convert without loss"),
-        (FLOAT, np.ones((3, 2), complex), "which does not convert without loss"),
-        (FLOAT, np.ones((3, 3)), "Received: float64[3, 3]"),
-        (FLOAT, np.ones(2), "Received: float64[2]"),
+        (UINT, np.array([[1, 2.5]]), "x.npy: the value 2.5 at index (0, 1) does not fit in uint8"),
+        (UINT, np.array([[1, 2], [256, -1]]), "256 at index (1, 0) does not fit in uint8 (2 val"),
+        (FLOAT, np.ones((3, 2), complex), "inputs of type complex128, which holds no real numbers"),
+        (FLOAT, np.ones((3, 3)), "shape [3, 3], and the members take [examples, 2]"),
+        (FLOAT, np.ones(2), "shape [2], and the members take [examples, 2]"),
         (FLOAT, np.float32([[1, np.inf]]), "NaN or infinity in 1 of 1 examples"),
-        (FLOAT, np.ones((0, 2)), "at least one example"),
-        (FLOAT, np.full((3, 2), 1e300), "NaN or infinity in 3 of 3 examples"),
-        (TOKENS, np.int32([[0, 2], [0, 3]]), "Labels lie in [0, 3). Received: label 3 at index 1"),
+        (FLOAT, np.ones((0, 2)), "has no examples"),
+        (FLOAT, np.full((3, 2), 1e300), "the value 1e+300 at index (0, 0) does not fit in float32"),
+        (TOKENS, np.int64([[0, 2], [0, 3]]), "the token 3 at index (1, 1), outside [0, 3)"),
     ],
 )
 def test_inputs_that_do_not_fit_are_told(spec, inputs, sentence):
@@ -446,18 +482,15 @@ def test_a_description_is_that_of_the_opened_source(idx_folder, tfds_folder, tmp
 
 
 def test_a_description_is_read_without_the_examples(tmp_path):
-    # The headers of sixty thousand images and of the test set's labels, and nothing behind them.
-    header = b"\0\0\x08\x03" + struct.pack(">3I", 60_000, 28, 28)
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(header)
-    write_idx(tmp_path / "train-labels-idx1-ubyte", LABELS)
-    config = DataConfig(source=f"idx:{tmp_path}")
-    assert describe_source(config) == (Spec((28, 28), "uint8", (), 3), 60_000)
-    with gzip.open(tmp_path / "train-images-idx3-ubyte.gz", "wb") as file:
-        file.write(header + bytes(60_000 * 28 * 28))
+    images = np.random.default_rng(0).integers(0, 256, (60, 28, 28))
+    for name in ("train", "t10k"):
+        write_idx(tmp_path / f"{name}-images-idx3-ubyte.gz", images)
+        write_idx(tmp_path / f"{name}-labels-idx1-ubyte", np.arange(60) % 3)
     packed = (tmp_path / "train-images-idx3-ubyte.gz").read_bytes()
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(packed[: len(packed) // 2])
-    assert describe_source(config)[1] == 60_000
-    with pytest.raises(UserError, match="gzipped whole"):
+    config = DataConfig(source=f"idx:{tmp_path}")
+    assert describe_source(config) == (Spec((28, 28), "uint8", (), 3), 60)
+    with pytest.raises(UserError, match="ended before the end-of-stream"):
         open_source(config)
 
 
@@ -470,12 +503,12 @@ def test_a_data_set_that_is_not_prepared_is_described(tmp_path):
 def test_a_description_names_what_is_missing(tmp_path):
     np.savez(tmp_path / "a.npz", train_images=IMAGES)
     for source, sentence in (
-        (f"idx:{tmp_path}", "which has neither"),
+        (f"idx:{tmp_path}", "has neither"),
         (f"npz:{tmp_path / 'absent.npz'}", "No such file"),
-        (f"npz:{tmp_path / 'a.npz'}", "Save it again with train_labels"),
+        (f"npz:{tmp_path / 'a.npz'}", "lacks train_labels"),
         ("tfds:no_such_set", "TFDS knows the data set"),
-        (f"text:{tmp_path / 'absent'}", "A data file can be read"),
-        ("mnist", "A data source is digits"),
+        (f"text:{tmp_path / 'absent'}", "absent': No such file"),
+        ("mnist", "is not a data source"),
     ):
         with pytest.raises(UserError, match=sentence):
             describe_source(DataConfig(source=source, data_dir=str(tmp_path)))

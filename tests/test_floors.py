@@ -32,6 +32,7 @@ FLOORS = {
     "dist_ens.optimizers": 1,
     "dist_ens.metrics": 1,
     "dist_ens.config": 0,
+    "dist_ens.array_files": 0,
     "dist_ens.execution": -1,
     "dist_ens.randomness": -1,
     "dist_ens.narrowing": -1,

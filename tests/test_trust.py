@@ -472,7 +472,7 @@ def test_intervals_of_real_targets_hold_as_often_as_asked(tmp_path, method, loss
         ({"conformal": "cqr"}, "Sets of classes are lac, aps or raps"),
         ({"out_of_bag": True}, "Received: members that were trained on all"),
         ({"pooling": "mixture"}, "pooled by one of probs, logits, vote"),
-        ({"ood": "idx:nowhere"}, "An IDX folder holds"),
+        ({"ood": "idx:nowhere"}, "idx:DIR lacks the file"),
     ],
 )
 def test_questions_that_a_run_cannot_answer_are_told(finished, questions, sentence):

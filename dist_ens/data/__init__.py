@@ -1,5 +1,7 @@
 """Data: sources, and the pipeline of one host. Hands out NumPy batches and knows no device."""
 
+from dist_ens.data.arrays import source_of_arrays
+from dist_ens.data.conversion import convert_inputs
 from dist_ens.data.open import comes_in_memory, describe_source, open_source, open_test
 from dist_ens.data.pipeline import calls, evaluation_batches, training_batches
 from dist_ens.data.source import (
@@ -8,8 +10,6 @@ from dist_ens.data.source import (
     Spec,
     Split,
     Standardization,
-    convert_inputs,
-    source_of_arrays,
 )
 
 __all__ = [

@@ -1,47 +1,59 @@
-"""Archives of NumPy arrays, opened with what is wrong told in a sentence."""
+"""Files of NumPy arrays as a source."""
 
 import contextlib
-import pathlib
-import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
+from dist_ens.array_files import opened_npz
+from dist_ens.data.source import Source, Spec
+from dist_ens.data.stored import StoredSplit, describe_stored, source_of_stored
+from dist_ens.paths import given_path, shortened
 
-from dist_ens.errors import UserError
+_KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+_NAME = "npz:FILE"
+
+
+def open_npz(file: str, num_classes: int | None) -> Source:
+    """Opens an .npz file with `train_images`, `train_labels`, `test_images` and `test_labels`.
+
+    Args:
+        file: Path of the file.
+        num_classes: See `source_of_arrays`.
+
+    Returns:
+        The source.
+
+    Raises:
+        UserError: If the file cannot be read, lacks one of the arrays, or holds more or less than
+            its headers declare; or if the arrays cannot be used.
+    """
+    with _stored(file) as (train, test):
+        return source_of_stored(train, test, num_classes)
+
+
+def describe_npz(file: str, num_classes: int | None) -> tuple[Spec, int]:
+    """Describes what `open_npz` returns, from the headers of the four arrays.
+
+    Args:
+        file: Path of the file.
+        num_classes: Number of classes. Default: the training labels are read and counted.
+
+    Returns:
+        The description, and the number of training examples.
+
+    Raises:
+        UserError: If the headers or the training labels are not as `open_npz` needs them.
+    """
+    with _stored(file) as (train, test):
+        return describe_stored(train, test, num_classes)
 
 
 @contextlib.contextmanager
-def opened_npz(path: pathlib.Path, keys: Sequence[str]) -> Iterator[Any]:
-    """An `.npz` file that holds some arrays, open for the time of a block.
-
-    Args:
-        path: Of the file.
-        keys: Names of the arrays.
-
-    Yields:
-        NumPy's archive: an array is read when it is asked for.
-
-    Raises:
-        UserError: For a file that cannot be read, then or inside the block, or lacks one of them.
-    """
-    try:
-        # NumPy takes what is no archive for a pickle, and says how to load that.
-        if path.is_file() and not zipfile.is_zipfile(path):
-            raise ValueError("it is no archive of arrays")
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in keys if key not in archive]
-            if missing:
-                raise UserError(
-                    f"A file of this kind holds {', '.join(keys)}. Received: {path} with "
-                    f"{', '.join(archive.files)}. Save it again with {', '.join(missing)}."
-                )
-            yield archive
-    except UserError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(
-            "An npz file is written by numpy.savez, without pickled objects. Received: "
-            f"{path}: {error}. Correct the path, or write the file again."
-        ) from error
+def _stored(file: str) -> Iterator[tuple[StoredSplit, StoredSplit]]:
+    """Opens a file, and reads the headers of its two splits."""
+    path = given_path(file, _NAME)
+    with opened_npz(path, _KEYS, _NAME) as (train_images, train_labels, test_images, test_labels):
+        name = f"npz:{shortened(str(path))}"
+        yield (
+            StoredSplit(name, "train", train_images, train_labels),
+            StoredSplit(name, "test", test_images, test_labels),
+        )

@@ -1,19 +1,15 @@
 """From the name of a source to the source."""
 
 from dist_ens.config import DataConfig, did_you_mean
-from dist_ens.data.files import (
-    describe_idx,
-    describe_npz,
-    open_digits,
-    open_idx,
-    open_idx_test,
-    open_npz,
-)
-from dist_ens.data.source import Source, Spec, Split
+from dist_ens.data.digits import open_digits
+from dist_ens.data.idx import describe_idx, open_idx, open_idx_test
+from dist_ens.data.npz import describe_npz, open_npz
+from dist_ens.data.source import Source, Spec, Split, num_held_out
 from dist_ens.data.text import open_text
 from dist_ens.data.tfds import describe_tfds, open_tfds
 from dist_ens.data.uci import open_uci
 from dist_ens.errors import UserError
+from dist_ens.paths import shortened
 
 _KINDS = ("digits", "idx", "npz", "tfds", "text", "uci")
 
@@ -46,8 +42,8 @@ def _open(config: DataConfig) -> Source:
     if kind == "uci":
         if config.num_classes is not None:
             raise UserError(
-                "The targets of a table are real. Received: "
-                f"data.num_classes={config.num_classes} for {config.source}. Leave it out."
+                f"data.num_classes={config.num_classes} was given for a table, whose targets are "
+                "real numbers. Leave it out."
             )
         return open_uci(place)
     return open_tfds(place, config.data_dir, config.num_classes)
@@ -67,11 +63,12 @@ def open_test(config: DataConfig) -> Split:
 
 
 def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
-    """What the examples of a data set are like, read without the examples.
+    """Describes the examples of a data set, without reading them.
 
-    From the headers of files, their labels where `num_classes` is not given, and what TFDS says of
-    a set. Only what comes with a package (digits), a text, whose characters are its classes, and a
-    table, which is small, are read whole.
+    Reads the headers of all files, the training labels where `num_classes` is not given, and what
+    TFDS says of a set. A header that `open_source` refuses is refused here too. Only what comes
+    with a package (digits), a text, whose characters are its classes, and a table, which is small,
+    are read whole.
 
     Args:
         config: See `open_source`.
@@ -84,7 +81,7 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
         UserError: For an unknown name, or data that is not here or cannot be used.
     """
     spec, count = _describe(config)
-    return spec, count and count - round(config.validation * count)
+    return spec, count and count - num_held_out(config.validation, count)
 
 
 def _describe(config: DataConfig) -> tuple[Spec, int | None]:
@@ -112,8 +109,9 @@ def _parse(source: str) -> tuple[str, str]:
     """Kind and place of a source."""
     kind, _, place = source.partition(":")
     if kind not in _KINDS or bool(place) == (kind == "digits"):
+        meant = "" if kind in _KINDS else did_you_mean(kind, _KINDS)
         raise UserError(
-            "A data source is digits, idx:DIR, npz:FILE, tfds:NAME, text:FILE or uci:FILE. "
-            f"Received: {source!r}.{did_you_mean(kind, _KINDS)} Correct its name."
+            f"data.source={shortened(source)} is not a data source.{meant} Choose "
+            " digits, idx:DIR, npz:FILE, tfds:NAME, text:FILE or uci:FILE."
         )
     return kind, place

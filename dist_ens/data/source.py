@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from dist_ens.errors import UserError
+from dist_ens.narrowing import held_dtype, narrowed
+from dist_ens.paths import shortened
 
 _AT_A_TIME = 10_000  # examples, where a split is gone through once
-_NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +41,21 @@ class Standardization:
         )
 
     def of_inputs(self, inputs: np.ndarray) -> np.ndarray:
-        """Inputs in their own units, [examples, features], as every group's members take them.
+        """Returns inputs standardised as every group's members take them.
+
+        Args:
+            inputs: Inputs in their own units, [examples, features].
 
         Returns:
             float32[groups, examples, features].
+
+        Raises:
+            UserError: If a standardised input does not fit in float32.
         """
         mean, std = (np.array(rows)[:, None] for rows in (self.input_mean, self.input_std))
-        return ((inputs - mean) / std).astype(np.float32)
+        with np.errstate(over="ignore"):
+            standard = (inputs - mean) / std
+        return narrowed(standard, np.float32, "inputs, standardised, [group, example, feature]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +64,8 @@ class Spec:
 
     Attributes:
         input_shape: Without the batch.
-        input_dtype: Name of the NumPy type, as the source yields it.
+        input_dtype: Name of the NumPy type in which JAX holds the inputs. A wider type becomes that
+            of the same kind with 32 bits: `int64` becomes `int32`.
         label_shape: `()` for one label per example; `(length,)` for one per position.
         num_classes: Labels lie in [0, num_classes); None where they are real targets, float32.
         num_groups: Of members: each has a training and a test set of its own in the splits.
@@ -68,6 +78,16 @@ class Spec:
     num_classes: int | None
     num_groups: int = 1
     standardization: Standardization | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            held = held_dtype(self.input_dtype)
+        except TypeError as error:
+            raise UserError(
+                f"input_dtype is not the name of a NumPy type: {shortened(str(self.input_dtype))}. "
+                "Try 'float32'."
+            ) from error
+        object.__setattr__(self, "input_dtype", held.name)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
@@ -145,12 +165,14 @@ class Source:
         train: Of several groups, the training set of one after the other, equally long.
         test: Likewise.
         valid: Likewise; None: no examples are held out for it.
+        notes: Sentences on the data that are printed once when training starts.
     """
 
     spec: Spec
     train: Split
     test: Split
     valid: Split | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, split in (("train", self.train), ("test", self.test)):
@@ -213,12 +235,7 @@ class Source:
         if share == 0:
             return self
         length = self.num_train_examples
-        count = round(share * length)
-        if not 0 < count < length:
-            raise UserError(
-                "A share of the training examples is held out, and some are left. Received: "
-                f"data.validation={share} of {length:,}. Choose a share in between."
-            )
+        count = num_held_out(share, length)
         order = np.random.RandomState(0).permutation(length)
         begins = np.arange(self.spec.num_groups)[:, None] * length
         valid, train = (
@@ -226,6 +243,25 @@ class Source:
             for part in (order[:count], order[count:])
         )
         return dataclasses.replace(self, train=train, valid=valid)
+
+
+def num_held_out(share: float, num_examples: int) -> int:
+    """Returns how many of a group's training examples are held out for validation.
+
+    Args:
+        share: Share of the training examples, in [0, 1).
+        num_examples: Number of training examples.
+
+    Raises:
+        UserError: If the share is not 0, and no example would be held out or none left.
+    """
+    count = round(share * num_examples)
+    if share and not 0 < count < num_examples:
+        raise UserError(
+            f"data.validation={share} holds out {count:,} of {num_examples:,} training examples. "
+            "Choose a share that holds out at least one and leaves at least one."
+        )
+    return count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,11 +286,24 @@ class PartOfSplit:
 
 @dataclasses.dataclass(frozen=True)
 class ArraySplit:
-    """A split that lies in memory."""
+    """A split that lies in memory, in the types in which JAX holds its arrays.
+
+    Attributes:
+        inputs: The inputs, [examples, ...]. A type wider than 32 bits is narrowed; a value that
+            does not fit raises a `UserError`.
+        labels: The labels, [examples, ...]; narrowed like the inputs.
+    """
 
     in_memory: ClassVar[bool] = True
     inputs: np.ndarray
     labels: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "labels"):
+            array = getattr(self, name)
+            held = held_dtype(array.dtype)
+            if held != array.dtype:
+                object.__setattr__(self, name, narrowed(array, held, name))
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -262,158 +311,3 @@ class ArraySplit:
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """See `Split.take`."""
         return {"inputs": self.inputs[indices], "labels": self.labels[indices]}
-
-
-def source_of_arrays(
-    train: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray],
-    *,
-    num_classes: int | None = None,
-    name: str = "arrays",
-) -> Source:
-    """A source of plain arrays, each checked.
-
-    Args:
-        train: Inputs [examples, ...] and labels int[examples] of the training split.
-        test: Likewise of the test split.
-        num_classes: Default: as many as the training labels name, every one of them present.
-        name: What an error calls the source.
-
-    Returns:
-        The source.
-
-    Raises:
-        UserError: For an empty split, inputs and labels of different length, inputs that are not
-            finite or not numbers, or labels that are not integers in range.
-    """
-    splits = {
-        split: (np.asarray(inputs), np.asarray(labels))
-        for split, (inputs, labels) in (("train", train), ("test", test))
-    }
-    # What JAX would make of them anyway; a number that this makes infinite is told.
-    with np.errstate(over="ignore"):
-        splits = {
-            split: (inputs.astype(narrowed(inputs.dtype)), labels)
-            for split, (inputs, labels) in splits.items()
-        }
-    for split, (inputs, labels) in splits.items():
-        check_examples(f"{name}, split {split}", inputs, labels)
-    (inputs, labels), (test_inputs, test_labels) = splits.values()
-    if inputs.shape[1:] != test_inputs.shape[1:] or inputs.dtype != test_inputs.dtype:
-        raise UserError(
-            f"Training and test examples have one shape and type. Received, from {name}: "
-            f"{inputs.dtype}{list(inputs.shape[1:])} and "
-            f"{test_inputs.dtype}{list(test_inputs.shape[1:])}. Make them alike."
-        )
-    num_classes = num_classes or count_classes(f"{name}, split train", labels)
-    for split, (_, labels) in splits.items():
-        check_labels(f"{name}, split {split}", labels, num_classes)
-    return Source(
-        Spec(inputs.shape[1:], inputs.dtype.name, (), num_classes),
-        train=ArraySplit(splits["train"][0], splits["train"][1].astype(np.int32)),
-        test=ArraySplit(test_inputs, test_labels.astype(np.int32)),
-    )
-
-
-def narrowed(dtype: np.dtype) -> np.dtype:
-    """The type in which a source of arrays yields inputs of a type: what JAX would make of them."""
-    return np.dtype(_NARROWED.get(dtype.name, dtype))
-
-
-def check_examples(where: str, inputs: np.ndarray, labels: np.ndarray) -> None:
-    """Raises a `UserError` unless the arrays are some finite numbers with a label each."""
-    if inputs.ndim == 0 or len(inputs) == 0:
-        raise UserError(f"A split holds at least one example. Received: none ({where}). Add data.")
-    if labels.ndim and len(inputs) != len(labels):
-        raise UserError(
-            f"Every example has one label. Received: {len(inputs)} inputs and {len(labels)} labels "
-            f"({where}). Check that the two belong together."
-        )
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(
-            "Labels are class numbers, int[examples]. Received: "
-            f"{labels.dtype}{list(labels.shape)} ({where}). Convert them: argmax of one-hot rows, "
-            "or astype(int); real targets come in a table, uci:FILE."
-        )
-    check_finite(where, inputs)
-
-
-def check_finite(where: str, inputs: np.ndarray) -> None:
-    """Raises a `UserError` if the inputs are not numbers, or some are NaN or infinite."""
-    if inputs.dtype.kind not in "biuf":
-        raise UserError(
-            f"Inputs are numbers. Received: type {inputs.dtype} ({where}). Convert them first."
-        )
-    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-        bad = np.flatnonzero(~np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1))
-        raise UserError(
-            f"Inputs are finite. Received: NaN or infinity in {len(bad)} of {len(inputs)} "
-            f"examples, the first at index {bad[0]} ({where}). Remove or fill them in."
-        )
-
-
-def count_classes(where: str, labels: np.ndarray) -> int:
-    """Number of classes that training labels name: 1 + the largest, none between them absent."""
-    present = np.unique(labels)
-    count = int(present[-1]) + 1
-    if present[0] < 0 or len(present) != count:
-        raise UserError(
-            "Labels are 0, 1, 2, … with no class absent from the training split. Received: "
-            f"{len(present)} different labels from {present[0]} to {present[-1]} ({where}). "
-            "Correct them, or say how many classes there are with --config.data.num_classes."
-        )
-    if count == 1:
-        raise UserError(
-            f"There are two classes at least. Received: training labels that are all 0 ({where}). "
-            "Check that they are the labels; --config.data.num_classes allows it otherwise."
-        )
-    return count
-
-
-def check_labels(where: str, labels: np.ndarray, num_classes: int) -> None:
-    """Raises a `UserError` unless every label lies in [0, num_classes)."""
-    bad = np.flatnonzero((labels < 0) | (labels >= num_classes))
-    if len(bad):
-        raise UserError(
-            f"Labels lie in [0, {num_classes}). Received: label {labels[bad[0]]} at index "
-            f"{bad[0]}, {len(bad)} in all ({where}). Correct the labels, or set "
-            "--config.data.num_classes."
-        )
-
-
-def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
-    """Examples from outside, in the type in which the source has them.
-
-    Args:
-        spec: Of the source that the members were trained on.
-        inputs: [examples, ...], unscaled; in their own units where the source standardises them.
-        where: What an error calls them.
-
-    Returns:
-        The examples in `spec.input_dtype`; in float64 where they are to be standardised.
-
-    Raises:
-        UserError: If the shape is another, the conversion could lose a value, or one is not finite.
-    """
-    to = np.dtype("float64" if spec.standardization else spec.input_dtype)
-    wanted = f"{to}[examples, {', '.join(map(str, spec.input_shape))}]"
-    received = f"{inputs.dtype}{list(inputs.shape)} ({where})"
-    if inputs.shape[1:] != spec.input_shape or inputs.ndim == 0:
-        raise UserError(
-            f"The members take examples as their training data had them: {wanted}. Received: "
-            f"{received}. Reshape them; a single example is an array of length 1."
-        )
-    converts = np.can_cast(inputs.dtype, to, "same_kind" if to.kind == "f" else "safe")
-    if inputs.dtype.kind not in "biuf" or not converts:
-        raise UserError(
-            f"The members take examples as their training data had them: {wanted}. Received: "
-            f"{received}, which does not convert without loss. Pass the values unscaled, with "
-            f"astype('{to}')."
-        )
-    with np.errstate(over="ignore"):  # what it makes infinite is told below
-        converted = inputs.astype(to)
-    check_examples(where, converted, np.zeros(len(inputs), np.int32))
-    if spec.label_shape and spec.num_classes and to.kind in "iu":  # tokens
-        check_labels(where, converted.reshape(len(inputs), -1).max(axis=1), spec.num_classes)
-        check_labels(where, converted.reshape(len(inputs), -1).min(axis=1), spec.num_classes)
-    return converted

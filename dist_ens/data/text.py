@@ -1,16 +1,23 @@
 """A text as a source: the next character, at every position of a window."""
 
 import dataclasses
+import gzip
+import os
 import pathlib
 from typing import ClassVar
 
 import numpy as np
+import psutil
 
-from dist_ens.data.files import read_bytes
+from dist_ens.array_files import Readable, damage_told, opened_file
 from dist_ens.data.source import Source, Spec
 from dist_ens.errors import UserError
+from dist_ens.paths import given_path, shortened
 
+_NAME = "text:FILE"
 _TEST_SHARE = 0.1
+_MEMORY_PER_BYTE = 16  # the text, its code points and their numbers, at four bytes each, and a rest
+_CODE_POINTS = 0x110000  # of Unicode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,36 +43,52 @@ class TextSplit:
 
 
 def open_text(file: str, context_length: int) -> Source:
-    """A text file, UTF-8, gzipped or not; its last tenth is the test split.
+    """Opens a text file, UTF-8, gzipped or not; its last tenth is the test split.
 
     Args:
-        file: The path.
+        file: Path of the file; gzipped if it ends in `.gz`.
         context_length: Characters per example.
 
     Returns:
         The source; the vocabulary is the file's distinct characters, in code order.
 
     Raises:
-        UserError: For a file that cannot be read, or is too short for one example in each split.
+        UserError: If the file cannot be read, does not fit in the memory that is free, is not
+            UTF-8, or is too short for one example in each split.
     """
-    path = pathlib.Path(file).expanduser()
+    path = given_path(file, _NAME)
+    where = f"{_NAME} {shortened(str(path))}"
     try:
-        text = read_bytes(path).decode("utf-8")
+        text = _content(path, where).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"A text source is UTF-8. Received: {path}: {error}. Convert the file."
-        ) from error
-    vocabulary, characters = np.unique(
-        np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True
-    )
-    characters = characters.astype(np.int32)
+        raise UserError(f"{where} is not UTF-8: {error}. Convert the file.") from error
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    present = np.zeros(_CODE_POINTS, bool)
+    present[codes] = True
+    characters = (np.cumsum(present, dtype=np.int32) - 1)[codes]
     cut = len(characters) - int(len(characters) * _TEST_SHARE)
     train, test = (TextSplit(part, context_length) for part in np.split(characters, [cut]))
     if len(train) < 1 or len(test) < 1:
         raise UserError(
-            f"A text needs {context_length + 1} characters or more in each split. Received: "
-            f"{len(characters)} in all ({path}), a tenth of them for the test. Take a longer text "
-            "or a smaller --config.data.context_length."
+            f"{where} has {len(characters):,} characters, a tenth of them for the test; each split "
+            f"needs {context_length + 1:,} or more. Take a longer text or a smaller "
+            "--config.data.context_length."
         )
     shape = (context_length,)
-    return Source(Spec(shape, "int32", shape, len(vocabulary)), train=train, test=test)
+    return Source(Spec(shape, "int32", shape, int(present.sum())), train=train, test=test)
+
+
+def _content(path: pathlib.Path, where: str) -> bytes:
+    """Returns the content of a file, unpacked if its name ends in `.gz`."""
+    most = psutil.virtual_memory().available // _MEMORY_PER_BYTE
+    with opened_file(path, _NAME) as file, damage_told(where):
+        packed = path.suffix == ".gz"
+        length = 0 if packed else os.fstat(file.fileno()).st_size
+        unpacked: Readable = gzip.GzipFile(fileobj=file) if packed else file
+        content = unpacked.read(most + 1) if length <= most else b""
+    if max(length, len(content)) > most:
+        raise UserError(
+            f"{where} is longer than the {most:,} bytes for which memory is free, at "
+            f"{_MEMORY_PER_BYTE} bytes each. Use a shorter text, or a machine with more memory."
+        )
+    return content

@@ -6,8 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dist_ens.data.source import Source, Spec, check_finite, check_labels, count_classes
+from dist_ens.data.checks import check_finite, check_labels, count_classes
+from dist_ens.data.source import Source, Spec
 from dist_ens.errors import UserError, first_line
+from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.paths import given_path
 
 # Read at a time where all are: undecoded, they are as large as their files.
@@ -40,9 +42,11 @@ class TfdsSplit:
         inputs, labels = (np.stack([record[key] for record in records]) for key in self.keys)
         check_finite(self.where, inputs)
         check_labels(self.where, labels, self.num_classes)
+        inputs = narrowed(inputs, held_dtype(inputs.dtype), f"{self.where}, {self.keys[0]}")
+        labels = narrowed(labels, np.int32, f"{self.where}, {self.keys[1]}")
         return {
             "inputs": inputs.reshape(indices.shape + inputs.shape[1:]),
-            "labels": labels.reshape(indices.shape).astype(np.int32),
+            "labels": labels.reshape(indices.shape),
         }
 
 

@@ -1,12 +1,19 @@
 """Tables with real targets, in splits for training and test: the protocol of the UCI benchmarks."""
 
-import pathlib
+import math
+from typing import NamedTuple
 
 import numpy as np
 
-from dist_ens.data.npz import opened_npz
+from dist_ens.array_files import StoredArray, opened_npz, require_memory
+from dist_ens.data.notes import notes_on_columns
 from dist_ens.data.source import ArraySplit, Source, Spec, Standardization
 from dist_ens.errors import UserError
+from dist_ens.narrowing import narrowed
+from dist_ens.paths import given_path, shortened
+
+_NAME = "uci:FILE"
+_COPIES = 4  # of all splits' rows at a time: in their own units, sorted, standardised, float32
 
 # The arrays of a file, and the kinds of NumPy types that each may have.
 _KINDS = {
@@ -19,10 +26,11 @@ _KINDS = {
 
 
 def open_uci(file: str) -> Source:
-    """A table and its splits, each one a group with a training and a test set of its own.
+    """Opens a table and its splits, each one a group with a training and a test set of its own.
 
     Features and target are standardised on the split's training rows: what a member is given has
-    mean 0 and standard deviation 1 there. `Spec.standardization` leads back to their own units.
+    mean 0 and standard deviation 1 there. A feature that is constant there is centred alone, as
+    scikit-learn's `StandardScaler` does. `Spec.standardization` leads back to their own units.
 
     Args:
         file: An `.npz` file with `data` [rows, columns], `index_features` int[features],
@@ -30,64 +38,151 @@ def open_uci(file: str) -> Source:
             `test_idx` int[splits, test].
 
     Returns:
-        The source, float32, as many groups as there are splits.
+        The source, float32, as many groups as there are splits. Its notes name the features that
+        are constant or almost constant in training, and those with test rows far off.
 
     Raises:
-        UserError: For a file that cannot be read or lacks an array, a row or column that is not in
-            the table, a row in both parts of a split, a number that is not finite, or a target that
-            does not vary.
+        UserError: If the file cannot be read or lacks an array, splits are not equally long, a row
+            or column is not in the table, a row is in both parts of a split, a number is not
+            finite, or the target is constant.
 
     Source: Hernández-Lobato and Adams (2015), https://arxiv.org/abs/1502.05336, whose splits are in
     use since.
     """
-    path = pathlib.Path(file).expanduser()
-    where = f"uci:{path}"
-    arrays = _read(path)
-    data = arrays["data"]
-    features, target = arrays["index_features"], arrays["index_target"]
-    train_rows, test_rows = arrays["train_idx"], arrays["test_idx"]
-    _check(where, data, features, target, train_rows, test_rows)
-
+    where = f"uci:{shortened(str(given_path(file, _NAME)))}"
+    data, features, target, train_rows, test_rows = _read(file, where)
+    _check_values(where, data, features, target, train_rows, test_rows)
     inputs, targets = data[:, features], data[:, int(target.item())]
-    input_mean, input_std = _moments(inputs[train_rows])
-    target_mean, target_std = _moments(targets[train_rows])
-    constant = np.flatnonzero(~_varies(targets[train_rows]))
+    scaled = _scaled(where, inputs, train_rows, test_rows, "input")
+    target_scaled = _scaled(where, targets[:, None], train_rows, test_rows, "target")
+    constant = np.flatnonzero(~target_scaled.varies)
     if len(constant):
         raise UserError(
-            "A target varies over the training rows. Received: the same number in all of them, in "
-            f"split {constant[0]} ({where}). Check index_target, or leave the split out."
-        )
-
-    def split(rows: np.ndarray) -> ArraySplit:
-        standard_inputs = (inputs[rows] - input_mean[:, None]) / input_std[:, None]
-        standard_targets = (targets[rows] - target_mean[:, None]) / target_std[:, None]
-        return ArraySplit(
-            standard_inputs.reshape(-1, len(features)).astype(np.float32),
-            standard_targets.ravel().astype(np.float32),
+            f"{where}: the target is constant in the training rows of split {constant[0]}. Check "
+            "index_target, or leave the split out."
         )
 
     standardization = Standardization(
-        input_mean=tuple(map(tuple, input_mean.tolist())),
-        input_std=tuple(map(tuple, input_std.tolist())),
-        target_mean=tuple(target_mean.tolist()),
-        target_std=tuple(target_std.tolist()),
+        input_mean=tuple(map(tuple, scaled.mean.tolist())),
+        input_std=tuple(map(tuple, scaled.std.tolist())),
+        target_mean=tuple(target_scaled.mean[:, 0].tolist()),
+        target_std=tuple(target_scaled.std[:, 0].tolist()),
     )
     spec = Spec((len(features),), "float32", (), None, len(train_rows), standardization)
-    return Source(spec, train=split(train_rows), test=split(test_rows))
+    return Source(
+        spec,
+        train=ArraySplit(scaled.train, target_scaled.train[:, 0]),
+        test=ArraySplit(scaled.test, target_scaled.test[:, 0]),
+        notes=notes_on_columns(
+            inputs[train_rows],
+            inputs[test_rows],
+            scaled.mean,
+            scaled.std,
+            scaled.varies,
+            features.tolist(),
+        ),
+    )
 
 
-def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation over the rows, [splits, rows, ...]; 1 where all are the same."""
-    return values.mean(axis=1), np.where(_varies(values), values.std(axis=1), 1.0)
+class _Scaled(NamedTuple):
+    """Columns, standardised on each split's training rows.
+
+    Attributes:
+        train: float32[splits * training rows, columns].
+        test: float32[splits * test rows, columns].
+        mean: Training means, [splits, columns].
+        std: Training standard deviations, 1 for a constant column; [splits, columns].
+        varies: Whether a column is not constant, bool[splits, columns].
+    """
+
+    train: np.ndarray
+    test: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+    varies: np.ndarray
 
 
-def _varies(values: np.ndarray) -> np.ndarray:
-    """Whether values [splits, rows, ...] differ over the rows by more than by their rounding."""
-    # What rounding makes of the deviation of a constant must not be divided by.
-    return np.ptp(values, axis=1) > 1e-12 * np.abs(values).max(axis=1)
+def _scaled(
+    where: str, values: np.ndarray, train_rows: np.ndarray, test_rows: np.ndarray, name: str
+) -> _Scaled:
+    """Standardises columns [rows, columns] as scikit-learn's `StandardScaler` does."""
+    train = values[train_rows]
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, variance = train.mean(axis=1), train.var(axis=1)
+        # The deviation of a constant column is rounding, which must not be divided by.
+        num_rows, eps = train.shape[1], np.finfo(np.float64).eps
+        varies = variance > num_rows * eps * variance + (num_rows * mean * eps) ** 2
+        std = np.where(varies, np.sqrt(variance), 1.0)
+    finite = np.isfinite(mean) & np.isfinite(std)
+    if not finite.all():
+        split, column = np.argwhere(~finite)[0]
+        raise UserError(
+            f"{where}: the mean or deviation of {name} {column} in split {split} is too large for "
+            "float64. Divide the column by a large number."
+        )
+
+    def standardised(rows: np.ndarray, part: str) -> np.ndarray:
+        standard = (values[rows] - mean[:, None]) / std[:, None]
+        told = f"{where}, standardised {name}s of {part}, [split, row, column]"
+        return narrowed(standard, np.float32, told).reshape(-1, values.shape[1])
+
+    return _Scaled(
+        standardised(train_rows, "train_idx"),
+        standardised(test_rows, "test_idx"),
+        mean,
+        std,
+        varies,
+    )
 
 
-def _check(
+def _check_headers(
+    where: str,
+    data: StoredArray,
+    features: StoredArray,
+    target: StoredArray,
+    train_rows: StoredArray,
+    test_rows: StoredArray,
+) -> None:
+    """Raises a `UserError` unless the shapes and types of a file's arrays are those of a table."""
+    for key, rows in (("train_idx", train_rows), ("test_idx", test_rows)):
+        if rows.dtype.kind == "O":
+            raise UserError(
+                f"{where}: {key} holds Python objects, as NumPy makes of splits of unequal length. "
+                "All splits must have equally many training rows, and equally many test rows. Cut "
+                "each to the shortest, numpy.stack([rows[:shortest] for rows in splits]), or save "
+                "a file for each split."
+            )
+    arrays = (data, features, target, train_rows, test_rows)
+    for (key, kinds), array in zip(_KINDS.items(), arrays, strict=True):
+        array.require_numbers()
+        if array.dtype.kind not in kinds:
+            raise UserError(
+                f"{where}: {key} has the type {array.dtype}. The data are integers or floats; "
+                "columns and rows are given by integers. Convert it."
+            )
+    shapes = [list(array.shape) for array in arrays]
+    if len(data.shape) != 2 or len(features.shape) != 1 or math.prod(target.shape) != 1:
+        raise UserError(
+            f"{where}: data, index_features and index_target have the shapes {shapes[0]}, "
+            f"{shapes[1]} and {shapes[2]}, not [rows, columns], [features] and []. Save them in "
+            "these shapes."
+        )
+    if not features.shape[0]:
+        raise UserError(f"{where}: index_features is empty. Name at least one column in it.")
+    if len(train_rows.shape) != 2 or len(test_rows.shape) != 2 or shapes[3][0] != shapes[4][0]:
+        raise UserError(
+            f"{where}: train_idx and test_idx have the shapes {shapes[3]} and {shapes[4]}, not "
+            "[splits, rows] with equally many splits. Save them in these shapes; of one split, as "
+            "one row."
+        )
+    if not math.prod(train_rows.shape) or not math.prod(test_rows.shape):
+        raise UserError(
+            f"{where}: train_idx and test_idx have the shapes {shapes[3]} and {shapes[4]}, and one "
+            "has no rows. Give each part of each split at least one row."
+        )
+
+
+def _check_values(
     where: str,
     data: np.ndarray,
     features: np.ndarray,
@@ -95,22 +190,7 @@ def _check(
     train_rows: np.ndarray,
     test_rows: np.ndarray,
 ) -> None:
-    if data.ndim != 2 or features.ndim != 1 or target.size != 1 or not len(features):
-        raise UserError(
-            "A table is data[rows, columns], index_features[features] and one index_target. "
-            f"Received: shapes {list(data.shape)}, {list(features.shape)} and "
-            f"{list(target.shape)} ({where}). Write the file again."
-        )
-    if train_rows.ndim != 2 or test_rows.ndim != 2 or len(train_rows) != len(test_rows):
-        raise UserError(
-            "Splits are train_idx[splits, rows] and test_idx[splits, rows]. Received: shapes "
-            f"{list(train_rows.shape)} and {list(test_rows.shape)} ({where}). Write the file again."
-        )
-    if not train_rows.size or not test_rows.size:
-        raise UserError(
-            "Each part of a split holds at least one row. Received: shapes "
-            f"{list(train_rows.shape)} and {list(test_rows.shape)} ({where}). Add rows."
-        )
+    """Raises a `UserError` unless the splits name rows and columns of a table of finite numbers."""
     for name, indices, length in (
         ("index_features", features, data.shape[1]),
         ("index_target", target, data.shape[1]),
@@ -120,40 +200,45 @@ def _check(
         outside = indices[(indices < 0) | (indices >= length)]
         if outside.size:
             raise UserError(
-                f"{name} names rows or columns of the table, 0 to {length - 1}. Received: "
-                f"{outside.ravel()[0]} ({where}). Correct it; the first is 0."
+                f"{where}: {name} has {outside.ravel()[0]}, and the table has 0 to {length - 1}. "
+                "Correct it; the first row and the first column are 0."
             )
     if int(target.item()) in features:
         raise UserError(
-            f"The target is no feature. Received: column {int(target.item())} as both ({where}). "
-            "Take it out of index_features."
+            f"{where}: column {int(target.item())} is both the target and a feature. Take it out "
+            "of index_features."
         )
     for number, (train, test) in enumerate(zip(train_rows, test_rows, strict=True)):
         both = np.intersect1d(train, test)
         if len(both):
             raise UserError(
-                f"No row is in both parts of a split. Received: row {both[0]} in both parts of "
-                f"split {number}, {len(both)} in all ({where}). Correct train_idx or test_idx."
+                f"{where}: row {both[0]} is in both parts of split {number}; {len(both):,} in all. "
+                "Correct train_idx or test_idx."
             )
-    bad = np.argwhere(~np.isfinite(data))
-    if len(bad):
+    bad = ~np.isfinite(data)
+    if bad.any():
+        row, column = np.argwhere(bad)[0]
         raise UserError(
-            f"Numbers of a table are finite. Received: {data[tuple(bad[0])]} in row {bad[0][0]}, "
-            f"column {bad[0][1]}, {len(bad)} in all ({where}). Remove or fill them in."
+            f"{where}: the value in row {row}, column {column} is {data[row, column]}; "
+            f"{np.count_nonzero(bad):,} values are not finite. Remove or fill them in."
         )
 
 
-def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, as float64 and int64."""
-    with opened_npz(path, tuple(_KINDS)) as archive:
-        arrays = {key: archive[key] for key in _KINDS}
-    for key, array in arrays.items():
-        if array.dtype.kind not in _KINDS[key]:
-            raise UserError(
-                "A table's data are numbers, its columns and rows are named by integers. Received: "
-                f"{key} of type {array.dtype} ({path}). Convert it."
+def _read(file: str, where: str) -> list[np.ndarray]:
+    """Returns the arrays of a file in the order of `_KINDS`, as float64 and int64."""
+    with opened_npz(given_path(file, _NAME), tuple(_KINDS), _NAME) as arrays:
+        _check_headers(where, *arrays)
+        data, features, _, train_rows, test_rows = arrays
+        rows = math.prod(train_rows.shape) + math.prod(test_rows.shape)
+        copies = _COPIES * rows * (features.shape[0] + 1) * np.dtype(np.float64).itemsize
+        stored = sum(array.num_bytes for array in arrays) + math.prod(data.shape) * 8
+        require_memory(stored + copies, where)
+        return [
+            narrowed(
+                array.read(),
+                np.float64 if key == "data" else np.int64,
+                f"{where}, {key}",
+                exact=True,
             )
-    return {
-        key: array.astype(np.float64 if key == "data" else np.int64)
-        for key, array in arrays.items()
-    }
+            for key, array in zip(_KINDS, arrays, strict=True)
+        ]

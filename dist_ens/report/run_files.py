@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from dist_ens.array_files import read_npy
 from dist_ens.commands import command_line, quoted
 from dist_ens.errors import UserError
 from dist_ens.json_text import from_json
@@ -87,7 +88,7 @@ def read_run(workdir: pathlib.Path) -> RunReport:
         summary=_read(workdir / SUMMARY, partial(_object, require=require_summary), train) or {},
         metrics=_read(workdir / METRICS, lambda _: read_metrics(workdir), train) or [],
         curves=curves,
-        pictures=_read(workdir / PICTURES, _pictures, evaluate) or [],
+        pictures=_read_pictures(workdir / PICTURES, evaluate),
     )
 
 
@@ -102,16 +103,21 @@ def _object(file: BinaryIO, require: Callable[[Any], None]) -> dict[str, Any]:
     return value
 
 
-def _pictures(file: BinaryIO) -> list[np.ndarray]:
-    """Returns the pictures in a file.
-
-    Raises:
-        ValueError: If it holds anything else.
-    """
-    pictures = np.load(file)
-    is_array = isinstance(pictures, np.ndarray)
-    if not is_array or (pictures.size and (pictures.ndim < 3 or pictures.dtype.kind not in "uif")):
-        raise ValueError("it holds no pictures")
+def _read_pictures(path: pathlib.Path, writer: str) -> list[np.ndarray]:
+    """Returns the pictures of a file that a command writes; none if there is no file."""
+    if not path.exists():
+        return []
+    try:
+        pictures = read_npy(path, PICTURES)
+    except UserError as error:
+        raise UserError(f"{error} Or remove the file; {writer} writes it again.") from error
+    of_pictures = pictures.ndim in (3, 4) and pictures.size and pictures.dtype.kind in "uif"
+    if pictures.shape[:1] != (0,) and not of_pictures:
+        raise UserError(
+            f"{quoted(path)} holds {pictures.dtype}{list(pictures.shape)}, not pictures [examples, "
+            f"height, width] or [examples, height, width, channels]. Remove it; {writer} writes it "
+            "again."
+        )
     return [*pictures]
 
 

@@ -1,0 +1,18 @@
+"""Reads arrays from files, and checks what a file declares before any memory is taken for it."""
+
+from dist_ens.array_files.npy import read_npy
+from dist_ens.array_files.npz import opened_npz
+from dist_ens.array_files.opening import is_there, opened_file, require_memory
+from dist_ens.array_files.stored import LARGEST_PACKING, Readable, StoredArray, damage_told
+
+__all__ = [
+    "LARGEST_PACKING",
+    "Readable",
+    "StoredArray",
+    "damage_told",
+    "is_there",
+    "opened_file",
+    "opened_npz",
+    "read_npy",
+    "require_memory",
+]

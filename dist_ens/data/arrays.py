@@ -1,0 +1,81 @@
+"""Arrays in memory as a source."""
+
+import numpy as np
+
+from dist_ens.data.checks import (
+    check_alike,
+    check_finite,
+    check_headers,
+    check_labels,
+    count_classes,
+)
+from dist_ens.data.notes import notes_on_digits
+from dist_ens.data.source import ArraySplit, Source, Spec
+from dist_ens.narrowing import held_dtype, narrowed
+
+
+def source_of_arrays(
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    *,
+    num_classes: int | None = None,
+    name: str = "arrays",
+) -> Source:
+    """Returns a source of plain arrays, each checked.
+
+    Inputs are kept in the type in which JAX holds them: int64 becomes int32, and float64 float32.
+    A value that does not fit in that type is refused.
+
+    Args:
+        train: Inputs [examples, ...] and labels int[examples] of the training split.
+        test: Inputs and labels of the test split.
+        num_classes: Number of classes. Default: one more than the largest training label, if every
+            label below it occurs.
+        name: What an error message calls the source.
+
+    Returns:
+        The source.
+
+    Raises:
+        UserError: If a split is empty, inputs and labels have different lengths, inputs are not
+            finite numbers or do not fit in 32 bits, or labels are not integers in range.
+    """
+    pairs = {
+        split: (np.asarray(inputs), np.asarray(labels))
+        for split, (inputs, labels) in (("train", train), ("test", test))
+    }
+    for split, (inputs, labels) in pairs.items():
+        check_headers(f"{name}, split {split}", inputs, labels)
+    check_alike(name, pairs["train"][0], pairs["test"][0])
+    train_split, test_split = (
+        checked_split(f"{name}, split {split}", *pair) for split, pair in pairs.items()
+    )
+    classes = num_classes or count_classes(f"{name}, split train", train_split.labels)
+    for split, each in zip(pairs, (train_split, test_split), strict=True):
+        check_labels(f"{name}, split {split}", each.labels, classes)
+    inputs = train_split.inputs
+    return Source(
+        Spec(inputs.shape[1:], inputs.dtype.name, (), classes),
+        train=train_split,
+        test=test_split,
+        notes=notes_on_digits(pairs["train"][0]),
+    )
+
+
+def checked_split(where: str, inputs: np.ndarray, labels: np.ndarray) -> ArraySplit:
+    """Returns a split of plain arrays, in the types in which JAX holds them.
+
+    Args:
+        where: What an error message calls the split.
+        inputs: The inputs, [examples, ...].
+        labels: The class numbers, int[examples].
+
+    Raises:
+        UserError: If the arrays cannot be a split, or a value does not fit in 32 bits.
+    """
+    check_headers(where, inputs, labels)
+    check_finite(where, inputs)
+    return ArraySplit(
+        narrowed(inputs, held_dtype(inputs.dtype), f"{where}, inputs"),
+        narrowed(labels, np.int32, f"{where}, labels"),
+    )

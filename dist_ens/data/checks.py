@@ -1,0 +1,134 @@
+"""Checks of examples and labels, by their headers and by their values."""
+
+from typing import Protocol
+
+import numpy as np
+
+from dist_ens.errors import UserError
+from dist_ens.narrowing import first_index, held_dtype
+
+
+class Header(Protocol):
+    """Shape and type of an array, in memory or in a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype:
+        """NumPy type of the values."""
+        ...
+
+
+def check_headers(where: str, inputs: Header, labels: Header) -> None:
+    """Raises a `UserError` unless two arrays are some numbers and a class number for each.
+
+    Args:
+        where: What an error message calls the split.
+        inputs: Shape and type of the inputs.
+        labels: Shape and type of the labels.
+    """
+    check_numbers(where, inputs)
+    if not labels.shape or inputs.shape[0] != labels.shape[0]:
+        raise UserError(
+            f"{where} has {inputs.shape[0]} inputs and labels of shape {list(labels.shape)}. Give "
+            "each input one label."
+        )
+    if len(labels.shape) != 1 or labels.dtype.kind not in "iu":
+        raise UserError(
+            f"{where} has labels {labels.dtype}{list(labels.shape)}, which are not class numbers, "
+            "int[examples]. Convert one-hot rows with argmax, and floats with astype(int). Real "
+            "targets come in a table, uci:FILE."
+        )
+
+
+def check_numbers(where: str, inputs: Header) -> None:
+    """Raises a `UserError` unless an array has an example or more, of real numbers.
+
+    Args:
+        where: What an error message calls the array.
+        inputs: Shape and type of the array.
+    """
+    if not inputs.shape or not inputs.shape[0]:
+        raise UserError(f"{where} has no examples: shape {list(inputs.shape)}. Add one or more.")
+    if inputs.dtype.kind not in "biuf":
+        raise UserError(
+            f"{where} has inputs of type {inputs.dtype}, which holds no real numbers. Convert them "
+            "to floats or integers."
+        )
+
+
+def check_alike(name: str, train: Header, test: Header) -> None:
+    """Raises a `UserError` unless training and test inputs have one shape and type.
+
+    Args:
+        name: What an error message calls the source.
+        train: Shape and type of the training inputs.
+        test: Shape and type of the test inputs.
+    """
+    if train.shape[1:] != test.shape[1:] or held_dtype(train.dtype) != held_dtype(test.dtype):
+        raise UserError(
+            f"{name} has training examples {train.dtype}{list(train.shape[1:])} and test examples "
+            f"{test.dtype}{list(test.shape[1:])}. Give both one shape and type."
+        )
+
+
+def check_finite(where: str, inputs: np.ndarray) -> None:
+    """Raises a `UserError` if inputs are NaN or infinite.
+
+    Args:
+        where: What an error message calls the inputs.
+        inputs: The inputs, [examples, ...].
+    """
+    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+        bad = np.flatnonzero(~np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1))
+        raise UserError(
+            f"{where} has NaN or infinity in {len(bad):,} of {len(inputs):,} examples, the first "
+            f"at index {bad[0]}. Remove these examples, or fill the values in."
+        )
+
+
+def count_classes(where: str, labels: np.ndarray) -> int:
+    """Returns the number of classes of training labels: one more than the largest label.
+
+    Args:
+        where: What an error message calls the split.
+        labels: The class numbers, int[examples], at least one.
+
+    Raises:
+        UserError: If a label is negative, a number below the largest does not occur, or all are 0.
+    """
+    present = np.unique(labels)
+    count = int(present[-1]) + 1
+    if present[0] < 0 or len(present) != count:
+        raise UserError(
+            f"{where} has {len(present)} different labels from {present[0]} to {present[-1]}, not "
+            "all of 0, 1, 2, … Correct the labels, or say how many classes there are with "
+            "--config.data.num_classes."
+        )
+    if count == 1:
+        raise UserError(
+            f"{where} has one class: all training labels are 0. Check that they are the labels. "
+            "--config.data.num_classes allows one class."
+        )
+    return count
+
+
+def check_labels(where: str, labels: np.ndarray, num_classes: int) -> None:
+    """Raises a `UserError` unless every label lies in [0, num_classes).
+
+    Args:
+        where: What an error message calls the labels.
+        labels: The class numbers, of any shape.
+        num_classes: Number of classes.
+    """
+    if labels.size and (int(labels.min()) < 0 or int(labels.max()) >= num_classes):
+        bad = (labels < 0) | (labels >= num_classes)
+        index = first_index(bad)
+        raise UserError(
+            f"{where} has the label {labels[index]} at index {index}, outside [0, {num_classes}); "
+            f"{np.count_nonzero(bad):,} in all. Correct the labels, or set "
+            "--config.data.num_classes."
+        )

@@ -1,0 +1,54 @@
+"""Inputs from outside, converted to what the members were trained on."""
+
+import numpy as np
+
+from dist_ens.data.checks import check_finite, check_numbers
+from dist_ens.data.source import Spec
+from dist_ens.errors import UserError
+from dist_ens.narrowing import first_index, narrowed
+
+
+def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
+    """Returns inputs in the type in which the members were trained on them.
+
+    Booleans, integers and floats of every width are converted where each value fits: whole numbers
+    to an integer type, 0 and 1 to bool, any number to a float type, with ordinary rounding.
+
+    Args:
+        spec: Description of the source that the members were trained on.
+        inputs: Examples, [examples, ...], unscaled; in their own units where the source
+            standardises them.
+        where: What an error message calls the inputs.
+
+    Returns:
+        The inputs in `spec.input_dtype`; in float64 where they are to be standardised.
+
+    Raises:
+        UserError: If the inputs have another shape, are not finite numbers, or have a value that
+            does not fit. The message names the first such value and its index.
+    """
+    to = np.dtype("float64" if spec.standardization else spec.input_dtype)
+    if not inputs.ndim or inputs.shape[1:] != spec.input_shape:
+        wanted = ", ".join(map(str, ("examples", *spec.input_shape)))
+        raise UserError(
+            f"{where} has the shape {list(inputs.shape)}, and the members take [{wanted}]. Reshape "
+            "the array; a single example is an array of length 1."
+        )
+    check_numbers(where, inputs)
+    check_finite(where, inputs)
+    converted = narrowed(inputs, to, where, exact=spec.standardization is not None)
+    if spec.label_shape and spec.num_classes and to.kind in "iu":
+        _check_tokens(where, converted, spec.num_classes)
+    return converted
+
+
+def _check_tokens(where: str, tokens: np.ndarray, num_tokens: int) -> None:
+    """Raises a `UserError` unless every token lies in [0, num_tokens)."""
+    bad = (tokens < 0) | (tokens >= num_tokens)
+    if bad.any():
+        index = first_index(bad)
+        raise UserError(
+            f"{where} has the token {tokens[index]} at index {index}, outside [0, {num_tokens}), "
+            f"the vocabulary of the training text; {np.count_nonzero(bad):,} in all. Use the "
+            "tokens of that text."
+        )

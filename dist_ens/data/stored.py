@@ -1,0 +1,102 @@
+"""Splits that lie in files: described by the headers of their arrays, and read on demand.
+
+Opening a source and describing it go through the same checks of the headers.
+"""
+
+import dataclasses
+
+from dist_ens.array_files import StoredArray, require_memory
+from dist_ens.data.arrays import checked_split, source_of_arrays
+from dist_ens.data.checks import check_alike, check_headers, count_classes
+from dist_ens.data.source import ArraySplit, Source, Spec
+from dist_ens.narrowing import held_dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredSplit:
+    """A split in a file, of which only the headers have been read.
+
+    Attributes:
+        name: What an error message calls the source.
+        split: What an error message calls the split: `train` or `test`.
+        inputs: The inputs, [examples, ...].
+        labels: The class numbers, [examples].
+    """
+
+    name: str
+    split: str
+    inputs: StoredArray
+    labels: StoredArray
+
+    def __post_init__(self) -> None:
+        for array in (self.inputs, self.labels):
+            array.require_numbers()
+        check_headers(self.where, self.inputs, self.labels)
+
+    @property
+    def where(self) -> str:
+        """Name of the split in an error message."""
+        return f"{self.name}, split {self.split}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that reading needs: the arrays as stored and, if wider, as JAX holds them."""
+        return sum(
+            array.num_bytes * (1 if held_dtype(array.dtype) == array.dtype else 2)
+            for array in (self.inputs, self.labels)
+        )
+
+    def read(self) -> ArraySplit:
+        """Reads the split and checks its values.
+
+        Raises:
+            UserError: If the split does not fit in memory, or its values cannot be used.
+        """
+        require_memory(self.num_bytes, self.where)
+        return checked_split(self.where, self.inputs.read(), self.labels.read())
+
+
+def source_of_stored(train: StoredSplit, test: StoredSplit, num_classes: int | None) -> Source:
+    """Reads two splits.
+
+    Args:
+        train: The training split.
+        test: The test split.
+        num_classes: See `source_of_arrays`.
+
+    Returns:
+        The source.
+
+    Raises:
+        UserError: If the splits do not fit together or in memory, or their values cannot be used.
+    """
+    check_alike(train.name, train.inputs, test.inputs)
+    require_memory(train.num_bytes + test.num_bytes, train.name)
+    return source_of_arrays(
+        (train.inputs.read(), train.labels.read()),
+        (test.inputs.read(), test.labels.read()),
+        num_classes=num_classes,
+        name=train.name,
+    )
+
+
+def describe_stored(
+    train: StoredSplit, test: StoredSplit, num_classes: int | None
+) -> tuple[Spec, int]:
+    """Describes what `source_of_stored` returns, from the headers.
+
+    Args:
+        train: The training split.
+        test: The test split.
+        num_classes: Number of classes. Default: the training labels are read and counted.
+
+    Returns:
+        The description, and the number of training examples.
+
+    Raises:
+        UserError: If the headers do not fit together, or the training labels cannot be used.
+    """
+    check_alike(train.name, train.inputs, test.inputs)
+    num_classes = num_classes or count_classes(train.where, train.labels.read())
+    count, *shape = train.inputs.shape
+    return Spec(tuple(shape), held_dtype(train.inputs.dtype).name, (), num_classes), count
