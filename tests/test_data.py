@@ -221,6 +221,41 @@ class WrongTest(TinyDigits):
             yield i, {**example, "label": 10} if i == 130 else example
 
 
+class WideFeatures(TinyDigits):
+    """Features of 64 bits; one test image has a number that needs them."""
+
+    name = "wide_features"
+
+    def _info(self):
+        features = {
+            "image": tfds.features.Tensor(shape=(8, 8), dtype=np.int64),
+            "label": tfds.features.Tensor(shape=(), dtype=np.uint64),
+        }
+        return self.dataset_info_from_configs(
+            features=tfds.features.FeaturesDict(features), supervised_keys=("image", "label")
+        )
+
+    def _generate_examples(self, start, stop):
+        for i, example in super()._generate_examples(start, stop):
+            image = example["image"].astype(np.int64)
+            image[0, 1] = 2**31 if i == 130 else image[0, 1]
+            yield i, {"image": image, "label": np.uint64(example["label"])}
+
+
+def test_tfds_features_of_64_bits_are_narrowed_or_refused(tmp_path):
+    WideFeatures(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    config = DataConfig(source="tfds:wide_features", data_dir=str(tmp_path))
+    source = open_source(config)
+    assert describe_source(config) == (source.spec, 120)
+    assert source.spec == Spec((8, 8), "int32", (), 10)
+    taken = source.train.take(np.arange(3))
+    assert (taken["inputs"].dtype, taken["labels"].dtype) == ("int32", "int32")
+    with pytest.raises(
+        UserError, match=r"split test, image: the value 2147483648 at index \(\d+, 0"
+    ):
+        source.test.take(np.arange(50))
+
+
 def test_what_is_wrong_with_a_tfds_test_split_loses_no_step(tmp_path):
     WrongTest(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     experiment = Experiment.from_dict(
@@ -366,6 +401,94 @@ WITH_NAN = np.where(FLOATS == 5, np.nan, FLOATS)
 def test_arrays_that_cannot_be_used_are_told(train, test, num_classes, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         source_of_arrays(train, test, num_classes=num_classes)
+
+
+WIDE = np.array([[1, 2], [3, 2**31 + 5], [5, 2**40 + 7]] * 4)
+FIRST_LABELS = np.where(np.arange(12) == 4, 2**31 + 1, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "sentence"),
+    [
+        (WIDE, LABELS, "split train, inputs: the value 2147483653 at index (1, 1) does not fit"),
+        (WIDE.astype(np.uint64) * 2, LABELS, "4294967306 at index (1, 1) does not fit in uint32"),
+        # 2**31 * 1e36 is 2e45, and float32 ends at 3.4e38. Two values of each four rows of three.
+        (WIDE * 1e36, LABELS, "at index (1, 1) does not fit in float32 (8 values do not fit)"),
+        (WIDE.astype(">i8"), LABELS, "the value 2147483653 at index (1, 1) does not fit in int32"),
+        (IMAGES, FIRST_LABELS, "labels: the value 2147483649 at index 4 does not fit in int32"),
+        (IMAGES, FIRST_LABELS.astype(np.uint64), "2147483649 at index 4 does not fit in int32"),
+    ],
+)
+def test_a_number_beyond_32_bits_is_refused_with_its_index(tmp_path, inputs, labels, sentence):
+    arrays = {"images": inputs, "labels": labels}
+    keys = {f"{part}_{key}": array for part in ("train", "test") for key, array in arrays.items()}
+    np.savez(tmp_path / "a.npz", **keys)
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        open_source(DataConfig(source=f"npz:{tmp_path / 'a.npz'}", num_classes=2**33))
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        source_of_arrays((inputs, labels), (inputs, labels), num_classes=2**33)
+    with pytest.raises(UserError, match="does not fit in"):
+        ArraySplit(inputs, labels)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "held"),
+    [("i8", "int32"), ("u8", "uint32"), (">i4", "int32"), (">f8", "float32"), ("g", "float32")],
+)
+def test_inputs_that_fit_have_the_type_in_which_jax_holds_them(tmp_path, dtype, held):
+    inputs = IMAGES.astype(dtype)
+    names = ("train_images", "train_labels", "test_images", "test_labels")
+    np.savez(tmp_path / "a.npz", **dict(zip(names, (inputs, LABELS) * 2, strict=True)))
+    config = DataConfig(source=f"npz:{tmp_path / 'a.npz'}")
+    source = open_source(config)
+    assert describe_source(config) == (source.spec, 12)
+    taken = source.train.take(np.arange(12))["inputs"]
+    assert source.spec.input_dtype == held
+    assert (taken.dtype, taken.tolist()) == (held, IMAGES.tolist())
+    # The array that it was trained on is what it predicts for.
+    np.testing.assert_array_equal(convert_inputs(source.spec, inputs, "x.npy"), taken)
+
+
+def test_a_description_by_hand_names_the_type_in_which_jax_holds_the_inputs():
+    assert Spec((2,), "int64", (), 3).input_dtype == "int32"
+    assert Spec((2,), ">f8", (), 3).input_dtype == "float32"
+    with pytest.raises(UserError, match="not the name of a NumPy type: 'integer64'"):
+        Spec((2,), "integer64", (), 3)
+
+
+def test_the_range_of_whole_numbers_is_not_rounded_before_it_is_taken():
+    # In float32 both ends are 2**30, and their difference 0.
+    ends = np.array([[2**30], [2**30 + 3]], np.int32)
+    source = source_of_arrays((ends, [0, 1]), (ends, [0, 1]))
+    assert source.input_ranges().tolist() == [[3.0]]
+
+
+def test_columns_that_float32_cannot_tell_apart_are_noted():
+    seconds = 1.7e9 + np.arange(12.0)
+    inputs = np.stack([seconds, seconds - 1.7e9, np.full(12, 1.7e9)], axis=1)
+    source = source_of_arrays((inputs, LABELS), (inputs, LABELS))
+    # float32 has 24 bits: at 1.7e9, between 2**30 and 2**31, its steps are 2**7 = 128; 11 / 128.
+    assert source.notes == (
+        "Column 0 spans 1700000000 to 1700000011, and float32 has about 0.086 steps between the "
+        "two. Subtract an offset before you save the data, or its differences are lost.",
+    )
+    many = np.repeat(seconds[:, None], 25, axis=1)
+    notes = source_of_arrays((many, LABELS), (many, LABELS)).notes
+    assert len(notes) == 11
+    assert notes[-1] == "15 more columns are as coarse in float32."
+    whole = source_of_arrays((inputs.astype(int), LABELS), (inputs.astype(int), LABELS))
+    assert whole.notes == source.notes
+    assert source_of_arrays((IMAGES, LABELS), (IMAGES, LABELS)).notes == ()
+
+
+@pytest.mark.parametrize("validation", [0.01, 0.97])
+def test_a_share_that_holds_out_nothing_or_everything_is_refused_by_both_doors(
+    idx_folder, validation
+):
+    config = DataConfig(source=f"idx:{idx_folder}", validation=validation)
+    for read in (open_source, describe_source):
+        with pytest.raises(UserError, match=f"data.validation={validation} holds out"):
+            read(config)
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def read_header(file: Readable, where: str, num_bytes: int, open_body: OpenAt) -
     length = struct.unpack(form, counted)[0] if len(counted) == struct.calcsize(form) else None
     if length is None or length > _LONGEST_HEADER:
         raise UserError(
-            f"{where} has a header of {'unknown' if length is None else f'{length:,}'} bytes; at "
-            f"most {_LONGEST_HEADER:,} are read. Write the file again with numpy.save."
+            f"{where} has a header of {'unknown length' if length is None else f'{length:,} bytes'}"
+            f"; at most {_LONGEST_HEADER:,} bytes are read. Write the file again with numpy.save."
         )
     text = file.read(length)
     shape, fortran_order, dtype = _parsed(text.decode("latin1"), where)

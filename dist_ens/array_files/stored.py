@@ -24,6 +24,7 @@ LARGEST_PACKING = 1032
 Source: zlib technical details, https://zlib.net/zlib_tech.html.
 """
 _CHUNK_BYTES = 2**20
+_LONGEST_REASON = 200  # characters; zipfile quotes what it read as a name
 _MOST_AXES = 64  # of a NumPy array
 _LARGEST_BYTES = 2**62  # so that no sum of two overflows
 
@@ -151,7 +152,9 @@ def damage_told(where: str) -> Iterator[None]:
         RuntimeError,  # zipfile raises it, and NotImplementedError, for what it cannot unpack
         ValueError,
     ) as error:
+        why = first_line(error) if str(error).strip() else "It ends too early."
+        why = why if len(why) <= _LONGEST_REASON else f"{why[:_LONGEST_REASON]}…"
         raise UserError(
-            f"{where} is damaged or in another format: {first_line(error)} Correct the path, or "
-            "fetch or write the file again."
+            f"{where} is damaged or in another format: {why} Correct the path, or fetch or write "
+            "the file again."
         ) from error

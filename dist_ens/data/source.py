@@ -291,7 +291,8 @@ class ArraySplit:
     Attributes:
         inputs: The inputs, [examples, ...]. A type wider than 32 bits is narrowed; a value that
             does not fit raises a `UserError`.
-        labels: The labels, [examples, ...]; narrowed like the inputs.
+        labels: The labels, [examples, ...]; converted to int32 if they are integers, and to float32
+            if they are floats, with the same check.
     """
 
     in_memory: ClassVar[bool] = True
@@ -299,11 +300,12 @@ class ArraySplit:
     labels: np.ndarray
 
     def __post_init__(self) -> None:
-        for name in ("inputs", "labels"):
-            array = getattr(self, name)
-            held = held_dtype(array.dtype)
-            if held != array.dtype:
-                object.__setattr__(self, name, narrowed(array, held, name))
+        inputs, labels = self.inputs, self.labels
+        if held_dtype(inputs.dtype) != inputs.dtype:
+            held = held_dtype(inputs.dtype)
+            object.__setattr__(self, "inputs", narrowed(inputs, held, "inputs"))
+        label_dtype = np.float32 if labels.dtype.kind == "f" else np.int32
+        object.__setattr__(self, "labels", narrowed(labels, label_dtype, "labels"))
 
     def __len__(self) -> int:
         return len(self.inputs)

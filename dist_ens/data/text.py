@@ -17,6 +17,7 @@ from dist_ens.paths import given_path, shortened
 _NAME = "text:FILE"
 _TEST_SHARE = 0.1
 _MEMORY_PER_BYTE = 16  # the text, its code points and their numbers, at four bytes each, and a rest
+_CHUNK_BYTES = 2**20
 _CODE_POINTS = 0x110000  # of Unicode
 
 
@@ -85,10 +86,13 @@ def _content(path: pathlib.Path, where: str) -> bytes:
         packed = path.suffix == ".gz"
         length = 0 if packed else os.fstat(file.fileno()).st_size
         unpacked: Readable = gzip.GzipFile(fileobj=file) if packed else file
-        content = unpacked.read(most + 1) if length <= most else b""
-    if max(length, len(content)) > most:
+        parts, read = list[bytes](), 0
+        while max(length, read) <= most and (part := unpacked.read(_CHUNK_BYTES)):
+            parts.append(part)
+            read += len(part)
+    if max(length, read) > most:
         raise UserError(
             f"{where} is longer than the {most:,} bytes for which memory is free, at "
             f"{_MEMORY_PER_BYTE} bytes each. Use a shorter text, or a machine with more memory."
         )
-    return content
+    return b"".join(parts)
