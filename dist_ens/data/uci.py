@@ -113,7 +113,7 @@ def _scaled(
         num_rows, eps = train.shape[1], np.finfo(np.float64).eps
         varies = variance > num_rows * eps * variance + (num_rows * mean * eps) ** 2
         std = np.where(varies, np.sqrt(variance), 1.0)
-    finite = np.isfinite(mean) & np.isfinite(std)
+    finite = np.isfinite(mean) & np.isfinite(variance)
     if not finite.all():
         split, column = np.argwhere(~finite)[0]
         raise UserError(
