@@ -207,7 +207,7 @@ def test_tfds_that_is_not_prepared_names_the_extra(tmp_path):
     config = DataConfig(source="tfds:mnist", data_dir=str(tmp_path))
     with pytest.raises(UserError, match=r"tfds:mnist, which is not prepared in .*tfds-prepare"):
         open_source(config)
-    with pytest.raises(UserError, match="Received: tfds:no_such_set"):
+    with pytest.raises(UserError, match="cannot open 'tfds:no_such_set'"):
         open_source(DataConfig(source="tfds:no_such_set", data_dir=str(tmp_path)))
 
 
@@ -309,8 +309,21 @@ def test_tfds_features_that_do_not_fit_are_told(tmp_path, tfds_folder):
 
 @pytest.mark.parametrize("name", ["tiny_digits:9.9.9", "tiny_digits/other", "a b"])
 def test_a_tfds_name_that_names_nothing_is_told(tfds_folder, name):
-    with pytest.raises(UserError, match="TFDS knows the data set"):
+    with pytest.raises(UserError, match="TFDS cannot open 'tfds:"):
         open_source(DataConfig(source=f"tfds:{name}", data_dir=str(tfds_folder)))
+
+
+def test_a_damaged_tfds_description_or_a_folder_that_is_no_path_is_told(tmp_path):
+    (tmp_path / "mnist" / "3.0.1").mkdir(parents=True)
+    (tmp_path / "mnist" / "3.0.1" / "dataset_info.json").write_text("{")
+    for folder, sentence in (
+        (str(tmp_path), "TFDS cannot open 'tfds:mnist'"),
+        ("a\0b", "--config.data.data_dir cannot be used as a path"),
+        ("~nosuchuser/x", "--config.data.data_dir cannot be used as a path"),
+    ):
+        for read in (open_source, describe_source):
+            with pytest.raises(UserError, match=sentence):
+                read(DataConfig(source="tfds:mnist", data_dir=folder))
 
 
 def test_tfds_in_another_file_format_is_told(tmp_path, tfds_folder):
@@ -629,7 +642,7 @@ def test_a_description_names_what_is_missing(tmp_path):
         (f"idx:{tmp_path}", "has neither"),
         (f"npz:{tmp_path / 'absent.npz'}", "No such file"),
         (f"npz:{tmp_path / 'a.npz'}", "lacks train_labels"),
-        ("tfds:no_such_set", "TFDS knows the data set"),
+        ("tfds:no_such_set", "TFDS cannot open"),
         (f"text:{tmp_path / 'absent'}", "absent': No such file"),
         ("mnist", "is not a data source"),
     ):

@@ -112,6 +112,6 @@ def _parse(source: str) -> tuple[str, str]:
         meant = "" if kind in _KINDS else did_you_mean(kind, _KINDS)
         raise UserError(
             f"data.source={shortened(source)} is not a data source.{meant} Choose "
-            " digits, idx:DIR, npz:FILE, tfds:NAME, text:FILE or uci:FILE."
+            "digits, idx:DIR, npz:FILE, tfds:NAME, text:FILE or uci:FILE."
         )
     return kind, place

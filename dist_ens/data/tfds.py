@@ -10,10 +10,11 @@ from dist_ens.data.checks import check_finite, check_labels, count_classes
 from dist_ens.data.source import Source, Spec
 from dist_ens.errors import UserError, first_line
 from dist_ens.narrowing import held_dtype, narrowed
-from dist_ens.paths import given_path
+from dist_ens.paths import given_path, shortened
 
 # Read at a time where all are: undecoded, they are as large as their files.
 _RECORDS = 1024
+_LONGEST_REASON = 500  # characters of what TFDS says
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,16 +186,23 @@ def _read(records: Any, indices: list[int], where: str) -> list[dict[str, Any]]:
 
 
 def _builder(tfds: Any, name: str, data_dir: str | None) -> Any:
-    if data_dir is not None and "://" not in data_dir:  # else it is no path, but in a cloud
+    from google.protobuf.json_format import ParseError  # TFDS raises it for a damaged description
+
+    if data_dir is not None and "://" not in data_dir:  # else a bucket's address
         data_dir = str(given_path(data_dir, "--config.data.data_dir"))
     try:
         return tfds.builder(name, data_dir=data_dir, try_gcs=False)
-    # A version or a variant that it does not have is told in errors of other kinds.
-    except (tfds.core.DatasetNotFoundError, AssertionError, ValueError) as error:
+    # TFDS raises errors of other kinds for a version or a variant that it does not have.
+    except (
+        tfds.core.DatasetNotFoundError,
+        AssertionError,
+        OSError,
+        ParseError,
+        ValueError,
+    ) as error:
         raise UserError(
-            f"TFDS knows the data set, or finds it prepared in the data folder. Received: "
-            f"tfds:{name}, data_dir={data_dir}: {first_line(error)} Correct the name, or "
-            "--config.data.data_dir."
+            f"TFDS cannot open {shortened(f'tfds:{name}')} with data_dir={data_dir}: "
+            f"{first_line(error)[:_LONGEST_REASON]} Correct the name, or --config.data.data_dir."
         ) from error
 
 
