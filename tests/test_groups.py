@@ -70,6 +70,8 @@ def test_a_table_is_standardised_on_each_splits_training_rows(tmp_path):
     given = source.spec.standardization
     assert (given.target_mean, given.target_std) == ((15.0, 50.0), (5.0, 10.0))
     np.testing.assert_array_equal(given.of_inputs(TABLE["data"][:1, :2]), [[[-1, 0]], [[-3, 0]]])
+    with pytest.raises(UserError, match=r"value 5e\+299 at index \(1, 0, 0\) does not fit in floa"):
+        dataclasses.replace(given, input_std=((1e299, 1.0), (2.0, 1.0))).of_inputs([[1e300, 7.0]])
     assert Spec.from_dict(json.loads(json.dumps(source.spec.to_dict()))) == source.spec
     assert describe_source(config) == (source.spec, 2)
 

@@ -167,6 +167,14 @@ def bomb(compression):
     return packed(members | {"train_labels.npy": zeros}, compression)
 
 
+def made_up(compression):
+    """An archive whose directory agrees with a header on 16 MB of images that are not there."""
+    images = npy(described("(1000000, 4)"), BODY)
+    arrays = ARRAYS | {"train_labels": np.zeros(10**6, np.uint8)}
+    declared = len(images) - len(BODY) + 16 * 10**6
+    return in_entry(archive_with(images, arrays, compression), 24, "<I", declared)
+
+
 PLAIN, DEFLATED = archive_with(), archive_with(compression=zipfile.ZIP_DEFLATED)
 END = PLAIN.index(b"PK\x05\x06")
 ARCHIVES = {
@@ -179,6 +187,8 @@ ARCHIVES = {
     "4 GB in a few bytes": in_entry(PLAIN, 24, "<I", 2**32 - 2),
     "4 GB in 4 GB": in_entry(PLAIN, 20, "<II", 2**32 - 2, 2**32 - 2),
     "deflated 4 GB": in_entry(DEFLATED, 24, "<I", 2**32 - 2),
+    "16 MB that are made up": made_up(zipfile.ZIP_STORED),
+    "16 MB that are made up, deflated": made_up(zipfile.ZIP_DEFLATED),
     "fewer bytes than there are": in_entry(PLAIN, 24, "<I", 10),
     "begins behind the end": in_entry(PLAIN, 42, "<I", 2**32 - 2),
     "begins in another": in_entry(PLAIN, 42, "<I", 30),
@@ -299,6 +309,24 @@ def test_what_the_headers_of_an_archive_say_is_refused_by_both_doors(folder, nam
     opened, told = (refusal(read, config) for read in (open_source, describe_source))
     assert opened is not None
     assert told == opened
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("encrypted", "train_images is encrypted. Save it again with numpy.savez."),
+        ("method 99", "train_images is packed by method 99 of zip, and NumPy packs by 0 and 8."),
+        (
+            "header: no body",
+            "float32[1000000, 10000], 40,000,000,000 bytes, and the file holds 192",
+        ),
+        ("header: objects", "holds Python objects, as NumPy makes of rows of unequal length"),
+        ("too many labels", "has 12 inputs and labels of shape [67108864]"),
+    ],
+)
+def test_a_refusal_names_what_is_wrong_and_what_to_do(folder, name, sentence):
+    (folder / "x.npz").write_bytes(ARCHIVES[name])
+    assert sentence in refusal(open_source, DataConfig(source=f"npz:{folder / 'x.npz'}"))
 
 
 @pytest.mark.parametrize("name", BODIES)
