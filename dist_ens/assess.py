@@ -195,11 +195,16 @@ def without_broken(
 
 
 def require_trained_on(run: Run, source: Source) -> None:
-    """Asks that data is what a run was trained on, as far as a description tells.
+    """Checks that data is what a run was trained on.
+
+    Args:
+        run: The run.
+        source: Data from where the run's experiment says, or that was given.
 
     Raises:
-        UserError: If it is not.
+        UserError: If the description, the number of examples, or an example is another.
     """
+    changed = [n for n, there in (run.examples or {}).items() if source.fingerprint.get(n) != there]
     if source.spec != run.spec:
         here, there = source.spec.told_apart(run.spec)
     elif source.num_train_examples != run.num_train_examples:
@@ -207,11 +212,18 @@ def require_trained_on(run: Run, source: Source) -> None:
             f"{count:,} training examples"
             for count in (source.num_train_examples, run.num_train_examples)
         )
+    elif changed:
+        splits = " and ".join(changed)
+        here, there = (
+            f"{splits} examples with other values",
+            f"the same number of {splits} examples",
+        )
     else:
         return
     raise UserError(
-        f"A run is asked about the data that it was trained on. Received: {here} from "
-        f"{run.experiment.data.source}, where the run had {there}. Put the data set back."
+        f"The data from {run.experiment.data.source} is not what the run was trained on: here "
+        f"{here}, there {there}. Put the data set back. Where the run's data was given in Python, "
+        "it is evaluated in Python, with that source."
     )
 
 

@@ -1,7 +1,7 @@
-"""Fingerprints of what is given in Python: a network's training step, and a data set.
+"""The fingerprint of a training step, of a network that no name identifies.
 
-A config file names its parts, but a network or a data set that was made in Python has no name that
-says what it is. A run that goes on with another one would be recorded as something that it is not.
+A config names its parts, but a network that was written in Python has no name that says what it is.
+A run that goes on with another network would be recorded as something that it is not.
 """
 
 import hashlib
@@ -15,11 +15,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 import dist_ens
-from dist_ens.data import Source, Spec, Split
+from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble
 
-_AT_A_TIME = 10_000  # examples
-_SAMPLED = 100  # examples of a split that is not in memory
 # A step that is traced by another version of one of these may read otherwise and compute the same.
 _TRACING = ("jax", "flax", "optax", "equinox")
 
@@ -59,33 +57,6 @@ def fingerprint_of_step(ensemble: Ensemble, spec: Spec, global_batch_size: int) 
     digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
     for array in _captured(traced):
         digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
-def fingerprint_of_data(source: Source) -> dict[str, str]:
-    """Returns a fingerprint of the training and one of the test examples.
-
-    Args:
-        source: The data. Examples in memory are all read; of others 100 that are evenly spread.
-
-    Returns:
-        By the split's name 64 hexadecimal digits.
-    """
-    return {"train": _of_split(source.train), "test": _of_split(source.test)}
-
-
-def _of_split(split: Split) -> str:
-    if split.in_memory:
-        positions = np.arange(len(split))
-    else:
-        positions = np.unique(np.linspace(0, len(split) - 1, _SAMPLED).astype(np.int64))
-    digest = hashlib.sha256(str(len(split)).encode())
-    for first in range(0, len(positions), _AT_A_TIME):
-        examples = split.take(positions[first : first + _AT_A_TIME])
-        for name in sorted(examples):
-            leaf = np.ascontiguousarray(examples[name])
-            digest.update(f"{name} {leaf.dtype} {leaf.shape[1:]}".encode())
-            digest.update(leaf.tobytes())
     return digest.hexdigest()
 
 

@@ -25,7 +25,7 @@ from dist_ens.ensemble import Ensemble, State
 from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.evaluate import Evaluator, Kind, kind_of
 from dist_ens.execution import AUTO, Execution
-from dist_ens.fingerprint import fingerprint_of_data, fingerprint_of_step, versions
+from dist_ens.fingerprint import fingerprint_of_step, versions
 from dist_ens.layout import BATCH, DATA, REPLICATED, Layout, Waves, device_bytes, make_layout
 from dist_ens.losses import Objective, make_objective
 from dist_ens.member import (
@@ -33,6 +33,7 @@ from dist_ens.member import (
     check_member,
     check_modes,
     rematerialized,
+    require_member,
     with_compute_dtype,
     with_normalized_inputs,
 )
@@ -412,7 +413,7 @@ class Run:
             member: Network that was given; None for the one that `model.name` says.
             source: Data of the run.
         """
-        run = dataclasses.replace(self, examples=fingerprint_of_data(source))
+        run = dataclasses.replace(self, examples=source.fingerprint)
         if member is None:
             return run
         return dataclasses.replace(
@@ -556,6 +557,8 @@ def open_finished(
             run, experiment=dataclasses.replace(run.experiment, evaluation=evaluation)
         )
     member = make_member(run.spec) if make_member else None
+    if member is not None:
+        require_member(member)
     if run.has_own_network and member is None:
         if run.member_file is None:
             raise UserError(

@@ -17,7 +17,7 @@ from dist_ens import cluster, report
 from dist_ens.checkpoint import FOLDER, Checkpoints
 from dist_ens.commands import quoted
 from dist_ens.config import Experiment
-from dist_ens.data import Source, open_source
+from dist_ens.data import Source, check_source, open_source
 from dist_ens.ensemble import Ensemble, State
 from dist_ens.ensemble.choice import choose
 from dist_ens.errors import UserError
@@ -25,7 +25,7 @@ from dist_ens.evaluate import Evaluator, Scores
 from dist_ens.execution import AUTO
 from dist_ens.feed import feed
 from dist_ens.layout import DATA, ENSEMBLE, MEMBERS, make_layout, to_host
-from dist_ens.member import Member
+from dist_ens.member import Member, require_member
 from dist_ens.paths import given_path
 from dist_ens.run import Run, saved_run, trained_by_one
 
@@ -81,6 +81,11 @@ def train(
     console = Console(quiet=not cluster.is_main(), markup=False, highlight=False)
 
     # 1. Every part is built and checked before anything is written.
+    if not isinstance(experiment, Experiment):
+        raise UserError(
+            f"experiment is a {type(experiment).__name__}, not a dist_ens.config.Experiment. Make "
+            "one with Experiment.from_dict."
+        )
     source, run, ensemble = _parts(experiment, source, member, member_file)
     num_members, batch_size = run.num_members, experiment.data.global_batch_size
     last_step = experiment.total_steps(run.order.epoch_length)
@@ -187,7 +192,12 @@ def _parts(
     experiment: Experiment, source: Source | None, member: Member | None, member_file: str | None
 ) -> tuple[Source, Run, Ensemble]:
     """The data, what the state will belong to, and the lifted member; each is checked."""
-    source = open_source(experiment.data) if source is None else source
+    if source is None:
+        source = open_source(experiment.data)
+    else:
+        check_source(source)
+    if member is not None:
+        require_member(member)
     if experiment.data.validation and source.valid is None:
         raise UserError(
             "Validation examples are held out of the source. Received: data.validation="

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 
+import grain
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
@@ -19,6 +20,7 @@ from conftest import COMMAND_ENVIRONMENT
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.data import (
     ArraySplit,
+    Source,
     Spec,
     calls,
     convert_inputs,
@@ -216,9 +218,13 @@ class WrongTest(TinyDigits):
 
     name = "wrong_test"
 
+    def _split_generators(self, dl_manager):
+        # So many that the label is not among the hundred that a fingerprint is taken of.
+        return {"train": self._generate_examples(0, 120), "test": self._generate_examples(120, 420)}
+
     def _generate_examples(self, start, stop):
         for i, example in super()._generate_examples(start, stop):
-            yield i, {**example, "label": 10} if i == 130 else example
+            yield i, {**example, "label": 10} if i == 131 else example
 
 
 class WideFeatures(TinyDigits):
@@ -465,7 +471,9 @@ def test_inputs_that_fit_have_the_type_in_which_jax_holds_them(tmp_path, dtype, 
 def test_a_description_by_hand_names_the_type_in_which_jax_holds_the_inputs():
     assert Spec((2,), "int64", (), 3).input_dtype == "int32"
     assert Spec((2,), ">f8", (), 3).input_dtype == "float32"
-    with pytest.raises(UserError, match="not the name of a NumPy type: 'integer64'"):
+    with pytest.raises(
+        UserError, match="input_dtype is 'integer64', which is not the name of a NumPy type"
+    ):
         Spec((2,), "integer64", (), 3)
 
 
@@ -654,3 +662,89 @@ def test_the_folder_of_prepared_data_is_read_like_any_path():
     config = DataConfig(source="tfds:mnist", data_dir="a" * 256)
     with pytest.raises(UserError, match="--config.data.data_dir cannot be used as a path: File na"):
         open_source(config)
+
+
+def yielding(**parts):
+    """A split that yields some parts."""
+
+    class Yielding:
+        in_memory = True
+
+        def __len__(self):
+            return 10
+
+        def take(self, indices):
+            return {name: np.zeros((len(indices), *shape), t) for name, (shape, t) in parts.items()}
+
+    return Yielding()
+
+
+GOOD = {"inputs": ((3,), "float32"), "labels": ((), "int32")}
+SPEC = Spec((3,), "float32", (), 2)
+
+
+def source_with(split):
+    return Source(SPEC, train=yielding(**GOOD), test=split)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ((x for x in range(3)), "source is a generator, not a dist_ens.data.Source"),
+        (iter([1]), "source is a list_iterator, not a"),
+        ({"inputs": np.zeros((3, 2)), "labels": np.zeros(3, int)}, "source is a dict, not a"),
+        (grain.MapDataset.source([1, 2]).batch(2), "source is a .*, not a"),
+        ((np.zeros((3, 2)), np.zeros(3, int)), "source is a tuple, not a"),
+        ("digits", "source is a str, not a"),
+        (source_with(yielding(**GOOD, weights=((), "float32"))), "yields parts .*'weights'"),
+        (source_with(yielding(**GOOD, mask=((), "bool"))), "source.test yields parts .*'mask'"),
+        (source_with(yielding(inputs=GOOD["inputs"])), "source.test yields parts .'inputs'., and"),
+        (
+            source_with(yielding(**GOOD | {"inputs": ((4,), "float32")})),
+            r"inputs float32\[1, 4\] for one example, and its spec says float32\[1, 3\]",
+        ),
+        (
+            source_with(yielding(**GOOD | {"labels": ((), "int64")})),
+            r"labels int64\[1\] for one example, and its spec says int32\[1\]",
+        ),
+    ],
+)
+def test_a_source_that_is_none_is_refused_before_anything_is_written(source, told, tmp_path):
+    with pytest.raises(UserError, match=told):
+        train(Experiment(steps=1), tmp_path / "run", source=source)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("split", [[1, 2, 3], {"inputs": np.zeros(3)}, (x for x in range(3))])
+def test_a_split_that_is_none_is_refused(split):
+    with pytest.raises(UserError, match="The train split is a .* which has no examples by their"):
+        Source(SPEC, train=split, test=yielding(**GOOD))
+
+
+@pytest.mark.parametrize(
+    ("train_arrays", "told"),
+    [
+        (({"a": np.zeros(3)}, np.zeros(3, int)), "inputs is a dict, of which NumPy makes object"),
+        (([[1.0, 2.0], [3.0]], [0, 1]), "inputs is no array: .* inhomogeneous .* Make its rows"),
+        (((x for x in range(3)), [0, 1]), "inputs is a generator, of which NumPy makes object"),
+        ((np.zeros((3, 2)), [0, 1]), "3 inputs and labels of shape"),
+        ((np.zeros((3, 2)), {"y": 1}), "labels is a dict, of which NumPy makes object"),
+        ((np.zeros((3, 2)), ["a", "b", "c"]), "labels is a list, of which NumPy makes <U1"),
+        ((3.0, 1), "no examples"),
+        ((None, None), "inputs is a NoneType, of which"),
+    ],
+)
+def test_arrays_that_are_none_are_refused(train_arrays, told):
+    good = (np.zeros((4, 2), np.float32), np.arange(4) % 2)
+    with pytest.raises(UserError, match=told):
+        source_of_arrays(train_arrays, good)
+    with pytest.raises(UserError, match=told):
+        source_of_arrays(good, train_arrays)
+
+
+def test_a_network_or_an_experiment_that_is_none_is_refused(tmp_path):
+    with pytest.raises(UserError, match="The network given is a function, not a dist_ens.member"):
+        train(Experiment(steps=1), tmp_path / "run", member=lambda x: x)
+    with pytest.raises(UserError, match="experiment is a dict, not a dist_ens.config.Experiment"):
+        train({"steps": 1}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -49,7 +49,8 @@ def from_mapping(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
         )
     if cls is ModelConfig:  # every network has options of its own; `dist_ens.models` checks them
         options = {k: v for k, v in values.items() if k not in ("name", "options")}
-        options |= dict(values.get("options", {}))
+        given = values.get("options", {})
+        options |= checked_type(f"{prefix}options", given, Mapping[str, Any])
         options = {k: _as_tuple(v) for k, v in options.items()}
         values = {k: v for k, v in values.items() if k == "name"} | {"options": options}
     hints = typing.get_type_hints(cls)

@@ -4,13 +4,9 @@ from dist_ens.data.arrays import source_of_arrays
 from dist_ens.data.conversion import convert_inputs
 from dist_ens.data.open import comes_in_memory, describe_source, open_source, open_test
 from dist_ens.data.pipeline import calls, evaluation_batches, training_batches
-from dist_ens.data.source import (
-    ArraySplit,
-    Source,
-    Spec,
-    Split,
-    Standardization,
-)
+from dist_ens.data.source import ArraySplit, Source, Split
+from dist_ens.data.source_check import check_source
+from dist_ens.data.spec import Spec, Standardization
 
 __all__ = [
     "ArraySplit",
@@ -19,6 +15,7 @@ __all__ = [
     "Split",
     "Standardization",
     "calls",
+    "check_source",
     "comes_in_memory",
     "convert_inputs",
     "describe_source",

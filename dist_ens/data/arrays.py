@@ -1,5 +1,7 @@
 """Arrays in memory as a source."""
 
+from typing import Any
+
 import numpy as np
 
 from dist_ens.data.checks import (
@@ -10,7 +12,9 @@ from dist_ens.data.checks import (
     count_classes,
 )
 from dist_ens.data.notes import notes_on_digits
-from dist_ens.data.source import ArraySplit, Source, Spec
+from dist_ens.data.source import ArraySplit, Source
+from dist_ens.data.spec import Spec
+from dist_ens.errors import UserError, first_line
 from dist_ens.narrowing import held_dtype, narrowed
 
 
@@ -41,7 +45,10 @@ def source_of_arrays(
             finite numbers or do not fit in 32 bits, or labels are not integers in range.
     """
     pairs = {
-        split: (np.asarray(inputs), np.asarray(labels))
+        split: (
+            _array(f"{name}, split {split}, inputs", inputs),
+            _array(f"{name}, split {split}, labels", labels),
+        )
         for split, (inputs, labels) in (("train", train), ("test", test))
     }
     for split, (inputs, labels) in pairs.items():
@@ -79,3 +86,18 @@ def checked_split(where: str, inputs: np.ndarray, labels: np.ndarray) -> ArraySp
         narrowed(inputs, held_dtype(inputs.dtype), f"{where}, inputs"),
         narrowed(labels, np.int32, f"{where}, labels"),
     )
+
+
+def _array(where: str, values: Any) -> np.ndarray:
+    """Returns what somebody gives as an array as one."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # of lists of unequal length
+        raise UserError(f"{where} is no array: {first_line(error)} Make its rows alike.") from error
+    if array.dtype.kind not in "biuf" and not isinstance(values, np.ndarray):
+        raise UserError(
+            f"{where} is a {type(values).__name__}, of which NumPy makes {array.dtype}"
+            f"{list(array.shape)}, and not numbers. Give an array of numbers; an iterator or a "
+            "loader has to be read into one first."
+        )
+    return array

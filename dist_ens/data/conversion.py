@@ -3,7 +3,7 @@
 import numpy as np
 
 from dist_ens.data.checks import check_finite, check_numbers
-from dist_ens.data.source import Spec
+from dist_ens.data.spec import Spec
 from dist_ens.errors import UserError
 from dist_ens.narrowing import first_index, narrowed
 

@@ -17,7 +17,8 @@ from dist_ens.array_files import (
     is_there,
     opened_file,
 )
-from dist_ens.data.source import Source, Spec, Split
+from dist_ens.data.source import Source, Split
+from dist_ens.data.spec import Spec
 from dist_ens.data.stored import StoredSplit, describe_stored, source_of_stored
 from dist_ens.errors import UserError
 from dist_ens.paths import given_path, shortened

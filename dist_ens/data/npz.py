@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Iterator
 
 from dist_ens.array_files import opened_npz
-from dist_ens.data.source import Source, Spec
+from dist_ens.data.source import Source
+from dist_ens.data.spec import Spec
 from dist_ens.data.stored import StoredSplit, describe_stored, source_of_stored
 from dist_ens.paths import given_path, shortened
 

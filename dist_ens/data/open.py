@@ -4,7 +4,8 @@ from dist_ens.config import DataConfig, did_you_mean
 from dist_ens.data.digits import open_digits
 from dist_ens.data.idx import describe_idx, open_idx, open_idx_test
 from dist_ens.data.npz import describe_npz, open_npz
-from dist_ens.data.source import Source, Spec, Split, num_held_out
+from dist_ens.data.source import Source, Split, num_held_out
+from dist_ens.data.spec import Spec
 from dist_ens.data.text import open_text
 from dist_ens.data.tfds import describe_tfds, open_tfds
 from dist_ens.data.uci import open_uci

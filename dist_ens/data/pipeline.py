@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dist_ens.data.source import Split
+from dist_ens.data.source_check import check_parts
 from dist_ens.methods import Order
 
 Batch = dict[str, np.ndarray]
@@ -95,7 +96,9 @@ def evaluation_batches(
     def batch(number: int) -> Batch:
         positions = number * global_batch_size + host_rows
         mask = positions < length
-        return {**split.take(begins + np.minimum(positions, length - 1)), "mask": mask}
+        examples = split.take(begins + np.minimum(positions, length - 1))
+        check_parts("The split", examples)
+        return {**examples, "mask": mask}
 
     count = -(-length // global_batch_size)
     return _prefetched(range(count), batch)

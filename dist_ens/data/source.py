@@ -1,142 +1,18 @@
 """What a data set is to the trainer: a description, and two splits with random access."""
 
 import dataclasses
-import math
-from collections.abc import Mapping
+import hashlib
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from dist_ens.data.spec import Spec
 from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype, narrowed
-from dist_ens.paths import shortened
 
 _AT_A_TIME = 10_000  # examples, where a split is gone through once
-
-
-@dataclasses.dataclass(frozen=True)
-class Standardization:
-    """What a source took off its inputs and targets, and then divided them by, group by group.
-
-    Attributes:
-        input_mean: For each group a number for each feature, in the inputs' own units.
-        input_std: Likewise; 1 for a feature that is constant.
-        target_mean: For each group, in the targets' own unit.
-        target_std: Likewise.
-    """
-
-    input_mean: tuple[tuple[float, ...], ...]
-    input_std: tuple[tuple[float, ...], ...]
-    target_mean: tuple[float, ...]
-    target_std: tuple[float, ...]
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Standardization":
-        """Reads back `dataclasses.asdict`, also through JSON."""
-        return cls(
-            input_mean=tuple(tuple(row) for row in values["input_mean"]),
-            input_std=tuple(tuple(row) for row in values["input_std"]),
-            target_mean=tuple(values["target_mean"]),
-            target_std=tuple(values["target_std"]),
-        )
-
-    def of_inputs(self, inputs: np.ndarray) -> np.ndarray:
-        """Returns inputs standardised as every group's members take them.
-
-        Args:
-            inputs: Inputs in their own units, [examples, features].
-
-        Returns:
-            float32[groups, examples, features].
-
-        Raises:
-            UserError: If a standardised input does not fit in float32.
-        """
-        mean, std = (np.array(rows)[:, None] for rows in (self.input_mean, self.input_std))
-        with np.errstate(over="ignore"):
-            standard = (inputs - mean) / std
-        return narrowed(standard, np.float32, "inputs, standardised, [group, example, feature]")
-
-
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """A data set, described: one example, and how many sets it is.
-
-    Attributes:
-        input_shape: Without the batch.
-        input_dtype: Name of the NumPy type in which JAX holds the inputs. A wider type becomes that
-            of the same kind with 32 bits: `int64` becomes `int32`.
-        label_shape: `()` for one label per example; `(length,)` for one per position.
-        num_classes: Labels lie in [0, num_classes); None where they are real targets, float32.
-        num_groups: Of members: each has a training and a test set of its own in the splits.
-        standardization: What the source did to inputs and targets; None: nothing.
-    """
-
-    input_shape: tuple[int, ...]
-    input_dtype: str
-    label_shape: tuple[int, ...]
-    num_classes: int | None
-    num_groups: int = 1
-    standardization: Standardization | None = None
-
-    def __post_init__(self) -> None:
-        try:
-            held = held_dtype(self.input_dtype)
-        except TypeError as error:
-            raise UserError(
-                f"input_dtype is not the name of a NumPy type: {shortened(str(self.input_dtype))}. "
-                "Try 'float32'."
-            ) from error
-        object.__setattr__(self, "input_dtype", held.name)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
-        """Reads back `to_dict`, also through JSON."""
-        return cls(
-            input_shape=tuple(values["input_shape"]),
-            input_dtype=values["input_dtype"],
-            label_shape=tuple(values["label_shape"]),
-            num_classes=values["num_classes"],
-            num_groups=values["num_groups"],
-            standardization=(
-                Standardization.from_dict(values["standardization"])
-                if values["standardization"]
-                else None
-            ),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
-        return dataclasses.asdict(self)
-
-    @property
-    def label_dtype(self) -> str:
-        """Name of the NumPy type of the labels."""
-        return "float32" if self.num_classes is None else "int32"
-
-    @property
-    def example_bytes(self) -> int:
-        """Of an example's input and label."""
-        label = 4 * math.prod(self.label_shape)
-        return math.prod(self.input_shape) * np.dtype(self.input_dtype).itemsize + label
-
-    def told_apart(self, other: "Spec") -> tuple[str, str]:
-        """This one and another that is not equal, in words in which they differ."""
-        if str(self) != str(other) or not (self.standardization and other.standardization):
-            return str(self), str(other)
-        for field in dataclasses.fields(Standardization):
-            pair = (getattr(spec.standardization, field.name) for spec in (self, other))
-            for a, b in zip(*map(np.ravel, pair), strict=True):
-                if a != b:
-                    name = field.name.replace("_", " ")
-                    return f"{self}, a training {name} {a}", f"{other}, a training {name} {b}"
-        return str(self), str(other)
-
-    def __str__(self) -> str:
-        real = self.num_classes is None
-        labels = "with real targets" if real else f"in {self.num_classes} classes"
-        groups = f", {self.num_groups} groups" if self.num_groups > 1 else ""
-        return f"{self.input_dtype}{list(self.input_shape)} {labels}{groups}"
+_SAMPLED = 100  # examples of a split that is not in memory, for its fingerprint
 
 
 class Split(Protocol):
@@ -176,11 +52,25 @@ class Source:
 
     def __post_init__(self) -> None:
         for name, split in (("train", self.train), ("test", self.test)):
+            if not hasattr(split, "take") or not hasattr(split, "__len__"):
+                raise UserError(
+                    f"The {name} split is a {type(split).__name__}, which has no examples by their "
+                    "positions. Use dist_ens.data.ArraySplit for arrays, or write a class like "
+                    "dist_ens.data.Split."
+                )
             if len(split) % self.spec.num_groups:
                 raise UserError(
                     f"Groups have equally many examples. Received: {len(split)} in split {name} "
                     f"for {self.spec.num_groups} groups. Make the groups' parts equally long."
                 )
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """Fingerprints of the examples, by the name of their split: 64 hexadecimal digits each.
+
+        Examples in memory are all read; of others 100 that are evenly spread.
+        """
+        return {"train": _fingerprint_of(self.train), "test": _fingerprint_of(self.test)}
 
     @property
     def num_train_examples(self) -> int:
@@ -313,3 +203,19 @@ class ArraySplit:
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """See `Split.take`."""
         return {"inputs": self.inputs[indices], "labels": self.labels[indices]}
+
+
+def _fingerprint_of(split: Split) -> str:
+    """Returns a fingerprint of a split's examples: 64 hexadecimal digits."""
+    if split.in_memory:
+        positions = np.arange(len(split))
+    else:
+        positions = np.unique(np.linspace(0, len(split) - 1, _SAMPLED).astype(np.int64))
+    digest = hashlib.sha256(str(len(split)).encode())
+    for first in range(0, len(positions), _AT_A_TIME):
+        examples = split.take(positions[first : first + _AT_A_TIME])
+        for name in sorted(examples):
+            leaf = np.ascontiguousarray(examples[name])
+            digest.update(f"{name} {leaf.dtype} {leaf.shape[1:]}".encode())
+            digest.update(leaf.data.cast("B") if leaf.size else b"")
+    return digest.hexdigest()

@@ -8,7 +8,8 @@ import dataclasses
 from dist_ens.array_files import StoredArray, require_memory
 from dist_ens.data.arrays import checked_split, source_of_arrays
 from dist_ens.data.checks import check_alike, check_headers, count_classes
-from dist_ens.data.source import ArraySplit, Source, Spec
+from dist_ens.data.source import ArraySplit, Source
+from dist_ens.data.spec import Spec
 from dist_ens.narrowing import held_dtype
 
 

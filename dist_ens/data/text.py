@@ -10,7 +10,8 @@ import numpy as np
 import psutil
 
 from dist_ens.array_files import Readable, damage_told, opened_file
-from dist_ens.data.source import Source, Spec
+from dist_ens.data.source import Source
+from dist_ens.data.spec import Spec
 from dist_ens.errors import UserError
 from dist_ens.paths import given_path, shortened
 

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dist_ens.data.checks import check_finite, check_labels, count_classes
-from dist_ens.data.source import Source, Spec
+from dist_ens.data.source import Source
+from dist_ens.data.spec import Spec
 from dist_ens.errors import UserError, first_line
 from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.paths import given_path, shortened

@@ -7,7 +7,8 @@ import numpy as np
 
 from dist_ens.array_files import StoredArray, opened_npz, require_memory
 from dist_ens.data.notes import notes_on_columns
-from dist_ens.data.source import ArraySplit, Source, Spec, Standardization
+from dist_ens.data.source import ArraySplit, Source
+from dist_ens.data.spec import Spec, Standardization
 from dist_ens.errors import UserError
 from dist_ens.narrowing import narrowed
 from dist_ens.paths import given_path, shortened

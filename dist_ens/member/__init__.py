@@ -38,6 +38,7 @@ from dist_ens.member.member import (
     check_member,
     check_modes,
     rematerialized,
+    require_member,
     with_compute_dtype,
     with_normalized_inputs,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "from_nnx",
     "from_pytree",
     "rematerialized",
+    "require_member",
     "with_compute_dtype",
     "with_normalized_inputs",
 ]

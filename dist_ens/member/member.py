@@ -42,6 +42,15 @@ def name_of(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", type(fn).__name__)
 
 
+def require_member(member: Any) -> None:
+    """Raises a `UserError` unless an object is a member."""
+    if not isinstance(member, Member):
+        raise UserError(
+            f"The network given is a {type(member).__name__}, not a dist_ens.member.Member. Make "
+            "one with an adapter of dist_ens.member, such as from_linen(module)."
+        )
+
+
 def require_parameters(params: Any) -> None:
     """Raises a `UserError` unless every leaf of `params` is a floating-point array."""
     if not jax.tree.leaves(params):

@@ -1,0 +1,73 @@
+"""Whether what somebody gives as a data set is one."""
+
+from typing import Any
+
+import numpy as np
+
+from dist_ens.data.source import Source
+from dist_ens.data.spec import Spec
+from dist_ens.errors import UserError
+
+_PARTS = ("inputs", "labels")
+
+
+def check_source(source: Any) -> None:
+    """Checks that an object is a source, and that an example of each split is what its `spec` says.
+
+    Args:
+        source: What was given as one.
+
+    Raises:
+        UserError: If it is something else, such as a generator, or if a split has no example, or
+            yields other parts, shapes or types.
+    """
+    if not isinstance(source, Source):
+        raise UserError(
+            f"source is a {type(source).__name__}, not a dist_ens.data.Source. Make one of arrays "
+            "with source_of_arrays((inputs, labels), (test_inputs, test_labels)); an iterator or a "
+            "loader of batches has to be read into arrays first."
+        )
+    if not isinstance(source.spec, Spec):
+        raise UserError(
+            f"source.spec is a {type(source.spec).__name__}, not a dist_ens.data.Spec. Describe an "
+            "example with one."
+        )
+    splits = {"train": source.train, "test": source.test, "valid": source.valid}
+    for name, split in splits.items():
+        if split is not None:
+            _check_split(f"source.{name}", split, source.spec)
+
+
+def _check_split(where: str, split: Any, spec: Spec) -> None:
+    if not len(split):
+        raise UserError(f"{where} has no examples. Add one or more.")
+    example = split.take(np.zeros(1, np.int64))
+    check_parts(where, example)
+    expected = {
+        "inputs": ((1, *spec.input_shape), spec.input_dtype),
+        "labels": ((1, *spec.label_shape), spec.label_dtype),
+    }
+    for part, (shape, dtype) in expected.items():
+        leaf = example[part]
+        if np.shape(leaf) != shape or np.asarray(leaf).dtype != dtype:
+            raise UserError(
+                f"{where} yields {part} {np.asarray(leaf).dtype}{list(np.shape(leaf))} for one "
+                f"example, and its spec says {dtype}{list(shape)}. Correct one of the two."
+            )
+
+
+def check_parts(where: str, examples: Any) -> None:
+    """Raises a `UserError` unless examples are a dict of `inputs` and `labels`, and nothing else.
+
+    Args:
+        where: What an error message calls the split.
+        examples: What its `take` returned.
+    """
+    names = sorted(examples) if isinstance(examples, dict) else None
+    if names is None or names != list(_PARTS):
+        found = f"a {type(examples).__name__}" if names is None else f"parts {names}"
+        raise UserError(
+            f"{where} yields {found}, and training takes 'inputs' and 'labels' alone: it would "
+            "never see another part. Where a part weighs or masks examples, leave out the examples "
+            "that do not count."
+        )
