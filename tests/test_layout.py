@@ -149,3 +149,25 @@ def test_what_is_read_waits_for_memory_and_each_part_is_read_once(monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(read), whole)
     # Two rows of two devices each: two parts of 2 KiB of an array, and two arrays at once.
     assert (begun, max(most)) == ([2048] * 8, 8192)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda layout, leaf: layout.put({"x": leaf}, 2, BATCH),
+        lambda layout, leaf: layout.put_everywhere({"x": leaf}),
+        lambda layout, leaf: layout.put_members({"x": leaf}),
+    ],
+    ids=["batch", "everywhere", "members"],
+)
+def test_a_number_that_does_not_fit_in_32_bits_is_refused_and_not_wrapped(put):
+    layout = make_layout(2, devices=jax.devices()[:2])
+    for dtype, most, held in (("int64", 2**31 - 1, "int32"), ("uint64", 2**32 - 1, "uint32")):
+        fits = put(layout, np.array([0, most], dtype))["x"]
+        assert fits.dtype == held
+        assert np.asarray(fits).tolist() == [0, most]
+        with pytest.raises(UserError, match=rf"leaf \['x'\]: the value {most + 1} at index 1"):
+            put(layout, np.array([0, most + 1], dtype))
+    assert np.asarray(put(layout, np.array([0.5, 2.0]))["x"]).tolist() == [0.5, 2.0]
+    with pytest.raises(UserError, match=r"the value 1e\+300 at index 1 does not fit in float32"):
+        put(layout, np.array([0.5, 1e300]))

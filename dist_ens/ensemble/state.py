@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError
+from dist_ens.layout import as_held
 from dist_ens.member.member import require_arrays
 
 Tree = TypeVar("Tree")
@@ -62,7 +63,8 @@ def stack_members(members: Sequence[Tree]) -> Tree:
 
     Raises:
         UserError: If two members do not fit; it names the member, the leaf and both shapes. Or
-            if one is an object of a class that is not registered as a pytree.
+            if one is an object of a class that is not registered as a pytree, or a number does
+            not fit in 32 bits.
 
     >>> stack_members([{"w": np.zeros(3)}, {"w": np.ones(3)}])["w"].shape
     (2, 3)
@@ -89,7 +91,7 @@ def stack_members(members: Sequence[Tree]) -> Tree:
                 f"structure, {structures[0]} and {structures[1]}. "
                 "All members of one ensemble share one architecture."
             )
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(as_held, members))
 
 
 def unstack_members(ensemble: Tree) -> list[Tree]:

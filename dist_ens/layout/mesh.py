@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dist_ens.errors import UserError
+from dist_ens.narrowing import held_dtype, narrowed
 
 ENSEMBLE = "ensemble"
 DATA = "data"
@@ -233,7 +234,7 @@ class Layout:
                 parts.append(jax.device_put(host_array[tuple(here)], device))
             return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts)
 
-        return jax.tree.map(put, host_tree)
+        return jax.tree.map(put, as_held(host_tree))
 
     @cached_property
     def host_mesh_rows(self) -> tuple[int, ...]:
@@ -296,7 +297,7 @@ class Layout:
             here = [jax.device_put(leaf, device) for device in everywhere.addressable_devices]
             return jax.make_array_from_single_device_arrays(np.shape(leaf), everywhere, here)
 
-        return jax.tree.map(put, host_tree)
+        return jax.tree.map(put, as_held(host_tree))
 
     def put_numbers(self, count: int) -> list[jax.Array]:
         """0, 1, … as int32[] everywhere on the mesh: to count with where nothing is transferred."""
@@ -327,7 +328,29 @@ class Layout:
             whole = np.asarray(leaf)
             return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
 
-        return jax.tree.map(put, tree)
+        return jax.tree.map(put, as_held(tree))
+
+
+def as_held(tree: Any) -> Any:
+    """Returns a pytree whose NumPy arrays have the types in which JAX holds them.
+
+    Args:
+        tree: Arrays of JAX, which stay as they are, NumPy arrays and numbers.
+
+    Raises:
+        UserError: If a number does not fit in 32 bits, which JAX would wrap around silently.
+    """
+
+    def held(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) or jax.config.jax_enable_x64:
+            return leaf
+        array = np.asarray(leaf)
+        dtype = held_dtype(array.dtype)
+        if dtype == array.dtype:
+            return leaf
+        return narrowed(array, dtype, f"leaf {jax.tree_util.keystr(path) or '(the whole)'}")
+
+    return jax.tree_util.tree_map_with_path(held, tree)
 
 
 def device_bytes(tree: Any) -> int:
