@@ -369,26 +369,27 @@ def out_of_bag_of(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
 
 
 def _other_kind(run: Run, name: str) -> Unlabelled:
-    if run.spec.standardization or run.spec.label_shape:
+    """Returns the test split of a source as examples of another kind.
+
+    Raises:
+        UserError: If the run's inputs have units or a vocabulary of their own, or the examples have
+            another shape.
+    """
+    spec, where = run.spec, f"--ood={quoted(name)}"
+    if spec.standardization or spec.label_shape:
         raise UserError(
-            "Examples of another kind come in the run's own units. Received: --ood for a table or "
-            "a text, whose numbers are its own. Leave it out."
-        )
-    config = dataclasses.replace(run.experiment.data, source=name, num_classes=None, validation=0.0)
-    other, spec = open_test(config), run.spec
-    example = other.take(np.zeros(1, np.int64))["inputs"][0]
-    if (example.shape, example.dtype.name) != (spec.input_shape, spec.input_dtype):
-        raise UserError(
-            "Examples of another kind have the shape and type of the run's. Received: "
-            f"{example.dtype}{list(example.shape)} from --ood={quoted(name)}, where the run's are "
-            f"{spec}. Convert them."
+            f"{where} cannot be compared with {spec}: a table's columns have units of their own, "
+            "and a text's characters numbers of their own. Leave --ood out."
         )
     if spec.num_groups > 1:
         raise UserError(
-            "Out-of-distribution scores are of one group of members. Received: "
-            f"{spec.num_groups} groups. Train on a source of one."
+            f"{where} was given for {spec.num_groups} groups of members, and out-of-distribution "
+            "scores are those of one ensemble. Train on a source of one group."
         )
-    return Unlabelled(other, spec.label_shape, spec.label_dtype)
+    config = dataclasses.replace(run.experiment.data, source=name, num_classes=None, validation=0.0)
+    other = Unlabelled(open_test(config), spec, where)
+    other.take(np.zeros(1, np.int64))  # its shape is told before anything is computed
+    return other
 
 
 def _under_shift(

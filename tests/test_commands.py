@@ -451,7 +451,7 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ),
         (
             ["evaluate", f"--workdir={workdir}", f"--config={tmp_path / 'own.py'}"],
-            "whose network is 'mlp'. Leave --config out.",
+            "by model.name, and another one is given: make_member.<locals>.<lambda>. Leave out",
         ),
     ]
     for arguments, sentence in cases:

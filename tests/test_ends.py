@@ -210,7 +210,7 @@ def test_output_is_text_whatever_the_name_of_a_file(run, tmp_path):
     shutil.copytree(run, strange)
     ended = dist_ens("report", strange, f"--output={strange}.html")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert r"\udcff.html" in ended.stdout
+    assert r"\377.html'" in ended.stdout  # as a shell takes it
     assert r"<title>\udcff</title>" in pathlib.Path(f"{strange}.html").read_text()
 
 

@@ -213,15 +213,31 @@ def test_an_interval_holds_the_truth_as_often_as_it_says():
 
 
 @pytest.mark.quick
+def test_examples_of_another_kind_come_in_the_type_of_the_run_where_their_values_fit():
+    def taken(inputs, dtype):
+        split = ArraySplit(np.array(inputs), np.zeros(3, np.int32))
+        return Unlabelled(split, Spec((2,), dtype, (), 3), "--ood=x").take(np.array([2, 0]))
+
+    numbers = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    for dtype in ("uint8", "int32", "float32"):
+        found = taken(numbers.astype(np.float64), dtype)["inputs"]
+        assert (found.dtype, found.tolist()) == (dtype, [[5, 6], [1, 2]])
+    with pytest.raises(UserError, match=r"--ood=x: the value 300.0 at index \(0, 1\) does not fit"):
+        taken(numbers * [[1, 60]] - [[0, 60]], "uint8")
+    with pytest.raises(UserError, match=r"--ood=x has the shape \[2, 1\], and the members take"):
+        taken(numbers[:, :1], "float32")
+
+
+@pytest.mark.quick
 def test_what_is_far_from_the_data_is_told_by_the_measures_that_scikit_learn_scores():
     ensemble, state, weights, inputs = network(3, 4)
     outside = (5 * RANDOM.normal(size=(20, 4))).astype(np.float32)
     labels = np.zeros(30, np.int32)
     evaluator = Evaluator(ensemble, 8)
     inside = evaluator.evaluate(state, ArraySplit(inputs, labels))
-    beyond = evaluator.evaluate(
-        state, Unlabelled(ArraySplit(outside, np.full(20, 99)), (), "int32")
-    )
+    split = ArraySplit(outside, np.full(20, 99))  # labels that are no classes of the run
+    spec = Spec((4,), "float32", (), 3)
+    beyond = evaluator.evaluate(state, Unlabelled(split, spec, "outside"))
     found = detection(inside, beyond)
     both = np.einsum("nf,mfc->mnc", np.concatenate([inputs, outside]), weights)
     probs, is_out = softmax(both, -1), np.arange(50) >= 30

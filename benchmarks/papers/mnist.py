@@ -29,11 +29,12 @@ from dist_ens.report import write_scores
 from dist_ens.run import Run, open_finished
 from dist_ens.train import train
 from launch import front
+from launch.path_flags import define_path
 
-_DATA = flags.DEFINE_string("data", None, "Folder of MNIST's IDX files.")
-_OOD = flags.DEFINE_string("ood", None, "Folder of notMNIST's.")
+_DATA = define_path("data", None, "Folder of MNIST's IDX files.")
+_OOD = define_path("ood", None, "Folder of notMNIST's.")
 _EPOCHS = flags.DEFINE_float("epochs", 10.0, "Of training.", lower_bound=0.01)
-_JSON = flags.DEFINE_string("json", None, "File for the figures.")
+_JSON = define_path("json", None, "File for the figures.")
 _SIZES = (1, 5, 10, 15)
 
 

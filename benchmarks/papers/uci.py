@@ -23,11 +23,12 @@ from rich.table import Table
 from dist_ens.errors import RunError
 from dist_ens.report import write_scores
 from launch import front
+from launch.path_flags import define_path
 
-_DATA = flags.DEFINE_string("data", None, "Folder of the tables.")
+_DATA = define_path("data", None, "Folder of the tables.")
 _TABLES = flags.DEFINE_list("tables", None, "Which to train; default: all.")
 _ADVERSARIAL = flags.DEFINE_bool("adversarial", False, "Train on adversarial examples too.")
-_JSON = flags.DEFINE_string("json", None, "File for the figures.")
+_JSON = define_path("json", None, "File for the figures.")
 _CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "uci.py"
 
 
@@ -52,7 +53,7 @@ PUBLISHED = {
 
 def main() -> None:
     """Trains the tables one after the other, and prints each beside what is published."""
-    folder = pathlib.Path(front.required(_DATA))
+    folder = front.required(_DATA)
     console = Console(markup=False, highlight=False, width=110)
     names = list(PUBLISHED)
     if _TABLES.value is not None:

@@ -15,11 +15,12 @@ from benchmarks.peers.compare import WAYS, compare, table_of
 from benchmarks.workloads import WORKLOADS
 from dist_ens.report import write_scores
 from launch import front
+from launch.path_flags import define_path
 
 _WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "Which to run.")
 _WAYS = flags.DEFINE_list("ways", list(WAYS), "Which to time.")
 _TURNS = flags.DEFINE_integer("turns", 5, "Turns of each way.", lower_bound=1)
-_JSON = flags.DEFINE_string("json", None, "File for the figures.")
+_JSON = define_path("json", None, "File for the figures.")
 
 
 def main() -> None:

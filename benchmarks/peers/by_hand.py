@@ -10,10 +10,9 @@ import optax
 
 from benchmarks.peers.order import Order
 from benchmarks.workloads import Workload
-from dist_ens.ensemble import member_key
-from dist_ens.ensemble.lift import INIT
 from dist_ens.layout import DATA
 from dist_ens.optimizers import make_optimizer
+from dist_ens.randomness import INIT, member_key
 
 _SEED = 0
 

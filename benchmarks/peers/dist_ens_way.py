@@ -35,7 +35,7 @@ class DistEns(Updates):
                 layout or layout_of(workload),
                 "vmap" if execution == AUTO else execution,
             ),
-            Source(Spec(inputs.shape[1:], inputs.dtype.name, (), 0), split, split),
+            Source(Spec(inputs.shape[1:], inputs.dtype.name, (), 1), split, split),
             order_of(workload),
             workload.steps_per_call,
             chosen=execution == AUTO,

@@ -53,7 +53,7 @@ def require_number(field: str, value: int, *, least: int = -(2**31), most: int =
     """Raises a `UserError` unless a field's value is a whole number in [least, most]."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise UserError(
-            f"{field} is {shortened(repr(value))}. Give a whole number from {least:,} to {most:,}."
+            f"{field} is {repr(value)[:200]}. Give a whole number from {least:,} to {most:,}."
         )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_ens.data import Split
+from dist_ens.data import Spec, Split, convert_inputs
 from dist_ens.errors import UserError
 from dist_ens.evaluate.scores import Evaluation, num_draws
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
@@ -24,17 +24,17 @@ _BINS = 40
 
 
 class Unlabelled:
-    """A split whose labels are not looked at.
+    """A split whose labels are not looked at, in the type of a run's inputs.
 
     Args:
-        split: The examples.
-        label_shape: Of what stands for a label.
-        label_dtype: Likewise.
+        split: The examples; their type may be another one where the values fit.
+        spec: Description of the run's data.
+        where: What an error message calls the examples.
     """
 
-    def __init__(self, split: Split, label_shape: Sequence[int], label_dtype: str) -> None:
-        self._split = split
-        self._label = np.zeros(tuple(label_shape), label_dtype)
+    def __init__(self, split: Split, spec: Spec, where: str) -> None:
+        self._split, self._spec, self._where = split, spec, where
+        self._label = np.zeros(spec.label_shape, spec.label_dtype)
 
     @property
     def in_memory(self) -> bool:
@@ -45,10 +45,15 @@ class Unlabelled:
         return len(self._split)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Split.take`."""
-        inputs = self._split.take(indices)["inputs"]
+        """See `Split.take`.
+
+        Raises:
+            UserError: If the shape is another, or a value does not fit in the type.
+        """
+        inputs = self._split.take(np.ravel(indices))["inputs"]
+        inputs = convert_inputs(self._spec, inputs, self._where)
         labels = np.broadcast_to(self._label, (*np.shape(indices), *self._label.shape))
-        return {"inputs": inputs, "labels": labels}
+        return {"inputs": inputs.reshape(*np.shape(indices), *inputs.shape[1:]), "labels": labels}
 
 
 def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
