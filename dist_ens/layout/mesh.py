@@ -342,7 +342,7 @@ def as_held(tree: Any) -> Any:
     """
 
     def held(path: Any, leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) or jax.config.jax_enable_x64:
+        if isinstance(leaf, jax.Array):
             return leaf
         array = np.asarray(leaf)
         dtype = held_dtype(array.dtype)
