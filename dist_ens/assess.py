@@ -204,7 +204,8 @@ def require_trained_on(run: Run, source: Source) -> None:
     Raises:
         UserError: If the description, the number of examples, or an example is another.
     """
-    changed = [n for n, there in (run.examples or {}).items() if source.fingerprint.get(n) != there]
+    recorded = run.examples or {}
+    changed = [n for n, here in source.fingerprint.items() if recorded.get(n, here) != here]
     if source.spec != run.spec:
         here, there = source.spec.told_apart(run.spec)
     elif source.num_train_examples != run.num_train_examples:

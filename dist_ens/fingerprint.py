@@ -23,17 +23,22 @@ _TRACING = ("jax", "flax", "optax", "equinox")
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of what takes part in tracing a step, by name."""
+    """Returns the versions of what takes part in tracing a step, by name; the platform too.
+
+    A network may choose its operations by the platform, as attention does on accelerators.
+    """
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     loaded = {name: sys.modules[name].__version__ for name in _TRACING if name in sys.modules}
-    return {"python": python, "dist_ens": dist_ens.__version__, **loaded}
+    platform = {"platform": jax.default_backend()}
+    return {"python": python, "dist_ens": dist_ens.__version__, **platform, **loaded}
 
 
 def fingerprint_of_step(ensemble: Ensemble, spec: Spec, global_batch_size: int) -> str:
     """Returns a fingerprint of the step of one member on the whole global batch.
 
     It depends on the operations of network, loss, methods and optimizer, and on the arrays that
-    they capture. It does not depend on the mesh, on the execution or on the number of members.
+    they capture. It does not depend on the mesh, the execution, the number of members or
+    the precision that JAX is configured to use.
 
     Args:
         ensemble: The lifted member.
@@ -53,7 +58,9 @@ def fingerprint_of_step(ensemble: Ensemble, spec: Spec, global_batch_size: int) 
         "labels": jax.ShapeDtypeStruct((global_batch_size, *spec.label_shape), spec.label_dtype),
         "index": jax.ShapeDtypeStruct((global_batch_size,), "int32"),
     }
-    traced = jax.make_jaxpr(ensemble.step_of_one)(member, batch)
+    # How precisely it is computed is for each start to say.
+    with jax.default_matmul_precision("default"), jax.enable_x64(False):
+        traced = jax.make_jaxpr(ensemble.step_of_one)(member, batch)
     digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
     for array in _captured(traced):
         digest.update(np.ascontiguousarray(array).tobytes())

@@ -18,7 +18,7 @@ from dist_ens.config import (
     Experiment,
     differences_on_resume,
     fields_from_record,
-    require_number,
+    whole_number,
 )
 from dist_ens.data import Source, Spec
 from dist_ens.ensemble import Ensemble, State
@@ -110,11 +110,11 @@ class Run:
             ) from error
 
     def __post_init__(self) -> None:
-        require_number("num_train_examples", self.num_train_examples, least=0)
+        whole_number("num_train_examples", self.num_train_examples, least=0)
         if self.execution is not None:
             Execution.parse(self.execution)
         if self.num_devices is not None:
-            require_number("num_devices", self.num_devices, least=1)
+            whole_number("num_devices", self.num_devices, least=1)
 
     def batch_of_inputs(self, batch_size: int) -> jax.ShapeDtypeStruct:
         """Shape and type of a batch of inputs as the source yields them."""
@@ -367,18 +367,18 @@ class Run:
 
     def _other_network(self, saved: "Run") -> list[tuple[str, Any, Any]]:
         """Returns the networks of another run and of this one, unless they are the same."""
-        there, here = (
-            run.network or (run.member_file and "one of its own") for run in (saved, self)
-        )
-        if (there is None) != (here is None):
-            named = self.experiment.model.name
-            return [
-                ("the network", there or f"{named} (model.name)", here or f"{named} (model.name)")
-            ]
+        if saved.examples is None:  # an older version did not write which network it was
+            there, here = saved.member_file, self.member_file
+            other = (there is None) != (here is None)
+            return [("the network's file", there, here)] if other else []
+        by_name = f"{self.experiment.model.name} (model.name)"
+        there, here = (run.network or by_name for run in (saved, self))
+        if (saved.network is None) != (self.network is None):
+            return [("the network", there, here)]
         if saved.step is None or self.step is None:
             return []
-        if saved.versions != self.versions:
-            return [("the network", there, here)] if there != here else []
+        if saved.versions != self.versions:  # which is said
+            return []
         if saved.step == self.step:
             return []
         return [
@@ -402,7 +402,8 @@ class Run:
         )
         return (
             f"The run was begun with {listed}, so that its training step cannot be compared with "
-            "the one here. It goes on if the network is the same."
+            f"the one here. Its network was {saved.network}, and here it is {self.network}: going "
+            "on as if they were the same."
         )
 
     def identified(self, ensemble: Ensemble, member: Member | None, source: Source) -> "Run":
@@ -423,17 +424,14 @@ class Run:
     def check_network(self, ensemble: Ensemble, member: Member | None) -> None:
         """Checks that a network that was given is the one that this run was trained with.
 
+        Networks can be compared where the same versions trace them; otherwise nothing is checked.
+
         Raises:
-            UserError: If its training step is another one. Where other versions traced it, the
-                network's name is all that is compared.
+            UserError: If its training step is another one.
         """
-        if member is None or self.step is None:
+        if member is None or self.step is None or self.versions != versions():
             return
-        if self.versions == versions():
-            differs = self._step_with(ensemble) != self.step
-        else:
-            differs = member.name != self.network
-        if differs:
+        if self._step_with(ensemble) != self.step:
             raise UserError(
                 f"The network given, {member.name}, computes another training step than the "
                 f"network of this run, {self.network}. Give the network that it was trained with."
@@ -570,7 +568,8 @@ def open_finished(
             f"The network of the run in {quoted(workdir)} is defined in its config file, which is "
             f"not run unasked. Add {option('config', run.member_file)}."
         )
-    if not run.has_own_network and member is not None:
+    is_known = run.examples is not None  # an older version did not write which network it was
+    if is_known and not run.has_own_network and member is not None:
         raise UserError(
             f"The network of the run in {quoted(workdir)} is {run.experiment.model.name!r}, by "
             f"model.name, and another one is given: {member.name}. Leave out --config, or the "

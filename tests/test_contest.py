@@ -2,6 +2,8 @@
 
 import time
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import networks
@@ -248,3 +250,36 @@ def test_a_way_that_one_core_has_not_is_no_reason_not_to_try_that_core():
     options["chunk:5 on one device"] = Sleeping(ensemble.layout, 0.02)
     timing = contest.timed(options, ["chunk:5"], state, batches, num_steps=10**9)
     assert [*timing.step_secs] == ["chunk:5", "chunk:5 on one device"]
+
+
+class Failing(Sleeping):
+    """An execution that has used the state up when its second call raises."""
+
+    def update(self, state, batches):
+        state, metrics = super().update(state, batches)
+        if self.calls == 2:
+            for leaf in jax.tree.leaves(state):
+                leaf.delete()
+            raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        return state, metrics
+
+
+class Reading(Sleeping):
+    """An execution that looks at the state it is given."""
+
+    def update(self, state, batches):
+        jax.block_until_ready(jax.tree.map(jnp.copy, state))
+        return super().update(state, batches)
+
+
+@pytest.mark.parametrize("failing", ["a", "b"])
+def test_a_candidate_that_uses_the_state_up_and_raises_is_left_out(failing):
+    ensemble, state, batches = program(networks.mlp, steps=2)
+    options = {
+        name: (Failing if name == failing else Reading)(ensemble.layout, 0.05) for name in "abc"
+    }
+    for option in options.values():
+        option.execution = "vmap"
+    timing = contest.timed(options, [*options], state, batches, 10**9)
+    assert [*timing.step_secs] == [name for name in options if name != failing]
+    assert timing.failed == {failing: "RuntimeError: RESOURCE_EXHAUSTED: Out of memory."}

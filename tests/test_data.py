@@ -443,9 +443,9 @@ def test_a_number_beyond_32_bits_is_refused_with_its_index(tmp_path, inputs, lab
     keys = {f"{part}_{key}": array for part in ("train", "test") for key, array in arrays.items()}
     np.savez(tmp_path / "a.npz", **keys)
     with pytest.raises(UserError, match=re.escape(sentence)):
-        open_source(DataConfig(source=f"npz:{tmp_path / 'a.npz'}", num_classes=2**33))
+        open_source(DataConfig(source=f"npz:{tmp_path / 'a.npz'}", num_classes=2**31 - 1))
     with pytest.raises(UserError, match=re.escape(sentence)):
-        source_of_arrays((inputs, labels), (inputs, labels), num_classes=2**33)
+        source_of_arrays((inputs, labels), (inputs, labels), num_classes=2**31 - 1)
     with pytest.raises(UserError, match="does not fit in"):
         ArraySplit(inputs, labels)
 
@@ -704,8 +704,8 @@ def source_with(split):
             r"inputs float32\[1, 4\] for one example, and its spec says float32\[1, 3\]",
         ),
         (
-            source_with(yielding(**GOOD | {"labels": ((), "int64")})),
-            r"labels int64\[1\] for one example, and its spec says int32\[1\]",
+            source_with(yielding(**GOOD | {"labels": ((), "float32")})),
+            r"labels float32\[1\] for one example, and its spec says int32\[1\]",
         ),
     ],
 )
@@ -713,6 +713,13 @@ def test_a_source_that_is_none_is_refused_before_anything_is_written(source, tol
     with pytest.raises(UserError, match=told):
         train(Experiment(steps=1), tmp_path / "run", source=source)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_split_may_yield_what_numpy_makes_of_numbers(tmp_path):
+    wide = yielding(inputs=((3,), "float64"), labels=((), "int64"))
+    experiment = Experiment.from_dict({"steps": 1, "data": {"global_batch_size": 8}})
+    trained = train(experiment, tmp_path, source=Source(SPEC, train=wide, test=wide))
+    assert trained.step == 1
 
 
 @pytest.mark.parametrize("split", [[1, 2, 3], {"inputs": np.zeros(3)}, (x for x in range(3))])

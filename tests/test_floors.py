@@ -26,7 +26,7 @@ FLOORS = {
     "dist_ens.cluster": 1,
     "dist_ens.cache": 1,
     "dist_ens.member": 1,
-    "dist_ens.losses": 1.25,
+    "dist_ens.losses": 1,
     "dist_ens.methods": 1.5,
     "dist_ens.turns": 1.5,
     "dist_ens.optimizers": 1,

@@ -419,3 +419,7 @@ def test_members_that_agree_far_from_zero_keep_their_variance():
     # float32 has 7 digits: the mean of squares would leave nothing of a variance of 1e-4 at 1000.
     mean, variance = mixture_moments(jnp.full((3, 1), 1000.0), jnp.full((3, 1), 1e-4))
     assert (float(mean[0]), float(variance[0])) == pytest.approx((1000.0, 1e-4), rel=1e-6)
+
+
+def test_a_label_that_is_no_class_has_no_credit():
+    assert credit(jnp.zeros((2, 2)), jnp.array([2, 7])).tolist() == [0.0, 0.0]

@@ -1,6 +1,7 @@
 """A network is told that it is trained, whatever it calls the switch."""
 
 import dataclasses
+from functools import partial
 
 import equinox as eqx
 import flax.linen as nn
@@ -27,7 +28,7 @@ from dist_ens.member import (
     with_compute_dtype,
     with_normalized_inputs,
 )
-from dist_ens.member.modes import EVALUATION, TRAINING, on_one_column
+from dist_ens.member.modes import EVALUATION, EVALUATION_ARGUMENTS, TRAINING, on_one_column
 
 pytestmark = pytest.mark.quick
 INPUTS = jax.ShapeDtypeStruct((8, 6), jnp.float32)
@@ -54,7 +55,7 @@ def trains_and_evaluates(member):
 
 def linen_with(name, where):
     """A linen module with dropout, whose switch has some name."""
-    value = {True: name in EVALUATION, False: name not in EVALUATION}
+    value = {True: name in EVALUATION_ARGUMENTS, False: name not in EVALUATION_ARGUMENTS}
 
     def forward(self, x, switch):
         trains = switch is value[False]
@@ -80,8 +81,13 @@ def linen_with(name, where):
     )()
 
 
-@pytest.mark.parametrize("where", ["argument", "field"])
-@pytest.mark.parametrize("name", [*TRAINING, *EVALUATION])
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        *((name, "argument") for name in (*TRAINING, *EVALUATION_ARGUMENTS)),
+        *((name, "field") for name in (*TRAINING, *EVALUATION)),
+    ],
+)
 def test_a_linen_module_is_switched_by_every_usual_name(name, where):
     member = from_linen(linen_with(name, where))
     assert trains_and_evaluates(member)
@@ -186,6 +192,29 @@ def test_a_function_that_takes_a_switch_is_given_it(member):
     np.testing.assert_allclose(trained, 2 * evaluated, rtol=1e-6)
 
 
+def test_a_switch_that_somebody_has_set_stays_set():
+    def apply(w, x, *, training):
+        return (2.0 if training else 1.0) * (x @ w)
+
+    (trained, _), (evaluated, _) = both(from_functions(weights, partial(apply, training=False)))
+    np.testing.assert_array_equal(trained, evaluated)
+
+
+class TestField(nn.Module):
+    """Its field has nothing to do with evaluation."""
+
+    test: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x) * (100 if self.test else 1)
+
+
+def test_a_field_of_a_general_name_is_no_switch():
+    (trained, _), (evaluated, _) = both(from_linen(TestField()))
+    np.testing.assert_array_equal(trained, evaluated)
+
+
 def test_inputs_that_are_called_like_a_switch_are_none():
     member = from_functions(weights, lambda train, test: test @ train)
     (trained, _), (evaluated, _) = both(member)
@@ -249,6 +278,42 @@ def test_a_network_that_is_not_told_that_it_is_trained_is_refused(name, wrapped)
         check_modes(member, INPUTS, DATA)
 
 
+def test_what_a_network_waits_for_is_found_out_in_the_type_that_it_is_given():
+    class OfFloats(Deaf):
+        def __call__(self, x, learning=False):
+            if x.dtype != jnp.float32:
+                raise TypeError("it takes float32")
+            return super().__call__(x, learning)
+
+    member = with_normalized_inputs(from_linen(OfFloats()), (1.0,), (2.0,))
+    with pytest.raises(UserError, match="though it has Dropout_0"):
+        check_modes(member, jax.ShapeDtypeStruct((8, 6), jnp.uint8), DATA)
+
+
+@pytest.mark.parametrize("kind", ["nnx", "equinox"])
+def test_dropout_samples_are_drawn_whatever_the_call_takes(kind):
+    class OfNnx(nnx.Module):
+        def __init__(self, rngs):
+            self.head, self.dropout = nnx.Linear(6, 3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x, deterministic=None):
+            return self.head(self.dropout(x, deterministic=deterministic))
+
+    class OfEquinox(Equinox):
+        def __call__(self, x, key=None, inference=None):
+            return self.head(self.dropout(x, key=key, inference=inference))
+
+    member = from_nnx(OfNnx) if kind == "nnx" else from_equinox(OfEquinox)
+    assert trains_and_evaluates(member)
+    params, model_state = member.init(jax.random.key(0), X)
+    drawn = [
+        np.asarray(member.apply(params, model_state, X, key, False)[0])
+        for key in (None, None, jax.random.key(0), jax.random.key(1))
+    ]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not np.allclose(drawn[2], drawn[3])
+
+
 class AsksItsStreams(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -268,7 +333,48 @@ class HasConstants(nn.Module):
         return nn.Dense(3)(x * scale.value)
 
 
+class Frozen(nn.Module):
+    """Batch statistics that are frozen on purpose: there is no switch."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.BatchNorm(use_running_average=True)(x))
+
+
+class HasARate(nn.Module):
+    """A field that is called like a rate, and no dropout."""
+
+    dropout_rate: float = 0.1
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+class AsksAnUnboundModule(nn.Module):
+    def width(self):
+        return 3
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(AsksAnUnboundModule(parent=None).width())(x)
+
+
+class LooksAtItsColumn(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Dropout(0.5, deterministic=not train)(x)
+        return nn.Dense(3)(x + jax.lax.axis_index(DATA) if train else x)
+
+
+def test_a_network_may_look_at_the_column_it_is_in():
+    check_modes(from_linen(LooksAtItsColumn()), INPUTS, DATA)
+
+
 def test_networks_that_are_as_they_should_be_are_not_refused():
+    assert not trains_and_evaluates(from_linen(Frozen()))
+    assert not trains_and_evaluates(from_linen(HasARate()))
+    assert not trains_and_evaluates(from_linen(AsksAnUnboundModule()))
     assert trains_and_evaluates(from_linen(AsksItsStreams()))
     assert not trains_and_evaluates(from_linen(DropsNothing()))
     assert not trains_and_evaluates(from_linen(HasConstants()))

@@ -1,5 +1,6 @@
 """What a run's folder records, and what may not take its place."""
 
+import dataclasses
 import json
 
 import flax.linen as nn
@@ -126,12 +127,15 @@ def test_other_versions_are_said_and_not_refused(finished, tmp_path, capsys):
     train(short(), workdir, member=plain(), source=source())
     record = record_of(workdir)
     record["versions"]["jax"], record["step"] = "0.1.2", "0" * 64  # as another JAX traces it
+    record["network"] = "before"
     rewritten(workdir, record)
     open_finished(workdir, lambda spec: plain())
     capsys.readouterr()
     train(experiment(num_members=2, steps=16), workdir, member=plain(), source=source())
     told = f"The run was begun with jax 0.1.2 (here {jax.__version__}), so that its training step"
-    assert told in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert told in said
+    assert "Its network was before, and here it is plain.<locals>.<lambda>: going on as if" in said
     with pytest.raises(UserError, match="the training step of the network"):  # of this version
         train(experiment(num_members=2, steps=24), workdir, member=waved(), source=source())
 
@@ -145,6 +149,48 @@ def test_a_run_of_before_there_were_fingerprints_is_read(finished, tmp_path):
     run, _, _ = open_finished(tmp_path)
     assert (run.network, run.step, run.versions, run.examples) == (None,) * 4
     assert train(experiment(num_members=2, steps=16), tmp_path, source=source()).step == 16
+
+
+def test_a_network_from_python_of_before_there_were_fingerprints_goes_on(tmp_path):
+    train(short(), tmp_path, member=plain(), source=source())
+    record = record_of(tmp_path)
+    for name in ("network", "step", "versions", "examples"):
+        del record[name]
+    rewritten(tmp_path, record)
+    open_finished(tmp_path, lambda spec: plain())
+    longer = experiment(num_members=2, steps=16)
+    assert train(longer, tmp_path, member=plain(), source=source()).step == 16
+
+
+class Augmenting:
+    """A split that yields its examples a little differently each time."""
+
+    in_memory = False
+
+    def __init__(self, split):
+        self.split, self.random = split, np.random.default_rng(0)
+
+    def __len__(self):
+        return len(self.split)
+
+    def take(self, indices):
+        examples = self.split.take(indices)
+        noise = self.random.normal(size=examples["inputs"].shape).astype(np.float32)
+        return {**examples, "inputs": examples["inputs"] + noise}
+
+
+def test_a_split_that_yields_something_else_each_time_has_no_fingerprint_and_goes_on(tmp_path):
+    def augmented():
+        return dataclasses.replace(source(), train=Augmenting(source().train))
+
+    assert [*augmented().fingerprint] == ["test"]
+    train(short(), tmp_path, source=augmented())
+    assert train(experiment(num_members=2, steps=16), tmp_path, source=augmented()).step == 16
+
+
+def test_how_precisely_jax_computes_is_no_part_of_a_step(finished):
+    with jax.default_matmul_precision("highest"):
+        open_finished(finished, lambda spec: plain())
 
 
 class Dense(nn.Module):

@@ -653,7 +653,11 @@ def test_a_split_of_too_many_rows_has_no_intervals_and_it_is_told():
         ({"loss": "mse", "validation": 0.2}, {"calibration": "variance"}, "members that say none"),
         ({"loss": "mse", "validation": 0.2}, {"conformal": "cqr"}, "members that say their mean"),
         ({"loss": "pinball"}, {"conformal": "cv+"}, "cv+ is of members that left a fold out"),
-        ({"loss": "gaussian_nll"}, {"ood": "digits"}, "--ood=digits cannot be compared with float32"),
+        (
+            {"loss": "gaussian_nll"},
+            {"ood": "digits"},
+            "--ood=digits cannot be compared with float32",
+        ),
     ],
 )
 def test_questions_that_do_not_fit_real_targets_are_told(tmp_path, changes, questions, sentence):

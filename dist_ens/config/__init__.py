@@ -5,7 +5,7 @@ once: every name known, every type right, every value in range. Nothing here imp
 mistake is told before a device is touched.
 """
 
-from dist_ens.config.checks import did_you_mean, require_number
+from dist_ens.config.checks import did_you_mean, whole_number
 from dist_ens.config.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
 from dist_ens.config.reading import fields_from_record
 from dist_ens.config.sections import (
@@ -43,5 +43,5 @@ __all__ = [
     "did_you_mean",
     "differences_on_resume",
     "fields_from_record",
-    "require_number",
+    "whole_number",
 ]

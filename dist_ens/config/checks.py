@@ -2,10 +2,11 @@
 
 import difflib
 import math
+import operator
 from collections.abc import Iterable
+from typing import Any
 
 from dist_ens.errors import UserError
-from dist_ens.paths import shortened
 
 # Steps, members and their ids are counted in int32.
 MOST = 2**31 - 1
@@ -34,27 +35,43 @@ def require_positive(field: str, value: int | float | None, most: int = MOST) ->
         value: Its value.
         most: Largest whole number that it may be; floats have no such bound.
     """
-    if value is not None:
-        require(
-            value > 0 and (isinstance(value, int) or math.isfinite(value)),
-            f"{field} must be positive.",
-            f"{field}={shortened(str(value))[1:-1]}",
-            f"Try --config.{field}=1 or more."
-            if isinstance(value, int)
-            else f"Try a small positive --config.{field}.",
-        )
-        if isinstance(value, int) and value > most:
-            raise UserError(
-                f"{field} is {shortened(str(value))[1:-1]}, and may be at most {most:,}. Lower it."
-            )
+    if value is None:
+        return
+    shown = str(value)[:200]
+    require(
+        value > 0 and (isinstance(value, int) or math.isfinite(value)),
+        f"{field} must be positive.",
+        f"{field}={shown}",
+        f"Try --config.{field}=1 or more."
+        if isinstance(value, int)
+        else f"Try a small positive --config.{field}.",
+    )
+    if isinstance(value, int) and value > most:
+        raise UserError(f"{field} is {shown}, and may be at most {most:,}. Lower it.")
 
 
-def require_number(field: str, value: int, *, least: int = -(2**31), most: int = 2**31 - 1) -> None:
-    """Raises a `UserError` unless a field's value is a whole number in [least, most]."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+def whole_number(field: str, value: Any, *, least: int, most: int = MOST) -> int:
+    """Returns a field's value as an int; NumPy's integers are ints too.
+
+    Args:
+        field: Name of the field.
+        value: Its value.
+        least: Smallest number that it may be.
+        most: Largest number that it may be.
+
+    Raises:
+        UserError: If it is no whole number in [least, most].
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
         raise UserError(
-            f"{field} is {repr(value)[:200]}. Give a whole number from {least:,} to {most:,}."
+            f"{field} is {str(value)[:200]}, a {type(value).__name__}. Give a whole number from "
+            f"{least:,} to {most:,}."
         )
+    return number
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

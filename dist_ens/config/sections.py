@@ -79,7 +79,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require_positive("data.global_batch_size", self.global_batch_size)
-        require_positive("data.num_classes", self.num_classes, most=2**63 - 1)  # as NumPy labels
+        require_positive("data.num_classes", self.num_classes)
         require_positive("data.context_length", self.context_length)
         require_one_of("data.examples", self.examples, EXAMPLES)
         require(

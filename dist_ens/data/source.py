@@ -12,7 +12,8 @@ from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype, narrowed
 
 _AT_A_TIME = 10_000  # examples, where a split is gone through once
-_SAMPLED = 100  # examples of a split that is not in memory, for its fingerprint
+# For a split's fingerprint: bytes of which all examples are read, and examples of a larger one.
+_MOST_READ, _SAMPLED = 2**30, 100
 
 
 class Split(Protocol):
@@ -68,9 +69,21 @@ class Source:
     def fingerprint(self) -> dict[str, str]:
         """Fingerprints of the examples, by the name of their split: 64 hexadecimal digits each.
 
-        Examples in memory are all read; of others 100 that are evenly spread.
+        Up to 1 GiB of examples in memory are all read; of others 100 that are evenly spread. A
+        split that yields an example differently each time, as one that augments it does, has none.
         """
-        return {"train": _fingerprint_of(self.train), "test": _fingerprint_of(self.test)}
+        found = {name: self._fingerprint_of(getattr(self, name)) for name in ("train", "test")}
+        return {name: digits for name, digits in found.items() if digits is not None}
+
+    def _fingerprint_of(self, split: Split) -> str | None:
+        count = len(split)
+        if split.in_memory and count * self.spec.example_bytes <= _MOST_READ:
+            positions = np.arange(count)
+        else:
+            positions = np.unique(np.linspace(0, count - 1, _SAMPLED).astype(np.int64))
+        if _digest(split, positions[:_SAMPLED]) != _digest(split, positions[:_SAMPLED]):
+            return None
+        return _digest(split, positions)
 
     @property
     def num_train_examples(self) -> int:
@@ -205,12 +218,8 @@ class ArraySplit:
         return {"inputs": self.inputs[indices], "labels": self.labels[indices]}
 
 
-def _fingerprint_of(split: Split) -> str:
-    """Returns a fingerprint of a split's examples: 64 hexadecimal digits."""
-    if split.in_memory:
-        positions = np.arange(len(split))
-    else:
-        positions = np.unique(np.linspace(0, len(split) - 1, _SAMPLED).astype(np.int64))
+def _digest(split: Split, positions: np.ndarray) -> str:
+    """Returns a fingerprint of some examples and of the split's length: 64 hexadecimal digits."""
     digest = hashlib.sha256(str(len(split)).encode())
     for first in range(0, len(positions), _AT_A_TIME):
         examples = split.take(positions[first : first + _AT_A_TIME])

@@ -7,6 +7,7 @@ import numpy as np
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
 from dist_ens.errors import UserError
+from dist_ens.narrowing import held_dtype
 
 _PARTS = ("inputs", "labels")
 
@@ -48,11 +49,11 @@ def _check_split(where: str, split: Any, spec: Spec) -> None:
         "labels": ((1, *spec.label_shape), spec.label_dtype),
     }
     for part, (shape, dtype) in expected.items():
-        leaf = example[part]
-        if np.shape(leaf) != shape or np.asarray(leaf).dtype != dtype:
+        leaf = np.asarray(example[part])
+        if leaf.shape != shape or held_dtype(leaf.dtype) != dtype:  # wider types are narrowed
             raise UserError(
-                f"{where} yields {part} {np.asarray(leaf).dtype}{list(np.shape(leaf))} for one "
-                f"example, and its spec says {dtype}{list(shape)}. Correct one of the two."
+                f"{where} yields {part} {leaf.dtype}{list(leaf.shape)} for one example, and its "
+                f"spec says {dtype}{list(shape)}. Correct one of the two."
             )
 
 

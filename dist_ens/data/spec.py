@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_ens.config import fields_from_record, require_number
+from dist_ens.config import fields_from_record, whole_number
 from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.paths import shortened
@@ -96,11 +96,11 @@ class Spec:
 
     def __post_init__(self) -> None:
         for name in ("input_shape", "label_shape"):
-            for length in getattr(self, name):
-                require_number(f"A length in {name}", length, least=1)
-        require_number("num_groups", self.num_groups, least=1)
-        if self.num_classes is not None:
-            require_number("num_classes", self.num_classes, least=1)
+            lengths = [whole_number(f"A length in {name}", n, least=1) for n in getattr(self, name)]
+            object.__setattr__(self, name, tuple(lengths))
+        names = ["num_groups"] if self.num_classes is None else ["num_groups", "num_classes"]
+        for name in names:
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=1))
         if self.standardization and len(self.standardization.target_mean) != self.num_groups:
             raise UserError(
                 f"A standardization is of {len(self.standardization.target_mean)} groups, and the "

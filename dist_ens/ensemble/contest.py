@@ -2,7 +2,7 @@
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -178,7 +178,7 @@ class _Contest:
         self._num_turns: dict[str, int] = {}
         self._failed: dict[str, str] = {}
         self._timing_secs = self._compiling_secs = 0.0
-        first = self._time_first(names)
+        self._first = first = self._time_first(names)
         self.left_to_try = [name for name in names if name not in self._failed and name != first]
         self._began = cluster.clock()
         self._skipped = False
@@ -191,23 +191,39 @@ class _Contest:
         that raises too, the fault is the program's own.
         """
         errors: list[Exception] = []
-        for self._first in dict.fromkeys([*names, REFERENCE]):
+        for name in dict.fromkeys([*names, REFERENCE]):
             started = _Moment.now()
-            try:
-                self._time(
-                    self._first, _Candidate(self._options[self._first].update, self._trial), started
-                )
-                return self._first
-            except Exception as error:
-                errors.append(error)
-                self._leave_out(self._first, error)
+
+            def time(name: str = name, started: _Moment = started) -> None:
+                self._time(name, _Candidate(self._options[name].update, self._trial), started)
+
+            error = self._error_of(name, time)
+            if error is None:
+                return name
+            errors.append(error)
         raise errors[0]
 
-    def _leave_out(self, name: str, error: Exception) -> None:
-        """Keeps the error of a candidate, which must not end a run that others can train."""
-        self._failed[name] = told(error)
-        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._trial.state)):
-            self._trial.state = jax.block_until_ready(copied(self._state))
+    def _error_of(self, name: str, time: Callable[[], None]) -> Exception | None:
+        """Times a candidate, and returns the error that it raises, which is kept; None for none.
+
+        An error must not end a run that another candidate can train. All hosts trace the same
+        program, and leave out the same candidates; what one of several hosts raises later, when
+        it compiles or computes, ends the run, since the others are in the middle of a call.
+        """
+        several = jax.process_count() > 1
+        try:
+            if several:
+                self._options[name].trace_update(self._state, self._batches)
+            else:
+                time()
+        except Exception as error:
+            self._failed[name] = told(error)
+            if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._trial.state)):
+                self._trial.state = jax.block_until_ready(copied(self._state))
+            return error
+        if several:
+            time()
+        return None
 
     @property
     def fastest(self) -> str:
@@ -228,14 +244,15 @@ class _Contest:
             trial = _Trial(
                 moved(self._state, MEMBERS), moved(self._batches, placement(self._batches))
             )
-        try:
+
+        def time() -> None:
             update = _update_that_fits(option, trial)
             if update is None:
                 self._count_compiling(name, started)
             else:
                 self._time(name, _Candidate(update, trial), started)
-        except Exception as error:
-            self._leave_out(name, error)
+
+        self._error_of(name, time)
 
     def _time(self, name: str, candidate: _Candidate, started: "_Moment") -> None:
         """Times one, and counts what it took since some moment."""

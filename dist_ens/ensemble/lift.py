@@ -47,6 +47,7 @@ from dist_ens.layout import (
 )
 from dist_ens.losses import Loss, TrainingScores, accuracy, softmax_cross_entropy
 from dist_ens.member import Member
+from dist_ens.member.modes import on_one_column
 from dist_ens.methods import ExampleLoss, Method, of_outputs
 from dist_ens.randomness import EXAMPLES, INIT, PREDICT, UPDATE, member_key, pinned_generator
 
@@ -179,7 +180,8 @@ class Ensemble:
         stacked = without_weak_types(stack_members(params))
         keys = jax.vmap(partial(member_key, seed))(jnp.asarray(ids))
         with pinned_generator():
-            opt_state = jax.vmap(partial(optimizer_state, self.optimizer))(stacked, keys)
+            begin = jax.vmap(partial(optimizer_state, self.optimizer))
+            opt_state = on_one_column(begin, DATA)(stacked, keys)
         state = self.layout.put_members(
             without_weak_types(
                 State(
@@ -232,9 +234,7 @@ class Ensemble:
         mesh, no operation in another form: what the other ways are measured against.
         """
         # What averages over the data axis finds one, of one place.
-        return jax.vmap(
-            self._member_update, in_axes=None, out_axes=None, axis_size=1, axis_name=DATA
-        )
+        return on_one_column(self._member_update, DATA)
 
     def _step_after_step(self) -> Any:
         """`update` as a program of one step, dispatched for each step of a call."""
@@ -261,7 +261,7 @@ class Ensemble:
         return update_each
 
     def check_columns(self, state: State) -> None:
-        """Checks that all columns of the mesh hold the same state, as they do before an update.
+        """Checks that all columns of the mesh hold the same model state.
 
         Floating-point leaves are averaged over the columns. An integer that a network computes
         from its examples is not, and would differ.
@@ -272,10 +272,15 @@ class Ensemble:
         Raises:
             UserError: If a leaf differs; the message names it.
         """
+        tree = {
+            f".model_state{jax.tree_util.keystr(path)}": leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state.model_state)
+            if not jnp.issubdtype(leaf.dtype, jnp.inexact)
+        }
         if self.waves > 1:
-            state = self._in_waves.take(state, 0)
+            tree = self._in_waves.take(tree, 0)
         layout = self.layout if self.waves == 1 else self._in_waves.layout_of_one
-        different = leaves_that_differ(layout, state)
+        different = leaves_that_differ(layout, tree)
         if different:
             raise UserError(
                 f"After an update the columns of mesh {self.layout} hold different values of "
@@ -459,8 +464,9 @@ class Ensemble:
         """Returns gradients, model state and metrics of this column's part of the batch.
 
         The loss whose gradient is taken is this part's share of the global mean, so that gradients
-        are summed over the parts. A network that looks at the gradient on its way back, such as one
-        that clips it, then meets the same numbers however the batch is divided.
+        are summed over the parts. A network that looks at the gradient of an example on its way
+        back, such as one that clips it, then meets the same numbers however the batch is divided.
+        What looks at the gradient of a parameter meets that of this part alone.
         """
         _check_parts_of(batch)
         parts = data_size() * self.microbatches

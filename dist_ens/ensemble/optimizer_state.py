@@ -5,13 +5,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend.core import Jaxpr, Literal
 
-from dist_ens.ensemble.rewrite import equations
+from dist_ens.ensemble.rewrite import equations, nested
 from dist_ens.errors import UserError
 from dist_ens.randomness import key_of_optimizer
 
-# Operations that draw random numbers, of typed keys and of keys that are plain arrays.
-_DRAWS = {"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"}
+# Operations that draw random numbers, and those that make other keys of a key.
+_DRAWS = {"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator", "rng_uniform"}
+_TAKE_KEYS = _DRAWS | {"random_wrap", "random_split", "random_fold_in", "random_clone"}
 
 
 def optimizer_state(
@@ -21,7 +23,7 @@ def optimizer_state(
 
     An optimizer that draws random numbers, such as `optax.noisy_sgd`, is made with one seed for all
     members. Each key in its state is replaced by one that depends on the member too. A key is a
-    typed key, or a plain `uint32[..., 2]` in the state of an optimizer whose update draws.
+    typed key, or a plain `uint32[..., 2]` from which the update draws.
 
     Args:
         optimizer: Optimizer of one member.
@@ -37,15 +39,23 @@ def optimizer_state(
     """
     state = optimizer.init(params)
     leaves, structure = jax.tree.flatten(state)
-    traced = jax.make_jaxpr(optimizer.update)(params, state, params)
-    draws = any(eqn.primitive.name in _DRAWS for eqn in equations(traced.jaxpr))
-    is_key = [_is_typed_key(leaf) or (draws and _is_plain_key(leaf)) for leaf in leaves]
-    if draws and not any(is_key):
-        raise UserError(
-            "The optimizer draws random numbers from a key that is not in its state, so that all "
-            "members would draw the same numbers. Keep the key in the optimizer's state, as "
-            "optax.add_noise(eta, gamma, key) does."
-        )
+    is_key = [_is_typed_key(leaf) for leaf in leaves]
+    try:
+        traced = jax.make_jaxpr(optimizer.update)(params, state, params).jaxpr
+    except Exception:  # one that takes more arguments: the update says so where it is traced
+        traced = None
+    if traced is not None:
+        num_params = len(jax.tree.leaves(params))
+        for number, leaf in enumerate(leaves):
+            if _may_be_plain_key(leaf):
+                is_key[number] = _reaches_draws(traced, {traced.invars[num_params + number]})
+        draws = any(eqn.primitive.name in _DRAWS for eqn in equations(traced))
+        if draws and not any(is_key):
+            raise UserError(
+                "The optimizer draws random numbers from a key that is not in its state, so that "
+                "all members would draw the same numbers. Keep the key in the optimizer's state, "
+                "as optax.add_noise(eta, gamma, key) does."
+            )
     own = [
         _own(leaf, member_key) if replaced else leaf
         for leaf, replaced in zip(leaves, is_key, strict=True)
@@ -68,5 +78,23 @@ def _is_typed_key(leaf: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
 
 
-def _is_plain_key(leaf: Any) -> bool:
+def _may_be_plain_key(leaf: Any) -> bool:
     return jnp.result_type(leaf) == jnp.uint32 and jnp.shape(leaf)[-1:] == (2,)
+
+
+def _reaches_draws(jaxpr: Jaxpr, values: set[Any]) -> bool:
+    """Returns whether random numbers depend on some of the values of a traced function."""
+    values = set(values)
+    for eqn in jaxpr.eqns:
+        given = [not isinstance(v, Literal) and v in values for v in eqn.invars]
+        if not any(given):
+            continue
+        if eqn.primitive.name in _TAKE_KEYS:
+            return True
+        for inner in nested(eqn.params):
+            # What comes before a function's own arguments, such as the index of a branch, is none.
+            own = zip(inner.invars[::-1], given[::-1], strict=False)
+            if _reaches_draws(inner, {v for v, is_given in own if is_given}):
+                return True
+        values.update(eqn.outvars)
+    return False

@@ -70,7 +70,7 @@ def equations(jaxpr: Jaxpr) -> Iterator[Any]:
     """Yields the equations of a traced function and of the functions inside it, however deep."""
     for eqn in jaxpr.eqns:
         yield eqn
-        for inner in _nested(eqn.params):
+        for inner in nested(eqn.params):
             yield from equations(inner)
 
 
@@ -138,12 +138,13 @@ def _has_rule(jaxpr: Jaxpr, rules: Mapping[Primitive, Rule]) -> bool:
     if any(hasattr(variable.aval, "inner_aval") for variable in jaxpr.invars):
         return False
     return any(
-        eqn.primitive in rules or any(_has_rule(inner, rules) for inner in _nested(eqn.params))
+        eqn.primitive in rules or any(_has_rule(inner, rules) for inner in nested(eqn.params))
         for eqn in jaxpr.eqns
     )
 
 
-def _nested(params: Mapping[str, Any]) -> list[Jaxpr]:
+def nested(params: Mapping[str, Any]) -> list[Jaxpr]:
+    """Returns the traced functions among the parameters of an operation."""
     return [jaxpr for param in params.values() for jaxpr in _jaxprs_in(param)]
 
 
@@ -154,7 +155,7 @@ def _jaxprs_in(param: Any) -> list[Jaxpr]:
     if isinstance(param, Jaxpr):
         return [param]
     if isinstance(param, dict):
-        return _nested(param)
+        return nested(param)
     if isinstance(param, tuple | list):
         return [jaxpr for part in param for jaxpr in _jaxprs_in(part)]
     return []

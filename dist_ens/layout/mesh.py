@@ -36,7 +36,7 @@ HOST_MEMORY = "pinned_host"
 
 
 def data_mean(tree: Any) -> Any:
-    """Mean over the data axis of every floating leaf; the others are equal there and stay.
+    """Returns the mean over the data axis of every floating or complex leaf; others stay.
 
     Only inside a function lifted by `Layout.shard_map`.
     """
@@ -46,7 +46,7 @@ def data_mean(tree: Any) -> Any:
         return tree
 
     def mean(leaf: jax.Array) -> jax.Array:
-        return jax.lax.pmean(leaf, DATA) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+        return jax.lax.pmean(leaf, DATA) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
 
     return jax.tree.map(mean, tree)
 

@@ -7,7 +7,13 @@ import jax
 
 from dist_ens.errors import UserError
 from dist_ens.member.member import Member, name_of, require_parameters
-from dist_ens.member.modes import idle_layers_of, switch_arguments, switches
+from dist_ens.member.modes import (
+    Layers,
+    has_unknown_switch,
+    idle_layers_of,
+    switch_arguments,
+    switches,
+)
 
 
 def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) -> Member:
@@ -66,7 +72,9 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
         module = _switched(
             eqx.nn.inference_mode(eqx.combine(params, buffers, static_part()), not train), train
         )
-        mode = switch_arguments(type(module).__call__, train, given=3 if stateful else 2)
+        # To draw without being trained, layers are switched on, and the network is told nothing.
+        told, given = train or key is None, 3 if stateful else 2
+        mode = switch_arguments(type(module).__call__, train, given=given) if told else {}
         if key is not None:
             module = jax.tree.map(
                 lambda part: eqx.nn.inference_mode(part, False) if is_dropout(part) else part,
@@ -87,15 +95,27 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
         )(inputs, state, keys)
         return outputs, (buffers, state) if train else model_state
 
-    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> list[str]:
-        """Names of the layers that drop, or keep statistics of batches."""
+    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
+        """Layers that do something else in training."""
 
-        def has_modes(part: Any) -> bool:
-            return (is_dropout(part) and part.p > 0) or isinstance(part, eqx.nn.BatchNorm)
+        def drops(part: Any) -> bool:
+            return is_dropout(part) and part.p > 0
+
+        def counts(part: Any) -> bool:
+            return isinstance(part, eqx.nn.BatchNorm)
 
         module = eqx.combine(params, model_state[0], static_part())
-        parts = jax.tree_util.tree_leaves_with_path(module, is_leaf=has_modes)
-        return [jax.tree_util.keystr(path).lstrip(".") for path, part in parts if has_modes(part)]
+        parts = [
+            (jax.tree_util.keystr(path).lstrip("."), part)
+            for path, part in jax.tree_util.tree_leaves_with_path(
+                module, is_leaf=lambda part: drops(part) or counts(part)
+            )
+        ]
+        return Layers(
+            dropping=[name for name, part in parts if drops(part)],
+            counting=[name for name, part in parts if counts(part)],
+            has_unknown_switch=has_unknown_switch(type(module).__call__),
+        )
 
     return Member(init, apply, idle_layers_of(apply, layers), name_of(make))
 

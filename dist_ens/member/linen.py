@@ -7,7 +7,17 @@ import flax.linen as nn
 import jax
 
 from dist_ens.member.member import Member, require_parameters
-from dist_ens.member.modes import idle_layers_of, on_one_column, switch_arguments, switches
+from dist_ens.member.modes import (
+    Layers,
+    has_unknown_switch,
+    idle_layers_of,
+    on_one_column,
+    switch_arguments,
+    switches,
+)
+
+# Fields of flax's layers that say how much they drop.
+_RATES = ((nn.Dropout, "rate"), (nn.MultiHeadDotProductAttention, "dropout_rate"))
 
 
 def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Member:
@@ -29,13 +39,14 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         for name in switches(True)
         if isinstance(getattr(module, name, 0), bool | None) and name in module.__dict__
     }
-    in_call = switch_arguments(type(module).__call__, True)
+    call = type(module).__call__
+    in_call = switch_arguments(call, True)
 
     def mode(train: bool) -> tuple[nn.Module, dict[str, Any]]:
         """The module with its fields set, and the arguments of its call."""
         values = switches(train)
         own: dict[str, Any] = {name: values[name] for name in fields - in_call.keys()}
-        return module.clone(**own) if own else module, {name: values[name] for name in in_call}
+        return module.clone(**own) if own else module, switch_arguments(call, train)
 
     def rngs_of(key: jax.Array | None) -> dict[str, jax.Array]:
         if key is None:
@@ -62,17 +73,24 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         )
         return outputs, dict(new_state)
 
-    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> list[str]:
-        """Names of the layers that are called and drop, or keep statistics of batches."""
-        found: dict[str, None] = {}
+    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
+        """Layers that are called and do something else in training."""
+        dropping: dict[str, None] = {}
+        counting: dict[str, None] = {}
+        unknown: list[bool] = []
 
         def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
             layer = context.module
-            drops = getattr(layer, "rate", 0) if isinstance(layer, nn.Dropout) else 0
-            drops = drops or getattr(layer, "dropout_rate", 0)
+            if layer.scope is None:  # a method of a module that is no part of the network
+                return call(*args, **kwargs)
+            name = "/".join(layer.path) or type(layer).__name__
+            if any(isinstance(layer, kind) and getattr(layer, rate) for kind, rate in _RATES):
+                dropping[name] = None
             statistics = layer.variables.get("batch_stats", {}).values()
-            if drops or not all(isinstance(value, Mapping) for value in statistics):
-                found["/".join(layer.path) or type(layer).__name__] = None
+            if not all(isinstance(value, Mapping) for value in statistics):
+                counting[name] = None
+            if not type(layer).__module__.startswith("flax."):
+                unknown.append(has_unknown_switch(type(layer).__call__))
             return call(*args, **kwargs)
 
         def forward(params: Any, model_state: Any, inputs: Any, key: jax.Array) -> Any:
@@ -81,6 +99,6 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
 
         key = jax.eval_shape(lambda: jax.random.key(0))
         jax.eval_shape(on_one_column(forward, axis_name), params, model_state, inputs, key)
-        return [*found]
+        return Layers([*dropping], [*counting], any(unknown))
 
     return Member(init, apply, idle_layers_of(apply, layers), type(module).__name__)

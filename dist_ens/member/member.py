@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError, first_line
-from dist_ens.member.modes import EVALUATION, TRAINING, IdleLayers
+from dist_ens.member.modes import EVALUATION_ARGUMENTS, TRAINING, IdleLayers
 from dist_ens.randomness import pinned_generator
 
 _MOST_LISTED = 5  # layers, in a message
@@ -169,7 +169,7 @@ def check_modes(member: Member, inputs: jax.ShapeDtypeStruct, axis_name: str) ->
             f"The network trains exactly as it evaluates, though it has {listed}: nothing tells "
             "these layers that they are trained. Give the network's __call__ an argument `train` "
             "and pass it on to them (names that are recognised: "
-            f"{', '.join((*TRAINING, *EVALUATION))}), or take those layers out."
+            f"{', '.join((*TRAINING, *EVALUATION_ARGUMENTS))}), or take those layers out."
         )
 
 

@@ -1,32 +1,24 @@
 """How a network is told whether it is trained, and whether it listened."""
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import Jaxpr, Literal
 
 # Names by which networks call the switch: of the first a value of True trains, of the second not.
 TRAINING = ("train", "training", "is_training", "is_train", "training_mode", "train_mode")
-EVALUATION = (
-    "deterministic",
-    "inference",
-    "use_running_average",
-    "eval",
-    "evaluate",
-    "is_eval",
-    "eval_mode",
-    "test",
-    "testing",
-    "is_test",
-)
+EVALUATION = ("deterministic", "inference", "use_running_average", "is_eval", "eval_mode")
+# These are switches as arguments of a call; a field of such a name may be anything.
+EVALUATION_ARGUMENTS = (*EVALUATION, "eval", "evaluate", "test", "testing", "is_test")
 # Of one network's parameters, model state and inputs, and the name of the data axis.
 IdleLayers = Callable[[Any, Any, Any, str], list[str]]
 
 
 def switches(train: bool) -> dict[str, bool]:
-    """Returns the value of every switch that is recognised, by its name."""
+    """Returns the value of every switch that is recognised as a field, by its name."""
     return dict.fromkeys(TRAINING, train) | dict.fromkeys(EVALUATION, not train)
 
 
@@ -39,24 +31,57 @@ def switch_arguments(fn: Callable[..., Any], train: bool, *, given: int = 2) -> 
         given: Number of arguments that come before and are none, such as `self` and the inputs.
 
     Returns:
-        Values by name, of those of `TRAINING` and `EVALUATION` that the function takes.
+        Values by name, of those of `TRAINING` and `EVALUATION_ARGUMENTS` that the function takes.
+        What `functools.partial` has set already is left out.
 
     >>> switch_arguments(lambda params, x, is_training, deterministic=None: x, train=True)
     {'is_training': True, 'deterministic': False}
     """
-    values = switches(train)
+    values = dict.fromkeys(TRAINING, train) | dict.fromkeys(EVALUATION_ARGUMENTS, not train)
+    is_set = fn.keywords if isinstance(fn, functools.partial) else {}
     names = [*inspect.signature(fn).parameters][given:]
-    return {name: values[name] for name in names if name in values}
+    return {name: values[name] for name in names if name in values and name not in is_set}
+
+
+def has_unknown_switch(call: Callable[..., Any]) -> bool:
+    """Returns whether a network's call has an argument that may be a switch of another name."""
+    known = {*TRAINING, *EVALUATION_ARGUMENTS}
+    parameters = inspect.signature(call).parameters
+    return any(isinstance(p.default, bool) and name not in known for name, p in parameters.items())
+
+
+class Layers(NamedTuple):
+    """Layers of a network that do something else in training.
+
+    Attributes:
+        dropping: Names of the layers that draw random numbers.
+        counting: Names of the layers that collect statistics of batches.
+        has_unknown_switch: Whether a call has an argument that may be a switch of another name.
+    """
+
+    dropping: Sequence[str]
+    counting: Sequence[str]
+    has_unknown_switch: bool
+
+    @property
+    def that_wait(self) -> list[str]:
+        """Names of the layers that should not be idle.
+
+        Statistics may be frozen on purpose, in a network without a switch. Dropout that never drops
+        serves no purpose.
+        """
+        frozen = not self.dropping and not self.has_unknown_switch
+        return [] if frozen else [*self.dropping, *self.counting]
 
 
 def idle_layers_of(
-    apply: Callable[..., tuple[Any, Any]], layers: Callable[[Any, Any, Any, str], Sequence[str]]
+    apply: Callable[..., tuple[Any, Any]], layers: Callable[[Any, Any, Any, str], Layers]
 ) -> IdleLayers:
     """Returns a function that names the layers that wait for a switch which never comes.
 
     Args:
         apply: The member's.
-        layers: Names the layers that draw random numbers or collect statistics in training.
+        layers: Names the layers that do something else in training.
 
     Returns:
         A function of parameters, model state, inputs (shapes will do) and the name of the data
@@ -65,7 +90,7 @@ def idle_layers_of(
     """
 
     def idle(params: Any, model_state: Any, inputs: Any, axis_name: str) -> list[str]:
-        names = list(layers(params, model_state, inputs, axis_name))
+        names = layers(params, model_state, inputs, axis_name).that_wait
         if not names:
             return []
         traced = [
@@ -88,7 +113,12 @@ def idle_layers_of(
 
 def on_one_column(fn: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
     """Returns a function inside which the data axis exists, with one column."""
-    return jax.vmap(fn, in_axes=None, out_axes=None, axis_size=1, axis_name=axis_name)
+
+    def alone(*args: Any) -> Any:
+        columns = jax.vmap(fn, in_axes=None, out_axes=0, axis_size=1, axis_name=axis_name)(*args)
+        return jax.tree.map(lambda leaf: leaf[0], columns)
+
+    return alone
 
 
 def _live_equations(jaxpr: Jaxpr) -> str:

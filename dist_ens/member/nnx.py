@@ -7,7 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from dist_ens.member.member import Member, name_of, require_parameters
-from dist_ens.member.modes import idle_layers_of, switch_arguments, switches
+from dist_ens.member.modes import (
+    Layers,
+    has_unknown_switch,
+    idle_layers_of,
+    switch_arguments,
+    switches,
+)
 
 
 def from_nnx(make: Callable[[Any], Any]) -> Member:
@@ -63,18 +69,31 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
         # Variables may only be used where they were made: under the gradient, not outside it.
         fresh = jax.tree.map(lambda leaf: leaf, (params, streams, model_state))
         module = nnx.merge(graph, *fresh)
-        outputs = module(inputs, **switch_arguments(type(module).__call__, train))
+        # To draw without being trained, layers are switched on, and the network is told nothing.
+        told = train or key is None
+        mode = switch_arguments(type(module).__call__, train) if told else {}
+        outputs = module(inputs, **mode)
         return outputs, split(module)[3] if train else model_state
 
-    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> list[str]:
-        """Names of the layers that drop, or keep statistics of batches."""
-        return [
-            ".".join(map(str, path))
-            for path, part in nnx.iter_modules(switched(True))
-            if (isinstance(part, nnx.Dropout) and part.rate)
-            or getattr(part, "dropout_rate", 0)
-            or isinstance(part, nnx.BatchNorm)
+    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
+        """Layers that do something else in training."""
+        parts = [
+            (".".join(map(str, path)), part) for path, part in nnx.iter_modules(switched(True))
         ]
+        return Layers(
+            dropping=[
+                name
+                for name, part in parts
+                if (isinstance(part, nnx.Dropout) and part.rate)
+                or (isinstance(part, nnx.MultiHeadAttention) and part.dropout_rate)
+            ],
+            counting=[name for name, part in parts if isinstance(part, nnx.BatchNorm)],
+            has_unknown_switch=any(
+                has_unknown_switch(type(part).__call__)
+                for _, part in parts
+                if callable(part) and not type(part).__module__.startswith("flax.")
+            ),
+        )
 
     return Member(init, apply, idle_layers_of(apply, layers), name_of(make))
 

@@ -39,7 +39,8 @@ def credit(log_probs: jax.Array, labels: jax.Array, k: int = 1) -> jax.Array:
         k: Number of classes that are chosen, at least 1.
 
     Returns:
-        Credits in [0, 1]; float32[...]. NaN where `log_probs` has a NaN.
+        Credits in [0, 1]; float32[...]. 0 for a label outside the range, NaN where `log_probs` has
+        a NaN.
 
     >>> log_probs = jnp.log(jnp.array([[0.5, 0.5], [0.75, 0.25]]))
     >>> credit(log_probs, jnp.array([1, 1])).tolist()
@@ -49,6 +50,7 @@ def credit(log_probs: jax.Array, labels: jax.Array, k: int = 1) -> jax.Array:
     more_probable = (log_probs > of_label).sum(axis=-1)
     tied = (log_probs == of_label).sum(axis=-1)
     share = jnp.clip((k - more_probable) / jnp.maximum(tied, 1).astype(jnp.float32), 0, 1)
+    share = jnp.where(tied == 0, 0.0, share)
     return jnp.where(jnp.isnan(log_probs).any(axis=-1), jnp.nan, share)
 
 
