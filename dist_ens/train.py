@@ -27,7 +27,8 @@ from dist_ens.feed import feed
 from dist_ens.layout import DATA, ENSEMBLE, MEMBERS, make_layout, to_host
 from dist_ens.member import Member, require_member
 from dist_ens.paths import given_path
-from dist_ens.run import Run, saved_run, trained_by_one
+from dist_ens.run import Run
+from dist_ens.workdir import saved_run, trained_by_one
 
 
 @dataclasses.dataclass(frozen=True)

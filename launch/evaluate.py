@@ -18,7 +18,7 @@ from dist_ens.config import POOLINGS
 from dist_ens.data import open_source
 from dist_ens.errors import UserError
 from dist_ens.paths import shortened
-from dist_ens.run import open_finished
+from dist_ens.workdir import open_finished
 from launch import front
 from launch.config_file import ConfigFlags
 from launch.path_flags import define_path

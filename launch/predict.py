@@ -28,7 +28,8 @@ from dist_ens.errors import UserError
 from dist_ens.evaluate import Evaluator, broken_positions
 from dist_ens.evaluate.held_out import held_out_predictions
 from dist_ens.paths import shortened
-from dist_ens.run import Run, open_finished
+from dist_ens.run import Run
+from dist_ens.workdir import open_finished
 from launch import front
 from launch.config_file import ConfigFlags
 from launch.path_flags import define_path

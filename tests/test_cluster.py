@@ -21,8 +21,8 @@ from dist_ens.errors import UserError
 from dist_ens.feed import Place, TrainingSet
 from dist_ens.layout import make_layout
 from dist_ens.methods import Order
-from dist_ens.run import open_finished
 from dist_ens.train import train
+from dist_ens.workdir import open_finished
 
 ROOT = pathlib.Path(__file__).parent.parent
 LIMIT_SECS = 240

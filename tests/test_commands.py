@@ -20,7 +20,7 @@ from conftest import COMMAND_ENVIRONMENT
 from dist_ens.config import DataConfig
 from dist_ens.data import open_source
 from dist_ens.evaluate.held_out import examples_out_of_bag
-from dist_ens.run import open_finished
+from dist_ens.workdir import open_finished
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = ["--config=configs/digits.py", "--config.model.hidden_sizes=(32,)"]

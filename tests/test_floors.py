@@ -11,6 +11,7 @@ FLOORS = {
     "dist_ens.train": 4,
     "dist_ens.bench": 4,
     "dist_ens.assess": 4,
+    "dist_ens.workdir": 3.75,
     "dist_ens.run": 3.5,
     "dist_ens.plan": 3.5,
     "dist_ens.evaluate": 3,

@@ -34,8 +34,8 @@ from dist_ens.evaluate import Evaluator, curves_of
 from dist_ens.layout import make_layout
 from dist_ens.member import from_functions
 from dist_ens.methods import Order
-from dist_ens.run import open_finished
 from dist_ens.train import train
+from dist_ens.workdir import open_finished
 
 pytestmark = pytest.mark.quick
 

@@ -28,8 +28,8 @@ from dist_ens.evaluate.trust import conformal_scores, recalibrated
 from dist_ens.layout import make_layout
 from dist_ens.losses import log_softmax
 from dist_ens.member import from_functions
-from dist_ens.run import open_finished
 from dist_ens.train import train
+from dist_ens.workdir import open_finished
 
 OFFSET = 1e8
 UNIT = 2.0

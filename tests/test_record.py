@@ -14,8 +14,9 @@ from dist_ens.data import source_of_arrays
 from dist_ens.errors import RunError, UserError
 from dist_ens.layout import make_layout
 from dist_ens.member import from_functions, from_linen
-from dist_ens.run import Run, open_finished
+from dist_ens.run import Run
 from dist_ens.train import train
+from dist_ens.workdir import open_finished
 from test_train import experiment
 
 X = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)

@@ -21,8 +21,8 @@ from dist_ens.evaluate import Evaluator
 from dist_ens.evaluate.shift import require_float_inputs, shifted_splits
 from dist_ens.layout import make_layout
 from dist_ens.member import from_functions
-from dist_ens.run import open_finished
 from dist_ens.train import train
+from dist_ens.workdir import open_finished
 
 RANDOM = np.random.default_rng(0)
 ON = RANDOM.random((20, 8, 8)) < 0.295

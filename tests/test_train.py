@@ -29,8 +29,9 @@ from dist_ens.member import Member, from_functions
 from dist_ens.methods import Order
 from dist_ens.report import TrainingReporter
 from dist_ens.report.training import MetricsWriter
-from dist_ens.run import Run, open_finished, trained_by_one
+from dist_ens.run import Run
 from dist_ens.train import train
+from dist_ens.workdir import open_finished, trained_by_one
 
 
 def experiment(**changes):

@@ -39,8 +39,8 @@ from dist_ens.member import from_functions
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
 from dist_ens.metrics.recalibration import RECALIBRATIONS
 from dist_ens.report import read_run, write_report
-from dist_ens.run import open_finished
 from dist_ens.train import train
+from dist_ens.workdir import open_finished
 
 RANDOM = np.random.default_rng(0)
 

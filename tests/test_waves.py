@@ -16,8 +16,8 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.waves import update_in_waves
 from dist_ens.evaluate import Evaluator
 from dist_ens.layout import BATCH, BATCHES, Waves, make_layout
-from dist_ens.run import open_finished
 from dist_ens.train import train
+from dist_ens.workdir import open_finished
 from test_feed import calls_of
 from test_train import compilations, experiment
 

@@ -26,8 +26,9 @@ from dist_ens.data import open_source
 from dist_ens.ensemble import State
 from dist_ens.layout import make_layout
 from dist_ens.report import write_scores
-from dist_ens.run import Run, open_finished
+from dist_ens.run import Run
 from dist_ens.train import train
+from dist_ens.workdir import open_finished
 from launch import front
 from launch.path_flags import define_path
 

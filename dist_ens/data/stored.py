@@ -10,7 +10,7 @@ from dist_ens.data.arrays import checked_split, source_of_arrays
 from dist_ens.data.checks import check_alike, check_headers, count_classes
 from dist_ens.data.source import ArraySplit, Source
 from dist_ens.data.spec import Spec
-from dist_ens.narrowing import held_dtype
+from dist_ens.narrowing import held_dtype, narrowed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,17 @@ class StoredSplit:
             array.num_bytes * (1 if held_dtype(array.dtype) == array.dtype else 2)
             for array in (self.inputs, self.labels)
         )
+
+    def check_narrowing(self) -> None:
+        """Reads inputs that are wider than JAX holds them, and checks that every value fits.
+
+        Raises:
+            UserError: If a value does not fit, or the inputs do not fit in memory.
+        """
+        held = held_dtype(self.inputs.dtype)
+        if held != self.inputs.dtype:
+            require_memory(self.num_bytes, self.where)
+            narrowed(self.inputs.read(), held, f"{self.where}, inputs")
 
     def read(self) -> ArraySplit:
         """Reads the split and checks its values.
@@ -86,6 +97,9 @@ def describe_stored(
 ) -> tuple[Spec, int]:
     """Describes what `source_of_stored` returns, from the headers.
 
+    Inputs are read only if their type is wider than JAX holds it, so that a number that does not
+    fit is refused here too.
+
     Args:
         train: The training split.
         test: The test split.
@@ -95,9 +109,12 @@ def describe_stored(
         The description, and the number of training examples.
 
     Raises:
-        UserError: If the headers do not fit together, or the training labels cannot be used.
+        UserError: If the headers do not fit together, an input does not fit in 32 bits, or the
+            training labels cannot be used.
     """
     check_alike(train.name, train.inputs, test.inputs)
+    for split in (train, test):
+        split.check_narrowing()
     num_classes = num_classes or count_classes(train.where, train.labels.read())
     count, *shape = train.inputs.shape
     return Spec(tuple(shape), held_dtype(train.inputs.dtype).name, (), num_classes), count
