@@ -323,6 +323,8 @@ class Run:
             outputs, model_state = jax.eval_shape(
                 apply, *state, self.batch_of_inputs(batch_size), key
             )
+        except UserError:
+            raise
         except Exception as error:  # whatever a user's network says when it is trained
             raise UserError(
                 "The network must take a key and train=True. Received, when it was trained: "
@@ -475,5 +477,6 @@ def _require_draws(member: Member, inputs: jax.ShapeDtypeStruct) -> None:
         raise UserError(
             "Samples of a prediction differ by what the network draws when it is given a key. "
             "Received: evaluation.dropout_samples for a network that draws nothing with train=False"
-            ". Leave it out, or give the network dropout that a key switches on."
+            ". Leave it out, or let a key switch its dropout on, as in linen by deterministic=not "
+            'self.has_rng("dropout").'
         )

@@ -274,3 +274,26 @@ def test_a_run_begins_when_what_an_interrupted_one_was_writing_is_there(tmp_path
     threading.Timer(0.2, let_go.set).start()
     Checkpoints(tmp_path, read_only=True)
     assert written
+
+
+def test_a_folder_may_be_named_by_a_way_up_and_down(tmp_path):
+    (tmp_path / "a").mkdir()
+    state = state_on(make_layout(4))
+    with Checkpoints(tmp_path / "a" / ".." / "run") as saves:
+        saves.save(1, state, {})
+    restored = Checkpoints(tmp_path / "run", read_only=True).restore_state(1, abstract(state))
+    jax.tree.map(np.testing.assert_array_equal, *jax.device_get((state, restored)))
+    again = Checkpoints(tmp_path / "a" / ".." / "run", read_only=True)
+    again.restore_state(1, abstract(state))
+
+
+def test_a_state_of_another_precision_is_told_by_its_cause(tmp_path):
+    with Checkpoints(tmp_path) as saves:
+        saves.save(1, {"w": make_layout(4).put_members(np.ones((4, 3), np.float32))}, {})
+        saves.wait()
+        with jax.enable_x64(True):
+            wide = {"w": make_layout(4).put_members(jax.numpy.ones((4, 3), "float64"))}
+            with pytest.raises(
+                RunError, match=r"float32\[4, 3\] in .* and float64\[4, 3\] here. JAX"
+            ):
+                saves.restore_state(1, abstract(wide))

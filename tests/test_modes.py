@@ -466,3 +466,25 @@ def test_what_an_nnx_module_sows_is_no_state():
     (_, trained), (_, evaluated) = both(member)
     assert jax.tree.structure(trained) == jax.tree.structure(evaluated)
     assert jax.tree.leaves(evaluated)
+
+
+class Noisy(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        if train:
+            x = x + jax.random.normal(self.make_rng("noise"), x.shape)
+        return nn.Dense(3)(x)
+
+
+class AlwaysDropping(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=False)(x))
+
+
+def test_a_network_that_draws_without_a_key_is_told_how_to_be_given_one():
+    with pytest.raises(UserError, match=r'PRNG for "noise".*streams=\("dropout", "noise"\)'):
+        both(from_linen(Noisy()))
+    assert trains_and_evaluates(from_linen(Noisy(), streams=("noise",)))
+    with pytest.raises(UserError, match=r"Evaluation gives it no key: let dropout ask"):
+        from_linen(AlwaysDropping()).apply({"Dense_0": {}}, {}, X, None, False)

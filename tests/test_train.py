@@ -369,7 +369,7 @@ def test_a_network_whose_code_changed_is_told(tmp_path):
         )
 
     train(experiment(steps=4), tmp_path, member=member("w"))
-    with pytest.raises(RunError, match="leaf opt_state.*The code of the network has changed"):
+    with pytest.raises(RunError, match="Leaf opt_state.*The code of the network has changed"):
         train(experiment(steps=8), tmp_path, member=member("kernel"))
 
 

@@ -41,7 +41,7 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: pathlib.Path, *, keep: int = 1, read_only: bool = False) -> None:
-        self._folder = workdir.absolute() / FOLDER
+        self._folder = workdir.resolve() / FOLDER  # TensorStore takes no path with `..` in it
         self._keep = keep
         self._read_only = read_only
         self._newest: int | None = None
@@ -213,10 +213,16 @@ def _check_leaves(
     for name in sorted(there.keys() | asked.keys()):
         old, new = there.get(name, "absent"), asked.get(name, "absent")
         if old != new:
+            precision = {old.replace("64", "32"), new.replace("64", "32")}
+            remedy = (
+                "JAX_ENABLE_X64 was set in one of the two: set it as when the run was trained."
+                if len(precision) == 1
+                else "The code of the network has changed since: use the code that it was trained "
+                "with, or another workdir."
+            )
             raise RunError(
-                "A checkpoint holds the leaves of its own network and optimizer. Received: "
-                f"leaf {name}, {old} in {path} and {new} here. The code of the network has "
-                "changed since: use the code that it was trained with, or another workdir."
+                f"Leaf {name} of the network or its optimizer is {old} in {path} and {new} here. "
+                f"{remedy}"
             )
 
 

@@ -37,10 +37,15 @@ def check_headers(where: str, inputs: Header, labels: Header) -> None:
             "each input one label."
         )
     if len(labels.shape) != 1 or labels.dtype.kind not in "iu":
+        remedy = (
+            "Take the column: labels[:, 0]."
+            if labels.shape[1:] == (1,)
+            else "Convert one-hot rows with argmax, and booleans or floats with astype(int). Real "
+            "targets come in a table, uci:FILE."
+        )
         raise UserError(
             f"{where} has labels {labels.dtype}{list(labels.shape)}, which are not class numbers, "
-            "int[examples]. Convert one-hot rows with argmax, and floats with astype(int). Real "
-            "targets come in a table, uci:FILE."
+            f"int[examples]. {remedy}"
         )
 
 

@@ -45,7 +45,8 @@ def notes_on_columns(
 
     def constant_note(column: int) -> str:
         splits = ~varies[:, column]
-        differs = distance[splits, column].max()
+        rounding = _ROUNDING * np.abs(mean[splits, column])
+        differs = np.where(distance[splits, column] > rounding, distance[splits, column], 0).max()
         return (
             f"Column {columns[column]} is constant in the training rows of "
             f"{_splits(splits, total)}. It is centred there and not scaled, as scikit-learn's "

@@ -51,6 +51,11 @@ class Unlabelled:
             UserError: If the shape is another, or a value does not fit in the type.
         """
         inputs = self._split.take(np.ravel(indices))["inputs"]
+        if inputs.shape[1:] != self._spec.input_shape:
+            raise UserError(
+                f"{self._where} has examples of shape {list(inputs.shape[1:])}, and the members "
+                f"take {list(self._spec.input_shape)}. Reshape the examples, or choose others."
+            )
         inputs = convert_inputs(self._spec, inputs, self._where)
         labels = np.broadcast_to(self._label, (*np.shape(indices), *self._label.shape))
         return {"inputs": inputs.reshape(*np.shape(indices), *inputs.shape[1:]), "labels": labels}

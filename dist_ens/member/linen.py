@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+import flax.errors
 import flax.linen as nn
 import jax
 
+from dist_ens.errors import UserError, first_line
 from dist_ens.member.member import Member, require_parameters
 from dist_ens.member.modes import (
     Layers,
@@ -65,12 +67,24 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
     ) -> tuple[jax.Array, Any]:
         variables = {"params": params, **model_state}
         switched, arguments = mode(train)
-        if not train:
-            outputs: Any = switched.apply(variables, inputs, **arguments, rngs=rngs_of(key))
-            return outputs, model_state
-        outputs, new_state = switched.apply(
-            variables, inputs, **arguments, rngs=rngs_of(key), mutable=list(model_state)
-        )
+        try:
+            if not train:
+                outputs: Any = switched.apply(variables, inputs, **arguments, rngs=rngs_of(key))
+                return outputs, model_state
+            outputs, new_state = switched.apply(
+                variables, inputs, **arguments, rngs=rngs_of(key), mutable=list(model_state)
+            )
+        except flax.errors.InvalidRngError as error:
+            remedy = (
+                "Evaluation gives it no key: let dropout ask, by deterministic=not train or "
+                'deterministic=not self.has_rng("dropout").'
+                if key is None
+                else f"It is given the streams {', '.join(streams)}: name the others too, as by "
+                'from_linen(module, streams=("dropout", "noise")).'
+            )
+            raise UserError(
+                f"The network draws random numbers without a key: {first_line(error)} {remedy}"
+            ) from error
         return outputs, dict(new_state)
 
     def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
