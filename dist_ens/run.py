@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from dist_ens import cluster
+from dist_ens.commands import quoted
 from dist_ens.config import (
     MAY_CHANGE_ON_RESUME,
     Experiment,
@@ -456,9 +457,8 @@ class Run:
         if different:
             listed = "; ".join(f"{name} is {a!r} there and {b!r} here" for name, a, b in different)
             raise UserError(
-                f"A workdir holds one experiment. Received: {workdir}, which holds another: "
-                f"{listed}. Give this one a --workdir of its own, or go on with that one: only "
-                f"{', '.join(MAY_CHANGE_ON_RESUME)} may change."
+                f"{quoted(workdir)} holds another run: {listed}. Choose another --workdir for this "
+                f"one, or resume that one: only {', '.join(MAY_CHANGE_ON_RESUME)} may change."
             )
 
 

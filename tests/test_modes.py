@@ -200,7 +200,7 @@ def test_a_switch_that_somebody_has_set_stays_set():
     np.testing.assert_array_equal(trained, evaluated)
 
 
-class TestField(nn.Module):
+class WithAField(nn.Module):
     """Its field has nothing to do with evaluation."""
 
     test: bool = False
@@ -211,7 +211,7 @@ class TestField(nn.Module):
 
 
 def test_a_field_of_a_general_name_is_no_switch():
-    (trained, _), (evaluated, _) = both(from_linen(TestField()))
+    (trained, _), (evaluated, _) = both(from_linen(WithAField()))
     np.testing.assert_array_equal(trained, evaluated)
 
 
