@@ -96,14 +96,31 @@ def test_no_byte_of_the_arrays_can_change_unnoticed(tmp_path):
         saves.save(1, state, {})
         saves.wait()
         folder = tmp_path / "checkpoints" / "1" / "state"
-        for file in (folder / "manifest.ocdbt", *(folder / "d").iterdir()):
+        data = [*(folder / "d").iterdir()]
+        for file in (folder / "manifest.ocdbt", *data):
             sound = file.read_bytes()
             for place in range(0, len(sound), 7):
                 file.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
-                with pytest.raises(RunError, match="checkpoints/1, which is damaged"):
-                    saves.restore_state(1, abstract(state))
+                try:
+                    restored = saves.restore_state(1, abstract(state))
+                except RunError as error:
+                    told = str(error)
+                else:
+                    # TensorStore may flush early and write its index once more, into a second
+                    # file: nothing refers to the first index, and nothing that it says is read.
+                    assert len(data) > 1
+                    assert_same(restored, state)
+                    continue
+                assert "checkpoints/1, which is damaged" in told
             file.write_bytes(sound)
-        saves.restore_state(1, abstract(state))
+        assert_same(saves.restore_state(1, abstract(state)), state)
+
+
+def assert_same(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        np.testing.assert_array_equal(x, y)
 
 
 def test_what_the_state_belongs_to_cannot_change_unnoticed(tmp_path):
