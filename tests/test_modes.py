@@ -314,6 +314,81 @@ def test_dropout_samples_are_drawn_whatever_the_call_takes(kind):
     assert not np.allclose(drawn[2], drawn[3])
 
 
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x, training=False):
+        return nn.BatchNorm(use_running_average=not training, axis_name=DATA)(x)
+
+
+class ForgetsItsBlock(nn.Module):
+    """The switch of a part, of a usual name, is never passed on."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(Block()(x))
+
+
+class ForgetsItself(nn.Module):
+    """The network is told, and does not tell its layer."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.Dense(3)(nn.BatchNorm(use_running_average=True)(x))
+
+
+class HasAField(nn.Module):
+    learning: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        norm = nn.BatchNorm(use_running_average=not self.learning, axis_name=DATA)
+        return nn.Dense(3)(norm(x))
+
+
+class ForgetsInNnx(nnx.Module):
+    def __init__(self, rngs):
+        self.norm, self.head = nnx.BatchNorm(6, rngs=rngs), nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, x, learning=None):
+        return self.head(self.norm(x, use_running_average=not learning))
+
+
+class EquinoxPart(eqx.Module):
+    norm: eqx.nn.BatchNorm
+
+    def __call__(self, x, state, learning=False):
+        return self.norm(x, state, inference=not learning)
+
+
+class ForgetsInEquinox(eqx.Module):
+    part: EquinoxPart
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        norm = eqx.nn.BatchNorm(6, axis_name=("batch", DATA), mode="batch")
+        self.part, self.head = EquinoxPart(norm), eqx.nn.Linear(6, 3, key=key)
+
+    def __call__(self, x, state, key=None):
+        x, state = self.part(x, state)
+        return self.head(x), state
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        from_linen(ForgetsItsBlock()),
+        from_linen(ForgetsItself()),
+        from_linen(HasAField()),
+        from_nnx(ForgetsInNnx),
+        from_equinox(ForgetsInEquinox, stateful=True),
+    ],
+    ids=["block", "itself", "field", "nnx", "equinox"],
+)
+def test_statistics_that_a_switch_does_not_reach_are_refused(member):
+    with pytest.raises(UserError, match="trains exactly as it evaluates"):
+        check_modes(member, INPUTS, DATA)
+
+
 class AsksItsStreams(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -395,7 +470,7 @@ def learns(make):
     return losses[-50:].mean() < 0.8 * losses[:50].mean()
 
 
-class Block(nnx.Module):
+class DroppingBlock(nnx.Module):
     def __init__(self, rngs):
         self.linear = nnx.Linear(6, 6, rngs=rngs)
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
@@ -413,7 +488,7 @@ class Stacked(nnx.Module):
         @nnx.split_rngs(splits=3)
         @nnx.vmap(in_axes=0, out_axes=0)
         def blocks(rngs):
-            return Block(rngs)
+            return DroppingBlock(rngs)
 
         self.blocks, self.head = blocks(rngs), nnx.Linear(6, 3, rngs=rngs)
 
@@ -454,7 +529,7 @@ def test_stacked_nnx_layers_drop_each_by_a_key_of_its_own():
 def test_what_an_nnx_module_sows_is_no_state():
     class Sowing(nnx.Module):
         def __init__(self, rngs):
-            self.block, self.head = Block(rngs), nnx.Linear(6, 3, rngs=rngs)
+            self.block, self.head = DroppingBlock(rngs), nnx.Linear(6, 3, rngs=rngs)
             self.norm = nnx.BatchNorm(6, axis_name=DATA, rngs=rngs)
 
         def __call__(self, x):

@@ -1,6 +1,6 @@
 """A member from an `equinox` module. Equinox is optional: extra `[equinox]`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -9,8 +9,8 @@ from dist_ens.errors import UserError
 from dist_ens.member.member import Member, name_of, require_parameters
 from dist_ens.member.modes import (
     Layers,
-    has_unknown_switch,
     idle_layers_of,
+    may_have_switch,
     switch_arguments,
     switches,
 )
@@ -114,10 +114,24 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
         return Layers(
             dropping=[name for name, part in parts if drops(part)],
             counting=[name for name, part in parts if counts(part)],
-            has_unknown_switch=has_unknown_switch(type(module).__call__),
+            may_have_switch=any(map(may_have_switch, _own_modules(module))),
         )
 
     return Member(init, apply, idle_layers_of(apply, layers), name_of(make))
+
+
+def _own_modules(module: Any) -> Iterator[Any]:
+    """Yields a module and the modules inside it that somebody wrote, and not equinox."""
+    import equinox as eqx
+
+    if callable(module) and not type(module).__module__.startswith("equinox."):
+        yield module
+    parts = jax.tree.leaves(
+        list(vars(module).values()), is_leaf=lambda part: isinstance(part, eqx.Module)
+    )
+    for part in parts:
+        if isinstance(part, eqx.Module):
+            yield from _own_modules(part)
 
 
 def _switched(module: Any, train: bool) -> Any:

@@ -11,8 +11,8 @@ from dist_ens.errors import UserError, first_line
 from dist_ens.member.member import Member, require_parameters
 from dist_ens.member.modes import (
     Layers,
-    has_unknown_switch,
     idle_layers_of,
+    may_have_switch,
     on_one_column,
     switch_arguments,
     switches,
@@ -91,7 +91,7 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         """Layers that are called and do something else in training."""
         dropping: dict[str, None] = {}
         counting: dict[str, None] = {}
-        unknown: list[bool] = []
+        switched: list[bool] = []
 
         def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
             layer = context.module
@@ -104,7 +104,7 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
             if not all(isinstance(value, Mapping) for value in statistics):
                 counting[name] = None
             if not type(layer).__module__.startswith("flax."):
-                unknown.append(has_unknown_switch(type(layer).__call__))
+                switched.append(may_have_switch(layer))
             return call(*args, **kwargs)
 
         def forward(params: Any, model_state: Any, inputs: Any, key: jax.Array) -> Any:
@@ -113,6 +113,6 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
 
         key = jax.eval_shape(lambda: jax.random.key(0))
         jax.eval_shape(on_one_column(forward, axis_name), params, model_state, inputs, key)
-        return Layers([*dropping], [*counting], any(unknown))
+        return Layers([*dropping], [*counting], any(switched))
 
     return Member(init, apply, idle_layers_of(apply, layers), type(module).__name__)

@@ -169,7 +169,9 @@ def check_modes(member: Member, inputs: jax.ShapeDtypeStruct, axis_name: str) ->
             f"The network trains exactly as it evaluates, though it has {listed}: nothing tells "
             "these layers that they are trained. Give the network's __call__ an argument `train` "
             "and pass it on to them (names that are recognised: "
-            f"{', '.join((*TRAINING, *EVALUATION_ARGUMENTS))}), or take those layers out."
+            f"{', '.join((*TRAINING, *EVALUATION_ARGUMENTS))}), or take those layers out. Batch "
+            "statistics alone may be frozen on purpose: in a network without any switch, that is "
+            "without an argument or field that is True, False or None."
         )
 
 

@@ -43,11 +43,25 @@ def switch_arguments(fn: Callable[..., Any], train: bool, *, given: int = 2) -> 
     return {name: values[name] for name in names if name in values and name not in is_set}
 
 
-def has_unknown_switch(call: Callable[..., Any]) -> bool:
-    """Returns whether a network's call has an argument that may be a switch of another name."""
+def may_have_switch(layer: Any) -> bool:
+    """Returns whether a layer may be switched to training, by a name that is recognised or not.
+
+    Args:
+        layer: A network, or a part of one, of a class that has a `__call__`.
+
+    Returns:
+        Whether its call has an argument of a usual name or with a default of True, False or None,
+        or the layer has a field that is True or False.
+    """
     known = {*TRAINING, *EVALUATION_ARGUMENTS}
-    parameters = inspect.signature(call).parameters
-    return any(isinstance(p.default, bool) and name not in known for name, p in parameters.items())
+    arguments = inspect.signature(type(layer).__call__).parameters.values()
+    return any(
+        argument.name in known
+        or (argument.name != "key" and isinstance(argument.default, bool | None))
+        for argument in arguments
+    ) or any(
+        isinstance(value, bool) and not name.startswith("_") for name, value in vars(layer).items()
+    )
 
 
 class Layers(NamedTuple):
@@ -56,12 +70,13 @@ class Layers(NamedTuple):
     Attributes:
         dropping: Names of the layers that draw random numbers.
         counting: Names of the layers that collect statistics of batches.
-        has_unknown_switch: Whether a call has an argument that may be a switch of another name.
+        may_have_switch: Whether some part of the network, but for the library's layers, may be
+            switched to training.
     """
 
     dropping: Sequence[str]
     counting: Sequence[str]
-    has_unknown_switch: bool
+    may_have_switch: bool
 
     @property
     def that_wait(self) -> list[str]:
@@ -70,7 +85,7 @@ class Layers(NamedTuple):
         Statistics may be frozen on purpose, in a network without a switch. Dropout that never drops
         serves no purpose.
         """
-        frozen = not self.dropping and not self.has_unknown_switch
+        frozen = not self.dropping and not self.may_have_switch
         return [] if frozen else [*self.dropping, *self.counting]
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from dist_ens.member.member import Member, name_of, require_parameters
 from dist_ens.member.modes import (
     Layers,
-    has_unknown_switch,
     idle_layers_of,
+    may_have_switch,
     switch_arguments,
     switches,
 )
@@ -88,8 +88,8 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
                 or (isinstance(part, nnx.MultiHeadAttention) and part.dropout_rate)
             ],
             counting=[name for name, part in parts if isinstance(part, nnx.BatchNorm)],
-            has_unknown_switch=any(
-                has_unknown_switch(type(part).__call__)
+            may_have_switch=any(
+                may_have_switch(part)
                 for _, part in parts
                 if callable(part) and not type(part).__module__.startswith("flax.")
             ),
