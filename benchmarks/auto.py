@@ -15,8 +15,8 @@ from rich.console import Console
 
 from benchmarks.peers.dist_ens_way import DistEns, fixed_ways
 from benchmarks.workloads import WORKLOADS
-from dist_ens.turns import Way, spread, step_ms_of_turns
-from launch import front
+from dist_ens.execution.timing import Way, spread, step_ms_of_turns
+from launch import cli
 
 _WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "Which to run.")
 _WAYS = flags.DEFINE_list("ways", [], "Executions to time; all candidates if not given.")
@@ -26,7 +26,7 @@ _TURNS = flags.DEFINE_integer("turns", 5, "Turns of each.", lower_bound=1)
 def main() -> None:
     """An execution a line, then the ratio."""
     console = Console(highlight=False, markup=False)
-    for name in front.names(_WORKLOADS, WORKLOADS):
+    for name in cli.names(_WORKLOADS, WORKLOADS):
         workload = WORKLOADS[name]()
         chosen = DistEns(workload)
         fixed = fixed_ways(workload)
@@ -53,4 +53,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    front.run(main)
+    cli.run(main)

@@ -26,11 +26,11 @@ from dist_ens import report
 from dist_ens.config import CheckpointConfig, DataConfig, Experiment, LossConfig
 from dist_ens.data import ArraySplit, Source, Spec, open_source, source_of_arrays
 from dist_ens.errors import UserError
+from dist_ens.experiment.train import Trained, train
 from dist_ens.feed import feed
 from dist_ens.losses import gaussian_nll
-from dist_ens.member import Member
-from dist_ens.train import Trained, train
-from launch import front
+from dist_ens.members import Member
+from launch import cli
 from launch.config_file import ConfigFlags
 
 # All but the one of text, whose labels are as many as its inputs.
@@ -160,7 +160,7 @@ class _BareLoop:
         """That some calls take, queued one after another."""
         since = time.perf_counter()
         for _ in range(num_calls):
-            self._state, _ = self._ensemble.update(self._state, self._batches)
+            self._state, _ = self._ensemble.update_steps(self._state, self._batches)
         jax.block_until_ready(self._state)
         return time.perf_counter() - since
 
@@ -199,4 +199,4 @@ class _Turns:
 
 
 if __name__ == "__main__":
-    front.run(main, _CONFIG.prepare)
+    cli.run(main, _CONFIG.prepare)

@@ -13,7 +13,7 @@ from absl import flags
 from dist_ens.errors import UserError
 from dist_ens.layout import ENSEMBLE
 from dist_ens.plan import Planner, Topology
-from launch import front
+from launch import cli
 from launch.config_file import ConfigFlags
 from launch.plan import make_planner
 
@@ -74,4 +74,4 @@ def _prepare(argv: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    front.run(main, _prepare, joins_cluster=lambda: False)
+    cli.run(main, _prepare, joins_cluster=lambda: False)

@@ -20,7 +20,7 @@ from dist_ens.losses import (
     softmax_cross_entropy,
     squared_error,
 )
-from dist_ens.member import Member, from_linen, with_normalized_inputs
+from dist_ens.members import Member, from_linen, with_normalized_inputs
 from dist_ens.models.convolutional import resnet8
 from dist_ens.models.mlp import mlp
 from dist_ens.models.transformer import transformer

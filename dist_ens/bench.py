@@ -10,15 +10,15 @@ import jax
 import numpy as np
 
 from dist_ens import cluster
+from dist_ens.config.execution_spec import AUTO
 from dist_ens.data import ArraySplit, Source, calls
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.choice import choose
-from dist_ens.execution import AUTO
+from dist_ens.ensemble.select_execution import choose
+from dist_ens.execution.timing import Way, step_ms_of_turns
+from dist_ens.experiment.record import Run
 from dist_ens.feed import PART_OF_THE_MEMORY, Draws, put_whole
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout, make_layout
-from dist_ens.methods import Order
-from dist_ens.run import Run
-from dist_ens.turns import Way, step_ms_of_turns
+from dist_ens.sampling import Order
 
 DIST_ENS, LOOP, VMAP = "dist_ens", "loop", "jit(vmap)"
 # Where one pair of neighbours says more than so many times what another says, nothing is concluded.
@@ -72,7 +72,7 @@ class Updates:
             layout = ensemble.layout
             self.state = layout.moved(self.state, MEMBERS)
             self._draws = Draws(put_whole(source.train, layout), order, layout, _SEED)
-        self._update = ensemble.update
+        self._update = ensemble.update_steps
 
     def run(self, num_steps: int) -> None:
         """See `Way`. A call of a number of steps that is new is compiled."""

@@ -14,10 +14,11 @@ import optax
 
 from dist_ens.config import DataConfig
 from dist_ens.data import open_source
-from dist_ens.ensemble import Ensemble, stack_members
+from dist_ens.ensemble import Ensemble
 from dist_ens.layout import BATCH, BATCHES, make_layout
-from dist_ens.member import from_example_functions
+from dist_ens.members import from_example_functions
 from dist_ens.metrics import mixture_log_probs
+from dist_ens.state import stack_members
 
 NUM_MEMBERS, CALLS, BATCH_SIZE = 4, 30, 128
 
@@ -62,7 +63,7 @@ def main():
     order, losses = np.random.default_rng(0), []
     for _ in range(CALLS):  # of ten steps each
         batch = source.train.take(order.integers(len(source.train), size=(10, BATCH_SIZE)))
-        state, metrics = ensemble.update(state, layout.put(batch, BATCH_SIZE, BATCHES))
+        state, metrics = ensemble.update_steps(state, layout.put(batch, BATCH_SIZE, BATCHES))
         losses.append(np.asarray(metrics["loss"]).mean())
     print(f"loss {losses[0]:.3f} to {losses[-1]:.3f}")
 

@@ -21,12 +21,13 @@ from flax.training import train_state
 
 from dist_ens.config import DataConfig
 from dist_ens.data import open_source
-from dist_ens.ensemble import Ensemble, unstack_members
-from dist_ens.evaluate import Evaluator
+from dist_ens.ensemble import Ensemble
+from dist_ens.evaluation import Evaluator
 from dist_ens.feed import feed
 from dist_ens.layout import make_layout
-from dist_ens.member import from_example_functions, from_linen, with_normalized_inputs
-from dist_ens.methods import Order
+from dist_ens.members import from_example_functions, from_linen, with_normalized_inputs
+from dist_ens.sampling import Order
+from dist_ens.state import unstack_members
 
 NUM_MEMBERS, STEPS, BATCH_SIZE = 4, 300, 128
 
@@ -70,7 +71,7 @@ def fit(name, member, optimizer, source, std):
     order = Order(len(source.train), BATCH_SIZE)
     calls = feed(source, order, layout, seed=0, first_step=0, last_step=STEPS, steps_per_call=10)
     for batches in calls:
-        state, metrics = ensemble.update(state, batches)
+        state, metrics = ensemble.update_steps(state, batches)
         loss = np.asarray(metrics["loss"]).mean()
     scores = Evaluator(ensemble, 1000).evaluate(state, source.test).scores()
     print(

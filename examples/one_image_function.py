@@ -15,7 +15,7 @@ from dist_ens.config import DataConfig
 from dist_ens.data import open_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.layout import BATCH, make_layout
-from dist_ens.member import from_example_functions
+from dist_ens.members import from_example_functions
 
 NUM_MEMBERS, BATCH_SIZE = 4, 32
 

@@ -15,11 +15,12 @@ import optax
 
 from dist_ens.config import DataConfig
 from dist_ens.data import open_source
-from dist_ens.ensemble import Ensemble, unstack_members
-from dist_ens.evaluate import Evaluator
+from dist_ens.ensemble import Ensemble
+from dist_ens.evaluation import Evaluator
 from dist_ens.layout import BATCHES, make_layout
 from dist_ens.losses import softmax_cross_entropy
-from dist_ens.member import from_pytree
+from dist_ens.members import from_pytree
+from dist_ens.state import unstack_members
 
 NUM_MEMBERS, CALLS, BATCH_SIZE, LEARNING_RATE = 4, 40, 128, 0.2
 
@@ -81,12 +82,12 @@ def main():
 
     # 3. The same step for all members, then four hundred more.
     call = jax.tree.map(lambda leaf: leaf[None], batch)  # a call of one step: [1, batch, …]
-    state, _ = ensemble.update(state, layout.put(call, BATCH_SIZE, BATCHES))
+    state, _ = ensemble.update_steps(state, layout.put(call, BATCH_SIZE, BATCHES))
     lifted = unstack_members(jax.device_get(state.params))[0]
     order, losses = np.random.default_rng(0), []
     for _ in range(CALLS):  # of ten steps each
         call = source.train.take(order.integers(len(source.train), size=(10, BATCH_SIZE)))
-        state, metrics = ensemble.update(state, layout.put(call, BATCH_SIZE, BATCHES))
+        state, metrics = ensemble.update_steps(state, layout.put(call, BATCH_SIZE, BATCHES))
         losses.append(np.asarray(metrics["loss"]).mean())
 
     scores = Evaluator(ensemble, 1000).evaluate(state, source.test).scores()

@@ -15,9 +15,9 @@ import optax
 from dist_ens.config import DataConfig, ModelConfig
 from dist_ens.data import open_source
 from dist_ens.ensemble import Ensemble
-from dist_ens.evaluate import Evaluator
+from dist_ens.evaluation import Evaluator
 from dist_ens.layout import BATCHES, make_layout
-from dist_ens.member import with_normalized_inputs
+from dist_ens.members import with_normalized_inputs
 from dist_ens.models import make_model
 
 try:
@@ -86,7 +86,7 @@ def main():
         sampler.epoch = epoch
         for batch in loader:
             call = jax.tree.map(lambda leaf: leaf[None], batch)  # a call of one step: [1, batch, …]
-            state, metrics = ensemble.update(state, layout.put(call, BATCH_SIZE, BATCHES))
+            state, metrics = ensemble.update_steps(state, layout.put(call, BATCH_SIZE, BATCHES))
             losses.append(np.asarray(metrics["loss"]).mean())
 
     scores = Evaluator(ensemble, 1000).evaluate(state, source.test).scores()

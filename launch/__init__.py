@@ -7,7 +7,7 @@ import sys
 from typing import NoReturn
 
 from dist_ens.paths import shortened
-from launch import allocator, ends, environment
+from launch import ends, environment, glibc_tuning
 
 VERBS = ("train", "evaluate", "predict", "report", "plan", "bench")
 
@@ -19,7 +19,7 @@ def _interrupted(*_: object) -> NoReturn:
 
 if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command
     ends.begin()
-    allocator.ask()
+    glibc_tuning.ask()
     signal.signal(signal.SIGINT, _interrupted)
     environment.import_jax()
 
@@ -27,7 +27,7 @@ if sys.argv[0] == "-m":  # Python is about to run a module of this package as a 
 def main() -> None:
     """Runs the verb on the command line."""
     ends.begin()
-    allocator.ask()
+    glibc_tuning.ask()
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     if verb in ("--help", "-h"):
         ends.show_and_exit(

@@ -24,10 +24,10 @@ from dist_ens.commands import quoted
 from dist_ens.data import open_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
+from dist_ens.experiment.record import Run
 from dist_ens.layout import Layout, make_layout
 from dist_ens.paths import shortened
-from dist_ens.run import Run
-from launch import front
+from launch import cli
 from launch.config_file import ConfigFlags
 from launch.path_flags import define_path
 
@@ -49,7 +49,7 @@ def main() -> None:
             "One process times a config, with the devices that it has. Received: "
             f"{jax.process_count()} processes. Start one."
         )
-    front.check_outputs(_PLOT, _JSON)
+    cli.check_outputs(_PLOT, _JSON)
     console, source = Console(markup=False, highlight=False), open_source(experiment.data)
     num_examples = len(source.train)
     source = with_examples_that_fit(source, make_layout(1))
@@ -87,7 +87,7 @@ def main() -> None:
 
 def _tell(console: Console, points: Sequence[Point]) -> None:
     """The table, and what is concluded from it."""
-    front.print_table(console, _table(points))
+    cli.print_table(console, _table(points))
     in_doubt = [point for point in points if not all(map(point.is_conclusive, point.ratios))]
     if in_doubt and points[-1] not in in_doubt:  # else the conclusion says it
         console.print("?: the spread is too wide to conclude.")
@@ -100,8 +100,8 @@ def _write(points: Sequence[Point]) -> None:
     """The files, of what is known so far: whoever stops here has that."""
     if _JSON.value is not None:
         as_json = {"sizes": [point.to_dict() for point in points]}
-        front.write_file(_JSON, lambda path: report.write_scores(path, as_json))
-    front.write_file(_PLOT, lambda path: report.plot_rates(path, *_curves(points)))
+        cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))
+    cli.write_file(_PLOT, lambda path: report.plot_rates(path, *_curves(points)))
 
 
 def _table(points: Sequence[Point]) -> Table:
@@ -155,7 +155,7 @@ def _curves(points: Sequence[Point]) -> tuple[list[int], dict[str, list[float]]]
 
 def run() -> None:
     """The whole command."""
-    front.run(main, _CONFIG.prepare)
+    cli.run(main, _CONFIG.prepare)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from ml_collections.config_dict import placeholder
 from dist_ens.config import Experiment, did_you_mean
 from dist_ens.data import Spec
 from dist_ens.errors import UserError
-from dist_ens.member import Member
+from dist_ens.members import Member
 from dist_ens.models import model_options
 from dist_ens.paths import given_path, shortened
 
@@ -69,8 +69,8 @@ class ConfigFile:
         member = self._run(lambda: self._names["make_member"](spec))
         if not isinstance(member, Member):
             raise UserError(
-                f"make_member(spec) returns a dist_ens.member.Member. Received, from {self.path}: "
-                f"a {type(member).__name__}. Use one of the adapters in dist_ens.member."
+                f"make_member(spec) returns a dist_ens.members.Member. Received, from {self.path}: "
+                f"a {type(member).__name__}. Use one of the adapters in dist_ens.members."
             )
         return member
 

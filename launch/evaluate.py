@@ -12,14 +12,14 @@ from absl import flags
 from rich.console import Console
 
 from dist_ens import cluster, report
-from dist_ens.assess import CALIBRATIONS, CONFORMAL, Questions, assess
 from dist_ens.commands import quoted
 from dist_ens.config import POOLINGS
 from dist_ens.data import open_source
 from dist_ens.errors import UserError
+from dist_ens.experiment.assess import CALIBRATIONS, CONFORMAL, Questions, assess
+from dist_ens.experiment.workdir import open_finished
 from dist_ens.paths import shortened
-from dist_ens.workdir import open_finished
-from launch import front
+from launch import cli
 from launch.config_file import ConfigFlags
 from launch.path_flags import define_path
 
@@ -57,13 +57,13 @@ _CONFIG = ConfigFlags(overridable=False)
 
 def main() -> None:
     """Scores the newest checkpoint on the devices at hand."""
-    workdir = front.required(_WORKDIR)
+    workdir = cli.required(_WORKDIR)
     if _LEVEL.present and _CONFORMAL.value is None:
         raise UserError(
             f"A level is of conformal predictions. Received: --level={_LEVEL.value} alone. Add "
             f"--conformal={CONFORMAL[0]} or so, or leave it out."
         )
-    front.check_outputs(_JSON)
+    cli.check_outputs(_JSON)
     questions = Questions(
         ood=_OOD.value,
         shift=_SHIFT.value,
@@ -103,9 +103,9 @@ def main() -> None:
         console.print(sentence, soft_wrap=True)
     as_json: dict[str, Any] = found.to_dict()
     if _JSON.value is not None:
-        front.write_file(_JSON, lambda path: report.write_scores(path, as_json))
+        cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))
     if draws_page:
-        front.write_file(
+        cli.write_file(
             _WORKDIR,
             lambda path: report.write_report(path, as_json, found.curves, found.pictures),
         )
@@ -122,7 +122,7 @@ def main() -> None:
 
 def run() -> None:
     """The whole command."""
-    front.run(main, _CONFIG.prepare)
+    cli.run(main, _CONFIG.prepare)
 
 
 if __name__ == "__main__":

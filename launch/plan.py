@@ -9,11 +9,11 @@ from rich.console import Console
 from dist_ens import cluster, report
 from dist_ens.data import comes_in_memory, describe_source
 from dist_ens.ensemble import Ensemble
+from dist_ens.experiment.record import Run
 from dist_ens.feed import TrainingSet
 from dist_ens.layout import Layout
 from dist_ens.plan import HERE, Planner, Topology, mesh_line, plan_table
-from dist_ens.run import Run
-from launch import front
+from launch import cli
 from launch.config_file import ConfigFlags
 from launch.path_flags import define_path
 
@@ -28,15 +28,15 @@ _CONFIG = ConfigFlags()
 
 def main() -> None:
     """Compiles the update for every mesh of the topology, and tells what it needs."""
-    front.check_outputs(_JSON)
+    cli.check_outputs(_JSON)
     planner = make_planner(_CONFIG, Topology.parse(_TOPOLOGY.value))
     plan = planner.plan()
     if cluster.is_main():
-        front.print_table(Console(markup=False, highlight=False), plan_table(plan))
+        cli.print_table(Console(markup=False, highlight=False), plan_table(plan))
         for mesh in plan.meshes:
             print(mesh_line(mesh))
         if _JSON.value is not None:
-            front.write_file(_JSON, lambda path: report.write_scores(path, plan.to_dict()))
+            cli.write_file(_JSON, lambda path: report.write_scores(path, plan.to_dict()))
     plan.check_fits()
     if cluster.is_main():
         best = plan.meshes[0]
@@ -113,7 +113,7 @@ def _prepare(argv: list[str]) -> list[str]:
 
 def run() -> None:
     """The whole command."""
-    front.run(main, _prepare, joins_cluster=lambda: _TOPOLOGY.value == HERE)
+    cli.run(main, _prepare, joins_cluster=lambda: _TOPOLOGY.value == HERE)
 
 
 if __name__ == "__main__":

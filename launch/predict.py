@@ -15,22 +15,22 @@ from absl import flags
 
 from dist_ens import cluster
 from dist_ens.array_files import read_npy
-from dist_ens.assess import (
+from dist_ens.commands import quoted
+from dist_ens.data import convert_inputs, open_source
+from dist_ens.errors import UserError
+from dist_ens.evaluation import Evaluator, broken_positions
+from dist_ens.evaluation.out_of_bag import held_out_predictions
+from dist_ens.experiment.assess import (
     out_of_bag_of,
     require_trained_on,
     told_of_broken,
     without_broken,
 )
-from dist_ens.commands import quoted
-from dist_ens.data import convert_inputs, open_source
-from dist_ens.ensemble import State
-from dist_ens.errors import UserError
-from dist_ens.evaluate import Evaluator, broken_positions
-from dist_ens.evaluate.held_out import held_out_predictions
+from dist_ens.experiment.record import Run
+from dist_ens.experiment.workdir import open_finished
 from dist_ens.paths import shortened
-from dist_ens.run import Run
-from dist_ens.workdir import open_finished
-from launch import front
+from dist_ens.state import State
+from launch import cli
 from launch.config_file import ConfigFlags
 from launch.path_flags import define_path
 
@@ -50,24 +50,24 @@ _CONFIG = ConfigFlags(overridable=False)
 
 def main() -> None:
     """Predicts with the newest checkpoint on the devices at hand."""
-    workdir, output = front.required(_WORKDIR), front.required(_OUTPUT)
+    workdir, output = cli.required(_WORKDIR), cli.required(_OUTPUT)
     if _OUT_OF_BAG.value:
         if _INPUT.value is not None:
             raise UserError(
                 "--out_of_bag predicts the run's own training examples, and "
                 f"--input={shortened(str(_INPUT.value))} others. Leave one of them out."
             )
-        front.check_outputs(_OUTPUT)
+        cli.check_outputs(_OUTPUT)
         run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
         predictions, told = _out_of_bag(run, run.evaluator(ensemble), state)
     else:
-        path = front.required(_INPUT)
+        path = cli.required(_INPUT)
         inputs = read_npy(path, "--input")
         if output.resolve() == path.resolve():
             raise UserError(
                 f"--input and --output are both {shortened(str(output))}. Choose another --output."
             )
-        front.check_outputs(_OUTPUT)
+        cli.check_outputs(_OUTPUT)
         run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
         inputs = convert_inputs(run.spec, inputs, f"--input {shortened(str(path))}")
         predictions, told = _of_inputs(run, run.evaluator(ensemble), state, inputs)
@@ -80,7 +80,7 @@ def main() -> None:
             np.savez(file, **predictions)  # type: ignore[arg-type]
         unfinished.replace(path)
 
-    front.write_file(_OUTPUT, write)
+    cli.write_file(_OUTPUT, write)
     *others, last = predictions
     first, *rest = told
     print(f"{quoted(output)}: {', '.join(others)} and {last} of {first}.")
@@ -148,7 +148,7 @@ def _out_of_bag(
 
 def run() -> None:
     """The whole command."""
-    front.run(main, _CONFIG.prepare)
+    cli.run(main, _CONFIG.prepare)
 
 
 if __name__ == "__main__":

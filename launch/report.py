@@ -9,7 +9,7 @@ from dist_ens.errors import UserError
 from dist_ens.paths import given_path
 from dist_ens.report import read_run
 from dist_ens.report.page import write_page
-from launch import front
+from launch import cli
 from launch.path_flags import define_path
 
 _OUTPUT = define_path("output", "report.html", "File for the page.")
@@ -23,7 +23,7 @@ class _Runs:
 
     def prepare(self, argv: list[str]) -> list[str]:
         """Takes them off the command line."""
-        _, *paths = front.parsed(argv, known_only=True)
+        _, *paths = cli.parsed(argv, known_only=True)
         self.workdirs = [given_path(path, "RUN") for path in paths]
         return [argument for argument in argv if argument not in paths]
 
@@ -39,7 +39,7 @@ def main() -> None:
             "runs/digits runs/other --output=report.html."
         )
     runs = [read_run(workdir) for workdir in _RUNS.workdirs]
-    front.write_file(_OUTPUT, lambda path: write_page(path, runs))
+    cli.write_file(_OUTPUT, lambda path: write_page(path, runs))
     Console(markup=False, highlight=False).print(
         f"{quoted(_OUTPUT.value)}: {len(runs)} runs.", soft_wrap=True
     )
@@ -47,7 +47,7 @@ def main() -> None:
 
 def run() -> None:
     """The whole command."""
-    front.run(main, _RUNS.prepare, joins_cluster=lambda: False)
+    cli.run(main, _RUNS.prepare, joins_cluster=lambda: False)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ import numpy as np
 from rich.console import Console
 
 from dist_ens import cluster, report
-from dist_ens.assess import Questions, assess
 from dist_ens.checkpoint import FOLDER
 from dist_ens.commands import command_line, quoted
 from dist_ens.data import Source, open_source
-from dist_ens.evaluate import Scores
-from dist_ens.train import Trained, train
-from launch import front
+from dist_ens.evaluation import Scores
+from dist_ens.experiment.assess import Questions, assess
+from dist_ens.experiment.train import Trained, train
+from launch import cli
 from launch.config_file import ConfigFlags
 from launch.path_flags import define_path
 
@@ -24,7 +24,7 @@ _TOLD = {"accuracy": "accuracy", "rmse": "RMSE", "nll": "NLL", "pinball": "pinba
 
 def main() -> int:
     """Trains; 128 + the signal's number if one stopped it."""
-    workdir = front.required(_WORKDIR)
+    workdir = cli.required(_WORKDIR)
     experiment = _CONFIG.experiment()
     source = open_source(experiment.data)
     member = _CONFIG.make_member(source.spec)
@@ -73,7 +73,7 @@ def _leave_report(
 
 def run() -> None:
     """The whole command."""
-    front.run(main, _CONFIG.prepare)
+    cli.run(main, _CONFIG.prepare)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,10 @@ def opened(stream, folder):
 
 
 def main():
-    import dist_ens.assess
     import dist_ens.bench
-    import dist_ens.evaluate.trust
-    import dist_ens.plan
-    import dist_ens.report.page
-    import dist_ens.train  # noqa: F401
+    import dist_ens.evaluation.calibration
+    import dist_ens.experiment.assess
+    import dist_ens.experiment.train  # noqa: F401
     import launch
 
     gc.freeze()  # what is never collected is never copied

@@ -11,7 +11,7 @@ import optax
 from dist_ens.config import ModelConfig
 from dist_ens.ensemble import Ensemble
 from dist_ens.layout import BATCHES, DATA, MEMBERS, copied, make_layout
-from dist_ens.member import from_linen
+from dist_ens.members import from_linen
 from dist_ens.models import make_model
 
 BATCH = 16
@@ -102,7 +102,7 @@ def train(
     metrics = []
     for step in range(steps):
         batch = {name: leaf[step : step + 1] for name, leaf in batches.items()}
-        state, metrics_of_step = ensemble.update(state, layout.put(batch, BATCH, BATCHES))
+        state, metrics_of_step = ensemble.update_steps(state, layout.put(batch, BATCH, BATCHES))
         metrics.append(jax.device_get(metrics_of_step))
     metrics = jax.tree.map(lambda *leaves: np.concatenate(leaves), *metrics)
     return jax.device_get(state), metrics, ensemble

@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from conftest import COMMAND_ENVIRONMENT
-from launch import allocator
+from launch import glibc_tuning
 
 ROOT = pathlib.Path(__file__).parent.parent
 SCRIPT = [pathlib.Path(sys.executable).parent / "dist-ens", "train"]
 MODULE = [sys.executable, "-m", "launch.train"]
 OTHER = "glibc.malloc.tcache_count=3"
-IS_ASKED = allocator._can_be_asked()
-HUGE_PAGES = ":glibc.malloc.hugetlb=1" if IS_ASKED and allocator._given_who_asks() else ""
+IS_ASKED = glibc_tuning._can_be_asked()
+HUGE_PAGES = ":glibc.malloc.hugetlb=1" if IS_ASKED and glibc_tuning._given_who_asks() else ""
 KEPT_MEMORY = (
     ":glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1099511627776"
     if IS_ASKED

@@ -30,8 +30,8 @@ from dist_ens.bench import (
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.data import Spec, open_source
 from dist_ens.errors import UserError
+from dist_ens.experiment.record import Run
 from dist_ens.layout import Layout, make_layout
-from dist_ens.run import Run
 from launch.bench import _conclusion, _curves, _rate, _ratio
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -8,13 +8,13 @@ import jax
 import pytest
 
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens import cache
+from dist_ens import compile_cache
 
 ROOT = pathlib.Path(__file__).parent.parent
 ENVIRONMENT = {k: v for k, v in COMMAND_ENVIRONMENT.items() if not k.startswith("JAX_")}
 CODE = """
 import logging, jax
-from dist_ens.cache import use_compile_cache
+from dist_ens.compile_cache import use_compile_cache
 use_compile_cache()
 logging.basicConfig(level=logging.WARNING)
 def program(x):
@@ -103,10 +103,10 @@ def test_a_second_training_compiles_nothing_anew(tmp_path):
 
 
 def test_what_the_cache_has_spared_is_never_less_than_nothing():
-    before = cache.spared_secs()
+    before = compile_cache.spared_secs()
     for secs in (-3.0, 2.0, -1.0):
         jax.monitoring.record_event_duration_secs(
             "/jax/compilation_cache/compile_time_saved_sec", secs
         )
     jax.monitoring.record_event_duration_secs("/another", 5.0)
-    assert cache.spared_secs() == before + 2.0
+    assert compile_cache.spared_secs() == before + 2.0

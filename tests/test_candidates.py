@@ -7,9 +7,9 @@ import pytest
 
 import networks
 from dist_ens.config import ModelConfig
+from dist_ens.config.execution_spec import Execution
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble import candidates as room
-from dist_ens.execution import Execution
+from dist_ens.execution import heuristics as room
 from dist_ens.layout import BATCHES, make_layout
 from dist_ens.models import make_model
 from test_executions import narrow, pooling

@@ -13,10 +13,13 @@ import pytest
 import networks
 from dist_ens import cluster
 from dist_ens.config import Experiment
-from dist_ens.ensemble import Ensemble, choice, contest, executions
+from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble import select_execution as choice
+from dist_ens.execution import apply as executions
+from dist_ens.execution import autotune
+from dist_ens.experiment.train import train
 from dist_ens.layout import BATCHES, Layout, make_layout
-from dist_ens.member import Member
-from dist_ens.train import train
+from dist_ens.members import Member
 from test_candidates import candidates, program
 from test_executions import narrow
 
@@ -24,8 +27,8 @@ from test_executions import narrow
 @pytest.fixture(autouse=True)
 def _nothing_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(contest, "LONGEST_SECS", 1e6)  # also where this machine is busy
-    monkeypatch.setattr(contest, "_CLOSE", 1.0)  # each is timed once
+    monkeypatch.setattr(autotune, "LONGEST_SECS", 1e6)  # also where this machine is busy
+    monkeypatch.setattr(autotune, "_CLOSE", 1.0)  # each is timed once
 
 
 def most_turns(why):
@@ -50,7 +53,7 @@ def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():
     compared = most_turns(why)
     assert why.option == chosen.execution == min(compared, key=why.step_secs.get)
     assert str(why).startswith(f"Execution {chosen.execution}: the fastest of those tried (")
-    chosen.update(state, batches)  # the state was not used up
+    chosen.update_steps(state, batches)  # the state was not used up
     again, why = choice.choose(*program(networks.mlp), num_steps=1)
     assert again.execution == chosen.execution
     assert why.why == "the fastest in an earlier run of this program"
@@ -59,12 +62,12 @@ def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():
 
 
 def test_a_step_of_members_in_waves_is_that_of_all_waves(monkeypatch):
-    def of_one_wave(options, names, state, batches, num_steps):
+    def of_one_wave(options, names, call, num_steps):
         assert num_steps == 200
-        assert state.step.shape == (2,)
-        return contest.Timing(names[0], {names[0]: 1.0, names[1]: 3.0}, {}, True, 1.0)
+        assert call.state.step.shape == (2,)
+        return autotune.Timing(names[0], {names[0]: 1.0, names[1]: 3.0}, {}, True, 1.0)
 
-    monkeypatch.setattr(contest, "timed", of_one_wave)
+    monkeypatch.setattr(autotune, "timed", of_one_wave)
     ensemble, state, batches = program(networks.mlp, num_members=4)
     chosen, why = choice.choose(
         dataclasses.replace(ensemble, waves=2), state, batches, num_steps=100
@@ -79,8 +82,8 @@ def test_candidates_that_are_close_are_timed_again_in_turns(monkeypatch):
             way.run(1)
         return [[2.0 * (len(ways) - i)] for i in range(len(ways))]  # of calls of two steps
 
-    monkeypatch.setattr(contest.turns, "step_secs_of_short_turns", last_is_fastest)
-    monkeypatch.setattr(contest, "_CLOSE", 1e9)
+    monkeypatch.setattr(autotune.timing, "step_secs_of_short_turns", last_is_fastest)
+    monkeypatch.setattr(autotune, "_CLOSE", 1e9)
     ensemble, state, batches = program(networks.mlp)
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
     assert sorted(why.num_turns) == sorted(candidates(ensemble, state, batches))
@@ -91,8 +94,8 @@ def test_candidates_that_are_close_are_timed_again_in_turns(monkeypatch):
 
 def test_what_was_not_settled_is_kept_for_runs_as_long_alone(monkeypatch):
     def chosen(num_steps, settled):
-        timing = contest.Timing("map", {"vmap": 2.0, "map": 1.0}, {}, settled, 1.0)
-        monkeypatch.setattr(contest, "timed", lambda *_: timing)
+        timing = autotune.Timing("map", {"vmap": 2.0, "map": 1.0}, {}, settled, 1.0)
+        monkeypatch.setattr(autotune, "timed", lambda *_: timing)
         return choice.choose(*program(networks.mlp), num_steps=num_steps)[1]
 
     assert chosen(100, False).step_secs
@@ -129,7 +132,7 @@ def test_a_short_run_follows_the_rule():
 
 
 def test_the_longest_run_is_not_kept_waiting_for_its_choice(monkeypatch):
-    monkeypatch.setattr(contest, "LONGEST_SECS", 0)
+    monkeypatch.setattr(autotune, "LONGEST_SECS", 0)
     _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
     assert [*why.step_secs] == ["vmap"]
     assert why.why.endswith("timing others would take more than 0 s, or more memory")
@@ -191,7 +194,7 @@ def test_a_run_that_begins_again_before_it_is_saved_has_what_was_chosen(
     def killed(*_):
         raise MemoryError
 
-    monkeypatch.setattr(contest, "PART_OF_THE_RUN", 1e9)
+    monkeypatch.setattr(autotune, "PART_OF_THE_RUN", 1e9)
     with monkeypatch.context() as patch:
         patch.setattr("dist_ens.report.TrainingReporter.updated", killed)
         # On a machine where nothing is remembered.
@@ -226,7 +229,7 @@ def test_cores_are_devices_for_members_and_never_for_data(cores):
 
 def test_the_fastest_is_tried_on_one_core_too(cores, monkeypatch):
     # Turns would replace the seconds by which it was the fastest.
-    monkeypatch.setattr(contest._Contest, "_that_take_turns", lambda *_, **__: [])
+    monkeypatch.setattr(autotune._Contest, "_that_take_turns", lambda *_, **__: [])
     member, inputs, label_shape = networks.mlp()
     layout = make_layout(4, devices=cluster.devices_for(4))
     ensemble = Ensemble(member, optax.sgd(0.1), layout)
@@ -245,9 +248,9 @@ def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
 
     def first(options, *_):
         tried.extend(options)
-        return contest.Timing("vmap", {"vmap": 1.0, "map": 2.0}, {}, True, 1.0)
+        return autotune.Timing("vmap", {"vmap": 1.0, "map": 2.0}, {}, True, 1.0)
 
-    monkeypatch.setattr(contest, "timed", first)
+    monkeypatch.setattr(autotune, "timed", first)
     layout = make_layout(24, devices=cluster.devices_for(24))
     member, inputs, label_shape = networks.mlp()
     ensemble = Ensemble(member, optax.sgd(0.1), layout)
@@ -259,7 +262,7 @@ def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
 
 
 def test_a_layout_that_somebody_says_is_kept(cores, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(contest, "PART_OF_THE_RUN", 1e9)
+    monkeypatch.setattr(autotune, "PART_OF_THE_RUN", 1e9)
     train(experiment(steps_per_call=2), tmp_path / "open")
     assert "on one device" in capsys.readouterr().out
     said = train(experiment(steps_per_call=2, layout={"ensemble_axis": 4}), tmp_path / "said")
@@ -318,7 +321,7 @@ def test_a_candidate_that_raises_is_left_out_and_said(monkeypatch):
     error = "NotImplementedError: this lowering has no such product."
     assert why.failed == {name: error for name in names if "+flat" in name}
     assert f"Not used: vmap+flat raised {error}; " in str(why)
-    chosen.update(state, batches)  # the state was not used up
+    chosen.update_steps(state, batches)  # the state was not used up
 
 
 def test_where_all_candidates_raise_the_reference_is_taken(monkeypatch):

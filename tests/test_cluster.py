@@ -18,11 +18,11 @@ import two_hosts
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens import cluster
 from dist_ens.errors import UserError
+from dist_ens.experiment.train import train
+from dist_ens.experiment.workdir import open_finished
 from dist_ens.feed import Place, TrainingSet
 from dist_ens.layout import make_layout
-from dist_ens.methods import Order
-from dist_ens.train import train
-from dist_ens.workdir import open_finished
+from dist_ens.sampling import Order
 
 ROOT = pathlib.Path(__file__).parent.parent
 LIMIT_SECS = 240

@@ -19,8 +19,8 @@ from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.config import DataConfig
 from dist_ens.data import open_source
-from dist_ens.evaluate.held_out import examples_out_of_bag
-from dist_ens.workdir import open_finished
+from dist_ens.evaluation.out_of_bag import examples_out_of_bag
+from dist_ens.experiment.workdir import open_finished
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = ["--config=configs/digits.py", "--config.model.hidden_sizes=(32,)"]
@@ -254,7 +254,7 @@ OWN = """
 import jax
 import own_helper
 from ml_collections import ConfigDict
-from dist_ens.member import from_functions
+from dist_ens.members import from_functions
 
 def get_config():
     return ConfigDict(dict(num_members=2, steps=20, steps_per_call=5))

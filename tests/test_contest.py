@@ -8,7 +8,8 @@ import pytest
 
 import networks
 from dist_ens import cluster
-from dist_ens.ensemble import contest
+from dist_ens.execution import autotune
+from dist_ens.layout import BATCHES
 from test_candidates import program
 
 
@@ -22,7 +23,7 @@ def clock(monkeypatch):
 
     monkeypatch.setattr(cluster, "clock", lambda: now[0])
     monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(contest, "LONGEST_SECS", 1e6)
+    monkeypatch.setattr(autotune, "LONGEST_SECS", 1e6)
     return sleep
 
 
@@ -33,7 +34,7 @@ class Sleeping:
         self.layout, self.secs, self.calls, self.disturbed = layout, secs, 0, 0
         self.execution, self.compiling_secs = execution, compiling_secs
 
-    def update(self, state, batches):
+    def update_steps(self, state, batches):
         self.calls += 1
         time.sleep(self.secs * (5 if self.calls <= self.disturbed else 1))
         time.sleep(self.compiling_secs if self.calls == 1 else 0)
@@ -48,7 +49,9 @@ def timed(*call_secs, num_steps=10**9, disturbed=0):
     ensemble, state, batches = program(networks.mlp, steps=2)
     options = {str(secs): Sleeping(ensemble.layout, secs) for secs in call_secs}
     options[str(call_secs[0])].disturbed = disturbed
-    return contest.timed(options, [*options], state, batches, num_steps), options
+    return autotune.timed(
+        options, [*options], autotune.Call(state, batches, BATCHES, 2), num_steps
+    ), options
 
 
 def in_rounds(monkeypatch, clock, *rounds, secs_of_each=1.0):
@@ -65,7 +68,7 @@ def in_rounds(monkeypatch, clock, *rounds, secs_of_each=1.0):
         clock(secs_of_each * len(ways))
         return [secs[name] for name in names]
 
-    monkeypatch.setattr(contest.turns, "step_secs_of_short_turns", next_round)
+    monkeypatch.setattr(autotune.timing, "step_secs_of_short_turns", next_round)
     return told
 
 
@@ -98,17 +101,19 @@ def test_those_that_are_close_take_turns_and_others_do_not():
 def test_what_would_be_compiled_for_too_long_is_not_begun(
     monkeypatch, executions, longest_secs, tried
 ):
-    monkeypatch.setattr(contest, "LONGEST_SECS", longest_secs)
+    monkeypatch.setattr(autotune, "LONGEST_SECS", longest_secs)
     ensemble, state, batches = program(networks.mlp, num_members=4, steps=2)
     options = {name: Sleeping(ensemble.layout, 0.03, name, 0.4) for name in executions}
-    timing = contest.timed(options, [*options], state, batches, num_steps=10**9)
+    timing = autotune.timed(
+        options, [*options], autotune.Call(state, batches, BATCHES, 2), num_steps=10**9
+    )
     assert [*timing.step_secs] == list(tried or executions)
 
 
 def test_what_the_cache_has_spared_the_compiler_counts_as_compiled(monkeypatch):
     spared = iter([0.0, 2.0])  # before and after the rule's
-    monkeypatch.setattr(contest, "spared_secs", lambda: next(spared, 2.0))
-    monkeypatch.setattr(contest, "LONGEST_SECS", 1.9)
+    monkeypatch.setattr(autotune, "spared_secs", lambda: next(spared, 2.0))
+    monkeypatch.setattr(autotune, "LONGEST_SECS", 1.9)
     timing, _ = timed(0.03, 0.02)
     assert [*timing.step_secs] == ["0.03"]
 
@@ -127,9 +132,9 @@ def test_none_takes_turns_that_is_far_behind_or_for_which_there_is_no_time(
     monkeypatch, call_secs, longest_secs, settled
 ):
     monkeypatch.setattr(
-        contest.turns, "step_secs_of_short_turns", lambda *_: pytest.fail("timed again")
+        autotune.timing, "step_secs_of_short_turns", lambda *_: pytest.fail("timed again")
     )
-    monkeypatch.setattr(contest, "LONGEST_SECS", longest_secs)
+    monkeypatch.setattr(autotune, "LONGEST_SECS", longest_secs)
     timing, _ = timed(*call_secs)
     assert len(timing.step_secs) == 2
     assert timing.num_turns == {}
@@ -171,7 +176,7 @@ def test_the_longest_of_those_that_take_turns_says_how_many(monkeypatch, clock):
 
 def test_as_many_of_the_close_take_turns_as_there_is_time_for(monkeypatch, clock):
     told = in_rounds(monkeypatch, clock, {10: [1.0], 11: [2.0]})
-    monkeypatch.setattr(contest, "LONGEST_SECS", 5.9)
+    monkeypatch.setattr(autotune, "LONGEST_SECS", 5.9)
     timing, _ = timed(0.013, 0.011, 0.01)
     assert told == [([10, 11], 5)]
     assert timing.settled  # no run has more time
@@ -209,7 +214,7 @@ def test_as_many_of_the_close_take_turns_as_there_is_time_for(monkeypatch, clock
 def test_those_that_stay_close_take_more_turns_and_all_of_them_count(
     monkeypatch, clock, rounds, taken, fastest
 ):
-    monkeypatch.setattr(contest, "_CLOSE", 1e9)
+    monkeypatch.setattr(autotune, "_CLOSE", 1e9)
     told = in_rounds(monkeypatch, clock, *rounds)
     timing, _ = timed(*(ms / 1e3 for ms in rounds[0]))
     assert told == [(names, 5) for names in taken]
@@ -245,18 +250,22 @@ def test_a_way_that_one_core_has_not_is_no_reason_not_to_try_that_core():
     ensemble, state, batches = program(networks.mlp, steps=2)
     secs = {"chunk:5": 0.01, "vmap on one device": 0.02, "chunk:10 on one device": 0.03}
     options = {name: Sleeping(ensemble.layout, secs[name]) for name in secs}
-    timing = contest.timed(options, ["chunk:5"], state, batches, num_steps=10**9)
+    timing = autotune.timed(
+        options, ["chunk:5"], autotune.Call(state, batches, BATCHES, 2), num_steps=10**9
+    )
     assert [*timing.step_secs] == ["chunk:5", "vmap on one device"]
     options["chunk:5 on one device"] = Sleeping(ensemble.layout, 0.02)
-    timing = contest.timed(options, ["chunk:5"], state, batches, num_steps=10**9)
+    timing = autotune.timed(
+        options, ["chunk:5"], autotune.Call(state, batches, BATCHES, 2), num_steps=10**9
+    )
     assert [*timing.step_secs] == ["chunk:5", "chunk:5 on one device"]
 
 
 class Failing(Sleeping):
     """An execution that has used the state up when its second call raises."""
 
-    def update(self, state, batches):
-        state, metrics = super().update(state, batches)
+    def update_steps(self, state, batches):
+        state, metrics = super().update_steps(state, batches)
         if self.calls == 2:
             for leaf in jax.tree.leaves(state):
                 leaf.delete()
@@ -267,9 +276,9 @@ class Failing(Sleeping):
 class Reading(Sleeping):
     """An execution that looks at the state it is given."""
 
-    def update(self, state, batches):
+    def update_steps(self, state, batches):
         jax.block_until_ready(jax.tree.map(jnp.copy, state))
-        return super().update(state, batches)
+        return super().update_steps(state, batches)
 
 
 @pytest.mark.parametrize("failing", ["a", "b"])
@@ -280,6 +289,6 @@ def test_a_candidate_that_uses_the_state_up_and_raises_is_left_out(failing):
     }
     for option in options.values():
         option.execution = "vmap"
-    timing = contest.timed(options, [*options], state, batches, 10**9)
+    timing = autotune.timed(options, [*options], autotune.Call(state, batches, BATCHES, 2), 10**9)
     assert [*timing.step_secs] == [name for name in options if name != failing]
     assert timing.failed == {failing: "RuntimeError: RESOURCE_EXHAUSTED: Out of memory."}

@@ -31,9 +31,9 @@ from dist_ens.data import (
     training_batches,
 )
 from dist_ens.errors import UserError
-from dist_ens.methods import Order
-from dist_ens.train import train
-from dist_ens.workdir import saved_run
+from dist_ens.experiment.train import train
+from dist_ens.experiment.workdir import saved_run
+from dist_ens.sampling import Order
 from tiny_digits.tiny_digits_dataset_builder import TinyDigits
 
 pytestmark = pytest.mark.quick
@@ -757,7 +757,7 @@ def test_arrays_that_are_none_are_refused(train_arrays, told):
 
 
 def test_a_network_or_an_experiment_that_is_none_is_refused(tmp_path):
-    with pytest.raises(UserError, match="The network given is a function, not a dist_ens.member"):
+    with pytest.raises(UserError, match="The network given is a function, not a dist_ens.members"):
         train(Experiment(steps=1), tmp_path / "run", member=lambda x: x)
     with pytest.raises(UserError, match="experiment is a dict, not a dist_ens.config.Experiment"):
         train({"steps": 1}, tmp_path / "run")

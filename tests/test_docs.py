@@ -7,8 +7,8 @@ import pytest
 
 import launch
 from dist_ens.data import Spec
+from dist_ens.experiment.record import Run
 from dist_ens.layout import make_layout
-from dist_ens.run import Run
 from launch.config_file import ConfigFile
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -8,12 +8,12 @@ import pytest
 from dist_ens.config import Experiment
 from dist_ens.data import ArraySplit, Spec
 from dist_ens.ensemble import Ensemble
-from dist_ens.evaluate import Evaluator
+from dist_ens.evaluation import Evaluator
+from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, make_layout
 from dist_ens.losses import class_mean_cross_entropy
-from dist_ens.member import from_functions
+from dist_ens.members import from_functions
 from dist_ens.plan import collectives
-from dist_ens.run import Run
 
 pytestmark = pytest.mark.quick
 

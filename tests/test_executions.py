@@ -11,10 +11,17 @@ import pytest
 
 import networks
 from dist_ens.config import ModelConfig
+from dist_ens.config.execution_spec import (
+    CONVOLUTIONS,
+    MAX_POOLING,
+    PRODUCTS,
+    STEPS,
+    WAYS,
+    Execution,
+)
 from dist_ens.ensemble import Ensemble
-from dist_ens.execution import CONVOLUTIONS, MAX_POOLING, PRODUCTS, STEPS, WAYS, Execution
 from dist_ens.layout import BATCH, BATCHES, make_layout
-from dist_ens.member import from_linen
+from dist_ens.members import from_linen
 from dist_ens.models import make_model
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
@@ -50,7 +57,7 @@ def trained(network, execution, num_members=4, mesh=(2, 2), steps=3):
     ensemble = Ensemble(member, optax.sgd(0.1), layout, execution=execution)
     state = networks.born_on(layout, network)
     batches = networks.batches_for(inputs, label_shape, steps)
-    state, metrics = ensemble.update(state, layout.put(batches, networks.BATCH, BATCHES))
+    state, metrics = ensemble.update_steps(state, layout.put(batches, networks.BATCH, BATCHES))
     x = layout.put(batches["inputs"][0], networks.BATCH, BATCH)
     return jax.device_get((state, metrics, ensemble.predict(state, x)))
 
@@ -113,7 +120,7 @@ def test_a_lowered_update_holds_no_slow_operation():
 
     def text(execution):
         ensemble = Ensemble(member, optax.sgd(0.1), layout, execution=execution)
-        return ensemble.update.lower(networks.born_on(layout, pooling), batches).as_text()
+        return ensemble.update_steps.lower(networks.born_on(layout, pooling), batches).as_text()
 
     plain = text("vmap")
     assert "stablehlo.convolution" in plain
@@ -135,8 +142,8 @@ def test_the_loop_uses_up_the_state_it_is_given():
     state = ensemble.init(0, inputs)
     batches = layout.put(networks.batches_for(inputs, label_shape, 1), networks.BATCH, BATCHES)
     with jax.transfer_guard("disallow"):
-        after, _ = ensemble.update(state, batches)
-        ensemble.update(after, batches)
+        after, _ = ensemble.update_steps(state, batches)
+        ensemble.update_steps(after, batches)
     with pytest.raises(RuntimeError, match="deleted"):
         np.asarray(jax.tree.leaves(state.params)[0])
 

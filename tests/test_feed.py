@@ -13,8 +13,9 @@ from dist_ens.ensemble import Drawn, Ensemble, Own
 from dist_ens.errors import UserError
 from dist_ens.feed import Deals, Place, TrainingSet, feed
 from dist_ens.layout import BATCH, BATCHES, Layout, dealing_program, make_layout
-from dist_ens.methods import Order, poisson_weight
+from dist_ens.methods import poisson_weight
 from dist_ens.plan import collectives
+from dist_ens.sampling import Order
 
 COUNT = 40  # examples; not a multiple of the batch of 16, so that batches lie across epochs
 
@@ -62,7 +63,7 @@ def trained(kind, mesh=(4, 2), execution="vmap", *, last_step=7, waves=1, **of_c
     state = networks.born_on(layout, networks.mlp) if waves == 1 else ensemble.init(0, inputs)
     calls = list(calls_of(kind, layout, last_step=last_step, **of_calls))
     for batches in calls:
-        state, _ = ensemble.update(state, batches)
+        state, _ = ensemble.update_steps(state, batches)
     return jax.device_get(state.params), calls
 
 
@@ -254,7 +255,7 @@ def test_examples_are_weighed_by_their_place_where_the_split_is_divided(monkeypa
         ensemble = Ensemble(member, optax.sgd(0.1), layout, example_weight=poisson_weight)
         state = ensemble.init(0, inputs)
         for batches in calls_of(ArraySplit, layout):
-            state, _ = ensemble.update(state, batches)
+            state, _ = ensemble.update_steps(state, batches)
         return jax.device_get(state.params), batches
 
     dealt, _ = of_bootstrap()

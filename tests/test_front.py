@@ -11,13 +11,13 @@ from rich.table import Table
 
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.errors import UserError
-from launch import front
+from launch import cli
 from launch.config_file import ConfigFlags
 
 # A thread that is in the middle of something when the command is interrupted.
 INTERRUPTED = """
 import atexit, concurrent.futures, signal, threading, time
-from launch import front
+from launch import cli
 def main():
     print("begun")
     pool = concurrent.futures.ThreadPoolExecutor(1)
@@ -27,7 +27,7 @@ def main():
             pool.submit(int)
     threading.Thread(target=go_on).start()
     signal.raise_signal(signal.SIGINT)
-front.run(main)
+cli.run(main)
 """
 
 
@@ -36,7 +36,7 @@ def test_figures_are_not_cut_however_narrow_the_console():
     figures = [f"{number:,}" for number in range(10**9, 10**9 + 20)]
     table.add_row("1024 x 1024", *figures)
     console = Console(file=io.StringIO(), width=40)
-    front.print_table(console, table)
+    cli.print_table(console, table)
     printed = console.file.getvalue()
     assert all(printed.count(figure) == 1 for figure in figures)
     assert "1024 x 1024" in printed
@@ -64,9 +64,9 @@ def test_an_interrupted_command_ends_at_once_with_a_sentence():
 def test_an_interruption_after_the_work_is_no_reason_to_speak():
     code = """
 import atexit, signal
-from launch import front
+from launch import cli
 atexit.register(signal.raise_signal, signal.SIGINT)
-front.run(lambda: None)
+cli.run(lambda: None)
 """
     ended = ended_process(code)
     assert ended.returncode == -signal.SIGINT

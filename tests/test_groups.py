@@ -30,12 +30,12 @@ from dist_ens.data import (
 )
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
-from dist_ens.evaluate import Evaluator, curves_of
+from dist_ens.evaluation import Evaluator, curves_of
+from dist_ens.experiment.train import train
+from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import make_layout
-from dist_ens.member import from_functions
-from dist_ens.methods import Order
-from dist_ens.train import train
-from dist_ens.workdir import open_finished
+from dist_ens.members import from_functions
+from dist_ens.sampling import Order
 
 pytestmark = pytest.mark.quick
 

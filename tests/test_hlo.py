@@ -11,11 +11,11 @@ import pytest
 
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
-from dist_ens.ensemble.candidates import candidates
+from dist_ens.execution.heuristics import candidates
+from dist_ens.experiment.record import Run
 from dist_ens.feed import Place, abstract_batches
 from dist_ens.layout import make_layout
 from dist_ens.plan import Collective, collectives
-from dist_ens.run import Run
 
 pytestmark = pytest.mark.quick
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "configs").glob("*.py"))
@@ -50,7 +50,7 @@ def compiled_update(config, num_members, rows, columns, batch_size, place=Place.
     traced = ensemble.traced_update(state, batches)
     by_rule = candidates(layout, traced, experiment.steps_per_call)[0]
     ensemble = dataclasses.replace(ensemble, execution=by_rule)
-    return ensemble.update.lower(state, batches).compile(), by_rule
+    return ensemble.update_steps.lower(state, batches).compile(), by_rule
 
 
 @functools.cache

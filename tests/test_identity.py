@@ -14,7 +14,7 @@ import networks
 from dist_ens import layout as layouts
 from dist_ens.ensemble import Ensemble, Own
 from dist_ens.errors import UserError
-from dist_ens.evaluate.held_out import examples_out_of_bag
+from dist_ens.evaluation.out_of_bag import examples_out_of_bag
 from dist_ens.layout import (
     BATCHES,
     MEMBER_BATCHES,
@@ -23,7 +23,7 @@ from dist_ens.layout import (
     leaves_that_differ,
     make_layout,
 )
-from dist_ens.member import Member, from_functions, from_linen
+from dist_ens.members import Member, from_functions, from_linen
 from dist_ens.methods import poisson_weight
 from dist_ens.randomness import EXAMPLES, member_key
 
@@ -41,7 +41,7 @@ def trained(member, *, mesh=(1, 1), num_members=2, ids=None, optimizer=networks.
     batches = networks.batches_for(INPUTS, (), 3)
     for step in range(3):
         batch = {name: leaf[step : step + 1] for name, leaf in batches.items()}
-        state, _ = ensemble.update(state, layout.put(batch, BATCH, BATCHES))
+        state, _ = ensemble.update_steps(state, layout.put(batch, BATCH, BATCHES))
     return state
 
 
@@ -305,7 +305,7 @@ def test_integer_state_that_differs_by_column_is_refused(waves):
     state = ensemble.init(0, INPUTS)
     ensemble.check_columns(state)
     batch = layout.put(networks.batches_for(INPUTS, (), 1), BATCH, BATCHES)
-    state, _ = ensemble.update(state, batch)
+    state, _ = ensemble.update_steps(state, batch)
     with pytest.raises(UserError, match=r"different values of \.model_state\['n'\]: each column"):
         ensemble.check_columns(state)
 
@@ -367,7 +367,7 @@ def test_a_part_of_a_batch_that_no_loss_sees_is_refused(extra, per_member):
     else:
         given = layout.put(batch, BATCH, BATCHES)
     with pytest.raises(UserError, match=f"has parts that no loss takes: '{extra}'"):
-        ensemble.update(ensemble.init(0, INPUTS), given)
+        ensemble.update_steps(ensemble.init(0, INPUTS), given)
 
 
 # How often an update is compiled
@@ -452,5 +452,5 @@ def test_an_update_is_compiled_once_however_the_state_was_made(
     jax.block_until_ready((state, batch))
     compiled.clear()
     for _ in range(3):
-        state, _ = ensemble.update(state, batch)
+        state, _ = ensemble.update_steps(state, batch)
     assert len(compiled) == 1

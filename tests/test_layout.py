@@ -144,7 +144,7 @@ def test_what_is_read_waits_for_memory_and_each_part_is_read_once(monkeypatch):
         return array
 
     monkeypatch.setattr(jax, "make_array_from_callback", put_and_count)
-    monkeypatch.setattr("dist_ens.layout.pieces._READ_AT_ONCE_BYTES", 8192)
+    monkeypatch.setattr("dist_ens.layout.offload._READ_AT_ONCE_BYTES", 8192)
     read = read_onto_devices({name: abstract(array) for name, array in whole.items()}, Read)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(read), whole)
     # Two rows of two devices each: two parts of 2 KiB of an array, and two arrays at once.

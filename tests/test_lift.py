@@ -7,11 +7,12 @@ import optax
 import pytest
 
 import networks
-from dist_ens.ensemble import Ensemble, unstack_members
+from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.layout import BATCH, BATCHES, MEMBERS, make_layout
 from dist_ens.losses import softmax_cross_entropy
-from dist_ens.member import from_functions
+from dist_ens.members import from_functions
+from dist_ens.state import unstack_members
 
 MESHES = [(1, 1), (8, 1), (4, 2), (2, 4), (1, 8)]
 NETWORKS = [networks.mlp, networks.convolutional, networks.transformer]
@@ -90,24 +91,24 @@ def test_a_step_draws_another_dropout_mask_than_the_last_and_each_column_its_own
         mask = jax.random.bernoulli(key, 0.5, (64,)).astype(jnp.float32) if train else jnp.ones(64)
         return inputs[:, :1] * params["w"] + 0 * mask[0], {"mask": model_state["mask"] * 2 + mask}
 
-    from dist_ens.member import Member
+    from dist_ens.members import Member
 
     member = Member(lambda key, x: ({"w": jnp.ones((1, 2))}, {"mask": jnp.zeros(64)}), record)
     layout = make_layout(1, devices=jax.devices()[:2])
     ensemble = Ensemble(member, optax.sgd(0.0), layout)
     state = ensemble.init(0, jax.ShapeDtypeStruct((2, 3), jnp.float32))
     batch = {"inputs": np.ones((1, 4, 3), np.float32), "labels": np.zeros((1, 4), np.int32)}
-    state, _ = ensemble.update(state, layout.put(batch, 4, BATCHES))
+    state, _ = ensemble.update_steps(state, layout.put(batch, 4, BATCHES))
     first = np.asarray(state.model_state["mask"])[0]
     assert set(np.unique(first)) == {0.0, 0.5, 1.0}  # the mean of two columns that differ
-    state, _ = ensemble.update(state, layout.put(batch, 4, BATCHES))
+    state, _ = ensemble.update_steps(state, layout.put(batch, 4, BATCHES))
     assert not np.array_equal(np.asarray(state.model_state["mask"])[0] - 2 * first, first)
 
     def first_masks(seed, num_members):
         layout = make_layout(num_members, devices=jax.devices()[:1])
         ensemble = Ensemble(member, optax.sgd(0.0), layout)
         state = ensemble.init(seed, jax.ShapeDtypeStruct((4, 3), jnp.float32))
-        state, _ = ensemble.update(state, layout.put(batch, 4, BATCHES))
+        state, _ = ensemble.update_steps(state, layout.put(batch, 4, BATCHES))
         return np.asarray(state.model_state["mask"])
 
     masks = first_masks(0, 2)
@@ -143,7 +144,7 @@ def test_a_member_is_what_a_loop_by_hand_makes_of_it():
     members = unstack_members(jax.device_get(state.params))
     batches = networks.batches_for(inputs, (), 2)
     batches["labels"] %= 3
-    state, metrics = ensemble.update(state, layout.put(batches, 16, BATCHES))
+    state, metrics = ensemble.update_steps(state, layout.put(batches, 16, BATCHES))
 
     def loss(params, x, y):
         return softmax_cross_entropy(apply(params, x), y).mean()
@@ -176,7 +177,7 @@ def test_every_member_is_clipped_by_its_own_norm():
     )
     before = jax.device_get(state.params)
     batch = {"inputs": np.ones((1, 4, 1), np.float32), "labels": np.zeros((1, 4), np.int32)}
-    state, _ = ensemble.update(state, layout.put(batch, 4, BATCHES))
+    state, _ = ensemble.update_steps(state, layout.put(batch, 4, BATCHES))
     for i in range(2):
         moved = [np.ravel(state.params[k][i] - before[k][i]) for k in ("w", "scale_by")]
         np.testing.assert_allclose(np.linalg.norm(np.concatenate(moved)), 1.0, rtol=1e-3)
@@ -188,7 +189,7 @@ def test_the_given_state_is_donated():
     ensemble = Ensemble(member, optax.sgd(0.1), layout)
     state = ensemble.init(0, inputs)
     batches = layout.put(networks.batches_for(inputs, label_shape, 1), networks.BATCH, BATCHES)
-    ensemble.update(state, batches)
+    ensemble.update_steps(state, batches)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from dist_ens.config import Experiment
-from dist_ens.ensemble import select_members
 from dist_ens.ensemble.loop import Loop
+from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCHES, MEMBERS, make_layout
-from dist_ens.run import Run
+from dist_ens.state import select_members
 from test_hlo import CONFIGS, SPECS
 
 BATCH = 4
@@ -42,9 +42,9 @@ def test_a_shipped_configs_member_has_the_same_bits_among_2_on_1_device_and_6_on
         ensemble = run.make_ensemble(layout)
         state = layout.moved(select_members(born, range(num_members)), MEMBERS)
         batches = layout.put(random_batches(spec), BATCH, BATCHES)
-        assert isinstance(ensemble.update, Loop)
+        assert isinstance(ensemble.update_steps, Loop)
         for _ in range(CALLS):
-            state, metrics = ensemble.update(state, batches)
+            state, metrics = ensemble.update_steps(state, batches)
         state, metrics = jax.device_get((state, metrics))
         leaves = (state.params, state.model_state, state.opt_state, metrics["loss"].T)
         return [leaf[1] for leaf in jax.tree.leaves(leaves)]

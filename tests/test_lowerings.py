@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from dist_ens.ensemble import lowerings
-from dist_ens.ensemble.rewrite import contains, rewritten
+from dist_ens.execution import lowerings
+from dist_ens.execution.rewrite import contains, rewritten
 
 CONVOLUTIONS = {
     "patches": lowerings.convolution_as_patches,

@@ -12,10 +12,10 @@ import optax
 import pytest
 from flax import nnx
 
-from dist_ens.ensemble import Ensemble, stack_members
+from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.layout import BATCHES, DATA, make_layout
-from dist_ens.member import (
+from dist_ens.members import (
     Member,
     check_member,
     from_equinox,
@@ -26,6 +26,7 @@ from dist_ens.member import (
     from_pytree,
     with_normalized_inputs,
 )
+from dist_ens.state import stack_members
 
 pytestmark = pytest.mark.quick
 INPUTS = jax.ShapeDtypeStruct((8, 6), jnp.float32)
@@ -131,7 +132,7 @@ def train(member, rows, columns, steps=100):
     ensemble = Ensemble(member, optax.adam(0.05), layout)
     state = ensemble.init(0, INPUTS)
     batches = layout.put({"inputs": inputs, "labels": labels}, 8, BATCHES)
-    state, metrics = ensemble.update(state, batches)
+    state, metrics = ensemble.update_steps(state, batches)
     return np.asarray(metrics["loss"]), state, ensemble
 
 

@@ -12,10 +12,10 @@ from dist_ens.config import Experiment, ModelConfig
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
+from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCHES, make_layout
-from dist_ens.member import Member, from_linen, rematerialized, with_compute_dtype
+from dist_ens.members import Member, from_linen, rematerialized, with_compute_dtype
 from dist_ens.models import make_model
-from dist_ens.run import Run
 
 
 def updated(network, *, change=lambda member: member, microbatches=1, mesh=(2, 2), steps=3):
@@ -27,7 +27,7 @@ def updated(network, *, change=lambda member: member, microbatches=1, mesh=(2, 2
     state = networks.born_on(layout, network)
     batches = networks.batches_for(inputs, label_shape, steps)
     batches = layout.put(batches, networks.BATCH, BATCHES)
-    compiled = ensemble.update.lower(state, batches).compile()
+    compiled = ensemble.update_steps.lower(state, batches).compile()
     state, metrics = compiled(state, batches)
     return jax.device_get(state), jax.device_get(metrics), compiled
 
@@ -63,7 +63,7 @@ def test_every_part_of_a_batch_has_dropout_masks_of_its_own():
         batches = {name: np.concatenate([leaf] * parts, axis=1) for name, leaf in batches.items()}
         batches = layout.put(batches, parts * networks.BATCH, BATCHES)
         state = networks.born_on(layout, network)
-        return jax.device_get(ensemble.update(state, batches)[1]["loss"])
+        return jax.device_get(ensemble.update_steps(state, batches)[1]["loss"])
 
     np.testing.assert_allclose(first_loss(networks.mlp, 2), first_loss(networks.mlp, 4), rtol=1e-5)
     difference = first_loss(networks.dropout, 2) - first_loss(networks.dropout, 4)
@@ -136,7 +136,7 @@ def test_in_bfloat16_every_product_of_a_network_is(name):
         "inputs": jax.ShapeDtypeStruct((1, *inputs.shape), inputs.dtype),
         "labels": jax.ShapeDtypeStruct((1, 2, *input_shape[: name == "transformer"]), "int32"),
     }
-    text = ensemble.update.lower(state, batches).as_text()
+    text = ensemble.update_steps.lower(state, batches).as_text()
     products = [
         line
         for line in text.splitlines()
@@ -180,7 +180,7 @@ def test_a_config_says_precision_and_memory():
     inputs = jax.ShapeDtypeStruct((16, 12), jnp.float32)
     state = ensemble.init(0, inputs)
     batches = layout.put(networks.batches_for(inputs, (), 1), 16, BATCHES)
-    text = str(jax.make_jaxpr(ensemble.update)(state, batches))
+    text = str(jax.make_jaxpr(ensemble.update_steps)(state, batches))
     assert "bf16[2,8,8]" in text  # two members on a device, a part of the batch, hidden units
     assert "remat" in text or "checkpoint" in text
     values["compute"]["microbatches"] = 3

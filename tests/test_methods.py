@@ -13,20 +13,13 @@ from dist_ens.config import Experiment
 from dist_ens.data import Spec, source_of_arrays
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
+from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCHES, make_layout
 from dist_ens.losses import beta_nll, gaussian_nll, sigmoid_cross_entropy, softmax_cross_entropy
-from dist_ens.member import from_functions
-from dist_ens.methods import (
-    Order,
-    adversarial,
-    kfold,
-    label_smoothing,
-    mixup,
-    of_outputs,
-    poisson_weight,
-)
+from dist_ens.members import from_functions
+from dist_ens.methods import adversarial, label_smoothing, mixup, of_outputs, poisson_weight
 from dist_ens.randomness import EXAMPLES, member_key
-from dist_ens.run import Run
+from dist_ens.sampling import Order, kfold
 
 pytestmark = pytest.mark.quick
 
@@ -158,7 +151,7 @@ def updated(methods=(), example_weight=None, data_axis=1, seed=0):
     state = ensemble.init(seed, jax.ShapeDtypeStruct((1, 3), np.float32))
     before = np.asarray(state.params["w"])
     batch = {"inputs": INPUTS[None], "labels": LABELS[None], "index": np.arange(8)[None] + 40}
-    state, _ = ensemble.update(state, layout.put(batch, 8, BATCHES))
+    state, _ = ensemble.update_steps(state, layout.put(batch, 8, BATCHES))
     return before, np.asarray(state.params["w"])
 
 
@@ -313,5 +306,5 @@ def test_every_pair_of_losses_and_methods_trains():
             "inputs": jax.ShapeDtypeStruct((1, 8, 4), "float32"),
             "labels": jax.ShapeDtypeStruct((1, 8), "int32"),
         }
-        _, metrics = jax.eval_shape(ensemble.update, state, batches)
+        _, metrics = jax.eval_shape(ensemble.update_steps, state, batches)
         assert metrics["loss"].shape == (1, 2)

@@ -18,7 +18,7 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
-from dist_ens.evaluate.kinds import Classes, Quantiles
+from dist_ens.evaluation.kinds import Classes, Quantiles
 from dist_ens.metrics import (
     bootstrap_weights,
     classification_scores,

@@ -15,7 +15,7 @@ from flax import nnx
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.layout import BATCHES, DATA, make_layout
-from dist_ens.member import (
+from dist_ens.members import (
     check_member,
     check_modes,
     from_equinox,
@@ -28,7 +28,7 @@ from dist_ens.member import (
     with_compute_dtype,
     with_normalized_inputs,
 )
-from dist_ens.member.modes import EVALUATION, EVALUATION_ARGUMENTS, TRAINING, on_one_column
+from dist_ens.members.modes import EVALUATION, EVALUATION_ARGUMENTS, TRAINING, on_one_column
 
 pytestmark = pytest.mark.quick
 INPUTS = jax.ShapeDtypeStruct((8, 6), jnp.float32)
@@ -464,7 +464,9 @@ def learns(make):
     layout = make_layout(2, 2, jax.devices()[:4])
     ensemble = Ensemble(from_nnx(make), optax.adam(0.02), layout)
     batches = {"inputs": np.stack([X] * 300), "labels": np.stack([labels] * 300)}
-    state, metrics = ensemble.update(ensemble.init(0, INPUTS), layout.put(batches, 8, BATCHES))
+    state, metrics = ensemble.update_steps(
+        ensemble.init(0, INPUTS), layout.put(batches, 8, BATCHES)
+    )
     ensemble.check_columns(state)
     losses = np.asarray(metrics["loss"])
     return losses[-50:].mean() < 0.8 * losses[:50].mean()

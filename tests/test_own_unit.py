@@ -10,7 +10,6 @@ import pytest
 from scipy.stats import norm
 
 from commands import dist_ens
-from dist_ens.assess import Questions, assess
 from dist_ens.config import (
     CheckpointConfig,
     DataConfig,
@@ -21,15 +20,16 @@ from dist_ens.config import (
 )
 from dist_ens.data import ArraySplit, Spec, Standardization, open_source
 from dist_ens.ensemble import Ensemble
-from dist_ens.evaluate import Evaluator, curves_of
-from dist_ens.evaluate.held_out import held_out_scores
-from dist_ens.evaluate.kinds import Classes
-from dist_ens.evaluate.trust import conformal_scores, recalibrated
+from dist_ens.evaluation import Evaluator, curves_of
+from dist_ens.evaluation.calibration import conformal_scores, recalibrated
+from dist_ens.evaluation.kinds import Classes
+from dist_ens.evaluation.out_of_bag import held_out_scores
+from dist_ens.experiment.assess import Questions, assess
+from dist_ens.experiment.train import train
+from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import make_layout
 from dist_ens.losses import log_softmax
-from dist_ens.member import from_functions
-from dist_ens.train import train
-from dist_ens.workdir import open_finished
+from dist_ens.members import from_functions
 
 OFFSET = 1e8
 UNIT = 2.0

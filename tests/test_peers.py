@@ -25,8 +25,8 @@ from benchmarks.peers.order import Order
 from benchmarks.peers.way import Absent
 from benchmarks.workloads import WORKLOADS, Workload
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens import turns
 from dist_ens.config import OptimizerConfig
+from dist_ens.execution import timing
 from dist_ens.layout import DATA
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -145,7 +145,7 @@ class Sleep:
 
 
 def test_a_comparison_has_a_figure_for_every_way_that_can_do_the_workload(monkeypatch):
-    monkeypatch.setattr(turns, "TURN_SECS", 0.01)
+    monkeypatch.setattr(timing, "TURN_SECS", 0.01)
     monkeypatch.setattr(compare, "Matmul", Sleep)
     workload = dataclasses.replace(tiny(networks.mlp), name="W3", num_members=16)
     makers = {"dist_ens": lambda _: Sleep(), "asleep": lambda _: Sleep(), "flax_pmap": FlaxPmap}

@@ -16,10 +16,10 @@ from dist_ens import cluster
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
 from dist_ens.errors import RunError, UserError
+from dist_ens.experiment.record import Run
 from dist_ens.feed import Place, TrainingSet
 from dist_ens.layout import make_layout
 from dist_ens.plan import Collective, PlannedMesh, Planner, Topology, planner
-from dist_ens.run import Run
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = ["--config=configs/digits.py", "--config.model.hidden_sizes=(32,)"]

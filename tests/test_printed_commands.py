@@ -112,7 +112,7 @@ def test_the_search_for_values_in_commands_finds_them(tmp_path):
 OWN = """
 import jax
 from ml_collections import ConfigDict
-from dist_ens.member import from_functions
+from dist_ens.members import from_functions
 
 def get_config():
     return ConfigDict(dict(num_members=1, steps=1, execution="loop"))

@@ -6,14 +6,14 @@ import json
 import numpy as np
 import pytest
 
-from dist_ens import cache
 from dist_ens.config import Experiment
 from dist_ens.errors import RunError, UserError
+from dist_ens.execution import decision_cache
+from dist_ens.experiment.train import train
 from dist_ens.json_text import from_json
 from dist_ens.report import MetricsWriter, pace_before, read_run
 from dist_ens.report.page import write_page
 from dist_ens.report.training import read_metrics
-from dist_ens.train import train
 from test_report_page import classification, minimal, regression
 
 DEEP = b"[" * 100_000
@@ -105,9 +105,9 @@ def test_a_pace_is_a_number(tmp_path, seconds):
 @pytest.mark.parametrize("content", [*NO_OBJECTS, b'{"program": 1}'], ids=named)
 def test_a_chosen_execution_that_is_damaged_is_forgotten(tmp_path, content):
     (tmp_path / "executions.json").write_bytes(content)
-    assert cache.kept_execution("program", tmp_path) is None
-    cache.keep_execution("program", "vmap", tmp_path)
-    assert cache.kept_execution("program", tmp_path) == "vmap"
+    assert decision_cache.kept_execution("program", tmp_path) is None
+    decision_cache.keep_execution("program", "vmap", tmp_path)
+    assert decision_cache.kept_execution("program", tmp_path) == "vmap"
 
 
 @pytest.mark.parametrize("name", ["curves.json", "summary.json"])

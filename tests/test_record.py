@@ -12,11 +12,11 @@ import pytest
 from dist_ens.checkpoint.writing import CHECKSUM, checksum_of
 from dist_ens.data import source_of_arrays
 from dist_ens.errors import RunError, UserError
+from dist_ens.experiment.record import Run
+from dist_ens.experiment.train import train
+from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import make_layout
-from dist_ens.member import from_functions, from_linen
-from dist_ens.run import Run
-from dist_ens.train import train
-from dist_ens.workdir import open_finished
+from dist_ens.members import from_functions, from_linen
 from test_train import experiment
 
 X = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)

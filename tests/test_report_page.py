@@ -16,9 +16,9 @@ from PIL import Image
 from dist_ens.errors import UserError
 from dist_ens.report import figures
 from dist_ens.report.page import write_page
+from dist_ens.report.panels import SECTIONS as MAKERS
+from dist_ens.report.panels import Shown
 from dist_ens.report.run_files import RunReport, read_run
-from dist_ens.report.sections import SECTIONS as MAKERS
-from dist_ens.report.sections import Shown
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta"}
 SECTIONS = (

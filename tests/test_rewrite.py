@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from dist_ens.ensemble.lowerings import PRODUCT
-from dist_ens.ensemble.rewrite import contains, rewritten
+from dist_ens.execution.lowerings import PRODUCT
+from dist_ens.execution.rewrite import contains, rewritten
 
 pytestmark = pytest.mark.quick
 

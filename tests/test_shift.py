@@ -6,7 +6,6 @@ import numpy as np
 import optax
 import pytest
 
-from dist_ens.assess import Questions, assess
 from dist_ens.config import (
     CheckpointConfig,
     DataConfig,
@@ -17,12 +16,13 @@ from dist_ens.config import (
 from dist_ens.data import ArraySplit, Spec, open_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
-from dist_ens.evaluate import Evaluator
-from dist_ens.evaluate.shift import require_float_inputs, shifted_splits
+from dist_ens.evaluation import Evaluator
+from dist_ens.evaluation.shift import require_float_inputs, shifted_splits
+from dist_ens.experiment.assess import Questions, assess
+from dist_ens.experiment.train import train
+from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import make_layout
-from dist_ens.member import from_functions
-from dist_ens.train import train
-from dist_ens.workdir import open_finished
+from dist_ens.members import from_functions
 
 RANDOM = np.random.default_rng(0)
 ON = RANDOM.random((20, 8, 8)) < 0.295

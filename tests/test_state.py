@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from dist_ens.ensemble import select_members, stack_members, unstack_members
 from dist_ens.errors import UserError
 from dist_ens.randomness import member_key
+from dist_ens.state import select_members, stack_members, unstack_members
 
 pytestmark = pytest.mark.quick
 

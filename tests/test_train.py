@@ -21,17 +21,18 @@ from rich.console import Console
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.data import Spec, open_source, source_of_arrays
-from dist_ens.ensemble import Ensemble, unstack_members
+from dist_ens.ensemble import Ensemble
 from dist_ens.errors import RunError, UserError
+from dist_ens.experiment.record import Run
+from dist_ens.experiment.train import train
+from dist_ens.experiment.workdir import open_finished, trained_by_one
 from dist_ens.layout import BATCHES, Layout, make_layout
 from dist_ens.losses import softmax_cross_entropy
-from dist_ens.member import Member, from_functions
-from dist_ens.methods import Order
+from dist_ens.members import Member, from_functions
 from dist_ens.report import TrainingReporter
 from dist_ens.report.training import MetricsWriter
-from dist_ens.run import Run
-from dist_ens.train import train
-from dist_ens.workdir import open_finished, trained_by_one
+from dist_ens.sampling import Order
+from dist_ens.state import unstack_members
 
 
 def experiment(**changes):
@@ -407,7 +408,7 @@ def test_steps_with_convolutions_are_unrolled_on_a_cpu_and_others_scanned():
         layout = make_layout(1, devices=jax.devices()[:1])
         ensemble = Ensemble(member, optax.sgd(0.1), layout)
         batches = layout.put(networks.batches_for(inputs, label_shape, 2), networks.BATCH, BATCHES)
-        text = ensemble.update.lower(ensemble.init(0, inputs), batches).as_text()
+        text = ensemble.update_steps.lower(ensemble.init(0, inputs), batches).as_text()
         assert ("stablehlo.while" in text) == scanned
 
 
@@ -463,7 +464,9 @@ def test_a_run_stopped_before_its_first_step_saves_nothing(tmp_path, monkeypatch
 
 def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path, monkeypatch):
     with trained_by_one(tmp_path), monkeypatch.context() as patch:
-        patch.setattr("dist_ens.train.saved_run", None)  # what it holds is not settled yet
+        patch.setattr(
+            "dist_ens.experiment.train.saved_run", None
+        )  # what it holds is not settled yet
         with pytest.raises(UserError, match="another process is training"):
             train(experiment(), tmp_path)
     assert train(experiment(steps=4), tmp_path).step == 4
@@ -568,7 +571,9 @@ def test_a_second_interruption_waits_for_no_save(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("interruptible")
 def test_an_interruption_before_there_is_anything_to_lose_is_obeyed_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("dist_ens.train.feed", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(
+        "dist_ens.experiment.train.feed", lambda *_, **__: signal.raise_signal(signal.SIGINT)
+    )
     with pytest.raises(KeyboardInterrupt):
         train(experiment(), tmp_path)
 

@@ -14,7 +14,6 @@ from scipy.special import entr, log_softmax, softmax
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from dist_ens.assess import CALIBRATIONS, CONFORMAL, Assessment, Questions, assess
 from dist_ens.config import (
     CheckpointConfig,
     DataConfig,
@@ -26,21 +25,22 @@ from dist_ens.config import (
 from dist_ens.data import ArraySplit, Spec, open_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import BrokenMembersError, UserError
-from dist_ens.evaluate import Evaluator, curves_of
-from dist_ens.evaluate.detection import Unlabelled, detection
-from dist_ens.evaluate.held_out import examples_out_of_bag
-from dist_ens.evaluate.kinds import Classes, Normals, Quantiles
-from dist_ens.evaluate.shift import shifted_splits
-from dist_ens.evaluate.trust import SETS, recalibrated
+from dist_ens.evaluation import Evaluator, curves_of
+from dist_ens.evaluation.calibration import SETS, recalibrated
+from dist_ens.evaluation.kinds import Classes, Normals, Quantiles
+from dist_ens.evaluation.ood import Unlabelled, detection
+from dist_ens.evaluation.out_of_bag import examples_out_of_bag
+from dist_ens.evaluation.shift import shifted_splits
+from dist_ens.experiment.assess import CALIBRATIONS, CONFORMAL, Assessment, Questions, assess
+from dist_ens.experiment.train import train
+from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import BATCH, make_layout
 from dist_ens.losses import log_normalized_sigmoid
 from dist_ens.losses import log_softmax as log_softmax_of
-from dist_ens.member import from_functions
+from dist_ens.members import from_functions
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
 from dist_ens.metrics.recalibration import RECALIBRATIONS
 from dist_ens.report import read_run, write_report
-from dist_ens.train import train
-from dist_ens.workdir import open_finished
 
 RANDOM = np.random.default_rng(0)
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dist_ens import turns
+from dist_ens.execution import timing
 
 
 class Cold:
@@ -32,16 +32,16 @@ class Varying:
 
 
 def test_neither_a_lucky_turn_nor_a_disturbed_one_decides(monkeypatch):
-    monkeypatch.setattr(turns, "_steps_of_a_turn", lambda way, secs: 1)
+    monkeypatch.setattr(timing, "_steps_of_a_turn", lambda way, secs: 1)
     lucky, disturbed = Varying(0.001, 0.03, 0.03), Varying(0.2, 0.01, 0.01)
-    assert turns.fastest([lucky, disturbed]) is disturbed
-    assert turns.fastest([disturbed, lucky]) is disturbed
+    assert timing.fastest([lucky, disturbed]) is disturbed
+    assert timing.fastest([disturbed, lucky]) is disturbed
 
 
 @pytest.mark.quick
 def test_what_waited_for_its_turn_is_warm_when_it_is_timed(monkeypatch):
-    monkeypatch.setattr(turns, "TURN_SECS", 0.01)
-    step_ms = turns.step_ms_of_turns({"a": Cold(), "b": Cold()}, 3)
+    monkeypatch.setattr(timing, "TURN_SECS", 0.01)
+    step_ms = timing.step_ms_of_turns({"a": Cold(), "b": Cold()}, 3)
     assert {name: len(of_way) for name, of_way in step_ms.items()} == {"a": 3, "b": 3}
     # Ten steps a turn or so: five more each, were the first after the other counted.
     assert max(step_ms["a"] + step_ms["b"]) < 4
@@ -54,6 +54,6 @@ def test_how_long_turns_take_is_known_before(step_secs, num_turns):
             time.sleep(num_steps * step_secs)
 
     started = time.monotonic()
-    turns.step_secs_of_short_turns([Steady(), Steady()], num_turns)
+    timing.step_secs_of_short_turns([Steady(), Steady()], num_turns)
     took = time.monotonic() - started
-    assert took == pytest.approx(2 * turns.expected_secs(step_secs, num_turns), rel=0.4)
+    assert took == pytest.approx(2 * timing.expected_secs(step_secs, num_turns), rel=0.4)

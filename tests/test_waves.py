@@ -14,10 +14,10 @@ import networks
 from dist_ens.data import ArraySplit
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.waves import update_in_waves
-from dist_ens.evaluate import Evaluator
+from dist_ens.evaluation import Evaluator
+from dist_ens.experiment.train import train
+from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import BATCH, BATCHES, Waves, make_layout
-from dist_ens.train import train
-from dist_ens.workdir import open_finished
 from test_feed import calls_of
 from test_train import compilations, experiment
 
@@ -35,7 +35,7 @@ def trained(network, waves, mesh=(2, 2), execution="vmap"):
     batches = networks.batches_for(inputs, label_shape, 3)
     on_devices = layout.put(batches, networks.BATCH, BATCHES)
     with jax.transfer_guard("disallow"):
-        state, metrics = ensemble.update(state, on_devices)
+        state, metrics = ensemble.update_steps(state, on_devices)
     evaluator = Evaluator(ensemble, 8)
     split = ArraySplit(batches["inputs"][0], batches["labels"][0])
     scores = evaluator.evaluate(state, split).scores()
@@ -79,9 +79,9 @@ def test_the_given_state_is_used_up_and_what_was_put_aside_is_not_written_to():
     first = Waves(ensemble.layout, 2).take(state, 0)
     batches = networks.batches_for(inputs, label_shape, 1)
     batches = ensemble.layout.put(batches, networks.BATCH, BATCHES)
-    ensemble.of_wave.update(first, batches)  # uses the wave up
+    ensemble.of_wave.update_steps(first, batches)  # uses the wave up
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), before)
-    ensemble.update(state, batches)
+    ensemble.update_steps(state, batches)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
@@ -109,7 +109,7 @@ def test_members_in_waves_draw_batches_of_their_own():
         ensemble = Ensemble(member, optax.sgd(0.1), layout, waves=waves)
         state = ensemble.init(0, inputs)
         for batches in calls_of(ArraySplit, layout, per_member=True):
-            state, _ = ensemble.update(state, batches)
+            state, _ = ensemble.update_steps(state, batches)
         return jax.device_get(state.params)
 
     assert_same(params(1), params(2))

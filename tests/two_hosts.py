@@ -85,10 +85,10 @@ class HangingSplit:
 def choose_executions():
     """What is chosen for a long run, on a mesh of as many rows as hosts and on one of one row."""
     from dist_ens.data import open_source
-    from dist_ens.ensemble.choice import choose
+    from dist_ens.ensemble.select_execution import choose
+    from dist_ens.experiment.record import Run
     from dist_ens.feed import Draws, put_whole
     from dist_ens.layout import make_layout
-    from dist_ens.run import Run
 
     told = []
     for rows in (8, 1):
@@ -131,9 +131,9 @@ def main(verb, coordinator, process_id, folder):
     os.environ["JAX_PLATFORMS"] = "cpu"
     from dist_ens import cluster, feed
     from dist_ens.data import open_source
+    from dist_ens.experiment.train import train
     from dist_ens.layout import Layout
-    from dist_ens.methods import Order
-    from dist_ens.train import train
+    from dist_ens.sampling import Order
 
     cluster.start(coordinator, 2, int(process_id))
     killed, folder = experiment(1), pathlib.Path(folder)

@@ -20,16 +20,16 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from dist_ens.assess import Questions, assess
 from dist_ens.config import DataConfig, Experiment, ModelConfig, OptimizerConfig
 from dist_ens.data import open_source
-from dist_ens.ensemble import State
+from dist_ens.experiment.assess import Questions, assess
+from dist_ens.experiment.record import Run
+from dist_ens.experiment.train import train
+from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import make_layout
 from dist_ens.report import write_scores
-from dist_ens.run import Run
-from dist_ens.train import train
-from dist_ens.workdir import open_finished
-from launch import front
+from dist_ens.state import State
+from launch import cli
 from launch.path_flags import define_path
 
 _DATA = define_path("data", None, "Folder of MNIST's IDX files.")
@@ -46,7 +46,7 @@ def main() -> None:
         epochs=_EPOCHS.value,
         steps_per_call=10,
         data=DataConfig(
-            source=f"idx:{front.required(_DATA)}",
+            source=f"idx:{cli.required(_DATA)}",
             global_batch_size=100,
             examples="permuted",
             std=(255.0,),
@@ -57,8 +57,8 @@ def main() -> None:
         ),
         optimizer=OptimizerConfig(name="adam", learning_rate=1e-3),
     )
-    source, ood = open_source(experiment.data), f"idx:{front.required(_OOD)}"
-    front.check_outputs(_JSON)
+    source, ood = open_source(experiment.data), f"idx:{cli.required(_OOD)}"
+    cli.check_outputs(_JSON)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as workdir:
         started = time.monotonic()
@@ -74,7 +74,7 @@ def main() -> None:
     console.print(_table(found))
     console.print(f"Trained {max(_SIZES)} members in {seconds:.0f} s.")
     if _JSON.value is not None:
-        front.write_file(_JSON, lambda path: write_scores(path, {"sizes": found}))
+        cli.write_file(_JSON, lambda path: write_scores(path, {"sizes": found}))
 
 
 def _first(run: Run, state: State, size: int) -> tuple[Any, State]:
@@ -112,4 +112,4 @@ def _table(found: list[dict[str, Any]]) -> Table:
 
 
 if __name__ == "__main__":
-    front.run(main)
+    cli.run(main)

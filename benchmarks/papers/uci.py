@@ -22,7 +22,7 @@ from rich.table import Table
 
 from dist_ens.errors import RunError
 from dist_ens.report import write_scores
-from launch import front
+from launch import cli
 from launch.path_flags import define_path
 
 _DATA = define_path("data", None, "Folder of the tables.")
@@ -53,12 +53,12 @@ PUBLISHED = {
 
 def main() -> None:
     """Trains the tables one after the other, and prints each beside what is published."""
-    folder = front.required(_DATA)
+    folder = cli.required(_DATA)
     console = Console(markup=False, highlight=False, width=110)
     names = list(PUBLISHED)
     if _TABLES.value is not None:
-        names = front.names(_TABLES, PUBLISHED)
-    front.check_outputs(_JSON)
+        names = cli.names(_TABLES, PUBLISHED)
+    cli.check_outputs(_JSON)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as workdirs:
         for name in names:
@@ -76,7 +76,7 @@ def main() -> None:
     members = sum(each["num_members"] for each in found.values())
     console.print(f"{members} members in {total:.0f} s.")
     if _JSON.value is not None:
-        front.write_file(_JSON, lambda path: write_scores(path, found))
+        cli.write_file(_JSON, lambda path: write_scores(path, found))
 
 
 def _trained(name: str, table: pathlib.Path, workdir: pathlib.Path) -> dict[str, Any]:
@@ -115,4 +115,4 @@ def _table(found: dict[str, Any]) -> Table:
 
 
 if __name__ == "__main__":
-    front.run(main)
+    cli.run(main)

@@ -14,7 +14,7 @@ from rich.console import Console
 from benchmarks.peers.compare import WAYS, compare, table_of
 from benchmarks.workloads import WORKLOADS
 from dist_ens.report import write_scores
-from launch import front
+from launch import cli
 from launch.path_flags import define_path
 
 _WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "Which to run.")
@@ -25,8 +25,8 @@ _JSON = define_path("json", None, "File for the figures.")
 
 def main() -> None:
     """A table per workload on the screen, and the file."""
-    workloads, ways = front.names(_WORKLOADS, WORKLOADS), front.names(_WAYS, WAYS)
-    front.check_outputs(_JSON)
+    workloads, ways = cli.names(_WORKLOADS, WORKLOADS), cli.names(_WAYS, WAYS)
+    cli.check_outputs(_JSON)
     console, results = Console(highlight=False, markup=False), []
     for name in workloads:
         workload = WORKLOADS[name]()
@@ -36,8 +36,8 @@ def main() -> None:
         for way, reason in reasons.items():
             console.print(f"{way} is absent: {reason}", soft_wrap=True)
         if _JSON.value:
-            front.write_file(_JSON, lambda path: write_scores(path, {"workloads": results}))
+            cli.write_file(_JSON, lambda path: write_scores(path, {"workloads": results}))
 
 
 if __name__ == "__main__":
-    front.run(main)
+    cli.run(main)

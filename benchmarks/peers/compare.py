@@ -14,7 +14,7 @@ from benchmarks.peers.jax_scan import JaxScan
 from benchmarks.peers.jax_vmap import JaxVmap
 from benchmarks.peers.way import Absent, MakeWay
 from benchmarks.workloads import Workload
-from dist_ens.turns import Way, spread, step_ms_of_turns
+from dist_ens.execution.timing import Way, spread, step_ms_of_turns
 
 _DIST_ENS, _MATMUL = "dist_ens", "matmul"
 

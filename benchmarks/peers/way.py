@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks.workloads import Workload
-from dist_ens.turns import Way
+from dist_ens.execution.timing import Way
 
 
 class Absent(Exception):

@@ -8,7 +8,7 @@ mistake is told before a device is touched.
 from dist_ens.config.checks import did_you_mean, whole_number
 from dist_ens.config.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
 from dist_ens.config.reading import fields_from_record
-from dist_ens.config.sections import (
+from dist_ens.config.schema import (
     LOSSES,
     OPTIMIZERS,
     POOLINGS,

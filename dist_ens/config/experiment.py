@@ -8,8 +8,9 @@ from typing import Any, Self
 from ml_collections import ConfigDict
 
 from dist_ens.config.checks import require, require_positive
+from dist_ens.config.execution_spec import AUTO, Execution
 from dist_ens.config.reading import from_mapping, leaves, to_config_dict_of
-from dist_ens.config.sections import (
+from dist_ens.config.schema import (
     CheckpointConfig,
     ComputeConfig,
     DataConfig,
@@ -20,7 +21,6 @@ from dist_ens.config.sections import (
     ModelConfig,
     OptimizerConfig,
 )
-from dist_ens.execution import AUTO, Execution
 
 # The only fields in which a run may differ from the checkpoint that it goes on from: they change
 # how far or how it runs, not what any step computes.

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from dist_ens.config.checks import did_you_mean
-from dist_ens.config.sections import ModelConfig
+from dist_ens.config.schema import ModelConfig
 from dist_ens.errors import UserError
 
 

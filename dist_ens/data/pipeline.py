@@ -1,6 +1,6 @@
 """The batches of one host, as Grain pipelines over calls and batches.
 
-The examples of a step are a pure function of (seed, step); see `dist_ens.methods.examples`. So the
+The examples of a step are a pure function of (seed, step); see `dist_ens.sampling.order`. So the
 position in the data *is* the step, and there is no iterator to save.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from dist_ens.data.source import Split
 from dist_ens.data.source_check import check_parts
-from dist_ens.methods import Order
+from dist_ens.sampling import Order
 
 Batch = dict[str, np.ndarray]
 

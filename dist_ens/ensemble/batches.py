@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from dist_ens.layout import BATCHES, MEMBER_BATCHES, REPLICATED, Layout, data_index
-from dist_ens.methods import Order
+from dist_ens.sampling import Order
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["split", "cursor"], meta_fields=["order"])

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr
 
+from dist_ens.config.execution_spec import Execution
 from dist_ens.ensemble.batches import (
     batch_of,
     by_member,
@@ -20,15 +21,13 @@ from dist_ens.ensemble.batches import (
     steps_in,
     steps_of_member,
 )
-from dist_ens.ensemble.executions import lowered, over_members
 from dist_ens.ensemble.loop import Loop
-from dist_ens.ensemble.lowerings import CONVOLUTION
 from dist_ens.ensemble.optimizer_state import optimizer_state
-from dist_ens.ensemble.rewrite import contains
-from dist_ens.ensemble.state import State, stack_members, without_weak_types
 from dist_ens.ensemble.waves import predict_in_waves, update_in_waves
 from dist_ens.errors import UserError
-from dist_ens.execution import Execution
+from dist_ens.execution.apply import lowered, over_members
+from dist_ens.execution.lowerings import CONVOLUTION
+from dist_ens.execution.rewrite import contains
 from dist_ens.layout import (
     BATCH,
     BATCHES,
@@ -46,10 +45,11 @@ from dist_ens.layout import (
     leaves_that_differ,
 )
 from dist_ens.losses import Loss, TrainingScores, accuracy, softmax_cross_entropy
-from dist_ens.member import Member
-from dist_ens.member.modes import on_one_column
+from dist_ens.members import Member
+from dist_ens.members.modes import on_one_column
 from dist_ens.methods import ExampleLoss, Method, of_outputs
 from dist_ens.randomness import EXAMPLES, INIT, PREDICT, UPDATE, member_key, pinned_generator
+from dist_ens.state import State, stack_members, without_weak_types
 
 # What an update takes of a batch.
 _EXAMPLES = ("inputs", "labels")
@@ -197,8 +197,8 @@ class Ensemble:
         return state if self.waves == 1 else self._in_waves.off_devices(state)
 
     @cached_property
-    def update(self) -> Any:
-        """The update of some steps: `update(state, batches) -> (state, metrics)`.
+    def update_steps(self) -> Any:
+        """The update of some steps: `update_steps(state, batches) -> (state, metrics)`.
 
         `batches` is a dict of `inputs` and `labels`, leaves [steps, batch, ...], from
         `Layout.put`, or a split on the device from which they are `Drawn`. The given state is
@@ -208,13 +208,13 @@ class Ensemble:
         execution is `loop`, its steps are `single` or there are waves: those dispatch one.
         """
         if self.waves > 1:
-            return update_in_waves(self._in_waves, self.of_wave.update)
+            return update_in_waves(self._in_waves, self.of_wave.update_steps)
         if self._execution.members == "loop":
             alone = dataclasses.replace(self._execution, members="unroll")
             return Loop(
                 self.layout,
                 lambda layout: (
-                    dataclasses.replace(self, layout=layout, execution=str(alone)).update
+                    dataclasses.replace(self, layout=layout, execution=str(alone)).update_steps
                 ),
             )
         if self._execution.steps == "single":

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import Jaxpr, Literal
 
-from dist_ens.ensemble.rewrite import equations, nested
 from dist_ens.errors import UserError
+from dist_ens.execution.rewrite import equations, nested
 from dist_ens.randomness import key_of_optimizer
 
 # Operations that draw random numbers, and those that make other keys of a key.

@@ -6,7 +6,6 @@ a row of the mesh holds some of the members, a column one part of every batch.
 """
 
 from dist_ens.layout.columns import leaves_that_differ
-from dist_ens.layout.dealing import dealing_program
 from dist_ens.layout.mesh import (
     BATCH,
     BATCHES,
@@ -19,7 +18,6 @@ from dist_ens.layout.mesh import (
     REPLICATED,
     Layout,
     all_members,
-    as_held,
     copied,
     data_index,
     data_mean,
@@ -29,7 +27,8 @@ from dist_ens.layout.mesh import (
     make_layout,
     to_host,
 )
-from dist_ens.layout.pieces import Piece, pieces_off_devices, read_onto_devices
+from dist_ens.layout.offload import Piece, pieces_off_devices, read_onto_devices
+from dist_ens.layout.redistribute import dealing_program
 from dist_ens.layout.waves import Waves
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "Piece",
     "Waves",
     "all_members",
-    "as_held",
     "copied",
     "data_index",
     "data_mean",

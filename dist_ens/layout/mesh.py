@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dist_ens.errors import UserError
-from dist_ens.narrowing import held_dtype, narrowed
+from dist_ens.state import as_held
 
 ENSEMBLE = "ensemble"
 DATA = "data"
@@ -329,28 +329,6 @@ class Layout:
             return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
 
         return jax.tree.map(put, as_held(tree))
-
-
-def as_held(tree: Any) -> Any:
-    """Returns a pytree whose NumPy arrays have the types in which JAX holds them.
-
-    Args:
-        tree: Arrays of JAX, which stay as they are, NumPy arrays and numbers.
-
-    Raises:
-        UserError: If a number does not fit in 32 bits, which JAX would wrap around silently.
-    """
-
-    def held(path: Any, leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array):
-            return leaf
-        array = np.asarray(leaf)
-        dtype = held_dtype(array.dtype)
-        if dtype == array.dtype:
-            return leaf
-        return narrowed(array, dtype, f"leaf {jax.tree_util.keystr(path) or '(the whole)'}")
-
-    return jax.tree_util.tree_map_with_path(held, tree)
 
 
 def device_bytes(tree: Any) -> int:

@@ -2,7 +2,6 @@
 
 from dist_ens.methods.adversarial import adversarial
 from dist_ens.methods.bootstrap import poisson_weight
-from dist_ens.methods.examples import Order
 from dist_ens.methods.label_smoothing import label_smoothing
 from dist_ens.methods.loss import ExampleLoss, Method, of_outputs
 from dist_ens.methods.mixup import mixup
@@ -10,7 +9,6 @@ from dist_ens.methods.mixup import mixup
 __all__ = [
     "ExampleLoss",
     "Method",
-    "Order",
     "adversarial",
     "label_smoothing",
     "mixup",

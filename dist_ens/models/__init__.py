@@ -1,4 +1,4 @@
-"""The networks that a config can name; one of your own is made with `dist_ens.member`."""
+"""The networks that a config can name; one of your own is made with `dist_ens.members`."""
 
 import inspect
 import typing
@@ -7,7 +7,7 @@ from typing import Any
 
 from dist_ens.config import ModelConfig, did_you_mean
 from dist_ens.errors import UserError
-from dist_ens.member import Member
+from dist_ens.members import Member
 from dist_ens.models.convolutional import lenet5, resnet8
 from dist_ens.models.mlp import mlp, mlp_bn_dropout
 from dist_ens.models.transformer import transformer

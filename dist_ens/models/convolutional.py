@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dist_ens.layout import DATA
-from dist_ens.member import Member, from_linen
+from dist_ens.members import Member, from_linen
 
 
 class _LeNet5(nn.Module):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dist_ens.layout import DATA
-from dist_ens.member import Member, from_example_functions, from_linen
+from dist_ens.members import Member, from_example_functions, from_linen
 
 
 def mlp(

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dist_ens.member import Member, from_linen
+from dist_ens.members import Member, from_linen
 
 
 def _causal_attention(

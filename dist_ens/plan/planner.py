@@ -9,16 +9,17 @@ import jax
 
 from dist_ens import cluster
 from dist_ens.config import Experiment
+from dist_ens.config.execution_spec import AUTO, Execution
 from dist_ens.data import Spec
-from dist_ens.ensemble import Drawn, Ensemble, Own, State
-from dist_ens.ensemble.candidates import candidates
+from dist_ens.ensemble import Drawn, Ensemble, Own
 from dist_ens.errors import UserError, first_line
-from dist_ens.execution import AUTO, Execution
+from dist_ens.execution.heuristics import candidates
 from dist_ens.feed import INDEX_BYTES, Place, TrainingSet, abstract_batches
 from dist_ens.layout import Layout, device_bytes, make_layout
 from dist_ens.plan.collectives import collectives
 from dist_ens.plan.planned import Plan, PlannedMesh
 from dist_ens.plan.topology import chip_of, memory_bytes
+from dist_ens.state import State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +196,7 @@ class Planner:
     def _compiled(self, planned: PlannedMesh, ensemble: Ensemble, way: Execution) -> Any:
         ensemble = dataclasses.replace(ensemble, execution=str(way))
         state, batches = self._abstract_state(ensemble), self._batches(ensemble, planned.place, 1)
-        return ensemble.update.lower(state, batches).compile()
+        return ensemble.update_steps.lower(state, batches).compile()
 
     def _abstract_state(self, ensemble: Ensemble) -> State:
         """Shapes of the state."""

@@ -16,8 +16,7 @@ from dist_ens.errors import UserError
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.report import figures
 from dist_ens.report.files import write_atomically
-from dist_ens.report.run_files import RunReport
-from dist_ens.report.sections import (
+from dist_ens.report.panels import (
     MEAN_MEMBER,
     SECTIONS,
     Section,
@@ -25,6 +24,7 @@ from dist_ens.report.sections import (
     having,
     named,
 )
+from dist_ens.report.run_files import RunReport
 
 _TEMPLATE = "page.html.jinja"
 

@@ -1,0 +1,74 @@
+"""JAX's compilation cache, kept between runs in the user's cache folder."""
+
+import logging
+import os
+import pathlib
+import tempfile
+
+import jax
+import platformdirs
+
+_SPARED = "/jax/compilation_cache/compile_time_saved_sec"
+_MAX_BYTES = 2 * 2**30
+
+
+def use_compile_cache() -> None:
+    """Has JAX keep what it compiles in the user's cache folder, the oldest going beyond 2 GiB.
+
+    What JAX loads from there is run: the folder is the user's own, and nobody else may write to
+    it. Whoever has set JAX's own `JAX_COMPILATION_CACHE_DIR` (empty for none) keeps that folder.
+    Where a folder cannot be used a warning says so, and training goes on without it.
+    """
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    said = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if said == "" or "://" in (said or ""):
+        return
+    folder = pathlib.Path(said or cache_folder() / "compiled")
+    try:
+        folder.mkdir(mode=0o777 if said else 0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        is_shared = hasattr(os, "getuid") and (
+            status.st_uid != os.getuid() or status.st_mode & 0o022
+        )
+        if is_shared and not said:
+            raise PermissionError(0, "others than its user may write to it")
+        if said:
+            os.listdir(folder)  # one that others have filled may still be read
+        else:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+    except OSError as error:
+        logging.warning(
+            "The compilation cache is a folder that can be used. Received: %s: %s. Going on "
+            "without it; XDG_CACHE_HOME or JAX_COMPILATION_CACHE_DIR names another place.",
+            folder,
+            error.strerror,
+        )
+        jax.config.update("jax_compilation_cache_dir", None)
+        return
+    if not said:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_compilation_cache_max_size", _MAX_BYTES)
+
+
+_spared_secs = 0.0
+
+
+def _count_spared(event: str, duration_secs: float, **_: str | int) -> None:
+    global _spared_secs
+    # Of what compiled in less than a second JAX says less than none was spared.
+    _spared_secs += max(0.0, duration_secs) if event == _SPARED else 0.0
+
+
+jax.monitoring.register_event_duration_secs_listener(_count_spared)
+
+
+def spared_secs() -> float:
+    """Seconds that JAX's cache has spared the compiler in this process, whole ones of a program."""
+    return _spared_secs
+
+
+def cache_folder() -> pathlib.Path:
+    """Returns the user's cache folder of dist_ens, which need not exist."""
+    return pathlib.Path(platformdirs.user_cache_dir("dist_ens"))

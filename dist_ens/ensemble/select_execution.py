@@ -1,0 +1,187 @@
+"""Which execution to use: by a rule, or by timing the candidates on the program itself."""
+
+import dataclasses
+import hashlib
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+import dist_ens
+from dist_ens import cluster
+from dist_ens.ensemble.batches import placement, steps_in
+from dist_ens.ensemble.lift import Ensemble
+from dist_ens.ensemble.waves import batches_of_wave
+from dist_ens.execution import autotune
+from dist_ens.execution.autotune import REFERENCE
+from dist_ens.execution.decision_cache import keep_execution, kept_execution
+from dist_ens.execution.heuristics import candidates
+from dist_ens.layout import Waves, device_bytes
+from dist_ens.state import State
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """An execution and why it was chosen.
+
+    Attributes:
+        option: `WAY[+LOWERING][+STEPS]`, and `on one device` where that is part of it.
+        why: A sentence.
+        step_secs: What was tried, and the seconds per step that it took.
+        num_turns: See `autotune.Timing`.
+        failed: Error of each candidate that raised one, by its name.
+    """
+
+    option: str
+    why: str
+    step_secs: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    num_turns: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        alike: dict[int, list[str]] = {}
+        for name, secs in sorted(self.step_secs.items(), key=lambda item: item[1]):
+            alike.setdefault(self.num_turns.get(name, 0), []).append(f"{name} {secs * 1e3:.3g}")
+        tried = "; ".join(
+            (f"in {count} turns " if count else "once " if len(alike) > 1 else "")
+            + ", ".join(alike[count])
+            for count in sorted(alike, reverse=True)
+        )
+        told = f"Execution {self.option}: {self.why}" + (f" ({tried} ms a step)." if tried else ".")
+        raised = "; ".join(f"{name} raised {error}" for name, error in self.failed.items())
+        return f"{told} Not used: {raised}" if raised else told
+
+
+def choose(
+    ensemble: Ensemble,
+    state: State,
+    batches: Any,
+    num_steps: int,
+    *,
+    workdir: pathlib.Path | None = None,
+    may_move: bool = True,
+) -> tuple[Ensemble, Choice]:
+    """The ensemble with the fastest execution that could be found in the time there is.
+
+    What was chosen before for the same program on the same kind of device is taken again. Several
+    hosts time together, and process 0 decides: by what it has kept, or by its clock. Where the
+    devices are the cores of one CPU, the fastest is tried on one of them too.
+
+    Args:
+        ensemble: Of any execution.
+        state: Of the ensemble; copied, not used up.
+        batches: Of the first call, from `Layout.put`.
+        num_steps: Steps that the run is going to take.
+        workdir: The run's folder: what is chosen is kept there too, for a run that ends before its
+            first checkpoint and begins again where nothing else remembers; None for no run.
+        may_move: Whether the layout is open too; not where somebody says it.
+
+    Returns:
+        The ensemble with the execution chosen, of the same layout or of one device; and the choice.
+    """
+    if ensemble.waves > 1:  # what is best for the members of one is for those of all
+        waves = Waves(ensemble.layout, ensemble.waves)
+        _, choice = choose(
+            ensemble.of_wave,
+            waves.take(state, 0),
+            batches_of_wave(waves, batches, 0),
+            num_steps * ensemble.waves,
+            workdir=workdir,
+            may_move=False,
+        )
+        of_all = {name: secs * ensemble.waves for name, secs in choice.step_secs.items()}
+        choice = dataclasses.replace(choice, step_secs=of_all)
+        return dataclasses.replace(ensemble, execution=choice.option), choice
+    layout, traced = ensemble.layout, ensemble.traced_update(state, batches)
+    names = candidates(layout, traced, steps_in(batches))
+    options = {name: dataclasses.replace(ensemble, execution=name) for name in names}
+    if may_move and cluster.cores_are_devices() and layout.mesh.size > 1:
+        alone = layout.on_one_device()
+        options |= {
+            f"{name} on one device": dataclasses.replace(ensemble, execution=name, layout=alone)
+            for name in candidates(alone, traced, steps_in(batches))
+        }
+    rule = names[0]
+    if len(options) == 1:
+        return options[rule], Choice(rule, "nothing else is worth trying for this network")
+    program = _program(ensemble, traced, [*options], state, batches)
+    # Where every other form of the program raises an error, the reference is taken.
+    known = {REFERENCE: dataclasses.replace(ensemble, execution=REFERENCE)} | options
+    # What was not timed, or in too few turns, for want of time, is not again in a run as long.
+    of_this_length = f"{program} {num_steps}"
+
+    def taken(name: str, choice: Choice) -> tuple[Ensemble, Choice]:
+        if cluster.is_main() and workdir is not None:
+            keep_execution(of_this_length, name, workdir)
+        return known[name], choice
+
+    for kept, why in (
+        (kept_execution(of_this_length, workdir) if workdir else None, "as when this run began"),
+        (kept_execution(program), "the fastest in an earlier run of this program"),
+        (kept_execution(of_this_length), "as in an earlier run of as many steps"),
+    ):
+        position = cluster.as_main_sees([*known].index(kept) if kept in known else -1)
+        if position >= 0:
+            name = [*known][position]
+            return taken(name, Choice(name, why))
+    # Beside the state a copy of it, and what a step makes.
+    if not cluster.as_main_sees(layout.free_bytes() >= 2 * device_bytes(state)):
+        name, failed = _first_that_traces(known, [*names, REFERENCE], state, batches)
+        why = "the rule, for there is no room to time candidates"
+        return taken(name, Choice(name, why, failed=failed))
+
+    call = autotune.Call(state, batches, placement(batches), steps_in(batches))
+    timing = autotune.timed(known, names, call, num_steps)
+    if len(timing.step_secs) == 1 and len(timing.failed) >= len(names) - 1:
+        why = "the only one that raised no error"
+    elif len(timing.step_secs) == 1:
+        is_part = timing.budget_secs < autotune.LONGEST_SECS
+        part = f", {autotune.PART_OF_THE_RUN:.0%} of the run" if is_part else ""
+        most = f"{timing.budget_secs:.2g} s{part}"
+        why = f"the rule, for timing others would take more than {most}, or more memory"
+    else:
+        why = "the fastest of those tried"
+    if cluster.is_main():
+        keep_execution(program if timing.settled else of_this_length, timing.fastest)
+    return taken(
+        timing.fastest,
+        Choice(timing.fastest, why, timing.step_secs, timing.num_turns, timing.failed),
+    )
+
+
+def _first_that_traces(
+    known: Mapping[str, Ensemble], names: Sequence[str], state: State, batches: Any
+) -> tuple[str, dict[str, str]]:
+    """Returns the first execution whose update can be traced, and the errors of those before it."""
+    failed: dict[str, str] = {}
+    for name in names:
+        try:
+            known[name].trace_update(state, batches)
+        except Exception as error:
+            if name == names[-1]:
+                raise
+            failed[name] = autotune.told(error)
+        else:
+            break
+    return name, failed
+
+
+def _program(
+    ensemble: Ensemble, traced: ClosedJaxpr, names: list[str], state: State, batches: Any
+) -> str:
+    """A name for the program, the choice that there is, and the kind of device."""
+    device = ensemble.layout.mesh.devices.flat[0]
+    parts = (
+        re.sub(r"0x[0-9a-f]+", "", str(traced)),  # addresses, which no two runs share
+        [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves((state, batches))],
+        names,
+        str(ensemble.layout),
+        device.device_kind,
+        cluster.processor() if device.platform == "cpu" else None,
+        jax.__version__,
+        dist_ens.__version__,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,162 @@
+"""What a report draws of an evaluation: plain numbers that JSON can hold."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dist_ens.data import Split
+from dist_ens.evaluation.scores import Evaluation
+from dist_ens.metrics.calibration_error import reliability_bins
+from dist_ens.metrics.ranking import risk_coverage_curve
+
+_EXAMPLES = 12  # of the hardest, and of the most uncertain
+_MOST_PAIRED = 100  # members whose pairs are compared
+_PIT_BINS = 20
+_LEVELS = np.linspace(0.05, 0.95, 19)
+
+
+def curves_of(evaluation: Evaluation) -> dict[str, Any]:
+    """Of the pooled prediction, and of the members taken together.
+
+    Args:
+        evaluation: Of a test split, `by_size`.
+
+    Returns:
+        `reliability` of classes; `coverage_curve` and `pit` of real targets with a distribution;
+        `risk_coverage` where predictions say how sure they are; `score_against_members`;
+        `disagreement` of pairs of members (the share of rows in which they choose different
+        classes, or the root mean square of the difference of their predictions), and the `hardest`
+        and the `most_uncertain` rows. Nothing where the pooled predictions are no numbers.
+    """
+    if not evaluation.is_sound:
+        return {}
+    both = {"ensemble": evaluation.groups, "mean_member": evaluation.pooled_members}
+    flat = {who: {n: rows.ravel() for n, rows in values.items()} for who, values in both.items()}
+    curves: dict[str, Any] = {"score_against_members": evaluation.score_against_members()}
+    if "correct" in evaluation.groups:
+        curves["reliability"] = {
+            who: {
+                n: bins.tolist()
+                for n, bins in reliability_bins(v["confidence"], v["correct"]).items()
+            }
+            for who, v in flat.items()
+        }
+        curves["risk_coverage"] = _risk_coverage(
+            {who: (v["confidence"], 1 - v["correct"]) for who, v in flat.items()}, "error rate"
+        )
+    else:
+        curves |= _risks_of_targets(evaluation, both)
+    if "pit" in evaluation.groups:
+        distance = {who: 2 * np.abs(v["pit"] - 0.5) for who, v in flat.items()}
+        curves["coverage_curve"] = {
+            "nominal": _LEVELS.tolist(),
+            **{
+                who: [float((d <= level).mean()) for level in _LEVELS]
+                for who, d in distance.items()
+            },
+        }
+        counts = np.histogram(flat["ensemble"]["pit"], _PIT_BINS, (0, 1))[0]
+        curves["pit"] = {"ensemble": counts.tolist()}
+    member_ids = evaluation.member_ids[evaluation.is_pooled]
+    if 1 < len(member_ids) <= _MOST_PAIRED and evaluation.num_groups == 1:
+        curves["disagreement"] = _disagreement(evaluation)
+        curves["member_id"] = member_ids.tolist()
+    if evaluation.num_groups == evaluation.rows_per_example == 1:
+        values = {name: rows[0] for name, rows in evaluation.groups.items()}
+        hardness = values["nll" if "correct" in values else "squared_error"]
+        uncertainty = values.get("entropy", values.get("variance", values.get("width")))
+        curves["hardest"] = _examples(evaluation, hardness)
+        if uncertainty is not None:
+            curves["most_uncertain"] = _examples(evaluation, uncertainty)
+    return curves
+
+
+def pictures_of(
+    evaluation: Evaluation, split: Split, curves: Mapping[str, Any]
+) -> list[np.ndarray]:
+    """The inputs of the examples that the curves name, in their order; none if no pictures.
+
+    Args:
+        evaluation: Of the split.
+        split: Its examples.
+        curves: Of `curves_of`.
+    """
+    shown = [each["index"] for n in ("hardest", "most_uncertain") for each in curves.get(n, [])]
+    if not shown:
+        return []
+    inputs = split.take(np.array(shown, np.int64))["inputs"]
+    is_picture = inputs.ndim == 3 or (inputs.ndim == 4 and inputs.shape[-1] in (1, 3))
+    return list(inputs) if is_picture else []
+
+
+def _risks_of_targets(
+    evaluation: Evaluation, both: Mapping[str, Mapping[str, np.ndarray]]
+) -> dict[str, Any]:
+    """The RMSE of the predictions of which a predictor is surest; nothing where none says so.
+
+    Of predictions so far off that their errors are infinite there is no order.
+    """
+    ranked = {}
+    for who, values in both.items():
+        doubt = next((values[name] for name in ("variance", "width") if name in values), None)
+        if doubt is None:
+            continue
+        # Rows [members or groups]; a member's group is its position modulo their number.
+        units = np.resize(evaluation.units, len(doubt))[:, None]
+        power = 2 if "variance" in values else 1
+        squares = values["squared_error"] * units**2
+        if np.isfinite(squares).all() and not np.isnan(doubt).any():
+            ranked[who] = (-(doubt * units**power).ravel(), squares.ravel())
+    if "ensemble" not in ranked:
+        return {}
+    return {"risk_coverage": _risk_coverage(ranked, "RMSE", np.sqrt)}
+
+
+def _risk_coverage(
+    ranked: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    score: str,
+    of_risk: Callable[[np.ndarray], np.ndarray] = np.asarray,
+) -> dict[str, Any]:
+    """The curve of each predictor, from its confidence and its errors."""
+    curves = {who: risk_coverage_curve(*pair) for who, pair in ranked.items()}
+    return {
+        "coverage": curves["ensemble"][0].tolist(),
+        **{who: of_risk(risk).tolist() for who, (_, risk) in curves.items()},
+        "score": score,
+    }
+
+
+def _disagreement(evaluation: Evaluation) -> list[list[float]]:
+    predictions = evaluation.pooled_members["prediction"].astype(np.float64)
+    if "correct" in evaluation.members:
+        return [(predictions != one).mean(axis=1).tolist() for one in predictions]
+    unit = evaluation.units[0]
+    return [
+        (np.sqrt(np.square(predictions - one).mean(axis=1)) * unit).tolist() for one in predictions
+    ]
+
+
+def _examples(evaluation: Evaluation, by: np.ndarray) -> list[dict[str, float]]:
+    """Returns the rows with the highest values, the highest first, real targets in their unit."""
+    unit, zero = evaluation.units[0], evaluation.zeros[0]
+    in_own_unit: dict[str, Callable[[float], float]] = {
+        "label": lambda value: value * unit + zero,
+        "prediction": lambda value: value * unit + zero,
+        "confidence": lambda value: value,
+        "nll": lambda value: value + math.log(unit),
+        "entropy": lambda value: value,
+        "mutual_information": lambda value: value,
+        "variance": lambda value: value * unit**2,
+    }
+    rows = {"label": evaluation.labels[0]}
+    rows |= {name: each[0] for name, each in evaluation.groups.items() if name in in_own_unit}
+    highest = np.argsort(-np.nan_to_num(by, nan=np.inf), kind="stable")[:_EXAMPLES]
+    return [
+        {
+            "index": int(at),
+            **{n: of(float(rows[n][at])) for n, of in in_own_unit.items() if n in rows},
+        }
+        for at in highest
+    ]

@@ -1,0 +1,152 @@
+"""How well an ensemble tells examples of another kind from those like its training data."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_ens.data import Spec, Split, convert_inputs
+from dist_ens.errors import UserError
+from dist_ens.evaluation.scores import Evaluation, num_draws
+from dist_ens.metrics import bootstrap_weights, interval, mean_of
+from dist_ens.metrics.ranking import detection_scores
+
+# What each measure is made of, and whether it is higher, 1, or lower, -1, for what is not known.
+_MEASURES = {
+    "entropy": ("entropy", 1),
+    "max_probability": ("confidence", -1),
+    "mutual_information": ("mutual_information", 1),
+    "energy": ("energy", 1),
+    "variance": ("variance", 1),
+    "width": ("width", 1),
+}
+_BINS = 40
+
+
+class Unlabelled:
+    """A split whose labels are not looked at, in the type of a run's inputs.
+
+    Args:
+        split: The examples; their type may be another one where the values fit.
+        spec: Description of the run's data.
+        where: What an error message calls the examples.
+    """
+
+    def __init__(self, split: Split, spec: Spec, where: str) -> None:
+        self._split, self._spec, self._where = split, spec, where
+        self._label = np.zeros(spec.label_shape, spec.label_dtype)
+
+    @property
+    def in_memory(self) -> bool:
+        """See `Split`."""
+        return self._split.in_memory
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Split.take`.
+
+        Raises:
+            UserError: If the shape is another, or a value does not fit in the type.
+        """
+        inputs = self._split.take(np.ravel(indices))["inputs"]
+        if inputs.shape[1:] != self._spec.input_shape:
+            raise UserError(
+                f"{self._where} has examples of shape {list(inputs.shape[1:])}, and the members "
+                f"take {list(self._spec.input_shape)}. Reshape the examples, or choose others."
+            )
+        inputs = convert_inputs(self._spec, inputs, self._where)
+        labels = np.broadcast_to(self._label, (*np.shape(indices), *self._label.shape))
+        return {"inputs": inputs.reshape(*np.shape(indices), *inputs.shape[1:]), "labels": labels}
+
+
+def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
+    """How well measures of uncertainty tell examples out of distribution from those within.
+
+    Args:
+        inside: Of a test split, of one group of members.
+        outside: Of examples that are of another kind; labels do not count.
+
+    Returns:
+        `ood`: for `ensemble` and `mean_member`, for each measure (`entropy`, `max_probability`,
+        `energy`; of several members, or samples of one, `mutual_information`; of several members
+        `variance`; of real targets `variance` and `width`) its `auroc`, `aupr` and `fpr95`, and its
+        means within and out of distribution, `mean_in` and `mean_out` (entropies in nats; of the
+        probability itself, though it is the lower the less is known); in `members` the same of each
+        that is pooled, with its `member_id`; and, of not too many rows, `ood_interval`, the 95 %
+        intervals of all these.
+
+    Raises:
+        BrokenMembersError: If predictions of members that are pooled are no numbers.
+        UserError: If they say nothing of their uncertainty.
+    """
+    inside.require_sound()
+    outside.require_sound()
+    sizes = [each.labels.shape[1] for each in (inside, outside)]
+    draws = min(num_draws(size) for size in sizes)
+    weights = [bootstrap_weights(size, draws, seed) for seed, size in enumerate(sizes) if draws]
+
+    def told(within: np.ndarray, beyond: np.ndarray, sign: int, *drawn: Any) -> dict[str, Any]:
+        """The scores; in resamples where their weights are given."""
+        means = zip(("mean_in", "mean_out"), (within, beyond), drawn or (None, None), strict=True)
+        return {
+            **{name: mean_of(values, of_draws) for name, values, of_draws in means},
+            **detection_scores(sign * within, sign * beyond, *drawn),
+        }
+
+    ids = inside.member_ids[inside.is_pooled].tolist()
+    scores: dict[str, Any] = {"ensemble": {}, "mean_member": {}}
+    intervals: dict[str, Any] = {"ensemble": {}, "mean_member": {}}
+    for each in (scores, intervals):
+        each["members"] = [{"member_id": member_id} for member_id in ids]
+    members_in, members_out = inside.pooled_members, outside.pooled_members
+    for measure, (name, sign) in _MEASURES.items():
+        if name in inside.groups:
+            pair = inside.groups[name][0], outside.groups[name][0]
+            scores["ensemble"][measure] = told(*pair, sign)
+            intervals["ensemble"][measure] = _intervals(told(*pair, sign, *weights))
+        if name in members_in:
+            pairs = zip(members_in[name], members_out[name], strict=True)
+            of_members = [(told(*pair, sign), told(*pair, sign, *weights)) for pair in pairs]
+            for position, (of_member, drawn) in enumerate(of_members):
+                scores["members"][position][measure] = of_member
+                intervals["members"][position][measure] = _intervals(drawn)
+            means, of_draws = (_mean(each) for each in zip(*of_members, strict=True))
+            scores["mean_member"][measure] = means
+            intervals["mean_member"][measure] = _intervals(of_draws)
+    if not scores["ensemble"]:
+        raise UserError(
+            "Uncertainty is an entropy, a variance or a width. Received: predictions that say none "
+            "of them. Train several members, or with a loss that has a distribution."
+        )
+    return {"ood": scores, "ood_interval": intervals} if draws else {"ood": scores}
+
+
+def histograms(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
+    """Of the ensemble's measures, densities within and out of distribution.
+
+    Returns:
+        For each measure `edges`, and the densities `in` and `out`, a number for each bin.
+    """
+    drawn = {}
+    for measure, (name, _) in _MEASURES.items():
+        if name in inside.groups:
+            within, beyond = inside.groups[name][0], outside.groups[name][0]
+            both = np.concatenate([within, beyond])
+            edges = np.histogram_bin_edges(both[np.isfinite(both)], _BINS)
+            drawn[measure] = {
+                "edges": edges.tolist(),
+                "in": np.histogram(within, edges, density=True)[0].tolist(),
+                "out": np.histogram(beyond, edges, density=True)[0].tolist(),
+            }
+    return drawn
+
+
+def _intervals(drawn: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    return {name: interval(draws) for name, draws in drawn.items() if np.ndim(draws)}
+
+
+def _mean(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    means = {name: np.mean([each[name] for each in scores], axis=0) for name in scores[0]}
+    return {name: float(mean) if np.ndim(mean) == 0 else mean for name, mean in means.items()}

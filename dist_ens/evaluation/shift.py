@@ -1,0 +1,209 @@
+"""The same examples, made worse in known ways, by five strengths each."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy import ndimage
+
+from dist_ens.data import ArraySplit, Spec, Split
+from dist_ens.errors import BrokenMembersError, UserError, first_line
+from dist_ens.evaluation.evaluator import Evaluator
+from dist_ens.state import State
+
+STRENGTHS = (1, 2, 3, 4, 5)
+# Standard deviations of the noise, as parts of the inputs' range.
+_NOISE = (0.08, 0.12, 0.18, 0.26, 0.38)
+_SEEN = 1000  # examples whose smallest and largest value is taken for the inputs' range
+_MOST_ROUNDING = 0.05  # root mean square of the rounding, as a part of the least noise
+_TRIED = 64  # examples that a network is tried on
+_TOLERANCE = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class ShiftedSplit:
+    """A split whose inputs are shifted; each example always in the same way.
+
+    Attributes:
+        split: The examples.
+        name: Of `shifts_of` their kind.
+        strength: From 1 to 5.
+        low: Smallest value that an input may have.
+        high: Largest.
+        dtype: Type of the shifted inputs: that of the split's, or float32 where that is too coarse.
+    """
+
+    split: Split
+    name: str
+    strength: int
+    low: float
+    high: float
+    dtype: np.dtype
+
+    @property
+    def in_memory(self) -> bool:
+        """See `Split`."""
+        return False
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Split.take`."""
+        batch = self.split.take(indices)
+        inputs, shift = batch["inputs"], _SHIFTS[self.name]
+        span = self.high - self.low
+        flat = inputs.reshape(-1, *inputs.shape[np.ndim(indices) :])
+        shifted = np.empty(flat.shape, self.dtype)
+        for place, (at, x) in enumerate(zip(np.ravel(indices), flat, strict=True)):
+            random = np.random.default_rng([self.strength, int(at)])
+            unit = (x.astype(np.float64) - self.low) / span
+            worse = np.clip(shift(unit, self.strength - 1, random), 0, 1) * span + self.low
+            shifted[place] = np.round(worse) if self.dtype.kind in "iu" else worse
+        return {**batch, "inputs": shifted.reshape(inputs.shape)}
+
+
+def shifted_splits(split: Split, spec: Spec) -> dict[str, list[ShiftedSplit]]:
+    """Returns a split under every shift that its inputs allow, by name in the strengths' order.
+
+    Pictures, [height, width] or [height, width, channels], are made noisy, blurred, flat and
+    turned; any other inputs only noisy. Values stay within those that the first examples span.
+    Inputs keep their type if its steps are small beside the least noise, as those of uint8 in
+    0…255 are. Otherwise, as for booleans or 0…16 in uint8, rounding would undo or exaggerate a
+    shift, and the shifted inputs are float32; see `require_float_inputs`.
+
+    Args:
+        split: The examples.
+        spec: Of them.
+
+    Raises:
+        UserError: If inputs are tokens, which are not made a little worse, if they do not vary, or
+            if even float32 is too coarse for them.
+    """
+    if spec.label_shape or spec.num_groups > 1:
+        raise UserError(
+            "Pictures and plain numbers of one group are shifted. Received: "
+            f"{spec}. Leave --shift out."
+        )
+    is_picture = len(spec.input_shape) in (2, 3)
+    seen = split.take(np.arange(min(len(split), _SEEN)))["inputs"]
+    low, high = float(seen.min()), float(seen.max())
+    if low == high:
+        raise UserError(f"Inputs that are shifted vary. Received: only {low}. Leave --shift out.")
+    candidates = (seen.dtype, np.dtype(np.float32))
+    dtype = next((each for each in candidates if _is_fine(each, low, high)), None)
+    if dtype is None:
+        raise UserError(
+            f"Inputs from {low:.9g} to {high:.9g} cannot be shifted: float32 has steps of "
+            f"{_step(np.dtype(np.float32), low, high):g} there, and the least noise has a standard "
+            f"deviation of {_NOISE[0] * (high - low):.3g}. Subtract the offset from the inputs and "
+            "train anew, or leave --shift out."
+        )
+    names = _SHIFTS if is_picture else ("gaussian_noise",)
+    return {
+        name: [ShiftedSplit(split, name, strength, low, high, dtype) for strength in STRENGTHS]
+        for name in names
+    }
+
+
+def require_float_inputs(evaluator: Evaluator, state: State, shifted: ShiftedSplit) -> None:
+    """Raises a `UserError` unless members take the shifted inputs as they take those of the split.
+
+    Some examples as they are must be predicted alike in both types, and fractions of a step of the
+    split's own type must count: a network that looks its inputs up in a table, or rounds them, says
+    nothing of inputs that are a little worse.
+
+    Args:
+        evaluator: Of the ensemble.
+        state: Of the ensemble.
+        shifted: Inputs in another type than the split's.
+
+    Raises:
+        UserError: If the network raises, predicts something else, or does not see fractions.
+    """
+    batch = shifted.split.take(np.arange(min(len(shifted.split), _TRIED)))
+    own = batch["inputs"]
+
+    def predicted(inputs: np.ndarray) -> list[np.ndarray]:
+        told = evaluator.member_predictions(state, ArraySplit(inputs, batch["labels"]))
+        return list(next(told).values())
+
+    values = own.astype(np.float64)
+    inwards = _step(own.dtype, shifted.low, shifted.high) * np.where(values < shifted.high, 1, -1)
+    expected = predicted(own)
+    try:
+        same, a_fifth, two_fifths, whole = (
+            predicted((values + part * inwards).astype(shifted.dtype))
+            for part in (0.0, 0.2, 0.4, 1.0)
+        )
+    except BrokenMembersError:
+        raise
+    except Exception as error:  # whatever a user's network says of another type of inputs
+        raise UserError(
+            f"The network does not take its {own.dtype} inputs as {shifted.dtype}, in which they "
+            f"are shifted: {type(error).__name__}: {first_line(error)} Let it convert its inputs "
+            "to float32, or leave --shift out."
+        ) from error
+    if not all(map(_are_close, expected, same)):
+        raise UserError(
+            f"The network predicts something else for its {own.dtype} inputs than for the same "
+            f"numbers in {shifted.dtype}, in which they are shifted. Let it convert its inputs to "
+            "float32, or leave --shift out."
+        )
+    if all(map(np.array_equal, a_fifth, two_fifths)) and not all(
+        map(np.array_equal, a_fifth, whole)
+    ):
+        raise UserError(
+            f"The network rounds its inputs: it does not see fractions of a step of {own.dtype}, "
+            "which shifted inputs have. Let it convert its inputs to float32, or leave --shift out."
+        )
+
+
+def _is_fine(dtype: np.dtype, low: float, high: float) -> bool:
+    """Returns whether a type rounds inputs in a range by little beside the least noise."""
+    # What is rounded to steps of 1 is off by 1 / sqrt(12) in the root mean square.
+    rounding = _step(dtype, low, high) / math.sqrt(12)
+    return rounding <= _MOST_ROUNDING * _NOISE[0] * (high - low)
+
+
+def _step(dtype: np.dtype, low: float, high: float) -> float:
+    """Returns the largest distance of neighbouring values of a type in a range."""
+    if dtype.kind in "biu":
+        return 1.0
+    return float(np.spacing(dtype.type(max(abs(low), abs(high)))))
+
+
+def _are_close(a: np.ndarray, b: np.ndarray) -> bool:
+    return np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
+
+
+def _gaussian_noise(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
+    """Of a standard deviation that is a part of the inputs' range."""
+    return x + random.normal(scale=_NOISE[at], size=x.shape)
+
+
+def _blur(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
+    """Gaussian, its standard deviation a part of the picture's height."""
+    sigma = (0.02, 0.03, 0.04, 0.06, 0.08)[at] * x.shape[0]
+    return ndimage.gaussian_filter(x, (sigma, sigma, *(0,) * (x.ndim - 2)))
+
+
+def _contrast(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
+    """Towards the mean of the picture's channels."""
+    mean = x.mean(axis=(0, 1), keepdims=True)
+    return mean + (0.75, 0.5, 0.4, 0.3, 0.15)[at] * (x - mean)
+
+
+def _rotation(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
+    """By an angle to the left or right, the corners filled by the picture's edge."""
+    angle = (15, 30, 45, 60, 75)[at] * random.choice((-1, 1))
+    return ndimage.rotate(x, angle, reshape=False, order=1, mode="nearest")
+
+
+_SHIFTS: dict[str, Callable[[np.ndarray, int, np.random.Generator], np.ndarray]] = {
+    "gaussian_noise": _gaussian_noise,
+    "blur": _blur,
+    "contrast": _contrast,
+    "rotation": _rotation,
+}

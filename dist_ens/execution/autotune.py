@@ -1,0 +1,406 @@
+"""What executions take on the program itself, as far as there is time to find out."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
+
+import jax
+
+from dist_ens import cluster
+from dist_ens.compile_cache import spared_secs
+from dist_ens.config.execution_spec import Execution
+from dist_ens.errors import first_line
+from dist_ens.execution import timing
+from dist_ens.layout import MEMBERS, Layout, copied
+
+# Timing takes at most the smaller of the two: seconds, and this part of the expected run.
+LONGEST_SECS = 20.0
+PART_OF_THE_RUN = 0.05
+# A candidate is timed for at least so many calls and seconds; or, where calls are long, for so many
+# seconds, be it one call.
+_FEWEST_CALLS = 3
+_FEWEST_SECS = 0.1
+_ENOUGH_SECS = 0.5
+# Candidates that are less than so many times slower than the fastest are timed again, and the
+# rule's, in turns, of which calls that are long need fewer: as many of them as there is time for.
+_CLOSE = 1.6
+_TURNS, _TURNS_OF_LONG_CALLS = 5, 3
+_LONG_CALL_SECS = 0.2
+# Those that are so close after their turns take as many again, and once more, while there is time.
+_VERY_CLOSE = 1.1
+_ROUNDS = 3
+# One member's own program, all operations as the user wrote them.
+REFERENCE = "loop"
+
+
+class Program(Protocol):
+    """An update in one execution, which can be timed."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where its members lie."""
+        ...
+
+    @property
+    def execution(self) -> str:
+        """The execution, as `WAY[+LOWERING][+STEPS]`."""
+        ...
+
+    @property
+    def update_steps(self) -> Any:
+        """The update: `update_steps(state, batches) -> (state, metrics)`; the state is donated."""
+        ...
+
+    def trace_update(self, state: Any, batches: Any) -> None:
+        """Traces the update and computes nothing."""
+        ...
+
+
+class Call(NamedTuple):
+    """The arguments of one call of the update.
+
+    Attributes:
+        state: State of the members; it is copied, not donated.
+        batches: Batches of the call's steps.
+        batch_specs: Specs of the batches on their mesh.
+        num_steps: Number of steps in the call.
+    """
+
+    state: Any
+    batches: Any
+    batch_specs: Any
+    num_steps: int
+
+
+class Timing(NamedTuple):
+    """What was found out of the candidates.
+
+    Attributes:
+        fastest: The one to take.
+        step_secs: Of those tried.
+        num_turns: Of those timed again, in so many turns. Only those of as many are compared: in
+            other turns the machine was another.
+        settled: Whether a longer run has nothing more to find out.
+        budget_secs: That there were for all but the first.
+        failed: Error of each candidate that raised one, by its name.
+    """
+
+    fastest: str
+    step_secs: dict[str, float]
+    num_turns: dict[str, int]
+    settled: bool
+    budget_secs: float
+    failed: dict[str, str] = {}  # noqa: RUF012 - never written to
+
+
+def timed(options: Mapping[str, Program], names: list[str], call: Call, num_steps: int) -> Timing:
+    """Times executions of an ensemble: the rule's, then others while there is time for them.
+
+    Args:
+        options: The ensemble by the names of its candidates, also of those on one device, and of
+            the reference.
+        names: Of the candidates on the ensemble's own layout, the rule's first.
+        call: Arguments of one call.
+        num_steps: That the run is going to take.
+
+    Returns:
+        What was found out.
+
+    Raises:
+        Exception: The error of the first candidate, if every candidate raises one.
+    """
+    contest = _Contest(options, names, call, num_steps)
+    for name in contest.left_to_try:
+        contest.try_next(name)
+    # The same way, or where one device would not have it, that device's rule.
+    on_one = [name for name in options if name not in (*names, REFERENCE)]
+    alike = f"{contest.fastest} on one device"
+    for name in [alike] if alike in on_one else on_one[:1]:
+        contest.try_next(name)
+    return contest.decided()
+
+
+class _Trial:
+    """A copy of a state, which the candidates of its layout use up in turn."""
+
+    def __init__(self, call: Call) -> None:
+        self.state = jax.block_until_ready(copied(call.state))
+        self.batches = call.batches
+        self.steps_per_call = call.num_steps
+
+    def call(self, update: Any) -> None:
+        """The steps of one call."""
+        self.state, metrics = update(self.state, self.batches)
+        jax.block_until_ready((self.state, metrics))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidate:
+    """One that takes turns."""
+
+    update: Any
+    trial: _Trial
+
+    def run(self, num_steps: int) -> None:
+        """See `timing.Way`, whose steps are calls here."""
+        for _ in range(num_steps):
+            self.trial.call(self.update)
+
+    def call_secs(self) -> list[float]:
+        """Seconds of some calls, after one to warm up."""
+        self.trial.call(self.update)
+        secs: list[float] = []
+        while sum(secs) < (_FEWEST_SECS if len(secs) >= _FEWEST_CALLS else _ENOUGH_SECS):
+            started = cluster.clock()
+            self.trial.call(self.update)
+            secs.append(cluster.clock() - started)
+        return secs
+
+
+@dataclasses.dataclass(frozen=True)
+class _Moment:
+    """One in time, the same on every host.
+
+    Attributes:
+        clock: Seconds by process 0's clock.
+        cached_secs: That its cache has spared its compiler.
+    """
+
+    clock: float
+    cached_secs: float
+
+    @classmethod
+    def now(cls) -> Self:
+        """This one."""
+        return cls(cluster.clock(), cluster.as_main_sees(int(1e3 * spared_secs())) / 1e3)
+
+
+class _Contest:
+    """What the candidates take, as far as there is time to find out.
+
+    To have tried one more is worth less than to be sure of the best two: where those are close, the
+    time for a round of their turns is kept; of further rounds there are as many as time is left for
+    when all have been tried. The rule's has a second chance whatever its first time was: it is
+    the likeliest to win, and what disturbs a machine may last as long as one timing.
+
+    Nothing can stop a compiler that has begun, so what one more will take is told beforehand: to
+    compile as long as the slowest did, without its cache, for each copy of a step in the program.
+
+    Args:
+        options: The candidates.
+        names: Those on the ensemble's own layout, the rule's first. The first that raises no error
+            is timed in any case.
+        call: Arguments of one call.
+        num_steps: That the run is going to take.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Program],
+        names: Sequence[str],
+        call: Call,
+        num_steps: int,
+    ) -> None:
+        self._options, self._call = options, call
+        self._layout, self._first = options[names[0]].layout, names[0]
+        self._trial = _Trial(call)
+        self._tried: dict[str, _Candidate] = {}
+        self.step_secs: dict[str, float] = {}
+        self._num_turns: dict[str, int] = {}
+        self._failed: dict[str, str] = {}
+        self._timing_secs = self._compiling_secs = 0.0
+        self._first = first = self._time_first(names)
+        self.left_to_try = [name for name in names if name not in self._failed and name != first]
+        self._began = cluster.clock()
+        self._skipped = False
+        self.budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * self.step_secs[first])
+
+    def _time_first(self, names: Sequence[str]) -> str:
+        """Times the first candidate that raises no error, and returns its name.
+
+        Where all raise, what remains is the reference, in which no operation has another form. If
+        that raises too, the fault is the program's own.
+        """
+        errors: list[Exception] = []
+        for name in dict.fromkeys([*names, REFERENCE]):
+            started = _Moment.now()
+
+            def time(name: str = name, started: _Moment = started) -> None:
+                self._time(name, _Candidate(self._options[name].update_steps, self._trial), started)
+
+            error = self._error_of(name, time)
+            if error is None:
+                return name
+            errors.append(error)
+        raise errors[0]
+
+    def _error_of(self, name: str, time: Callable[[], None]) -> Exception | None:
+        """Times a candidate, and returns the error that it raises, which is kept; None for none.
+
+        An error must not end a run that another candidate can train. All hosts trace the same
+        program, and leave out the same candidates; what one of several hosts raises later, when
+        it compiles or computes, ends the run, since the others are in the middle of a call.
+        """
+        several = jax.process_count() > 1
+        try:
+            if several:
+                self._options[name].trace_update(self._call.state, self._call.batches)
+            else:
+                time()
+        except Exception as error:
+            self._failed[name] = told(error)
+            if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._trial.state)):
+                self._trial.state = jax.block_until_ready(copied(self._call.state))
+            return error
+        if several:
+            time()
+        return None
+
+    @property
+    def fastest(self) -> str:
+        """Of those tried."""
+        return min(self.step_secs, key=self.step_secs.__getitem__)
+
+    def try_next(self, name: str) -> None:
+        """Times one more, if there is time for what it will take."""
+        expected_secs = self._timing_secs + self._compiling_secs * self._num_copies(name)
+        for_turns = sum(map(self._turns_secs, self._that_take_turns(most=2)))
+        if expected_secs + for_turns > self._left_secs():
+            self._skipped = True
+            return
+        started = _Moment.now()
+        option, trial = self._options[name], self._trial
+        if option.layout is not self._layout:
+            moved = option.layout.moved
+            call = self._call
+            trial = _Trial(
+                call._replace(
+                    state=moved(call.state, MEMBERS), batches=moved(call.batches, call.batch_specs)
+                )
+            )
+
+        def time() -> None:
+            update = _update_that_fits(option, trial)
+            if update is None:
+                self._count_compiling(name, started)
+            else:
+                self._time(name, _Candidate(update, trial), started)
+
+        self._error_of(name, time)
+
+    def _time(self, name: str, candidate: _Candidate, started: "_Moment") -> None:
+        """Times one, and counts what it took since some moment."""
+        call_secs = candidate.call_secs()
+        self._tried[name] = candidate
+        self.step_secs[name] = min(call_secs) / self._trial.steps_per_call
+        timing_secs = min(call_secs) + sum(call_secs)  # once to warm up
+        self._timing_secs = max(self._timing_secs, timing_secs)
+        self._count_compiling(name, started, timing_secs)
+
+    def _count_compiling(self, name: str, started: "_Moment", timing_secs: float = 0.0) -> None:
+        now = _Moment.now()
+        secs = now.clock - started.clock - timing_secs + now.cached_secs - started.cached_secs
+        self._compiling_secs = max(self._compiling_secs, secs / self._num_copies(name))
+
+    def _num_copies(self, name: str) -> int:
+        """Copies of one step, of one member or of several batched, in an execution's program."""
+        option = self._options[name]
+        way, rule = (Execution.parse(e.execution) for e in (option, self._options[self._first]))
+        members = option.layout.members_per_device if way.members == "unroll" else 1
+        # Steps are unrolled for the sake of convolutions that are left to XLA.
+        unrolls_steps = rule.convolutions == "canonical" and way.convolutions is None
+        return members * (self._trial.steps_per_call if unrolls_steps else 1)
+
+    def decided(self) -> Timing:
+        """What came of it, after turns of those that are close.
+
+        What disturbed the machine while one was timed may have decided between them.
+        """
+        fastest, close, in_turns = self.fastest, self._close(), self._that_take_turns()
+        is_sure = bool(in_turns) or close == [fastest]
+        if in_turns:
+            self._skipped |= in_turns != close
+            fastest = self._fastest_in_turns(in_turns)
+        has_more_to_try = self._skipped and self.budget_secs < LONGEST_SECS
+        settled = len(self.step_secs) > 1 and is_sure and not has_more_to_try
+        return Timing(
+            fastest, self.step_secs, self._num_turns, settled, self.budget_secs, self._failed
+        )
+
+    def _fastest_in_turns(self, names: list[str]) -> str:
+        """The fastest in the median of its turns; what is very close to it takes further rounds."""
+        num_turns = _num_turns(self._call_secs(names[-1]))
+        call_secs: dict[str, list[float]] = {name: [] for name in names}
+        for further_rounds in reversed(range(_ROUNDS)):
+            began = cluster.clock()
+            self._take_turns(names, num_turns, call_secs)
+            secs_of_each = (cluster.clock() - began) / len(names)
+            by_secs = sorted(names, key=self.step_secs.__getitem__)
+            fastest = by_secs[0]
+            limit = _VERY_CLOSE * self.step_secs[fastest]
+            names = [name for name in by_secs if self.step_secs[name] <= limit]
+            if len(names) == 1 or not further_rounds:
+                break
+            there_is_time_for = max(0, int(self._left_secs() / secs_of_each))
+            self._skipped |= there_is_time_for < len(names)
+            names = names[:there_is_time_for]
+            if len(names) < 2:
+                break
+        return fastest
+
+    def _take_turns(
+        self, names: list[str], num_turns: int, call_secs: dict[str, list[float]]
+    ) -> None:
+        """One round, whose calls' seconds are added to those of the rounds before."""
+        ways = [self._tried[name] for name in names]
+        of_ways = timing.step_secs_of_short_turns(ways, num_turns)
+        for name, secs in zip(names, of_ways, strict=True):
+            call_secs[name] += secs
+            self._num_turns[name] = len(call_secs[name])
+            self.step_secs[name] = statistics.median(call_secs[name]) / self._trial.steps_per_call
+
+    def _close(self) -> list[str]:
+        """The fastest, those that are close to it, and the rule's; the fastest first."""
+        limit = _CLOSE * self.step_secs[self.fastest]
+        by_secs = sorted(self.step_secs, key=self.step_secs.__getitem__)
+        return [name for name in by_secs if self.step_secs[name] <= limit or name == self._first]
+
+    def _that_take_turns(self, most: int | None = None) -> list[str]:
+        """As many of `_close` as there is time for, the fastest first; none if that is one."""
+        close = self._close()[:most]
+        while len(close) > 1 and sum(map(self._turns_secs, close)) > self._left_secs():
+            close.pop()
+        return close if len(close) > 1 else []
+
+    def _turns_secs(self, name: str) -> float:
+        call_secs = self._call_secs(name)
+        return timing.expected_secs(call_secs, _num_turns(call_secs))
+
+    def _call_secs(self, name: str) -> float:
+        return self.step_secs[name] * self._trial.steps_per_call
+
+    def _left_secs(self) -> float:
+        return self.budget_secs - (cluster.clock() - self._began)
+
+
+def told(error: Exception) -> str:
+    """Returns the class of an error and the beginning of what it says."""
+    return f"{type(error).__name__}: {first_line(error)[:200]}"
+
+
+def _num_turns(call_secs: float) -> int:
+    return _TURNS if call_secs < _LONG_CALL_SECS else _TURNS_OF_LONG_CALLS
+
+
+def _update_that_fits(program: Program, trial: _Trial) -> Any:
+    """The compiled update; None if its device has no room for it beside what is there."""
+    if not hasattr(
+        program.update_steps, "lower"
+    ):  # dispatches smaller programs than the others are
+        return program.update_steps
+    compiled = program.update_steps.lower(trial.state, trial.batches).compile()
+    memory = compiled.memory_analysis()
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    fits = memory.temp_size_in_bytes + new < program.layout.free_bytes()
+    return compiled if cluster.as_main_sees(fits) else None

@@ -1,0 +1,51 @@
+"""Chosen executions, kept between runs of the same program."""
+
+import json
+import logging
+import os
+import pathlib
+from typing import Any
+
+from dist_ens.compile_cache import cache_folder
+from dist_ens.json_text import from_json
+
+_CHOICES = "executions.json"
+
+
+def kept_execution(program: str, folder: pathlib.Path | None = None) -> str | None:
+    """Returns the execution that was chosen for a program before; None if none was.
+
+    Args:
+        program: What names the program and the kind of device.
+        folder: Where to look; default: the user's cache folder.
+    """
+    execution = _kept((folder or cache_folder()) / _CHOICES).get(program)
+    return execution if isinstance(execution, str) else None
+
+
+def keep_execution(program: str, execution: str, folder: pathlib.Path | None = None) -> None:
+    """Keeps a choice for the next run of the same program; what cannot be kept is measured again.
+
+    Args:
+        program: What names the program and the kind of device.
+        execution: What was chosen.
+        folder: Where to keep it; default: the user's cache folder.
+    """
+    path = (folder or cache_folder()) / _CHOICES
+    kept = _kept(path) | {program: execution}
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")  # runs may end side by side
+        unfinished.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        logging.warning("The chosen execution could not be kept in %s: %s.", path, error.strerror)
+
+
+def _kept(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the choices in a file; none if it is absent or damaged."""
+    try:
+        kept = from_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}

@@ -1,0 +1,93 @@
+"""The gradient of max-pooling without a scatter."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dist_ens.execution.lowerings.windows import slices
+
+MAX_POOL_GRADIENT = lax.select_and_scatter_add_p
+
+
+def max_pool_gradient_as_masks(
+    source: jax.Array,
+    operand: jax.Array,
+    *,
+    select_prim: Any,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+) -> jax.Array:
+    """The gradient of max- (or min-) pooling: to each window's first extremum, found by comparing.
+
+    A tie goes to the first in row-major order, and of a window that holds NaN the same element is
+    taken as XLA takes.
+
+    Args:
+        source: Gradient of the pooled values, one per window.
+        operand: What was pooled.
+        select_prim: `ge` for the largest, `le` for the smallest.
+        window_dimensions: Size of a window along each axis.
+        window_strides: From window to window.
+        padding: Before and after each axis.
+
+    Returns:
+        The gradient of the operand.
+    """
+    offsets = list(itertools.product(*map(range, window_dimensions)))
+    # What JAX pads with: it is a candidate like others, and a gradient that it wins is lost.
+    last = -jnp.inf if select_prim is lax.ge_p else jnp.inf
+    padded = lax.pad(operand, jnp.asarray(last, operand.dtype), [(a, b, 0) for a, b in padding])
+    ones = (1,) * operand.ndim
+    best, *others = slices(
+        padded, window_dimensions, ones, source.shape, window_strides, first_axis=0
+    )
+    chosen = jnp.zeros(source.shape, jnp.int32)
+    for k, candidate in enumerate(others, start=1):
+        keeps = select_prim.bind(best, candidate)
+        best, chosen = jnp.where(keeps, best, candidate), jnp.where(keeps, chosen, k)
+    if tuple(window_dimensions) == tuple(window_strides):
+        spread = _spread_apart(source, chosen, window_dimensions)
+    else:
+        spread = _spread_overlapping(source, chosen, offsets, window_strides, padded.shape)
+    # Windows may cover less than the padded operand, or more than the operand.
+    crop = [
+        (-low, size + low - covered, 0)
+        for (low, _), size, covered in zip(padding, operand.shape, spread.shape, strict=True)
+    ]
+    return lax.pad(spread, jnp.zeros((), spread.dtype), crop)
+
+
+def _spread_apart(source: jax.Array, chosen: jax.Array, window: Sequence[int]) -> jax.Array:
+    """Each value at its window's chosen position; windows side by side."""
+    shape = [n for pair in zip(source.shape, window, strict=True) for n in pair]
+    position = jnp.zeros((), jnp.int32)
+    for axis, size in enumerate(window):
+        position = position * size + lax.broadcasted_iota(jnp.int32, shape, 2 * axis + 1)
+    of_windows = tuple(range(0, 2 * source.ndim, 2))
+    here = lax.broadcast_in_dim(chosen, shape, of_windows) == position
+    spread = jnp.where(here, lax.broadcast_in_dim(source, shape, of_windows), 0)
+    return spread.reshape([n * size for n, size in zip(source.shape, window, strict=True)])
+
+
+def _spread_overlapping(
+    source: jax.Array,
+    chosen: jax.Array,
+    offsets: Sequence[Sequence[int]],
+    strides: Sequence[int],
+    shape: Sequence[int],
+) -> jax.Array:
+    """Each value at its window's chosen position, added where windows overlap."""
+    zero = jnp.zeros((), source.dtype)
+    total = jnp.zeros(shape, source.dtype)
+    for k, offset in enumerate(offsets):
+        spread = [
+            (o, size - o - ((n - 1) * stride + 1), stride - 1)
+            for o, size, n, stride in zip(offset, shape, source.shape, strides, strict=True)
+        ]
+        total += lax.pad(jnp.where(chosen == k, source, zero), zero, spread)
+    return total

@@ -1,0 +1,421 @@
+"""A finished run, asked how far it can be trusted: everything that `evaluate` says of one."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from dist_ens.commands import quoted
+from dist_ens.data import Source, open_test
+from dist_ens.errors import BrokenMembersError, UserError
+from dist_ens.evaluation import Evaluator, Scores, curves_of, pictures_of
+from dist_ens.evaluation.ood import Unlabelled, detection, histograms
+from dist_ens.evaluation.out_of_bag import examples_out_of_bag, held_out_scores
+from dist_ens.experiment.record import Run
+from dist_ens.layout import to_host
+from dist_ens.state import State
+
+_Answer = TypeVar("_Answer")
+
+CALIBRATIONS = ("temperature", "vector", "isotonic", "variance")
+CONFORMAL = ("lac", "aps", "raps", "cqr", "cv+", "jackknife+")
+# Scores that the report draws of a shift, those that there are.
+_DRAWN_OF_SHIFT = ("accuracy", "nll", "ece", "rmse", "mutual_information")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Questions:
+    """What is asked of a run beside its scores.
+
+    Attributes:
+        ood: Source of examples that are of another kind; None: not asked.
+        shift: Whether scores under shifts of the test split are.
+        calibration: One of `CALIBRATIONS`; None: not asked.
+        conformal: One of `CONFORMAL`; None: not asked.
+        level: Coverage of conformal predictions, in (0, 1).
+        out_of_bag: Whether training examples are scored by the members that left them out.
+        leave_out_broken: Whether members whose predictions are no numbers are not pooled.
+    """
+
+    ood: str | None = None
+    shift: bool = False
+    calibration: str | None = None
+    conformal: str | None = None
+    level: float = 0.9
+    out_of_bag: bool = False
+    leave_out_broken: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.level < 1:
+            raise UserError(f"A level of coverage lies in (0, 1). Received: {self.level}. Try 0.9.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Assessment:
+    """What a run answers.
+
+    Attributes:
+        scores: On the test split, with intervals.
+        extras: By its name in the file what else was asked for.
+        curves: What the report draws.
+        pictures: Inputs of the examples that it shows, where they are pictures.
+        broken: Ids of the members whose predictions are no numbers.
+    """
+
+    scores: Scores
+    extras: dict[str, Any]
+    curves: dict[str, Any]
+    pictures: Sequence[np.ndarray]
+    broken: Sequence[int] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return {
+            "groups": len(self.scores.groups),
+            **self.scores.to_dict(),
+            "mean_member": self.scores.mean_member,
+            "broken_members": list(self.broken),
+            "left_out_members": list(self.scores.left_out),
+            **self.extras,
+        }
+
+    def sentences(self) -> list[str]:
+        """What was found, for people."""
+        told = []
+        if self.broken:
+            told.append(
+                told_of_broken(
+                    self.broken,
+                    left_out=bool(self.scores.left_out),
+                    num_members=len(self.scores.members),
+                    num_groups=len(self.scores.groups),
+                )
+            )
+        if self.scores.ensemble_interval is None:
+            told.append("The test split has too many rows to be resampled: there are no intervals.")
+        if "ood" in self.extras:
+            best = {
+                name: measures["auroc"] for name, measures in self.extras["ood"]["ensemble"].items()
+            }
+            listed = ", ".join(f"{name} {auroc:.4f}" for name, auroc in best.items())
+            told.append(f"AUROC of the ensemble, out against in distribution: {listed}.")
+        for shift, strengths in self.extras.get("shift", {}).items():
+            name = "accuracy" if "accuracy" in strengths[0]["test"] else "rmse"
+            listed = ", ".join(f"{at['test'][name]:.4f} at {at['strength']:g}" for at in strengths)
+            told.append(f"Under {shift.replace('_', ' ')} the ensemble's {name} is {listed}.")
+        if "calibrated" in self.extras:
+            after, before = self.extras["calibrated"], self.scores.ensemble
+            told.append(
+                f"After {after['method']} calibration the ensemble's NLL is "
+                f"{after['test']['nll']:.4f} ({before['nll']:.4f} before)."
+            )
+            told += after["warnings"]
+        if "conformal" in self.extras:
+            found = self.extras["conformal"]
+            size = (
+                f"sets of {found['mean_set_size']:.3g} classes"
+                if "mean_set_size" in found
+                else f"intervals of width {found['mean_width']:.4g}"
+            )
+            told.append(
+                f"Conformal {found['method']} at {found['level']:g}: {size} on average, which hold "
+                f"{found['coverage']:.4f} of the test split."
+            )
+        if "out_of_bag" in self.extras:
+            found = self.extras["out_of_bag"]
+            name = "nll" if "nll" in found["scores"] else "rmse"
+            told.append(
+                f"Of training examples by members that left them out: {name} "
+                f"{found['scores'][name]:.4f} ({found['not_scored']:,} no member left out)."
+            )
+        return told
+
+
+def assess(
+    run: Run, evaluator: Evaluator, state: State, source: Source, questions: Questions
+) -> Assessment:
+    """Scores a run on its test split, and answers what else is asked.
+
+    Args:
+        run: What the state belongs to.
+        evaluator: Of the run; how it pools is how all is answered.
+        state: Of the ensemble.
+        source: The run's data.
+        questions: What is asked.
+
+    Returns:
+        The answers, on every host.
+
+    Raises:
+        BrokenMembersError: If a question beside the scores meets predictions that are no numbers,
+            of members that are not to be left out.
+        UserError: If a question does not fit the run.
+    """
+    require_trained_on(run, source)
+    found, broken = without_broken(
+        evaluator,
+        state,
+        lambda evaluator: _answers(run, evaluator, state, source, questions),
+        leave_out=questions.leave_out_broken,
+    )
+    return dataclasses.replace(found, broken=sorted({*found.broken, *broken}))
+
+
+def without_broken(
+    evaluator: Evaluator, state: State, ask: Callable[[Evaluator], _Answer], *, leave_out: bool
+) -> tuple[_Answer, list[int]]:
+    """What is asked, of the members whose predictions are numbers.
+
+    Args:
+        evaluator: Of the ensemble.
+        state: Likewise.
+        ask: Asks an evaluator.
+        leave_out: Whether the others are left out.
+
+    Returns:
+        The answer, and the ids of those that were left out for it.
+
+    Raises:
+        BrokenMembersError: If there are such, and they are not to be left out.
+    """
+    broken: list[int] = []
+    while True:
+        try:
+            return ask(evaluator), broken
+        except BrokenMembersError as error:
+            if not leave_out:
+                raise
+            # All is asked anew: an ensemble is of the same members wherever it is asked.
+            broken = sorted({*broken, *error.member_ids})
+            positions = np.flatnonzero(np.isin(to_host(state.member_id), broken))
+            evaluator = evaluator.without(positions.tolist())
+
+
+def require_trained_on(run: Run, source: Source) -> None:
+    """Checks that data is what a run was trained on.
+
+    Args:
+        run: The run.
+        source: Data from where the run's experiment says, or that was given.
+
+    Raises:
+        UserError: If the description, the number of examples, or an example is another.
+    """
+    recorded = run.examples or {}
+    changed = [n for n, here in source.fingerprint.items() if recorded.get(n, here) != here]
+    if source.spec != run.spec:
+        here, there = source.spec.told_apart(run.spec)
+    elif source.num_train_examples != run.num_train_examples:
+        here, there = (
+            f"{count:,} training examples"
+            for count in (source.num_train_examples, run.num_train_examples)
+        )
+    elif changed:
+        splits = " and ".join(changed)
+        here, there = (
+            f"{splits} examples with other values",
+            f"the same number of {splits} examples",
+        )
+    else:
+        return
+    raise UserError(
+        f"The data from {run.experiment.data.source} is not what the run was trained on: here "
+        f"{here}, there {there}. Put the data set back. Where the run's data was given in Python, "
+        "it is evaluated in Python, with that source."
+    )
+
+
+def _answers(
+    run: Run,
+    evaluator: Evaluator,
+    state: State,
+    source: Source,
+    questions: Questions,
+) -> Assessment:
+    """What `assess` says, of an evaluator that may leave some members out."""
+    spec = run.spec
+    evaluation = evaluator.evaluate(state, source.test, by_size=True)
+    if questions.leave_out_broken:
+        evaluation.require_sound()
+    curves = curves_of(evaluation)
+    extras: dict[str, Any] = {}
+    if questions.ood is not None:
+        outside = evaluator.evaluate(state, _other_kind(run, questions.ood))
+        extras |= detection(evaluation, outside)
+        curves["ood"] = {
+            "name": pathlib.PurePath(questions.ood).name,
+            **histograms(evaluation, outside),
+        }
+    if questions.shift:
+        extras["shift"] = _under_shift(evaluator, state, source, run)
+        curves["shift"] = {
+            name: {
+                "strength": [at["strength"] for at in strengths],
+                **{
+                    score: [at["test"][score] for at in strengths]
+                    for score in _DRAWN_OF_SHIFT
+                    if score in strengths[0]["test"]
+                },
+            }
+            for name, strengths in extras["shift"].items()
+        }
+    if questions.calibration is not None:
+        from dist_ens.evaluation.calibration import (
+            recalibrated,  # scipy.optimize takes half a second
+        )
+
+        extras["calibrated"] = recalibrated(
+            questions.calibration, evaluator, state, spec, source.valid, source.test
+        )
+    trained_on = {"cv+": "kfold", "jackknife+": "bootstrap"}.get(questions.conformal or "")
+    by_them = trained_on == run.experiment.data.examples
+    out_of_bag = None
+    if questions.out_of_bag or by_them:
+        out_of_bag = out_of_bag_of(run, evaluator, state)
+        if questions.out_of_bag:
+            extras["out_of_bag"] = held_out_scores(evaluator, state, source.train, out_of_bag)
+    if questions.conformal is not None:
+        from dist_ens.evaluation.calibration import conformal_scores
+
+        splits = {"train": source.train, "valid": source.valid, "test": source.test}
+        extras["conformal"] = conformal_scores(
+            questions.conformal,
+            questions.level,
+            evaluator,
+            state,
+            spec,
+            splits,
+            out_of_bag if by_them else None,
+        )
+    return Assessment(
+        evaluation.scores(intervals=True),
+        extras,
+        curves,
+        pictures_of(evaluation, source.test, curves),
+        evaluation.broken_members,
+    )
+
+
+def told_of_broken(
+    broken: Sequence[int], *, left_out: bool, num_members: int, num_groups: int = 1
+) -> str:
+    """A sentence on members whose predictions are no numbers.
+
+    Args:
+        broken: Their ids.
+        left_out: Whether they were left out of the ensemble.
+        num_members: Of the run.
+        num_groups: Likewise.
+    """
+    told = f"Members {list(broken)} predict what is no number"
+    if left_out:
+        return f"{told}; they were left out of the ensemble."
+    if len(broken) == num_members:
+        told += ": that is all of them."
+    else:
+        told += ", and so does the ensemble"
+        if num_groups == 1:
+            return f"{told}: --leave_out_broken pools the others."
+        told += " of their group."
+    return f"{told} Train anew with a lower --config.optimizer.learning_rate."
+
+
+def out_of_bag_of(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
+    """Which training examples each member was not trained on, and is asked about.
+
+    Args:
+        run: What the state belongs to.
+        evaluator: Of the run; of members that it leaves out nothing is asked.
+        state: Of the ensemble.
+
+    Returns:
+        bool[members, examples].
+
+    Raises:
+        UserError: If members were trained on all, have several groups, learned statistics of whole
+            batches, or are not pooled as probabilities.
+    """
+    examples, pooling = run.experiment.data.examples, evaluator.kind.pooling
+    if examples not in ("bootstrap", "kfold"):
+        raise UserError(
+            "Some member leaves out some example. Received: members that were trained on all, "
+            f"data.examples={examples!r}. Train with --config.data.examples=bootstrap or kfold."
+        )
+    if examples == "bootstrap" and jax.tree.leaves(state.model_state):
+        raise UserError(
+            "What a member left out it has seen nothing of. Received: members on bootstrap "
+            "samples whose statistics are of whole batches. Train with "
+            "--config.data.examples=kfold."
+        )
+    if pooling != "probs":
+        raise UserError(
+            "Members that left an example out are pooled as probs. Received: "
+            f"{pooling!r}. Add --pooling=probs."
+        )
+    if run.spec.num_groups > 1:
+        raise UserError(
+            "Examples that members left out are told of one group. Received: "
+            f"{run.spec.num_groups}. Train on a table with one split, one row in its train_idx and "
+            "test_idx."
+        )
+    out_of_bag = examples_out_of_bag(
+        to_host(state.member_id),
+        run.num_train_examples,
+        seed=run.experiment.seed,
+        num_folds=run.experiment.data.num_folds,
+    )
+    out_of_bag[list(evaluator.left_out)] = False
+    return out_of_bag
+
+
+def _other_kind(run: Run, name: str) -> Unlabelled:
+    """Returns the test split of a source as examples of another kind.
+
+    Raises:
+        UserError: If the run's inputs have units or a vocabulary of their own, or the examples have
+            another shape.
+    """
+    spec, where = run.spec, f"--ood={quoted(name)}"
+    if spec.standardization or spec.label_shape:
+        raise UserError(
+            f"{where} cannot be compared with {spec}: a table's columns have units of their own, "
+            "and a text's characters numbers of their own. Leave --ood out."
+        )
+    if spec.num_groups > 1:
+        raise UserError(
+            f"{where} was given for {spec.num_groups} groups of members, and out-of-distribution "
+            "scores are those of one ensemble. Train on a source of one group."
+        )
+    config = dataclasses.replace(run.experiment.data, source=name, num_classes=None, validation=0.0)
+    other = Unlabelled(open_test(config), spec, where)
+    other.take(np.zeros(1, np.int64))  # its shape is told before anything is computed
+    return other
+
+
+def _under_shift(
+    evaluator: Evaluator, state: State, source: Source, run: Run
+) -> dict[str, list[dict[str, Any]]]:
+    """Returns for each shift the scores that there are without one, strength by strength."""
+    # scipy.ndimage, which few runs need
+    from dist_ens.evaluation.shift import require_float_inputs, shifted_splits
+
+    found: dict[str, list[dict[str, Any]]] = {}
+    shifted = shifted_splits(source.test, run.spec)
+    some = next(iter(shifted.values()))[0]
+    if some.dtype.name != run.spec.input_dtype:
+        require_float_inputs(evaluator, state, some)
+    for name, splits in shifted.items():
+        found[name] = []
+        for split in splits:
+            scores = evaluator.evaluate(state, split).require_sound().scores(intervals=True)
+            found[name].append(
+                {
+                    "strength": float(split.strength),
+                    **scores.to_dict(),
+                    "mean_member": scores.mean_member,
+                }
+            )
+    return found

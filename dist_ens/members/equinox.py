@@ -1,0 +1,145 @@
+"""A member from an `equinox` module. Equinox is optional: extra `[equinox]`."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from dist_ens.errors import UserError
+from dist_ens.members.member import Member, name_of, require_parameters
+from dist_ens.members.modes import (
+    Layers,
+    idle_layers_of,
+    may_have_switch,
+    switch_arguments,
+    switches,
+)
+
+
+def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) -> Member:
+    """A member from a function that makes an equinox module, `lambda key: Model(key)`.
+
+    Equinox modules are written for a single example; the member vectorises them over the batch,
+    under the axis name `"batch"`. Floating-point arrays are the parameters.
+
+    Args:
+        make: Makes the module from a key. The module is called as `module(x, key=key)`, or as
+            `module(x, state, key=key)` if it is stateful. A switch of a usual name (see
+            `dist_ens.members.modes`) is set where it is a field of a module, but for static ones,
+            or an argument of the call.
+        stateful: Whether it holds an `equinox.nn.State`, as BatchNorm needs.
+
+    Returns:
+        The member.
+
+    Raises:
+        UserError: If equinox is not installed.
+    """
+    try:
+        import equinox as eqx
+    except ImportError as error:
+        raise UserError(
+            "An equinox member needs equinox. Received: an environment without it. "
+            "Install the extra: pip install 'dist-ens[equinox]'."
+        ) from error
+
+    def make_parts(key: jax.Array) -> tuple[Any, Any, Any]:
+        """Parameters, other arrays (with the state), and what is no array at all."""
+        module, state = eqx.nn.make_with_state(make)(key) if stateful else (make(key), None)
+        params, rest = eqx.partition(module, eqx.is_inexact_array)
+        buffers, static = eqx.partition(rest, eqx.is_array)
+        return params, (buffers, state), static
+
+    def init(key: jax.Array, inputs: jax.Array) -> tuple[Any, Any]:
+        params, model_state, _ = make_parts(key)
+        require_parameters(params)
+        return params, model_state
+
+    def static_part() -> Any:
+        parts = []
+        jax.eval_shape(
+            lambda key: parts.append(make_parts(key)[2]), jax.eval_shape(lambda: jax.random.key(0))
+        )
+        return parts[0]
+
+    def is_dropout(part: Any) -> bool:
+        return isinstance(part, eqx.nn.Dropout)
+
+    def apply(
+        params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
+    ) -> tuple[jax.Array, Any]:
+        buffers, state = model_state
+        module = _switched(
+            eqx.nn.inference_mode(eqx.combine(params, buffers, static_part()), not train), train
+        )
+        # To draw without being trained, layers are switched on, and the network is told nothing.
+        told, given = train or key is None, 3 if stateful else 2
+        mode = switch_arguments(type(module).__call__, train, given=given) if told else {}
+        if key is not None:
+            module = jax.tree.map(
+                lambda part: eqx.nn.inference_mode(part, False) if is_dropout(part) else part,
+                module,
+                is_leaf=is_dropout,
+            )
+        keys = None if key is None else jax.random.split(key, len(inputs))
+        if not stateful:
+            outputs = jax.vmap(lambda x, k: module(x, key=k, **mode), axis_name="batch")(
+                inputs, keys
+            )
+            return outputs, model_state
+        outputs, state = jax.vmap(
+            lambda x, s, k: module(x, s, key=k, **mode),
+            in_axes=(0, None, 0),
+            out_axes=(0, None),
+            axis_name="batch",
+        )(inputs, state, keys)
+        return outputs, (buffers, state) if train else model_state
+
+    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
+        """Layers that do something else in training."""
+
+        def drops(part: Any) -> bool:
+            return is_dropout(part) and part.p > 0
+
+        def counts(part: Any) -> bool:
+            return isinstance(part, eqx.nn.BatchNorm)
+
+        module = eqx.combine(params, model_state[0], static_part())
+        parts = [
+            (jax.tree_util.keystr(path).lstrip("."), part)
+            for path, part in jax.tree_util.tree_leaves_with_path(
+                module, is_leaf=lambda part: drops(part) or counts(part)
+            )
+        ]
+        return Layers(
+            dropping=[name for name, part in parts if drops(part)],
+            counting=[name for name, part in parts if counts(part)],
+            may_have_switch=any(map(may_have_switch, _own_modules(module))),
+        )
+
+    return Member(init, apply, idle_layers_of(apply, layers), name_of(make))
+
+
+def _own_modules(module: Any) -> Iterator[Any]:
+    """Yields a module and the modules inside it that somebody wrote, and not equinox."""
+    import equinox as eqx
+
+    if callable(module) and not type(module).__module__.startswith("equinox."):
+        yield module
+    parts = jax.tree.leaves(
+        list(vars(module).values()), is_leaf=lambda part: isinstance(part, eqx.Module)
+    )
+    for part in parts:
+        if isinstance(part, eqx.Module):
+            yield from _own_modules(part)
+
+
+def _switched(module: Any, train: bool) -> Any:
+    """Returns the module with the switches set that have other names than `inference`."""
+    values = switches(train)
+
+    def of_mode(path: Any, leaf: Any) -> Any:
+        name = getattr(path[-1], "name", None) if path else None
+        return values[name] if isinstance(leaf, bool) and name in values else leaf
+
+    return jax.tree_util.tree_map_with_path(of_mode, module)

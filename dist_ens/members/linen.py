@@ -1,0 +1,118 @@
+"""A member from a `flax.linen` module."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.errors
+import flax.linen as nn
+import jax
+
+from dist_ens.errors import UserError, first_line
+from dist_ens.members.member import Member, require_parameters
+from dist_ens.members.modes import (
+    Layers,
+    idle_layers_of,
+    may_have_switch,
+    on_one_column,
+    switch_arguments,
+    switches,
+)
+
+# Fields of flax's layers that say how much they drop.
+_RATES = ((nn.Dropout, "rate"), (nn.MultiHeadDotProductAttention, "dropout_rate"))
+
+
+def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Member:
+    """A member from a linen module: its variables but `params` are the model state.
+
+    A switch between training and evaluation is set wherever the module has one under a usual name
+    (see `dist_ens.members.modes`), as an argument of `__call__` or as a field of the module. Where
+    the module is to draw without being trained, `self.has_rng("dropout")` says so.
+
+    Args:
+        module: The network, unbound.
+        streams: Random streams that it draws from when trained.
+
+    Returns:
+        The member. Its model state is a dict of collections, such as `batch_stats`.
+    """
+    fields = {
+        name
+        for name in switches(True)
+        if isinstance(getattr(module, name, 0), bool | None) and name in module.__dict__
+    }
+    call = type(module).__call__
+    in_call = switch_arguments(call, True)
+
+    def mode(train: bool) -> tuple[nn.Module, dict[str, Any]]:
+        """The module with its fields set, and the arguments of its call."""
+        values = switches(train)
+        own: dict[str, Any] = {name: values[name] for name in fields - in_call.keys()}
+        return module.clone(**own) if own else module, switch_arguments(call, train)
+
+    def rngs_of(key: jax.Array | None) -> dict[str, jax.Array]:
+        if key is None:
+            return {}
+        return {name: jax.random.fold_in(key, i) for i, name in enumerate(streams)}
+
+    def init(key: jax.Array, inputs: jax.Array) -> tuple[Any, Any]:
+        switched, arguments = mode(False)
+        variables = dict(switched.init(key, inputs, **arguments))
+        params = variables.pop("params", {})
+        require_parameters(params)
+        return params, variables
+
+    def apply(
+        params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
+    ) -> tuple[jax.Array, Any]:
+        variables = {"params": params, **model_state}
+        switched, arguments = mode(train)
+        try:
+            if not train:
+                outputs: Any = switched.apply(variables, inputs, **arguments, rngs=rngs_of(key))
+                return outputs, model_state
+            outputs, new_state = switched.apply(
+                variables, inputs, **arguments, rngs=rngs_of(key), mutable=list(model_state)
+            )
+        except flax.errors.InvalidRngError as error:
+            remedy = (
+                "Evaluation gives it no key: let dropout ask, by deterministic=not train or "
+                'deterministic=not self.has_rng("dropout").'
+                if key is None
+                else f"It is given the streams {', '.join(streams)}: name the others too, as by "
+                'from_linen(module, streams=("dropout", "noise")).'
+            )
+            raise UserError(
+                f"The network draws random numbers without a key: {first_line(error)} {remedy}"
+            ) from error
+        return outputs, dict(new_state)
+
+    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
+        """Layers that are called and do something else in training."""
+        dropping: dict[str, None] = {}
+        counting: dict[str, None] = {}
+        switched: list[bool] = []
+
+        def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+            layer = context.module
+            if layer.scope is None:  # a method of a module that is no part of the network
+                return call(*args, **kwargs)
+            name = "/".join(layer.path) or type(layer).__name__
+            if any(isinstance(layer, kind) and getattr(layer, rate) for kind, rate in _RATES):
+                dropping[name] = None
+            statistics = layer.variables.get("batch_stats", {}).values()
+            if not all(isinstance(value, Mapping) for value in statistics):
+                counting[name] = None
+            if not type(layer).__module__.startswith("flax."):
+                switched.append(may_have_switch(layer))
+            return call(*args, **kwargs)
+
+        def forward(params: Any, model_state: Any, inputs: Any, key: jax.Array) -> Any:
+            with nn.intercept_methods(note):
+                return apply(params, model_state, inputs, key, True)
+
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        jax.eval_shape(on_one_column(forward, axis_name), params, model_state, inputs, key)
+        return Layers([*dropping], [*counting], any(switched))
+
+    return Member(init, apply, idle_layers_of(apply, layers), type(module).__name__)

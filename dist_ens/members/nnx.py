@@ -1,0 +1,114 @@
+"""A member from a `flax.nnx` module."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dist_ens.members.member import Member, name_of, require_parameters
+from dist_ens.members.modes import (
+    Layers,
+    idle_layers_of,
+    may_have_switch,
+    switch_arguments,
+    switches,
+)
+
+
+def from_nnx(make: Callable[[Any], Any]) -> Member:
+    """A member from a function that makes an nnx module, `lambda rngs: Model(rngs=rngs)`.
+
+    `nnx.Param` variables are the parameters, the random streams take the member's key of the step,
+    what a call leaves as `nnx.Intermediate` is dropped, and every other variable is model state.
+    `module.train()` and `module.eval()` set the mode; so does every other switch of a usual name
+    (see `dist_ens.members.modes`) that is an attribute of a module or an argument of its call.
+
+    Args:
+        make: Makes the module from `nnx.Rngs`; the module is called with one batch.
+
+    Returns:
+        The member. Its parameters and model state are `nnx.State`s.
+    """
+    from flax import nnx  # a third of a second that most networks can do without
+
+    def split(module: nnx.Module) -> Any:
+        parts: Any = nnx.split(module, nnx.Param, nnx.RngState, nnx.Intermediate, ...)
+        graph, params, streams, _, model_state = parts
+        return graph, params, streams, model_state
+
+    def switched(train: bool) -> nnx.Module:
+        """The module, without its arrays, with every switch set."""
+        module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+        module.train() if train else module.eval()
+        values = switches(train)
+        for _, part in nnx.iter_modules(module):
+            for name in values.keys() & vars(part).keys():
+                if isinstance(vars(part)[name], bool):
+                    setattr(part, name, values[name])
+        return module
+
+    def blueprint(train: bool, draws: bool) -> tuple[Any, Any]:
+        """The module without its arrays, and the shapes of its random streams."""
+        module = switched(train)
+        if draws:
+            module.set_attributes(nnx.Dropout, deterministic=False, raise_if_not_found=False)
+        graph, _, streams, _ = split(module)
+        return graph, streams
+
+    def init(key: jax.Array, inputs: jax.Array) -> tuple[Any, Any]:
+        _, params, _, model_state = split(make(nnx.Rngs(key)))
+        require_parameters(params)
+        return params, model_state
+
+    def apply(
+        params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
+    ) -> tuple[jax.Array, Any]:
+        graph, streams = blueprint(train, draws=key is not None)
+        streams = _streams_at(streams, jax.random.key(0) if key is None else key)
+        # Variables may only be used where they were made: under the gradient, not outside it.
+        fresh = jax.tree.map(lambda leaf: leaf, (params, streams, model_state))
+        module = nnx.merge(graph, *fresh)
+        # To draw without being trained, layers are switched on, and the network is told nothing.
+        told = train or key is None
+        mode = switch_arguments(type(module).__call__, train) if told else {}
+        outputs = module(inputs, **mode)
+        return outputs, split(module)[3] if train else model_state
+
+    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
+        """Layers that do something else in training."""
+        parts = [
+            (".".join(map(str, path)), part) for path, part in nnx.iter_modules(switched(True))
+        ]
+        return Layers(
+            dropping=[
+                name
+                for name, part in parts
+                if (isinstance(part, nnx.Dropout) and part.rate)
+                or (isinstance(part, nnx.MultiHeadAttention) and part.dropout_rate)
+            ],
+            counting=[name for name, part in parts if isinstance(part, nnx.BatchNorm)],
+            may_have_switch=any(
+                may_have_switch(part)
+                for _, part in parts
+                if callable(part) and not type(part).__module__.startswith("flax.")
+            ),
+        )
+
+    return Member(init, apply, idle_layers_of(apply, layers), name_of(make))
+
+
+def _streams_at(streams: Any, key: jax.Array) -> Any:
+    """Every random stream of a module, at count zero, with keys of its own from `key`.
+
+    A stream of stacked layers has a key for each layer.
+    """
+    leaves, structure = jax.tree.flatten(streams)
+
+    def fresh(number: int, leaf: Any) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        of_stream = jax.random.fold_in(key, number)
+        return jax.random.split(of_stream, leaf.shape) if leaf.shape else of_stream
+
+    return jax.tree.unflatten(structure, [fresh(i, leaf) for i, leaf in enumerate(leaves)])

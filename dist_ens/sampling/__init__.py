@@ -1,0 +1,6 @@
+"""Which examples a member sees at a step: order, shuffling and folds."""
+
+from dist_ens.sampling import kfold
+from dist_ens.sampling.order import Order
+
+__all__ = ["Order", "kfold"]

@@ -1,0 +1,77 @@
+"""Cross-validation: each member leaves a fold of the examples out, every example in one fold."""
+
+from typing import Any
+
+import numpy as np
+
+from dist_ens.sampling.shuffle import fold_in, mixed, shuffled
+
+
+def epoch_length(num_examples: int, num_folds: int) -> int:
+    """Examples that a member sees in an epoch: all but the largest fold's number of them."""
+    return num_examples - -(-num_examples // num_folds)
+
+
+def fold_of_member(member_id: Any, num_folds: int, num_groups: int = 1) -> Any:
+    """The fold that a member leaves out: members of a group leave out one after the other."""
+    return member_id // num_groups % num_folds
+
+
+def kept(chosen: Any, fold: Any, epoch_key: list[Any], num_examples: int, num_folds: int) -> Any:
+    """Examples, in the order of the folds, that the positions of an epoch stand for.
+
+    Where the folds are not equally long, a member that leaves out a short one passes over one
+    example more in each epoch, another one every time, so that all epochs are equally long.
+
+    Args:
+        chosen: Positions in [0, `epoch_length`), uint32[...].
+        fold: The member's, int32[].
+        epoch_key: Two words, uint32[...] each.
+        num_examples: Of the member's group.
+        num_folds: Of the examples.
+
+    Returns:
+        uint32[...], in [0, num_examples), none in the fold.
+    """
+    begin, end = (
+        _begin(number, num_examples, num_folds).astype(np.uint32) for number in (fold, fold + 1)
+    )
+    length = epoch_length(num_examples, num_folds)
+    is_short = num_examples - (end - begin) > np.uint32(length)
+    passed_over = mixed(epoch_key[0] ^ mixed(epoch_key[1])) % np.uint32(length + 1)
+    chosen = chosen + (is_short & (chosen >= passed_over)).astype(np.uint32)
+    return chosen + (chosen >= begin).astype(np.uint32) * (end - begin)
+
+
+def example_at(place: Any, seed: Any, num_examples: int, xp: Any) -> Any:
+    """The example at a place in the order of the folds, which the seed alone decides."""
+    # Not a scalar, whose words NumPy would not let overflow.
+    key = fold_in(xp.zeros((1, 2), np.uint32), xp.asarray(seed).reshape(1))
+    words = [key[:, i].reshape((1,) * place.ndim) for i in (0, 1)]
+    return shuffled(place, words, num_examples, xp)
+
+
+def fold_of_example(seed: int, num_examples: int, num_folds: int) -> np.ndarray:
+    """In which fold each example is.
+
+    Args:
+        seed: Of the order of the examples, in [0, 2**32).
+        num_examples: Of a group.
+        num_folds: Folds as equally long as can be.
+
+    Returns:
+        int32[examples], in [0, num_folds).
+    """
+    places = np.arange(num_examples, dtype=np.uint32)
+    begins = [_begin(fold, num_examples, num_folds) for fold in range(1, num_folds)]
+    folds = np.empty(num_examples, np.int32)
+    folds[example_at(places, np.uint32(seed), num_examples, np)] = np.searchsorted(
+        begins, places, side="right"
+    )
+    return folds
+
+
+def _begin(fold: Any, num_examples: int, num_folds: int) -> Any:
+    """The place at which a fold begins: of equal parts, rounded down."""
+    short, longer = divmod(num_examples, num_folds)
+    return fold * short + fold * longer // num_folds  # in halves, lest the product overflow

@@ -1,0 +1,141 @@
+"""Which examples a member sees at a step: a pure function of (seed, step), and of the member.
+
+The stream of examples is one shuffled epoch after another, and step `s` takes its positions
+`s * global_batch_size` and on. Where a position's example lies is computed, not looked up, by the
+same integer arithmetic on the host and inside a device's program: there is no table to keep, no
+iterator to save, and the order is the same wherever the examples are.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dist_ens.errors import UserError
+from dist_ens.sampling import kfold
+from dist_ens.sampling.shuffle import fold_in, shuffled
+
+# A permutation's sides are then at most 2**16, and an amount below one is made from 16 bits in 32.
+_MOST_EXAMPLES = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """The order in which a split's examples come.
+
+    Attributes:
+        num_examples: Of a group; of all groups together at most 2**30.
+        global_batch_size: Examples per step, at most `epoch_length`.
+        shuffle: A new order in every epoch; False: the order of the split.
+        per_member: Each member has an order of its own; False: all see the same batches.
+        num_groups: The split is so many sets of `num_examples`, one after the other, and a member
+            sees only that of its group: its id modulo their number. More than one are shuffled,
+            `per_member`.
+        num_folds: With more than none, each member leaves one fold out; shuffled, `per_member`.
+    """
+
+    num_examples: int
+    global_batch_size: int
+    shuffle: bool = True
+    per_member: bool = False
+    num_groups: int = 1
+    num_folds: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_examples * self.num_groups > _MOST_EXAMPLES:
+            raise UserError(
+                f"A split has at most {_MOST_EXAMPLES:,} examples. Received: "
+                f"{self.num_examples * self.num_groups:,}. Train on parts of it."
+            )
+        if self.num_groups > 1 and not (self.per_member and self.shuffle):
+            raise UserError(
+                "Members of several groups have shuffled orders of their own. Received: "
+                f"num_groups={self.num_groups}, per_member={self.per_member}, "
+                f"shuffle={self.shuffle}. Set both to True."
+            )
+        if self.num_folds and not 2 <= self.num_folds <= self.num_examples:
+            raise UserError(
+                "Each of two or more folds holds an example. Received: "
+                f"data.num_folds={self.num_folds} for {self.num_examples:,} training examples. "
+                "Try --config.data.num_folds=5, or more data."
+            )
+        if self.global_batch_size > self.epoch_length:
+            raise UserError(
+                "A batch is no longer than an epoch. Received: data.global_batch_size="
+                f"{self.global_batch_size:,} of {self.epoch_length:,} training examples. Lower it."
+            )
+
+    @property
+    def epoch_length(self) -> int:
+        """Examples that a member sees in an epoch, each once."""
+        if self.num_folds:
+            return kfold.epoch_length(self.num_examples, self.num_folds)
+        return self.num_examples
+
+    def cursor(self, seed: int, steps: range) -> np.ndarray:
+        """Where some steps stand in the stream of examples.
+
+        Args:
+            seed: Of the order, in [0, 2**32).
+            steps: Their numbers, from 0.
+
+        Returns:
+            The seed, the epoch in which the step begins (modulo 2**32) and the positions of that
+            epoch that earlier steps took, uint32[steps, 3].
+        """
+        # Python's numbers: no run is too long for them.
+        starts = [divmod(step * self.global_batch_size, self.epoch_length) for step in steps]
+        places = [(seed, epoch % 2**32, offset) for epoch, offset in starts]
+        return np.array(places, np.uint32).reshape(-1, 3)
+
+    def indices(self, cursor: Any, rows: Any, member_id: Any = None) -> Any:
+        """The examples of some rows of a batch.
+
+        Args:
+            cursor: Of some steps.
+            rows: Positions in the global batch, int[rows].
+            member_id: The member's, int32[]; needed where each has an order of its own.
+
+        Returns:
+            Positions in the split, int32[steps, rows]: a JAX array where the cursor is one.
+        """
+        xp: Any = jnp if isinstance(cursor, jax.Array) else np
+        seed, epoch, offset = (cursor[:, i] for i in range(3))
+        position = offset[:, None] + xp.asarray(rows).astype(np.uint32)[None]
+        # A batch is no longer than an epoch, so that it lies in two at most.
+        in_next = position >= np.uint32(self.epoch_length)
+        position = xp.where(in_next, position - np.uint32(self.epoch_length), position)
+        if not self.shuffle:
+            return position.astype(np.int32)
+        of_seed = fold_in(xp.zeros((len(cursor), 2), np.uint32), seed)
+        keys = [fold_in(of_seed, epoch + np.uint32(later)) for later in (0, 1)]
+        if self.per_member:
+            keys = [fold_in(key, member_id) for key in keys]
+        words = [xp.where(in_next, keys[1][:, i, None], keys[0][:, i, None]) for i in (0, 1)]
+        index = shuffled(position, words, self.epoch_length, xp)
+        if self.num_folds:
+            fold = kfold.fold_of_member(member_id, self.num_folds, self.num_groups)
+            place = kfold.kept(index, fold, words, self.num_examples, self.num_folds)
+            index = kfold.example_at(place, seed[0], self.num_examples, xp)
+        index = index.astype(np.int32)
+        if self.num_groups == 1:
+            return index
+        return index + member_id % self.num_groups * self.num_examples
+
+    def member_indices(self, cursor: jax.Array, rows: Any, member_ids: Any) -> jax.Array:
+        """The examples of some rows of the batches of some members.
+
+        Args:
+            cursor: Of some steps.
+            rows: Positions in the global batch, int[rows].
+            member_ids: The members', int32[members].
+
+        Returns:
+            Positions in the split, int32[steps, rows]; int32[members, steps, rows] where each
+            member has an order of its own.
+        """
+        if not self.per_member:
+            return self.indices(cursor, rows)
+        return jax.vmap(lambda member_id: self.indices(cursor, rows, member_id))(member_ids)

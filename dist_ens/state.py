@@ -1,0 +1,200 @@
+"""The state of a member and of an ensemble, and the way between lists of members and stacks."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dist_ens.errors import UserError
+from dist_ens.narrowing import held_dtype, narrowed
+
+Tree = TypeVar("Tree")
+
+
+class State(NamedTuple):
+    """All that a member carries from step to step; an ensemble's has `members` in front of it all.
+
+    Attributes:
+        step: Updates taken, int32[].
+        member_id: The member's lasting name, int32[].
+        key: The member's key, from (seed, member_id) alone.
+        params: What is trained.
+        model_state: What else the network carries, such as running statistics.
+        opt_state: The optimizer's.
+    """
+
+    step: jax.Array
+    member_id: jax.Array
+    key: jax.Array
+    params: Any
+    model_state: Any
+    opt_state: Any
+
+
+def without_weak_types(tree: Tree) -> Tree:
+    """Returns a pytree of arrays of which none has a weak type.
+
+    JAX gives a Python number a weak type. An update turns it into a strong one, so that a state
+    with weak types would have its update compiled again for the second call.
+
+    >>> without_weak_types(jnp.asarray(1.0)).weak_type
+    False
+    """
+
+    def strong(leaf: Any) -> jax.Array:
+        leaf = jnp.asarray(leaf)
+        is_weak = getattr(leaf, "weak_type", False)  # which keys cannot be
+        return jax.lax.convert_element_type(leaf, leaf.dtype) if is_weak else leaf
+
+    return jax.tree.map(strong, tree)
+
+
+def stack_members(members: Sequence[Tree]) -> Tree:
+    """One pytree of arrays from a list of pytrees: leaves [members, ...].
+
+    Args:
+        members: At least one pytree; all of one structure, with leaves of equal shape and type.
+
+    Returns:
+        A pytree of the same structure.
+
+    Raises:
+        UserError: If two members do not fit; it names the member, the leaf and both shapes. Or
+            if one is an object of a class that is not registered as a pytree, or a number does
+            not fit in 32 bits.
+
+    >>> stack_members([{"w": np.zeros(3)}, {"w": np.ones(3)}])["w"].shape
+    (2, 3)
+    """
+    if not members:
+        raise UserError("An ensemble has at least one member. Received: an empty list. Add one.")
+    for member in members:
+        require_arrays(member)
+    first = dict(_named_leaves(members[0]))
+    for position, member in enumerate(members[1:], start=1):
+        named = dict(_named_leaves(member))
+        for name in [*first, *named]:
+            a, b = (_shape_of(leaves, name) for leaves in (first, named))
+            if a != b:
+                raise UserError(
+                    f"Member {position} cannot be stacked with member 0: leaf {name} is {b} in "
+                    f"member {position} and {a} in member 0. All members of one ensemble share "
+                    "one architecture."
+                )
+        structures: list[Any] = [jax.tree.structure(m) for m in (member, members[0])]
+        if structures[0] != structures[1]:
+            raise UserError(
+                f"Member {position} cannot be stacked with member 0: they are pytrees of different "
+                f"structure, {structures[0]} and {structures[1]}. "
+                "All members of one ensemble share one architecture."
+            )
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(as_held, members))
+
+
+def unstack_members(ensemble: Tree) -> list[Tree]:
+    """The list of members in one pytree of arrays; the inverse of `stack_members`.
+
+    Args:
+        ensemble: A pytree with leaves [members, ...].
+
+    Returns:
+        One pytree per member, without that axis.
+
+    Raises:
+        UserError: If the leaves disagree about the number of members.
+    """
+    return [jax.tree.map(lambda leaf: leaf[i], ensemble) for i in range(_count(ensemble))]  # noqa: B023
+
+
+def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
+    """A part of an ensemble, in the order asked for.
+
+    Args:
+        ensemble: A pytree with leaves [members, ...].
+        positions: Which to take, in [0, members).
+
+    Returns:
+        A pytree with leaves [len(positions), ...].
+
+    Raises:
+        UserError: If a position does not exist.
+
+    >>> select_members({"w": np.arange(4)}, [3, 1])["w"]
+    Array([3, 1], dtype=int32)
+    """
+    count = _count(ensemble)
+    wrong = [p for p in positions if not 0 <= p < count]
+    if wrong:
+        raise UserError(
+            f"Positions of members lie in [0, {count}). Received: {wrong}. Leave them out."
+        )
+    index = np.asarray(positions, np.int32)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], ensemble)
+
+
+def as_held(tree: Any) -> Any:
+    """Returns a pytree whose NumPy arrays have the types in which JAX holds them.
+
+    Args:
+        tree: Arrays of JAX, which stay as they are, NumPy arrays and numbers.
+
+    Raises:
+        UserError: If a number does not fit in 32 bits, which JAX would wrap around silently.
+    """
+
+    def held(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            return leaf
+        array = np.asarray(leaf)
+        dtype = held_dtype(array.dtype)
+        if dtype == array.dtype:
+            return leaf
+        return narrowed(array, dtype, f"leaf {_place(path)}")
+
+    return jax.tree_util.tree_map_with_path(held, tree)
+
+
+def require_arrays(tree: Any) -> None:
+    """Raises a `UserError` unless every leaf is an array or a number.
+
+    Where one is an object of some class, that class is not known to JAX as a pytree, and the
+    message says how to register it.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
+            name = type(leaf).__name__
+            raise UserError(
+                "The parameters of a member are a pytree of arrays. Received: an object of class "
+                f"{name!r} as leaf {_place(path)}, a class that is not registered as a pytree. "
+                "Register it: put @jax.tree_util.register_dataclass above a dataclass "
+                f"{name}, or call jax.tree_util.register_pytree_node({name}, flatten, unflatten), "
+                "where flatten returns (its arrays, the rest) and unflatten makes the object "
+                "again from them."
+            )
+
+
+def _count(ensemble: Any) -> int:
+    lengths = {name: np.shape(leaf)[:1] for name, leaf in _named_leaves(ensemble)}
+    distinct = set(lengths.values())
+    if len(distinct) != 1 or () in distinct:
+        raise UserError(
+            "Every leaf of an ensemble begins with the members axis, of one length. Received "
+            f"lengths: {lengths}. Make ensembles with stack_members."
+        )
+    return distinct.pop()[0]
+
+
+def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    return [(_place(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _shape_of(leaves: dict[str, Any], name: str) -> str:
+    if name not in leaves:
+        return "absent"
+    return f"{jnp.result_type(leaves[name])}{list(np.shape(leaves[name]))}"
+
+
+def _place(path: Any) -> str:
+    return jax.tree_util.keystr(path) or "(the whole)"
