@@ -15,23 +15,20 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
-from unittest import mock
 
 import jax
 from absl import flags
 
 from benchmarks.workloads import WORKLOADS, Workload
-from dist_ens import report
+from dist_ens.callbacks import StepInfo
 from dist_ens.config import CheckpointConfig, DataConfig, Experiment, LossConfig
+from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import ArraySplit, Source, Spec, open_source, source_of_arrays
 from dist_ens.errors import UserError
 from dist_ens.experiment.train import Trained, train
 from dist_ens.feed import feed
-from dist_ens.losses import gaussian_nll
-from dist_ens.members import Member
 from launch import cli
-from launch.config_file import ConfigFlags
+from launch.config_flags import ConfigFlags
 
 # All but the one of text, whose labels are as many as its inputs.
 _WORKLOAD = flags.DEFINE_enum(
@@ -47,19 +44,19 @@ _CONFIG = ConfigFlags()
 
 def main() -> None:
     """Prints a turn a line, then the median of the ratios and their range."""
-    experiment, source, member = _asked_for()
+    experiment, source, parts = _asked_for()
     calls = _CALLS.value
     # Two turns more, in which everything is compiled and grows warm.
     steps = (_PAIRS.value + 2) * calls * experiment.steps_per_call
     experiment = dataclasses.replace(experiment, steps=steps, epochs=None)
-    bare = _BareLoop(_trained_with(_StopsAtOnce, experiment, source, member), source)
+    bare = _BareLoop(_trained_with(_stop_at_once, experiment, source, parts), source)
     turns = _Turns(calls, lambda: bare.secs(calls))
-    run = _trained_with(turns.reporter, experiment, source, member).run
+    run = _trained_with(turns, experiment, source, parts).run
     if (run.execution, run.num_devices) != (bare.run.execution, bare.run.num_devices):
         raise UserError(
-            "The trainer and the bare loop run members alike. Received: "
-            f"{run.execution} on {run.num_devices} devices and {bare.run.execution} on "
-            f"{bare.run.num_devices}. Set --config.execution, or raise --pairs."
+            f"The trainer ran {run.execution} on {run.num_devices} devices, and the bare loop "
+            f"{bare.run.execution} on {bare.run.num_devices}, so that they cannot be compared. Set "
+            "--config.execution, or raise --pairs."
         )
     ratios = []
     for secs, before, after in zip(
@@ -76,21 +73,21 @@ def main() -> None:
     )
 
 
-def _asked_for() -> tuple[Experiment, Source, Member | None]:
-    """What the flags name, and its network where no config says it."""
+def _asked_for() -> tuple[Experiment, Source, OwnParts]:
+    """Returns the experiment that the flags name, its data, and its parts."""
     if _WORKLOAD.value is not None:
         if _CONFIG.file is not None:
             raise UserError(
-                "A config or a workload is timed. Received: --config and --workload. Leave one out."
+                "--config and --workload were both given, and one of them is timed. Leave one out."
             )
         return of_workload(WORKLOADS[_WORKLOAD.value]())
     experiment = _CONFIG.experiment()
     source = open_source(experiment.data)
-    return experiment, source, _CONFIG.make_member(source.spec)
+    return experiment, source, _CONFIG.own_parts(source.spec)
 
 
-def of_workload(workload: Workload) -> tuple[Experiment, Source, Member]:
-    """A workload as a run: the experiment, its data, and the network."""
+def of_workload(workload: Workload) -> tuple[Experiment, Source, OwnParts]:
+    """Returns a workload as a run: the experiment, its data, and the network."""
     experiment = Experiment(
         num_members=workload.num_members,
         steps=1,
@@ -107,34 +104,26 @@ def of_workload(workload: Workload) -> tuple[Experiment, Source, Member]:
     )
     examples = workload.inputs, workload.labels
     test = workload.inputs[:1000], workload.labels[:1000]
-    if workload.loss is gaussian_nll:
+    if workload.objective.num_classes is None:
         spec = Spec(workload.inputs.shape[1:], workload.inputs.dtype.name, (), None)
         source = Source(spec, train=ArraySplit(*examples), test=ArraySplit(*test))
     else:
         source = source_of_arrays(examples, test)
-    return experiment, source, workload.bare_member
+    return experiment, source, OwnParts(member=workload.bare_member)
 
 
 def _trained_with(
-    reporter: type[report.TrainingReporter],
-    experiment: Experiment,
-    source: Source,
-    member: Member | None,
+    callback: Callable[[StepInfo], None], experiment: Experiment, source: Source, parts: OwnParts
 ) -> Trained:
-    """What the trainer leaves that tells its calls to this reporter."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        mock.patch("dist_ens.report.TrainingReporter", reporter),
-    ):
-        return train(experiment, folder, member=member, source=source)
+    """Returns what the trainer leaves of a run with a callback."""
+    parts = dataclasses.replace(parts, callbacks=[*parts.callbacks, callback])
+    with tempfile.TemporaryDirectory() as folder:
+        return train(experiment, folder, parts=parts, source=source)
 
 
-class _StopsAtOnce(report.TrainingReporter):
+def _stop_at_once(info: StepInfo) -> None:
     """Ends a run after its first call, as Ctrl-C does."""
-
-    def updated(self, *args: Any) -> None:
-        super().updated(*args)
-        signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
 
 
 class _BareLoop:
@@ -146,7 +135,7 @@ class _BareLoop:
         steps = self.run.experiment.steps_per_call
         self._batches = next(
             feed(
-                source,
+                source.train,
                 self.run.order,
                 trained.ensemble.layout,
                 seed=0,
@@ -166,36 +155,32 @@ class _BareLoop:
 
 
 class _Turns:
-    """Seconds of the trainer's turns, each of which ends with one of the bare loop.
+    """Callback that takes the seconds of the trainer's turns, each followed by the bare loop's.
+
+    It is called when a call of the update is dispatched, before what the call leaves is saved.
 
     Args:
-        num_calls: Of the update, in a turn.
-        bare_turn: Gives the seconds of the bare loop's.
+        num_calls: Number of calls of the update in a turn.
+        bare_turn: Function that runs a turn of the bare loop and returns its seconds.
     """
 
     def __init__(self, num_calls: int, bare_turn: Callable[[], float]) -> None:
         self.trainer_secs: list[float] = []
         self.bare_secs: list[float] = []
-        turns = self
+        self._num_calls, self._bare_turn = num_calls, bare_turn
+        self._calls = 0
+        self._since: float | None = None
 
-        class Reporter(report.TrainingReporter):
-            """Is told of every call when it is dispatched, before what it leaves is saved."""
-
-            _num_calls = 0
-            _since: float | None = None
-
-            def updated(self, previous_step: int, step: int, metrics: Any) -> None:
-                super().updated(previous_step, step, metrics)
-                self._num_calls += 1
-                if self._num_calls % num_calls:
-                    return
-                jax.block_until_ready(metrics)
-                if self._since is not None:
-                    turns.trainer_secs.append(time.perf_counter() - self._since)
-                    turns.bare_secs.append(bare_turn())
-                self._since = time.perf_counter()
-
-        self.reporter = Reporter
+    def __call__(self, info: StepInfo) -> None:
+        """Ends a turn where its last call was dispatched."""
+        self._calls += 1
+        if self._calls % self._num_calls:
+            return
+        jax.block_until_ready(info.state)
+        if self._since is not None:
+            self.trainer_secs.append(time.perf_counter() - self._since)
+            self.bare_secs.append(self._bare_turn())
+        self._since = time.perf_counter()
 
 
 if __name__ == "__main__":

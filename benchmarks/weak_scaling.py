@@ -14,7 +14,7 @@ from dist_ens.errors import UserError
 from dist_ens.layout import ENSEMBLE
 from dist_ens.plan import Planner, Topology
 from launch import cli
-from launch.config_file import ConfigFlags
+from launch.config_flags import ConfigFlags
 from launch.plan import make_planner
 
 _TOPOLOGIES = flags.DEFINE_list(

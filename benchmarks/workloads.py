@@ -12,14 +12,7 @@ import jax
 import numpy as np
 
 from dist_ens.config import OptimizerConfig
-from dist_ens.losses import (
-    Loss,
-    TrainingScores,
-    accuracy,
-    gaussian_nll,
-    softmax_cross_entropy,
-    squared_error,
-)
+from dist_ens.losses import Loss, Objective, categorical, gaussian
 from dist_ens.members import Member, from_linen, with_normalized_inputs
 from dist_ens.models.convolutional import resnet8
 from dist_ens.models.mlp import mlp
@@ -27,6 +20,7 @@ from dist_ens.models.transformer import transformer
 
 _SEED = 0
 _ADAM = OptimizerConfig(name="adam", learning_rate=1e-3)
+_TEN_CLASSES = categorical(10)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +41,7 @@ class Workload:
         mean: What the network first subtracts from its inputs: a number, or one per channel.
         std: What it divides them by then.
         bare_member: The network for inputs that are scaled already.
-        loss: Per example.
-        training_scores: What dist_ens reports beside it.
+        objective: Objective of the network's outputs.
         steps_per_call: Of dist_ens.
         optimizer: Of one member.
     """
@@ -64,8 +57,7 @@ class Workload:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     bare_member: Member
-    loss: Loss = softmax_cross_entropy
-    training_scores: TrainingScores = accuracy
+    objective: Objective = _TEN_CLASSES
     steps_per_call: int = 1
     optimizer: OptimizerConfig = _ADAM
 
@@ -75,9 +67,17 @@ class Workload:
         return with_normalized_inputs(self.bare_member, self.mean, self.std)
 
     @property
-    def batch_of_inputs(self) -> jax.ShapeDtypeStruct:
-        """Shape and type of a batch of inputs, [batch, ...]."""
-        return jax.ShapeDtypeStruct((self.batch_size, *self.inputs.shape[1:]), self.inputs.dtype)
+    def loss(self) -> Loss:
+        """Loss of each example, a function of outputs and labels."""
+        return self.objective.example_loss
+
+    @property
+    def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and types of a batch, leaves [batch, ...]."""
+        return {
+            name: jax.ShapeDtypeStruct((self.batch_size, *leaf.shape[1:]), leaf.dtype)
+            for name, leaf in (("inputs", self.inputs), ("labels", self.labels))
+        }
 
 
 class _ConvNet(nn.Module):
@@ -104,8 +104,7 @@ def _regression(name: str, num_members: int) -> Workload:
         labels=random.normal(size=455).astype(np.float32),
         network="mlp",
         bare_member=mlp((13,), 2, hidden_sizes=(50,)),
-        loss=gaussian_nll,
-        training_scores=squared_error,
+        objective=gaussian(),
         steps_per_call=50,
         optimizer=OptimizerConfig(name="adam", learning_rate=0.01),
     )
@@ -177,6 +176,7 @@ def _transformer() -> Workload:
         labels=np.ascontiguousarray(characters[:, 1:]),
         network="transformer",
         bare_member=transformer((128,), 65, num_blocks=2, width=128, num_heads=4, mlp_size=512),
+        objective=categorical(65),
     )
 
 

@@ -1,3 +1,73 @@
-"""Deep ensembles trained as one JAX program."""
+"""Deep ensembles trained as one JAX program.
+
+The names below are documented and stable. They are imported when they are first used, so that
+`import dist_ens` costs nothing. Everything else can be imported from its room, and may change.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Where each public name is defined.
+_NAMES = {
+    "Ensemble": "dist_ens.ensemble",
+    "State": "dist_ens.state",
+    "Layout": "dist_ens.layout",
+    "Checkpoints": "dist_ens.checkpoint",
+    "as_member": "dist_ens.members",
+    "lift": "dist_ens.execution.lift",
+    "fit": "dist_ens.training",
+    "evaluate": "dist_ens.evaluation",
+    "load": "dist_ens.experiment",
+    "stack_members": "dist_ens.state",
+    "unstack_members": "dist_ens.state",
+    "select_members": "dist_ens.state",
+}
+_MODULES = ("losses", "metrics", "methods", "models", "callbacks")
+
+if TYPE_CHECKING:
+    from dist_ens import callbacks, losses, methods, metrics, models
+    from dist_ens.checkpoint import Checkpoints
+    from dist_ens.ensemble import Ensemble
+    from dist_ens.evaluation import evaluate
+    from dist_ens.execution.lift import lift
+    from dist_ens.experiment import load
+    from dist_ens.layout import Layout
+    from dist_ens.members import as_member
+    from dist_ens.state import State, select_members, stack_members, unstack_members
+    from dist_ens.training import fit
+
+__all__ = [
+    "Checkpoints",
+    "Ensemble",
+    "Layout",
+    "State",
+    "as_member",
+    "callbacks",
+    "evaluate",
+    "fit",
+    "lift",
+    "load",
+    "losses",
+    "methods",
+    "metrics",
+    "models",
+    "select_members",
+    "stack_members",
+    "unstack_members",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _NAMES:
+        value = getattr(importlib.import_module(_NAMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

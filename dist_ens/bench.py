@@ -11,13 +11,14 @@ import numpy as np
 
 from dist_ens import cluster
 from dist_ens.config.execution_spec import AUTO
-from dist_ens.data import ArraySplit, Source, calls
+from dist_ens.data import ArraySplit, Source, calls, example_shapes_of
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.execution.timing import Way, step_ms_of_turns
+from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
-from dist_ens.feed import PART_OF_THE_MEMORY, Draws, put_whole
-from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout, make_layout
+from dist_ens.feed import PART_OF_THE_MEMORY, ResidentFeed, put_whole
+from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout
 from dist_ens.sampling import Order
 
 DIST_ENS, LOOP, VMAP = "dist_ens", "loop", "jit(vmap)"
@@ -60,9 +61,9 @@ class Updates:
         may_move: bool = True,
     ) -> None:
         layout = ensemble.layout
-        self._draws = Draws(put_whole(source.train, layout), order, layout, _SEED)
+        self._draws = ResidentFeed(put_whole(source.train, layout), order, layout, _SEED)
         self._steps_per_call = steps_per_call
-        self.state: Any = ensemble.init(_SEED, _batch_of_inputs(source, order, layout))
+        self.state: Any = ensemble.init(_batch(source, order, layout))
         self.execution = ensemble.execution
         if chosen:
             first = self._draws(range(steps_per_call))
@@ -71,7 +72,7 @@ class Updates:
         if ensemble.layout is not layout:
             layout = ensemble.layout
             self.state = layout.moved(self.state, MEMBERS)
-            self._draws = Draws(put_whole(source.train, layout), order, layout, _SEED)
+            self._draws = ResidentFeed(put_whole(source.train, layout), order, layout, _SEED)
         self._update = ensemble.update_steps
 
     def run(self, num_steps: int) -> None:
@@ -100,13 +101,16 @@ class LoopByHand:
             held = ensemble.of_wave.layout.members_per_device
         self._per_member = order.per_member
         self._batches = _host_batches(source, order, ensemble)
-        self._layout = layout = make_layout(
+        self._layout = layout = Layout.make(
             1, devices=ensemble.layout.mesh.devices.ravel()[:1].tolist()
         )
-        alone = dataclasses.replace(ensemble, layout=layout, waves=1)
-        inputs = _batch_of_inputs(source, order, layout)
+        alone = dataclasses.replace(ensemble, layout=layout, num_members=1, waves=1)
+        batch = _batch(source, order, layout)
         self.states: list[Any] = [
-            jax.tree.map(lambda leaf: leaf[0], alone.init(_SEED, inputs, [number]))
+            jax.tree.map(
+                lambda leaf: leaf[0],
+                dataclasses.replace(alone, member_ids=[number]).init(batch),
+            )
             for number in range(held)
         ]
         self._step = jax.jit(alone.step_of_one, donate_argnums=0)
@@ -115,11 +119,13 @@ class LoopByHand:
         """See `Way`."""
         metrics: list[Any] = [None] * self._num_members
         for batch in itertools.islice(self._batches, num_steps):
-            of_all = batch if self._per_member else self._layout.put_everywhere(batch)
+            of_all = batch if self._per_member else self._layout.put(batch, "shared")
             for number in range(self._num_members):
-                own = {k: v[number] for k, v in batch.items()} if self._per_member else of_all
+                own = of_all
+                if self._per_member:
+                    own = jax.tree.map(lambda leaf, n=number: leaf[n], batch)
                 place = number % len(self.states)
-                self.states[place], metrics[number] = self._step(self.states[place], own)
+                self.states[place], metrics[number] = self._step(self.states[place], *own)
         jax.block_until_ready((self.states, metrics))
 
 
@@ -140,10 +146,11 @@ class VmapByHand:
         ensemble = dataclasses.replace(ensemble, waves=1)
         members = layout.sharding(MEMBERS)
         batch = layout.sharding(MEMBER_BATCH if order.per_member else BATCH)
-        self.state: Any = ensemble.init(_SEED, _batch_of_inputs(source, order, layout))
+        self.state: Any = ensemble.init(_batch(source, order, layout))
+        axis = 0 if order.per_member else None
         self._step = jax.jit(
-            jax.vmap(ensemble.step_of_one, in_axes=(0, 0 if order.per_member else None)),
-            in_shardings=(members, batch),
+            jax.vmap(ensemble.step_of_one, in_axes=(0, axis, axis)),
+            in_shardings=(members, batch, batch),
             out_shardings=members,
             donate_argnums=0,
         )
@@ -152,15 +159,17 @@ class VmapByHand:
         """See `Way`."""
         metrics: Any = None
         for batch in itertools.islice(self._batches, num_steps):
-            self.state, metrics = self._step(self.state, batch)
+            self.state, metrics = self._step(self.state, *batch)
         jax.block_until_ready((self.state, metrics))
 
 
-def _host_batches(source: Source, order: Order, ensemble: Ensemble) -> Iterator[dict[str, Any]]:
-    """The batches of the steps from 0 on, leaves [batch, ...], or [members, batch, ...] of each."""
+def _host_batches(source: Source, order: Order, ensemble: Ensemble) -> Iterator[tuple[Any, Any]]:
+    """Yields the batches of the steps from 0 on, and the positions of their examples.
+
+    Leaves are [batch, ...], or [members, batch, ...] where each member has its own batches. The
+    positions are None unless a method uses them.
+    """
     examples = source.train.take(np.arange(len(source.train)))
-    if ensemble.example_weight is not None:
-        examples["index"] = np.arange(len(source.train), dtype=np.int32)
     # Of many steps at a time: to say where the examples lie is no part of what is measured.
     member_ids = np.arange(ensemble.layout.num_members, dtype=np.int32)
     rows = np.arange(order.global_batch_size)
@@ -169,12 +178,17 @@ def _host_batches(source: Source, order: Order, ensemble: Ensemble) -> Iterator[
         cursor = order.cursor(_SEED, range(first, first + _DRAWN_AT_ONCE))
         indices = np.asarray(indices_of(cursor))
         for index in indices.swapaxes(0, 1) if order.per_member else indices:
-            yield {name: leaf[index] for name, leaf in examples.items()}
+            batch = jax.tree.map(lambda leaf, at=index: leaf[at], examples)
+            yield batch, index.astype(np.int32) if ensemble.uses_positions else None
 
 
-def _batch_of_inputs(source: Source, order: Order, layout: Layout) -> jax.ShapeDtypeStruct:
-    per_device = order.global_batch_size // layout.data_axis
-    return jax.ShapeDtypeStruct((per_device, *source.spec.input_shape), source.spec.input_dtype)
+def _batch(source: Source, order: Order, layout: Layout) -> Any:
+    """Returns shapes and types of one column's part of a batch."""
+    size = order.global_batch_size // layout.data_axis
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
+        example_shapes_of(source.train),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +258,8 @@ def layouts_to_time(run: Run) -> list[Layout]:
     if rows is not None:
         sizes = [size for size in sizes if size % rows == 0]
     *smaller, whole = (
-        make_layout(size, rows, cluster.devices_for(size, rows)) for size in [*sizes, most]
+        Layout.make(size, ensemble_axis=rows, devices=cluster.devices_for(size, rows))
+        for size in [*sizes, most]
     )
     whole.check_batch_size("data.global_batch_size", batch_size)
     return [each for each in smaller if batch_size % each.data_axis == 0] + [whole]
@@ -277,7 +292,7 @@ def bench(
         UserError: If the members need more memory than there is.
     """
     experiment, order, ensemble = run.experiment, run.order, make_ensemble(layout)
-    run.check_training(ensemble)
+    check_training(run, ensemble)
     ours = Updates(
         ensemble,
         source,

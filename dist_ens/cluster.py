@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from types import FrameType
+from typing import Any
 
 import jax
 import numpy as np
@@ -151,7 +152,7 @@ def as_main_sees(value: int) -> int:
 
     What one host sees on a shared disk another may see a moment later, or already changed.
     """
-    return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+    return int(_broadcast(np.int32(value)))
 
 
 def clock() -> float:
@@ -164,10 +165,14 @@ def clock() -> float:
     if jax.process_count() == 1:
         return now
     whole, part = divmod(now, 1.0)
-    seconds, nanoseconds = multihost_utils.broadcast_one_to_all(
-        (np.int32(whole), np.int32(part * 1e9))
-    )
+    seconds, nanoseconds = _broadcast((np.int32(whole), np.int32(part * 1e9)))
     return int(seconds) + int(nanoseconds) / 1e9
+
+
+def _broadcast(values: Any) -> Any:
+    """Returns process 0's values on every host; allowed where a loop forbids other transfers."""
+    with jax.transfer_guard("allow"):
+        return multihost_utils.broadcast_one_to_all(values)
 
 
 class StopSignal:

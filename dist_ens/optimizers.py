@@ -1,39 +1,225 @@
-"""The optimizer of one member, from its config."""
+"""Optimizers that a config names: those of `optax` and `optax.contrib`, by their own names.
 
+Any other optimizer is written in the config file, as a function `make_optimizer(spec)`.
+"""
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
 import optax
+import optax.contrib
 
-from dist_ens.config import OptimizerConfig
+from dist_ens.config import OptimizerConfig, checked_type, did_you_mean
+from dist_ens.errors import UserError, first_line
+
+# Arguments that are fields of `OptimizerConfig`, so that they are no options.
+_FIELDS = ("learning_rate", "momentum", "weight_decay")
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: function
+    for name, function in (vars(optax.contrib) | vars(optax)).items()
+    if inspect.isfunction(function) and not name.startswith("_")
+}
+_WAY_OUT = "Name another one, or write make_optimizer(spec) in the config file."
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """An Optax optimizer; lifted, it clips and adapts every member by itself.
+    """Returns the optimizer that a config names. Lifted, it clips and adapts each member alone.
+
+    The learning rate or its schedule, `momentum`, `weight_decay` and the options are passed as the
+    arguments of these names. For `sgd`, `weight_decay` adds an L2 penalty's gradient before the
+    momentum. Gradients are clipped first.
 
     Args:
-        config: Name, learning rate and schedule.
+        config: Optimizer section of an experiment.
 
     Returns:
         The gradient transformation of one member.
+
+    Raises:
+        UserError: If the name is not an optimizer of Optax, or the optimizer does not take an
+            argument or its value.
     """
-    learning_rate = _schedule(config)
-    if config.name == "adam":
-        optimizer = optax.adam(learning_rate)
-    elif config.name == "adamw":
-        optimizer = optax.adamw(learning_rate, weight_decay=config.weight_decay)
-    else:
-        optimizer = optax.chain(
+    make = _optimizer(config.name)
+    arguments = _fields(config, make) | _options(config)
+    try:
+        optimizer = make(**arguments)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{config.name} does not accept its arguments {', '.join(arguments)}: "
+            f"{first_line(error)} Correct the optimizer section of the config."
+        ) from error
+    if config.name == "sgd":
+        penalty = (
             optax.add_decayed_weights(config.weight_decay)
             if config.weight_decay
-            else optax.identity(),
-            optax.sgd(learning_rate, momentum=config.momentum or None),
+            else optax.identity()
         )
+        optimizer = optax.chain(penalty, optimizer)
     if config.clip_norm is None:
         return optimizer
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
 
 
-def _schedule(config: OptimizerConfig) -> optax.ScalarOrSchedule:
+def optimizer_options(name: str) -> dict[str, tuple[Any, type]]:
+    """Returns the arguments of an optimizer that a config can set beside its fields.
+
+    Numbers, strings, tuples and types of arrays can be set; masks, functions and keys cannot.
+
+    Args:
+        name: Name of an optimizer in `optax` or `optax.contrib`.
+
+    Returns:
+        `{argument: (default, type)}`. Types of arrays are strings, such as "bfloat16".
+
+    Raises:
+        UserError: If the name is not an optimizer of Optax.
+
+    >>> optimizer_options("lion")
+    {'b1': (0.9, <class 'float'>), 'b2': (0.99, <class 'float'>), 'mu_dtype': (None, <class 'str'>)}
+    """
+    options = {}
+    for parameter in inspect.signature(_optimizer(name)).parameters.values():
+        kind = _type_of(parameter)
+        if kind is not None and parameter.name not in _FIELDS:
+            is_dtype = kind is str and not isinstance(parameter.default, str | None)
+            default = np.dtype(parameter.default).name if is_dtype else parameter.default
+            options[parameter.name] = (default, kind)
+    return options
+
+
+def _optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
+    """Returns the function of Optax that makes the optimizer of a name."""
+    function = _FUNCTIONS.get(name)
+    if function is None:
+        hint = did_you_mean(name, _names()) or f" The optimizers are: {', '.join(_names())}."
+        raise UserError(f"optimizer.name={name!r} is not an optimizer of Optax.{hint} {_WAY_OUT}")
+    refusal = _refusal(function)
+    if refusal:
+        hint = did_you_mean(name.removeprefix("scale_by_"), _names())
+        raise UserError(f"optimizer.name={name!r} cannot be used: it {refusal}.{hint} {_WAY_OUT}")
+    return function
+
+
+def _refusal(function: Callable[..., Any]) -> str | None:
+    """Returns why a function of Optax cannot be used as optimizer in a config; None if it can."""
+    signature = inspect.signature(function)
+    returned = signature.return_annotation
+    returned = getattr(returned, "__name__", str(returned)).rpartition(".")[2]
+    if returned not in ("GradientTransformation", "GradientTransformationExtraArgs"):
+        return "does not return a gradient transformation"
+    parameters = signature.parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.name != "learning_rate"]
+    if needed:
+        return f"needs {', '.join(needed)}, which have no default"
+    inner = [p.name for p in parameters if isinstance(p.default, optax.GradientTransformation)]
+    if inner:
+        return f"contains another transformation, {inner[0]}, that calls the loss again"
+    descends = any(p.name.endswith("learning_rate") for p in parameters)
+    if not descends or function.__name__.startswith("scale_by_"):
+        return "transforms gradients without taking a step against them"
+    return None
+
+
+@functools.cache
+def _names() -> tuple[str, ...]:
+    """Returns the names of all optimizers that a config can use."""
+    return tuple(name for name in sorted(_FUNCTIONS) if _refusal(_FUNCTIONS[name]) is None)
+
+
+def _fields(config: OptimizerConfig, make: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the arguments of an optimizer that are fields of its config."""
+    parameters = inspect.signature(make).parameters
+    arguments: dict[str, Any] = {}
+    rate = parameters.get("learning_rate")
+    unset = (None, OptimizerConfig.learning_rate)
+    if rate is None and (config.learning_rate not in unset or config.schedule != "constant"):
+        raise UserError(
+            f"{config.name} has no argument learning_rate, and optimizer.learning_rate="
+            f"{config.learning_rate}, optimizer.schedule={config.schedule!r}. Leave both out, and "
+            f"set its own arguments: {', '.join(optimizer_options(config.name))}."
+        )
+    if rate and config.learning_rate is None and rate.default is rate.empty:
+        raise UserError(
+            f"{config.name} has no default for its learning rate, and "
+            "optimizer.learning_rate=None. Set --config.optimizer.learning_rate."
+        )
+    if rate and config.schedule != "constant" and "Callable" not in str(rate.annotation):
+        raise UserError(
+            f"{config.name} takes a number as learning rate, and optimizer.schedule="
+            f"{config.schedule!r}. Set --config.optimizer.schedule=constant."
+        )
+    if rate and config.learning_rate is not None:
+        arguments["learning_rate"] = _schedule(config.learning_rate, config)
+    for name in ("momentum", "weight_decay"):
+        value = getattr(config, name)
+        if name in parameters:
+            arguments[name] = value or (None if parameters[name].default is None else 0.0)
+        elif value and (config.name, name) != ("sgd", "weight_decay"):
+            instead = " or use adamw" if (config.name, name) == ("adam", "weight_decay") else ""
+            raise UserError(
+                f"{config.name} has no argument {name}, and optimizer.{name}={value}. Set "
+                f"--config.optimizer.{name}=0{instead}."
+            )
+    return arguments
+
+
+def _options(config: OptimizerConfig) -> dict[str, Any]:
+    """Returns the options of a config, each known to its optimizer and of the right type."""
+    known = optimizer_options(config.name)
+    fields = [field.name for field in dataclasses.fields(config) if field.name != "options"]
+    for name in config.options:
+        if name in known:
+            continue
+        if name in fields:
+            raise UserError(
+                f"optimizer.options must not contain {name!r}, which is a field of the optimizer "
+                f"section. Set optimizer.{name} instead."
+            )
+        if name in inspect.signature(_optimizer(config.name)).parameters:
+            raise UserError(
+                f"optimizer.{name} cannot be set in a config: {config.name} takes an object "
+                "of Python there. Write make_optimizer(spec) in the config file."
+            )
+        raise UserError(
+            f"{config.name} has no argument {name!r}.{did_you_mean(name, [*known, *fields])} "
+            f"Its arguments are: {', '.join(known) or 'none'}. Correct the optimizer section of "
+            "the config."
+        )
+    return {
+        name: checked_type(f"optimizer.{name}", value, _hint(*known[name]))
+        for name, value in config.options.items()
+    }
+
+
+def _hint(default: Any, kind: type) -> Any:
+    """Returns the annotation by which an option's value is checked."""
+    hint = tuple[Any, ...] if kind is tuple else kind
+    return hint | None if default is None else hint
+
+
+def _type_of(parameter: inspect.Parameter) -> type | None:
+    """Returns the type of what a config gives for an argument; None if it cannot give it."""
+    for kind in (bool, int, float, str, tuple):
+        if isinstance(parameter.default, kind):
+            return kind
+    if "dtype" in parameter.name:
+        return str
+    allowed = typing.get_args(parameter.annotation)
+    takes_tree = any(typing.get_origin(kind) is Mapping for kind in allowed)
+    if parameter.default is not None or takes_tree or parameter.name == "key":
+        return None
+    return next((kind for kind in (float, int, str) if kind in allowed), None)
+
+
+def _schedule(learning_rate: float, config: OptimizerConfig) -> optax.ScalarOrSchedule:
+    """Returns the learning rate, or its schedule."""
     if config.schedule_steps is None:
-        return config.learning_rate
+        return learning_rate
     if config.schedule == "linear":
-        return optax.linear_schedule(config.learning_rate, 0.0, config.schedule_steps)
-    return optax.cosine_decay_schedule(config.learning_rate, config.schedule_steps)
+        return optax.linear_schedule(learning_rate, 0.0, config.schedule_steps)
+    return optax.cosine_decay_schedule(learning_rate, config.schedule_steps)

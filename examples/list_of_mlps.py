@@ -12,15 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dist_ens import Ensemble, fit, losses, stack_members
 from dist_ens.config import DataConfig
 from dist_ens.data import open_source
-from dist_ens.ensemble import Ensemble
-from dist_ens.layout import BATCH, BATCHES, make_layout
 from dist_ens.members import from_example_functions
-from dist_ens.metrics import mixture_log_probs
-from dist_ens.state import stack_members
 
-NUM_MEMBERS, CALLS, BATCH_SIZE = 4, 30, 128
+NUM_MEMBERS, STEPS, BATCH_SIZE = 4, 300, 128
 
 
 def make_mlp(key, sizes=(64, 50, 10)):
@@ -57,26 +54,29 @@ def main():
     untrained = jax.vmap(predict, in_axes=(0, None))(params, test["inputs"][0])
 
     # 3. The list as an ensemble on the devices at hand, trained as one program.
-    layout = make_layout(num_members=NUM_MEMBERS)
-    ensemble = Ensemble(from_example_functions(make_mlp, predict), optax.adam(2e-3), layout)
-    state = ensemble.state_of(mlps)
-    order, losses = np.random.default_rng(0), []
-    for _ in range(CALLS):  # of ten steps each
-        batch = source.train.take(order.integers(len(source.train), size=(10, BATCH_SIZE)))
-        state, metrics = ensemble.update_steps(state, layout.put(batch, BATCH_SIZE, BATCHES))
-        losses.append(np.asarray(metrics["loss"]).mean())
-    print(f"loss {losses[0]:.3f} to {losses[-1]:.3f}")
+    network = from_example_functions(make_mlp, predict)
+    ensemble = Ensemble(network, optax.adam(2e-3), losses.categorical(10), num_members=NUM_MEMBERS)
+    result = fit(
+        ensemble,
+        source,
+        steps=STEPS,
+        batch_size=BATCH_SIZE,
+        state=ensemble.state_of(mlps),
+        steps_per_call=10,
+        log_every=10,
+        progress=False,
+    )
+    training_losses = [record["train/loss"] for record in result.history]
+    print(f"loss {training_losses[0]:.3f} to {training_losses[-1]:.3f}")
 
     # 4. Their probabilities, averaged.
     labels, rows = test["labels"], np.arange(len(source.test))
-    logits = ensemble.predict(state, layout.put(test["inputs"], len(rows), BATCH))
-    member_log_probs = np.asarray(jax.nn.log_softmax(logits))  # [members, batch, classes]
-    log_probs = np.asarray(mixture_log_probs(member_log_probs))
-    member_nll, nll = (
-        -member_log_probs[:, rows, labels].mean(axis=1),
-        -log_probs[rows, labels].mean(),
-    )
-    accuracy = (log_probs.argmax(axis=1) == labels).mean()
+    prediction = result.ensemble.predict(result.state, test["inputs"])
+    member_probs = np.asarray(prediction.members)  # [members, batch, classes]
+    probs = np.asarray(prediction.mean)
+    member_nll = -np.log(member_probs[:, rows, labels]).mean(axis=1)
+    nll = -np.log(probs[rows, labels]).mean()
+    accuracy = (probs.argmax(axis=1) == labels).mean()
     print(f"accuracy {accuracy:.4f}, NLL {nll:.4f}; the mean member's NLL {member_nll.mean():.4f}")
 
     # 5. A network of another architecture cannot join them, and is told which array is to blame.
@@ -91,12 +91,12 @@ def main():
         "stack_error": stack_error,
         "untrained": np.asarray(untrained),
         "untrained_one_by_one": np.stack([predict(mlp, test["inputs"][0]) for mlp in mlps]),
-        "losses": losses,
+        "losses": training_losses,
         "accuracy": accuracy,
         "nll": nll,
         "member_nll": member_nll,
-        "probs": np.exp(log_probs),
-        "member_probs": np.exp(member_log_probs),
+        "probs": probs,
+        "member_probs": member_probs,
     }
 
 

@@ -19,15 +19,11 @@ import numpy as np
 import optax
 from flax.training import train_state
 
+import dist_ens
+from dist_ens import Ensemble, losses, unstack_members
 from dist_ens.config import DataConfig
 from dist_ens.data import open_source
-from dist_ens.ensemble import Ensemble
-from dist_ens.evaluation import Evaluator
-from dist_ens.feed import feed
-from dist_ens.layout import make_layout
-from dist_ens.members import from_example_functions, from_linen, with_normalized_inputs
-from dist_ens.sampling import Order
-from dist_ens.state import unstack_members
+from dist_ens.members import as_member, from_example_functions, with_normalized_inputs
 
 NUM_MEMBERS, STEPS, BATCH_SIZE = 4, 300, 128
 
@@ -64,21 +60,18 @@ class LinenMlp(nn.Module):
 
 def fit(name, member, optimizer, source, std):
     """Trains an ensemble; returns it, its state, and its scores on the test split."""
-    layout = make_layout(num_members=NUM_MEMBERS)
-    ensemble = Ensemble(with_normalized_inputs(member, 0.0, std), optimizer, layout)
-    inputs = jax.ShapeDtypeStruct((2, *source.spec.input_shape), source.spec.input_dtype)
-    state = ensemble.init(0, inputs)
-    order = Order(len(source.train), BATCH_SIZE)
-    calls = feed(source, order, layout, seed=0, first_step=0, last_step=STEPS, steps_per_call=10)
-    for batches in calls:
-        state, metrics = ensemble.update_steps(state, batches)
-        loss = np.asarray(metrics["loss"]).mean()
-    scores = Evaluator(ensemble, 1000).evaluate(state, source.test).scores()
+    member = with_normalized_inputs(as_member(member), 0.0, std)
+    objective = losses.categorical(source.spec.num_classes)
+    ensemble = Ensemble(member, optimizer, objective, num_members=NUM_MEMBERS)
+    result = dist_ens.fit(
+        ensemble, source, steps=STEPS, batch_size=BATCH_SIZE, eval_data=source, progress=False
+    )
+    loss, scores = result.history[-2]["train/loss"], result.scores
     print(
         f"{name}: last loss {loss:.3f}, test accuracy {scores.ensemble['accuracy']:.4f}, NLL "
         f"{scores.ensemble['nll']:.4f} (mean member {scores.mean_member['nll']:.4f})"
     )
-    return ensemble, state, scores
+    return result.ensemble, result.state, scores
 
 
 class TrainState(train_state.TrainState):
@@ -112,9 +105,7 @@ def main(argv=()):
 
     module = LinenMlp(source.spec.num_classes)
     schedule = optax.cosine_decay_schedule(2e-3, decay_steps=STEPS)
-    ensemble, state, linen = fit(
-        "linen, Adam", from_linen(module), optax.adam(schedule), source, std
-    )
+    ensemble, state, linen = fit("linen, Adam", module, optax.adam(schedule), source, std)
 
     # A member leaves the ensemble as an ordinary TrainState, and predicts as it did inside.
     test = source.test.take(np.arange(len(source.test)))

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dist_ens import Ensemble, losses
 from dist_ens.config import DataConfig
 from dist_ens.data import open_source
-from dist_ens.ensemble import Ensemble
-from dist_ens.layout import BATCH, make_layout
 from dist_ens.members import from_example_functions
 
 NUM_MEMBERS, BATCH_SIZE = 4, 32
@@ -52,9 +51,9 @@ def main():
     by_hand = predict_by_hand(params, images)
 
     # Lifted, on the devices at hand: the logits are [members, batch, classes].
-    layout = make_layout(num_members=NUM_MEMBERS)
-    ensemble = Ensemble(from_example_functions(init, predict), optax.sgd(0.1), layout)
-    lifted = ensemble.predict(ensemble.state_of(members), layout.put(images, BATCH_SIZE, BATCH))
+    network = from_example_functions(init, predict)
+    ensemble = Ensemble(network, optax.sgd(0.1), losses.categorical(10), num_members=NUM_MEMBERS)
+    lifted = ensemble.apply(ensemble.state_of(members), images)
 
     # Without any vmap: every image and member by itself.
     one_by_one = np.array([[predict(member, image) for member in members] for image in images])

@@ -13,16 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dist_ens import Ensemble, evaluate, fit, losses, unstack_members
 from dist_ens.config import DataConfig
 from dist_ens.data import open_source
-from dist_ens.ensemble import Ensemble
-from dist_ens.evaluation import Evaluator
-from dist_ens.layout import BATCHES, make_layout
-from dist_ens.losses import softmax_cross_entropy
 from dist_ens.members import from_pytree
-from dist_ens.state import unstack_members
 
-NUM_MEMBERS, CALLS, BATCH_SIZE, LEARNING_RATE = 4, 40, 128, 0.2
+NUM_MEMBERS, STEPS, BATCH_SIZE, LEARNING_RATE = 4, 401, 128, 0.2
 
 
 @dataclasses.dataclass
@@ -59,44 +55,51 @@ def apply(mlp, images):
 
 def main():
     source = open_source(DataConfig(source="digits"))
-    layout = make_layout(num_members=NUM_MEMBERS)
-    inputs = jax.ShapeDtypeStruct((2, *source.spec.input_shape), source.spec.input_dtype)
-    sgd = optax.sgd(LEARNING_RATE)
+    batch = source.train.take(np.arange(BATCH_SIZE))
+    sgd, objective = optax.sgd(LEARNING_RATE), losses.categorical(10)
 
     # 1. Unregistered, an instance is one leaf to JAX, and no array. The error says what to do.
     try:
-        Ensemble(from_pytree(UnregisteredMlp.make, apply), sgd, layout).init(0, inputs)
+        network = from_pytree(UnregisteredMlp.make, apply)
+        Ensemble(network, sgd, objective, num_members=NUM_MEMBERS).init(batch)
     except ValueError as error:
         unregistered_error = str(error)
         print(f"unregistered: {unregistered_error}")
 
     # 2. Registered, one member's gradient is an instance, and a step of SGD by hand is a tree.map.
-    ensemble = Ensemble(from_pytree(Mlp.make, apply), sgd, layout)
-    state = ensemble.init(0, inputs)
+    network = from_pytree(Mlp.make, apply)
+    ensemble = Ensemble(network, sgd, objective, num_members=NUM_MEMBERS)
+    state = ensemble.init(batch)
     mlp = unstack_members(jax.device_get(state.params))[0]
-    batch = source.train.take(np.arange(BATCH_SIZE))
-    gradient = jax.grad(
-        lambda mlp: softmax_cross_entropy(apply(mlp, batch["inputs"]), batch["labels"]).mean()
-    )(mlp)
+
+    def loss(mlp):
+        return losses.softmax_cross_entropy(apply(mlp, batch["inputs"]), batch["labels"]).mean()
+
+    gradient = jax.grad(loss)(mlp)
     by_hand = jax.tree.map(lambda p, g: p - LEARNING_RATE * g, mlp, gradient)
 
     # 3. The same step for all members, then four hundred more.
-    call = jax.tree.map(lambda leaf: leaf[None], batch)  # a call of one step: [1, batch, …]
-    state, _ = ensemble.update_steps(state, layout.put(call, BATCH_SIZE, BATCHES))
+    state, _ = ensemble.update(state, batch)
     lifted = unstack_members(jax.device_get(state.params))[0]
-    order, losses = np.random.default_rng(0), []
-    for _ in range(CALLS):  # of ten steps each
-        call = source.train.take(order.integers(len(source.train), size=(10, BATCH_SIZE)))
-        state, metrics = ensemble.update_steps(state, layout.put(call, BATCH_SIZE, BATCHES))
-        losses.append(np.asarray(metrics["loss"]).mean())
-
-    scores = Evaluator(ensemble, 1000).evaluate(state, source.test).scores()
+    result = fit(
+        ensemble,
+        source,
+        steps=STEPS,
+        batch_size=BATCH_SIZE,
+        state=state,
+        steps_per_call=10,
+        log_every=10,
+        progress=False,
+    )
+    state = result.state
+    training_losses = [record["train/loss"] for record in result.history]
+    scores = evaluate(result.ensemble, state, source)
     weights = [w.shape for w in state.params.weights]
     print(
         f"gradient: {type(gradient).__name__}; parameters: {type(state.params).__name__} {weights}"
     )
     print(
-        f"loss {losses[0]:.3f} to {losses[-1]:.3f}, test accuracy "
+        f"loss {training_losses[0]:.3f} to {training_losses[-1]:.3f}, test accuracy "
         f"{scores.ensemble['accuracy']:.4f}, NLL {scores.ensemble['nll']:.4f} "
         f"(mean member {scores.mean_member['nll']:.4f})"
     )
@@ -106,7 +109,7 @@ def main():
         "by_hand": by_hand,
         "lifted": lifted,
         "params": state.params,
-        "losses": losses,
+        "losses": training_losses,
         "scores": scores,
     }
 

@@ -12,11 +12,9 @@ import jax
 import numpy as np
 import optax
 
+from dist_ens import Ensemble, evaluate, losses
 from dist_ens.config import DataConfig, ModelConfig
 from dist_ens.data import open_source
-from dist_ens.ensemble import Ensemble
-from dist_ens.evaluation import Evaluator
-from dist_ens.layout import BATCHES, make_layout
 from dist_ens.members import with_normalized_inputs
 from dist_ens.models import make_model
 
@@ -75,27 +73,25 @@ def main():
         drop_last=True,  # a smaller last batch would be compiled anew, in every epoch
     )
 
-    layout = make_layout(num_members=NUM_MEMBERS)
     mlp = make_model(ModelConfig(name="mlp"), source.spec.input_shape, source.spec.num_classes)
-    ensemble = Ensemble(with_normalized_inputs(mlp, 0.0, 16.0), optax.adam(1e-3), layout)
-    inputs = jax.ShapeDtypeStruct((2, *source.spec.input_shape), source.spec.input_dtype)
-    state = ensemble.init(0, inputs)
+    network = with_normalized_inputs(mlp, 0.0, 16.0)
+    ensemble = Ensemble(network, optax.adam(1e-3), losses.categorical(10), num_members=NUM_MEMBERS)
+    state = ensemble.init(next(iter(loader)))
 
-    losses = []
+    training_losses = []
     for epoch in range(EPOCHS):
         sampler.epoch = epoch
         for batch in loader:
-            call = jax.tree.map(lambda leaf: leaf[None], batch)  # a call of one step: [1, batch, …]
-            state, metrics = ensemble.update_steps(state, layout.put(call, BATCH_SIZE, BATCHES))
-            losses.append(np.asarray(metrics["loss"]).mean())
+            state, metrics = ensemble.update(state, batch)
+            training_losses.append(np.asarray(metrics["loss"]).mean())
 
-    scores = Evaluator(ensemble, 1000).evaluate(state, source.test).scores()
+    scores = evaluate(ensemble, state, source)
     print(
-        f"{len(losses)} batches of a DataLoader: loss {losses[0]:.3f} to {losses[-1]:.3f}, test "
-        f"accuracy {scores.ensemble['accuracy']:.4f}, NLL {scores.ensemble['nll']:.4f} "
-        f"(mean member {scores.mean_member['nll']:.4f})"
+        f"{len(training_losses)} batches of a DataLoader: loss {training_losses[0]:.3f} to "
+        f"{training_losses[-1]:.3f}, test accuracy {scores.ensemble['accuracy']:.4f}, NLL "
+        f"{scores.ensemble['nll']:.4f} (mean member {scores.mean_member['nll']:.4f})"
     )
-    return {"steps": np.asarray(state.step), "losses": losses, "scores": scores}
+    return {"steps": np.asarray(state.step), "losses": training_losses, "scores": scores}
 
 
 if __name__ == "__main__":

@@ -24,11 +24,12 @@ from dist_ens.commands import quoted
 from dist_ens.data import open_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
+from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
-from dist_ens.layout import Layout, make_layout
+from dist_ens.layout import Layout
 from dist_ens.paths import shortened
 from launch import cli
-from launch.config_file import ConfigFlags
+from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
 _PLOT = define_path("plot", "bench.png", "File for the picture.")
@@ -52,19 +53,19 @@ def main() -> None:
     cli.check_outputs(_PLOT, _JSON)
     console, source = Console(markup=False, highlight=False), open_source(experiment.data)
     num_examples = len(source.train)
-    source = with_examples_that_fit(source, make_layout(1))
+    source = with_examples_that_fit(source, Layout.make(1))
     if len(source.train) < num_examples:
         console.print(
             f"Of {num_examples:,} training examples the first {len(source.train):,} are used, for "
             "which there is room in all ways. How fast others are read is not timed.",
             soft_wrap=True,
         )
-    member = _CONFIG.make_member(source.spec)
+    parts = _CONFIG.own_parts(source.spec)
     run = Run(experiment, source.spec, source.num_train_examples)
     ranges = source.input_ranges() if experiment.loss.adversarial else None
 
     def make_ensemble(layout: Layout) -> Ensemble:
-        return run.make_ensemble(layout, member, ranges)
+        return build_ensemble(run, layout, parts, ranges)
 
     layouts = layouts_to_time(run)
     sizes = ", ".join(str(layout.num_members) for layout in layouts)

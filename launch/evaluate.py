@@ -16,11 +16,12 @@ from dist_ens.commands import quoted
 from dist_ens.config import POOLINGS
 from dist_ens.data import open_source
 from dist_ens.errors import UserError
-from dist_ens.experiment.assess import CALIBRATIONS, CONFORMAL, Questions, assess
+from dist_ens.experiment.assess import CALIBRATIONS, CONFORMAL, EvaluationRequest, assess
+from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.workdir import open_finished
 from dist_ens.paths import shortened
 from launch import cli
-from launch.config_file import ConfigFlags
+from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
 _WORKDIR = define_path("workdir", None, "Folder of the run.")
@@ -64,7 +65,7 @@ def main() -> None:
             f"--conformal={CONFORMAL[0]} or so, or leave it out."
         )
     cli.check_outputs(_JSON)
-    questions = Questions(
+    questions = EvaluationRequest(
         ood=_OOD.value,
         shift=_SHIFT.value,
         calibration=_CALIBRATION.value,
@@ -73,11 +74,10 @@ def main() -> None:
         out_of_bag=_OUT_OF_BAG.value,
         leave_out_broken=_LEAVE_OUT_BROKEN.value,
     )
-    run, ensemble, state = open_finished(
-        workdir, _CONFIG.make_member, dropout_samples=_DROPOUT_SAMPLES.value
-    )
-    source = open_source(run.experiment.data)
-    evaluator = run.evaluator(ensemble, _POOLING.value)
+    finished = open_finished(workdir, _CONFIG.own_parts, dropout_samples=_DROPOUT_SAMPLES.value)
+    run, state = finished.run, finished.state
+    source = _CONFIG.source(run.experiment.data) or open_source(run.experiment.data)
+    evaluator = evaluator_of_run(run, finished.ensemble, _POOLING.value, finished.parts)
     # Other predictions, or another pooling of them, are of another ensemble than the page's.
     own_pooling = run.experiment.evaluation.pooling
     draws_page = _POOLING.value in (None, own_pooling) and _DROPOUT_SAMPLES.value is None
@@ -90,15 +90,7 @@ def main() -> None:
     if not cluster.is_main():
         return
     console, scores = Console(markup=False, highlight=False), found.scores
-    console.print(
-        report.scores_table(
-            scores.ensemble,
-            scores.mean_member,
-            scores.members,
-            len(scores.groups),
-            scores.left_out,
-        )
-    )
+    console.print(scores.table())
     for sentence in found.sentences():
         console.print(sentence, soft_wrap=True)
     as_json: dict[str, Any] = found.to_dict()

@@ -9,12 +9,14 @@ from rich.console import Console
 from dist_ens import cluster, report
 from dist_ens.data import comes_in_memory, describe_source
 from dist_ens.ensemble import Ensemble
+from dist_ens.experiment.build import build_ensemble
+from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
 from dist_ens.feed import TrainingSet
 from dist_ens.layout import Layout
 from dist_ens.plan import HERE, Planner, Topology, mesh_line, plan_table
 from launch import cli
-from launch.config_file import ConfigFlags
+from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
 _TOPOLOGY = flags.DEFINE_string(
@@ -62,13 +64,13 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
     experiment = config.experiment()
     spec, num_train_examples = describe_source(experiment.data)
     run = Run(experiment, spec, num_train_examples or 0)  # where that is not known it is not asked
-    member = config.make_member(spec)
+    parts = config.own_parts(spec)
 
     def make_ensemble(layout: Layout) -> Ensemble:
         # What the ranges are, no program depends on.
         ranges = np.zeros((spec.num_groups, *spec.input_shape), np.float32)
-        ensemble = run.make_ensemble(layout, member, ranges)
-        run.check_training(ensemble)
+        ensemble = build_ensemble(run, layout, parts, ranges)
+        check_training(run, ensemble)
         return ensemble
 
     def say(line: str) -> None:

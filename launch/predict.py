@@ -26,12 +26,13 @@ from dist_ens.experiment.assess import (
     told_of_broken,
     without_broken,
 )
+from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.record import Run
-from dist_ens.experiment.workdir import open_finished
+from dist_ens.experiment.workdir import Finished, open_finished
 from dist_ens.paths import shortened
 from dist_ens.state import State
 from launch import cli
-from launch.config_file import ConfigFlags
+from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
 _WORKDIR = define_path("workdir", None, "Folder of the run.")
@@ -58,8 +59,8 @@ def main() -> None:
                 f"--input={shortened(str(_INPUT.value))} others. Leave one of them out."
             )
         cli.check_outputs(_OUTPUT)
-        run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
-        predictions, told = _out_of_bag(run, run.evaluator(ensemble), state)
+        finished = open_finished(workdir, _CONFIG.own_parts)
+        predictions, told = _out_of_bag(finished.run, _evaluator(finished), finished.state)
     else:
         path = cli.required(_INPUT)
         inputs = read_npy(path, "--input")
@@ -68,9 +69,10 @@ def main() -> None:
                 f"--input and --output are both {shortened(str(output))}. Choose another --output."
             )
         cli.check_outputs(_OUTPUT)
-        run, ensemble, state = open_finished(workdir, _CONFIG.make_member)
+        finished = open_finished(workdir, _CONFIG.own_parts)
+        run = finished.run
         inputs = convert_inputs(run.spec, inputs, f"--input {shortened(str(path))}")
-        predictions, told = _of_inputs(run, run.evaluator(ensemble), state, inputs)
+        predictions, told = _of_inputs(run, _evaluator(finished), finished.state, inputs)
     if not cluster.is_main():
         return
 
@@ -86,6 +88,10 @@ def main() -> None:
     print(f"{quoted(output)}: {', '.join(others)} and {last} of {first}.")
     for sentence in rest:
         print(sentence)
+
+
+def _evaluator(finished: Finished) -> Evaluator:
+    return evaluator_of_run(finished.run, finished.ensemble, parts=finished.parts)
 
 
 def _of_inputs(
@@ -123,8 +129,8 @@ def _out_of_bag(
         out_of_bag = out_of_bag_of(run, evaluator, state)
         dtype = np.float64 if run.spec.standardization else np.float32
         parts: dict[str, list[np.ndarray]] = {}
-        for told, counts in held_out_predictions(evaluator, state, source.train, out_of_bag):
-            of_group = {name: leaf[None] for name, leaf in told.items()}
+        for summary, counts in held_out_predictions(evaluator, state, source.train, out_of_bag):
+            of_group = {name: leaf[None] for name, leaf in summary.items()}
             for name, (leaf,) in evaluator.shown(of_group).items():
                 some = counts.reshape(-1, *(1,) * (leaf.ndim - 1))
                 parts.setdefault(name, []).append(np.where(some, leaf, np.nan))

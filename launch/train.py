@@ -10,27 +10,28 @@ from dist_ens.checkpoint import FOLDER
 from dist_ens.commands import command_line, quoted
 from dist_ens.data import Source, open_source
 from dist_ens.evaluation import Scores
-from dist_ens.experiment.assess import Questions, assess
+from dist_ens.experiment.assess import EvaluationRequest, assess
+from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import Trained, train
+from dist_ens.metrics.catalogue import formatted, headlines
 from launch import cli
-from launch.config_file import ConfigFlags
+from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
 _WORKDIR = define_path("workdir", None, "Folder of the run; one that holds it goes on.")
 _CONFIG = ConfigFlags()
-# The first two that a run has are told at its end.
-_TOLD = {"accuracy": "accuracy", "rmse": "RMSE", "nll": "NLL", "pinball": "pinball", "mae": "MAE"}
 
 
 def main() -> int:
     """Trains; 128 + the signal's number if one stopped it."""
     workdir = cli.required(_WORKDIR)
     experiment = _CONFIG.experiment()
-    source = open_source(experiment.data)
-    member = _CONFIG.make_member(source.spec)
-    member_file = _CONFIG.file.path if member and _CONFIG.file else None
-    trained = train(experiment, workdir, member=member, member_file=member_file, source=source)
-    if trained.scores is not None:
+    source = _CONFIG.source(experiment.data) or open_source(experiment.data)
+    parts = _CONFIG.own_parts(source.spec)
+    has_own = parts.member is not None or parts.names or parts.metrics
+    member_file = _CONFIG.file.path if has_own and _CONFIG.file else None
+    trained = train(experiment, workdir, parts=parts, member_file=member_file, source=source)
+    if trained.scores is not None and trained.evaluation is not None:
         _leave_report(trained, trained.scores, source, workdir, member_file)
     return 0 if trained.signal is None else 128 + trained.signal
 
@@ -38,16 +39,19 @@ def main() -> int:
 def _leave_report(
     trained: Trained, scores: Scores, source: Source, workdir: pathlib.Path, member_file: str | None
 ) -> None:
-    found = assess(trained.run, trained.evaluator, trained.state, source, Questions())
+    evaluator = evaluator_of_run(trained.run, trained.ensemble, parts=trained.parts)
+    found = assess(
+        trained.run, evaluator, trained.state, source, EvaluationRequest(), trained.evaluation
+    )
     if not cluster.is_main():
         return
     report.write_report(workdir, found.to_dict(), found.curves, found.pictures)
     ensemble, mean, count = scores.ensemble, scores.mean_member, len(scores.groups)
-    first, second = [name for name in _TOLD if name in mean][:2]
-    told, over_groups = report.told, f" (means over {count} groups)" if count > 1 else ""
+    shown = headlines(mean)[:2]
+    over_groups = f" (means over {count} groups)" if count > 1 else ""
     console = Console(markup=False, highlight=False)
     left = f"In {quoted(workdir)}: {report.PAGE}, {report.SUMMARY}, {report.METRICS}, {FOLDER}/."
-    if np.isnan([ensemble[first], ensemble[second]]).any():  # what is the matter has been said
+    if np.isnan([ensemble[metric.name] for metric in shown]).any():  # The reason was printed.
         if len(found.broken) < len(scores.members) and count == 1:
             again = command_line(
                 "dist-ens", "evaluate", workdir=workdir, config=member_file, leave_out_broken=True
@@ -63,12 +67,18 @@ def _leave_report(
         input="x.npy",
         output="p.npz",
     )
-    console.print(
-        f"The ensemble's {_TOLD[first]} is {told(ensemble, first)} and its {_TOLD[second]} "
-        f"{told(ensemble, second)}; its mean member's are {told(mean, first)} and "
-        f"{told(mean, second)}{over_groups}. {left} Next: {predict}",
-        soft_wrap=True,
+    scored = " and its ".join(
+        f"{metric.label}{'' if place else ' is'} {formatted(ensemble, metric.name)}"
+        for place, metric in enumerate(shown)
     )
+    of_mean = " and ".join(formatted(mean, metric.name) for metric in shown)
+    verb = "are" if len(shown) > 1 else "is"
+    sentence = (
+        f"The ensemble's {scored}; its mean member's {verb} {of_mean}{over_groups}. "
+        if shown
+        else ""
+    )
+    console.print(f"{sentence}{left} Next: {predict}", soft_wrap=True)
 
 
 def run() -> None:

@@ -1,5 +1,6 @@
 """Small networks and batches that several tests train."""
 
+import dataclasses
 from functools import cache
 
 import flax.linen as nn
@@ -10,7 +11,8 @@ import optax
 
 from dist_ens.config import ModelConfig
 from dist_ens.ensemble import Ensemble
-from dist_ens.layout import BATCHES, DATA, MEMBERS, copied, make_layout
+from dist_ens.layout import BATCHES, DATA, MEMBERS, Layout, copied
+from dist_ens.losses import categorical
 from dist_ens.members import from_linen
 from dist_ens.models import make_model
 
@@ -65,12 +67,25 @@ def batches_for(inputs, label_shape, steps, seed=0):
     return {"inputs": values, "labels": labels}
 
 
+def ensemble_of(member, optimizer, layout, objective=None, **options):
+    """An ensemble of classifiers on a layout, vmapped unless something else is asked for."""
+    options = {"execution": "vmap", "num_members": layout.num_members} | options
+    return Ensemble(member, optimizer, objective or categorical(CLASSES), layout=layout, **options)
+
+
+def begin(ensemble, inputs, seed=0, member_ids=None):
+    """The state of an ensemble at step 0, of another seed or other members if asked."""
+    if seed or member_ids is not None:
+        ensemble = dataclasses.replace(ensemble, seed=seed, member_ids=member_ids)
+    return ensemble.init({"inputs": inputs})
+
+
 @cache
 def born(network, optimizer, member_ids):
     """The state of a network's members at step 0, on one device."""
     member, inputs, _ = network()
-    layout = make_layout(len(member_ids), devices=jax.devices()[:1])
-    return Ensemble(member, optimizer, layout).init(0, inputs, member_ids)
+    layout = Layout.make(len(member_ids), devices=jax.devices()[:1])
+    return begin(ensemble_of(member, optimizer, layout), inputs, member_ids=member_ids)
 
 
 def born_on(layout, network, optimizer=SGD, member_ids=None):
@@ -95,14 +110,14 @@ def train(
 ):
     """The state, the metrics and the ensemble after some calls of one step, from seed 0."""
     member, inputs, label_shape = network()
-    layout = make_layout(num_members, ensemble_axis, devices)
-    ensemble = Ensemble(member, optimizer, layout, execution=execution)
+    layout = Layout.make(num_members, ensemble_axis=ensemble_axis, devices=devices)
+    ensemble = ensemble_of(member, optimizer, layout, execution=execution)
     state = born_on(layout, network, optimizer, member_ids)
     batches = batches_for(inputs, label_shape, steps)
     metrics = []
     for step in range(steps):
         batch = {name: leaf[step : step + 1] for name, leaf in batches.items()}
-        state, metrics_of_step = ensemble.update_steps(state, layout.put(batch, BATCH, BATCHES))
+        state, metrics_of_step = ensemble.update_steps(state, layout.put(batch, BATCHES))
         metrics.append(jax.device_get(metrics_of_step))
     metrics = jax.tree.map(lambda *leaves: np.concatenate(leaves), *metrics)
     return jax.device_get(state), metrics, ensemble

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import jax
 import numpy as np
@@ -30,8 +31,9 @@ from dist_ens.bench import (
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.data import Spec, open_source
 from dist_ens.errors import UserError
+from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
-from dist_ens.layout import Layout, make_layout
+from dist_ens.layout import Layout
 from launch.bench import _conclusion, _curves, _rate, _ratio
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -105,10 +107,10 @@ def test_what_is_written_by_hand_trains_the_members_that_dist_ens_trains(example
     )
     source = open_source(experiment.data)
     run = Run(experiment, source.spec, len(source.train))
-    layout = make_layout(2, devices=jax.devices()[:4])
-    ours = Updates(run.make_ensemble(layout), source, run.order, steps_per_call=2)
-    loop = LoopByHand(run.make_ensemble(layout), source, run.order)
-    vmap = VmapByHand(run.make_ensemble(layout), source, run.order)
+    layout = Layout.make(2, devices=jax.devices()[:4])
+    ours = Updates(build_ensemble(run, layout), source, run.order, steps_per_call=2)
+    loop = LoopByHand(build_ensemble(run, layout), source, run.order)
+    vmap = VmapByHand(build_ensemble(run, layout), source, run.order)
     for way in (ours, loop, vmap):
         way.run(3)
     one_by_one = jax.tree.map(lambda *leaves: np.stack(leaves), *(s.params for s in loop.states))
@@ -132,7 +134,7 @@ def test_ensembles_of_1_2_4_members_are_timed_and_the_whole(rows, sizes):
     # On eight devices one member leaves eight columns to the data, over which 12 examples do not
     # divide; two and six leave four, over which 6 do not: what was asked for is refused.
     assert timed(12) == [2, 4, 6]
-    with pytest.raises(UserError, match=r"data\.global_batch_size=6 over a data axis of 4"):
+    with pytest.raises(UserError, match=r"data\.global_batch_size=6 and a data axis of 4"):
         timed(6)
 
 
@@ -151,7 +153,7 @@ def test_nothing_is_concluded_from_neighbours_that_disagree():
 
 def test_of_a_set_that_does_not_fit_the_first_examples_are_timed(monkeypatch):
     source = open_source(DataConfig())
-    layout = make_layout(1, devices=jax.devices()[:1])
+    layout = Layout.make(1, devices=jax.devices()[:1])
     assert with_examples_that_fit(source, layout) is source
     # 1,437 digits of 260 bytes; a sixteenth of 208,000 bytes holds 50 of them.
     monkeypatch.setattr(Layout, "free_bytes", lambda layout: 208_000)
@@ -176,7 +178,8 @@ def test_members_that_come_in_waves_are_not_held_at_once_to_be_timed(monkeypatch
     monkeypatch.setattr("dist_ens.bench.step_ms_of_turns", of_no_time)
     two = jax.devices()[:2]
     monkeypatch.setattr(jax, "devices", lambda: two)
-    points = [bench(run, source, run.make_ensemble, each, 2) for each in layouts_to_time(run)]
+    make_ensemble = partial(build_ensemble, run)
+    points = [bench(run, source, make_ensemble, each, 2) for each in layouts_to_time(run)]
     # On two devices one and two members are one a device, and no wave is smaller.
     assert timed == [[DIST_ENS, LOOP, VMAP], [DIST_ENS, LOOP, VMAP], [DIST_ENS, LOOP]]
     assert _conclusion(points[-1]).startswith(
@@ -191,7 +194,7 @@ def test_the_loop_by_hand_holds_no_more_members_than_a_device_has_at_a_time():
     experiment = Experiment.from_dict(values | {"model": {"name": "mlp", "hidden_sizes": ()}})
     source = open_source(experiment.data)
     run = Run(experiment, source.spec, source.num_train_examples)
-    ensemble = run.make_ensemble(make_layout(8, devices=jax.devices()[:2]))
+    ensemble = build_ensemble(run, Layout.make(8, devices=jax.devices()[:2]))
     loop = LoopByHand(ensemble, source, run.order)
     loop.run(3)
     # Four members a device, two at a time; each of those stands for four of eight.

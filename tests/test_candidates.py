@@ -8,9 +8,8 @@ import pytest
 import networks
 from dist_ens.config import ModelConfig
 from dist_ens.config.execution_spec import Execution
-from dist_ens.ensemble import Ensemble
 from dist_ens.execution import heuristics as room
-from dist_ens.layout import BATCHES, make_layout
+from dist_ens.layout import BATCHES, Layout
 from dist_ens.models import make_model
 from test_executions import narrow, pooling
 
@@ -18,10 +17,10 @@ from test_executions import narrow, pooling
 def program(network, num_members=4, steps=2):
     """An ensemble on one device, its state and the batches of a call."""
     member, inputs, label_shape = network()
-    layout = make_layout(num_members, devices=jax.devices()[:1])
-    ensemble = Ensemble(member, optax.sgd(0.1), layout)
+    layout = Layout.make(num_members, devices=jax.devices()[:1])
+    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout)
     batches = networks.batches_for(inputs, label_shape, steps)
-    return ensemble, networks.born_on(layout, network), layout.put(batches, networks.BATCH, BATCHES)
+    return ensemble, networks.born_on(layout, network), layout.put(batches, BATCHES)
 
 
 def wide():

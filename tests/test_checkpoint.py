@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved, when it counts, and what is told where it cannot be written."""
+"""The store of checkpoints: what is saved, when it counts, and what its errors say."""
 
 import itertools
 import json
@@ -13,9 +13,9 @@ import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
 
-from dist_ens.checkpoint import Checkpoints
+from dist_ens.checkpoint import CheckpointStore
 from dist_ens.errors import RunError
-from dist_ens.layout import Waves, make_layout
+from dist_ens.layout import Layout, Waves
 
 
 def abstract(state):
@@ -27,7 +27,7 @@ def abstract(state):
 def state_on(layout):
     """Numbers of several types; zeros too, which a store may leave out."""
     count = layout.num_members
-    return layout.put_members(
+    return layout.put(
         {
             "w": np.arange(3.0 * count, dtype=np.float32).reshape(count, 3),
             "half": jnp.arange(count, dtype=jnp.bfloat16),
@@ -36,7 +36,8 @@ def state_on(layout):
             "wide": np.random.default_rng(0).normal(size=(count, 400)).astype(np.float32),
             "step": np.full(count, 7, np.int32),
             "flag": np.arange(count) % 2 == 0,
-        }
+        },
+        "members",
     )
 
 
@@ -56,14 +57,14 @@ def use_up(state, *, waits):
 
 @pytest.mark.parametrize(("rows", "columns", "waves"), [(4, 1, 1), (4, 2, 1), (1, 4, 1), (2, 1, 2)])
 def test_what_is_saved_is_the_state_though_it_is_used_up_at_once(tmp_path, rows, columns, waves):
-    layout = make_layout(4, rows, jax.devices()[: rows * columns])
+    layout = Layout.make(4, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
     state = state_on(layout)
     expected = jax.device_get(state)
     if waves > 1:
         state = Waves(layout, waves).off_devices(state)
     shapes = abstract(state)
     is_used_up = threading.Event()
-    with Checkpoints(tmp_path) as saves:
+    with CheckpointStore(tmp_path) as saves:
         saves.save(7, state, {"a": 1}, after=is_used_up.wait)
         use_up(state, waits=waves > 1)
         is_used_up.set()
@@ -77,8 +78,8 @@ def test_what_is_saved_is_the_state_though_it_is_used_up_at_once(tmp_path, rows,
 
 
 def test_zeros_are_written_too_so_that_what_is_absent_is_damage(tmp_path):
-    state = state_on(make_layout(4, 4, jax.devices()[:4]))
-    with Checkpoints(tmp_path) as saves:
+    state = state_on(Layout.make(4, ensemble_axis=4, devices=jax.devices()[:4]))
+    with CheckpointStore(tmp_path) as saves:
         saves.save(1, state, {})
         saves.wait()
         base = {"driver": "file", "path": f"{tmp_path}/checkpoints/1/state/"}
@@ -86,13 +87,13 @@ def test_zeros_are_written_too_so_that_what_is_absent_is_damage(tmp_path):
         of_zeros = sorted(key for key in database.list().result() if key.startswith(b"zeros/"))
         assert of_zeros == [*(b"zeros/c/%d/0" % row for row in range(4)), b"zeros/zarr.json"]
         database.write(of_zeros[0], None).result()
-        with pytest.raises(RunError, match=r"checkpoints/1, which is damaged.*zeros/c/0/0"):
+        with pytest.raises(RunError, match=r"checkpoints/1 is damaged.*zeros/c/0/0"):
             saves.restore_state(1, abstract(state))
 
 
 def test_no_byte_of_the_arrays_can_change_unnoticed(tmp_path):
-    state = state_on(make_layout(4, 4, jax.devices()[:4]))
-    with Checkpoints(tmp_path) as saves:
+    state = state_on(Layout.make(4, ensemble_axis=4, devices=jax.devices()[:4]))
+    with CheckpointStore(tmp_path) as saves:
         saves.save(1, state, {})
         saves.wait()
         folder = tmp_path / "checkpoints" / "1" / "state"
@@ -111,7 +112,7 @@ def test_no_byte_of_the_arrays_can_change_unnoticed(tmp_path):
                     assert len(data) > 1
                     assert_same(restored, state)
                     continue
-                assert "checkpoints/1, which is damaged" in told
+                assert "checkpoints/1 is damaged" in told
             file.write_bytes(sound)
         assert_same(saves.restore_state(1, abstract(state)), state)
 
@@ -125,32 +126,32 @@ def assert_same(a, b):
 
 def test_what_the_state_belongs_to_cannot_change_unnoticed(tmp_path):
     run = {"experiment": {"seed": 0, "data": {"std": [0.5]}}, "num_devices": 1}
-    with Checkpoints(tmp_path) as saves:
-        saves.save(1, state_on(make_layout(4)), run)
+    with CheckpointStore(tmp_path) as saves:
+        saves.save(1, state_on(Layout.make(4)), run)
         saves.wait()
         file = tmp_path / "checkpoints" / "1" / "run" / "metadata"
         file.write_text(file.read_text().replace("0.5", "0.6"))
-        with pytest.raises(RunError, match="checkpoints/1, which is damaged.*another checksum"):
+        with pytest.raises(RunError, match="checkpoints/1 is damaged.*does not match its checksum"):
             saves.restore_run(1)
         file.write_text(json.dumps(run))  # as it was written at first
         assert saves.restore_run(1) == run
 
 
 def test_what_orbax_wrote_is_read_too(tmp_path):
-    state = state_on(make_layout(4, 4, jax.devices()[:4]))
+    state = state_on(Layout.make(4, ensemble_axis=4, devices=jax.devices()[:4]))
     with ocp.StandardCheckpointer() as orbax:
         orbax.save(tmp_path / "checkpoints" / "1" / "state", state)
-    restored = Checkpoints(tmp_path, read_only=True).restore_state(1, abstract(state))
+    restored = CheckpointStore(tmp_path, read_only=True).restore_state(1, abstract(state))
     jax.tree.map(np.testing.assert_array_equal, *jax.device_get((state, restored)))
 
 
 def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_path):
-    folder, state = tmp_path / "checkpoints", state_on(make_layout(4))
+    folder, state = tmp_path / "checkpoints", state_on(Layout.make(4))
     (folder / "9.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
-    with Checkpoints(tmp_path, read_only=True) as saves:
+    with CheckpointStore(tmp_path, read_only=True) as saves:
         assert saves.latest_step() is None
     assert [p.name for p in folder.iterdir()] == ["9.orbax-checkpoint-tmp"]
-    with Checkpoints(tmp_path, keep=2) as saves:
+    with CheckpointStore(tmp_path, keep=2) as saves:
         for step in (1, 3, 20, 100, 100):  # one that is saved stays
             saves.save(step, state, {})
         saves.wait()
@@ -164,7 +165,7 @@ def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_p
 def test_a_save_that_ends_between_any_two_writes_to_the_disk_leaves_a_whole_checkpoint(
     tmp_path, monkeypatch
 ):
-    layout = make_layout(4)
+    layout = Layout.make(4)
     older, newer = state_on(layout), jax.tree.map(lambda leaf: leaf.copy(), state_on(layout))
     newest = []
     for last in itertools.count():
@@ -174,7 +175,7 @@ def test_a_save_that_ends_between_any_two_writes_to_the_disk_leaves_a_whole_chec
             if next(synced) >= last:
                 raise OSError("no more")
 
-        with Checkpoints(workdir) as saves:
+        with CheckpointStore(workdir) as saves:
             saves.save(1, older, {"step": 1})
             saves.wait()
             with monkeypatch.context() as patch:
@@ -186,7 +187,7 @@ def test_a_save_that_ends_between_any_two_writes_to_the_disk_leaves_a_whole_chec
                     ended = False
                 else:
                     ended = True
-        with Checkpoints(workdir) as saves:  # as whoever goes on
+        with CheckpointStore(workdir) as saves:  # as whoever goes on
             newest.append(saves.latest_step())
             assert saves.restore_run(newest[-1]) == {"step": newest[-1]}
             saves.restore_state(newest[-1], abstract(older))
@@ -198,19 +199,22 @@ def test_a_save_that_ends_between_any_two_writes_to_the_disk_leaves_a_whole_chec
 
 
 def test_a_save_that_cannot_be_written_is_told_by_the_next_with_what_is_kept(tmp_path):
-    folder, state = tmp_path / "checkpoints", state_on(make_layout(4))
-    saves = Checkpoints(tmp_path, keep=2).__enter__()
+    folder, state = tmp_path / "checkpoints", state_on(Layout.make(4))
+    saves = CheckpointStore(tmp_path, keep=2).__enter__()
     saves.save(1, state, {})
     (folder / "2.orbax-checkpoint-tmp").write_text("in the way")
     saves.save(2, state, {})
-    with pytest.raises(RunError, match=r"where it could not: .*\(step 1 is saved\)\. Make room"):
+    with pytest.raises(
+        RunError,
+        match=r"^Could not write the checkpoint of step 2 in .* saved step is 1\. Free some",
+    ):
         saves.save(3, state, {})
     saves.__exit__(None, None, None)
 
 
 def test_nothing_is_written_before_what_comes_first_is_done(tmp_path):
-    layout, seen = make_layout(4), []
-    with Checkpoints(tmp_path) as saves:
+    layout, seen = Layout.make(4), []
+    with CheckpointStore(tmp_path) as saves:
         saves.save(1, state_on(layout), {}, after=lambda: seen.append(saves._steps()))
         saves.wait()
         assert (seen, saves.latest_step()) == ([[]], 1)
@@ -225,12 +229,12 @@ def test_nothing_is_written_before_what_comes_first_is_done(tmp_path):
 
 
 def test_a_save_that_failed_may_be_tried_again(tmp_path):
-    state = state_on(make_layout(4))
+    state = state_on(Layout.make(4))
 
     def fail():
         raise OSError("not yet")
 
-    with Checkpoints(tmp_path) as saves:
+    with CheckpointStore(tmp_path) as saves:
         saves.save(1, state, {}, after=fail)
         with pytest.raises(OSError, match="not yet"):
             saves.wait()
@@ -243,12 +247,12 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(tmp_path, monkeypa
     def refuse(_):
         raise PermissionError("of somebody else")
 
-    state = state_on(make_layout(4))
-    with Checkpoints(tmp_path) as saves:
+    state = state_on(Layout.make(4))
+    with CheckpointStore(tmp_path) as saves:
         saves.save(1, state, {})
         saves.wait()
         with monkeypatch.context() as patch:
-            patch.setattr("dist_ens.checkpoint.checkpoints.give_up_checkpoint", refuse)
+            patch.setattr("dist_ens.checkpoint.store.give_up_checkpoint", refuse)
             saves.save(2, state, {})
             saves.wait()
         saves.save(3, state, {})
@@ -256,19 +260,19 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(tmp_path, monkeypa
 
 
 def test_a_checkpoint_that_was_replaced_meanwhile_is_called_no_damage(tmp_path):
-    state = state_on(make_layout(4))
-    with Checkpoints(tmp_path) as saves:
+    state = state_on(Layout.make(4))
+    with CheckpointStore(tmp_path) as saves:
         saves.save(1, state, {})
         saves.save(2, state, {})
         saves.wait()
         for read in (saves.restore_run, lambda step: saves.restore_state(step, abstract(state))):
-            with pytest.raises(RunError, match="checkpoints/1, which a run that is training has r"):
+            with pytest.raises(RunError, match="checkpoints/1 does not exist any more: a run"):
                 read(1)
 
 
 def test_a_sound_checkpoint_is_read_without_a_warning(tmp_path, caplog):
-    state = state_on(make_layout(4))
-    with Checkpoints(tmp_path) as saves:
+    state = state_on(Layout.make(4))
+    with CheckpointStore(tmp_path) as saves:
         saves.save(1, state, {})
         saves.wait()
         saves.restore_state(1, abstract(state))
@@ -282,34 +286,34 @@ def test_a_run_begins_when_what_an_interrupted_one_was_writing_is_there(tmp_path
         let_go.wait(60)
         written.append(1)
 
-    monkeypatch.setattr("dist_ens.checkpoint.checkpoints.write_checkpoint", write)
-    interrupted = Checkpoints(tmp_path).__enter__()
+    monkeypatch.setattr("dist_ens.checkpoint.store.write_checkpoint", write)
+    interrupted = CheckpointStore(tmp_path).__enter__()
     began = threading.Event()
-    interrupted.save(1, state_on(make_layout(4)), {}, after=began.set)
+    interrupted.save(1, state_on(Layout.make(4)), {}, after=began.set)
     assert began.wait(60)
     interrupted.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     threading.Timer(0.2, let_go.set).start()
-    Checkpoints(tmp_path, read_only=True)
+    CheckpointStore(tmp_path, read_only=True)
     assert written
 
 
 def test_a_folder_may_be_named_by_a_way_up_and_down(tmp_path):
     (tmp_path / "a").mkdir()
-    state = state_on(make_layout(4))
-    with Checkpoints(tmp_path / "a" / ".." / "run") as saves:
+    state = state_on(Layout.make(4))
+    with CheckpointStore(tmp_path / "a" / ".." / "run") as saves:
         saves.save(1, state, {})
-    restored = Checkpoints(tmp_path / "run", read_only=True).restore_state(1, abstract(state))
+    restored = CheckpointStore(tmp_path / "run", read_only=True).restore_state(1, abstract(state))
     jax.tree.map(np.testing.assert_array_equal, *jax.device_get((state, restored)))
-    again = Checkpoints(tmp_path / "a" / ".." / "run", read_only=True)
+    again = CheckpointStore(tmp_path / "a" / ".." / "run", read_only=True)
     again.restore_state(1, abstract(state))
 
 
 def test_a_state_of_another_precision_is_told_by_its_cause(tmp_path):
-    with Checkpoints(tmp_path) as saves:
-        saves.save(1, {"w": make_layout(4).put_members(np.ones((4, 3), np.float32))}, {})
+    with CheckpointStore(tmp_path) as saves:
+        saves.save(1, {"w": Layout.make(4).put(np.ones((4, 3), np.float32), "members")}, {})
         saves.wait()
         with jax.enable_x64(True):
-            wide = {"w": make_layout(4).put_members(jax.numpy.ones((4, 3), "float64"))}
+            wide = {"w": Layout.make(4).put(jax.numpy.ones((4, 3), "float64"), "members")}
             with pytest.raises(
                 RunError, match=r"float32\[4, 3\] in .* and float64\[4, 3\] here. JAX"
             ):

@@ -18,7 +18,7 @@ from dist_ens.ensemble import select_execution as choice
 from dist_ens.execution import apply as executions
 from dist_ens.execution import autotune
 from dist_ens.experiment.train import train
-from dist_ens.layout import BATCHES, Layout, make_layout
+from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import Member
 from test_candidates import candidates, program
 from test_executions import narrow
@@ -196,7 +196,7 @@ def test_a_run_that_begins_again_before_it_is_saved_has_what_was_chosen(
 
     monkeypatch.setattr(autotune, "PART_OF_THE_RUN", 1e9)
     with monkeypatch.context() as patch:
-        patch.setattr("dist_ens.report.TrainingReporter.updated", killed)
+        patch.setattr("dist_ens.training.metrics.MetricsReader.dispatched", killed)
         # On a machine where nothing is remembered.
         patch.setenv("XDG_CACHE_HOME", "/dev/null")
         for steps in (8, 16):
@@ -231,11 +231,11 @@ def test_the_fastest_is_tried_on_one_core_too(cores, monkeypatch):
     # Turns would replace the seconds by which it was the fastest.
     monkeypatch.setattr(autotune._Contest, "_that_take_turns", lambda *_, **__: [])
     member, inputs, label_shape = networks.mlp()
-    layout = make_layout(4, devices=cluster.devices_for(4))
-    ensemble = Ensemble(member, optax.sgd(0.1), layout)
+    layout = Layout.make(4, devices=cluster.devices_for(4))
+    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout)
     batches = networks.batches_for(inputs, label_shape, 2)
-    state = ensemble.init(0, inputs)
-    batches = layout.put(batches, networks.BATCH, BATCHES)
+    state = networks.begin(ensemble, inputs)
+    batches = layout.put(batches, BATCHES)
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
     *on_all, on_one = why.step_secs
     assert on_all == candidates(ensemble, state, batches)
@@ -251,11 +251,11 @@ def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
         return autotune.Timing("vmap", {"vmap": 1.0, "map": 2.0}, {}, True, 1.0)
 
     monkeypatch.setattr(autotune, "timed", first)
-    layout = make_layout(24, devices=cluster.devices_for(24))
+    layout = Layout.make(24, devices=cluster.devices_for(24))
     member, inputs, label_shape = networks.mlp()
-    ensemble = Ensemble(member, optax.sgd(0.1), layout)
-    batches = layout.put(networks.batches_for(inputs, label_shape, 2), networks.BATCH, BATCHES)
-    choice.choose(ensemble, ensemble.init(0, inputs), batches, num_steps=10**9)
+    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout)
+    batches = layout.put(networks.batches_for(inputs, label_shape, 2), BATCHES)
+    choice.choose(ensemble, networks.begin(ensemble, inputs), batches, num_steps=10**9)
     assert "unroll" in tried  # 3 copies of a step a core
     assert "unroll on one device" not in tried  # 24
     assert "chunk:8 on one device" in tried

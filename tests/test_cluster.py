@@ -20,8 +20,8 @@ from dist_ens import cluster
 from dist_ens.errors import UserError
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import open_finished
-from dist_ens.feed import Place, TrainingSet
-from dist_ens.layout import make_layout
+from dist_ens.feed import Placement, TrainingSet
+from dist_ens.layout import Layout
 from dist_ens.sampling import Order
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -96,8 +96,8 @@ def test_two_hosts_train_what_one_does(trained_by_two, tmp_path, mesh):
 
 def test_two_hosts_deal_a_divided_split_out_as_one_has_it_whole(trained_by_two, tmp_path):
     training_set = TrainingSet(Order(1_437, 32), 64 * 4 + 4, 2 * 32)
-    place = training_set.place_on(make_layout(8, 1), two_hosts.FOR_A_DIVIDED_SPLIT)
-    assert place is Place.DIVIDED
+    place = training_set.place_on(Layout.make(8, ensemble_axis=1), two_hosts.FOR_A_DIVIDED_SPLIT)
+    assert place is Placement.SHARDED
     assert_same_run(trained_by_two / "divided", two_hosts.experiment(1), tmp_path)
 
 
@@ -115,8 +115,8 @@ def test_two_hosts_train_and_score_groups_as_one_does(trained_by_two, tmp_path):
 @pytest.mark.parametrize(
     ("failing", "seen_by_other"),
     [
-        (0, "the whole is not here: another host could not write its part"),
-        (1, "the part of host 1 is not here: it could not be written"),
+        (0, "the checkpoint is not complete: another host could not write its part"),
+        (1, "the part of host 1 is missing: that host could not write it"),
     ],
 )
 def test_a_host_that_cannot_save_keeps_no_other_waiting_and_all_say_so(
@@ -129,7 +129,7 @@ def test_a_host_that_cannot_save_keeps_no_other_waiting_and_all_say_so(
     assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
     assert "File too large" in logs[failing].read_text()
     assert seen_by_other in logs[1 - failing].read_text()
-    assert all("(step 1 is saved). Make room" in log.read_text() for log in logs)
+    assert all("The last saved step is 1. Free some space" in log.read_text() for log in logs)
     assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]")] == ["1"]
 
 
@@ -153,7 +153,7 @@ def test_two_hosts_choose_an_execution_together(tmp_path):
 def assert_same_run(workdir, experiment, tmp_path):
     """What two hosts left in a workdir is what one leaves."""
     one = train(experiment, tmp_path)
-    _, _, two = open_finished(workdir)
+    two = open_finished(workdir).state
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
         jax.device_get(one.state.params),
@@ -186,7 +186,7 @@ def test_the_command_line_joins_a_cluster_and_fails_as_one(tmp_path):
     codes = finish(processes, logs)
     assert codes == [2, 2], logs[0].read_text()
     for log in logs:
-        assert "global_batch_size=7 over a data axis of 2 (2 devices of 2 hosts" in log.read_text()
+        assert "global_batch_size=7 and a data axis of 2 (2 devices of 2 hosts" in log.read_text()
     assert not (tmp_path / "run").exists()
 
 
@@ -208,7 +208,7 @@ def test_a_signal_to_one_host_stops_both_at_one_step_with_a_checkpoint(tmp_path,
     codes = finish(processes, logs)
     assert codes == [128 + signal.SIGTERM, 128 + number], "\n".join(x.read_text() for x in logs)
     step = int(logs[0].read_text().split("Stopped at step ")[1].split()[0].replace(",", ""))
-    _, _, state = open_finished(workdir)
+    state = open_finished(workdir).state
     assert jax.device_get(state.step).tolist() == [step] * 8
 
 
@@ -241,8 +241,10 @@ def test_the_first_signal_is_acknowledged_and_a_second_ends_at_once(read):
 
 
 def test_two_killed_hosts_go_on_and_end_as_two_never_killed(trained_by_two):
-    assert "going on from step 4" in (trained_by_two / "host_0.log").read_text()
-    killed, never_killed = (open_finished(trained_by_two / name)[2] for name in ("killed", "1x8"))
+    assert "resuming from step 4" in (trained_by_two / "host_0.log").read_text()
+    killed, never_killed = (
+        open_finished(trained_by_two / name).state for name in ("killed", "1x8")
+    )
     jax.tree.map(
         np.testing.assert_array_equal,
         *(jax.device_get((s.step, s.params, s.opt_state)) for s in (killed, never_killed)),

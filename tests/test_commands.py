@@ -48,7 +48,7 @@ def wait_until(condition, process):
 
 
 def leaves(workdir):
-    _, _, state = open_finished(workdir)
+    state = open_finished(workdir).state
     return jax.device_get([state.params, state.opt_state, state.step])
 
 
@@ -181,7 +181,7 @@ def test_an_interruption_leaves_a_checkpoint_and_no_traceback(tmp_path, number):
     output = log.read_text()
     assert "Traceback" not in output
     assert "Stopping in good order; a second signal ends at once." in output
-    assert "The same command goes on from there." in " ".join(output.split())
+    assert "Run the same command again to resume." in " ".join(output.split())
     step = int(output.split("Stopped at step ")[1].split()[0].replace(",", ""))
     assert (workdir / "checkpoints" / str(step)).is_dir()
     assert leaves(workdir)[2].tolist() == [step] * 8
@@ -383,12 +383,15 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ([], "dist-ens needs a verb: choose one of"),
         (["trian"], "'trian' is no verb of dist-ens"),
         (["train", SMALL[0]], "--workdir is missing. Add --workdir=…."),
-        ([*train], "A config says what is trained. Received: none."),
+        ([*train], "--config is missing. Add --config=FILE, such as"),
         ([*train, "--config=absent.py"], "--config='absent.py' is no file"),
         ([*train, f"--config={tmp_path / 'raises.py'}"], "ZeroDivisionError: division by zero (l"),
         ([*train, f"--config={tmp_path / 'syntax.py'}"], "SyntaxError: "),
         ([*train, SMALL[0], "--config.optimizer.learnin_rate=1"], "mean 'optimizer.learning_rate'"),
-        ([*train, SMALL[0], "--num_members=4"], "Received: --num_members. Write --config.num_m"),
+        (
+            [*train, SMALL[0], "--num_members=4"],
+            "--num_members is a field of the config, and not a",
+        ),
         ([*train, SMALL[0], "--config.steps=many"], "--config.steps cannot be 'many'"),
         ([*train, SMALL[0], "--config.num_members=0"], "num_members must be positive."),
         ([*train, SMALL[0], "--config.model.name=mpl", "--config.model.init=x"], "mean 'mlp'?"),
@@ -402,16 +405,19 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
             ],
             "dropout_rate lies in [0, 1), not 1.5",
         ),
-        ([*train, SMALL[0], "--config.steps=1", "--config.epochs=1"], "Exactly one of steps and"),
-        ([*train, SMALL[0], "--config.loss.levels=(0.1,0.5,0.9)"], "is of loss.name=pinball alone"),
+        (
+            [*train, SMALL[0], "--config.steps=1", "--config.epochs=1"],
+            "but exactly one of them must",
+        ),
+        ([*train, SMALL[0], "--config.loss.levels=(0.1,0.5,0.9)"], "has no effect with loss.name"),
         ([*train, "--config=configs"], "--config='configs' is no file"),
-        (["train", SMALL[0], f"--workdir={same}"], "A workdir is a folder"),
+        (["train", SMALL[0], f"--workdir={same}"], "cannot be the folder of a run"),
         ([*train, SMALL[0], "--confg=x"], "Unknown command line flag 'confg'"),
         (
             ["evaluate", f"--workdir={workdir}", SMALL[0], "--config.seed=1"],
-            "A run's own experiment says its fields",
+            "--config.seed cannot be changed: a finished run keeps",
         ),
-        (["evaluate", f"--workdir={tmp_path}"], "which has none. Train first"),
+        (["evaluate", f"--workdir={tmp_path}"], "There is no checkpoint in"),
         (["evaluate", f"--workdir={workdir}", "--level=0.8"], "A level is of conformal predict"),
         (["evaluate", f"--workdir={workdir}", "--dropout_samples=2"], "a network that draws noth"),
         (["evaluate", f"--workdir={workdir}", f"--json={same}/x"], f"{same} is no folder. Choose"),
@@ -451,7 +457,7 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ),
         (
             ["evaluate", f"--workdir={workdir}", f"--config={tmp_path / 'own.py'}"],
-            "by model.name, and another one is given: make_member.<locals>.<lambda>. Leave out",
+            "by model.name, and other parts are given: make_member.<locals>.<lambda>. Leave out",
         ),
     ]
     for arguments, sentence in cases:
@@ -484,8 +490,8 @@ def test_a_full_disk_is_told_and_nothing_saved_is_lost(tmp_path):
     )
     assert ended.returncode == 1, ended.stderr
     told = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert ["(step 10 is saved). Make room" in line for line in told] == [True]
-    _, _, state = open_finished(workdir)
+    assert ["The last saved step is 10. Free some space" in line for line in told] == [True]
+    state = open_finished(workdir).state
     assert jax.device_get(state.step).tolist() == [10] * 8
 
 

@@ -18,6 +18,7 @@ from sklearn.datasets import load_digits
 
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.config import DataConfig, Experiment
+from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import (
     ArraySplit,
     Source,
@@ -758,7 +759,7 @@ def test_arrays_that_are_none_are_refused(train_arrays, told):
 
 def test_a_network_or_an_experiment_that_is_none_is_refused(tmp_path):
     with pytest.raises(UserError, match="The network given is a function, not a dist_ens.members"):
-        train(Experiment(steps=1), tmp_path / "run", member=lambda x: x)
+        train(Experiment(steps=1), tmp_path / "run", parts=OwnParts(member=lambda x: x))
     with pytest.raises(UserError, match="experiment is a dict, not a dist_ens.config.Experiment"):
         train({"steps": 1}, tmp_path / "run")
     assert not (tmp_path / "run").exists()

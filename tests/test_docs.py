@@ -6,10 +6,13 @@ import re
 import pytest
 
 import launch
+from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Spec
+from dist_ens.experiment.build import build_ensemble
+from dist_ens.experiment.checks import check_training
+from dist_ens.experiment.config_file import ConfigFile
 from dist_ens.experiment.record import Run
-from dist_ens.layout import make_layout
-from launch.config_file import ConfigFile
+from dist_ens.layout import Layout
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -54,6 +57,6 @@ def test_the_network_in_readme_fits_its_data(tmp_path):
     file = ConfigFile(str(tmp_path / "own.py"))
     spec = Spec((8, 8), "float32", (), 10)
     run = Run(file.experiment(), spec, 1000)
-    ensemble = run.make_ensemble(make_layout(8), file.make_member(spec))
-    run.check_training(ensemble)
-    assert ensemble.abstract_state(run.batch_of_inputs(1)).params["w"].shape == (8, 64, 10)
+    ensemble = build_ensemble(run, Layout.make(8), OwnParts(member=file.make_member(spec)))
+    check_training(run, ensemble)
+    assert ensemble.abstract_state(run.batch(1)).params["w"].shape == (8, 64, 10)

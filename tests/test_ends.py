@@ -162,7 +162,7 @@ def test_a_value_that_cannot_be_used_is_one_short_message(words, sentence):
 def test_a_message_has_no_control_characters(tmp_path):
     ended = dist_ens("evaluate", f"--workdir={tmp_path}/\x1b[31mred")
     assert ended.returncode == 2
-    assert r"\x1b[31mred" in ended.stderr
+    assert r"\033[31mred" in ended.stderr
     assert "\x1b" not in ended.stderr
 
 
@@ -216,7 +216,7 @@ def test_output_is_text_whatever_the_name_of_a_file(run, tmp_path):
 
 def test_the_flags_of_these_tests_are_ones_that_xla_knows(tmp_path):
     ended = dist_ens("evaluate", f"--workdir={tmp_path}", xla_flags=fast_xla.flags(2))
-    assert "no checkpoint" in ended.stderr or "which has none" in ended.stderr
+    assert "There is no checkpoint in" in ended.stderr
 
 
 @pytest.mark.parametrize("verb", ["train", "evaluate", "predict", "report", "plan", "bench"])

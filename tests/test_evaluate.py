@@ -5,12 +5,14 @@ import numpy as np
 import optax
 import pytest
 
+import networks
 from dist_ens.config import Experiment
+from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import ArraySplit, Spec
-from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluator
+from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
-from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, make_layout
+from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, Layout
 from dist_ens.losses import class_mean_cross_entropy
 from dist_ens.members import from_functions
 from dist_ens.plan import collectives
@@ -23,8 +25,8 @@ def two_networks():
     """Two members that disagree, and 10 examples, which fill no batch of 8."""
     random = np.random.default_rng(0)
     member = from_functions(lambda key: {"w": 3 * jax.random.normal(key, (4, 3))}, _apply)
-    ensemble = Ensemble(member, optax.identity(), make_layout(2, 2))
-    state = ensemble.init(0, jax.ShapeDtypeStruct((1, 4), np.float32))
+    ensemble = networks.ensemble_of(member, optax.identity(), Layout.make(2, ensemble_axis=2))
+    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 4), np.float32))
     labels = random.integers(0, 3, 10).astype(np.int32)
     return ensemble, state, ArraySplit(random.normal(size=(10, 4)).astype(np.float32), labels)
 
@@ -66,12 +68,14 @@ def test_an_experiments_loss_and_scaling_are_what_its_ensemble_has():
         seen.append(inputs)
         return _apply(params, inputs)
 
-    ensemble = run.make_ensemble(
-        make_layout(1), from_functions(lambda key: {"w": np.ones((4, 3))}, apply)
+    ensemble = build_ensemble(
+        run,
+        Layout.make(1),
+        OwnParts(member=from_functions(lambda key: {"w": np.ones((4, 3))}, apply)),
     )
     ensemble.member.apply({"w": np.ones((4, 3))}, (), np.full((1, 4), 5.0, np.float32), None, False)
     np.testing.assert_array_equal(seen[-1], np.full((1, 4), 2.0))  # (5 - 1) / 2
-    assert ensemble.loss is class_mean_cross_entropy
+    assert ensemble.objective.example_loss is class_mean_cross_entropy
     # ln 3 of three equal logits, over three classes
     loss = class_mean_cross_entropy(np.zeros((1, 3), np.float32), np.zeros(1, np.int32))
     np.testing.assert_allclose(loss, [np.log(3) / 3], rtol=1e-6)
@@ -81,12 +85,12 @@ def test_an_experiments_loss_and_scaling_are_what_its_ensemble_has():
 @pytest.mark.parametrize("num_groups", [1, 2])
 def test_scores_and_predictions_take_one_collective_each(num_classes, num_groups):
     # Two of them, or one in a loop, wait for each other without end where devices share threads.
-    layout = make_layout(8, 4)
+    layout = Layout.make(8, ensemble_axis=4)
     num_outputs = num_classes or 2
     member = from_functions(lambda key: {"w": np.ones((4, num_outputs))}, _apply)
-    ensemble = Ensemble(member, optax.identity(), layout, num_groups=num_groups)
+    ensemble = networks.ensemble_of(member, optax.identity(), layout, num_groups=num_groups)
     spec = Spec((4,), "float32", (), num_classes, num_groups)
-    evaluator = Evaluator(ensemble, 8, spec)
+    programs = Evaluator(ensemble, 8, spec).programs
     labels_spec = BATCHES if num_groups > 1 else BATCH
     outputs, labels, mask = (
         jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding(at))
@@ -98,10 +102,10 @@ def test_scores_and_predictions_take_one_collective_each(num_classes, num_groups
     )
     group = jax.ShapeDtypeStruct((8,), "int32", sharding=layout.sharding(MEMBERS))
     for program in (
-        evaluator._score.lower(outputs, group, labels, mask),
-        evaluator._score_by_size.lower(outputs, labels),
-        evaluator._predictions.lower(outputs),
-        evaluator._pooled_predictions.lower(outputs),
+        programs.score_of_device.lower(outputs, group, labels, mask, None),
+        programs.score_by_size.lower(outputs, labels),
+        programs.predictions.lower(outputs),
+        programs.pooled_predictions.lower(outputs),
     ):
         loops, outside = program.compile().as_text().split("\nENTRY ")
         assert not collectives(loops, layout.mesh.device_ids)

@@ -19,8 +19,7 @@ from dist_ens.config.execution_spec import (
     WAYS,
     Execution,
 )
-from dist_ens.ensemble import Ensemble
-from dist_ens.layout import BATCH, BATCHES, make_layout
+from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import from_linen
 from dist_ens.models import make_model
 
@@ -53,13 +52,13 @@ def trained(network, execution, num_members=4, mesh=(2, 2), steps=3):
     """State, metrics and logits after one call, from seed 0."""
     member, inputs, label_shape = network()
     rows, columns = mesh
-    layout = make_layout(num_members, rows, jax.devices()[: rows * columns])
-    ensemble = Ensemble(member, optax.sgd(0.1), layout, execution=execution)
+    layout = Layout.make(num_members, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
+    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, execution=execution)
     state = networks.born_on(layout, network)
     batches = networks.batches_for(inputs, label_shape, steps)
-    state, metrics = ensemble.update_steps(state, layout.put(batches, networks.BATCH, BATCHES))
-    x = layout.put(batches["inputs"][0], networks.BATCH, BATCH)
-    return jax.device_get((state, metrics, ensemble.predict(state, x)))
+    state, metrics = ensemble.update_steps(state, layout.put(batches, BATCHES))
+    x = layout.put(batches["inputs"][0])
+    return jax.device_get((state, metrics, ensemble.outputs(state, x)))
 
 
 def assert_same(a, b):
@@ -115,11 +114,11 @@ def test_every_form_of_a_product_makes_the_same_members(way, product):
 
 def test_a_lowered_update_holds_no_slow_operation():
     member, inputs, label_shape = pooling()
-    layout = make_layout(2, devices=jax.devices()[:1])
-    batches = layout.put(networks.batches_for(inputs, label_shape, 2), networks.BATCH, BATCHES)
+    layout = Layout.make(2, devices=jax.devices()[:1])
+    batches = layout.put(networks.batches_for(inputs, label_shape, 2), BATCHES)
 
     def text(execution):
-        ensemble = Ensemble(member, optax.sgd(0.1), layout, execution=execution)
+        ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, execution=execution)
         return ensemble.update_steps.lower(networks.born_on(layout, pooling), batches).as_text()
 
     plain = text("vmap")
@@ -137,10 +136,10 @@ def test_a_lowered_update_holds_no_slow_operation():
 
 def test_the_loop_uses_up_the_state_it_is_given():
     member, inputs, label_shape = networks.mlp()
-    layout = make_layout(4, 2, jax.devices()[:4])
-    ensemble = Ensemble(member, optax.sgd(0.1), layout, execution="loop")
-    state = ensemble.init(0, inputs)
-    batches = layout.put(networks.batches_for(inputs, label_shape, 1), networks.BATCH, BATCHES)
+    layout = Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
+    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, execution="loop")
+    state = networks.begin(ensemble, inputs)
+    batches = layout.put(networks.batches_for(inputs, label_shape, 1), BATCHES)
     with jax.transfer_guard("disallow"):
         after, _ = ensemble.update_steps(state, batches)
         ensemble.update_steps(after, batches)

@@ -9,11 +9,12 @@ import pytest
 
 import networks
 from dist_ens.data import ArraySplit, Source, Spec
-from dist_ens.ensemble import Drawn, Ensemble, Own
+from dist_ens.ensemble import Batches, Drawn, MemberBatches
 from dist_ens.errors import UserError
-from dist_ens.feed import Deals, Place, TrainingSet, feed
-from dist_ens.layout import BATCH, BATCHES, Layout, dealing_program, make_layout
-from dist_ens.methods import poisson_weight
+from dist_ens.feed import Placement, TrainingSet, call_batches, feed
+from dist_ens.feed.sharded import ShardedFeed
+from dist_ens.layout import BATCH, BATCHES, Layout, dealing_program
+from dist_ens.methods import bootstrap
 from dist_ens.plan import collectives
 from dist_ens.sampling import Order
 
@@ -44,7 +45,7 @@ def calls_of(
 ):
     order = Order(count, networks.BATCH, per_member=per_member)
     return feed(
-        source(kind, count),
+        source(kind, count).train,
         order,
         layout,
         seed=3,
@@ -57,10 +58,14 @@ def calls_of(
 
 def trained(kind, mesh=(4, 2), execution="vmap", *, last_step=7, waves=1, **of_calls):
     rows, columns = mesh
-    layout = make_layout(4, rows, jax.devices()[: rows * columns])
+    layout = Layout.make(4, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
     member, inputs, _ = networks.mlp()
-    ensemble = Ensemble(member, optax.sgd(0.1), layout, execution=execution, waves=waves)
-    state = networks.born_on(layout, networks.mlp) if waves == 1 else ensemble.init(0, inputs)
+    ensemble = networks.ensemble_of(
+        member, optax.sgd(0.1), layout, execution=execution, waves=waves
+    )
+    state = (
+        networks.born_on(layout, networks.mlp) if waves == 1 else networks.begin(ensemble, inputs)
+    )
     calls = list(calls_of(kind, layout, last_step=last_step, **of_calls))
     for batches in calls:
         state, _ = ensemble.update_steps(state, batches)
@@ -131,7 +136,7 @@ def test_drawn_on_the_device_and_streamed_are_the_same_examples(mesh, execution)
     drawn, calls = trained(ArraySplit, mesh, execution, last_step=2)
     streamed, other_calls = trained(ReadLate, mesh, execution, last_step=2)
     assert isinstance(calls[0], Drawn)
-    assert isinstance(other_calls[0], dict)
+    assert isinstance(other_calls[0], Batches)
     jax.tree.map(np.testing.assert_array_equal, drawn, streamed)
 
 
@@ -166,7 +171,7 @@ def test_members_with_orders_of_their_own_are_sent_their_examples_where_the_set_
     sent, calls = trained(
         ArraySplit, mesh, execution, per_member=True, waves=waves, say=said.append
     )
-    assert isinstance(calls[0], Own)
+    assert isinstance(calls[0], MemberBatches)
     jax.tree.map(np.testing.assert_array_equal, drawn, sent)
     # A batch of 16 for each of four members: 16 * 52 * 4 = 3,328 bytes, 0.00317 MiB.
     assert "0.00317 MiB a step are sent from the hosts, 4 times" in said[0]
@@ -181,16 +186,16 @@ OF_42_DIVIDED = 1_860
 @pytest.mark.parametrize(
     ("free_bytes", "columns", "per_member", "place"),
     [
-        (4 * 2_184, 4, False, Place.EVERYWHERE),
-        (4 * 2_184 - 1, 4, False, Place.DIVIDED),
-        (4 * OF_42_DIVIDED, 4, False, Place.DIVIDED),
-        (4 * OF_42_DIVIDED - 1, 4, False, Place.HOSTS),
-        (4 * 2_184 - 1, 4, True, Place.HOSTS),
-        (4 * 2_184 - 1, 1, False, Place.HOSTS),
+        (4 * 2_184, 4, False, Placement.REPLICATED),
+        (4 * 2_184 - 1, 4, False, Placement.SHARDED),
+        (4 * OF_42_DIVIDED, 4, False, Placement.SHARDED),
+        (4 * OF_42_DIVIDED - 1, 4, False, Placement.STREAMED),
+        (4 * 2_184 - 1, 4, True, Placement.STREAMED),
+        (4 * 2_184 - 1, 1, False, Placement.STREAMED),
     ],
 )
 def test_a_split_goes_where_there_is_room(free_bytes, columns, per_member, place):
-    layout = make_layout(4, 1, jax.devices()[:columns])
+    layout = Layout.make(4, ensemble_axis=1, devices=jax.devices()[:columns])
     order = Order(42, 16, per_member=per_member)
     assert TrainingSet(order, 52, 48).place_on(layout, free_bytes) is place
 
@@ -201,7 +206,7 @@ def deals(monkeypatch):
     monkeypatch.setattr(Layout, "free_bytes", lambda layout: 4 * OF_42_DIVIDED)
     dealt = []
 
-    class Told(Deals):
+    class Told(ShardedFeed):
         def __call__(self, steps):
             before = self._steps
             batches = super().__call__(steps)
@@ -209,7 +214,7 @@ def deals(monkeypatch):
                 dealt.append(self._steps)
             return batches
 
-    monkeypatch.setattr("dist_ens.feed.Deals", Told)
+    monkeypatch.setattr(call_batches, "ShardedFeed", Told)
     return dealt
 
 
@@ -221,7 +226,7 @@ def deals(monkeypatch):
 def test_batches_of_a_divided_split_are_those_that_are_streamed(
     monkeypatch, deals, steps_per_call, steps_of_deal, first_step
 ):
-    layout = make_layout(4, 1, jax.devices()[:4])
+    layout = Layout.make(4, ensemble_axis=1, devices=jax.devices()[:4])
     asked = {"steps_per_call": steps_per_call, "first_step": first_step, "last_step": 13}
     divided = [*calls_of(ArraySplit, layout, count=42, **asked)]
     # A deal is an epoch of whole calls; where a run goes on within a call, it ends within one too.
@@ -230,9 +235,10 @@ def test_batches_of_a_divided_split_are_those_that_are_streamed(
     assert len(deals) <= -(-(13 - first_step) // steps_of_deal) + (steps_per_call > 1)
     monkeypatch.setattr(Layout, "free_bytes", lambda layout: 0)
     streamed = [*calls_of(ArraySplit, layout, count=42, **asked)]
-    assert sum(len(batches["labels"]) for batches in divided) == 13 - first_step
+    assert sum(len(batches.index) for batches in divided) == 13 - first_step
     for batches, others in zip(divided, streamed, strict=True):
-        assert batches["inputs"].sharding == others["inputs"].sharding
+        assert isinstance(batches, Batches)
+        assert batches.examples["inputs"].sharding == others.examples["inputs"].sharding
         jax.tree.map(np.testing.assert_array_equal, batches, others)
 
 
@@ -250,10 +256,10 @@ def test_members_are_the_same_where_the_split_is_divided(monkeypatch, deals, exe
 
 def test_examples_are_weighed_by_their_place_where_the_split_is_divided(monkeypatch, deals):
     def of_bootstrap():
-        layout = make_layout(2, 1, jax.devices()[:4])
+        layout = Layout.make(2, ensemble_axis=1, devices=jax.devices()[:4])
         member, inputs, _ = networks.mlp()
-        ensemble = Ensemble(member, optax.sgd(0.1), layout, example_weight=poisson_weight)
-        state = ensemble.init(0, inputs)
+        ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, methods=[bootstrap()])
+        state = networks.begin(ensemble, inputs)
         for batches in calls_of(ArraySplit, layout):
             state, _ = ensemble.update_steps(state, batches)
         return jax.device_get(state.params), batches
@@ -267,10 +273,10 @@ def test_examples_are_weighed_by_their_place_where_the_split_is_divided(monkeypa
 
 
 def test_a_divided_split_is_dealt_out_over_the_data_axis_only_and_is_nowhere_whole():
-    layout = make_layout(4, 2, jax.devices())
+    layout = Layout.make(4, ensemble_axis=2, devices=jax.devices())
     split = source(count=4_096).train.take(np.arange(4_096))
-    parts = layout.put(split, 4_096, BATCH)
-    indices = layout.put(np.arange(4_096, dtype=np.int32).reshape(64, 64), 64, BATCHES)
+    parts = layout.put(split, BATCH)
+    indices = layout.put(np.arange(4_096, dtype=np.int32).reshape(64, 64), BATCHES)
     compiled = dealing_program(layout).lower(parts, indices).compile()
     crossing = collectives(compiled.as_text(), layout.mesh.device_ids)
     assert {(each.kind, each.axis) for each in crossing} == {("collective-permute", "data")}
@@ -288,7 +294,7 @@ def test_batches_of_the_next_calls_are_read_while_one_is_trained_on():
             taken.release()
             return super().take(indices)
 
-    layout = make_layout(4, 1, jax.devices()[:1])
+    layout = Layout.make(4, ensemble_axis=1, devices=jax.devices()[:1])
     calls = calls_of(Counted, layout, count=200, last_step=12, steps_per_call=1)
     next(calls)
     # Nobody asks for a second call, and yet its batch and a third are read.

@@ -12,7 +12,7 @@ from rich.table import Table
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.errors import UserError
 from launch import cli
-from launch.config_file import ConfigFlags
+from launch.config_flags import ConfigFlags
 
 # A thread that is in the middle of something when the command is interrupted.
 INTERRUPTED = """

@@ -12,6 +12,7 @@ import pytest
 from scipy.special import log_softmax
 from sklearn.preprocessing import StandardScaler
 
+import networks
 from dist_ens.config import (
     CheckpointConfig,
     DataConfig,
@@ -28,12 +29,11 @@ from dist_ens.data import (
     evaluation_batches,
     open_source,
 )
-from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, curves_of
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import open_finished
-from dist_ens.layout import make_layout
+from dist_ens.layout import Layout
 from dist_ens.members import from_functions
 from dist_ens.sampling import Order
 
@@ -275,9 +275,9 @@ def test_each_group_is_an_ensemble_scored_on_its_own_examples(mesh):
     member = from_functions(
         lambda key: {"w": 3 * jax.random.normal(key, (4, 3))}, lambda params, x: x @ params["w"]
     )
-    layout = make_layout(6, rows, jax.devices()[: rows * columns])
-    ensemble = Ensemble(member, optax.identity(), layout, num_groups=3)
-    state = ensemble.init(0, jax.ShapeDtypeStruct((1, 4), np.float32))
+    layout = Layout.make(6, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
+    ensemble = networks.ensemble_of(member, optax.identity(), layout, num_groups=3)
+    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 4), np.float32))
     split = ArraySplit(inputs.reshape(15, 4), labels.ravel())
     scores = Evaluator(ensemble, 4).evaluate(state, split).scores()
 
@@ -306,14 +306,16 @@ def test_each_group_is_an_ensemble_scored_on_its_own_examples(mesh):
 
 def test_groups_that_are_not_alike_are_told():
     member = from_functions(lambda key: {"w": np.ones((4, 3))}, lambda params, x: x @ params["w"])
-    ensemble = Ensemble(member, optax.identity(), make_layout(4), num_groups=3)
-    with pytest.raises(UserError, match="Received: 4 members for 3 groups"):
+    ensemble = networks.ensemble_of(member, optax.identity(), Layout.make(4), num_groups=3)
+    with pytest.raises(UserError, match="4 members cannot be divided evenly among 3 groups"):
         Evaluator(ensemble, 4)
     ensemble = dataclasses.replace(ensemble, num_groups=2)
     inputs = jax.ShapeDtypeStruct((1, 4), np.float32)
-    state = ensemble.init(0, inputs, member_ids=[1, 0, 2, 3])
+    state = networks.begin(ensemble, inputs, member_ids=[1, 0, 2, 3])
     split = ArraySplit(np.ones((6, 4), np.float32), np.zeros(6, np.int32))
-    with pytest.raises(UserError, match=re.escape("Received: members [1, 0, 2, 3].")):
+    with pytest.raises(
+        UserError, match=re.escape("Members [1, 0, 2, 3] do not belong to their 2 groups")
+    ):
         Evaluator(ensemble, 4).evaluate(state, split).scores()
     spec = Spec((4,), "float32", (), 3, num_groups=4)
     with pytest.raises(UserError, match="Received: 6 in split train for 4 groups."):
@@ -355,7 +357,7 @@ def test_members_of_several_splits_are_trained_and_scored_in_their_targets_unit(
     assert set(summary["test_std"]) == set(summary["test"]) == set(summary["mean_member"])
     # The target deviates by about 110; a line is learned, its noise 1.
     assert summary["test"]["rmse"] < 40
-    run, ensemble, state = open_finished(tmp_path / "run")
+    run, ensemble, state, *_ = open_finished(tmp_path / "run")
     evaluator = Evaluator(ensemble, 4, run.spec)
     evaluation = evaluator.evaluate(state, open_source(run.experiment.data).test, by_size=True)
     again = evaluation.scores()
@@ -423,7 +425,7 @@ def test_a_group_learns_nothing_of_another_splits_examples(tmp_path):
         jax.tree.map(lambda a, b: same(a[0], b[0]), both.params, second.params)
     summary = json.loads((tmp_path / "alone" / "summary.json").read_text())
     assert (summary["groups"], summary["num_members"]) == (1, 2)
-    run, ensemble, state = open_finished(tmp_path / "alone")
+    run, ensemble, state, *_ = open_finished(tmp_path / "alone")
     predicted = Evaluator(ensemble, 4, run.spec).predict(state, np.float32(LINE[:, :2]))
     assert predicted["mean"].shape == (40,)
 
@@ -433,14 +435,14 @@ def test_a_group_learns_nothing_of_another_splits_examples(tmp_path):
     [
         (
             {"loss": LossConfig()},
-            "The loss of real targets is one of gaussian_nll, beta_nll, mse, pinball.",
+            "their loss is one of gaussian_nll, beta_nll, mse, pinball.",
         ),
         (
             {"num_members": 3, "members_per_group": None},
-            "Received: num_members=3 for 2 groups. Try --config.num_members=4.",
+            "num_members=3 is not a multiple of the 2 groups. Try --config.num_members=4.",
         ),
-        ({"num_members": 4}, "Received: num_members=4, members_per_group=2."),
-        ({"members_per_group": None}, "Received: num_members=None, members_per_group=None."),
+        ({"num_members": 4}, "num_members=4 and members_per_group=2, but exactly one"),
+        ({"members_per_group": None}, "num_members=None and members_per_group=None, but"),
         ({"members_per_group": 0}, "members_per_group must be positive."),
     ],
 )
@@ -459,7 +461,7 @@ def test_a_source_of_several_splits_is_for_groups_alone(tmp_path):
         train(experiment(scaled), tmp_path / "run")
     with pytest.raises(UserError, match="data.num_classes=3 was given for a table"):
         open_source(dataclasses.replace(line(tmp_path), num_classes=3))
-    with pytest.raises(UserError, match=re.escape("The loss of classes is one of softmax_cross_")):
+    with pytest.raises(UserError, match=re.escape("their loss is one of softmax_cross_")):
         train(experiment(DataConfig(source="digits", examples="permuted")), tmp_path / "run")
-    with pytest.raises(UserError, match="examples=splits for digits, one training and one test"):
+    with pytest.raises(UserError, match="a source with several splits, and data.source=digits has"):
         train(experiment(DataConfig(source="digits", examples="splits")), tmp_path / "run")

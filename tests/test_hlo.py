@@ -12,9 +12,10 @@ import pytest
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
 from dist_ens.execution.heuristics import candidates
+from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
-from dist_ens.feed import Place, abstract_batches
-from dist_ens.layout import make_layout
+from dist_ens.feed import Placement, abstract_batches
+from dist_ens.layout import Layout
 from dist_ens.plan import Collective, collectives
 
 pytestmark = pytest.mark.quick
@@ -30,17 +31,17 @@ SPECS = {
 }
 
 
-def compiled_update(config, num_members, rows, columns, batch_size, place=Place.EVERYWHERE):
+def compiled_update(config, num_members, rows, columns, batch_size, place=Placement.REPLICATED):
     """The update of a shipped config, compiled without a batch; and its execution."""
     experiment = Experiment.from_dict(runpy.run_path(str(config))["get_config"]().to_dict())
     spec = SPECS[config.stem]
-    layout = make_layout(num_members, rows, jax.devices()[: rows * columns])
+    layout = Layout.make(num_members, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
     run = Run(experiment, spec, 1000)
-    ensemble = run.make_ensemble(layout)
-    state = ensemble.abstract_state(run.batch_of_inputs(batch_size // columns))
+    ensemble = build_ensemble(run, layout)
+    state = ensemble.abstract_state(run.batch(batch_size // columns))
     batches = abstract_batches(
         layout,
-        spec,
+        spec.example,
         experiment.steps_per_call,
         batch_size,
         place,
@@ -75,7 +76,7 @@ def test_every_shipped_config_is_read():
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.stem)
 @pytest.mark.parametrize(
     ("rows", "columns", "place"),
-    [(8, 1, Place.EVERYWHERE), (4, 2, Place.EVERYWHERE), (4, 2, Place.HOSTS)],
+    [(8, 1, Placement.REPLICATED), (4, 2, Placement.REPLICATED), (4, 2, Placement.STREAMED)],
 )
 def test_members_do_not_talk_and_cost_what_one_costs(config, rows, columns, place):
     # A device of either mesh has the same part: one program to compare. Of the smallest network as
@@ -102,7 +103,7 @@ def test_members_do_not_talk_and_cost_what_one_costs(config, rows, columns, plac
 
 
 def test_a_program_whose_members_talk_is_caught():
-    layout = make_layout(8, 4)
+    layout = Layout.make(8, ensemble_axis=4)
     together = jax.jit(
         layout.shard_map(
             lambda x: jax.lax.pmean(x, "ensemble"),

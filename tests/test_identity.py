@@ -11,18 +11,10 @@ import optax
 import pytest
 
 import networks
-from dist_ens import layout as layouts
-from dist_ens.ensemble import Ensemble, Own
+from dist_ens.ensemble import Batches, Ensemble, MemberBatches
 from dist_ens.errors import UserError
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
-from dist_ens.layout import (
-    BATCHES,
-    MEMBER_BATCHES,
-    MEMBERS,
-    data_index,
-    leaves_that_differ,
-    make_layout,
-)
+from dist_ens.layout import BATCHES, MEMBER_BATCHES, MEMBERS, Layout, data_index, differing_leaves
 from dist_ens.members import Member, from_functions, from_linen
 from dist_ens.methods import poisson_weight
 from dist_ens.randomness import EXAMPLES, member_key
@@ -35,13 +27,13 @@ DEVICE = jax.devices()[:1]
 def trained(member, *, mesh=(1, 1), num_members=2, ids=None, optimizer=networks.SGD, **options):
     """The state after three steps of one call each, on the host."""
     rows, columns = mesh
-    layout = make_layout(num_members, rows, jax.devices()[: rows * columns])
-    ensemble = Ensemble(member, optimizer, layout, **options)
-    state = ensemble.init(0, INPUTS, ids)
+    layout = Layout.make(num_members, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
+    ensemble = networks.ensemble_of(member, optimizer, layout, **options)
+    state = networks.begin(ensemble, INPUTS, member_ids=ids)
     batches = networks.batches_for(INPUTS, (), 3)
     for step in range(3):
         batch = {name: leaf[step : step + 1] for name, leaf in batches.items()}
-        state, _ = ensemble.update_steps(state, layout.put(batch, BATCH, BATCHES))
+        state, _ = ensemble.update_steps(state, layout.put(batch, BATCHES))
     return state
 
 
@@ -100,14 +92,14 @@ def test_dropout_samples_are_the_same_under_any_configuration_of_random_numbers(
             x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
             return nn.Dense(networks.CLASSES)(x)
 
-    layout = make_layout(2, devices=DEVICE)
-    ensemble = Ensemble(from_linen(Asking()), networks.SGD, layout, dropout_samples=3)
-    state = ensemble.init(0, INPUTS)
-    x = layout.put(networks.batches_for(INPUTS, (), 1)["inputs"][0], BATCH, layouts.BATCH)
-    as_usual = ensemble.predict(state, x)
+    layout = Layout.make(2, devices=DEVICE)
+    ensemble = networks.ensemble_of(from_linen(Asking()), networks.SGD, layout, dropout_samples=3)
+    state = networks.begin(ensemble, INPUTS)
+    x = layout.put(networks.batches_for(INPUTS, (), 1)["inputs"][0])
+    as_usual = ensemble.outputs(state, x)
     with CONFIGURATIONS[configuration]():
-        other = Ensemble(from_linen(Asking()), networks.SGD, layout, dropout_samples=3)
-        np.testing.assert_array_equal(other.predict(state, x), as_usual)
+        other = networks.ensemble_of(from_linen(Asking()), networks.SGD, layout, dropout_samples=3)
+        np.testing.assert_array_equal(other.outputs(state, x), as_usual)
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
@@ -223,17 +215,17 @@ def needs_the_loss():
 
 @pytest.mark.parametrize("optimizer", [optax.lbfgs(), needs_the_loss()])
 def test_an_optimizer_that_no_trace_can_take_alone_begins_all_the_same(optimizer):
-    layout = make_layout(2, devices=DEVICE)
-    ensemble = Ensemble(constant_loss(), optimizer, layout)
+    layout = Layout.make(2, devices=DEVICE)
+    ensemble = networks.ensemble_of(constant_loss(), optimizer, layout)
     params = [{"w": np.zeros((12, networks.CLASSES), np.float32)}] * 2
-    assert_equal(ensemble.state_of(params).params, ensemble.init(0, INPUTS).params)
+    assert_equal(ensemble.state_of(params).params, networks.begin(ensemble, INPUTS).params)
 
 
 def test_networks_trained_elsewhere_go_on_with_noise_of_their_own():
-    layout = make_layout(2, devices=DEVICE)
-    ensemble = Ensemble(constant_loss(), optax.noisy_sgd(1e-2, key=0), layout)
+    layout = Layout.make(2, devices=DEVICE)
+    ensemble = networks.ensemble_of(constant_loss(), optax.noisy_sgd(1e-2, key=0), layout)
     params = [{"w": np.zeros((12, networks.CLASSES), np.float32)}] * 2
-    assert_equal(ensemble.state_of(params), ensemble.init(0, INPUTS))
+    assert_equal(ensemble.state_of(params), networks.begin(ensemble, INPUTS))
 
 
 def test_an_optimizer_that_draws_from_no_key_in_its_state_is_refused():
@@ -300,11 +292,11 @@ def counting(over_columns):
 
 @pytest.mark.parametrize("waves", [1, 2])
 def test_integer_state_that_differs_by_column_is_refused(waves):
-    layout = make_layout(4, 2, jax.devices()[:4])
-    ensemble = Ensemble(counting(False), networks.SGD, layout, waves=waves)
-    state = ensemble.init(0, INPUTS)
+    layout = Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
+    ensemble = networks.ensemble_of(counting(False), networks.SGD, layout, waves=waves)
+    state = networks.begin(ensemble, INPUTS)
     ensemble.check_columns(state)
-    batch = layout.put(networks.batches_for(INPUTS, (), 1), BATCH, BATCHES)
+    batch = layout.put(networks.batches_for(INPUTS, (), 1), BATCHES)
     state, _ = ensemble.update_steps(state, batch)
     with pytest.raises(UserError, match=r"different values of \.model_state\['n'\]: each column"):
         ensemble.check_columns(state)
@@ -315,12 +307,12 @@ def test_integer_state_that_is_summed_over_the_columns_is_that_of_the_whole_batc
     state = trained(counting(True), mesh=mesh)
     expected = int((networks.batches_for(INPUTS, (), 3)["inputs"] > 0).sum())
     assert state.model_state["n"].tolist() == [expected] * 2
-    layout = make_layout(2, mesh[0], jax.devices()[: mesh[0] * mesh[1]])
-    Ensemble(counting(True), networks.SGD, layout).check_columns(state)
+    layout = Layout.make(2, ensemble_axis=mesh[0], devices=jax.devices()[: mesh[0] * mesh[1]])
+    networks.ensemble_of(counting(True), networks.SGD, layout).check_columns(state)
 
 
 def test_columns_are_compared_in_every_type_that_is_not_averaged():
-    layout = make_layout(2, 2, jax.devices()[:4])
+    layout = Layout.make(2, ensemble_axis=2, devices=jax.devices()[:4])
     types = ("bool", "int8", "uint8", "int32", "uint32")
 
     def of_column(spread):
@@ -334,8 +326,9 @@ def test_columns_are_compared_in_every_type_that_is_not_averaged():
         fn = layout.shard_map(lambda: of_column(spread), in_specs=(), out_specs=MEMBERS)
         return jax.jit(fn)()
 
-    assert leaves_that_differ(layout, made(0)) == []
-    assert set(leaves_that_differ(layout, made(1))) == {*types, "key"}
+    assert differing_leaves(layout, made(0)) == []
+    named = {f"['{name}']" for name in (*types, "key")}
+    assert set(differing_leaves(layout, made(1))) == named
 
 
 def test_complex_state_is_averaged_over_the_columns():
@@ -356,18 +349,26 @@ def test_complex_state_is_averaged_over_the_columns():
 
 @pytest.mark.parametrize("extra", ["weights", "mask"])
 @pytest.mark.parametrize("per_member", [False, True])
-def test_a_part_of_a_batch_that_no_loss_sees_is_refused(extra, per_member):
-    layout = make_layout(2, devices=DEVICE)
-    ensemble = Ensemble(networks.mlp()[0], networks.SGD, layout)
+def test_a_loss_function_sees_every_part_of_a_batch(extra, per_member):
+    member = networks.mlp()[0]
+
+    def loss_fn(params, model_state, batch, key):
+        outputs, model_state = member.apply(params, model_state, batch["inputs"], key, True)
+        return (outputs**2).mean(), (model_state, {"extra": batch[extra].mean()})
+
+    layout = Layout.make(2, devices=DEVICE)
+    ensemble = Ensemble(member, networks.SGD, loss_fn, num_members=2, layout=layout)
     batch = networks.batches_for(INPUTS, (), 1)
-    batch[extra] = np.ones((1, BATCH), np.float32)
+    batch[extra] = np.arange(BATCH, dtype=np.float32)[None]
     if per_member:
         own = {name: np.stack([leaf] * 2) for name, leaf in batch.items()}
-        given = Own(layout.put(own, BATCH, MEMBER_BATCHES))
+        own[extra][1] += 1
+        given = MemberBatches(layout.put(own, MEMBER_BATCHES))
     else:
-        given = layout.put(batch, BATCH, BATCHES)
-    with pytest.raises(UserError, match=f"has parts that no loss takes: '{extra}'"):
-        ensemble.update_steps(ensemble.init(0, INPUTS), given)
+        given = Batches(layout.put(batch, BATCHES))
+    _, metrics = ensemble.update_steps(networks.begin(ensemble, INPUTS), given)
+    # The mean of 0, ..., 15 is 7.5; the second member's own numbers are each one more.
+    assert metrics["extra"].tolist() == [[7.5, 8.5 if per_member else 7.5]]
 
 
 # How often an update is compiled
@@ -411,7 +412,7 @@ def compiled():
 
 
 def born(ensemble, tmp_path):
-    return ensemble.init(0, INPUTS)
+    return networks.begin(ensemble, INPUTS)
 
 
 def from_elsewhere(ensemble, tmp_path):
@@ -423,17 +424,17 @@ def from_elsewhere(ensemble, tmp_path):
 
 
 def restored(ensemble, tmp_path):
-    from dist_ens.checkpoint import Checkpoints
+    from dist_ens.checkpoint import CheckpointStore
 
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, ensemble.init(0, INPUTS), {})
+    with CheckpointStore(tmp_path) as checkpoints:
+        checkpoints.save(1, networks.begin(ensemble, INPUTS), {})
         checkpoints.wait()
-        return checkpoints.restore_state(1, ensemble.abstract_state(INPUTS))
+        return checkpoints.restore_state(1, ensemble.abstract_state({"inputs": INPUTS}))
 
 
 def moved(ensemble, tmp_path):
-    elsewhere = dataclasses.replace(ensemble, layout=make_layout(2, devices=jax.devices()[:2]))
-    return ensemble.layout.moved(elsewhere.init(0, INPUTS), MEMBERS)
+    elsewhere = dataclasses.replace(ensemble, layout=Layout.make(2, devices=jax.devices()[:2]))
+    return ensemble.layout.moved(networks.begin(elsewhere, INPUTS), MEMBERS)
 
 
 @pytest.mark.parametrize("way", [born, from_elsewhere, restored, moved])
@@ -444,11 +445,11 @@ def moved(ensemble, tmp_path):
 def test_an_update_is_compiled_once_however_the_state_was_made(
     way, member, optimizer, compiled, tmp_path
 ):
-    layout = make_layout(2, devices=DEVICE)
-    ensemble = Ensemble(member(), optimizer, layout)
+    layout = Layout.make(2, devices=DEVICE)
+    ensemble = networks.ensemble_of(member(), optimizer, layout)
     state = way(ensemble, tmp_path)
     assert not any(getattr(leaf, "weak_type", False) for leaf in jax.tree.leaves(state))
-    batch = layout.put(networks.batches_for(INPUTS, (), 1), BATCH, BATCHES)
+    batch = layout.put(networks.batches_for(INPUTS, (), 1), BATCHES)
     jax.block_until_ready((state, batch))
     compiled.clear()
     for _ in range(3):

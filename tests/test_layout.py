@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 
 from dist_ens.errors import UserError
-from dist_ens.layout import (
-    BATCH,
-    BATCHES,
-    MEMBERS,
-    copied,
-    make_layout,
-    read_onto_devices,
-    to_host,
-)
+from dist_ens.layout import BATCH, BATCHES, MEMBERS, Layout, copied, read_onto_devices, to_host
 
 pytestmark = pytest.mark.quick
 
@@ -33,7 +25,7 @@ pytestmark = pytest.mark.quick
     ],
 )
 def test_the_ensemble_axis_is_the_largest_that_divides_both(num_members, devices, mesh):
-    layout = make_layout(num_members, devices=jax.devices()[:devices])
+    layout = Layout.make(num_members, devices=jax.devices()[:devices])
     assert (layout.ensemble_axis, layout.data_axis) == mesh
     assert layout.members_per_device * layout.ensemble_axis == num_members
     assert layout.mesh.axis_names == ("ensemble", "data")
@@ -46,57 +38,77 @@ def test_the_ensemble_axis_is_the_largest_that_divides_both(num_members, devices
         (
             10,
             4,
-            "num_members=10, ensemble axis=4 (2 left over). Try an ensemble axis of 1, 2, or "
-            "num_members=12.",
+            "got num_members=10, ensemble axis 4. Use an ensemble axis of 1, 2 "
+            "(--config.layout.ensemble_axis), or num_members=12.",
         ),
-        (9, 3, "8 devices, ensemble axis=3. Try an ensemble axis of 1."),
-        (16, 16, "8 devices, ensemble axis=16. Try an ensemble axis of 1, 2, 4, 8."),
+        (9, 3, "got ensemble axis 3 for 8 devices. Use an ensemble axis of 1."),
+        (
+            16,
+            16,
+            "got ensemble axis 16 for 8 devices. Use an ensemble axis of 1, 2, 4, 8.",
+        ),
     ],
 )
 def test_an_axis_that_does_not_divide_is_refused(num_members, axis, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
-        make_layout(num_members, axis)
+        Layout.make(num_members, ensemble_axis=axis)
 
 
 def test_a_batch_that_does_not_divide_is_refused():
-    layout = make_layout(4)  # 4 x 2
+    layout = Layout.make(4)  # 4 x 2
     layout.check_batch_size("data.global_batch_size", 6)
-    with pytest.raises(UserError, match=r"global_batch_size=7 over a data axis of 2.*Try .*=6 or"):
+    with pytest.raises(UserError, match=r"size=7 and a data axis of 2.*4 x 2.*Use 6 or 8\."):
         layout.check_batch_size("data.global_batch_size", 7)
     with pytest.raises(UserError, match="more devices than 1 members x 4 examples can use"):
-        make_layout(1).check_batch_size("data.global_batch_size", 4)
+        Layout.make(1).check_batch_size("data.global_batch_size", 4)
 
 
 @pytest.mark.parametrize("mesh", [(1, 8), (2, 4), (8, 1)], ids=str)
 def test_a_batch_arrives_whole_and_in_order(mesh):
-    layout = make_layout(8, mesh[0])
+    layout = Layout.make(8, ensemble_axis=mesh[0])
     batch = np.arange(3 * 16 * 2).reshape(3, 16, 2)
     rows = layout.host_rows(16)
     assert rows.tolist() == list(range(16))
-    placed = layout.put({"x": batch[:, rows]}, 16, BATCHES)["x"]
+    placed = layout.put({"x": batch[:, rows]}, BATCHES)["x"]
     np.testing.assert_array_equal(placed, batch)
     assert {s.data.shape for s in placed.addressable_shards} == {(3, 16 // mesh[1], 2)}
-    np.testing.assert_array_equal(layout.put(batch[0], 16, BATCH), batch[0])
+    np.testing.assert_array_equal(layout.put(batch[0], BATCH), batch[0])
 
 
-@pytest.mark.parametrize("shape", [(1, 16, 3), (1, 4, 3), (8, 3), (8,)])
-def test_a_batch_of_another_shape_is_refused_and_nothing_is_dropped(shape):
-    layout = make_layout(8, 4)
-    sentence = f"puts its 8 of 8 examples on its devices, along axis 1.*{re.escape(str([*shape]))}"
-    with pytest.raises(UserError, match=sentence):
-        layout.put({"x": np.zeros(shape)}, 8, BATCHES)
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        ((1, 16, 3), "different lengths along axis 1: 8 in leaf ['labels'], 16 in leaf ['x']."),
+        ((1, 4, 3), "different lengths along axis 1: 8 in leaf ['labels'], 4 in leaf ['x']."),
+        ((8, 3), "different lengths along axis 1: 8 in leaf ['labels'], 3 in leaf ['x']."),
+        ((8,), "Leaf ['x'] of the batch has the shape [8], and its axis 1 should hold"),
+    ],
+    ids=str,
+)
+def test_a_batch_of_another_shape_is_refused_and_nothing_is_dropped(shape, sentence):
+    layout = Layout.make(8, ensemble_axis=4)
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        layout.put({"labels": np.zeros((1, 8)), "x": np.zeros(shape)}, BATCHES)
+
+
+def test_a_batch_that_does_not_divide_over_the_columns_is_refused_and_nothing_is_dropped():
+    layout = Layout.make(8, ensemble_axis=4)  # 4 x 2
+    with pytest.raises(UserError, match=r"7 examples, .* over 2 columns.*Use 6 or 8 examples\."):
+        layout.put({"x": np.zeros((1, 7))}, BATCHES)
 
 
 def test_a_batch_is_placed_under_the_transfer_guard():
-    layout = make_layout(8)
+    layout = Layout.make(8)
     with jax.transfer_guard("disallow"):
-        placed = layout.put({"x": np.ones((1, 8))}, 8, BATCHES)
+        placed = layout.put({"x": np.ones((1, 8))}, BATCHES)
     assert placed["x"].tolist() == [[1.0] * 8]
 
 
 def test_a_copy_lies_where_the_first_does_and_outlives_it():
-    layout = make_layout(8, 4)
-    first = layout.put_members({"w": np.arange(8.0), "key": jax.random.split(jax.random.key(0), 8)})
+    layout = Layout.make(8, ensemble_axis=4)
+    first = layout.put(
+        {"w": np.arange(8.0), "key": jax.random.split(jax.random.key(0), 8)}, "members"
+    )
     copy = copied(first)
     assert [leaf.sharding for leaf in jax.tree.leaves(copy)] == [layout.sharding(MEMBERS)] * 2
     first["w"].delete()
@@ -104,9 +116,9 @@ def test_a_copy_lies_where_the_first_does_and_outlives_it():
 
 
 def test_members_arrive_at_their_devices():
-    layout = make_layout(8, 4)
-    placed = layout.put_members(
-        {"w": np.arange(8.0), "key": jax.random.split(jax.random.key(0), 8)}
+    layout = Layout.make(8, ensemble_axis=4)
+    placed = layout.put(
+        {"w": np.arange(8.0), "key": jax.random.split(jax.random.key(0), 8)}, "members"
     )
     assert placed["w"].sharding == layout.sharding(MEMBERS)
     assert to_host(placed["w"]).tolist() == list(range(8))
@@ -115,11 +127,11 @@ def test_members_arrive_at_their_devices():
 def test_a_flag_for_more_devices_than_jax_started_with_is_told(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
     with pytest.raises(UserError, match=r"XLA_FLAGS must be set before JAX starts.*16 CPU devices"):
-        make_layout(8)
+        Layout.make(8)
 
 
 def test_what_is_read_waits_for_memory_and_each_part_is_read_once(monkeypatch):
-    layout = make_layout(4, 2, jax.devices()[:4])
+    layout = Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
     whole = {name: np.full((4, 256), i, np.float32) for i, name in enumerate("abcd")}
     begun, ended, most = [], [], []
 
@@ -154,14 +166,14 @@ def test_what_is_read_waits_for_memory_and_each_part_is_read_once(monkeypatch):
 @pytest.mark.parametrize(
     "put",
     [
-        lambda layout, leaf: layout.put({"x": leaf}, 2, BATCH),
-        lambda layout, leaf: layout.put_everywhere({"x": leaf}),
-        lambda layout, leaf: layout.put_members({"x": leaf}),
+        lambda layout, leaf: layout.put({"x": leaf}, BATCH),
+        lambda layout, leaf: layout.put({"x": leaf}, "shared"),
+        lambda layout, leaf: layout.put({"x": leaf}, "members"),
     ],
     ids=["batch", "everywhere", "members"],
 )
 def test_a_number_that_does_not_fit_in_32_bits_is_refused_and_not_wrapped(put):
-    layout = make_layout(2, devices=jax.devices()[:2])
+    layout = Layout.make(2, devices=jax.devices()[:2])
     for dtype, most, held in (("int64", 2**31 - 1, "int32"), ("uint64", 2**32 - 1, "uint32")):
         fits = put(layout, np.array([0, most], dtype))["x"]
         assert fits.dtype == held

@@ -7,9 +7,8 @@ import optax
 import pytest
 
 import networks
-from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
-from dist_ens.layout import BATCH, BATCHES, MEMBERS, make_layout
+from dist_ens.layout import BATCHES, MEMBERS, Layout
 from dist_ens.losses import softmax_cross_entropy
 from dist_ens.members import from_functions
 from dist_ens.state import unstack_members
@@ -42,8 +41,8 @@ def reference(request):
 @pytest.mark.parametrize("network", [*NETWORKS, networks.dropout], ids=lambda n: n.__name__)
 def test_members_are_born_the_same_on_another_mesh(network):
     member, inputs, _ = network()
-    layout = make_layout(8, 4, jax.devices())
-    state = Ensemble(member, networks.SGD, layout).init(0, inputs)
+    layout = Layout.make(8, ensemble_axis=4, devices=jax.devices())
+    state = networks.ensemble_of(member, networks.SGD, layout).init({"inputs": inputs})
     assert all(leaf.sharding == layout.sharding(MEMBERS) for leaf in jax.tree.leaves(state))
     elsewhere = networks.born(network, networks.SGD, tuple(range(8)))
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(elsewhere), strict=True):
@@ -94,21 +93,21 @@ def test_a_step_draws_another_dropout_mask_than_the_last_and_each_column_its_own
     from dist_ens.members import Member
 
     member = Member(lambda key, x: ({"w": jnp.ones((1, 2))}, {"mask": jnp.zeros(64)}), record)
-    layout = make_layout(1, devices=jax.devices()[:2])
-    ensemble = Ensemble(member, optax.sgd(0.0), layout)
-    state = ensemble.init(0, jax.ShapeDtypeStruct((2, 3), jnp.float32))
+    layout = Layout.make(1, devices=jax.devices()[:2])
+    ensemble = networks.ensemble_of(member, optax.sgd(0.0), layout)
+    state = networks.begin(ensemble, jax.ShapeDtypeStruct((2, 3), jnp.float32))
     batch = {"inputs": np.ones((1, 4, 3), np.float32), "labels": np.zeros((1, 4), np.int32)}
-    state, _ = ensemble.update_steps(state, layout.put(batch, 4, BATCHES))
+    state, _ = ensemble.update_steps(state, layout.put(batch, BATCHES))
     first = np.asarray(state.model_state["mask"])[0]
     assert set(np.unique(first)) == {0.0, 0.5, 1.0}  # the mean of two columns that differ
-    state, _ = ensemble.update_steps(state, layout.put(batch, 4, BATCHES))
+    state, _ = ensemble.update_steps(state, layout.put(batch, BATCHES))
     assert not np.array_equal(np.asarray(state.model_state["mask"])[0] - 2 * first, first)
 
     def first_masks(seed, num_members):
-        layout = make_layout(num_members, devices=jax.devices()[:1])
-        ensemble = Ensemble(member, optax.sgd(0.0), layout)
-        state = ensemble.init(seed, jax.ShapeDtypeStruct((4, 3), jnp.float32))
-        state, _ = ensemble.update_steps(state, layout.put(batch, 4, BATCHES))
+        layout = Layout.make(num_members, devices=jax.devices()[:1])
+        ensemble = networks.ensemble_of(member, optax.sgd(0.0), layout)
+        state = networks.begin(ensemble, jax.ShapeDtypeStruct((4, 3), jnp.float32), seed=seed)
+        state, _ = ensemble.update_steps(state, layout.put(batch, BATCHES))
         return np.asarray(state.model_state["mask"])
 
     masks = first_masks(0, 2)
@@ -137,14 +136,14 @@ def test_a_member_is_what_a_loop_by_hand_makes_of_it():
     def apply(params, x):
         return x @ params["w"] + params["b"][None]
 
-    layout = make_layout(8)
-    ensemble = Ensemble(from_functions(init, apply), optax.sgd(0.5), layout)
+    layout = Layout.make(8)
+    ensemble = networks.ensemble_of(from_functions(init, apply), optax.sgd(0.5), layout)
     inputs = jax.ShapeDtypeStruct((16, 4), jnp.float32)
-    state = ensemble.init(7, inputs)
+    state = networks.begin(ensemble, inputs, seed=7)
     members = unstack_members(jax.device_get(state.params))
     batches = networks.batches_for(inputs, (), 2)
     batches["labels"] %= 3
-    state, metrics = ensemble.update_steps(state, layout.put(batches, 16, BATCHES))
+    state, metrics = ensemble.update_steps(state, layout.put(batches, BATCHES))
 
     def loss(params, x, y):
         return softmax_cross_entropy(apply(params, x), y).mean()
@@ -169,15 +168,15 @@ def test_every_member_is_clipped_by_its_own_norm():
     member = from_functions(
         lambda key: {"w": jnp.ones((1, 2)), "scale_by": jnp.ones((1, 1))}, apply
     )
-    layout = make_layout(2, devices=jax.devices()[:1])
+    layout = Layout.make(2, devices=jax.devices()[:1])
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
-    ensemble = Ensemble(member, optimizer, layout)
+    ensemble = networks.ensemble_of(member, optimizer, layout)
     state = ensemble.state_of(
         [{"w": jnp.ones((1, 2)), "scale_by": jnp.full((1, 1), s)} for s in (10.0, 10000.0)]
     )
     before = jax.device_get(state.params)
     batch = {"inputs": np.ones((1, 4, 1), np.float32), "labels": np.zeros((1, 4), np.int32)}
-    state, _ = ensemble.update_steps(state, layout.put(batch, 4, BATCHES))
+    state, _ = ensemble.update_steps(state, layout.put(batch, BATCHES))
     for i in range(2):
         moved = [np.ravel(state.params[k][i] - before[k][i]) for k in ("w", "scale_by")]
         np.testing.assert_allclose(np.linalg.norm(np.concatenate(moved)), 1.0, rtol=1e-3)
@@ -185,18 +184,18 @@ def test_every_member_is_clipped_by_its_own_norm():
 
 def test_the_given_state_is_donated():
     member, inputs, label_shape = networks.mlp()
-    layout = make_layout(8)
-    ensemble = Ensemble(member, optax.sgd(0.1), layout)
-    state = ensemble.init(0, inputs)
-    batches = layout.put(networks.batches_for(inputs, label_shape, 1), networks.BATCH, BATCHES)
+    layout = Layout.make(8)
+    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout)
+    state = networks.begin(ensemble, inputs)
+    batches = layout.put(networks.batches_for(inputs, label_shape, 1), BATCHES)
     ensemble.update_steps(state, batches)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
 def test_the_state_is_born_where_it_lives():
     member, inputs, _ = networks.mlp()
-    ensemble = Ensemble(member, optax.adam(0.1), make_layout(8, 4))
-    state = ensemble.init(0, inputs)
+    ensemble = networks.ensemble_of(member, optax.adam(0.1), Layout.make(8, ensemble_axis=4))
+    state = networks.begin(ensemble, inputs)
     for leaf in jax.tree.leaves(state):
         assert leaf.shape[0] == 8
         assert {shard.data.shape[0] for shard in leaf.addressable_shards} == {2}
@@ -214,17 +213,19 @@ def test_members_trained_elsewhere_predict_what_a_loop_over_them_does():
         (8, "vmap", False),
         (2, "vmap", False),
     ]:
-        layout = make_layout(8, ensemble_axis, jax.devices()[:ensemble_axis])
-        ensemble = Ensemble(member, optax.identity(), layout, execution=execution)
-        logits = ensemble.predict(ensemble.state_of(trained), layout.put(x, networks.BATCH, BATCH))
+        layout = Layout.make(8, ensemble_axis=ensemble_axis, devices=jax.devices()[:ensemble_axis])
+        ensemble = networks.ensemble_of(member, optax.identity(), layout, execution=execution)
+        logits = ensemble.outputs(ensemble.state_of(trained), layout.put(x))
         np.testing.assert_allclose(logits, np.stack(by_hand), rtol=1e-5, atol=1e-6)
         if exact:
             np.testing.assert_array_equal(logits, np.stack(by_hand))
 
 
 def test_networks_trained_elsewhere_have_keys_of_their_seed_and_ids():
-    ensemble = Ensemble(networks.mlp()[0], optax.sgd(0.1), make_layout(2))
-    state = ensemble.state_of([{"w": np.ones(3)}] * 2, seed=5, member_ids=[3, 1])
+    ensemble = networks.ensemble_of(
+        networks.mlp()[0], optax.sgd(0.1), Layout.make(2), seed=5, member_ids=[3, 1]
+    )
+    state = ensemble.state_of([{"w": np.ones(3)}] * 2)
     expected = [jax.random.fold_in(jax.random.key(5), i) for i in (3, 1)]
     assert state.member_id.tolist() == [3, 1]
     assert [k == e for k, e in zip(state.key, expected, strict=True)] == [True, True]
@@ -232,13 +233,13 @@ def test_networks_trained_elsewhere_have_keys_of_their_seed_and_ids():
 
 def test_ids_that_do_not_fit_the_layout_are_refused():
     member, inputs, _ = networks.mlp()
-    ensemble = Ensemble(member, optax.sgd(0.1), make_layout(8))
-    with pytest.raises(UserError, match=r"member_ids=\[1, 1\]"):
-        ensemble.init(0, inputs, [1, 1])
-    of_two = Ensemble(member, optax.sgd(0.1), make_layout(2))
-    with pytest.raises(UserError, match=r"each with an id of its own.*member_ids=\[1, 1\]"):
-        of_two.init(0, inputs, [1, 1])
-    with pytest.raises(UserError, match="If it is stacked already, unstack_members"):
+    ensemble = networks.ensemble_of(member, optax.sgd(0.1), Layout.make(8))
+    with pytest.raises(UserError, match=r"member_ids is \[1, 1\] for 8 members"):
+        networks.begin(ensemble, inputs, member_ids=[1, 1])
+    of_two = networks.ensemble_of(member, optax.sgd(0.1), Layout.make(2))
+    with pytest.raises(UserError, match=r"member_ids is \[1, 1\] for 2 members.*an id of its own"):
+        networks.begin(of_two, inputs, member_ids=[1, 1])
+    with pytest.raises(UserError, match="if it is stacked already, unstack_members"):
         ensemble.state_of({"w": np.ones((8, 3))})
-    with pytest.raises(UserError, match="Received: 2 for 8 members"):
+    with pytest.raises(UserError, match="params has 2 members, and the ensemble 8"):
         ensemble.state_of([{"w": np.ones(3)}] * 2)

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from dist_ens.config import Experiment
-from dist_ens.ensemble.loop import Loop
+from dist_ens.ensemble import update_steps
+from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
-from dist_ens.layout import BATCHES, MEMBERS, make_layout
+from dist_ens.layout import BATCHES, MEMBERS, Layout
 from dist_ens.state import select_members
 from test_hlo import CONFIGS, SPECS
 
@@ -29,22 +30,36 @@ def random_batches(spec):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.stem)
-def test_a_shipped_configs_member_has_the_same_bits_among_2_on_1_device_and_6_on_2(config):
+def test_a_shipped_configs_member_has_the_same_bits_among_2_on_1_device_and_6_on_2(
+    config, monkeypatch
+):
+    looped = []
+
+    class Counted(update_steps.Loop):
+        def __call__(self, *args):
+            looped.append(self)
+            return super().__call__(*args)
+
+    monkeypatch.setattr(update_steps, "Loop", Counted)
     experiment = Experiment.from_dict(runpy.run_path(str(config))["get_config"]().to_dict())
     spec = SPECS[config.stem]
 
     run = Run(experiment, spec, 1000, execution="loop")
-    alone = make_layout(6, 1, jax.devices()[:1])
-    born = run.make_ensemble(alone).init(experiment.seed, run.batch_of_inputs(BATCH))
+    alone = Layout.make(6, ensemble_axis=1, devices=jax.devices()[:1])
+    born = build_ensemble(run, alone).init(run.batch(BATCH))
 
     def member_1(num_members, num_devices):
-        layout = make_layout(num_members, num_devices, jax.devices()[:num_devices])
-        ensemble = run.make_ensemble(layout)
+        layout = Layout.make(
+            num_members, ensemble_axis=num_devices, devices=jax.devices()[:num_devices]
+        )
+        ensemble = build_ensemble(run, layout)
         state = layout.moved(select_members(born, range(num_members)), MEMBERS)
-        batches = layout.put(random_batches(spec), BATCH, BATCHES)
-        assert isinstance(ensemble.update_steps, Loop)
+        batches = layout.put(random_batches(spec), BATCHES)
+        looped.clear()
         for _ in range(CALLS):
             state, metrics = ensemble.update_steps(state, batches)
+        assert len(looped) == CALLS
+        assert len(set(looped)) == 1  # one loop took all calls
         state, metrics = jax.device_get((state, metrics))
         leaves = (state.params, state.model_state, state.opt_state, metrics["loss"].T)
         return [leaf[1] for leaf in jax.tree.leaves(leaves)]

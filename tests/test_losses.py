@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dist_ens.losses import accuracy, gaussian_nll, squared_error
+from dist_ens.losses import accuracy, gaussian_nll, squared_error_score
 
 pytestmark = pytest.mark.quick
 
@@ -33,6 +33,5 @@ def test_a_variance_that_is_as_good_as_none_leaves_the_loss_finite():
 def test_scores_are_of_each_example():
     logits = jnp.array([[0.1, 0.9], [0.8, 0.2]])
     assert accuracy(logits, jnp.array([1, 1]))["accuracy"].tolist() == [1.0, 0.0]
-    assert squared_error(logits, jnp.array([1.1, 0.8]))["squared_error"].tolist() == pytest.approx(
-        [1.0, 0.0]
-    )
+    errors = squared_error_score(logits, jnp.array([1.1, 0.8]))["squared_error"]
+    assert errors.tolist() == pytest.approx([1.0, 0.0])

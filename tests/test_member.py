@@ -12,9 +12,9 @@ import optax
 import pytest
 from flax import nnx
 
-from dist_ens.ensemble import Ensemble
+import networks
 from dist_ens.errors import UserError
-from dist_ens.layout import BATCHES, DATA, make_layout
+from dist_ens.layout import BATCHES, DATA, Layout
 from dist_ens.members import (
     Member,
     check_member,
@@ -128,10 +128,10 @@ def train(member, rows, columns, steps=100):
     random = np.random.default_rng(0)
     inputs = random.normal(size=(steps, 8, 6)).astype(np.float32)
     labels = inputs[..., :3].argmax(-1).astype(np.int32)
-    layout = make_layout(4, rows, jax.devices()[: rows * columns])
-    ensemble = Ensemble(member, optax.adam(0.05), layout)
-    state = ensemble.init(0, INPUTS)
-    batches = layout.put({"inputs": inputs, "labels": labels}, 8, BATCHES)
+    layout = Layout.make(4, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
+    ensemble = networks.ensemble_of(member, optax.adam(0.05), layout)
+    state = networks.begin(ensemble, INPUTS)
+    batches = layout.put({"inputs": inputs, "labels": labels}, BATCHES)
     state, metrics = ensemble.update_steps(state, batches)
     return np.asarray(metrics["loss"]), state, ensemble
 
@@ -207,29 +207,30 @@ def test_an_unregistered_class_is_told_how_to_register(make):
     [
         (
             from_functions(linear, lambda p, x: (x @ p["w"])[:, 0]),
-            "must return outputs of shape [8, 3]: one row per example, one column per class, or "
-            "for each number that the loss takes. Received: float32[8].",
+            "outputs have the wrong shape: for a batch float32[8, 6] it returned float32[8] "
+            "instead of shape [8, 3], one row per example and one column per class or per number "
+            "that the loss takes.",
         ),
         (
             from_functions(lambda key: {"w": jnp.zeros((5, 3))}, lambda p, x: x @ p["w"]),
-            "The network must take the data's inputs. Received: a batch float32[8, 6], to which",
+            "does not accept the data's inputs. A batch float32[8, 6] raised TypeError:",
         ),
         (
             from_functions(lambda key: {"n": jnp.zeros((), jnp.int32)}, lambda p, x: x),
-            "Parameters are floating-point arrays, for they have gradients. Received: int32",
+            "Parameter ['n'] has the type int32, which has no gradient. Parameters must be",
         ),
-        (from_functions(lambda key: {}, lambda p, x: x), "A member has parameters to train."),
+        (from_functions(lambda key: {}, lambda p, x: x), "The network has no parameters: its init"),
         (
             Member(lambda k, x: ({"n": jnp.zeros((), jnp.int32)}, ()), lambda *a: (a[2], ())),
-            "Parameters are floating-point arrays, for they have gradients. Received: int32",
+            "Parameter ['n'] has the type int32, which has no gradient. Parameters must be",
         ),
         (
             from_functions(lambda key: {"w": jnp.zeros((0, 3))}, lambda p, x: x[:, :3]),
-            "of which nothing is left at parameter ['w']",
+            "With a batch float32[8, 6] its parameter ['w'] is empty.",
         ),
         (
             Member(lambda k, x: (linear(k), ()), lambda p, s, x, k, t: (x[:, :3], {"a": x})),
-            "apply returns the model state with the structure that init gave it.",
+            "apply changed the structure of the model state: it returned PyTreeDef({'a': *}), and",
         ),
     ],
 )

@@ -10,10 +10,11 @@ import pytest
 import networks
 from dist_ens.config import Experiment, ModelConfig
 from dist_ens.data import Spec
-from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
+from dist_ens.experiment.build import build_ensemble
+from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
-from dist_ens.layout import BATCHES, make_layout
+from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import Member, from_linen, rematerialized, with_compute_dtype
 from dist_ens.models import make_model
 
@@ -22,11 +23,13 @@ def updated(network, *, change=lambda member: member, microbatches=1, mesh=(2, 2
     """State, metrics and compiled update after some steps."""
     member, inputs, label_shape = network()
     rows, columns = mesh
-    layout = make_layout(4, rows, jax.devices()[: rows * columns])
-    ensemble = Ensemble(change(member), optax.sgd(0.1), layout, microbatches=microbatches)
+    layout = Layout.make(4, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
+    ensemble = networks.ensemble_of(
+        change(member), optax.sgd(0.1), layout, microbatches=microbatches
+    )
     state = networks.born_on(layout, network)
     batches = networks.batches_for(inputs, label_shape, steps)
-    batches = layout.put(batches, networks.BATCH, BATCHES)
+    batches = layout.put(batches, BATCHES)
     compiled = ensemble.update_steps.lower(state, batches).compile()
     state, metrics = compiled(state, batches)
     return jax.device_get(state), jax.device_get(metrics), compiled
@@ -57,11 +60,11 @@ def test_parts_of_a_batch_have_statistics_and_dropout_of_their_own():
 def test_every_part_of_a_batch_has_dropout_masks_of_its_own():
     def first_loss(network, parts):  # of a batch that is the same examples over and over
         member, inputs, label_shape = network()
-        layout = make_layout(4, devices=jax.devices()[:1])
-        ensemble = Ensemble(member, optax.sgd(0.1), layout, microbatches=parts)
+        layout = Layout.make(4, devices=jax.devices()[:1])
+        ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, microbatches=parts)
         batches = networks.batches_for(inputs, label_shape, 1)
         batches = {name: np.concatenate([leaf] * parts, axis=1) for name, leaf in batches.items()}
-        batches = layout.put(batches, parts * networks.BATCH, BATCHES)
+        batches = layout.put(batches, BATCHES)
         state = networks.born_on(layout, network)
         return jax.device_get(ensemble.update_steps(state, batches)[1]["loss"])
 
@@ -129,9 +132,9 @@ def test_in_bfloat16_every_product_of_a_network_is(name):
     inputs = jax.ShapeDtypeStruct(
         (2, *input_shape), "int32" if name == "transformer" else "float32"
     )
-    layout = make_layout(1, devices=jax.devices()[:1])
-    ensemble = Ensemble(member, optax.adam(0.1), layout)
-    state = ensemble.abstract_state(inputs)
+    layout = Layout.make(1, devices=jax.devices()[:1])
+    ensemble = networks.ensemble_of(member, optax.adam(0.1), layout)
+    state = ensemble.abstract_state({"inputs": inputs})
     batches = {
         "inputs": jax.ShapeDtypeStruct((1, *inputs.shape), inputs.dtype),
         "labels": jax.ShapeDtypeStruct((1, 2, *input_shape[: name == "transformer"]), "int32"),
@@ -175,16 +178,16 @@ def test_a_config_says_precision_and_memory():
         "model": {"name": "mlp", "hidden_sizes": (8,)},
         "compute": {"dtype": "bfloat16", "rematerialize": True, "microbatches": 2},
     }
-    spec, layout = Spec((12,), "float32", (), 5), make_layout(4, devices=jax.devices()[:2])
-    ensemble = Run(Experiment.from_dict(values), spec, 100).make_ensemble(layout)
+    spec, layout = Spec((12,), "float32", (), 5), Layout.make(4, devices=jax.devices()[:2])
+    ensemble = build_ensemble(Run(Experiment.from_dict(values), spec, 100), layout)
     inputs = jax.ShapeDtypeStruct((16, 12), jnp.float32)
-    state = ensemble.init(0, inputs)
-    batches = layout.put(networks.batches_for(inputs, (), 1), 16, BATCHES)
+    state = networks.begin(ensemble, inputs)
+    batches = layout.put(networks.batches_for(inputs, (), 1), BATCHES)
     text = str(jax.make_jaxpr(ensemble.update_steps)(state, batches))
     assert "bf16[2,8,8]" in text  # two members on a device, a part of the batch, hidden units
     assert "remat" in text or "checkpoint" in text
     values["compute"]["microbatches"] = 3
     run = Run(Experiment.from_dict(values), spec, 100)
-    ensemble = run.make_ensemble(layout)  # to predict with, whatever the training batch
+    ensemble = build_ensemble(run, layout)  # to predict with, whatever the training batch
     with pytest.raises(UserError, match=r"equal parts.*microbatches=3 for 16 examples"):
-        run.check_training(ensemble)
+        check_training(run, ensemble)

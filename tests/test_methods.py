@@ -9,15 +9,32 @@ import numpy as np
 import optax
 import pytest
 
+import networks
 from dist_ens.config import Experiment
 from dist_ens.data import Spec, source_of_arrays
-from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble import Batches
 from dist_ens.errors import UserError
+from dist_ens.experiment.build import build_ensemble, distribution_of
 from dist_ens.experiment.record import Run
-from dist_ens.layout import BATCHES, make_layout
-from dist_ens.losses import beta_nll, gaussian_nll, sigmoid_cross_entropy, softmax_cross_entropy
-from dist_ens.members import from_functions
-from dist_ens.methods import adversarial, label_smoothing, mixup, of_outputs, poisson_weight
+from dist_ens.layout import BATCHES, Layout
+from dist_ens.losses import (
+    beta_nll,
+    categorical,
+    gaussian_nll,
+    one_vs_rest,
+    softmax_cross_entropy,
+    squared_error,
+)
+from dist_ens.members import Member, from_functions
+from dist_ens.methods import (
+    LossInfo,
+    adversarial,
+    bootstrap,
+    label_smoothing,
+    loss_of_objective,
+    mixup,
+    poisson_weight,
+)
 from dist_ens.randomness import EXAMPLES, member_key
 from dist_ens.sampling import Order, kfold
 
@@ -73,16 +90,34 @@ def test_a_bootstrap_sample_has_each_example_as_often_as_chance_would():
     assert abs(np.corrcoef(weights, other)[0, 1]) < 0.03
 
 
-def forward(params):
-    return lambda inputs, key: (jnp.tanh(inputs @ params), ())
+def _outputs(params, model_state, inputs, key, train):
+    outputs = jnp.tanh(inputs @ params)
+    return outputs, outputs  # also as its state, to be looked at
 
 
-def losses(method, params=None, labels=LABELS, loss=softmax_cross_entropy, member_id=0):
-    params = jnp.asarray(RANDOM.normal(size=(3, 4)) if params is None else params, jnp.float32)
-    batch = {"inputs": jnp.asarray(INPUTS), "labels": jnp.asarray(labels)}
+NETWORK = Member(lambda key, inputs: (jnp.zeros((3, 4)), ()), _outputs)
+BATCH = {"inputs": jnp.asarray(INPUTS), "labels": jnp.asarray(LABELS)}
 
-    learn = method(of_outputs(loss))
-    return learn(forward(params), batch, jax.random.key(1), jnp.int32(member_id))
+
+def info_of(objective, member_id=0):
+    key = jax.random.key(1)
+    return LossInfo(key, key, jnp.int32(member_id), None, objective)
+
+
+def losses(method, objective, member_id=0):
+    """The loss of each example, and the outputs of its forward pass."""
+    loss = method(loss_of_objective(objective, NETWORK))
+
+    def loss_of(batch):
+        value, (outputs, _) = loss(jnp.asarray(PARAMS), (), batch, info_of(objective, member_id))
+        return value, outputs
+
+    alone = [loss_of(jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], BATCH)) for i in range(8)]
+    of_examples, outputs = (np.stack(values) for values in zip(*alone, strict=True))
+    of_batch, outputs_of_batch = loss_of(BATCH)
+    np.testing.assert_allclose(of_batch, of_examples.mean(), rtol=1e-5)
+    np.testing.assert_allclose(outputs_of_batch, outputs[:, 0], rtol=1e-5, atol=1e-6)
+    return of_examples, outputs_of_batch
 
 
 PARAMS = np.float32(RANDOM.normal(size=(3, 4)))
@@ -92,23 +127,28 @@ def test_smoothed_labels_give_a_part_to_every_class():
     # (1 - 0.2) nll + 0.2 mean_c -log p(c)
     log_probs = jax.nn.log_softmax(jnp.tanh(INPUTS @ PARAMS))
     expected = -0.8 * log_probs[np.arange(8), LABELS] - 0.2 * log_probs.mean(axis=1)
-    got = losses(label_smoothing(0.2, 4), PARAMS)
-    np.testing.assert_allclose(got.losses, expected, rtol=1e-5)
+    got, _ = losses(label_smoothing(0.2), categorical(4))
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
     one_hot = 0.8 * jax.nn.one_hot(LABELS, 4) + 0.05
-    sigmoid = losses(label_smoothing(0.2, 4), PARAMS, loss=sigmoid_cross_entropy)
+    sigmoid, _ = losses(label_smoothing(0.2), one_vs_rest(4))
     by_hand = optax.sigmoid_binary_cross_entropy(jnp.tanh(INPUTS @ PARAMS), one_hot).sum(axis=1)
-    np.testing.assert_allclose(sigmoid.losses, by_hand, rtol=1e-5)
+    np.testing.assert_allclose(sigmoid, by_hand, rtol=1e-5)
+
+
+def test_the_accuracy_of_smoothed_labels_is_that_of_the_labels():
+    loss = label_smoothing(0.2)(loss_of_objective(categorical(4), NETWORK))
+    _, (_, scores) = loss(jnp.asarray(PARAMS), (), BATCH, info_of(categorical(4)))
+    right = jnp.tanh(INPUTS @ PARAMS).argmax(axis=1) == LABELS
+    assert float(scores["accuracy"]) == pytest.approx(float(right.mean()))
 
 
 def test_mixed_examples_lie_between_two_and_so_do_their_labels():
     seen = {}
 
-    def spy(forward, batch, key, member_id):
+    def spy(params, model_state, batch, info):
         seen.update(batch)
-        return None
 
-    batch = {"inputs": jnp.asarray(INPUTS), "labels": jnp.asarray(LABELS)}
-    mixup(0.4, 4)(spy)(None, batch, jax.random.key(1), jnp.int32(0))
+    mixup(0.4)(spy)(None, (), BATCH, info_of(categorical(4)))
     # One weight for all: read from the first input, it holds for every other and for the labels.
     weight = (seen["inputs"][0, 0] - INPUTS[7, 0]) / (INPUTS[0, 0] - INPUTS[7, 0])
     assert 0 < weight < 1
@@ -119,8 +159,8 @@ def test_mixed_examples_lie_between_two_and_so_do_their_labels():
     np.testing.assert_allclose(
         seen["labels"], weight * one_hot + (1 - weight) * one_hot[::-1], atol=1e-5
     )
-    targets = {**batch, "labels": jnp.asarray(INPUTS[:, 0])}
-    mixup(0.4, None)(spy)(None, targets, jax.random.key(1), jnp.int32(0))
+    targets = {**BATCH, "labels": jnp.asarray(INPUTS[:, 0])}
+    mixup(0.4)(spy)(None, (), targets, info_of(squared_error()))
     np.testing.assert_allclose(seen["labels"], seen["inputs"][:, 0], atol=1e-6)
 
 
@@ -135,29 +175,29 @@ def test_an_adversarial_example_is_a_step_of_its_groups_range_up_the_loss():
             INPUTS, LABELS
         )
         worse = INPUTS + 0.01 * own * np.sign(gradient)
-        got = losses(adversarial(0.01, ranges), PARAMS, member_id=member_id)
-        np.testing.assert_allclose(got.losses, (loss_at(INPUTS) + loss_at(worse)) / 2, rtol=1e-5)
-        np.testing.assert_allclose(got.outputs, jnp.tanh(INPUTS @ PARAMS), rtol=1e-5, atol=1e-6)
+        got, outputs = losses(adversarial(0.01, ranges), categorical(4), member_id=member_id)
+        np.testing.assert_allclose(got, (loss_at(INPUTS) + loss_at(worse)) / 2, rtol=1e-5)
+        np.testing.assert_allclose(outputs, jnp.tanh(INPUTS @ PARAMS), rtol=1e-5, atol=1e-6)
 
 
-def updated(methods=(), example_weight=None, data_axis=1, seed=0):
+def updated(methods=(), data_axis=1, seed=0):
     member = from_functions(
         lambda key: {"w": jax.random.normal(key, (3, 4))}, lambda p, x: jnp.tanh(x @ p["w"])
     )
-    layout = make_layout(2, 1, jax.devices()[:data_axis])
-    ensemble = Ensemble(
-        member, optax.sgd(1.0), layout, methods=methods, example_weight=example_weight
-    )
-    state = ensemble.init(seed, jax.ShapeDtypeStruct((1, 3), np.float32))
+    layout = Layout.make(2, ensemble_axis=1, devices=jax.devices()[:data_axis])
+    ensemble = networks.ensemble_of(member, optax.sgd(1.0), layout, categorical(4), methods=methods)
+    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 3), np.float32), seed=seed)
     before = np.asarray(state.params["w"])
-    batch = {"inputs": INPUTS[None], "labels": LABELS[None], "index": np.arange(8)[None] + 40}
-    state, _ = ensemble.update_steps(state, layout.put(batch, 8, BATCHES))
+    batches = Batches(
+        {"inputs": INPUTS[None], "labels": LABELS[None]}, np.arange(8, dtype=np.int32)[None] + 40
+    )
+    state, _ = ensemble.update_steps(state, layout.put(batches, BATCHES))
     return before, np.asarray(state.params["w"])
 
 
 @pytest.mark.parametrize("data_axis", [1, 2])
 def test_a_member_learns_from_an_example_by_its_weight(data_axis):
-    before, after = updated(example_weight=poisson_weight, data_axis=data_axis)
+    before, after = updated((bootstrap(),), data_axis=data_axis)
     for member_id in (0, 1):
         key = jax.random.fold_in(member_key(0, member_id), EXAMPLES)
         weights = poisson_weight(key, jnp.arange(8) + 40)
@@ -172,7 +212,7 @@ def test_a_member_learns_from_an_example_by_its_weight(data_axis):
 
 def test_methods_combine_the_first_innermost():
     ranges = np.ones((1, 3), np.float32)
-    methods = (label_smoothing(0.2, 4), adversarial(0.1, ranges))
+    methods = (label_smoothing(0.2), adversarial(0.1, ranges))
     before, after = updated(methods)
 
     def smoothed(w, inputs):
@@ -247,25 +287,25 @@ SPEC = Spec((4,), "float32", (), 3)
         (
             {"data": {"examples": "bootstrap"}, "loss": {"mixup": 0.2}},
             SPEC,
-            "Examples that a member's bootstrap sample leaves out are not mixed into others.",
+            "loss.mixup=0.2 would mix out-of-bag examples into those of the member",
         ),
         (
             {"loss": {"name": "gaussian_nll", "label_smoothing": 0.1}},
             SPEC,
-            "Only labels of classes are smoothed.",
+            "loss.name=gaussian_nll has no classes whose labels could be smoothed",
         ),
-        ({"data": {"examples": "kfold"}}, SPEC, "Members that leave a fold out are told of how"),
+        ({"data": {"examples": "kfold"}}, SPEC, "data.num_folds must be set if and only if"),
         (
             {"loss": {"adversarial": 0.1}},
             Spec((9,), "int32", (9,), 5),
-            "Characters are neither mixed nor moved a little.",
+            "text, whose characters can neither be mixed nor moved a little.",
         ),
         (
             {"loss": {"name": "pinball", "levels": (0.1, 0.9)}},
             SPEC,
-            "loss.levels ascend in (0, 1)",
+            "loss.levels must ascend in (0, 1)",
         ),
-        ({"loss": {"beta": 0.25}}, SPEC, "loss.beta is of loss.name=beta_nll alone"),
+        ({"loss": {"beta": 0.25}}, SPEC, "loss.beta=0.25 has no effect with loss.name=softm"),
         ({"evaluation": {"pooling": "mixture"}}, SPEC, "pooled by one of probs, logits, vote."),
         (
             {"evaluation": {"dropout_samples": 4}},
@@ -277,7 +317,7 @@ SPEC = Spec((4,), "float32", (), 3)
 def test_what_contradicts_itself_is_told(changes, spec, sentence):
     def begin():
         run = Run(Experiment.from_dict({"steps": 1, **changes}), spec, 20)
-        return run.kind(), run.make_ensemble(make_layout(8))
+        return distribution_of(run), build_ensemble(run, Layout.make(8))
 
     with pytest.raises(UserError, match=re.escape(sentence)):
         begin()
@@ -300,8 +340,10 @@ def test_every_pair_of_losses_and_methods_trains():
             "model": {"name": "mlp", "hidden_sizes": (5,)},
         }
         run = Run(Experiment.from_dict(values), SPEC, 20)
-        ensemble = run.make_ensemble(make_layout(2, 1), None, np.ones((1, 4), np.float32))
-        state = ensemble.abstract_state(run.batch_of_inputs(4))
+        ensemble = build_ensemble(
+            run, Layout.make(2, ensemble_axis=1), input_ranges=np.ones((1, 4), np.float32)
+        )
+        state = ensemble.abstract_state(run.batch(4))
         batches = {
             "inputs": jax.ShapeDtypeStruct((1, 8, 4), "float32"),
             "labels": jax.ShapeDtypeStruct((1, 8), "int32"),

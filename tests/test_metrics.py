@@ -18,7 +18,7 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
-from dist_ens.evaluation.kinds import Classes, Quantiles
+from dist_ens.losses import Categorical, Quantiles
 from dist_ens.metrics import (
     bootstrap_weights,
     classification_scores,
@@ -173,15 +173,16 @@ def test_votes_that_are_tied_are_counted_in_part():
     # Three members vote for classes 0, 1 and 2 of 7, the label is 1: each has a third of the votes.
     # Four classes have none and share the two places that the top five have left.
     one_each = jnp.log(jnp.eye(7)[jnp.array([0, 1, 2])] * 0.8 + 0.02)[:, None]
-    kind = Classes(jax.nn.log_softmax, "vote")
+    distribution = Categorical(pooling="vote")
     for label, correct, top_5 in [(1, 1 / 3, 1), (5, 0, 2 / 4)]:
-        values = kind.values(kind.pooled({"log_probs": one_each}), jnp.array([label]))
+        pooled = distribution.pool({"log_probs": one_each})
+        values = distribution.row_statistics(pooled, jnp.array([label]))
         assert float(values["correct"][0]) == pytest.approx(correct)
         assert float(values["top_5"][0]) == pytest.approx(top_5)
     # A member that finds two classes most probable gives half a vote to each; with a second member
     # for class 1 the shares are 1/4, 3/4 and 0.
     halves = jnp.log(jnp.array([[[0.5, 0.5, 0.0]], [[0.1, 0.8, 0.1]]]))
-    votes = np.exp(kind.pooled({"log_probs": halves})["log_probs"])
+    votes = np.exp(distribution.pool({"log_probs": halves})["log_probs"])
     np.testing.assert_allclose(votes, [[0.25, 0.75, 0]])
     # Members that predict the same never disagree, tied or not.
     assert diversity_values(jnp.zeros((3, 1, 4)) - jnp.log(4))["disagreement"].tolist() == [0]
@@ -190,9 +191,7 @@ def test_votes_that_are_tied_are_counted_in_part():
 def test_a_member_that_is_no_number_has_no_vote():
     log_probs = jnp.log(jnp.array([[[0.7, 0.3]], [[jnp.nan, jnp.nan]], [[0.2, 0.8]]]))
     assert np.isnan(diversity_values(log_probs)["disagreement"]).all()
-    assert np.isnan(
-        Classes(jax.nn.log_softmax, "vote").pooled({"log_probs": log_probs})["log_probs"]
-    ).all()
+    assert np.isnan(Categorical(pooling="vote").pool({"log_probs": log_probs})["log_probs"]).all()
 
 
 def test_no_interval_of_what_is_no_number_holds_a_target():
@@ -200,7 +199,7 @@ def test_no_interval_of_what_is_no_number_holds_a_target():
     values = in_rows(regression_values(mean, variance, targets, as_one=True))
     assert np.isnan(regression_scores(values)["coverage"])
     quantiles = jnp.array([[-1.0, 0.0, 1.0], [jnp.nan] * 3])
-    values = in_rows(Quantiles((0.05, 0.5, 0.95)).values({"quantiles": quantiles}, targets))
+    values = in_rows(Quantiles((0.05, 0.5, 0.95)).row_statistics({"quantiles": quantiles}, targets))
     assert np.isnan(regression_scores(values)["coverage"])
     first = {name: leaf[:1] for name, leaf in values.items()}
     assert regression_scores(first)["coverage"] == 1

@@ -12,9 +12,9 @@ import optax
 import pytest
 from flax import nnx
 
-from dist_ens.ensemble import Ensemble
+import networks
 from dist_ens.errors import UserError
-from dist_ens.layout import BATCHES, DATA, make_layout
+from dist_ens.layout import BATCHES, DATA, Layout
 from dist_ens.members import (
     check_member,
     check_modes,
@@ -461,11 +461,11 @@ def test_networks_that_are_as_they_should_be_are_not_refused():
 def learns(make):
     """Whether two members learn a linear rule, on a mesh and in the lift."""
     labels = X[:, :3].argmax(-1).astype(np.int32)
-    layout = make_layout(2, 2, jax.devices()[:4])
-    ensemble = Ensemble(from_nnx(make), optax.adam(0.02), layout)
+    layout = Layout.make(2, ensemble_axis=2, devices=jax.devices()[:4])
+    ensemble = networks.ensemble_of(from_nnx(make), optax.adam(0.02), layout)
     batches = {"inputs": np.stack([X] * 300), "labels": np.stack([labels] * 300)}
     state, metrics = ensemble.update_steps(
-        ensemble.init(0, INPUTS), layout.put(batches, 8, BATCHES)
+        networks.begin(ensemble, INPUTS), layout.put(batches, BATCHES)
     )
     ensemble.check_columns(state)
     losses = np.asarray(metrics["loss"])

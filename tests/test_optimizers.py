@@ -1,11 +1,15 @@
 """Optimizers: what one member's parameter does, worked by hand."""
 
+import re
+
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
 
 from dist_ens.config import OptimizerConfig
-from dist_ens.optimizers import make_optimizer
+from dist_ens.errors import UserError
+from dist_ens.optimizers import make_optimizer, optimizer_options
 
 pytestmark = pytest.mark.quick
 
@@ -52,3 +56,144 @@ def walk(config, gradients, start=1.0):
 )
 def test_an_optimizer_moves_a_parameter_as_by_hand(config, gradients, expected):
     assert walk(config, gradients) == pytest.approx(expected, abs=2e-6)
+
+
+def made(**config):
+    return make_optimizer(OptimizerConfig(**config))
+
+
+def assert_equal(tree, expected):
+    assert jax.tree.structure(tree) == jax.tree.structure(expected)
+    assert all(map(jnp.array_equal, jax.tree.leaves(tree), jax.tree.leaves(expected)))
+
+
+def test_sgd_adam_and_adamw_take_the_same_steps_as_before():
+    params = {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3)}
+    pairs = [
+        (
+            made(name="sgd", learning_rate=0.1, momentum=0.9, weight_decay=0.01, clip_norm=1.0),
+            optax.chain(
+                optax.clip_by_global_norm(1.0),
+                optax.chain(optax.add_decayed_weights(0.01), optax.sgd(0.1, momentum=0.9)),
+            ),
+        ),
+        (made(name="sgd"), optax.chain(optax.identity(), optax.sgd(1e-3, momentum=None))),
+        (made(name="adam", learning_rate=0.1), optax.adam(0.1)),
+        (made(name="adamw", learning_rate=0.1), optax.adamw(0.1, weight_decay=0.0)),
+        (
+            made(name="adamw", schedule="cosine", schedule_steps=3, weight_decay=0.1),
+            optax.adamw(optax.cosine_decay_schedule(1e-3, 3), weight_decay=0.1),
+        ),
+    ]
+    for ours, theirs in pairs:
+        states = [optimizer.init(params) for optimizer in (ours, theirs)]
+        assert_equal(*states)
+        for _ in range(3):
+            (updates, states[0]), (expected, states[1]) = (
+                optimizer.update(params, state, params)
+                for optimizer, state in zip((ours, theirs), states, strict=True)
+            )
+            assert_equal((updates, states[0]), (expected, states[1]))
+
+
+@pytest.mark.parametrize(
+    ("config", "gradients", "expected"),
+    [
+        # The first step of Lion has the gradient's sign: 1 - 0.1 = 0.9
+        ({"name": "lion", "learning_rate": 0.1}, [2.0], [0.9]),
+        # Decoupled: without a gradient 1 - 0.1 * 0.5 * 1 = 0.95
+        ({"name": "lion", "learning_rate": 0.1, "weight_decay": 0.5}, [0.0], [0.95]),
+        # With b1 = 0 the step is the sign of the gradient alone: 0.9, then 1.0
+        (
+            {"name": "lion", "learning_rate": 0.1, "options": {"b1": 0.0, "b2": 0.5}},
+            [2.0, -1.0],
+            [0.9, 1.0],
+        ),
+        # Nesterov: velocities 2 and 3.8, steps 0.9 * 2 + 2 = 3.8 and 0.9 * 3.8 + 2 = 5.42
+        (
+            {
+                "name": "sgd",
+                "learning_rate": 0.1,
+                "momentum": 0.9,
+                "options": {"nesterov": True},
+            },
+            [2.0, 2.0],
+            [0.62, 0.078],
+        ),
+        # Signs at rates 0.4 and 0.2: 0.6, then 0.4
+        (
+            {"name": "sign_sgd", "learning_rate": 0.4, "schedule": "linear", "schedule_steps": 2},
+            [5.0, 3.0],
+            [0.6, 0.4],
+        ),
+    ],
+)
+def test_another_optimizer_takes_its_own_arguments(config, gradients, expected):
+    assert walk(config, gradients) == pytest.approx(expected, abs=2e-6)
+
+
+def test_every_optimizer_of_optax_that_descends_is_built():
+    names = """
+        acprop adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan ademamix adopt
+        amsgrad cocob dadapt_adamw fromage galore lamb lars lion madgrad momo momo_adam muon
+        novograd optimistic_adam optimistic_adam_v2 optimistic_gradient_descent polyak_sgd
+        prodigy radam rmsprop rprop schedule_free_adamw schedule_free_sgd sgd sign_sgd signum
+        simplified_ademamix sm3 yogi
+    """
+    params = {"w": jnp.ones((2, 3))}
+    for name in names.split():
+        options = {k: default for k, (default, _) in optimizer_options(name).items()}
+        optimizer = made(name=name, clip_norm=1.0, options=options)
+        optimizer.init(params)
+
+
+def test_no_learning_rate_is_the_one_that_optax_has_as_default():
+    assert walk({"name": "prodigy", "learning_rate": None}, [2.0], start=0.0) == pytest.approx(
+        walk({"name": "prodigy", "learning_rate": 1.0}, [2.0], start=0.0)
+    )
+
+
+def test_the_options_are_the_arguments_that_a_config_can_give():
+    assert optimizer_options("adafactor")["dtype_momentum"] == ("float32", str)
+    assert optimizer_options("adafactor")["weight_decay_rate"] == (None, float)
+    assert optimizer_options("schedule_free_sgd")["warmup_steps"] == (None, int)
+    assert optimizer_options("muon")["ns_coeffs"] == ((3.4445, -4.775, 2.0315), tuple)
+    assert set(optimizer_options("sgd")) == {"nesterov", "accumulator_dtype"}
+    assert "muon_weight_dimension_numbers" not in optimizer_options("muon")
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"name": "adm"}, "'adm' is not an optimizer of Optax. Did you mean 'adam'? Name another"),
+        ({"name": "xx"}, "'xx' is not an optimizer of Optax. The optimizers are: acprop, adabel"),
+        ({"name": "cosine_decay_schedule"}, "it does not return a gradient transformation."),
+        ({"name": "MultiSteps"}, "'MultiSteps' is not an optimizer of Optax."),
+        ({"name": "lookahead"}, "it needs fast_optimizer, sync_period, slow_step_size, which"),
+        ({"name": "dpsgd"}, "it needs l2_norm_clip, noise_multiplier, seed, which have no default"),
+        ({"name": "scale_by_adam"}, "without taking a step against them. Did you mean 'adam'?"),
+        ({"name": "scale_by_rprop"}, "without taking a step against them."),
+        ({"name": "reduce_on_plateau"}, "without taking a step against them."),
+        ({"name": "lbfgs"}, "another transformation, linesearch, that calls the loss again."),
+        ({"name": "adam", "options": {"bb1": 1}}, "no argument 'bb1'. Did you mean 'b1'? Its arg"),
+        (
+            {"name": "adam", "options": {"learnig_rate": 1}},
+            "adam has no argument 'learnig_rate'. Did you mean 'learning_rate'?",
+        ),
+        ({"name": "adam", "options": {"b1": "x"}}, "optimizer.b1 must be float: got 'x', a str."),
+        ({"name": "adam", "options": {"name": 1}}, "must not contain 'name', which is a field"),
+        ({"name": "adamw", "options": {"mask": 1}}, "adamw takes an object of Python there."),
+        ({"name": "adam", "options": {"mu_dtype": "b16"}}, "data type 'b16' not understood."),
+        ({"name": "adam", "weight_decay": 0.1}, "optimizer.weight_decay=0 or use adamw."),
+        ({"name": "adam", "momentum": 0.9}, "adam has no argument momentum, and optimizer.m"),
+        ({"name": "polyak_sgd", "learning_rate": 0.1}, "has no argument learning_rate, and"),
+        ({"name": "adam", "learning_rate": None}, "has no default for its learning rate, and"),
+        (
+            {"name": "sm3", "schedule": "linear", "schedule_steps": 3},
+            "sm3 takes a number as learning rate, and optimizer.schedule='linear'.",
+        ),
+    ],
+)
+def test_what_optax_does_not_take_is_told_in_a_sentence(config, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        made(**config)

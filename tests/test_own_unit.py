@@ -9,6 +9,7 @@ import optax
 import pytest
 from scipy.stats import norm
 
+import networks
 from commands import dist_ens
 from dist_ens.config import (
     CheckpointConfig,
@@ -19,16 +20,15 @@ from dist_ens.config import (
     OptimizerConfig,
 )
 from dist_ens.data import ArraySplit, Spec, Standardization, open_source
-from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluator, curves_of
 from dist_ens.evaluation.calibration import conformal_scores, recalibrated
-from dist_ens.evaluation.kinds import Classes
 from dist_ens.evaluation.out_of_bag import held_out_scores
-from dist_ens.experiment.assess import Questions, assess
+from dist_ens.experiment.assess import EvaluationRequest, assess
+from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import open_finished
-from dist_ens.layout import make_layout
-from dist_ens.losses import log_softmax
+from dist_ens.layout import Layout
+from dist_ens.losses import Categorical
 from dist_ens.members import from_functions
 
 OFFSET = 1e8
@@ -42,8 +42,10 @@ def linear(num_outputs):
     member = from_functions(
         lambda key: {"w": jax.random.normal(key, (4, num_outputs))}, lambda p, x: x @ p["w"]
     )
-    ensemble = Ensemble(member, optax.identity(), make_layout(3, 1, jax.devices()[:2]))
-    state = ensemble.init(0, jax.ShapeDtypeStruct((1, 4), np.float32))
+    ensemble = networks.ensemble_of(
+        member, optax.identity(), Layout.make(3, ensemble_axis=1, devices=jax.devices()[:2])
+    )
+    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 4), np.float32))
     inputs = random.normal(size=(40, 4)).astype(np.float32)
     outputs = np.einsum("nf,mfc->mnc", inputs, np.asarray(state.params["w"], np.float64))
     return ensemble, state, outputs, inputs
@@ -120,10 +122,10 @@ def test_a_probability_too_small_for_float32_is_scored_the_same_by_every_questio
     # Of logits so far apart the label's probability is about e^-800: 0 in float32 and in float64.
     ensemble, state, outputs, inputs = linear(3)
     params = {"w": np.float32(2000) * np.asarray(state.params["w"])}
-    state = state._replace(params=ensemble.layout.put_members(params))
+    state = state._replace(params=ensemble.layout.put(params, "members"))
     labels = outputs.mean(0).argmin(-1).astype(np.int32)
     split, spec = ArraySplit(inputs, labels), Spec((4,), "float32", (), 3)
-    evaluator = Evaluator(ensemble, 8, spec, Classes(log_softmax))
+    evaluator = Evaluator(ensemble, 8, spec, Categorical())
     plain = evaluator.evaluate(state, split).scores().ensemble
     assert 745 < plain["nll"] < math.inf
     held_out = held_out_scores(evaluator, state, split, np.ones((3, 40), bool))["scores"]
@@ -167,11 +169,11 @@ def test_a_run_on_targets_far_from_zero_differs_by_the_offset_alone(tmp_path):
             checkpoint=CheckpointConfig(every_steps=1000),
         )
         train(config, folder)
-        run, ensemble, state = open_finished(folder)
-        evaluator, opened = run.evaluator(ensemble), open_source(source)
+        run, ensemble, state, *_ = open_finished(folder)
+        evaluator, opened = evaluator_of_run(run, ensemble), open_source(source)
         for questions in (
-            Questions(calibration="variance", conformal="cqr", out_of_bag=True),
-            Questions(conformal="cv+"),
+            EvaluationRequest(calibration="variance", conformal="cqr", out_of_bag=True),
+            EvaluationRequest(conformal="cv+"),
         ):
             answers.append(assess(run, evaluator, state, opened, questions).to_dict())
         predictions.append(evaluator.predict(state, data[64:, :2]))

@@ -5,6 +5,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from functools import partial
 
 import jax
 import pytest
@@ -16,9 +17,10 @@ from dist_ens import cluster
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
 from dist_ens.errors import RunError, UserError
+from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
-from dist_ens.feed import Place, TrainingSet
-from dist_ens.layout import make_layout
+from dist_ens.feed import Placement, TrainingSet
+from dist_ens.layout import Layout
 from dist_ens.plan import Collective, PlannedMesh, Planner, Topology, planner
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -67,7 +69,7 @@ def small_planner(devices=4, shape=(8, 8), *, streamed=False, **changes):
     call_examples = experiment.data.global_batch_size * experiment.steps_per_call
     training_set = TrainingSet(run.order, EXAMPLE, call_examples)
     kept, them = None if streamed else training_set, jax.devices()[:devices]
-    return Planner(experiment, spec, kept, run.per_member, run.make_ensemble, them)
+    return Planner(experiment, spec, kept, run.per_member, partial(build_ensemble, run), them)
 
 
 def of_data(mesh):
@@ -86,7 +88,7 @@ def test_a_plan_says_what_each_mesh_needs_the_best_first(tmp_path):
         assert size["optimizer"] == members * ADAM
         assert size["model_state"] == 0
         # The digits to train on, and for ten steps a call the places of its part of 128.
-        assert shape["place"] == "everywhere"
+        assert shape["place"] == "replicated"
         assert size["training_set"] == 1437 * EXAMPLE
         assert size["batches"] == 10 * 128 // columns * 4
         assert size["total"] == sum(v for k, v in size.items() if k != "total")
@@ -171,19 +173,19 @@ def test_the_training_set_takes_memory_where_it_is_kept(monkeypatch):
     whole, parts = EXAMPLES * EXAMPLE, 250 * EXAMPLE + 282 * (EXAMPLE + 4)
     totals = {}
     for memory, place, kept in (
-        (4 * whole + state, Place.EVERYWHERE, whole),
-        (4 * whole + state - 1, Place.DIVIDED, parts),
-        (4 * parts + state - 1, Place.HOSTS, 0),
+        (4 * whole + state, Placement.REPLICATED, whole),
+        (4 * whole + state - 1, Placement.SHARDED, parts),
+        (4 * parts + state - 1, Placement.STREAMED, 0),
     ):
         monkeypatch.setattr(planner, "memory_bytes", lambda device, memory=memory: memory)
         planned = small_planner(8).plan_mesh(4, 2)
         size = planned.bytes_per_device
         assert (planned.place, size["training_set"]) == (place, kept)
-        assert size["batches"] == 32 * (4 if place is Place.EVERYWHERE else EXAMPLE + 4)
+        assert size["batches"] == 32 * (4 if place is Placement.REPLICATED else EXAMPLE + 4)
         assert size["total"] == sum(v for k, v in size.items() if k != "total")
         totals[place] = size["total"]
-    assert totals[Place.DIVIDED] - totals[Place.HOSTS] == parts
-    more = totals[Place.EVERYWHERE] - totals[Place.DIVIDED]
+    assert totals[Placement.SHARDED] - totals[Placement.STREAMED] == parts
+    more = totals[Placement.REPLICATED] - totals[Placement.SHARDED]
     assert more == pytest.approx(whole - parts, abs=32 * EXAMPLE)  # a batch, drawn or given
 
 
@@ -199,7 +201,7 @@ def test_batches_of_the_members_own_are_counted_for_each(execution, waves):
         # are drawn when a wave's turn comes.
         size = planned.bytes_per_device
         assert size["batches"] == (2 if streamed else 2 // waves) * 64 * example
-        assert planned.place is (Place.HOSTS if streamed else Place.EVERYWHERE)
+        assert planned.place is (Placement.STREAMED if streamed else Placement.REPLICATED)
         # A member or a wave whose turn it is has a copy of what is sent.
         copies = 1 if streamed and (execution == "loop" or waves == 2) else 0
         assert size["other"] >= copies * 64 * example
@@ -278,7 +280,7 @@ def test_the_mesh_over_which_less_is_sent_is_better_than_one_of_a_few_operations
         each = Collective("all-reduce", "data", sent)
         size = {"total": 1000}
         return PlannedMesh(
-            rows, 8 // rows, 8, 1, "cpu", "vmap", Place.HOSTS, size, flops, (each,), fits
+            rows, 8 // rows, 8, 1, "cpu", "vmap", Placement.STREAMED, size, flops, (each,), fits
         )
 
     meshes = [mesh(1, 100.0, 9), mesh(2, 101.0, 5), mesh(4, 103.0, 0), mesh(8, 50.0, 0, False)]
@@ -412,7 +414,7 @@ def test_cores_are_planned_for_as_a_run_takes_them(monkeypatch, num_members, row
     monkeypatch.setattr(planner, "memory_bytes", lambda device: 2**20)
     plan = of_cores.plan()
     assert [(m.ensemble_axis, m.data_axis) for m in plan.meshes] == [(k, 1) for k in rows]
-    taken = make_layout(num_members, devices=cluster.devices_for(num_members))
+    taken = Layout.make(num_members, devices=cluster.devices_for(num_members))
     assert taken.mesh.shape == {"ensemble": rows[0], "data": 1}
     # Those left out leave their share of the memory.
     assert plan.memory_bytes == 8 * 2**20 // rows[0]
@@ -430,7 +432,7 @@ def test_a_mesh_that_a_run_takes_of_itself_is_not_to_be_asked_for():
 
 def test_a_mesh_that_is_asked_for_is_the_only_one_planned():
     assert small_planner(layout={"ensemble_axis": 2})._ensemble_axes() == [2]
-    with pytest.raises(UserError, match="must hold the same number of members"):
+    with pytest.raises(UserError, match="must be a multiple of the ensemble axis"):
         small_planner(layout={"ensemble_axis": 3}).plan()
 
 

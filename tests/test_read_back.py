@@ -6,14 +6,15 @@ import json
 import numpy as np
 import pytest
 
+from dist_ens.callbacks import JsonLines, RunInfo
 from dist_ens.config import Experiment
 from dist_ens.errors import RunError, UserError
 from dist_ens.execution import decision_cache
 from dist_ens.experiment.train import train
 from dist_ens.json_text import from_json
-from dist_ens.report import MetricsWriter, pace_before, read_run
+from dist_ens.report import pace_before, read_run
+from dist_ens.report.metrics_file import read_metrics
 from dist_ens.report.page import write_page
-from dist_ens.report.training import read_metrics
 from test_report_page import classification, minimal, regression
 
 DEEP = b"[" * 100_000
@@ -52,6 +53,13 @@ NO_OBJECTS = [b"null", b"[]", b"5", b'"x"', b"{", b"\xff", b'{"a": 1, "a": 2}', 
 SUMMARY = b'{"steps": 8, "seconds": %s, "member_examples_per_second": 2.0}'
 
 
+def writer_from(workdir, step):
+    """The writer of a run that resumes from a step."""
+    writer = JsonLines(workdir / "metrics.jsonl")
+    writer.begin(RunInfo(None, [0], first_step=step, last_step=16, batch_size=8))
+    return writer
+
+
 def named(value):
     return repr(value[:40]) if isinstance(value, bytes) else None
 
@@ -63,7 +71,7 @@ def test_a_line_that_is_no_record_is_dropped_and_told(tmp_path, caplog, line):
     path.write_bytes(GOOD + line + b"\n" + GOOD)
     assert read_metrics(tmp_path) == [{"step": 8, "train/loss": 0.5, "test/nll": None}] * 2
     assert "1 of 3 lines in" in caplog.text
-    MetricsWriter(tmp_path, step=8).close()
+    writer_from(tmp_path, step=8).close()
     assert path.read_bytes() == GOOD + GOOD
     assert len(caplog.records) == 2
 
@@ -73,7 +81,7 @@ def test_lines_of_later_steps_and_a_last_one_without_its_end_are_dropped_in_sile
     tmp_path, caplog
 ):
     (tmp_path / "metrics.jsonl").write_bytes(GOOD + GOOD.replace(b"8", b"9") + GOOD[:20])
-    MetricsWriter(tmp_path, step=8).close()
+    writer_from(tmp_path, step=8).close()
     assert (tmp_path / "metrics.jsonl").read_bytes() == GOOD
     assert not caplog.records
 
@@ -81,7 +89,7 @@ def test_lines_of_later_steps_and_a_last_one_without_its_end_are_dropped_in_sile
 def test_a_log_that_cannot_be_read_is_told(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(RunError, match="^The metrics could not be written to .*metrics.jsonl: Is"):
-        MetricsWriter(tmp_path, step=8)
+        writer_from(tmp_path, step=8)
     (tmp_path / "curves.json").write_text("{}")
     with pytest.raises(UserError, match="metrics.jsonl cannot be read for the report: .* Is a dir"):
         read_run(tmp_path)

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from dist_ens.checkpoint.writing import CHECKSUM, checksum_of
+from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import source_of_arrays
 from dist_ens.errors import RunError, UserError
+from dist_ens.experiment.build import build_ensemble, identified
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import open_finished
-from dist_ens.layout import make_layout
+from dist_ens.layout import Layout
 from dist_ens.members import from_functions, from_linen
 from test_train import experiment
 
@@ -68,16 +70,21 @@ def record_of(workdir):
 def finished(tmp_path_factory):
     """A run of a network and of data that were given in Python."""
     workdir = tmp_path_factory.mktemp("finished")
-    train(short(), workdir, member=plain(), source=source())
+    train(short(), workdir, parts=OwnParts(member=plain()), source=source())
     return workdir
 
 
 def test_a_run_with_parts_from_python_is_opened_with_them_and_goes_on(tmp_path):
-    train(short(), tmp_path, member=plain(), source=source())
-    run, _, state = open_finished(tmp_path, lambda spec: plain())
-    assert (run.network, run.member_file) == ("plain.<locals>.<lambda>", None)
-    assert state.step.tolist() == [8, 8]
-    longer = train(experiment(num_members=2, steps=16), tmp_path, member=plain(), source=source())
+    train(short(), tmp_path, parts=OwnParts(member=plain()), source=source())
+    finished = open_finished(tmp_path, lambda spec: OwnParts(member=plain()))
+    assert (finished.run.network, finished.run.member_file) == ("plain.<locals>.<lambda>", None)
+    assert finished.state.step.tolist() == [8, 8]
+    longer = train(
+        experiment(num_members=2, steps=16),
+        tmp_path,
+        parts=OwnParts(member=plain()),
+        source=source(),
+    )
     assert longer.step == 16
 
 
@@ -94,51 +101,69 @@ def test_a_run_with_parts_from_python_is_opened_with_them_and_goes_on(tmp_path):
 )
 def test_another_part_of_equal_shapes_does_not_go_on_with_a_run(finished, parts, told):
     given = {"member": plain(), "source": source(), **parts}
+    own = OwnParts(member=given["member"])
     before = sorted(finished.rglob("*"))
     with pytest.raises(UserError, match=told):
-        train(experiment(num_members=2, steps=16), finished, **given)
+        train(experiment(num_members=2, steps=16), finished, parts=own, source=given["source"])
     assert sorted(finished.rglob("*")) == before
 
 
 def test_arrays_that_a_network_captures_belong_to_its_step(tmp_path):
-    train(short(), tmp_path, member=scaled(np.ones(6, np.float32)), source=source())
+    train(short(), tmp_path, parts=OwnParts(member=scaled(np.ones(6, np.float32))), source=source())
     twice = scaled(2 * np.ones(6, np.float32))
     with pytest.raises(UserError, match="the training step of the network"):
-        train(experiment(num_members=2, steps=16), tmp_path, member=twice, source=source())
-    with pytest.raises(UserError, match="computes another training step"):
-        open_finished(tmp_path, lambda spec: twice)
-    open_finished(tmp_path, lambda spec: scaled(np.ones(6, np.float32)))
+        train(
+            experiment(num_members=2, steps=16),
+            tmp_path,
+            parts=OwnParts(member=twice),
+            source=source(),
+        )
+    with pytest.raises(UserError, match="compute another training step"):
+        open_finished(tmp_path, lambda spec: OwnParts(member=twice))
+    open_finished(tmp_path, lambda spec: OwnParts(member=scaled(np.ones(6, np.float32))))
 
 
 def test_a_finished_run_is_not_opened_with_another_network(finished):
-    with pytest.raises(UserError, match="The network given, waved.*another training step than"):
-        open_finished(finished, lambda spec: waved())
-    with pytest.raises(UserError, match="was given in Python, and none is given here"):
+    with pytest.raises(
+        UserError, match=r"The parts that were given \(waved.*another training step than"
+    ):
+        open_finished(finished, lambda spec: OwnParts(member=waved()))
+    with pytest.raises(UserError, match="were given in Python, and none are given here"):
         open_finished(finished)
 
 
 def test_a_named_network_is_not_opened_with_one_that_is_given(tmp_path):
     train(short(), tmp_path, source=source())
-    with pytest.raises(UserError, match=r"'mlp', by model\.name, and another one is given: plain"):
-        open_finished(tmp_path, lambda spec: plain())
+    with pytest.raises(UserError, match=r"'mlp', by model\.name, and other parts are given: plain"):
+        open_finished(tmp_path, lambda spec: OwnParts(member=plain()))
 
 
 def test_other_versions_are_said_and_not_refused(finished, tmp_path, capsys):
     workdir = tmp_path / "run"
-    train(short(), workdir, member=plain(), source=source())
+    train(short(), workdir, parts=OwnParts(member=plain()), source=source())
     record = record_of(workdir)
     record["versions"]["jax"], record["step"] = "0.1.2", "0" * 64  # as another JAX traces it
     record["network"] = "before"
     rewritten(workdir, record)
-    open_finished(workdir, lambda spec: plain())
+    open_finished(workdir, lambda spec: OwnParts(member=plain()))
     capsys.readouterr()
-    train(experiment(num_members=2, steps=16), workdir, member=plain(), source=source())
+    train(
+        experiment(num_members=2, steps=16),
+        workdir,
+        parts=OwnParts(member=plain()),
+        source=source(),
+    )
     told = f"The run was begun with jax 0.1.2 (here {jax.__version__}), so that its training step"
     said = " ".join(capsys.readouterr().out.split())
     assert told in said
     assert "Its network was before, and here it is plain.<locals>.<lambda>: going on as if" in said
     with pytest.raises(UserError, match="the training step of the network"):  # of this version
-        train(experiment(num_members=2, steps=24), workdir, member=waved(), source=source())
+        train(
+            experiment(num_members=2, steps=24),
+            workdir,
+            parts=OwnParts(member=waved()),
+            source=source(),
+        )
 
 
 def test_a_run_of_before_there_were_fingerprints_is_read(finished, tmp_path):
@@ -147,20 +172,20 @@ def test_a_run_of_before_there_were_fingerprints_is_read(finished, tmp_path):
     for name in ("network", "step", "versions", "examples"):
         del record[name]
     rewritten(tmp_path, record)
-    run, _, _ = open_finished(tmp_path)
+    run = open_finished(tmp_path).run
     assert (run.network, run.step, run.versions, run.examples) == (None,) * 4
     assert train(experiment(num_members=2, steps=16), tmp_path, source=source()).step == 16
 
 
 def test_a_network_from_python_of_before_there_were_fingerprints_goes_on(tmp_path):
-    train(short(), tmp_path, member=plain(), source=source())
+    train(short(), tmp_path, parts=OwnParts(member=plain()), source=source())
     record = record_of(tmp_path)
     for name in ("network", "step", "versions", "examples"):
         del record[name]
     rewritten(tmp_path, record)
-    open_finished(tmp_path, lambda spec: plain())
+    open_finished(tmp_path, lambda spec: OwnParts(member=plain()))
     longer = experiment(num_members=2, steps=16)
-    assert train(longer, tmp_path, member=plain(), source=source()).step == 16
+    assert train(longer, tmp_path, parts=OwnParts(member=plain()), source=source()).step == 16
 
 
 class Augmenting:
@@ -191,7 +216,7 @@ def test_a_split_that_yields_something_else_each_time_has_no_fingerprint_and_goe
 
 def test_how_precisely_jax_computes_is_no_part_of_a_step(finished):
     with jax.default_matmul_precision("highest"):
-        open_finished(finished, lambda spec: plain())
+        open_finished(finished, lambda spec: OwnParts(member=plain()))
 
 
 class Dense(nn.Module):
@@ -203,9 +228,10 @@ class Dense(nn.Module):
 def test_a_steps_fingerprint_depends_on_the_step_alone():
     def fingerprint(member, num_members=2, devices=1, **changes):
         run = Run(experiment(num_members=num_members, **changes), source().spec, 200)
-        layout = make_layout(num_members, devices=jax.devices()[:devices])
-        ensemble = run.make_ensemble(layout, member)
-        return run.identified(ensemble, member, source()).step
+        layout = Layout.make(num_members, devices=jax.devices()[:devices])
+        parts = OwnParts(member=member)
+        ensemble = build_ensemble(run, layout, parts)
+        return identified(run, ensemble, parts, source(), run.batch(32)).step
 
     expected = fingerprint(plain())
     assert fingerprint(plain()) == expected
@@ -311,7 +337,7 @@ def test_a_record_that_is_none_is_refused(finished, value):
     ids=str,
 )
 def test_a_run_with_another_record_is_refused_and_leaves_no_traceback(tmp_path, path, value):
-    train(short(), tmp_path, member=plain(), source=source())
+    train(short(), tmp_path, parts=OwnParts(member=plain()), source=source())
     rewritten(tmp_path, with_value(record_of(tmp_path), path, value))
     with pytest.raises((RunError, UserError)):
-        open_finished(tmp_path, lambda spec: plain())
+        open_finished(tmp_path, lambda spec: OwnParts(member=plain()))

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+import networks
 from dist_ens.config import (
     CheckpointConfig,
     DataConfig,
@@ -14,14 +15,14 @@ from dist_ens.config import (
     OptimizerConfig,
 )
 from dist_ens.data import ArraySplit, Spec, open_source
-from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator
 from dist_ens.evaluation.shift import require_float_inputs, shifted_splits
-from dist_ens.experiment.assess import Questions, assess
+from dist_ens.experiment.assess import EvaluationRequest, assess
+from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import open_finished
-from dist_ens.layout import make_layout
+from dist_ens.layout import Layout
 from dist_ens.members import from_functions
 
 RANDOM = np.random.default_rng(0)
@@ -99,8 +100,10 @@ def evaluator_of(apply, inputs, num_outputs=3):
     member = from_functions(
         lambda key: {"w": jax.random.normal(key, (inputs.shape[1], num_outputs))}, apply
     )
-    ensemble = Ensemble(member, optax.identity(), make_layout(2, 1, jax.devices()[:1]))
-    state = ensemble.init(0, jax.ShapeDtypeStruct((1, *inputs.shape[1:]), inputs.dtype))
+    ensemble = networks.ensemble_of(
+        member, optax.identity(), Layout.make(2, ensemble_axis=1, devices=jax.devices()[:1])
+    )
+    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, *inputs.shape[1:]), inputs.dtype))
     spec = Spec(inputs.shape[1:], inputs.dtype.name, (), num_outputs)
     split = ArraySplit(inputs, np.zeros(len(inputs), np.int32))
     return Evaluator(ensemble, 8, spec), state, shifted_splits(split, spec)["gaussian_noise"][0]
@@ -157,10 +160,10 @@ def test_a_run_on_booleans_has_the_scores_of_one_on_floats(tmp_path):
         checkpoint=CheckpointConfig(every_steps=1000),
     )
     train(config, tmp_path / "run")
-    run, ensemble, state = open_finished(tmp_path / "run")
+    run, ensemble, state, *_ = open_finished(tmp_path / "run")
     assert run.spec.input_dtype == "bool"
-    evaluator, source = run.evaluator(ensemble), open_source(run.experiment.data)
-    told = assess(run, evaluator, state, source, Questions(shift=True)).to_dict()
+    evaluator, source = evaluator_of_run(run, ensemble), open_source(run.experiment.data)
+    told = assess(run, evaluator, state, source, EvaluationRequest(shift=True)).to_dict()
     floats = ArraySplit(arrays["test_images"].astype(np.float32), taken["test"]["labels"])
     for name, splits in shifted_splits(floats, Spec((8, 8), "float32", (), 10)).items():
         for each, found in zip(splits[::4], told["shift"][name][::4], strict=True):

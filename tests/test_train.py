@@ -16,23 +16,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from rich.console import Console
 
-from dist_ens.checkpoint import Checkpoints
+import networks
+from dist_ens.callbacks import JsonLines, RunInfo
+from dist_ens.checkpoint import Checkpoints, CheckpointStore
 from dist_ens.config import DataConfig, Experiment
+from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Spec, open_source, source_of_arrays
-from dist_ens.ensemble import Ensemble
 from dist_ens.errors import RunError, UserError
+from dist_ens.experiment.build import build_ensemble
+from dist_ens.experiment.checks import check_room
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished, trained_by_one
-from dist_ens.layout import BATCHES, Layout, make_layout
+from dist_ens.experiment.workdir import open_finished
+from dist_ens.layout import BATCHES, Layout
 from dist_ens.losses import softmax_cross_entropy
 from dist_ens.members import Member, from_functions
-from dist_ens.report import TrainingReporter
-from dist_ens.report.training import MetricsWriter
 from dist_ens.sampling import Order
 from dist_ens.state import unstack_members
+from dist_ens.training.evaluation_data import EvalData
+from dist_ens.training.loop import Loop
+from dist_ens.training.metrics import MetricsReader
 
 
 def experiment(**changes):
@@ -170,7 +174,7 @@ def test_a_network_that_cannot_be_trained_is_told_before_anything_is_written(
         return {"w": jax.numpy.zeros((64, 10))}, jax.numpy.zeros(3)
 
     with pytest.raises(UserError, match=sentence):
-        train(experiment(), tmp_path / "run", member=Member(init, apply))
+        train(experiment(), tmp_path / "run", parts=OwnParts(member=Member(init, apply)))
     assert not (tmp_path / "run").exists()
 
 
@@ -178,7 +182,7 @@ def test_a_network_that_cannot_be_trained_is_told_before_anything_is_written(
 def test_a_damaged_checkpoint_is_named_with_the_one_before_it(tmp_path, name):
     train(experiment(), tmp_path)
     (tmp_path / "checkpoints" / "24" / name).write_bytes(b"")
-    with pytest.raises(RunError, match=r"checkpoints/24, which is damaged.*from step 16"):
+    with pytest.raises(RunError, match=r"checkpoints/24 is damaged.*to resume from step 16"):
         open_finished(tmp_path)
 
 
@@ -213,12 +217,12 @@ def test_orbax_alone_reads_a_checkpoint_where_devices_are_fewer(tmp_path):
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_a_key_is_restored_as_the_kind_that_it_was(tmp_path, impl):
-    layout = make_layout(4)
-    state = layout.put_members({"key": jax.random.split(jax.random.key(1, impl=impl), 4)})
+    layout = Layout.make(4)
+    state = layout.put({"key": jax.random.split(jax.random.key(1, impl=impl), 4)}, "members")
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
     )
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointStore(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
         checkpoints.wait()
         restored = checkpoints.restore_state(1, abstract)
@@ -249,7 +253,13 @@ def test_data_of_another_type_or_a_network_from_elsewhere_is_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"the network is 'mlp \(model.name\)' there and '.*lambda>'"
     ):
-        train(experiment(), tmp_path, source=source, member=member, member_file="own.py")
+        train(
+            experiment(),
+            tmp_path,
+            source=source,
+            parts=OwnParts(member=member),
+            member_file="own.py",
+        )
 
 
 def test_the_seed_says_networks_and_order_and_shuffle_whether_there_is_an_order(tmp_path):
@@ -290,7 +300,7 @@ def test_more_steps_change_no_step_already_taken(tmp_path):
     optimizer = {"schedule": "linear", "schedule_steps": 20}
     short = train(experiment(steps=16, optimizer=optimizer), tmp_path / "short")
     train(experiment(steps=24, optimizer=optimizer, checkpoint={"keep": 9}), tmp_path / "long")
-    _, _, at_16 = open_at(tmp_path / "long", 16)
+    at_16 = open_at(tmp_path / "long", 16).state
     assert_same_bits(short.state, at_16)
 
 
@@ -327,7 +337,7 @@ def test_lines_of_steps_that_are_taken_again_are_dropped(tmp_path):
         ({"seed": 1}, "seed is 0 there and 1 here"),
         ({"num_members": 8}, "num_members is 4 there and 8 here"),
         ({"model": {"hidden_sizes": (17,)}}, r"hidden_sizes is \(16,\) there and \(17,\) here"),
-        ({"steps": 8}, "8 steps asked for, 24 taken already"),
+        ({"steps": 8}, "The run has 24 steps already, and 8 are asked for"),
     ],
 )
 def test_another_experiment_is_refused_and_nothing_is_lost(finished, changes, sentence):
@@ -369,9 +379,9 @@ def test_a_network_whose_code_changed_is_told(tmp_path):
             lambda p, x: x.reshape(len(x), 64) @ p[name],
         )
 
-    train(experiment(steps=4), tmp_path, member=member("w"))
-    with pytest.raises(RunError, match="Leaf opt_state.*The code of the network has changed"):
-        train(experiment(steps=8), tmp_path, member=member("kernel"))
+    train(experiment(steps=4), tmp_path, parts=OwnParts(member=member("w")))
+    with pytest.raises(RunError, match="Leaf opt_state.*The network or the optimizer has changed"):
+        train(experiment(steps=8), tmp_path, parts=OwnParts(member=member("kernel")))
 
 
 def compilations(records):
@@ -401,14 +411,13 @@ def test_calls_of_several_steps_take_the_same_steps(tmp_path):
 
 
 def test_steps_with_convolutions_are_unrolled_on_a_cpu_and_others_scanned():
-    import networks
 
     for network, scanned in [(networks.convolutional, False), (networks.mlp, True)]:
         member, inputs, label_shape = network()
-        layout = make_layout(1, devices=jax.devices()[:1])
-        ensemble = Ensemble(member, optax.sgd(0.1), layout)
-        batches = layout.put(networks.batches_for(inputs, label_shape, 2), networks.BATCH, BATCHES)
-        text = ensemble.update_steps.lower(ensemble.init(0, inputs), batches).as_text()
+        layout = Layout.make(1, devices=jax.devices()[:1])
+        ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout)
+        batches = layout.put(networks.batches_for(inputs, label_shape, 2), BATCHES)
+        text = ensemble.update_steps.lower(networks.begin(ensemble, inputs), batches).as_text()
         assert ("stablehlo.while" in text) == scanned
 
 
@@ -423,7 +432,7 @@ def test_plain_arrays_and_a_network_of_ones_own_are_trained(tmp_path):
     trained = train(
         experiment(steps=200, data={"std": (1.0,)}, optimizer={"learning_rate": 0.1}),
         tmp_path,
-        member=member,
+        parts=OwnParts(member=member),
         source=source,
     )
     assert trained.scores.ensemble["accuracy"] > 0.9
@@ -432,7 +441,7 @@ def test_plain_arrays_and_a_network_of_ones_own_are_trained(tmp_path):
 def test_a_workdir_that_is_a_file_or_below_one_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     for workdir in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UserError, match="where .*file is a file"):
+        with pytest.raises(UserError, match="cannot be the folder of a run: .*file is a file"):
             train(experiment(), workdir)
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -442,19 +451,18 @@ def test_parameters_of_one_name_are_told_as_what_they_are(tmp_path):
         return {"a.b": jax.random.normal(key, (64, 10)), "a": {"b": jax.numpy.zeros(10)}}
 
     member = from_functions(init, lambda p, x: x.reshape(len(x), 64) @ p["a.b"] + p["a"]["b"][None])
-    with pytest.raises(RunError, match="^Every leaf of a state has a name of its own"):
-        train(experiment(), tmp_path, member=member)
+    with pytest.raises(
+        RunError, match=r"^Two leaves of the state have the same name: .*a\.b\. Rename"
+    ):
+        train(experiment(), tmp_path, parts=OwnParts(member=member))
 
 
-def test_a_run_stopped_before_its_first_step_saves_nothing(tmp_path, monkeypatch, capsys):
-    enter = TrainingReporter.__enter__
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            TrainingReporter,
-            "__enter__",
-            lambda self: (signal.raise_signal(signal.SIGTERM), enter(self))[1],
-        )
-        stopped = train(experiment(), tmp_path)
+def test_a_run_stopped_before_its_first_step_saves_nothing(tmp_path, capsys):
+    class Stops:
+        def begin(self, run):
+            signal.raise_signal(signal.SIGTERM)
+
+    stopped = train(experiment(), tmp_path, parts=OwnParts(callbacks=[Stops()]))
     assert (stopped.step, stopped.signal, stopped.scores) == (0, signal.SIGTERM, None)
     told = " ".join(capsys.readouterr().out.split())
     assert "Stopped before the first of 24 steps; nothing is saved. The same command" in told
@@ -463,31 +471,18 @@ def test_a_run_stopped_before_its_first_step_saves_nothing(tmp_path, monkeypatch
 
 
 def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path, monkeypatch):
-    with trained_by_one(tmp_path), monkeypatch.context() as patch:
-        patch.setattr(
-            "dist_ens.experiment.train.saved_run", None
-        )  # what it holds is not settled yet
-        with pytest.raises(UserError, match="another process is training"):
+    with Checkpoints(tmp_path).open({}), monkeypatch.context() as patch:
+        # What the folder holds may change until the other run ends, so nothing of it is read.
+        patch.setattr("dist_ens.checkpoint.checkpoints.read_newest", None)
+        with pytest.raises(UserError, match="^Another run is training in .*Wait for it, stop it"):
             train(experiment(), tmp_path)
     assert train(experiment(steps=4), tmp_path).step == 4
 
 
-def reporter_of(last_step):
-    """Of one member's run, with 8 examples a step."""
-    return TrainingReporter(
-        Console(quiet=True),
-        None,
-        member_ids=[0],
-        first_step=0,
-        last_step=last_step,
-        every_steps=100,
-        member_examples_per_step=8,
-    )
-
-
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="a Linux device")
 def test_metrics_that_cannot_be_written_are_told_in_a_sentence(tmp_path):
-    writer = MetricsWriter(tmp_path, 0)
+    writer = JsonLines(tmp_path / "metrics.jsonl")
+    writer.begin(RunInfo(None, [0], 0, 8, 8))
     writer.close()
     writer._file = pathlib.Path("/dev/full").open("a")  # noqa: SIM115
     with pytest.raises(RunError, match=r"^The metrics could .*metrics.jsonl: No space left on dev"):
@@ -500,37 +495,71 @@ def test_metrics_that_cannot_be_written_are_told_in_a_sentence(tmp_path):
 def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    reporter = reporter_of(30)
-    with reporter:
-        for step, secs, saving_secs, evaluation_secs in [
-            (0, 50, 0, 0),
-            (10, 3, 1, 7),
-            (20, 4, 9, 7),
-        ]:
-            now[0] += secs
-            reporter.updated(step, step + 10, {"loss": jnp.zeros((10, 1))})
-            with reporter.paused():
-                now[0] += evaluation_secs
-            reporter.catch_up()
-            now[0] += saving_secs  # the last save begins when training is over
-    assert reporter.member_examples_per_second(30) == 20 * 8 / (3 + 1 + 4)
-    assert reporter.seconds() == 81
+    # Of each call of ten steps, then of the evaluation and of the save after it, the seconds. The
+    # last save begins when training is over.
+    metrics = {"loss": jnp.zeros((10, 1))}
+    secs = {"update": [50, 3, 4], "evaluation": [0, 7, 7], "save": [0, 1, 9]}
+
+    def takes_its_time(name):
+        now[0] += secs[name].pop(0)
+
+    class Slow:  # as an ensemble, as checkpoints, and as a signal that never comes
+        signal = None
+
+        def update_steps(self, state, batch):
+            takes_its_time("update")
+            return state, metrics
+
+        def check_columns(self, state):
+            pass
+
+        def is_due(self, step):
+            return True
+
+        def save(self, step, state, **_):
+            takes_its_time("save")
+
+        def wait(self):
+            pass
+
+        def is_set(self):
+            return False
+
+    class NoScores:
+        ensemble, mean_member, members = {"nll": 1.0}, {}, []
+
+    def evaluate(ensemble, state, is_last):
+        takes_its_time("evaluation")
+        return NoScores(), None
+
+    loop = Loop(
+        RunInfo(Slow(), [0], 0, 30, 8),
+        callbacks=[],
+        eval_data=EvalData("test", evaluate),
+        eval_every=10,
+        log_every=100,
+        opened=Slow(),
+        record={},
+        host_files=dict,
+    )
+    outcome = loop.run(None, iter([None] * 3), Slow())
+    assert outcome.steps_per_second == 20 / (3 + 1 + 4)
+    assert outcome.seconds == 81
 
 
 def test_the_first_call_has_ended_before_the_second_is_dispatched(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    reporter = reporter_of(20)
-    with reporter:
-        for step, secs in ((0, 50), (10, 3)):
-            now[0] += secs  # which the call takes before it returns, as in waves
-            reporter.updated(step, step + 10, {"loss": jnp.zeros((10, 1))})
-        reporter.catch_up()
-    assert reporter.member_examples_per_second(20) == 10 * 8 / 3
+    reader = MetricsReader([0], first_step=0, last_step=20, log_every=100, write=lambda *_: None)
+    for step, secs in ((0, 50), (10, 3)):
+        now[0] += secs  # which the call takes before it returns, as in waves
+        reader.dispatched(step, step + 10, {"loss": jnp.zeros((10, 1))})
+    reader.catch_up()
+    assert reader.steps_per_second() == 10 / 3
 
 
 def test_more_members_than_there_is_room_for_are_refused(tmp_path):
-    with pytest.raises(UserError, match="room for the state .*1,000,000,000 members, of which a"):
+    with pytest.raises(UserError, match="The state of 1,000,000,000 members does not fit: a device"):
         train(experiment(num_members=10**9), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -542,24 +571,22 @@ def test_a_device_has_room_for_the_members_that_lie_on_it(monkeypatch, platform,
     size = members * (3 * 650 * 4 + 3 * 4 + 8)
     asked = experiment(num_members=8, layout={"waves": waves}, model={"hidden_sizes": ()})
     run = Run(asked, Spec((8, 8), "float32", (), 10), 1000)
-    layout = make_layout(8, 2)
-    ensemble = run.make_ensemble(layout)
+    layout = Layout.make(8, ensemble_axis=2)
+    ensemble = build_ensemble(run, layout)
     monkeypatch.setattr(Layout, "platform", platform)
     monkeypatch.setattr(Layout, "free_bytes", lambda layout: size)
-    run.check_room(ensemble)
+    check_room(ensemble, run.batch(1))
     monkeypatch.setattr(Layout, "free_bytes", lambda layout: size - 1)
-    with pytest.raises(UserError, match=r"Train fewer.* tells how many fit") as told:
-        run.check_room(ensemble)
+    with pytest.raises(UserError, match=r"Train fewer.* says how many fit") as told:
+        check_room(ensemble, run.batch(1))
     assert ("waves=2" in str(told.value)) == (platform == "gpu")
 
 
 def test_a_second_interruption_waits_for_no_save(tmp_path, monkeypatch):
     let_go = threading.Event()
-    monkeypatch.setattr(
-        "dist_ens.checkpoint.checkpoints.write_checkpoint", lambda *_: let_go.wait(60)
-    )
-    state = make_layout(4).put_members({"w": np.zeros(4, np.float32)})
-    checkpoints = Checkpoints(tmp_path).__enter__()
+    monkeypatch.setattr("dist_ens.checkpoint.store.write_checkpoint", lambda *_: let_go.wait(60))
+    state = Layout.make(4).put({"w": np.zeros(4, np.float32)}, "members")
+    checkpoints = CheckpointStore(tmp_path).__enter__()
     checkpoints.save(1, state, {})
     writing = checkpoints._writing
     checkpoints.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
@@ -572,7 +599,7 @@ def test_a_second_interruption_waits_for_no_save(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("interruptible")
 def test_an_interruption_before_there_is_anything_to_lose_is_obeyed_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "dist_ens.experiment.train.feed", lambda *_, **__: signal.raise_signal(signal.SIGINT)
+        "dist_ens.training.data.feed", lambda *_, **__: signal.raise_signal(signal.SIGINT)
     )
     with pytest.raises(KeyboardInterrupt):
         train(experiment(), tmp_path)
@@ -580,9 +607,9 @@ def test_an_interruption_before_there_is_anything_to_lose_is_obeyed_at_once(tmp_
 
 @pytest.mark.usefixtures("interruptible")
 def test_a_run_that_is_stopped_saves_its_last_call_and_what_that_left(tmp_path, monkeypatch):
-    class Stops(TrainingReporter):
-        def updated(self, previous_step, step, metrics):
-            super().updated(previous_step, step, metrics)
+    class Stops(MetricsReader):
+        def dispatched(self, previous_step, step, metrics):
+            super().dispatched(previous_step, step, metrics)
             if step == 16:
                 signal.raise_signal(signal.SIGINT)
 
@@ -591,7 +618,7 @@ def test_a_run_that_is_stopped_saves_its_last_call_and_what_that_left(tmp_path, 
                 time.sleep(0.3)  # the run has left its loop by then
             super().catch_up(last_step)
 
-    monkeypatch.setattr("dist_ens.report.TrainingReporter", Stops)
+    monkeypatch.setattr("dist_ens.training.loop.MetricsReader", Stops)
     trained = train(experiment(steps=10**6, logging={"every_steps": 1}), tmp_path)
     assert (trained.step, trained.signal) == (16, signal.SIGINT)
     assert (tmp_path / "checkpoints" / "16").is_dir()
@@ -599,10 +626,10 @@ def test_a_run_that_is_stopped_saves_its_last_call_and_what_that_left(tmp_path, 
 
 
 def test_nothing_is_transferred_unasked_between_calls(tmp_path, monkeypatch):
-    def updated(self, previous_step, step, metrics):
+    def dispatched(self, previous_step, step, metrics):
         metrics["loss"] + np.ones((4, 4), np.float32)
 
-    monkeypatch.setattr(TrainingReporter, "updated", updated)
+    monkeypatch.setattr(MetricsReader, "dispatched", dispatched)
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         train(experiment(), tmp_path)
 
@@ -614,16 +641,18 @@ def test_members_that_diverged_are_named(tmp_path, capsys):
 
 
 def test_a_workdir_that_cannot_be_written_is_refused():
-    with pytest.raises(UserError, match="can be written to. Received: /proc/runs"):
+    with pytest.raises(
+        UserError, match="^/proc/runs cannot be the folder of a run: .*make this one writable"
+    ):
         train(experiment(), pathlib.Path("/proc/runs"))
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"data": {"global_batch_size": 33}}, "global_batch_size=33 over a data axis of 2"),
+        ({"data": {"global_batch_size": 33}}, "global_batch_size=33 and a data axis of 2"),
         ({"data": {"global_batch_size": 1438}}, "1,438 of 1,437 training examples"),
-        ({"num_members": 9}, "global_batch_size=12 over a data axis of 8"),
+        ({"num_members": 9}, "global_batch_size=12 and a data axis of 8"),
         (
             {"model": {"name": "lenet5"}},
             "The options of lenet5 are: none. Received: model.hidden_sizes",
@@ -686,5 +715,5 @@ def test_integer_state_that_differs_by_column_ends_a_run_at_its_first_update(tmp
         return x @ params["w"], {"seen": seen}
 
     with pytest.raises(UserError, match=r"mesh 4 x 2 .*values of \.model_state\['seen'\]"):
-        train(experiment(steps_per_call=1), tmp_path, member=Member(init, apply))
+        train(experiment(steps_per_call=1), tmp_path, parts=OwnParts(member=Member(init, apply)))
     assert not [*(tmp_path / "checkpoints").iterdir()]

@@ -14,6 +14,7 @@ from scipy.special import entr, log_softmax, softmax
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
+import networks
 from dist_ens.config import (
     CheckpointConfig,
     DataConfig,
@@ -23,20 +24,24 @@ from dist_ens.config import (
     OptimizerConfig,
 )
 from dist_ens.data import ArraySplit, Spec, open_source
-from dist_ens.ensemble import Ensemble
 from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluation import Evaluator, curves_of
 from dist_ens.evaluation.calibration import SETS, recalibrated
-from dist_ens.evaluation.kinds import Classes, Normals, Quantiles
 from dist_ens.evaluation.ood import Unlabelled, detection
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
 from dist_ens.evaluation.shift import shifted_splits
-from dist_ens.experiment.assess import CALIBRATIONS, CONFORMAL, Assessment, Questions, assess
+from dist_ens.experiment.assess import (
+    CALIBRATIONS,
+    CONFORMAL,
+    Assessment,
+    EvaluationRequest,
+    assess,
+)
+from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import open_finished
-from dist_ens.layout import BATCH, make_layout
-from dist_ens.losses import log_normalized_sigmoid
-from dist_ens.losses import log_softmax as log_softmax_of
+from dist_ens.layout import BATCH, Layout
+from dist_ens.losses import Categorical, Gaussian, Point, Quantiles, log_normalized_sigmoid
 from dist_ens.members import from_functions
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
 from dist_ens.metrics.recalibration import RECALIBRATIONS
@@ -50,9 +55,9 @@ def network(num_outputs, num_members, layout=None):
     member = from_functions(
         lambda key: {"w": 2 * jax.random.normal(key, (4, num_outputs))}, lambda p, x: x @ p["w"]
     )
-    layout = layout or make_layout(num_members, 1, jax.devices()[:2])
-    ensemble = Ensemble(member, optax.identity(), layout)
-    state = ensemble.init(0, jax.ShapeDtypeStruct((1, 4), np.float32))
+    layout = layout or Layout.make(num_members, ensemble_axis=1, devices=jax.devices()[:2])
+    ensemble = networks.ensemble_of(member, optax.identity(), layout)
+    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 4), np.float32))
     inputs = RANDOM.normal(size=(30, 4)).astype(np.float32)
     return ensemble, state, np.asarray(state.params["w"], np.float64), inputs
 
@@ -65,13 +70,13 @@ def test_pooled_predictions_are_what_their_names_say():
     votes = np.eye(3)[logits.argmax(-1)].mean(0)
     sigmoid = 1 / (1 + np.exp(-logits))
     expected = {
-        Classes(log_softmax_of): softmax(logits, -1).mean(0),
-        Classes(log_softmax_of, "logits"): softmax(log_softmax(logits, -1).mean(0), -1),
-        Classes(log_softmax_of, "vote"): votes,
-        Classes(log_normalized_sigmoid): (sigmoid / sigmoid.sum(-1, keepdims=True)).mean(0),
+        Categorical(): softmax(logits, -1).mean(0),
+        Categorical(pooling="logits"): softmax(log_softmax(logits, -1).mean(0), -1),
+        Categorical(pooling="vote"): votes,
+        Categorical(log_normalized_sigmoid): (sigmoid / sigmoid.sum(-1, keepdims=True)).mean(0),
     }
-    for kind, probs in expected.items():
-        evaluator = Evaluator(ensemble, 8, kind=kind)
+    for distribution, probs in expected.items():
+        evaluator = Evaluator(ensemble, 8, distribution=distribution)
         np.testing.assert_allclose(
             evaluator.predict(state, inputs)["probs"], probs, rtol=1e-4, atol=1e-6
         )
@@ -87,23 +92,23 @@ def test_what_samples_of_a_member_differ_by_is_told_apart_from_their_noise(num_m
     logits = 3 * RANDOM.normal(size=(num_members, 5, 20, 4))  # members, samples, examples, classes
     probs = softmax(logits, -1)
     noise = entr(probs).sum(-1).mean(axis=(0, 1))
-    kind = Classes(log_softmax_of, "logits")  # how members are pooled is another question
-    predictions = jax.vmap(kind.of_samples)(np.float32(logits))
-    diversity = kind.diversity(predictions)
+    distribution = Categorical(pooling="logits")  # how members are pooled is another question
+    predictions = jax.vmap(distribution.from_outputs)(np.float32(logits))
+    diversity = distribution.diversity(predictions)
     np.testing.assert_allclose(diversity["aleatoric"], noise, rtol=1e-5)
     of_all = entr(probs.mean(axis=(0, 1))).sum(-1)
     np.testing.assert_allclose(diversity["mutual_information"], of_all - noise, rtol=1e-4)
     for member, of_member in enumerate(probs):
         prediction = jax.tree.map(lambda leaf, m=member: leaf[m], predictions)
-        values = kind.values(prediction, np.zeros(20, np.int32))
+        values = distribution.row_statistics(prediction, np.zeros(20, np.int32))
         noise = entr(of_member).sum(-1).mean(0)
         np.testing.assert_allclose(values["aleatoric"], noise, rtol=1e-5)
         of_all = entr(of_member.mean(0)).sum(-1)
         np.testing.assert_allclose(values["mutual_information"], of_all - noise, rtol=1e-4)
-    pooled = kind.values(kind.pooled(predictions), np.zeros(20, np.int32))
+    pooled = distribution.row_statistics(distribution.pool(predictions), np.zeros(20, np.int32))
     assert "mutual_information" not in pooled  # its is the members'
-    alone = kind.of_samples(np.float32(logits[0, :1]))
-    assert "mutual_information" not in kind.values(alone, np.zeros(20, np.int32))
+    alone = distribution.from_outputs(np.float32(logits[0, :1]))
+    assert "mutual_information" not in distribution.row_statistics(alone, np.zeros(20, np.int32))
 
 
 @pytest.mark.quick
@@ -130,15 +135,11 @@ def test_real_targets_are_pooled_as_one_normal_as_a_mixture_or_as_quantiles():
     mixture = -np.log(norm.pdf(targets, means, deviations).mean(0)).mean()
     variance = (deviations**2 + means**2).mean(0) - means.mean(0) ** 2
     as_one = -norm.logpdf(targets, means.mean(0), np.sqrt(variance)).mean()
-    for kind, nll in ((Normals(), as_one), (Normals(as_one=False), mixture)):
-        evaluation = Evaluator(ensemble, 8, spec, kind).evaluate(state, split)
+    for distribution, nll in ((Gaussian(), as_one), (Gaussian(pooling="mixture"), mixture)):
+        evaluation = Evaluator(ensemble, 8, spec, distribution).evaluate(state, split)
         assert evaluation.scores().ensemble["nll"] == pytest.approx(nll, rel=1e-4)
     assert (
-        "nll"
-        not in Evaluator(ensemble, 8, spec, Normals(has_variance=False))
-        .evaluate(state, split)
-        .scores()
-        .ensemble
+        "nll" not in Evaluator(ensemble, 8, spec, Point()).evaluate(state, split).scores().ensemble
     )
     low, high = np.sort(outputs, -1).mean(0).T
     quantiles = Quantiles((0.25, 0.5))  # of two outputs: the second is the median
@@ -150,19 +151,21 @@ def test_real_targets_are_pooled_as_one_normal_as_a_mixture_or_as_quantiles():
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-    ("kind", "num_members", "distance"),
+    ("distribution", "num_members", "distance"),
     [
-        (Normals(), 1, 1e20),
-        (Normals(has_variance=False), 3, 1e25),
+        (Gaussian(), 1, 1e20),
+        (Point(), 3, 1e25),
         (Quantiles((0.25, 0.5)), 3, 1e20),
     ],
 )
-def test_predictions_that_are_far_off_are_drawn_without_their_risks(kind, num_members, distance):
+def test_predictions_that_are_far_off_are_drawn_without_their_risks(
+    distribution, num_members, distance
+):
     ensemble, state, weights, inputs = network(2, num_members)
     split = ArraySplit(inputs, RANDOM.normal(size=30).astype(np.float32))
-    evaluator = Evaluator(ensemble, 8, Spec((4,), "float32", (), None), kind)
+    evaluator = Evaluator(ensemble, 8, Spec((4,), "float32", (), None), distribution)
     assert "risk_coverage" in curves_of(evaluator.evaluate(state, split, by_size=True))
-    far_off = ensemble.layout.put_members(np.float32(distance * weights))
+    far_off = ensemble.layout.put(np.float32(distance * weights), "members")
     state = state._replace(params={"w": far_off})
     evaluation = evaluator.evaluate(state, split, by_size=True)
     assert np.isinf(evaluation.groups["squared_error"]).any()
@@ -196,9 +199,9 @@ def test_ensembles_of_fewer_members_are_scored_as_such():
         low, mean, high = (np.array(curve[name][n]) for n in ("low", "mean", "high"))
         assert (low <= mean).all()
         assert (mean <= high).all()
-    low, high = scores.ensemble_interval["nll"]
+    low, high = scores.intervals["ensemble"]["nll"]
     assert low < scores.ensemble["nll"] < high
-    assert set(scores.member_intervals[0]) >= {"member_id", "accuracy", "nll", "aurc"}
+    assert set(scores.intervals["members"][0]) >= {"member_id", "accuracy", "nll", "aurc"}
 
 
 @pytest.mark.quick
@@ -318,7 +321,7 @@ def test_a_member_without_numbers_is_named_and_left_out_only_if_asked():
     split = ArraySplit(inputs, labels)
     broken = np.asarray(state.params["w"]).copy()
     broken[2, 0, 0] = np.nan
-    state = state._replace(params={"w": ensemble.layout.put_members(broken)})
+    state = state._replace(params={"w": ensemble.layout.put(broken, "members")})
     evaluation = Evaluator(ensemble, 8).evaluate(state, split, by_size=True)
     assert evaluation.broken_members == [2]
     scores = evaluation.scores(intervals=True)
@@ -331,7 +334,7 @@ def test_a_member_without_numbers_is_named_and_left_out_only_if_asked():
     nll = -np.log(np.exp(log_probs).mean(0))[range(30), labels].mean()
     assert without.scores().ensemble["nll"] == pytest.approx(nll, rel=1e-4)
     assert without.sizes == [1, 2, 3]
-    with pytest.raises(UserError, match="Received: 4 of 4 members"):
+    with pytest.raises(UserError, match="4 of 4 members, in 1 group"):
         Evaluator(ensemble, 8, left_out=[0, 1, 2, 3])
 
 
@@ -367,9 +370,11 @@ def table(path, rows=120):
 
 
 def assessed(workdir, pooling=None, **questions):
-    run, ensemble, state = open_finished(workdir)
+    run, ensemble, state, *_ = open_finished(workdir)
     source = open_source(run.experiment.data)
-    return assess(run, run.evaluator(ensemble, pooling), state, source, Questions(**questions))
+    return assess(
+        run, evaluator_of_run(run, ensemble, pooling), state, source, EvaluationRequest(**questions)
+    )
 
 
 def test_digits_are_calibrated_covered_and_shifted(tmp_path):
@@ -483,10 +488,10 @@ def test_intervals_of_real_targets_hold_as_often_as_asked(tmp_path, method, loss
 @pytest.mark.parametrize(
     ("questions", "sentence"),
     [
-        ({"calibration": "temperature"}, "Received: a run that held none out."),
-        ({"conformal": "aps"}, "Received: a run that held none out."),
-        ({"conformal": "cqr"}, "Sets of classes are lac, aps or raps"),
-        ({"out_of_bag": True}, "Received: members that were trained on all"),
+        ({"calibration": "temperature"}, "the run held none out."),
+        ({"conformal": "aps"}, "the run held none out."),
+        ({"conformal": "cqr"}, "--conformal=cqr does not fit Categorical predictions"),
+        ({"out_of_bag": True}, "members that were trained on all"),
         ({"pooling": "mixture"}, "pooled by one of probs, logits, vote"),
         ({"ood": "idx:nowhere"}, "idx:DIR lacks the file"),
     ],
@@ -507,7 +512,7 @@ def finished(tmp_path_factory):
 @pytest.mark.quick
 def test_a_level_that_is_no_coverage_is_told():
     with pytest.raises(UserError, match=r"lies in \(0, 1\)\. Received: 1\.0"):
-        Questions(level=1.0)
+        EvaluationRequest(level=1.0)
 
 
 def test_dropout_samples_are_averaged_and_differ(tmp_path):
@@ -517,7 +522,7 @@ def test_dropout_samples_are_averaged_and_differ(tmp_path):
     images = open_source(data).test.take(np.arange(5))["inputs"]
     plain = Evaluator(trained.ensemble, 8).predict(trained.state, images)
     samples = dataclasses.replace(trained.ensemble, dropout_samples=64)
-    outputs = np.asarray(samples.predict(trained.state, samples.layout.put(images[:4], 4, BATCH)))
+    outputs = np.asarray(samples.outputs(trained.state, samples.layout.put(images[:4], BATCH)))
     assert outputs.shape == (2, 4, 64, 10)
     assert (outputs.std(axis=2) > 0).all()
     averaged = Evaluator(samples, 8).predict(trained.state, images)
@@ -528,34 +533,35 @@ def test_dropout_samples_are_averaged_and_differ(tmp_path):
     scores = Evaluator(samples, 64).evaluate(trained.state, split).scores(intervals=True)
     assert all(member["mutual_information"] > 0.01 for member in scores.members)
     assert scores.ensemble["mutual_information"] > scores.mean_member["mutual_information"]
-    low, high = scores.mean_member_interval["mutual_information"]
+    low, high = scores.intervals["mean_member"]["mutual_information"]
     assert low < scores.mean_member["mutual_information"] < high
     for asked, drawn in [(None, None), (64, 64), (0, None)]:
-        run, ensemble, _ = open_finished(tmp_path, dropout_samples=asked)
-        assert ensemble.dropout_samples == run.experiment.evaluation.dropout_samples == drawn
+        opened = open_finished(tmp_path, dropout_samples=asked)
+        of_run = opened.run.experiment.evaluation.dropout_samples
+        assert opened.ensemble.dropout_samples == of_run == drawn
 
 
 def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
-    run, ensemble, state = open_finished(finished)
+    run, ensemble, state, *_ = open_finished(finished)
     source = open_source(run.experiment.data)
     broken = jax.tree.map(lambda leaf: np.array(leaf), state.params)
     jax.tree.leaves(broken)[0][1] = np.nan
-    state = state._replace(params=ensemble.layout.put_members(broken))
-    evaluator = run.evaluator(ensemble)
-    with_all = assess(run, evaluator, state, source, Questions())
+    state = state._replace(params=ensemble.layout.put(broken, "members"))
+    evaluator = evaluator_of_run(run, ensemble)
+    with_all = assess(run, evaluator, state, source, EvaluationRequest())
     assert with_all.broken == [1]
     assert with_all.curves == {}
     assert "--leave_out_broken pools the others" in with_all.sentences()[0]
     for question in ({"ood": "digits"}, {"shift": True}):
         with pytest.raises(UserError, match=r"members \[1\], some .* Add --leave_out_broken"):
-            assess(run, evaluator, state, source, Questions(**question))
-    asked = Questions(ood="digits", leave_out_broken=True)
+            assess(run, evaluator, state, source, EvaluationRequest(**question))
+    asked = EvaluationRequest(ood="digits", leave_out_broken=True)
     without = assess(run, evaluator, state, source, asked)
     told = without.to_dict()
     assert told["broken_members"] == told["left_out_members"] == [1]
     others = [m["nll"] for m in without.scores.members if m["member_id"] != 1]
     assert without.scores.mean_member["nll"] == pytest.approx(np.mean(others))
-    low, high = without.scores.mean_member_interval["nll"]
+    low, high = without.scores.intervals["mean_member"]["nll"]
     assert low < np.mean(others) < high
     assert told["ood"]["ensemble"]["entropy"]["auroc"] == pytest.approx(0.5)
     assert len(told["ood"]["members"]) == len(others)
@@ -564,8 +570,8 @@ def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
     assert len(without.curves["disagreement"]) == len(others)
     for leaf in jax.tree.leaves(broken):
         leaf[:] = np.nan
-    state = state._replace(params=ensemble.layout.put_members(broken))
-    (sentence,) = assess(run, evaluator, state, source, Questions()).sentences()
+    state = state._replace(params=ensemble.layout.put(broken, "members"))
+    (sentence,) = assess(run, evaluator, state, source, EvaluationRequest()).sentences()
     assert "that is all of them" in sentence
     assert "--leave_out_broken" not in sentence
 
@@ -573,17 +579,17 @@ def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
 def test_nothing_is_calibrated_by_a_member_without_numbers(tmp_path):
     data = DataConfig(source="digits", std=(16.0,), validation=0.2, global_batch_size=64)
     train(experiment(data, steps=20, num_members=3), tmp_path)
-    run, ensemble, state = open_finished(tmp_path)
+    run, ensemble, state, *_ = open_finished(tmp_path)
     broken = jax.tree.map(lambda leaf: np.array(leaf), state.params)
     jax.tree.leaves(broken)[0][1] = np.nan
-    state = state._replace(params=ensemble.layout.put_members(broken))
-    source, evaluator = open_source(data), run.evaluator(ensemble)
+    state = state._replace(params=ensemble.layout.put(broken, "members"))
+    source, evaluator = open_source(data), evaluator_of_run(run, ensemble)
     for method in ("temperature", "isotonic"):
         with pytest.raises(BrokenMembersError, match=r"members \[1\]"):
-            assess(run, evaluator, state, source, Questions(calibration=method))
+            assess(run, evaluator, state, source, EvaluationRequest(calibration=method))
     with pytest.raises(BrokenMembersError, match=r"members \[1\]"):
-        assess(run, evaluator, state, source, Questions(conformal="aps"))
-    asked = Questions(calibration="temperature", conformal="aps", leave_out_broken=True)
+        assess(run, evaluator, state, source, EvaluationRequest(conformal="aps"))
+    asked = EvaluationRequest(calibration="temperature", conformal="aps", leave_out_broken=True)
     told = assess(run, evaluator, state, source, asked).to_dict()
     assert told["calibrated"]["test"]["nll"] < told["test"]["nll"]
     assert told["conformal"]["coverage"] > 0.8
@@ -594,7 +600,7 @@ def test_a_member_that_is_broken_by_other_examples_alone_is_named():
     ensemble, state, _, inputs = network(3, 4)
     weights = np.asarray(state.params["w"]).copy()
     weights[2, 0, 0] = np.inf  # no number where it meets a zero
-    state = state._replace(params={"w": ensemble.layout.put_members(weights)})
+    state = state._replace(params={"w": ensemble.layout.put(weights, "members")})
     evaluator = Evaluator(ensemble, 8)
     labels = np.zeros(30, np.int32)
     inside = evaluator.without([2]).evaluate(state, ArraySplit(inputs, labels))
@@ -609,12 +615,12 @@ def test_a_broken_member_is_left_out_of_what_it_left_out_too(tmp_path):
         source="digits", std=(16.0,), global_batch_size=64, examples="kfold", num_folds=2
     )
     train(experiment(data, steps=20, num_members=4), tmp_path)
-    run, ensemble, state = open_finished(tmp_path)
+    run, ensemble, state, *_ = open_finished(tmp_path)
     broken = jax.tree.map(lambda leaf: np.array(leaf), state.params)
     jax.tree.leaves(broken)[0][1] = np.nan
-    state = state._replace(params=ensemble.layout.put_members(broken))
-    questions = Questions(out_of_bag=True, leave_out_broken=True)
-    source, evaluator = open_source(data), run.evaluator(ensemble)
+    state = state._replace(params=ensemble.layout.put(broken, "members"))
+    questions = EvaluationRequest(out_of_bag=True, leave_out_broken=True)
+    source, evaluator = open_source(data), evaluator_of_run(run, ensemble)
     told = assess(run, evaluator, state, source, questions).to_dict()["out_of_bag"]
     assert np.isfinite(told["scores"]["nll"])
     assert told["not_scored"] == 0  # member 3 left out what member 1 did
@@ -631,7 +637,7 @@ def test_the_interval_of_a_calibration_error_holds_the_error():
         Evaluator(ensemble, 400).evaluate(state, ArraySplit(inputs, labels)).scores(intervals=True)
     )
     for name in ("ece", "aece", "classwise_ece"):
-        low, high = scores.ensemble_interval[name]
+        low, high = scores.intervals["ensemble"][name]
         assert 0 <= low <= scores.ensemble[name] <= high
 
 
@@ -640,7 +646,7 @@ def test_a_split_of_too_many_rows_has_no_intervals_and_it_is_told():
     split = ArraySplit(np.ones((400_001, 4), np.float32), np.zeros(400_001, np.int32))
     evaluation = Evaluator(ensemble, 200_000).evaluate(state, split)
     scores = evaluation.scores(intervals=True)
-    assert scores.ensemble_interval is None
+    assert scores.intervals is None
     found = detection(evaluation, evaluation)
     assert "ood_interval" not in found
     assert found["ood"]["ensemble"]["entropy"]["auroc"] == pytest.approx(0.5)
@@ -650,9 +656,21 @@ def test_a_split_of_too_many_rows_has_no_intervals_and_it_is_told():
 @pytest.mark.parametrize(
     ("changes", "questions", "sentence"),
     [
-        ({"loss": "mse", "validation": 0.2}, {"calibration": "variance"}, "members that say none"),
-        ({"loss": "mse", "validation": 0.2}, {"conformal": "cqr"}, "members that say their mean"),
-        ({"loss": "pinball"}, {"conformal": "cv+"}, "cv+ is of members that left a fold out"),
+        (
+            {"loss": "mse", "validation": 0.2},
+            {"calibration": "variance"},
+            "Train with a loss that predicts a variance",
+        ),
+        (
+            {"loss": "mse", "validation": 0.2},
+            {"conformal": "cqr"},
+            "--conformal=cqr does not fit Point predictions",
+        ),
+        (
+            {"loss": "pinball"},
+            {"conformal": "cv+"},
+            "--conformal=cv+ needs members that were trained on folds",
+        ),
         (
             {"loss": "gaussian_nll"},
             {"ood": "digits"},

@@ -12,12 +12,11 @@ import pytest
 
 import networks
 from dist_ens.data import ArraySplit
-from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.waves import update_in_waves
 from dist_ens.evaluation import Evaluator
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import open_finished
-from dist_ens.layout import BATCH, BATCHES, Waves, make_layout
+from dist_ens.layout import BATCHES, Layout, Waves
 from test_feed import calls_of
 from test_train import compilations, experiment
 
@@ -28,12 +27,12 @@ def trained(network, waves, mesh=(2, 2), execution="vmap"):
     """State, metrics, scores and predictions of 8 members after three steps."""
     member, inputs, label_shape = network()
     rows, columns = mesh
-    layout = make_layout(8, rows, jax.devices()[: rows * columns])
+    layout = Layout.make(8, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
     optimizer = optax.sgd(0.1, momentum=0.9)
-    ensemble = Ensemble(member, optimizer, layout, execution=execution, waves=waves)
-    state = ensemble.init(0, inputs)
+    ensemble = networks.ensemble_of(member, optimizer, layout, execution=execution, waves=waves)
+    state = networks.begin(ensemble, inputs)
     batches = networks.batches_for(inputs, label_shape, 3)
-    on_devices = layout.put(batches, networks.BATCH, BATCHES)
+    on_devices = layout.put(batches, BATCHES)
     with jax.transfer_guard("disallow"):
         state, metrics = ensemble.update_steps(state, on_devices)
     evaluator = Evaluator(ensemble, 8)
@@ -66,7 +65,7 @@ def test_members_in_waves_are_what_they_are_together(network, mesh, execution, w
     assert_same(of_waves, of_together)
     waiting = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.params)}
     assert waiting == {"pinned_host"}
-    abstract = ensemble.abstract_state(network()[1])
+    abstract = ensemble.abstract_state({"inputs": network()[1]})
     assert jax.tree.map(lambda leaf: leaf.sharding, state) == jax.tree.map(
         lambda leaf: leaf.sharding, abstract
     )
@@ -78,7 +77,7 @@ def test_the_given_state_is_used_up_and_what_was_put_aside_is_not_written_to():
     before = jax.tree.map(np.array, jax.device_get(state.params))
     first = Waves(ensemble.layout, 2).take(state, 0)
     batches = networks.batches_for(inputs, label_shape, 1)
-    batches = ensemble.layout.put(batches, networks.BATCH, BATCHES)
+    batches = ensemble.layout.put(batches, BATCHES)
     ensemble.of_wave.update_steps(first, batches)  # uses the wave up
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), before)
     ensemble.update_steps(state, batches)
@@ -86,9 +85,9 @@ def test_the_given_state_is_used_up_and_what_was_put_aside_is_not_written_to():
 
 
 def test_one_wave_at_a_time_is_on_the_devices():
-    layout = make_layout(8, 2, jax.devices()[:2])
+    layout = Layout.make(8, ensemble_axis=2, devices=jax.devices()[:2])
     waves = Waves(layout, 4)
-    state = waves.off_devices({"w": layout.put_members(np.zeros((8, 4096), np.float32))})
+    state = waves.off_devices({"w": layout.put(np.zeros((8, 4096), np.float32), "members")})
     live = []
 
     def update(state, batches):
@@ -105,9 +104,9 @@ def test_one_wave_at_a_time_is_on_the_devices():
 def test_members_in_waves_draw_batches_of_their_own():
     def params(waves):
         member, inputs, _ = networks.mlp()
-        layout = make_layout(4, 2, jax.devices()[:2])
-        ensemble = Ensemble(member, optax.sgd(0.1), layout, waves=waves)
-        state = ensemble.init(0, inputs)
+        layout = Layout.make(4, ensemble_axis=2, devices=jax.devices()[:2])
+        ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, waves=waves)
+        state = networks.begin(ensemble, inputs)
         for batches in calls_of(ArraySplit, layout, per_member=True):
             state, _ = ensemble.update_steps(state, batches)
         return jax.device_get(state.params)
@@ -117,12 +116,14 @@ def test_members_in_waves_draw_batches_of_their_own():
 
 def test_networks_trained_elsewhere_predict_in_waves_what_they_do_together():
     member, inputs, _ = networks.mlp()
-    layout = make_layout(4, devices=jax.devices()[:2])
+    layout = Layout.make(4, devices=jax.devices()[:2])
     params = [member.init(jax.random.key(i), np.zeros(inputs.shape))[0] for i in range(4)]
-    x = layout.put(networks.batches_for(inputs, (), 1)["inputs"][0], networks.BATCH, BATCH)
+    x = layout.put(networks.batches_for(inputs, (), 1)["inputs"][0])
     logits = [
-        ensemble.predict(ensemble.state_of(params), x)
-        for ensemble in (Ensemble(member, optax.sgd(0.1), layout, waves=w) for w in (1, 2))
+        ensemble.outputs(ensemble.state_of(params), x)
+        for ensemble in (
+            networks.ensemble_of(member, optax.sgd(0.1), layout, waves=w) for w in (1, 2)
+        )
     ]
     assert_same(*jax.device_get(logits))
 
@@ -153,9 +154,9 @@ def test_a_run_in_waves_is_the_run_without(tmp_path, caplog):
     )
     other = train(small(), tmp_path / "other")
     assert_same(jax.device_get(other.state), jax.device_get(together.state))
-    _, ensemble, state = open_finished(tmp_path / "waves")
-    assert ensemble.waves == 2
-    assert_same(jax.device_get(state), jax.device_get(together.state))
+    finished = open_finished(tmp_path / "waves")
+    assert finished.ensemble.waves == 2
+    assert_same(jax.device_get(finished.state), jax.device_get(together.state))
 
 
 def test_the_execution_of_waves_is_chosen_by_one_of_them(tmp_path, capsys):

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 
 import fast_xla
+import networks
+from dist_ens.experiment.build import build_ensemble
 
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
 # Free on a device, where a quarter is to hold 1,437 digits of 260 bytes only over eight columns.
@@ -87,18 +89,18 @@ def choose_executions():
     from dist_ens.data import open_source
     from dist_ens.ensemble.select_execution import choose
     from dist_ens.experiment.record import Run
-    from dist_ens.feed import Draws, put_whole
-    from dist_ens.layout import make_layout
+    from dist_ens.feed import ResidentFeed, put_whole
+    from dist_ens.layout import Layout
 
     told = []
     for rows in (8, 1):
         asked = experiment(rows)
         source = open_source(asked.data)
         run = Run(asked, source.spec, len(source.train))
-        layout = make_layout(8, rows)
-        ensemble = run.make_ensemble(layout)
-        state = ensemble.init(0, run.batch_of_inputs(32 // layout.data_axis))
-        draws = Draws(put_whole(source.train, layout), run.order, layout, 0)
+        layout = Layout.make(8, ensemble_axis=rows)
+        ensemble = build_ensemble(run, layout)
+        state = networks.begin(ensemble, run.batch(32 // layout.data_axis))
+        draws = ResidentFeed(put_whole(source.train, layout), run.order, layout, 0)
         for _ in range(2):
             chosen, choice = choose(ensemble, state, draws(range(4)), 10**6, may_move=False)
             told.append([chosen.execution, str(choice)])
@@ -107,12 +109,12 @@ def choose_executions():
 
 def fail_to_save(folder, *, fails):
     """Two saves; a host that fails may write small files only at the second."""
-    from dist_ens.checkpoint import Checkpoints
+    from dist_ens.checkpoint import CheckpointStore
     from dist_ens.errors import RunError
-    from dist_ens.layout import make_layout
+    from dist_ens.layout import Layout
 
-    state = make_layout(8).put_members({"w": np.ones((8, 1000), np.float32)})
-    with Checkpoints(folder) as saves:
+    state = Layout.make(8).put({"w": np.ones((8, 1000), np.float32)}, "members")
+    with CheckpointStore(folder) as saves:
         saves.save(1, state, {})
         saves.wait()
         unlimited = resource.RLIM_INFINITY
@@ -158,7 +160,7 @@ def main(verb, coordinator, process_id, folder):
     train(of_groups(folder), folder / "groups")
     # As process 0 has room; nothing is streamed, whatever the other one sees.
     Layout.free_bytes = lambda layout: FOR_A_DIVIDED_SPLIT if cluster.is_main() else 0
-    feed._streamed = None
+    feed.call_batches.streamed = None
     train(experiment(1), folder / "divided")
 
 

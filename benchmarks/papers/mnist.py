@@ -22,11 +22,13 @@ from rich.table import Table
 
 from dist_ens.config import DataConfig, Experiment, ModelConfig, OptimizerConfig
 from dist_ens.data import open_source
-from dist_ens.experiment.assess import Questions, assess
+from dist_ens.ensemble import Ensemble
+from dist_ens.experiment.assess import EvaluationRequest, assess
+from dist_ens.experiment.build import build_ensemble, evaluator_of_run
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import open_finished
-from dist_ens.layout import make_layout
+from dist_ens.layout import Layout
 from dist_ens.report import write_scores
 from dist_ens.state import State
 from launch import cli
@@ -64,10 +66,13 @@ def main() -> None:
         started = time.monotonic()
         train(experiment, pathlib.Path(workdir), source=source)
         seconds = time.monotonic() - started
-        run, _, state = open_finished(pathlib.Path(workdir))
+        finished = open_finished(pathlib.Path(workdir))
         for size in _SIZES:
-            ensemble, part = _first(run, state, size)
-            told = assess(run, run.evaluator(ensemble), part, source, Questions(ood=ood)).to_dict()
+            ensemble, part = _first(finished.run, finished.state, size)
+            evaluator = evaluator_of_run(finished.run, ensemble)
+            told = assess(
+                finished.run, evaluator, part, source, EvaluationRequest(ood=ood)
+            ).to_dict()
             names = ("test", "mean_member", "ood", "ood_interval")
             found.append({"num_members": size, **{name: told[name] for name in names}})
     console = Console(markup=False, highlight=False, width=110)
@@ -77,13 +82,13 @@ def main() -> None:
         cli.write_file(_JSON, lambda path: write_scores(path, {"sizes": found}))
 
 
-def _first(run: Run, state: State, size: int) -> tuple[Any, State]:
-    """The ensemble of the first members, on one device."""
-    layout = make_layout(size, 1, jax.devices()[:1])
+def _first(run: Run, state: State, size: int) -> tuple[Ensemble, State]:
+    """Returns the ensemble of the first members, on one device."""
+    layout = Layout.make(size, ensemble_axis=1, devices=jax.devices()[:1])
     experiment = dataclasses.replace(run.experiment, num_members=size)
-    ensemble = dataclasses.replace(run, experiment=experiment).make_ensemble(layout)
+    ensemble = build_ensemble(dataclasses.replace(run, experiment=experiment), layout)
     part = jax.tree.map(lambda leaf: leaf[:size], state._replace(opt_state=()))
-    return ensemble, layout.put_members(part)
+    return ensemble, layout.put(part, "members")
 
 
 def _table(found: list[dict[str, Any]]) -> Table:

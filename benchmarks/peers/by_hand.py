@@ -30,7 +30,7 @@ Step = Callable[[MemberState, Any, Any], tuple[MemberState, jax.Array]]
 
 def first_states(workload: Workload) -> list[MemberState]:
     """The members before their first step, each as dist_ens begins it from seed 0."""
-    optimizer, inputs = make_optimizer(workload.optimizer), workload.batch_of_inputs
+    optimizer, inputs = make_optimizer(workload.optimizer), workload.batch["inputs"]
 
     @jax.jit
     def first_state(member_id: jax.Array) -> MemberState:

@@ -10,7 +10,7 @@ from dist_ens.data import ArraySplit, Source, Spec
 from dist_ens.ensemble import Drawn, Ensemble
 from dist_ens.execution.heuristics import candidates
 from dist_ens.execution.timing import Way
-from dist_ens.layout import Layout, make_layout
+from dist_ens.layout import Layout
 from dist_ens.optimizers import make_optimizer
 from dist_ens.sampling import Order
 
@@ -28,7 +28,7 @@ class DistEns(Updates):
         self, workload: Workload, execution: str = AUTO, layout: Layout | None = None
     ) -> None:
         split = ArraySplit(workload.inputs, workload.labels)
-        inputs = workload.batch_of_inputs
+        inputs = workload.batch["inputs"]
         super().__init__(
             make_ensemble(
                 workload,
@@ -50,7 +50,7 @@ def order_of(workload: Workload) -> Order:
 def layout_of(workload: Workload) -> Layout:
     """Where a run of a workload puts its members."""
     count = workload.num_members
-    return make_layout(count, devices=cluster.devices_for(count))
+    return Layout.make(count, devices=cluster.devices_for(count))
 
 
 def make_ensemble(workload: Workload, layout: Layout, execution: str) -> Ensemble:
@@ -58,9 +58,9 @@ def make_ensemble(workload: Workload, layout: Layout, execution: str) -> Ensembl
     return Ensemble(
         workload.member,
         make_optimizer(workload.optimizer),
-        layout,
-        workload.loss,
-        workload.training_scores,
+        workload.objective,
+        num_members=layout.num_members,
+        layout=layout,
         execution=execution,
     )
 
@@ -73,7 +73,7 @@ def fixed_ways(workload: Workload) -> dict[str, Way]:
     split = jax.eval_shape(lambda: {"inputs": workload.inputs, "labels": workload.labels})
     cursor = jax.ShapeDtypeStruct((steps, 3), "uint32")
     batches = Drawn(split, cursor, order_of(workload))
-    state = ensemble.abstract_state(workload.batch_of_inputs)
+    state = ensemble.abstract_state(workload.batch)
     traced = ensemble.traced_update(state, batches)
 
     def ways_on(layout: Layout) -> dict[str, Way]:

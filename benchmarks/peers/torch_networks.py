@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.workloads import Workload, gaussian_nll
-from dist_ens.losses import softmax_cross_entropy
+from benchmarks.workloads import Workload
+from dist_ens.losses import gaussian_nll, softmax_cross_entropy
 
 _VARIANCE_FLOOR = 1e-6
 

@@ -1,17 +1,35 @@
-"""State and experiment, saved and restored as one.
+"""Saves a run, and resumes it.
 
-A checkpoint stands in `WORKDIR/checkpoints/STEP` and holds two items: `state`, a flat dict from the
-name of a leaf (`params.layer_0.w`) to its array `[members, ...]`, so that no class of the user's is
-needed to read it; and `run`, plain data that says what the state belongs to. A random key is the
-numbers that it consists of, and where an array lay is not kept.
+`Checkpoints` says in which folder a run is saved and when. `CheckpointStore` writes and reads the
+files.
 
-The files are those of Orbax, which reads them: `StandardCheckpointer().restore` gives NumPy arrays,
-whatever devices there are. They are written and read by TensorStore, which is what Orbax does it
-with: Orbax's own way to it takes 0.1 s of the cores that train, however small the state is, and for
-a hundred networks of a table that is a hundred steps. Every part of an array has its checksum
-(CRC-32C, a codec of Zarr's), which whoever reads it compares.
+A checkpoint is the folder `WORKDIR/checkpoints/STEP`. It holds
+
+- `state`: a flat dict from the name of a leaf (`params.layer_0.w`) to its array `[members, ...]`,
+  so that no class of the user's is needed to read it. A random key is saved as the integers that it
+  consists of. The mesh is not saved.
+- `run/metadata`: the record, JSON that says what the state belongs to, with its CRC-32.
+- `host_files`: bytes that belong to one host each, such as the position of its data iterator.
+  The folder is absent if there are none.
+
+Orbax reads the files of `state`: `StandardCheckpointer().restore` returns NumPy arrays on any
+number of devices. We write and read them with TensorStore, as Orbax itself does, because Orbax's
+own code takes 0.1 s of the cores that train, however small the state is. For a hundred small
+networks that is a hundred steps. Every chunk of an array has a checksum (CRC-32C, a codec of Zarr),
+which every reader compares.
 """
 
-from dist_ens.checkpoint.checkpoints import FOLDER, Checkpoints
+from dist_ens.checkpoint.checkpoints import Checkpoints, OpenCheckpoints
+from dist_ens.checkpoint.record import StepRecord, check_resumes, require_config_record
+from dist_ens.checkpoint.store import FOLDER, CheckpointStore, read_newest
 
-__all__ = ["FOLDER", "Checkpoints"]
+__all__ = [
+    "FOLDER",
+    "CheckpointStore",
+    "Checkpoints",
+    "OpenCheckpoints",
+    "StepRecord",
+    "check_resumes",
+    "read_newest",
+    "require_config_record",
+]

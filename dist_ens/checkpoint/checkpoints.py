@@ -1,231 +1,252 @@
-"""The checkpoints of one workdir."""
+"""`Checkpoints`: where and when a run is saved."""
 
 import contextlib
+import dataclasses
+import math
+import os
 import pathlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, Self
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-import jax
-import numpy as np
-import tensorstore as ts
+from filelock import FileLock, Timeout
 
 from dist_ens import cluster
-from dist_ens.checkpoint.leaves import named_leaves, state_of
-from dist_ens.checkpoint.reading import open_arrays, read_arrays, read_run
-from dist_ens.checkpoint.writing import (
-    RUN,
-    STATE,
-    Leaf,
-    give_up_checkpoint,
-    remove_unfinished,
-    write_checkpoint,
-)
-from dist_ens.errors import RunError, first_line
-from dist_ens.layout import pieces_off_devices
-
-FOLDER = "checkpoints"
-# One save at a time in a process: an interrupted run may have left one that is still being written.
-_WRITING = threading.Lock()
+from dist_ens.checkpoint.cadence import Cadence
+from dist_ens.checkpoint.record import RESUMES, check_resumes
+from dist_ens.checkpoint.store import FOLDER, CheckpointStore, read_newest
+from dist_ens.commands import quoted
+from dist_ens.config import whole_number
+from dist_ens.errors import UserError
+from dist_ens.paths import given_path
 
 
+@dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one workdir; a context that waits for what is being written.
+    """Where and when a run is saved.
 
-    Args:
-        workdir: The run's folder.
-        keep: How many to keep; the oldest go first. One that went leaves its files until the next
-            is written, or the end.
-        read_only: Whether nothing will be saved; then unfinished writes are left alone.
+    A run that is given a folder with checkpoints resumes from the newest one. The last step is
+    always saved. With neither `every_secs` nor `every_steps` it is the only one.
+
+    Attributes:
+        folder: Folder of the run, made if it does not exist. On several hosts all of them must see
+            the same folder. One run at a time may use it.
+        every_secs: Seconds between saves, positive. None for no saves by the clock.
+        every_steps: Number of steps between saves, at least 1. A save happens at the first call of
+            the update that reaches a multiple of it. None for no saves by the step.
+        keep: Number of checkpoints to keep, at least 1; the oldest are deleted. While a run lasts,
+            the disk holds the files of one more.
+        resume: What to do if the folder holds a run whose parts differ from those given: "same"
+            refuses to resume it, "anyway" resumes it.
+
+    Raises:
+        UserError: If a field has a value that it cannot have.
+
+    >>> Checkpoints("runs/digits", every_steps=500).every_secs
+    60.0
     """
 
-    def __init__(self, workdir: pathlib.Path, *, keep: int = 1, read_only: bool = False) -> None:
-        self._folder = workdir.resolve() / FOLDER  # TensorStore takes no path with `..` in it
-        self._keep = keep
-        self._read_only = read_only
-        self._newest: int | None = None
-        self._writing: Future[None] | None = None
-        with _WRITING:  # what an interrupted run began is there, or it is not
-            pass
-        if read_only:
-            return
-        if cluster.is_main():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            remove_unfinished(self._folder)
-        cluster.as_main_sees(True)  # none writes before that is done
+    folder: str | os.PathLike[str]
+    _: dataclasses.KW_ONLY
+    every_secs: float | None = 60.0
+    every_steps: int | None = None
+    keep: int = 2
+    resume: str = "same"
 
-    def __enter__(self) -> Self:
-        return self
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | os.PathLike):
+            raise UserError(
+                f"folder is {repr(self.folder)[:200]}, a {type(self.folder).__name__}. Give a "
+                "path, such as 'runs/digits'."
+            )
+        checked: dict[str, Any] = {
+            "folder": given_path(self.folder, "folder"),
+            "keep": whole_number("keep", self.keep, least=1),
+        }
+        if self.every_secs is not None:
+            checked["every_secs"] = _positive("every_secs", self.every_secs)
+        if self.every_steps is not None:
+            checked["every_steps"] = whole_number("every_steps", self.every_steps, least=1)
+        if self.resume not in RESUMES:
+            raise UserError(
+                f"resume is {repr(self.resume)[:200]}. Give 'same' to resume only a run with "
+                "the same parts, or 'anyway' to resume whatever the folder holds."
+            )
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is KeyboardInterrupt:  # who asks for the end a second time will not wait
-            return
-        if kind is None or jax.process_count() == 1:
-            self.wait()  # on an error of one host the others do not come to the end of a save
-            if cluster.is_main() and not self._read_only:
-                remove_unfinished(self._folder)
+    @contextlib.contextmanager
+    def open(self, record: Mapping[str, Any]) -> Iterator["OpenCheckpoints"]:
+        """Locks the folder, and finds its newest checkpoint.
 
-    def latest_step(self) -> int | None:
-        """Step of the newest finished checkpoint; None where there is none."""
-        return max(self._steps(), default=None)
+        Every host must enter and leave this context. At its end it waits for the last save, except
+        after a KeyboardInterrupt, and, on several hosts, after any error: the error may be of one
+        host alone, and the others would wait for it.
+
+        Args:
+            record: Description of the run that is about to train, in types that JSON can hold:
+                `StepRecord.to_dict()`, or the record of a config's run.
+
+        Yields:
+            The checkpoints of the folder.
+
+        Raises:
+            UserError: If the folder cannot be used, another run is using it, or it holds another
+                run.
+            RunError: If the newest checkpoint is damaged.
+        """
+        folder = pathlib.Path(self.folder)
+        _require_writable_folder(folder)
+        with _locked(folder):
+            saved_step, saved_record = read_newest(folder)
+            notes: list[str] = []
+            if saved_record is not None:
+                notes = check_resumes(record, saved_record, folder, self.resume)
+            cadence = Cadence(self.every_steps, self.every_secs, saved_step)
+            with CheckpointStore(folder, keep=self.keep) as store:
+                yield OpenCheckpoints(store, cadence, record, saved_step, saved_record, notes)
+
+
+class OpenCheckpoints:
+    """The checkpoints of a folder that is locked for one run; made by `Checkpoints.open`.
+
+    Attributes:
+        saved_step: Step of the newest checkpoint when the folder was opened; 0 if there was none.
+        saved_record: Record of that checkpoint; None if there was none.
+        notes: Sentences about differences between that record and this run's which did not prevent
+            resuming, such as other versions of JAX.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        cadence: Cadence,
+        record: Mapping[str, Any],
+        saved_step: int,
+        saved_record: dict[str, Any] | None,
+        notes: list[str],
+    ) -> None:
+        self._store = store
+        self._cadence = cadence
+        self._record = record
+        self.saved_step = saved_step
+        self.saved_record = saved_record
+        self.notes = notes
+
+    def restore_state(self, abstract: Any) -> Any:
+        """Returns the state at `saved_step`; see `CheckpointStore.restore_state`."""
+        return self._store.restore_state(self.saved_step, abstract)
+
+    def restore_host_file(self, name: str) -> bytes | None:
+        """Returns this host's bytes at `saved_step`; see `CheckpointStore.restore_host_file`."""
+        return self._store.restore_host_file(self.saved_step, name)
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether to save now, the same on every host.
+
+        Every host must ask at every call boundary, whatever else makes it save.
+
+        Args:
+            step: Number of updates that the state has seen.
+        """
+        return self._cadence.is_due(step)
 
     def save(
         self,
         step: int,
         state: Any,
-        run: dict[str, Any],
         *,
+        record: Mapping[str, Any] | None = None,
+        host_files: Mapping[str, bytes] | None = None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begins to save; training may go on at once. A step that is saved already stays.
+        """Starts to save a checkpoint; see `CheckpointStore.save`.
 
-        The state may be used up: its devices are not waited for, nor do they wait. It is copied to
-        the memory of the hosts when they come to it, and written from there by another thread.
+        A step that is already saved is not saved again.
 
         Args:
-            step: Updates that the state has seen.
-            state: A pytree of arrays on a mesh, [members, ...].
-            run: What JSON can hold.
-            after: What that thread does first.
+            step: Number of updates that the state has seen.
+            state: Pytree of arrays on a mesh, `[members, ...]`.
+            record: Description of the run. Default: the one that the folder was opened with.
+            host_files: Bytes that belong to this host, by name (`[a-z_]+`).
+            after: Function that the writing thread calls before it writes.
 
         Raises:
-            RunError: If the save before this one could not be written. What its `after` or its
-                devices raised is raised as it is.
+            RunError: If the previous save could not be written.
         """
-        self.wait()
-        if step == self._newest:
-            return
-        named = named_leaves(state)
-        pieces = pieces_off_devices(named)
-        leaves = {name: Leaf(leaf.shape, leaf.dtype, pieces[name]) for name, leaf in named.items()}
-        writing: Future[None] = Future()
-
-        def write() -> None:
-            try:
-                with _WRITING:
-                    after()
-                    jax.block_until_ready(
-                        [p.array for leaf in leaves.values() for p in leaf.pieces]
-                    )
-                    with self._told_if_unwritable():
-                        if cluster.is_main():
-                            remove_unfinished(self._folder, apart_from=step)
-                        write_checkpoint(self._folder, step, leaves, run)
-                    self._newest = step
-                    if cluster.is_main():
-                        for old in sorted(self._steps())[: -self._keep]:
-                            with contextlib.suppress(OSError):  # the next save tries it again
-                                give_up_checkpoint(self._folder / str(old))
-            except BaseException as error:  # told to whoever waits
-                writing.set_exception(error)
-            else:
-                writing.set_result(None)
-
-        # Not one that Python waits for when it ends: who interrupts a save will not.
-        threading.Thread(target=write, daemon=True).start()
-        self._writing = writing
+        if step != self.saved_step:
+            record = self._record if record is None else record
+            self._store.save(step, state, record, host_files=host_files, after=after)
 
     def wait(self) -> None:
         """Returns when the last save is on disk.
 
         Raises:
-            RunError: If it could not be written; see `save`.
+            RunError: If it could not be written.
         """
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        self._store.wait()
 
-    def restore_run(self, step: int) -> dict[str, Any]:
-        """What the state in a checkpoint belongs to.
 
-        Raises:
-            RunError: If it is damaged, or was replaced meanwhile.
-        """
-        with self._told_if_damaged(step):
-            return read_run(self._folder / str(step) / RUN / "metadata")
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    """Locks a folder for one run. The system unlocks it when the process ends, however it ends.
 
-    def restore_state(self, step: int, abstract: Any) -> Any:
-        """The state in a checkpoint, on another mesh than it was saved from if asked.
-
-        Args:
-            step: Of the checkpoint.
-            abstract: Shapes, types and shardings of its leaves, such as `Ensemble.abstract_state`.
-
-        Returns:
-            The state, where `abstract` says.
-
-        Raises:
-            RunError: If the checkpoint holds other leaves, or leaves of another shape; if it is
-                damaged, or was replaced meanwhile.
-        """
-        named, path = named_leaves(abstract), self._folder / str(step)
-        self._newest = step
-        with self._told_if_damaged(step):
-            saved = open_arrays(path / STATE)
-            _check_leaves(path, saved, named)
-            return state_of(read_arrays(saved, named), abstract)
-
-    def _steps(self) -> list[int]:
-        if not self._folder.is_dir():
-            return []
-        return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
-
-    @contextlib.contextmanager
-    def _told_if_unwritable(self) -> Iterator[None]:
+    Raises:
+        UserError: If another run has locked it; on every host.
+    """
+    lock = FileLock(folder / ".lock")
+    is_locked = True
+    if cluster.is_main():
         try:
-            yield
-        except Exception as error:  # TensorStore tells of a full disk in a ValueError
-            saved = self.latest_step()
-            kept = "nothing is saved yet" if saved is None else f"step {saved} is saved"
-            raise RunError(
-                f"A checkpoint can be written. Received: {self._folder}, where it could not: "
-                f"{first_line(error)} ({kept}). Make room, and run the same command again."
-            ) from error
-
-    @contextlib.contextmanager
-    def _told_if_damaged(self, step: int) -> Iterator[None]:
-        try:
-            yield
-        except (RunError, MemoryError, jax.errors.JaxRuntimeError):  # the last: of the devices
-            raise
-        except Exception as error:  # TensorStore has no error of its own for damage
-            path = self._folder / str(step)
-            if not path.exists():
-                raise RunError(
-                    f"A checkpoint is read while it is there. Received: {path}, which a run that "
-                    "is training has replaced meanwhile. Run the same command again."
-                ) from error
-            older = [s for s in self._steps() if s < step]
-            before = f" to go on from step {max(older)}" if older else ""
-            raise RunError(
-                f"A checkpoint can be read whole. Received: {path}, which is damaged or not "
-                f"readable by this user ({type(error).__name__}: {first_line(error)}). Give "
-                f"permission to read it, or move that folder away{before}."
-            ) from error
+            lock.acquire(timeout=0)
+        except Timeout:
+            is_locked = False
+    if not cluster.as_main_sees(is_locked):
+        raise UserError(
+            f"Another run is training in {quoted(folder)}. Wait for it, stop it, or choose another "
+            "folder."
+        )
+    try:
+        yield
+    finally:
+        lock.release()
 
 
-def _check_leaves(
-    path: pathlib.Path, saved: Mapping[str, ts.TensorStore], named: Mapping[str, Any]
-) -> None:
-    there = {name: _stored(array.dtype.numpy_dtype, array.shape) for name, array in saved.items()}
-    asked = {name: _stored(leaf.dtype, leaf.shape) for name, leaf in named.items()}
-    for name in sorted(there.keys() | asked.keys()):
-        old, new = there.get(name, "absent"), asked.get(name, "absent")
-        if old != new:
-            precision = {old.replace("64", "32"), new.replace("64", "32")}
-            remedy = (
-                "JAX_ENABLE_X64 was set in one of the two: set it as when the run was trained."
-                if len(precision) == 1
-                else "The code of the network has changed since: use the code that it was trained "
-                "with, or another workdir."
+def _require_writable_folder(folder: pathlib.Path) -> None:
+    """Makes a folder.
+
+    Raises:
+        UserError: If a file is in its way, or this user may not write to it.
+    """
+    for path in (folder / FOLDER, folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise UserError(
+                f"{quoted(folder)} cannot be the folder of a run: {quoted(path)} is a file. Choose "
+                "another folder."
             )
-            raise RunError(
-                f"Leaf {name} of the network or its optimizer is {old} in {path} and {new} here. "
-                f"{remedy}"
-            )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{quoted(folder)} cannot be the folder of a run: {error.strerror}. Choose another "
+            "folder, or make this one writable."
+        ) from error
 
 
-def _stored(dtype: Any, shape: Sequence[int]) -> str:
-    """Type and shape of a leaf in a checkpoint."""
-    return f"{np.dtype(dtype)}{list(shape)}"
+def _positive(name: str, value: Any) -> float:
+    """Returns a number as a float.
+
+    Raises:
+        UserError: If it is not a positive, finite number.
+    """
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise UserError(
+            f"{name} is {repr(value)[:200]}. Give a positive number of seconds, or None."
+        )
+    return number

@@ -1,5 +1,6 @@
-"""What is saved of a state: its leaves by name, a random key as the numbers that it consists of."""
+"""Names the leaves of a state for a checkpoint, and puts a state together from named leaves."""
 
+import collections
 from typing import Any
 
 import jax
@@ -8,30 +9,33 @@ from dist_ens.errors import RunError
 
 
 def named_leaves(state: Any) -> dict[str, Any]:
-    """What is saved of each leaf, by name, in the order of `jax.tree.leaves`.
+    """Returns the leaves of a state by name, in the order of `jax.tree.leaves`.
+
+    A random key is replaced by the integers that it consists of.
 
     Args:
-        state: A pytree of arrays, or of abstract ones.
+        state: Pytree of arrays or of `jax.ShapeDtypeStruct`.
 
     Raises:
-        RunError: If two leaves have one name.
+        RunError: If two leaves have the same name.
     """
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-    if len(named) != len(leaves):
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+    repeated = [name for name, count in collections.Counter(names).items() if count > 1]
+    if repeated:
         raise RunError(
-            "Every leaf of a state has a name of its own. Received: two leaves of one name among "
-            f"{', '.join(named)}. Rename entries of the parameters that contain a dot."
+            f"Two leaves of the state have the same name: {repeated[0]}. Rename entries of the "
+            "parameters that contain a dot."
         )
-    return {name: _numbers(leaf) for name, leaf in named.items()}
+    return {name: _integers(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
 
 
 def state_of(named: dict[str, jax.Array], abstract: Any) -> Any:
-    """The inverse of `named_leaves`.
+    """Returns the state whose leaves `named_leaves` named.
 
     Args:
-        named: Arrays, of every leaf of `abstract`.
-        abstract: The state's structure, and the types of its leaves.
+        named: Array of every leaf, by name.
+        abstract: Pytree with the state's structure and the types of its leaves.
     """
     leaves, structure = jax.tree.flatten(abstract)
     restored = [
@@ -45,9 +49,9 @@ def _is_key(leaf: Any) -> bool:
     return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _numbers(leaf: Any) -> Any:
+def _integers(leaf: Any) -> Any:
     if not _is_key(leaf):
         return leaf
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.eval_shape(jax.random.key_data, leaf).update(sharding=leaf.sharding)
-    return jax.random.key_data(leaf)  # what the key holds: no program, which would wait its turn
+    return jax.random.key_data(leaf)  # Runs no program, which would have to wait for the devices.

@@ -1,4 +1,4 @@
-"""A checkpoint, read by every host for its own devices."""
+"""Reads a checkpoint; every host reads what its own devices hold."""
 
 import json
 import pathlib
@@ -11,39 +11,40 @@ import tensorstore as ts
 from dist_ens.checkpoint.writing import CHECKSUM, checksum_of, database_spec
 from dist_ens.layout import read_onto_devices
 
-# Of the file that describes an array: `zarr` is what dist_ens wrote at first, and has no checksums.
+# Drivers by the name of the file that describes an array. The first version of dist_ens wrote
+# `zarr`, which has no checksums.
 _DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr"}
-# One of its own, which sees the files as they are now. What says where the parts lie is kept: it is
-# asked for at every one of them. As many are read at once as Orbax does, for disks that are far.
+# A context of its own sees the files as they are now. The cache holds the index, which is read
+# again for every chunk. The number of parallel reads is that of Orbax, chosen for network disks.
 _CONTEXT = {
-    "cache_pool#places": {"total_bytes_limit": 100_000_000},
+    "cache_pool#index": {"total_bytes_limit": 100_000_000},
     "file_io_concurrency": {"limit": 128},
 }
 
 
 def read_run(path: pathlib.Path) -> dict[str, Any]:
-    """What the state in a checkpoint belongs to, from its file.
+    """Returns the record in a file.
 
     Raises:
-        ValueError: If it is not what was written.
-        OSError: If it cannot be read.
+        ValueError: If the file does not match its checksum, or holds no JSON.
+        OSError: If the file cannot be read.
     """
     run = json.loads(path.read_text(encoding="utf-8"))
-    written = run.pop(CHECKSUM, None)  # at first there was none
+    written = run.pop(CHECKSUM, None)  # The first version wrote no checksum.
     if written not in (None, checksum_of(run)):
-        raise ValueError(f"{path} has another checksum than was written")
+        raise ValueError(f"{path} does not match its checksum")
     return run
 
 
 def open_arrays(path: pathlib.Path) -> dict[str, ts.TensorStore]:
-    """The arrays in a folder, by name; what they hold is not read yet.
+    """Opens the arrays in a folder, and returns them by name. Their content is not read yet.
 
     Raises:
-        FileNotFoundError: If there are none.
+        FileNotFoundError: If the folder has no arrays.
         ValueError: If a file is damaged.
     """
     context = ts.Context(_CONTEXT)
-    database = {**database_spec(path), "cache_pool": "cache_pool#places"}
+    database = {**database_spec(path), "cache_pool": "cache_pool#index"}
     keys = ts.KvStore.open(database, context=context).result().list().result()
     opened = {}
     for key in map(bytes.decode, keys):
@@ -53,7 +54,7 @@ def open_arrays(path: pathlib.Path) -> dict[str, ts.TensorStore]:
                 {
                     "driver": _DRIVERS[file],
                     "kvstore": {**database, "path": f"{name}/"},
-                    "fill_missing_data_reads": False,  # what is absent is damage, not zeros
+                    "fill_missing_data_reads": False,  # A missing chunk is damage, not zeros.
                 },
                 open=True,
                 read=True,
@@ -67,13 +68,13 @@ def open_arrays(path: pathlib.Path) -> dict[str, ts.TensorStore]:
 def read_arrays(
     opened: Mapping[str, ts.TensorStore], abstract: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.Array]:
-    """What opened arrays hold, on the devices that `abstract` names.
+    """Reads opened arrays onto devices.
 
     Args:
-        opened: As `open_arrays` gives them.
-        abstract: Their shapes, types and shardings, by name.
+        opened: Arrays from `open_arrays`, by name.
+        abstract: Shape, type and sharding of each array, by name.
 
     Raises:
-        ValueError: If a part is absent, or not what was written.
+        ValueError: If a chunk is missing, or does not match its checksum.
     """
     return read_onto_devices(abstract, lambda name, index: opened[name][index].read())

@@ -1,9 +1,10 @@
-"""A checkpoint's files, written whole or not at all, by every host its own part.
+"""Writes a checkpoint completely or not at all; every host writes its own part.
 
-Each host writes its arrays' parts into a database of its own (TensorStore's OCDBT), the first into
-that of the whole, which takes the others' up when they are done. All of it happens in a folder of
-another name, which the first host gives its own at the end: a checkpoint that is there is complete,
-and on disk. Where one host fails, all of them do, and none waits for it.
+Each host writes the chunks of its arrays into a database of its own (OCDBT of TensorStore). Process
+0 writes into the database of the whole checkpoint, and adds references to the other databases when
+they are complete. All of this happens in a folder with another name, which process 0 renames at the
+end. A checkpoint that has its name is therefore complete and on disk. If one host fails, all hosts
+fail, and none waits for it.
 """
 
 import contextlib
@@ -23,16 +24,17 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from dist_ens import cluster
+from dist_ens.checkpoint.host_files import host_file_contents
 from dist_ens.layout import Piece
 
-_UNFINISHED = ".orbax-checkpoint-tmp"  # what Orbax, too, takes for no checkpoint
+_UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax ignores folders of such a name, too.
 STATE, RUN = "state", "run"
 CHECKSUM = "crc32"
 _OF_HOST = "ocdbt.process_"
 _WRITTEN_BY = "written_by_host_"
-_PATIENCE_SECS = 600  # for a host that is slow to write its part
+_PATIENCE_SECS = 600  # For a host that writes its part slowly.
 _WITH_A_CHECKSUM = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-# Without one in common each array would be a database, and a transaction, by itself.
+# Without a common context each array would have a database and a transaction of its own.
 _CONTEXT = ts.Context()
 _NUMBERS = itertools.count()
 
@@ -42,9 +44,9 @@ class Leaf:
     """An array of a state.
 
     Attributes:
-        shape: Of the whole.
-        dtype: Its type.
-        pieces: What of it this host writes.
+        shape: Shape of the whole array.
+        dtype: Type of its elements.
+        pieces: Parts of the array that this host writes.
     """
 
     shape: tuple[int, ...]
@@ -56,30 +58,37 @@ def write_checkpoint(
     folder: pathlib.Path,
     step: int,
     state: Mapping[str, Leaf],
-    run: Mapping[str, Any],
+    record: Mapping[str, Any],
+    host_files: Mapping[str, bytes],
 ) -> None:
-    """Writes the checkpoint of a step; every host must call this, and returns when it is on disk.
+    """Writes the checkpoint of a step, and returns when it is on disk. Every host must call this.
 
     Args:
-        folder: In which it will stand, named by its step.
-        step: Updates that the state has seen.
-        state: Its leaves, by name.
-        run: What JSON can hold.
+        folder: Folder of the checkpoints.
+        step: Number of updates that the state has seen, which names the checkpoint.
+        state: Leaves of the state, by name.
+        record: Description of the run, in types that JSON can hold.
+        host_files: Bytes that belong to this host, by name.
 
     Raises:
-        OSError: If another host could not write its part. What this one's own raised is raised as
-            it is.
+        OSError: If another host could not write its part. An error of this host is raised
+            unchanged.
     """
     whole, unfinished = folder / str(step), folder / f"{step}{_UNFINISHED}"
     arrays, here = unfinished / STATE, jax.process_index()
-    number = next(_NUMBERS)  # hosts save equally often, and may call the folder differently
+    number = next(_NUMBERS)  # Hosts save equally often, but their paths may differ.
     with _ended_on_all(f"checkpoint {number}"):
         with _ended_on_all(f"parts of checkpoint {number}"):
-            arrays.mkdir(parents=True, exist_ok=True)  # by whoever is the fastest
+            arrays.mkdir(parents=True, exist_ok=True)  # The fastest host makes it.
+            for name, content in host_file_contents(host_files).items():
+                (unfinished / name).parent.mkdir(exist_ok=True)
+                _write(unfinished / name, content)
             if cluster.is_main():
                 (unfinished / RUN).mkdir()
-                _write(unfinished / RUN / "metadata", {**run, CHECKSUM: checksum_of(run)})
-                _write(arrays / "_METADATA", _description(state))
+                _write_json(
+                    unfinished / RUN / "metadata", {**record, CHECKSUM: checksum_of(record)}
+                )
+                _write_json(arrays / "_METADATA", _description(state))
                 _write_arrays(arrays, state)
             else:
                 _write_arrays(arrays / f"{_OF_HOST}{here}", state)
@@ -92,43 +101,46 @@ def write_checkpoint(
             unfinished.rename(whole)
             _sync(folder)
     if not whole.is_dir():
-        raise OSError("the whole is not here: another host could not write its part")
+        raise OSError("the checkpoint is not complete: another host could not write its part")
 
 
 def give_up_checkpoint(path: pathlib.Path) -> None:
-    """Makes a checkpoint none, which `remove_unfinished` removes.
+    """Marks a checkpoint for deletion. `remove_unfinished` deletes it later.
 
-    That is done best just before the next is written, which then finds the memory of its files in
-    the system's hands: a virtual machine gives what is long free back to its host, and asking for
-    it again took twice as long as all the rest of a save.
+    The best moment to delete it is just before the next save, whose files then get the memory that
+    the deletion frees. A virtual machine returns memory that stays free to its host, and asking
+    for it again took twice as long as the rest of a save.
+
+    Args:
+        path: Folder of the checkpoint.
     """
     path.rename(path.with_name(path.name + _UNFINISHED))
     _sync(path.parent)
 
 
 def remove_unfinished(folder: pathlib.Path, *, apart_from: int | None = None) -> None:
-    """Removes what was given up, or was not written or removed to its end.
+    """Deletes the checkpoints that are marked for deletion, or were not written completely.
 
     Args:
-        folder: Of the checkpoints.
-        apart_from: The step that other hosts may have begun to write.
+        folder: Folder of the checkpoints.
+        apart_from: Step that other hosts may be writing already, which is left alone.
     """
     for path in folder.glob(f"*{_UNFINISHED}"):
         if path.name != f"{apart_from}{_UNFINISHED}":
-            shutil.rmtree(path, ignore_errors=True)  # what stays is in the way of its own step only
+            shutil.rmtree(path, ignore_errors=True)  # What stays blocks only its own step.
 
 
 def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
-    """Writes this host's pieces into a database in a folder, as Zarr arrays in one transaction."""
+    """Writes this host's pieces, as Zarr arrays in one transaction of a database in a folder."""
     transaction = ts.Transaction()
     opened = {
         name: ts.open(
             {
                 "driver": "zarr3",
                 "kvstore": {**_new_database_spec(path), "path": f"{name}/"},
-                # Trained weights shrink by 7 %, and trying takes half of a save's time.
+                # Compression saves 7 % of trained weights, and takes half the time of a save.
                 "metadata": {"codecs": _WITH_A_CHECKSUM},
-                "store_data_equal_to_fill_value": True,  # so that what is absent is damage
+                "store_data_equal_to_fill_value": True,  # Then a missing chunk is damage.
             },
             create=True,
             dtype=ts.dtype(leaf.dtype),
@@ -144,7 +156,7 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
     for written in [
         array.result()[piece.index].write(
             np.asarray(piece.array),
-            can_reference_source_data_indefinitely=True,  # it stays as it is: it need not be copied
+            can_reference_source_data_indefinitely=True,  # Nobody changes it: no copy is needed.
         )
         for array, piece in pieces
     ]:
@@ -157,15 +169,15 @@ def _check_others_have_written(unfinished: pathlib.Path) -> None:
     failed = [host for host, mark in marks.items() if not mark.exists()]
     if failed:
         raise OSError(
-            f"the part of host {', '.join(map(str, failed))} is not here: it could not be written, "
-            "or that host has another folder of this name"
+            f"the part of host {', '.join(map(str, failed))} is missing: that host could not write "
+            "it, or has another folder of the same name"
         )
     for mark in marks.values():
         mark.unlink()
 
 
 def _take_up_others(path: pathlib.Path) -> None:
-    """Lets a host's database, in a folder, refer to all that the other hosts' there hold."""
+    """Adds references to the other hosts' databases in a folder to the database of the whole."""
     others = list(path.glob(f"{_OF_HOST}*"))
     if not others:
         return
@@ -181,22 +193,22 @@ def _take_up_others(path: pathlib.Path) -> None:
 
 
 def database_spec(folder: pathlib.Path) -> dict[str, Any]:
-    """TensorStore's specification of the database in a folder."""
+    """Returns TensorStore's specification of the database in a folder."""
     return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}}
 
 
-def checksum_of(run: Mapping[str, Any]) -> int:
-    """Of what JSON can hold, the same before it is written and when it is read."""
-    return zlib.crc32(json.dumps(run).encode())
+def checksum_of(record: Mapping[str, Any]) -> int:
+    """Returns the CRC-32 of a record, the same before it is written and after it is read."""
+    return zlib.crc32(json.dumps(record).encode())
 
 
 def _new_database_spec(folder: pathlib.Path) -> dict[str, Any]:
-    # What describes an array stands in the index then, of which every page has its checksum.
+    # The descriptions of the arrays are then in the index, each page of which has a checksum.
     return {**database_spec(folder), "config": {"max_inline_value_bytes": 1024}}
 
 
 def _description(names: Mapping[str, Any]) -> dict[str, Any]:
-    """What Orbax wants to know of a flat dict of arrays."""
+    """Returns the file that Orbax reads before a flat dict of arrays."""
     entry = {"value_type": "jax.Array", "skip_deserialize": False}
     return {
         "tree_metadata": {
@@ -210,14 +222,18 @@ def _description(names: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write(path: pathlib.Path, value: Any) -> None:
-    path.write_text(json.dumps(value), encoding="utf-8")
+def _write_json(path: pathlib.Path, value: Any) -> None:
+    _write(path, json.dumps(value).encode())
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+    path.write_bytes(content)
     _sync(path)
     _sync(path.parent)
 
 
 def _sync(path: pathlib.Path) -> None:
-    """Returns when a file's content, or a folder's names, are on disk."""
+    """Returns when the content of a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -227,9 +243,9 @@ def _sync(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _ended_on_all(name: str) -> Iterator[None]:
-    """Ends when what is inside has ended on every host, well or not.
+    """Ends when its body has ended on every host, with or without an error.
 
-    No device takes part, so that training goes on.
+    The devices take no part, so that training continues.
     """
 
     def wait() -> None:
@@ -237,10 +253,10 @@ def _ended_on_all(name: str) -> Iterator[None]:
 
     try:
         yield
-    except jax.errors.JaxRuntimeError:  # of a host that did not come, and will not come now
+    except jax.errors.JaxRuntimeError:  # Another host did not come, and will not come now.
         raise
     except BaseException:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # told is what came first
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # The first error is reported.
             wait()
         raise
     wait()

@@ -1,16 +1,17 @@
-"""What a run is: frozen dataclasses, checked when they are made.
+"""The description of a run: frozen dataclasses, checked when they are made.
 
-A config file is loose (a `ConfigDict`, overridden by flags); an `Experiment` is what becomes of it
-once: every name known, every type right, every value in range. Nothing here imports JAX, so that a
-mistake is told before a device is touched.
+A config file returns a `ConfigDict`, which flags override. It becomes an `Experiment`, whose names,
+types and ranges are checked. Nothing here imports JAX, so that a mistake is reported before a
+device is touched. Names and arguments of networks and optimizers are checked in `dist_ens.models`
+and `dist_ens.optimizers`.
 """
 
 from dist_ens.config.checks import did_you_mean, whole_number
 from dist_ens.config.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
-from dist_ens.config.reading import fields_from_record
+from dist_ens.config.own_parts import OwnParts
+from dist_ens.config.reading import checked_type, fields_from_record
 from dist_ens.config.schema import (
     LOSSES,
-    OPTIMIZERS,
     POOLINGS,
     SCHEDULES,
     CheckpointConfig,
@@ -26,7 +27,6 @@ from dist_ens.config.schema import (
 
 __all__ = [
     "LOSSES",
-    "OPTIMIZERS",
     "POOLINGS",
     "SCHEDULES",
     "MAY_CHANGE_ON_RESUME",
@@ -40,6 +40,8 @@ __all__ = [
     "LossConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "OwnParts",
+    "checked_type",
     "did_you_mean",
     "differences_on_resume",
     "fields_from_record",

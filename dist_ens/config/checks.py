@@ -1,4 +1,4 @@
-"""What every field is checked by: a rule, what was received, and the way out."""
+"""Checks of the values of fields. A message says what is wrong, and then what to do."""
 
 import difflib
 import math
@@ -12,18 +12,18 @@ from dist_ens.errors import UserError
 MOST = 2**31 - 1
 
 
-def require(holds: bool, rule: str, received: str, way_out: str) -> None:
-    """Raises a `UserError` of the three unless the rule holds."""
+def require(holds: bool, message: str) -> None:
+    """Raises a `UserError` with a message unless a condition holds."""
     if not holds:
-        raise UserError(f"{rule} Received: {received}. {way_out}")
+        raise UserError(message)
 
 
 def require_one_of(field: str, value: str, known: tuple[str, ...]) -> None:
-    """Raises a `UserError` unless the field's value is one of the known."""
+    """Raises a `UserError` unless a field's value is one of the known values."""
     if value not in known:
         raise UserError(
-            f"{field} must be one of {', '.join(known)}. Received: {value!r}."
-            f"{did_you_mean(value, known)}"
+            f"{field}={value!r} is unknown.{did_you_mean(value, known)} Choose one of "
+            f"{', '.join(known)}."
         )
 
 
@@ -32,35 +32,30 @@ def require_positive(field: str, value: int | float | None, most: int = MOST) ->
 
     Args:
         field: Name of the field.
-        value: Its value.
-        most: Largest whole number that it may be; floats have no such bound.
+        value: Value of the field.
+        most: Largest allowed integer. Floats have no such bound.
     """
     if value is None:
         return
     shown = str(value)[:200]
-    require(
-        value > 0 and (isinstance(value, int) or math.isfinite(value)),
-        f"{field} must be positive.",
-        f"{field}={shown}",
-        f"Try --config.{field}=1 or more."
-        if isinstance(value, int)
-        else f"Try a small positive --config.{field}.",
-    )
+    if not value > 0 or (isinstance(value, float) and not math.isfinite(value)):
+        number = "an integer of 1 or more" if isinstance(value, int) else "a positive number"
+        raise UserError(f"{field} must be positive: got {shown}. Set --config.{field} to {number}.")
     if isinstance(value, int) and value > most:
-        raise UserError(f"{field} is {shown}, and may be at most {most:,}. Lower it.")
+        raise UserError(f"{field} must be at most {most:,}: got {shown}. Lower it.")
 
 
 def whole_number(field: str, value: Any, *, least: int, most: int = MOST) -> int:
-    """Returns a field's value as an int; NumPy's integers are ints too.
+    """Returns a field's value as an int. NumPy's integers are converted.
 
     Args:
         field: Name of the field.
-        value: Its value.
-        least: Smallest number that it may be.
-        most: Largest number that it may be.
+        value: Value of the field.
+        least: Smallest allowed integer.
+        most: Largest allowed integer.
 
     Raises:
-        UserError: If it is no whole number in [least, most].
+        UserError: If the value is not an integer in [least, most].
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -75,7 +70,11 @@ def whole_number(field: str, value: Any, *, least: int, most: int = MOST) -> int
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A half-sentence with the nearest known name, or the empty string.
+    """Returns a question with the nearest known name, or the empty string.
+
+    Args:
+        name: Name that is unknown.
+        known: Names that are known.
 
     >>> did_you_mean("learnig_rate", ["learning_rate", "momentum"])
     " Did you mean 'learning_rate'?"

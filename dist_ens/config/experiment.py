@@ -1,4 +1,4 @@
-"""The whole of what a run is, and what of it may change when it goes on."""
+"""A whole experiment, and which of its fields may change on resume."""
 
 import dataclasses
 import math
@@ -22,8 +22,8 @@ from dist_ens.config.schema import (
     OptimizerConfig,
 )
 
-# The only fields in which a run may differ from the checkpoint that it goes on from: they change
-# how far or how it runs, not what any step computes.
+# A resumed run may differ from its checkpoint in these fields only. They change how long or how it
+# runs, and not what a step computes.
 MAY_CHANGE_ON_RESUME = (
     "steps",
     "epochs",
@@ -38,20 +38,30 @@ MAY_CHANGE_ON_RESUME = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Everything that decides what a run computes. Frozen; checked when made.
+    """The description of a run: everything that decides what it computes.
 
     Attributes:
-        num_members: Networks in the ensemble; None where `members_per_group` is given.
-        members_per_group: Networks for each of the source's groups; None where `num_members` is
-            given.
-        seed: Of initialisation, dropout and the order of the data, together with the member's id.
-        steps: Updates to take; None where `epochs` is given.
-        epochs: In steps, each as many as there are batches in what a member is trained on, a last
-            partial one counted (it is filled up from the next pass, for batches have one shape);
-            None where `steps` is given.
-        steps_per_call: Updates inside one jitted call.
-        execution: How a device runs the members it holds: `auto`, the fastest that can be found
-            when the run begins; or `WAY[+LOWERING][+STEPS]`, see `dist_ens.execution`.
+        num_members: Number of members. None if `members_per_group` is given.
+        members_per_group: Number of members for each group of the data source. None if
+            `num_members` is given.
+        seed: Seed of initialisation, dropout and data order, in [0, 2**32). A member's random
+            numbers depend on the seed and its id.
+        steps: Number of updates. None if `epochs` is given.
+        epochs: Number of passes over a member's training examples. An epoch has as many steps as
+            batches, with the last partial batch counted; that batch is filled up with examples of
+            the next epoch. None if `steps` is given.
+        steps_per_call: Number of updates in one jitted call.
+        execution: Way in which a device runs its members: `auto`, which times several ways when the
+            run begins, or `WAY[+LOWERING][+STEPS]`, see `dist_ens.config.execution_spec`.
+        layout: Placement of the members on the devices.
+        data: Data set, and the examples that each member sees.
+        model: Network of one member.
+        loss: Loss that each member minimises.
+        optimizer: Optimizer of every member.
+        compute: Precision and memory of an update.
+        checkpoint: When to save.
+        evaluation: Evaluation on the test split.
+        logging: Logging of training metrics.
     """
 
     num_members: int | None = 8
@@ -76,112 +86,106 @@ class Experiment:
             require_positive(field, getattr(self, field))
         require(
             (self.num_members is None) != (self.members_per_group is None),
-            "Exactly one of num_members and members_per_group says how many to train; the other is "
-            "None.",
-            f"num_members={self.num_members}, members_per_group={self.members_per_group}",
-            "Give --config.num_members=8 or --config.members_per_group=5; a file that gives one "
-            "sets the other to None.",
+            f"num_members={self.num_members} and members_per_group={self.members_per_group}, but "
+            "exactly one of them must be set. Give --config.num_members=8 or "
+            "--config.members_per_group=5; a config file sets the other to None.",
         )
         require(
             0 <= self.seed < 2**32,
-            "seed must lie in [0, 2**32).",
-            f"seed={self.seed}",
-            "Try --config.seed=0.",
+            f"seed must lie in [0, 2**32): got {self.seed}. Try --config.seed=0.",
         )
         require(
             (self.steps is None) != (self.epochs is None),
-            "Exactly one of steps and epochs says how long to train; the other is None.",
-            f"steps={self.steps}, epochs={self.epochs}",
+            f"steps={self.steps} and epochs={self.epochs}, but exactly one of them must be set. "
             "Give --config.steps=1000 or --config.epochs=10.",
         )
         if self.execution != AUTO:
             Execution.parse(self.execution)
         require(
             self.loss.mixup == 0 or self.data.shuffle,
-            "Pairs that are mixed are drawn at random.",
-            f"loss.mixup={self.loss.mixup}, data.shuffle=False",
-            "Set --config.data.shuffle=True.",
+            f"loss.mixup={self.loss.mixup} needs shuffled examples, and data.shuffle=False. Set "
+            "--config.data.shuffle=True.",
         )
         require(
             self.loss.mixup == 0 or self.data.examples != "bootstrap",
-            "Examples that a member's bootstrap sample leaves out are not mixed into others.",
-            f"loss.mixup={self.loss.mixup}, data.examples='bootstrap'",
-            "Set --config.loss.mixup=0, or --config.data.examples=permuted.",
+            f"loss.mixup={self.loss.mixup} would mix out-of-bag examples into those of the member, "
+            "and data.examples='bootstrap'. Set --config.loss.mixup=0, or "
+            "--config.data.examples=permuted.",
         )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Makes an experiment from nested mappings, such as `ConfigDict.to_dict()` or JSON.
+        """Returns an experiment made from nested mappings, such as JSON or `ConfigDict.to_dict()`.
 
         Args:
-            values: Field names to values; sections are mappings, tuples may be lists.
-
-        Returns:
-            The experiment, every field checked.
+            values: Values by the names of the fields. Sections are mappings, tuples may be lists.
 
         Raises:
-            UserError: For an unknown field, a wrong type, or a value out of range.
+            UserError: If a field is unknown, or has the wrong type or a value out of range.
         """
         return from_mapping(cls, values, "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain data that JSON can hold and `from_dict` reads back."""
+        """Returns nested plain data that JSON can hold and `from_dict` reads."""
         return dataclasses.asdict(self)
 
     def to_config_dict(self) -> ConfigDict:
-        """Every field, loose again, for flags to override; a network's options beside its name."""
-        config = to_config_dict_of(self)
-        config.model = ConfigDict({"name": self.model.name, **self.model.options})
-        return config
+        """Returns every field as a `ConfigDict` that flags can override, options among the rest."""
+        return to_config_dict_of(self)
 
     def total_members(self, num_groups: int) -> int:
-        """Networks of all groups together, of a source that has so many.
+        """Returns the number of members of all groups together.
+
+        Args:
+            num_groups: Number of groups of the data source.
 
         Raises:
-            UserError: If the groups would have unequally many, or see each other's examples.
+            UserError: If the groups would have different numbers of members, or share examples.
         """
         require(
             num_groups == 1 or self.data.examples in ("splits", "bootstrap", "kfold"),
-            "A source that splits its examples several times is for groups of members.",
-            f"{num_groups} splits in {self.data.source}, data.examples={self.data.examples!r}",
-            "Set --config.data.examples=splits (or bootstrap, or kfold).",
+            f"data.source={self.data.source} has {num_groups} splits, which "
+            f"data.examples={self.data.examples!r} would mix. Set --config.data.examples=splits "
+            "(or bootstrap, or kfold).",
         )
         require(
             num_groups > 1 or self.data.examples != "splits" or self.data.source.startswith("uci:"),
-            "Splits are of a source that splits its examples several times.",
-            f"data.examples=splits for {self.data.source}, one training and one test set",
-            "Try --config.data.examples=permuted, bootstrap or kfold.",
+            f"data.examples='splits' needs a source with several splits, and data.source="
+            f"{self.data.source} has one. Try --config.data.examples=permuted, bootstrap or kfold.",
         )
         if self.num_members is None:
             return num_groups * (self.members_per_group or 1)
         require(
             self.num_members % num_groups == 0,
-            "Every group has equally many members.",
-            f"num_members={self.num_members} for {num_groups} groups",
-            f"Try --config.num_members={math.ceil(self.num_members / num_groups) * num_groups}.",
+            f"num_members={self.num_members} is not a multiple of the {num_groups} groups. Try "
+            f"--config.num_members={math.ceil(self.num_members / num_groups) * num_groups}.",
         )
         return self.num_members
 
     def total_steps(self, epoch_length: int) -> int:
-        """Updates in the whole run, as many as in a loop whose epochs end with a partial batch."""
+        """Returns the number of updates of the whole run.
+
+        Args:
+            epoch_length: Number of training examples of one member.
+        """
         if self.steps is not None:
             return self.steps
         if self.epochs is None:
-            raise RuntimeError("An experiment has either steps or epochs.")
+            raise RuntimeError("The experiment has neither steps nor epochs.")
         steps = self.epochs * math.ceil(epoch_length / self.data.global_batch_size)
-        return max(1, math.ceil(round(steps, 6)))  # what rounding adds begins no step
+        return max(1, math.ceil(round(steps, 6)))  # A rounding error must not add a step.
 
 
 def differences_on_resume(saved: Experiment, asked: Experiment) -> list[tuple[str, Any, Any]]:
-    """Fields that forbid one experiment to go on from the checkpoint of another.
+    """Returns the differences that forbid an experiment to resume from another's checkpoint.
 
     Args:
-        saved: The experiment in the checkpoint.
-        asked: The experiment that is to go on from it.
+        saved: Experiment in the checkpoint.
+        asked: Experiment that is to be resumed.
 
     Returns:
         `(field, value in saved, value in asked)` for every field outside `MAY_CHANGE_ON_RESUME`
-        whose values differ; empty if `asked` may go on.
+        whose values differ. Empty if `asked` may resume.
     """
     old, new = dict(leaves(saved.to_dict())), dict(leaves(asked.to_dict()))
     return [

@@ -1,4 +1,4 @@
-"""Between frozen dataclasses and the loose mappings that config files and JSON hold."""
+"""Conversion between frozen dataclasses and the mappings that config files and JSON hold."""
 
 import dataclasses
 import sys
@@ -11,16 +11,26 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from dist_ens.config.checks import did_you_mean
-from dist_ens.config.schema import ModelConfig
 from dist_ens.errors import UserError
+
+# A section with a field of this name, a mapping, takes arguments of a function that another field
+# names. In a config they stand beside the section's own fields.
+OPTIONS = "options"
 
 
 def to_config_dict_of(section: Any) -> ConfigDict:
-    """A dataclass as a `ConfigDict` that remembers the types of fields that are None."""
+    """Returns a dataclass as a `ConfigDict` that keeps the types of fields that are None.
+
+    Args:
+        section: Instance of the dataclass. Its `options`, if it has any, become fields.
+    """
     config = ConfigDict()
     for name, hint in typing.get_type_hints(type(section)).items():
         value = getattr(section, name)
-        if dataclasses.is_dataclass(value):
+        if name == OPTIONS:
+            for option, given in value.items():
+                config[option] = given
+        elif dataclasses.is_dataclass(value):
             config[name] = to_config_dict_of(value)
         elif type(None) in typing.get_args(hint):
             kind = next(k for k in typing.get_args(hint) if k is not type(None))
@@ -32,7 +42,12 @@ def to_config_dict_of(section: Any) -> ConfigDict:
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested mappings, with the names that lead to it."""
+    """Yields every value of nested mappings, with its path such as `data.source`.
+
+    Args:
+        tree: Nested mappings.
+        prefix: Text that every path begins with.
+    """
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{name}.")
@@ -41,19 +56,24 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def from_mapping(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
-    """An instance of the dataclass `cls`; `prefix` is where it stands in the experiment."""
+    """Returns an instance of a dataclass, made from nested mappings.
+
+    Args:
+        cls: The dataclass. If it has a field `options`, unknown names are collected there.
+        values: Values by the names of the fields.
+        prefix: Path of the section in the experiment, such as `data.`; empty for the experiment.
+
+    Raises:
+        UserError: If a name is unknown, or a value has the wrong type or is out of range.
+    """
     if not isinstance(values, Mapping):
         raise UserError(
-            f"{prefix.rstrip('.')} is a section with fields of its own. Received: {values!r}. "
-            f"Set one of its fields instead."
+            f"{prefix.rstrip('.')} is {values!r}, but it is a section with fields. Set one of its "
+            "fields instead."
         )
-    if cls is ModelConfig:  # every network has options of its own; `dist_ens.models` checks them
-        options = {k: v for k, v in values.items() if k not in ("name", "options")}
-        given = values.get("options", {})
-        options |= checked_type(f"{prefix}options", given, Mapping[str, Any])
-        options = {k: _as_tuple(v) for k, v in options.items()}
-        values = {k: v for k, v in values.items() if k == "name"} | {"options": options}
     hints = typing.get_type_hints(cls)
+    if OPTIONS in hints:
+        values = _with_options(values, hints, prefix)
     arguments = {}
     for name, value in values.items():
         if name not in hints:
@@ -68,14 +88,25 @@ def from_mapping(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
     return cls(**arguments)
 
 
+def _with_options(
+    values: Mapping[str, Any], hints: Mapping[str, Any], prefix: str
+) -> dict[str, Any]:
+    """Returns the values of a section with all names that are not its fields under `options`."""
+    given = checked_type(f"{prefix}{OPTIONS}", values.get(OPTIONS, {}), hints[OPTIONS])
+    named = {name: value for name, value in values.items() if name != OPTIONS} | given
+    fields = {name: value for name, value in named.items() if name in hints}
+    options = {name: _as_tuple(value) for name, value in named.items() if name not in hints}
+    return fields | {OPTIONS: options}
+
+
 def fields_from_record(
     cls: type, values: Any, readers: Mapping[str, Callable[[Any], Any]] | None = None
 ) -> dict[str, Any]:
-    """Returns the arguments of a dataclass from JSON that was written of one.
+    """Returns the arguments of a dataclass from the JSON that was written of an instance.
 
     Args:
         cls: The dataclass.
-        values: What was written, by the fields' names; fields with a default may be absent.
+        values: Values by the names of the fields. Fields with a default may be absent.
         readers: Functions that read a field's value, by its name. Default: the field's annotation.
 
     Raises:
@@ -96,7 +127,7 @@ def fields_from_record(
     return {
         name: readers[name](value)
         if name in readers
-        else checked_type(f"{cls.__name__}.{name}", value, hints[name], "It is not so written.")
+        else checked_type(f"{cls.__name__}.{name}", value, hints[name], "The record is damaged.")
         for name, value in values.items()
     }
 
@@ -106,13 +137,11 @@ def _as_tuple(value: Any) -> Any:
 
 
 def checked_type(field: str, value: Any, hint: Any, remedy: str | None = None) -> Any:
-    """Returns a value as the annotated type.
-
-    Only an int for a float and a list for a tuple are changed.
+    """Returns a value as the annotated type. Converts only an int to a float, a list to a tuple.
 
     Args:
         field: Name of the field, for the message.
-        value: What a config or JSON has.
+        value: Value from a config or from JSON.
         hint: Annotation of the field: a class, `X | None`, a tuple or a mapping of one type.
         remedy: Sentence that says what to do. Default: to correct the config.
 
@@ -147,6 +176,5 @@ def checked_type(field: str, value: Any, hint: Any, remedy: str | None = None) -
     )
     remedy = remedy or f"Correct it in the config file or with --config.{field}=…"
     raise UserError(
-        f"{field} must be {names}. Received: {repr(value)[:200]}, a {type(value).__name__}. "
-        + remedy
+        f"{field} must be {names}: got {repr(value)[:200]}, a {type(value).__name__}. " + remedy
     )

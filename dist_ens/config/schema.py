@@ -1,4 +1,4 @@
-"""The parts of an experiment, each checked when it is made."""
+"""The sections of an experiment, each checked when it is made."""
 
 import dataclasses
 import math
@@ -14,7 +14,6 @@ LOSSES_OF_CLASSES = (
 )
 LOSSES_OF_TARGETS = ("gaussian_nll", "beta_nll", "mse", "pinball")
 LOSSES = LOSSES_OF_CLASSES + LOSSES_OF_TARGETS
-OPTIMIZERS = ("sgd", "adam", "adamw")
 EXAMPLES = ("shared", "permuted", "splits", "bootstrap", "kfold")
 POOLINGS = ("probs", "logits", "vote", "mixture")
 COMPUTE_DTYPES = ("float32", "bfloat16")
@@ -23,13 +22,14 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayoutConfig:
-    """Where members lie.
+    """Placement of the members on the devices.
 
     Attributes:
-        ensemble_axis: Rows of the mesh; None: the largest number that divides both members and
-            devices.
-        waves: With more than one, that many parts of a device's members, or the next number that
-            makes them equal, are on it one after another; the others wait in the host's memory.
+        ensemble_axis: Number of mesh rows, along which the members are sharded. None uses the
+            largest number that divides both the members and the devices.
+        waves: Number of waves in which a device updates its members. The members of one wave are
+            on the device, the others wait in the host's memory. It is raised to the next number
+            that makes all waves equally large.
     """
 
     ensemble_axis: int | None = None
@@ -42,27 +42,35 @@ class LayoutConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The data set, and what the member is given of it.
+    """The data set, and the examples that each member sees.
 
     Attributes:
-        source: `digits`, `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or `uci:FILE`.
-        data_dir: Where TFDS keeps its prepared data; None for its own default.
-        num_classes: None: as many as the training labels name, every one of them present.
-        context_length: Characters per example of a text source.
-        global_batch_size: Examples per step, over all hosts and devices.
-        shuffle: A new order in every epoch, from the seed; False keeps the order of the file.
-        examples: `shared`: a step's batch is one for all members; `permuted`: each member goes
-            through the whole set in an order of its own; `splits`: likewise, through the training
-            set of its group, where the source splits its examples several times (`uci`). Members
-            are dealt out in turn: member i is of group i modulo their number, and is an ensemble
-            with that group's other members. No other source is split so.
-            `bootstrap`: each member learns from an example as often as it is in a sample of its
-            own, drawn with replacement; a third are left out. `kfold`: each leaves one of
-            `num_folds` parts out, member after member another.
-        num_folds: Of `kfold`; None otherwise.
-        validation: Share of the training examples that no member is trained on, in [0, 1).
-        mean: Subtracted from the inputs on the device: one number, or one per channel.
-        std: The inputs are then divided by it; likewise.
+        source: Data source: `digits`, `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or
+            `uci:FILE`.
+        data_dir: Folder of prepared TFDS data. None uses the default of TFDS.
+        num_classes: Number of classes. None counts those of the training labels, which must all be
+            present.
+        context_length: Number of characters in one example of a text source.
+        global_batch_size: Number of examples in a step, over all hosts and devices.
+        shuffle: Whether every epoch has a new order, which depends on the seed. False keeps the
+            order of the file.
+        examples: Rule for which examples a member sees.
+
+            - `shared`: all members see the same batch.
+            - `permuted`: each member sees the whole training set in its own order.
+            - `splits`: each member sees, in its own order, the training set of its group. Member i
+              is in group i modulo the number of groups, and each group is an ensemble of its own.
+              The source must have several splits, as `uci` has.
+            - `bootstrap`: each member is trained on its own bootstrap sample, drawn with
+              replacement. The weight of an example is its number of draws. About a third of the
+              examples is out-of-bag.
+            - `kfold`: each member leaves one of `num_folds` folds out. Member i leaves out fold i
+              modulo `num_folds`.
+        num_folds: Number of folds, 2 or more, for `examples=kfold`; None otherwise.
+        validation: Fraction of the training examples that is held out for validation, in [0, 1).
+        mean: Mean that is subtracted from the inputs on the device: one number, or one per channel.
+        std: Standard deviation by which the inputs are then divided: one number, or one per
+            channel.
     """
 
     source: str = "digits"
@@ -84,27 +92,23 @@ class DataConfig:
         require_one_of("data.examples", self.examples, EXAMPLES)
         require(
             (self.examples == "kfold") == (self.num_folds is not None),
-            "Members that leave a fold out are told of how many, others are not.",
-            f"data.examples={self.examples!r}, data.num_folds={self.num_folds}",
-            "Set --config.data.examples=kfold with --config.data.num_folds=5, or neither.",
+            "data.num_folds must be set if and only if data.examples='kfold': got data.num_folds="
+            f"{self.num_folds}, data.examples={self.examples!r}. Set --config.data.num_folds=5 "
+            "with --config.data.examples=kfold, or neither.",
         )
         require(
             self.num_folds is None or self.num_folds >= 2,
-            "Members leave out one of two or more folds.",
-            f"data.num_folds={self.num_folds}",
-            "5 is usual.",
+            f"data.num_folds must be 2 or more: got {self.num_folds}. 5 is usual.",
         )
         require(
             0 <= self.validation < 1,
-            "data.validation is a share of the training examples, in [0, 1).",
-            f"{self.validation}",
-            "0.1 is usual, 0 holds none out.",
+            f"data.validation must lie in [0, 1): got {self.validation}. 0.1 is usual, 0 holds no "
+            "examples out.",
         )
         require(
             self.shuffle or self.examples in ("shared", "bootstrap"),
-            "Orders of the members' own are shuffled.",
-            f"data.examples={self.examples!r}, data.shuffle=False",
-            "Set --config.data.shuffle=True.",
+            f"data.examples={self.examples!r} needs shuffled examples, and data.shuffle=False. Set "
+            "--config.data.shuffle=True.",
         )
         for value in self.std:
             require_positive("data.std", value)
@@ -112,7 +116,12 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The network of one member: a name in `dist_ens.models`, and that network's own options."""
+    """The network of one member.
+
+    Attributes:
+        name: Name of a network in `dist_ens.models`.
+        options: Arguments of that network by name. In a config they stand beside `name`.
+    """
 
     name: str = "mlp"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -120,18 +129,20 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """What a member minimises.
+    """The loss that each member minimises.
 
     Attributes:
-        name: Of classes `softmax_cross_entropy`, `class_mean_cross_entropy` (the same over the
-            number of classes) or `sigmoid_cross_entropy`; of real targets `gaussian_nll`,
-            `beta_nll`, `mse` or `pinball`.
-        beta: Of `beta_nll`: the power of the variance that examples are weighted by, in [0, 1].
-        levels: Of `pinball`: of the quantiles, ascending, the middle one 0.5.
-        label_smoothing: Part of each label that all classes share alike, in [0, 1).
-        mixup: Of the Beta distribution by whose draws pairs of examples are mixed; 0: none are.
-        adversarial: How far off, as a part of each input's range, the worse example lies that is
-            learnt beside each; 0: none is. 0.01 is usual.
+        name: Name of the loss. For classes: `softmax_cross_entropy`, `class_mean_cross_entropy`
+            (divided by the number of classes) or `sigmoid_cross_entropy`. For real targets:
+            `gaussian_nll`, `beta_nll`, `mse` or `pinball`.
+        beta: Exponent of the variance weighting of `beta_nll`, in [0, 1].
+        levels: Quantile levels of `pinball`, ascending in (0, 1), with 0.5 in the middle.
+        label_smoothing: Label smoothing coefficient, the fraction of each label that is spread
+            evenly over all classes, in [0, 1).
+        mixup: Mixup coefficient alpha. Mixing weights are drawn from Beta(alpha, alpha). 0 disables
+            mixup.
+        adversarial: Step size of the fast gradient sign method, as a fraction of each input's
+            range. 0.01 is usual, 0 disables it.
     """
 
     name: str = "softmax_cross_entropy"
@@ -145,46 +156,38 @@ class LossConfig:
         require_one_of("loss.name", self.name, LOSSES)
         require(
             0 <= self.beta <= 1,
-            "loss.beta must lie in [0, 1].",
-            f"{self.beta}",
-            "0.5 is the paper's, 0 is gaussian_nll.",
+            f"loss.beta must lie in [0, 1]: got {self.beta}. 0.5 is usual, 0 is gaussian_nll.",
         )
         for name, of in (("beta", "beta_nll"), ("levels", "pinball")):
             value, default = getattr(self, name), getattr(type(self), name)
             require(
                 self.name == of or value == default,
-                f"loss.{name} is of loss.name={of} alone.",
-                f"loss.{name}={value}, loss.name={self.name!r}",
-                f'Set --config.loss.{name}="{default}", or --config.loss.name={of}.',
+                f"loss.{name}={value} has no effect with loss.name={self.name}. Set "
+                f'--config.loss.{name}="{default}", or --config.loss.name={of}.',
             )
         middle = self.levels[len(self.levels) // 2] if len(self.levels) % 2 else None
         require(
             middle == 0.5
             and list(self.levels) == sorted(set(self.levels))
             and all(0 < level < 1 for level in self.levels),
-            "loss.levels ascend in (0, 1), an odd number of them, with 0.5 in the middle.",
-            f"{self.levels}",
-            'Try --config.loss.levels="(0.05, 0.5, 0.95)".',
+            "loss.levels must ascend in (0, 1), with 0.5 in the middle: got "
+            f'{self.levels}. Try --config.loss.levels="(0.05, 0.5, 0.95)".',
         )
         require(
             0 <= self.label_smoothing < 1,
-            "loss.label_smoothing must lie in [0, 1).",
-            f"{self.label_smoothing}",
-            "0.1 is usual, 0 turns it off.",
+            f"loss.label_smoothing must lie in [0, 1): got {self.label_smoothing}. 0.1 is usual, 0 "
+            "disables it.",
         )
         require(
             self.label_smoothing == 0 or self.name in LOSSES_OF_CLASSES,
-            "Only labels of classes are smoothed.",
-            f"loss.label_smoothing={self.label_smoothing}, loss.name={self.name!r}",
-            "Set --config.loss.label_smoothing=0.",
+            f"loss.name={self.name} has no classes whose labels could be smoothed, and "
+            f"loss.label_smoothing={self.label_smoothing}. Set --config.loss.label_smoothing=0.",
         )
         for name in ("mixup", "adversarial"):
             value = getattr(self, name)
             require(
                 0 <= value < math.inf,
-                f"loss.{name} must be zero or positive.",
-                f"{value}",
-                "0 turns it off.",
+                f"loss.{name} must be zero or positive: got {value}. 0 disables it.",
             )
 
 
@@ -192,74 +195,73 @@ class LossConfig:
 class OptimizerConfig:
     """The optimizer of every member.
 
+    `dist_ens.optimizers` checks the name and the arguments against Optax's signatures.
+
     Attributes:
-        name: `sgd`, `adam` or `adamw`.
-        learning_rate: Its value at the first step.
-        schedule: `constant`, or `linear` or `cosine` down to zero over `schedule_steps`.
-        schedule_steps: The schedule's own length, so that raising `steps` changes no step taken.
-        momentum: Of `sgd`; 0 for none.
-        weight_decay: Decoupled for `adamw`; an L2 penalty's gradient for `sgd`.
-        clip_norm: Largest global norm of one member's gradient; None for no clipping.
+        name: Name of an optimizer in `optax` or `optax.contrib`, such as `adam`.
+        learning_rate: Learning rate at the first step, positive. None uses the optimizer's own
+            default, such as 1.0 for `prodigy`.
+        schedule: Learning rate schedule: `constant`, or `linear` or `cosine` decay to zero.
+        schedule_steps: Number of steps over which the learning rate decays; None for `constant`.
+            It is independent of `steps`, so that a longer run takes the same first steps.
+        momentum: Momentum of an optimizer that has one, in [0, 1). 0 disables it, also where
+            Optax's own default is another.
+        weight_decay: Weight decay of an optimizer that has one, zero or positive; for `sgd` the
+            coefficient of an L2 penalty. 0 disables it, also where Optax's own default is another.
+        clip_norm: Largest global norm of one member's gradient, positive. None disables clipping.
+        options: Other arguments of the optimizer by name. In a config they stand beside `name`.
     """
 
     name: str = "adam"
-    learning_rate: float = 1e-3
+    learning_rate: float | None = 1e-3
     schedule: str = "constant"
     schedule_steps: int | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_one_of("optimizer.name", self.name, OPTIMIZERS)
         require_one_of("optimizer.schedule", self.schedule, SCHEDULES)
         require_positive("optimizer.learning_rate", self.learning_rate)
         require_positive("optimizer.schedule_steps", self.schedule_steps)
         require_positive("optimizer.clip_norm", self.clip_norm)
         require(
             (self.schedule == "constant") == (self.schedule_steps is None),
-            "A schedule that is not constant has a length of its own, a constant one has none.",
-            f"optimizer.schedule={self.schedule!r}, optimizer.schedule_steps={self.schedule_steps}",
-            "Set --config.optimizer.schedule_steps with a linear or cosine schedule only.",
+            "optimizer.schedule_steps must be set if and only if the schedule is not constant: got "
+            f"optimizer.schedule={self.schedule!r}, optimizer.schedule_steps="
+            f"{self.schedule_steps}. Set --config.optimizer.schedule_steps with a linear or cosine "
+            "schedule only.",
+        )
+        require(
+            self.schedule == "constant" or self.learning_rate is not None,
+            f"optimizer.schedule={self.schedule!r} has no learning rate to start from. Set "
+            "--config.optimizer.learning_rate.",
         )
         require(
             0 <= self.momentum < 1,
-            "optimizer.momentum must lie in [0, 1).",
-            f"{self.momentum}",
-            "0.9 is the usual value, 0 turns it off.",
-        )
-        require(
-            self.momentum == 0 or self.name == "sgd",
-            "Only sgd takes a momentum.",
-            f"optimizer.name={self.name!r}, optimizer.momentum={self.momentum}",
-            "Set --config.optimizer.momentum=0 or --config.optimizer.name=sgd.",
-        )
-        require(
-            self.weight_decay == 0 or self.name != "adam",
-            "Adam with weight decay is called adamw.",
-            f"optimizer.name='adam', optimizer.weight_decay={self.weight_decay}",
-            "Set --config.optimizer.name=adamw.",
+            f"optimizer.momentum must lie in [0, 1): got {self.momentum}. 0.9 is usual, 0 disables "
+            "it.",
         )
         require(
             0 <= self.weight_decay < math.inf,
-            "optimizer.weight_decay must be zero or positive.",
-            f"{self.weight_decay}",
-            "0 turns it off.",
+            f"optimizer.weight_decay must be zero or positive: got {self.weight_decay}. 0 disables "
+            "it.",
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComputeConfig:
-    """In what precision, and within what memory, a member's update is computed.
+    """Precision and memory of a member's update.
 
     Attributes:
-        dtype: `float32`, or `bfloat16` for the network's own arithmetic; parameters, statistics,
-            loss and optimizer are float32 either way.
-        rematerialize: Keep of the forward pass only what matrix products and convolutions return,
-            and compute the rest again in the backward pass.
-        microbatches: Parts of a device's batch that are taken one after another, their gradients
-            averaged. The same update as of the whole batch, but for statistics over the batch and
-            for dropout, which each part has of its own.
+        dtype: Type of the network's arithmetic, `float32` or `bfloat16`. Parameters, model state,
+            loss and optimizer are float32 with both.
+        rematerialize: Whether the forward pass keeps only the results of matrix products and
+            convolutions. The backward pass then computes the rest again.
+        microbatches: Number of equal parts of a device's batch that are taken one after another,
+            with their gradients averaged. The update is that of the whole batch, except that
+            batch statistics and dropout belong to each part.
     """
 
     dtype: str = "float32"
@@ -275,30 +277,40 @@ class ComputeConfig:
 class CheckpointConfig:
     """When to save, and how many checkpoints to keep. The last step is always saved.
 
-    While a run lasts there are the files of one more than it keeps.
+    Attributes:
+        every_steps: Number of steps between saves. None disables saves by the step.
+        every_secs: Seconds between saves. None disables saves by the clock.
+        keep: Number of checkpoints to keep; the oldest are deleted. During a run, the disk holds
+            the files of one more.
     """
 
-    every_steps: int = 1000
+    every_steps: int | None = None
+    every_secs: float | None = 60.0
     keep: int = 2
 
     def __post_init__(self) -> None:
+        require_positive("checkpoint.every_secs", self.every_secs)
         require_positive("checkpoint.every_steps", self.every_steps)
         require_positive("checkpoint.keep", self.keep)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """When to score the test split during training (None: only after it), and by how much a go.
+    """Evaluation on the test split.
 
     Attributes:
-        every_steps: Steps between two scores.
-        global_batch_size: Examples at a time, for which a device is given all members' outputs.
-        pooling: How members' predictions become one. Of classes `probs`, their probabilities
-            averaged; `logits`, their logits; `vote`, the share of members that would choose a
-            class. Of real targets `probs`, one normal distribution with the members' mean and
-            variance; `mixture`, all of theirs.
-        dropout_samples: Predictions of each member with dropout that are averaged; None: one
-            without.
+        every_steps: Number of steps between evaluations. None evaluates once, after training.
+        global_batch_size: Number of examples in an evaluation batch. A device holds the outputs of
+            all its members for them.
+        pooling: Rule that combines the members' predictions.
+
+            - `probs`: averages the members' probabilities; for real targets it takes one normal
+              distribution with the mean and variance of their mixture.
+            - `logits`: averages the members' logits.
+            - `vote`: takes the fraction of members that predict each class.
+            - `mixture`: takes the mixture of the members' normal distributions.
+        dropout_samples: Number of predictions with dropout that are averaged for each member. None
+            predicts once, without dropout.
     """
 
     every_steps: int | None = None
@@ -315,7 +327,11 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
-    """How often a line of training metrics goes to `metrics.jsonl`."""
+    """Logging of training metrics.
+
+    Attributes:
+        every_steps: Number of steps between two lines of `metrics.jsonl`.
+    """
 
     every_steps: int = 100
 

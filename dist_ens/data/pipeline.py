@@ -44,8 +44,8 @@ def training_batches(
     host_rows: np.ndarray,
     calls: Sequence[range],
     member_ids: Sequence[int] = (),
-) -> Iterator[Batch]:
-    """This host's part of the batches of each call, in order.
+) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yields this host's part of the batches of each call, in order.
 
     Args:
         split: The training examples.
@@ -56,19 +56,19 @@ def training_batches(
         member_ids: Where each member has an order of its own, of those that this host feeds.
 
     Yields:
-        `inputs` and `labels`, leaves [steps of the call, host_batch, ...]; and `index`, positions
-        in the split, int32[steps of the call, host_batch]. With `member_ids` all of them have a
+        Examples, a pytree with leaves [steps of the call, host_batch, ...], and their positions in
+        the split, int32[steps of the call, host_batch]. With `member_ids` all of them have a
         leading axis [members].
     """
 
-    def batches_of(steps: range) -> Batch:
+    def batches_of(steps: range) -> tuple[Any, np.ndarray]:
         cursor = order.cursor(seed, steps)
         if order.per_member:
             own = [order.indices(cursor, host_rows, np.array([i], np.int32)) for i in member_ids]
             index = np.stack(own)
         else:
             index = order.indices(cursor, host_rows)
-        return {**split.take(index), "index": index}
+        return split.take(index), index
 
     return _prefetched(calls, batches_of)
 
@@ -86,9 +86,9 @@ def evaluation_batches(
             of them.
 
     Yields:
-        `inputs` and `labels`, leaves [host_batch, ...], of several groups [groups, host_batch,
-        ...]; and `mask`, bool[host_batch]: False where the last batch is filled up with copies that
-        must not count.
+        `inputs`, `labels` and, if the split has them, `weights`, leaves [host_batch, ...], of
+        several groups [groups, host_batch, ...]; and `mask`, bool[host_batch]: False where the last
+        batch is filled up with copies that must not count.
     """
     length = len(split) // num_groups
     begins = np.arange(num_groups)[:, None] * length if num_groups > 1 else 0
@@ -97,14 +97,14 @@ def evaluation_batches(
         positions = number * global_batch_size + host_rows
         mask = positions < length
         examples = split.take(begins + np.minimum(positions, length - 1))
-        check_parts("The split", examples)
+        check_parts("The split", examples, may_have_weights=True)
         return {**examples, "mask": mask}
 
     count = -(-length // global_batch_size)
     return _prefetched(range(count), batch)
 
 
-def _prefetched(source: Sequence[Any], batch_of: Callable[[Any], Batch]) -> Iterator[Batch]:
+def _prefetched(source: Sequence[Any], batch_of: Callable[[Any], Any]) -> Iterator[Any]:
     import grain  # takes a third of a second, and a set on the device needs it only at the end
 
     dataset = grain.MapDataset.source(source).map(batch_of)

@@ -9,14 +9,16 @@ from dist_ens.data.spec import Spec
 from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype
 
-_PARTS = ("inputs", "labels")
+_PARTS = {"inputs", "labels"}
+_WEIGHTS = "weights"
 
 
-def check_source(source: Any) -> None:
+def check_source(source: Any, *, any_parts: bool = False) -> None:
     """Checks that an object is a source, and that an example of each split is what its `spec` says.
 
     Args:
         source: What was given as one.
+        any_parts: Whether its examples may have any parts, as a loss function takes them.
 
     Raises:
         UserError: If it is something else, such as a generator, or if a split has no example, or
@@ -33,6 +35,8 @@ def check_source(source: Any) -> None:
             f"source.spec is a {type(source.spec).__name__}, not a dist_ens.data.Spec. Describe an "
             "example with one."
         )
+    if any_parts:
+        return
     splits = {"train": source.train, "test": source.test, "valid": source.valid}
     for name, split in splits.items():
         if split is not None:
@@ -57,15 +61,17 @@ def _check_split(where: str, split: Any, spec: Spec) -> None:
             )
 
 
-def check_parts(where: str, examples: Any) -> None:
+def check_parts(where: str, examples: Any, *, may_have_weights: bool = False) -> None:
     """Raises a `UserError` unless examples are a dict of `inputs` and `labels`, and nothing else.
 
     Args:
-        where: What an error message calls the split.
-        examples: What its `take` returned.
+        where: Name of the split in the error message.
+        examples: Examples that its `take` returned.
+        may_have_weights: Whether the dict may also hold `weights`.
     """
     names = sorted(examples) if isinstance(examples, dict) else None
-    if names is None or names != list(_PARTS):
+    expected = _PARTS | {_WEIGHTS} if may_have_weights and names and _WEIGHTS in names else _PARTS
+    if names is None or {*names} != expected:
         found = f"a {type(examples).__name__}" if names is None else f"parts {names}"
         raise UserError(
             f"{where} yields {found}, and training takes 'inputs' and 'labels' alone: it would "

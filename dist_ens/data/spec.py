@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from dist_ens.config import fields_from_record, whole_number
@@ -28,6 +29,11 @@ class Standardization:
     input_std: tuple[tuple[float, ...], ...]
     target_mean: tuple[float, ...]
     target_std: tuple[float, ...]
+
+    @classmethod
+    def of_labels(cls, mean: float, std: float) -> "Standardization":
+        """Returns the standardization of the labels of one group alone."""
+        return cls(((),), ((),), (mean,), (std,))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Standardization":
@@ -129,6 +135,14 @@ class Spec:
     def label_dtype(self) -> str:
         """Name of the NumPy type of the labels."""
         return "float32" if self.num_classes is None else "int32"
+
+    @property
+    def example(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and types of one example."""
+        return {
+            "inputs": jax.ShapeDtypeStruct(self.input_shape, self.input_dtype),
+            "labels": jax.ShapeDtypeStruct(self.label_shape, self.label_dtype),
+        }
 
     @property
     def example_bytes(self) -> int:

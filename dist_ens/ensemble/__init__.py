@@ -1,6 +1,7 @@
-"""An ensemble: one member's init, update and predict, lifted over the mesh."""
+"""An ensemble: one member's network, optimizer and loss, lifted over the mesh."""
 
-from dist_ens.ensemble.batches import Drawn, Own
-from dist_ens.ensemble.lift import Ensemble
+from dist_ens.ensemble.batches import Batches, Drawn, MemberBatches
+from dist_ens.ensemble.ensemble import Ensemble
+from dist_ens.ensemble.gradient_step import ZERO_WEIGHTS
 
-__all__ = ["Drawn", "Ensemble", "Own"]
+__all__ = ["ZERO_WEIGHTS", "Batches", "Drawn", "Ensemble", "MemberBatches"]

@@ -1,4 +1,4 @@
-"""What the update of some steps is given: their batches, or a split to take them from."""
+"""The batches of one call of the update, or a split from which its steps draw them."""
 
 import dataclasses
 from functools import partial
@@ -7,19 +7,49 @@ from typing import Any
 import jax
 import numpy as np
 
-from dist_ens.layout import BATCHES, MEMBER_BATCHES, REPLICATED, Layout, data_index
+from dist_ens.layout import BATCHES, MEMBER_BATCHES, REPLICATED, Layout
 from dist_ens.sampling import Order
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["examples", "index"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """The batches of some steps, the same for all members.
+
+    Attributes:
+        examples: Pytree of arrays, leaves [steps, batch, ...].
+        index: Positions of the examples in the training split, int32[steps, batch]; None where
+            they have none.
+    """
+
+    examples: Any
+    index: Any = None
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["examples", "index"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class MemberBatches:
+    """The batches of some steps, each member its own.
+
+    Attributes:
+        examples: Pytree of arrays, leaves [members, steps, batch, ...].
+        index: Positions of the examples in the training split, int32[members, steps, batch]; None
+            where they have none.
+    """
+
+    examples: Any
+    index: Any = None
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["split", "cursor"], meta_fields=["order"])
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """Batches that the update takes from a whole split, which lies on every device.
+    """Batches that the update draws from a whole split, which lies on every device.
 
     Attributes:
-        split: `inputs` and `labels`, leaves [examples, ...].
-        cursor: Where the steps stand in the order, uint32[steps, 3].
-        order: In which the examples come.
+        split: Pytree of arrays, leaves [examples, ...].
+        cursor: Positions of the steps in the stream of examples, uint32[steps, 3].
+        order: Order of the examples.
     """
 
     split: Any
@@ -27,107 +57,49 @@ class Drawn:
     order: Order
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["split", "indices"], meta_fields=[])
-@dataclasses.dataclass(frozen=True)
-class Located:
-    """A device's part of drawn batches inside the update, which knows what examples they are.
-
-    Attributes:
-        split: From which they are drawn.
-        indices: Of the examples, int32[steps, batch]; int32[members, steps, batch] where each
-            member has batches of its own.
-    """
-
-    split: Any
-    indices: Any
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["examples"], meta_fields=[])
-@dataclasses.dataclass(frozen=True)
-class Own:
-    """Batches of which each member has its own, from the host.
-
-    Attributes:
-        examples: `inputs`, `labels` and `index`, leaves [members, steps, batch, ...].
-    """
-
-    examples: Any
+def as_batches(batches: Any) -> Any:
+    """Returns the batches of a call; a bare pytree [steps, batch, ...] has no positions."""
+    return batches if isinstance(batches, Batches | MemberBatches | Drawn) else Batches(batches)
 
 
 def steps_in(batches: Any) -> int:
-    """Steps of the call; shapes will do."""
+    """Returns the number of steps of a call; shapes will do."""
     if isinstance(batches, Drawn):
         return len(batches.cursor)
     leaf = jax.tree.leaves(batches)[0]
-    return leaf.shape[1] if isinstance(batches, Own) else leaf.shape[0]
+    return leaf.shape[1] if isinstance(batches, MemberBatches) else leaf.shape[0]
 
 
-def placement(batches: Any) -> Any:
-    """How it lies on the mesh: specs for its leaves, or for branches of them."""
+def specs_of(batches: Any) -> Any:
+    """Returns the specs of batches on their mesh, a tree prefix of them."""
     if isinstance(batches, Drawn):
         return dataclasses.replace(batches, split=REPLICATED, cursor=REPLICATED)
-    return Own(MEMBER_BATCHES) if isinstance(batches, Own) else BATCHES
+    return MEMBER_BATCHES if isinstance(batches, MemberBatches) else BATCHES
 
 
 def one_step(batches: Any, number: jax.Array) -> Any:
-    """The call of one of its steps."""
+    """Returns the batches of one step of a call."""
     if isinstance(batches, Drawn):
         cursor = jax.lax.dynamic_slice_in_dim(batches.cursor, number, 1)
         return dataclasses.replace(batches, cursor=cursor)
-    axis = 1 if isinstance(batches, Own) else 0
+    axis = 1 if isinstance(batches, MemberBatches) else 0
     return jax.tree.map(lambda b: jax.lax.dynamic_slice_in_dim(b, number, 1, axis), batches)
 
 
-def located(batches: Any, member_ids: jax.Array, layout: Layout) -> Any:
-    """`Drawn` batches as `Located`, others as they are; only inside `Layout.shard_map`.
-
-    Each program does so for itself: that of one member, dispatched for every member, as often.
+def located(batches: Drawn, member_ids: jax.Array, layout: Layout, column: jax.Array) -> jax.Array:
+    """Returns the positions of drawn examples in their split, for one device.
 
     Args:
-        batches: Of the call.
-        member_ids: The names of this device's members, int32[members].
-        layout: Of the mesh.
-    """
-    if not isinstance(batches, Drawn):
-        return batches
-    size = batches.order.global_batch_size // layout.data_axis
-    rows = data_index() * size + np.arange(size)
-    indices = batches.order.member_indices(batches.cursor, rows, member_ids)
-    # Else XLA might compute an index anew for every number of its example.
-    return Located(batches.split, jax.lax.optimization_barrier(indices))
-
-
-def by_member(batches: Any) -> tuple[Any, Any]:
-    """What differs between members, leaves [members, steps, ...] or None; and what does not."""
-    if isinstance(batches, Located) and batches.indices.ndim == 3:
-        return batches.indices, Located(batches.split, None)
-    return (batches.examples, None) if isinstance(batches, Own) else (None, batches)
-
-
-def with_members(own: Any, shared: Any) -> Any:
-    """The inverse of `by_member`, of what is given to an update."""
-    return shared if own is None else Own(own)
-
-
-def steps_of_member(own: Any, shared: Any) -> Any:
-    """What differs between a member's steps: leaves [steps, ...]."""
-    if own is not None:
-        return own
-    return shared.indices if isinstance(shared, Located) else shared
-
-
-def batch_of(shared: Any, step: Any) -> Any:
-    """This device's part of a member's batch of one step; only inside an update.
-
-    Args:
-        shared: What does not differ between members.
-        step: Of `steps_of_member`, without the first axis.
+        batches: Batches to draw.
+        member_ids: Ids of the device's members, int32[members].
+        layout: Layout of the mesh.
+        column: Column of the device, int32[].
 
     Returns:
-        `inputs` and `labels`, leaves [batch, ...]; and where the split lies on the device `index`,
-        the examples' positions in it, int32[batch].
+        int32[steps, batch], or int32[members, steps, batch] where each member has its own batches.
     """
-    if not isinstance(shared, Located):
-        return step
-    drawn = jax.tree.map(lambda leaf: leaf.at[step].get(mode="promise_in_bounds"), shared.split)
-    return {**drawn, "index": step}
+    size = batches.order.global_batch_size // layout.data_axis
+    rows = column * size + np.arange(size)
+    indices = batches.order.member_indices(batches.cursor, rows, member_ids)
+    # Else XLA might compute an index anew for every number of its example.
+    return jax.lax.optimization_barrier(indices)

@@ -15,11 +15,12 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 import dist_ens
-from dist_ens.data import Spec
-from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.ensemble import Ensemble
 
 # A step that is traced by another version of one of these may read otherwise and compute the same.
-_TRACING = ("jax", "flax", "optax", "equinox")
+# How this version traces a step: other operations of the same step raise it.
+_STEP = "2"
+_TRACING = ("jax", "flax", "optax", "equinox", "haiku")
 
 
 def versions() -> dict[str, str]:
@@ -30,37 +31,32 @@ def versions() -> dict[str, str]:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     loaded = {name: sys.modules[name].__version__ for name in _TRACING if name in sys.modules}
     platform = {"platform": jax.default_backend()}
-    return {"python": python, "dist_ens": dist_ens.__version__, **platform, **loaded}
+    ours = {"dist_ens": dist_ens.__version__, "dist_ens_step": _STEP}
+    return {"python": python, **ours, **platform, **loaded}
 
 
-def fingerprint_of_step(ensemble: Ensemble, spec: Spec, global_batch_size: int) -> str:
-    """Returns a fingerprint of the step of one member on the whole global batch.
+def fingerprint_of_step(ensemble: Ensemble, batch: Any) -> str:
+    """Returns a fingerprint of the step of one member on a whole global batch.
 
     It depends on the operations of network, loss, methods and optimizer, and on the arrays that
     they capture. It does not depend on the mesh, the execution, the number of members or
     the precision that JAX is configured to use.
 
     Args:
-        ensemble: The lifted member.
-        spec: Description of the data.
-        global_batch_size: Examples of a step.
+        ensemble: Ensemble of any layout.
+        batch: Shapes and types of a global batch, leaves [batch, ...].
 
     Returns:
         64 hexadecimal digits.
     """
-    inputs = jax.ShapeDtypeStruct((global_batch_size, *spec.input_shape), spec.input_dtype)
     member = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
-        ensemble.abstract_state(inputs),
+        ensemble.abstract_state(batch),
     )
-    batch = {
-        "inputs": inputs,
-        "labels": jax.ShapeDtypeStruct((global_batch_size, *spec.label_shape), spec.label_dtype),
-        "index": jax.ShapeDtypeStruct((global_batch_size,), "int32"),
-    }
+    index = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], "int32")
     # How precisely it is computed is for each start to say.
     with jax.default_matmul_precision("default"), jax.enable_x64(False):
-        traced = jax.make_jaxpr(ensemble.step_of_one)(member, batch)
+        traced = jax.make_jaxpr(ensemble.step_of_one)(member, batch, index)
     digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
     for array in _captured(traced):
         digest.update(np.ascontiguousarray(array).tobytes())

@@ -12,8 +12,8 @@ from jax.extend.core import ClosedJaxpr
 
 import dist_ens
 from dist_ens import cluster
-from dist_ens.ensemble.batches import placement, steps_in
-from dist_ens.ensemble.lift import Ensemble
+from dist_ens.ensemble.batches import specs_of, steps_in
+from dist_ens.ensemble.ensemble import Ensemble
 from dist_ens.ensemble.waves import batches_of_wave
 from dist_ens.execution import autotune
 from dist_ens.execution.autotune import REFERENCE
@@ -97,11 +97,11 @@ def choose(
         return dataclasses.replace(ensemble, execution=choice.option), choice
     layout, traced = ensemble.layout, ensemble.traced_update(state, batches)
     names = candidates(layout, traced, steps_in(batches))
-    options = {name: dataclasses.replace(ensemble, execution=name) for name in names}
+    options = {name: ensemble.on(layout, name) for name in names}
     if may_move and cluster.cores_are_devices() and layout.mesh.size > 1:
         alone = layout.on_one_device()
         options |= {
-            f"{name} on one device": dataclasses.replace(ensemble, execution=name, layout=alone)
+            f"{name} on one device": ensemble.on(alone, name)
             for name in candidates(alone, traced, steps_in(batches))
         }
     rule = names[0]
@@ -109,7 +109,7 @@ def choose(
         return options[rule], Choice(rule, "nothing else is worth trying for this network")
     program = _program(ensemble, traced, [*options], state, batches)
     # Where every other form of the program raises an error, the reference is taken.
-    known = {REFERENCE: dataclasses.replace(ensemble, execution=REFERENCE)} | options
+    known = {REFERENCE: ensemble.on(layout, REFERENCE)} | options
     # What was not timed, or in too few turns, for want of time, is not again in a run as long.
     of_this_length = f"{program} {num_steps}"
 
@@ -133,7 +133,7 @@ def choose(
         why = "the rule, for there is no room to time candidates"
         return taken(name, Choice(name, why, failed=failed))
 
-    call = autotune.Call(state, batches, placement(batches), steps_in(batches))
+    call = autotune.Call(state, batches, specs_of(batches), steps_in(batches))
     timing = autotune.timed(known, names, call, num_steps)
     if len(timing.step_secs) == 1 and len(timing.failed) >= len(names) - 1:
         why = "the only one that raised no error"

@@ -1,27 +1,28 @@
-"""Members that do not fit together: a part of them on the devices at a time, the rest beside.
+"""Members that do not fit on the devices together: a part of them is there at a time.
 
-The rest wait in the hosts' memory. A wave is as many members of each device's own, one compiled
-program trains them all, and the members are what they are without waves.
+The others wait in the hosts' memory. A wave is as many of each device's own members; one compiled
+program trains all waves, and the members are what they are without waves.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from dist_ens.ensemble.batches import by_member, with_members
+from dist_ens.ensemble.batches import MemberBatches
 from dist_ens.layout import MEMBER_BATCH, MEMBER_METRICS, MEMBERS, Waves
 
 Update = Callable[[Any, Any], tuple[Any, Any]]
-Predict = Callable[[Any, Any], jax.Array]
+Outputs = Callable[[Any, Any], Any]
 
 
 def update_in_waves(waves: Waves, update: Update) -> Update:
-    """An update of members that are off the devices; see `Ensemble.update`.
+    """Returns an update of members that are off the devices; see `Ensemble.update_steps`.
 
     Args:
-        waves: The members' parts.
-        update: Of the members of one wave.
+        waves: Parts of the members.
+        update: Update of the members of one wave.
     """
 
     def update_all(state: Any, batches: Any) -> tuple[Any, Any]:
@@ -40,23 +41,27 @@ def update_in_waves(waves: Waves, update: Update) -> Update:
     return update_all
 
 
-def predict_in_waves(waves: Waves, predict: Predict) -> Predict:
-    """A prediction of members that are off the devices; see `Ensemble.predict`.
+def outputs_in_waves(waves: Waves, outputs: Outputs) -> Outputs:
+    """Returns the outputs of members that are off the devices; see `Ensemble.outputs`.
 
     Args:
-        waves: The members' parts.
-        predict: Of the members of one wave.
+        waves: Parts of the members.
+        outputs: Outputs of the members of one wave.
     """
 
-    def predict_all(state: Any, inputs: jax.Array) -> jax.Array:
-        needed = state._replace(opt_state=())  # the optimizer's need not come along
-        outputs = [predict(waves.take(needed, number), inputs) for number in range(waves.count)]
-        return waves.join(outputs, MEMBER_BATCH)
+    def outputs_of_all(state: Any, inputs: Any) -> Any:
+        of_waves = [outputs(waves.take(state, number), inputs) for number in range(waves.count)]
+        return waves.join(of_waves, MEMBER_BATCH)
 
-    return predict_all
+    return outputs_of_all
 
 
 def batches_of_wave(waves: Waves, batches: Any, number: int) -> Any:
-    """What the update of one wave is given, of what all members are."""
-    own, shared = by_member(batches)
-    return with_members(waves.take(own, number), shared)
+    """Returns the batches of one wave from those of all members."""
+    if not isinstance(batches, MemberBatches):
+        return batches
+    return dataclasses.replace(
+        batches,
+        examples=waves.take(batches.examples, number),
+        index=waves.take(batches.index, number),
+    )

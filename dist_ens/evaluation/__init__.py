@@ -1,17 +1,19 @@
-"""A state and examples in; scores and predictions of the ensemble and of every member out."""
+"""Scores and predictions of an ensemble and of every member."""
 
 from dist_ens.evaluation.curves import curves_of, pictures_of
-from dist_ens.evaluation.evaluator import Evaluator, broken_positions
-from dist_ens.evaluation.kinds import Kind, kind_of
-from dist_ens.evaluation.scores import Evaluation, Scores
+from dist_ens.evaluation.evaluator import Evaluator
+from dist_ens.evaluation.predictions import broken_positions
+from dist_ens.evaluation.row_scores import Evaluation
+from dist_ens.evaluation.scores import Scores, scores_of_means
+from dist_ens.evaluation.scoring import evaluate
 
 __all__ = [
     "Evaluation",
     "Evaluator",
-    "Kind",
     "Scores",
     "broken_positions",
     "curves_of",
-    "kind_of",
+    "evaluate",
     "pictures_of",
+    "scores_of_means",
 ]

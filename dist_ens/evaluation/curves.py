@@ -1,41 +1,46 @@
-"""What a report draws of an evaluation: plain numbers that JSON can hold."""
+"""The curves and examples that a report draws, as plain numbers that JSON can hold."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from dist_ens.data import Split
-from dist_ens.evaluation.scores import Evaluation
+from dist_ens.evaluation.row_scores import Evaluation
 from dist_ens.metrics.calibration_error import reliability_bins
+from dist_ens.metrics.catalogue import EXAMPLE_FIELDS
+from dist_ens.metrics.metric import in_own_unit
 from dist_ens.metrics.ranking import risk_coverage_curve
 
 _EXAMPLES = 12  # of the hardest, and of the most uncertain
 _MOST_PAIRED = 100  # members whose pairs are compared
 _PIT_BINS = 20
 _LEVELS = np.linspace(0.05, 0.95, 19)
+# Statistics by which predictions of real targets are ordered, the first that exists, with their
+# units.
+_DOUBTS = {"variance": "target^2", "width": "target"}
 
 
 def curves_of(evaluation: Evaluation) -> dict[str, Any]:
-    """Of the pooled prediction, and of the members taken together.
+    """Returns the curves of the pooled prediction, and of the members taken together.
 
     Args:
-        evaluation: Of a test split, `by_size`.
+        evaluation: Evaluation of a test split, `by_size`.
 
     Returns:
         `reliability` of classes; `coverage_curve` and `pit` of real targets with a distribution;
         `risk_coverage` where predictions say how sure they are; `score_against_members`;
         `disagreement` of pairs of members (the share of rows in which they choose different
         classes, or the root mean square of the difference of their predictions), and the `hardest`
-        and the `most_uncertain` rows. Nothing where the pooled predictions are no numbers.
+        and the `most_uncertain` rows. Empty where a pooled prediction is NaN. Rows of weight 0 are
+        left out; the curves weight the other rows equally.
     """
     if not evaluation.is_sound:
         return {}
     both = {"ensemble": evaluation.groups, "mean_member": evaluation.pooled_members}
     flat = {who: {n: rows.ravel() for n, rows in values.items()} for who, values in both.items()}
     curves: dict[str, Any] = {"score_against_members": evaluation.score_against_members()}
-    if "correct" in evaluation.groups:
+    if {"confidence", "correct"} <= evaluation.groups.keys():
         curves["reliability"] = {
             who: {
                 n: bins.tolist()
@@ -60,15 +65,16 @@ def curves_of(evaluation: Evaluation) -> dict[str, Any]:
         counts = np.histogram(flat["ensemble"]["pit"], _PIT_BINS, (0, 1))[0]
         curves["pit"] = {"ensemble": counts.tolist()}
     member_ids = evaluation.member_ids[evaluation.is_pooled]
-    if 1 < len(member_ids) <= _MOST_PAIRED and evaluation.num_groups == 1:
+    is_paired = 1 < len(member_ids) <= _MOST_PAIRED and evaluation.num_groups == 1
+    if is_paired and "prediction" in evaluation.members:
         curves["disagreement"] = _disagreement(evaluation)
         curves["member_id"] = member_ids.tolist()
     if evaluation.num_groups == evaluation.rows_per_example == 1:
         values = {name: rows[0] for name, rows in evaluation.groups.items()}
-        hardness = values["nll" if "correct" in values else "squared_error"]
-        uncertainty = values.get("entropy", values.get("variance", values.get("width")))
-        curves["hardest"] = _examples(evaluation, hardness)
-        if uncertainty is not None:
+        distribution = evaluation.distribution
+        curves["hardest"] = _examples(evaluation, values[distribution.error_statistic])
+        if distribution.uncertainty_statistic in values:
+            uncertainty = values[distribution.uncertainty_statistic]
             curves["most_uncertain"] = _examples(evaluation, uncertainty)
     return curves
 
@@ -76,12 +82,12 @@ def curves_of(evaluation: Evaluation) -> dict[str, Any]:
 def pictures_of(
     evaluation: Evaluation, split: Split, curves: Mapping[str, Any]
 ) -> list[np.ndarray]:
-    """The inputs of the examples that the curves name, in their order; none if no pictures.
+    """Returns the inputs of the examples that the curves name; none if they are no pictures.
 
     Args:
-        evaluation: Of the split.
-        split: Its examples.
-        curves: Of `curves_of`.
+        evaluation: Evaluation of the split.
+        split: Examples.
+        curves: Curves of `curves_of`.
     """
     shown = [each["index"] for n in ("hardest", "most_uncertain") for each in curves.get(n, [])]
     if not shown:
@@ -94,21 +100,22 @@ def pictures_of(
 def _risks_of_targets(
     evaluation: Evaluation, both: Mapping[str, Mapping[str, np.ndarray]]
 ) -> dict[str, Any]:
-    """The RMSE of the predictions of which a predictor is surest; nothing where none says so.
+    """Returns the RMSE of the most certain predictions; nothing where none are certain.
 
-    Of predictions so far off that their errors are infinite there is no order.
+    Predictions whose errors are infinite have no order.
     """
     ranked = {}
     for who, values in both.items():
-        doubt = next((values[name] for name in ("variance", "width") if name in values), None)
-        if doubt is None:
+        name = next((name for name in _DOUBTS if name in values), None)
+        if name is None or "squared_error" not in values:
             continue
+        doubt = values[name]
         # Rows [members or groups]; a member's group is its position modulo their number.
         units = np.resize(evaluation.units, len(doubt))[:, None]
-        power = 2 if "variance" in values else 1
         squares = values["squared_error"] * units**2
         if np.isfinite(squares).all() and not np.isnan(doubt).any():
-            ranked[who] = (-(doubt * units**power).ravel(), squares.ravel())
+            doubt = in_own_unit(_DOUBTS[name], doubt, units)
+            ranked[who] = (-doubt.ravel(), squares.ravel())
     if "ensemble" not in ranked:
         return {}
     return {"risk_coverage": _risk_coverage(ranked, "RMSE", np.sqrt)}
@@ -119,7 +126,7 @@ def _risk_coverage(
     score: str,
     of_risk: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> dict[str, Any]:
-    """The curve of each predictor, from its confidence and its errors."""
+    """Returns the curve of each predictor, from its confidence and its errors."""
     curves = {who: risk_coverage_curve(*pair) for who, pair in ranked.items()}
     return {
         "coverage": curves["ensemble"][0].tolist(),
@@ -141,22 +148,17 @@ def _disagreement(evaluation: Evaluation) -> list[list[float]]:
 def _examples(evaluation: Evaluation, by: np.ndarray) -> list[dict[str, float]]:
     """Returns the rows with the highest values, the highest first, real targets in their unit."""
     unit, zero = evaluation.units[0], evaluation.zeros[0]
-    in_own_unit: dict[str, Callable[[float], float]] = {
-        "label": lambda value: value * unit + zero,
-        "prediction": lambda value: value * unit + zero,
-        "confidence": lambda value: value,
-        "nll": lambda value: value + math.log(unit),
-        "entropy": lambda value: value,
-        "mutual_information": lambda value: value,
-        "variance": lambda value: value * unit**2,
-    }
     rows = {"label": evaluation.labels[0]}
-    rows |= {name: each[0] for name, each in evaluation.groups.items() if name in in_own_unit}
+    rows |= {name: each[0] for name, each in evaluation.groups.items() if name in EXAMPLE_FIELDS}
     highest = np.argsort(-np.nan_to_num(by, nan=np.inf), kind="stable")[:_EXAMPLES]
     return [
         {
-            "index": int(at),
-            **{n: of(float(rows[n][at])) for n, of in in_own_unit.items() if n in rows},
+            "index": int(evaluation.example_of_row[at]),
+            **{
+                name: in_own_unit(of, float(rows[name][at]), unit, zero)
+                for name, of in EXAMPLE_FIELDS.items()
+                if name in rows
+            },
         }
         for at in highest
     ]

@@ -1,4 +1,4 @@
-"""How well an ensemble tells examples of another kind from those like its training data."""
+"""Detection of examples out of distribution by an ensemble's uncertainty."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,29 +7,21 @@ import numpy as np
 
 from dist_ens.data import Spec, Split, convert_inputs
 from dist_ens.errors import UserError
-from dist_ens.evaluation.scores import Evaluation, num_draws
+from dist_ens.evaluation.row_scores import Evaluation, num_draws
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
+from dist_ens.metrics.catalogue import UNCERTAINTIES
 from dist_ens.metrics.ranking import detection_scores
 
-# What each measure is made of, and whether it is higher, 1, or lower, -1, for what is not known.
-_MEASURES = {
-    "entropy": ("entropy", 1),
-    "max_probability": ("confidence", -1),
-    "mutual_information": ("mutual_information", 1),
-    "energy": ("energy", 1),
-    "variance": ("variance", 1),
-    "width": ("width", 1),
-}
 _BINS = 40
 
 
 class Unlabelled:
-    """A split whose labels are not looked at, in the type of a run's inputs.
+    """A split without its labels, with inputs in the type of a run's.
 
     Args:
-        split: The examples; their type may be another one where the values fit.
+        split: Examples; their type may be another one if the values fit.
         spec: Description of the run's data.
-        where: What an error message calls the examples.
+        where: Name of the examples in error messages.
     """
 
     def __init__(self, split: Split, spec: Spec, where: str) -> None:
@@ -48,7 +40,7 @@ class Unlabelled:
         """See `Split.take`.
 
         Raises:
-            UserError: If the shape is another, or a value does not fit in the type.
+            UserError: If the shape differs from the run's, or a value does not fit in the type.
         """
         inputs = self._split.take(np.ravel(indices))["inputs"]
         if inputs.shape[1:] != self._spec.input_shape:
@@ -62,24 +54,22 @@ class Unlabelled:
 
 
 def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
-    """How well measures of uncertainty tell examples out of distribution from those within.
+    """Scores how well measures of uncertainty tell examples out of distribution from those within.
 
     Args:
-        inside: Of a test split, of one group of members.
-        outside: Of examples that are of another kind; labels do not count.
+        inside: Evaluation of a test split, of one group of members.
+        outside: Evaluation of examples of another kind; their labels do not count.
 
     Returns:
-        `ood`: for `ensemble` and `mean_member`, for each measure (`entropy`, `max_probability`,
-        `energy`; of several members, or samples of one, `mutual_information`; of several members
-        `variance`; of real targets `variance` and `width`) its `auroc`, `aupr` and `fpr95`, and its
-        means within and out of distribution, `mean_in` and `mean_out` (entropies in nats; of the
-        probability itself, though it is the lower the less is known); in `members` the same of each
-        that is pooled, with its `member_id`; and, of not too many rows, `ood_interval`, the 95 %
-        intervals of all these.
+        `ood`: for `ensemble` and `mean_member`, for each of `UNCERTAINTIES` that the predictions
+        have, its `auroc`, `aupr` and `fpr95`, and its means within and out of distribution,
+        `mean_in` and `mean_out`, entropies in nats. `members` holds the same of each pooled member,
+        with its `member_id`. Unless there are too many rows, `ood_interval` holds the 95 %
+        intervals of all of them.
 
     Raises:
-        BrokenMembersError: If predictions of members that are pooled are no numbers.
-        UserError: If they say nothing of their uncertainty.
+        BrokenMembersError: If predictions of pooled members are NaN.
+        UserError: If the predictions have no measure of uncertainty.
     """
     inside.require_sound()
     outside.require_sound()
@@ -87,8 +77,8 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
     draws = min(num_draws(size) for size in sizes)
     weights = [bootstrap_weights(size, draws, seed) for seed, size in enumerate(sizes) if draws]
 
-    def told(within: np.ndarray, beyond: np.ndarray, sign: int, *drawn: Any) -> dict[str, Any]:
-        """The scores; in resamples where their weights are given."""
+    def scored(within: np.ndarray, beyond: np.ndarray, sign: int, *drawn: Any) -> dict[str, Any]:
+        """Returns the scores, in resamples where their weights are given."""
         means = zip(("mean_in", "mean_out"), (within, beyond), drawn or (None, None), strict=True)
         return {
             **{name: mean_of(values, of_draws) for name, values, of_draws in means},
@@ -101,14 +91,15 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
     for each in (scores, intervals):
         each["members"] = [{"member_id": member_id} for member_id in ids]
     members_in, members_out = inside.pooled_members, outside.pooled_members
-    for measure, (name, sign) in _MEASURES.items():
+    for uncertainty in UNCERTAINTIES:
+        measure, name, sign = uncertainty.name, uncertainty.statistic, uncertainty.sign
         if name in inside.groups:
             pair = inside.groups[name][0], outside.groups[name][0]
-            scores["ensemble"][measure] = told(*pair, sign)
-            intervals["ensemble"][measure] = _intervals(told(*pair, sign, *weights))
+            scores["ensemble"][measure] = scored(*pair, sign)
+            intervals["ensemble"][measure] = _intervals(scored(*pair, sign, *weights))
         if name in members_in:
             pairs = zip(members_in[name], members_out[name], strict=True)
-            of_members = [(told(*pair, sign), told(*pair, sign, *weights)) for pair in pairs]
+            of_members = [(scored(*pair, sign), scored(*pair, sign, *weights)) for pair in pairs]
             for position, (of_member, drawn) in enumerate(of_members):
                 scores["members"][position][measure] = of_member
                 intervals["members"][position][measure] = _intervals(drawn)
@@ -117,20 +108,21 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
             intervals["mean_member"][measure] = _intervals(of_draws)
     if not scores["ensemble"]:
         raise UserError(
-            "Uncertainty is an entropy, a variance or a width. Received: predictions that say none "
-            "of them. Train several members, or with a loss that has a distribution."
+            "The predictions have no entropy, variance or width to detect examples by. Train "
+            "several members, or with a loss that has a distribution."
         )
     return {"ood": scores, "ood_interval": intervals} if draws else {"ood": scores}
 
 
 def histograms(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
-    """Of the ensemble's measures, densities within and out of distribution.
+    """Returns the densities of the ensemble's measures within and out of distribution.
 
     Returns:
         For each measure `edges`, and the densities `in` and `out`, a number for each bin.
     """
     drawn = {}
-    for measure, (name, _) in _MEASURES.items():
+    for uncertainty in UNCERTAINTIES:
+        measure, name = uncertainty.name, uncertainty.statistic
         if name in inside.groups:
             within, beyond = inside.groups[name][0], outside.groups[name][0]
             both = np.concatenate([within, beyond])

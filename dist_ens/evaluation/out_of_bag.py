@@ -1,6 +1,6 @@
-"""What members say of training examples that they were not trained on."""
+"""Predictions of training examples by the members that were not trained on them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,13 +19,13 @@ from dist_ens.state import State
 def examples_out_of_bag(
     member_ids: np.ndarray, num_examples: int, *, seed: int, num_folds: int | None
 ) -> np.ndarray:
-    """Which training examples each member was not trained on.
+    """Returns which training examples each member was not trained on.
 
     Args:
-        member_ids: Of the members, of one group.
-        num_examples: Of the training split.
-        seed: Of the run.
-        num_folds: Of `kfold`; None: members were trained on bootstrap samples.
+        member_ids: Ids of the members of one group.
+        num_examples: Number of training examples.
+        seed: Seed of the run.
+        num_folds: Number of folds; None: members were trained on bootstrap samples.
 
     Returns:
         bool[members, examples].
@@ -44,55 +44,57 @@ def examples_out_of_bag(
 
 def held_out_predictions(
     evaluator: Evaluator, state: State, split: Split, out_of_bag: np.ndarray
-) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-    """Of each training example the prediction by the members that were not trained on it.
+) -> Iterator[tuple[Mapping[str, np.ndarray], np.ndarray]]:
+    """Yields each training example's prediction by the members that were not trained on it.
 
     Args:
-        evaluator: Of the ensemble, of one group.
-        state: Of the ensemble.
-        split: The training split.
-        out_of_bag: Of `examples_out_of_bag`, bool[members, examples].
+        evaluator: Evaluator of an ensemble of one group.
+        state: State of the ensemble.
+        split: Training split.
+        out_of_bag: Examples that each member was not trained on, bool[members, examples]; see
+            `examples_out_of_bag`.
 
     Yields:
-        A batch at a time, in the split's order: predictions in the form of
-        `Evaluator.pooled_predictions`, without its leading axis, and whether some member left an
-        example out, bool[batch]. Where none did, the prediction is that of all members.
+        A batch at a time, in the split's order: summaries, leaves [batch, ...], and whether some
+        member left the example out, bool[batch]. Where none did, the prediction is that of all
+        members.
 
     Raises:
         UserError: If every example is in every member's sample.
     """
     if not out_of_bag.any():
         raise UserError(
-            "Some member leaves out some example. Received: members that were trained on all. "
-            "Train them with --config.data.examples=bootstrap or kfold."
+            "All members were trained on all examples, so none can be predicted out of bag. Train "
+            "with --config.data.examples=bootstrap or kfold."
         )
     first = 0
-    for told in evaluator.member_predictions(state, split):
-        size = len(next(iter(told.values()))[0])
+    for summaries in evaluator.member_predictions(state, split):
+        size = len(next(iter(summaries.values()))[0])
         masks = out_of_bag[:, first : first + size]
         first += size
         is_held_out = np.asarray(masks.any(axis=0))
-        yield _pooled(told, masks | ~is_held_out[None]), is_held_out
+        masks = masks | ~is_held_out[None]
+        yield evaluator.distribution.pool_summaries(summaries, masks), is_held_out
 
 
 def held_out_scores(
     evaluator: Evaluator, state: State, split: Split, out_of_bag: np.ndarray
 ) -> dict[str, Any]:
-    """Scores of each training example's prediction by the members that were not trained on it.
+    """Scores each training example's prediction by the members that were not trained on it.
 
     Args, Raises: As `held_out_predictions`.
 
     Returns:
-        `scores`, `interval` (none of too many rows), and `not_scored`, how many examples no member
-        left out.
+        `scores`, `interval` (absent for too many rows), and `not_scored`, the number of examples
+        that no member left out.
     """
 
-    def parts() -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]]:
+    def parts() -> Iterator[tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray]]:
         first = 0
-        for told, counts in held_out_predictions(evaluator, state, split, out_of_bag):
+        for summary, counts in held_out_predictions(evaluator, state, split, out_of_bag):
             here = np.arange(first, first + len(counts))
             first += len(counts)
-            yield told, split.take(here)["labels"], counts
+            yield summary, split.take(here)["labels"], counts
 
     scores, intervals = evaluator.scores_of(parts())
     not_scored = int((~out_of_bag.any(axis=0)).sum())
@@ -101,34 +103,12 @@ def held_out_scores(
 
 
 def held_out_means(evaluator: Evaluator, state: State, split: Split) -> np.ndarray:
-    """Returns the members' predicted means (or medians) of a split, in the source's unit.
+    """Returns the members' point predictions of a split, in the source's unit.
 
-    float64[members, examples].
+    They are means or medians, float64[members, examples].
     """
-    parts = []
-    for told in evaluator.member_predictions(state, split):
-        quantiles = told.get("quantiles")
-        parts.append(
-            told["mean"] if quantiles is None else quantiles[..., quantiles.shape[-1] // 2]
-        )
+    parts = [
+        evaluator.distribution.point(summary)
+        for summary in evaluator.member_predictions(state, split)
+    ]
     return np.concatenate(parts, axis=1).astype(np.float64)
-
-
-def _pooled(told: dict[str, np.ndarray], masks: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns for each example the mean over the members that left it out, in float64."""
-    told = {name: values.astype(np.float64) for name, values in told.items()}
-
-    def mean(values: np.ndarray) -> np.ndarray:
-        weights = masks.reshape(*masks.shape, *(1,) * (values.ndim - 2))
-        return np.where(weights, values, 0).sum(axis=0) / weights.sum(axis=0)
-
-    if "log_probs" in told:
-        # A probability may be too small for any float, its logarithm is not.
-        counted = masks.reshape(*masks.shape, *(1,) * (told["log_probs"].ndim - 2))
-        added = np.logaddexp.reduce(np.where(counted, told["log_probs"], -np.inf), axis=0)
-        return {"log_probs": added - np.log(counted.sum(axis=0))}
-    if "variance" not in told:
-        return {name: mean(values) for name, values in told.items()}
-    center = mean(told["mean"])
-    spread = mean(told["variance"] + np.square(told["mean"] - center[None]))
-    return {"mean": center, "variance": spread}

@@ -1,4 +1,4 @@
-"""How a device runs the members it holds. The one place where another way plugs in."""
+"""How a device runs the members it holds. The one place where another execution plugs in."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from dist_ens.config.execution_spec import Execution
 from dist_ens.execution import lowerings
 from dist_ens.execution.rewrite import Rule, rewritten
+from dist_ens.layout import broadcast
 
 _CONVOLUTIONS: dict[str, Rule] = {
     "patches": lowerings.convolution_as_patches,
@@ -23,14 +24,15 @@ _MAX_POOLING: dict[str, Rule] = {"masks": lowerings.max_pool_gradient_as_masks}
 
 
 def lowered(fn: Callable[..., Any], execution: Execution) -> Callable[..., Any]:
-    """`fn` of one member with its slow operations in the forms that the execution names.
+    """Returns a function of one member with its slow operations in other forms.
 
     Args:
-        fn: What one member does, derivatives taken.
-        execution: Its `convolutions`, `products` and `max_pooling`.
+        fn: Function of one member, derivatives already taken.
+        execution: Execution whose `convolutions`, `products` and `max_pooling` name the forms.
 
     Returns:
-        A function of the same arguments and results, to floating-point tolerance.
+        A function of the same arguments and results, equal up to rounding; `fn` itself if the
+        execution names no form.
     """
     rules = {}
     if execution.convolutions is not None:
@@ -42,36 +44,48 @@ def lowered(fn: Callable[..., Any], execution: Execution) -> Callable[..., Any]:
     return rewritten(fn, rules) if rules else fn
 
 
-def over_members(fn: Callable[[Any, Any], Any], execution: Execution) -> Callable[[Any, Any], Any]:
-    """`fn` of one member, for all members of a device.
+def over_members(
+    fn: Callable[..., Any], execution: Execution, in_axes: Any, out_axes: Any
+) -> Callable[..., Any]:
+    """Returns a function of all members of a device from a function of one.
 
     Args:
-        fn: `fn(member, shared)`, where `shared` (a batch) is the same for every member.
-        execution: Its `members` says how. `loop` dispatches programs of one member (see `loop`);
-            inside a program it is `map`.
+        fn: Function of one member.
+        execution: Execution whose `members` says how the members are run. `loop` dispatches
+            programs of one member (see `execution.loop`); inside a program it is `map`.
+        in_axes: Position of the members axis in the arguments, 0 or None, as a tree prefix of the
+            tuple of arguments.
+        out_axes: Position of the members axis in the results, a tree prefix of them.
 
     Returns:
-        The same function of leaves [members, ...], returning leaves [members, ...].
+        The function of all members.
     """
     if execution.members == "vmap":
-        return jax.vmap(fn, in_axes=(0, None))
-    if execution.members == "unroll":
-        return _unroll(fn)
-    chunk_size = execution.chunk_size
+        return jax.vmap(fn, in_axes=in_axes, out_axes=out_axes)
 
-    def one_after_another(members: Any, shared: Any) -> Any:
-        return jax.lax.map(lambda member: fn(member, shared), members, batch_size=chunk_size)
+    def one_after_another(*args: Any) -> Any:
+        leaves, structure = jax.tree.flatten(args)
+        has_members = [axis is not None for axis in broadcast(in_axes, args)]
+        own = [leaf for leaf, has in zip(leaves, has_members, strict=True) if has]
+
+        def of_one(own: list[Any]) -> Any:
+            mine = iter(own)
+            merged = [
+                next(mine) if has else leaf for leaf, has in zip(leaves, has_members, strict=True)
+            ]
+            return fn(*jax.tree.unflatten(structure, merged))
+
+        if execution.members == "unroll":
+            results = [of_one([leaf[i] for leaf in own]) for i in range(len(own[0]))]
+            return _placed(lambda axis, *parts: jnp.stack(parts, axis=axis), out_axes, *results)
+        stacked = jax.lax.map(of_one, own, batch_size=execution.chunk_size)
+        return _placed(lambda axis, leaf: jnp.moveaxis(leaf, 0, axis), out_axes, stacked)
 
     return one_after_another
 
 
-def _unroll(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def each_in_turn(members: Any, shared: Any) -> Any:
-        count = len(jax.tree.leaves(members)[0])
-        results = [
-            fn(jax.tree.map(lambda leaf: leaf[i], members), shared)  # noqa: B023
-            for i in range(count)
-        ]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
-
-    return each_in_turn
+def _placed(place: Callable[..., Any], axes: Any, *trees: Any) -> Any:
+    """Returns the results of `place(axis, *leaves)` for the leaves of trees of one structure."""
+    flat = [jax.tree.leaves(tree) for tree in trees]
+    placed = [place(*each) for each in zip(broadcast(axes, trees[0]), *flat, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(trees[0]), placed)

@@ -1,1 +1,6 @@
 """The config door: from a stored description of a run to its ensemble, data and checkpoints."""
+
+from dist_ens.experiment.loaded import LoadedRun, load
+from dist_ens.experiment.workdir import Finished, open_finished, saved_run
+
+__all__ = ["Finished", "LoadedRun", "load", "open_finished", "saved_run"]

@@ -11,23 +11,22 @@ import numpy as np
 from dist_ens.commands import quoted
 from dist_ens.data import Source, open_test
 from dist_ens.errors import BrokenMembersError, UserError
-from dist_ens.evaluation import Evaluator, Scores, curves_of, pictures_of
+from dist_ens.evaluation import Evaluation, Evaluator, Scores, curves_of, pictures_of
 from dist_ens.evaluation.ood import Unlabelled, detection, histograms
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag, held_out_scores
 from dist_ens.experiment.record import Run
 from dist_ens.layout import to_host
+from dist_ens.metrics.catalogue import UNDER_SHIFT, headlines, label_of
 from dist_ens.state import State
 
 _Answer = TypeVar("_Answer")
 
 CALIBRATIONS = ("temperature", "vector", "isotonic", "variance")
 CONFORMAL = ("lac", "aps", "raps", "cqr", "cv+", "jackknife+")
-# Scores that the report draws of a shift, those that there are.
-_DRAWN_OF_SHIFT = ("accuracy", "nll", "ece", "rmse", "mutual_information")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Questions:
+class EvaluationRequest:
     """What is asked of a run beside its scores.
 
     Attributes:
@@ -94,7 +93,7 @@ class Assessment:
                     num_groups=len(self.scores.groups),
                 )
             )
-        if self.scores.ensemble_interval is None:
+        if self.scores.intervals is None:
             told.append("The test split has too many rows to be resampled: there are no intervals.")
         if "ood" in self.extras:
             best = {
@@ -103,15 +102,19 @@ class Assessment:
             listed = ", ".join(f"{name} {auroc:.4f}" for name, auroc in best.items())
             told.append(f"AUROC of the ensemble, out against in distribution: {listed}.")
         for shift, strengths in self.extras.get("shift", {}).items():
-            name = "accuracy" if "accuracy" in strengths[0]["test"] else "rmse"
-            listed = ", ".join(f"{at['test'][name]:.4f} at {at['strength']:g}" for at in strengths)
-            told.append(f"Under {shift.replace('_', ' ')} the ensemble's {name} is {listed}.")
+            for metric in headlines(strengths[0]["test"])[:1]:
+                listed = ", ".join(
+                    f"{at['test'][metric.name]:.4f} at {at['strength']:g}" for at in strengths
+                )
+                told.append(f"Under {label_of(shift)} the ensemble's {metric.name} is {listed}.")
         if "calibrated" in self.extras:
             after, before = self.extras["calibrated"], self.scores.ensemble
-            told.append(
-                f"After {after['method']} calibration the ensemble's NLL is "
-                f"{after['test']['nll']:.4f} ({before['nll']:.4f} before)."
-            )
+            told += [
+                f"After {after['method']} calibration the ensemble's {metric.label} is "
+                f"{after['test'][metric.name]:.4f} ({before[metric.name]:.4f} before)."
+                for metric in headlines(after["test"])
+                if metric.unit == "nats"
+            ]
             told += after["warnings"]
         if "conformal" in self.extras:
             found = self.extras["conformal"]
@@ -126,16 +129,24 @@ class Assessment:
             )
         if "out_of_bag" in self.extras:
             found = self.extras["out_of_bag"]
-            name = "nll" if "nll" in found["scores"] else "rmse"
+            scored = ", ".join(
+                f"{metric.name} {found['scores'][metric.name]:.4f}"
+                for metric in headlines(found["scores"])[:2]
+            )
             told.append(
-                f"Of training examples by members that left them out: {name} "
-                f"{found['scores'][name]:.4f} ({found['not_scored']:,} no member left out)."
+                f"Training examples scored by members that left them out: {scored} "
+                f"({found['not_scored']:,} examples no member left out)."
             )
         return told
 
 
 def assess(
-    run: Run, evaluator: Evaluator, state: State, source: Source, questions: Questions
+    run: Run,
+    evaluator: Evaluator,
+    state: State,
+    source: Source,
+    questions: EvaluationRequest,
+    evaluation: Evaluation | None = None,
 ) -> Assessment:
     """Scores a run on its test split, and answers what else is asked.
 
@@ -145,6 +156,8 @@ def assess(
         state: Of the ensemble.
         source: The run's data.
         questions: What is asked.
+        evaluation: Evaluation of the test split by the evaluator, `by_size`, if there is one
+            already.
 
     Returns:
         The answers, on every host.
@@ -158,7 +171,9 @@ def assess(
     found, broken = without_broken(
         evaluator,
         state,
-        lambda evaluator: _answers(run, evaluator, state, source, questions),
+        lambda each: _answers(
+            run, each, state, source, questions, evaluation if each is evaluator else None
+        ),
         leave_out=questions.leave_out_broken,
     )
     return dataclasses.replace(found, broken=sorted({*found.broken, *broken}))
@@ -233,11 +248,13 @@ def _answers(
     evaluator: Evaluator,
     state: State,
     source: Source,
-    questions: Questions,
+    questions: EvaluationRequest,
+    evaluation: Evaluation | None,
 ) -> Assessment:
     """What `assess` says, of an evaluator that may leave some members out."""
     spec = run.spec
-    evaluation = evaluator.evaluate(state, source.test, by_size=True)
+    if evaluation is None:
+        evaluation = evaluator.evaluate(state, source.test, by_size=True)
     if questions.leave_out_broken:
         evaluation.require_sound()
     curves = curves_of(evaluation)
@@ -255,9 +272,9 @@ def _answers(
             name: {
                 "strength": [at["strength"] for at in strengths],
                 **{
-                    score: [at["test"][score] for at in strengths]
-                    for score in _DRAWN_OF_SHIFT
-                    if score in strengths[0]["test"]
+                    metric.name: [at["test"][metric.name] for at in strengths]
+                    for metric in UNDER_SHIFT
+                    if metric.name in strengths[0]["test"]
                 },
             }
             for name, strengths in extras["shift"].items()
@@ -338,7 +355,7 @@ def out_of_bag_of(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
         UserError: If members were trained on all, have several groups, learned statistics of whole
             batches, or are not pooled as probabilities.
     """
-    examples, pooling = run.experiment.data.examples, evaluator.kind.pooling
+    examples, pooling = run.experiment.data.examples, evaluator.distribution.pooling
     if examples not in ("bootstrap", "kfold"):
         raise UserError(
             "Some member leaves out some example. Received: members that were trained on all, "

@@ -1,130 +1,131 @@
-"""A run's workdir: held by one run at a time, and its newest checkpoint opened."""
+"""Opens a checkpoint in the folder of a run that was started from a config."""
 
-import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator
-
-from filelock import FileLock, Timeout
+from collections.abc import Callable
+from typing import NamedTuple
 
 from dist_ens import cluster
-from dist_ens.checkpoint import FOLDER, Checkpoints
+from dist_ens.checkpoint import CheckpointStore, read_newest, require_config_record
 from dist_ens.commands import option, quoted
+from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
+from dist_ens.experiment.build import NOTHING, build_ensemble, check_network
 from dist_ens.experiment.record import Run
-from dist_ens.layout import make_layout
-from dist_ens.members import Member, require_member
+from dist_ens.layout import Layout
 from dist_ens.paths import given_path
 from dist_ens.state import State
 
 
-@contextlib.contextmanager
-def trained_by_one(workdir: pathlib.Path) -> Iterator[None]:
-    """Holds a workdir for one run; the system lets go of it when the run ends, however it does.
+class Finished(NamedTuple):
+    """A checkpoint of a run, on the devices at hand.
 
-    Raises:
-        UserError: If another run holds it; on every host.
+    Attributes:
+        run: Record of the run.
+        ensemble: Ensemble of the run.
+        state: State of the ensemble.
+        step: Number of updates that the state has seen.
+        parts: Parts that were given.
     """
-    lock = FileLock(workdir / ".lock")
-    held = True
-    if cluster.is_main():
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            held = False
-    if not cluster.as_main_sees(held):
-        raise UserError(
-            f"One run at a time trains in a workdir. Received: {workdir}, where another process "
-            "is training now. Wait for it, stop it, or choose another --workdir."
-        )
-    try:
-        yield
-    finally:
-        lock.release()
+
+    run: Run
+    ensemble: Ensemble
+    state: State
+    step: int
+    parts: OwnParts
 
 
 def saved_run(workdir: pathlib.Path) -> tuple[int, Run] | None:
-    """Step and run of the newest checkpoint in a workdir; None where there is none."""
-    if not cluster.as_main_sees((workdir / FOLDER).is_dir()):
+    """Returns the step and the run of the newest checkpoint in a folder; None if there is none.
+
+    Raises:
+        UserError: If the checkpoint is of a run that was made in Python.
+        RunError: If its record cannot be read.
+    """
+    step, record = read_newest(workdir)
+    if record is None:
         return None
-    with Checkpoints(workdir, read_only=True) as checkpoints:
-        step = cluster.as_main_sees(checkpoints.latest_step() or 0)
-        return (step, Run.from_dict(checkpoints.restore_run(step))) if step else None
+    require_config_record(record, workdir)
+    return step, Run.from_dict(record)
 
 
 def open_finished(
-    workdir: pathlib.Path,
-    make_member: Callable[[Spec], Member | None] | None = None,
+    workdir: str | pathlib.Path,
+    own_parts: Callable[[Spec], OwnParts] | None = None,
     *,
     dropout_samples: int | None = None,
-) -> tuple[Run, Ensemble, State]:
-    """The newest checkpoint of a workdir, on the devices at hand.
+    step: int | None = None,
+) -> Finished:
+    """Opens a checkpoint of a run that was started from a config.
 
     Args:
-        workdir: Of a run that has saved at least once.
-        make_member: Makes the network, where the run's was not one that `model.name` says.
-        dropout_samples: In place of the experiment's `evaluation.dropout_samples`; 0: none are
-            drawn.
+        workdir: Folder of the run.
+        own_parts: Function that makes the parts of the run that its experiment does not name.
+        dropout_samples: Number of samples in place of the experiment's
+            `evaluation.dropout_samples`; 0 for none.
+        step: Step of the checkpoint. Default: the newest.
 
     Returns:
-        What the state belongs to, the ensemble, and its state on a layout for these devices.
+        The run, its ensemble, and its state on a layout for these devices.
 
     Raises:
-        UserError: If there is no checkpoint, or the network is needed and not given.
+        UserError: If there is no checkpoint, or a part is needed and not given.
     """
     workdir = given_path(workdir, "workdir")
     saved = saved_run(workdir)
     if saved is None:
         raise UserError(
-            f"A run is read from its newest checkpoint. Received: {workdir}, which has none. "
-            "Train first, or correct --workdir."
+            f"There is no checkpoint in {quoted(workdir)}. Train first, or correct --workdir."
         )
-    step, run = saved
+    newest, run = saved
     if dropout_samples is not None:
         evaluation = dataclasses.replace(
             run.experiment.evaluation, dropout_samples=dropout_samples or None
         )
-        run = dataclasses.replace(
-            run, experiment=dataclasses.replace(run.experiment, evaluation=evaluation)
-        )
-    member = _network_of(run, workdir, make_member)
-    layout = make_layout(run.num_members, devices=cluster.devices_for(run.num_members))
-    ensemble = run.make_ensemble(layout, member)
-    run.check_network(ensemble, member)
-    abstract = ensemble.abstract_state(run.batch_of_inputs(1))
-    with Checkpoints(workdir, read_only=True) as checkpoints:
-        return run, ensemble, checkpoints.restore_state(step, abstract)
+        experiment = dataclasses.replace(run.experiment, evaluation=evaluation)
+        run = dataclasses.replace(run, experiment=experiment)
+    parts = _parts_of(run, workdir, own_parts)
+    layout = Layout.make(run.num_members, devices=cluster.devices_for(run.num_members))
+    ensemble = build_ensemble(run, layout, parts)
+    batch = run.batch(run.experiment.data.global_batch_size)
+    if parts is not NOTHING and parts.loss is None:
+        check_network(run, ensemble, parts, batch)
+    store = CheckpointStore(workdir, read_only=True)
+    at = newest if step is None else step
+    return Finished(
+        run, ensemble, store.restore_state(at, ensemble.abstract_state(batch)), at, parts
+    )
 
 
-def _network_of(
-    run: Run, workdir: pathlib.Path, make_member: Callable[[Spec], Member | None] | None
-) -> Member | None:
-    """Returns the network that somebody gives for a run; None where `model.name` says it.
+def _parts_of(
+    run: Run, workdir: pathlib.Path, own_parts: Callable[[Spec], OwnParts] | None
+) -> OwnParts:
+    """Returns the parts that are given for a run.
 
     Raises:
-        UserError: If one is needed and not given, or given and not needed.
+        UserError: If parts are needed and not given, or given and not needed.
     """
-    member = make_member(run.spec) if make_member else None
-    if member is not None:
-        require_member(member)
-    if run.has_own_network and member is None:
+    parts = own_parts(run.spec) if own_parts else NOTHING
+    is_given = parts.member is not None or bool(parts.names)
+    if run.has_own_parts and not is_given:
+        named = ", ".join([*([run.network] if run.network else []), *(run.parts or {}).values()])
         if run.member_file is None:
             raise UserError(
-                f"The network of the run in {quoted(workdir)}, {run.network}, was given in "
-                "Python, and none is given here. Open the run in Python, as by "
-                "open_finished(workdir, lambda spec: member)."
+                f"The parts of the run in {quoted(workdir)} ({named}) were given in Python, and "
+                "none are given here. Give them again: open_finished(workdir, lambda spec: "
+                "OwnParts(member=...))."
             )
         raise UserError(
-            f"The network of the run in {quoted(workdir)} is defined in its config file, which is "
-            f"not run unasked. Add {option('config', run.member_file)}."
+            f"The run in {quoted(workdir)} has parts ({named}) that its config file defines, which "
+            f"is not run unasked. Add {option('config', run.member_file)}."
         )
     is_known = run.examples is not None  # an older version did not write which network it was
-    if is_known and not run.has_own_network and member is not None:
+    if is_known and not run.has_own_parts and is_given:
+        given = parts.member.name if parts.member is not None else ", ".join(parts.names.values())
         raise UserError(
             f"The network of the run in {quoted(workdir)} is {run.experiment.model.name!r}, by "
-            f"model.name, and another one is given: {member.name}. Leave out --config, or the "
-            "network."
+            f"model.name, and other parts are given: {given}. Leave out --config, or the parts."
         )
-    return member
+    return parts if is_given or parts.metrics else NOTHING

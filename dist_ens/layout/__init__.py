@@ -5,8 +5,28 @@ axes are `("ensemble", "data")`, in this order, over the devices in the order of
 a row of the mesh holds some of the members, a column one part of every batch.
 """
 
-from dist_ens.layout.columns import leaves_that_differ
-from dist_ens.layout.mesh import (
+from dist_ens.layout.collectives import (
+    all_members,
+    data_index,
+    data_mean,
+    data_size,
+    data_sum,
+    has_data_axis,
+)
+from dist_ens.layout.columns import differing_leaves
+from dist_ens.layout.mesh import Layout
+from dist_ens.layout.offload import Piece, pieces_off_devices, read_onto_devices
+from dist_ens.layout.placing import (
+    copied,
+    device_bytes,
+    put_everywhere,
+    put_members,
+    put_numbers,
+    to_host,
+)
+from dist_ens.layout.redistribute import dealing_program
+from dist_ens.layout.rows import join_rows, layout_of_row, part_of_row
+from dist_ens.layout.specs import (
     BATCH,
     BATCHES,
     DATA,
@@ -16,19 +36,12 @@ from dist_ens.layout.mesh import (
     MEMBER_METRICS,
     MEMBERS,
     REPLICATED,
-    Layout,
-    all_members,
-    copied,
-    data_index,
-    data_mean,
-    data_size,
-    data_sum,
-    device_bytes,
-    make_layout,
-    to_host,
+    axis_of,
+    broadcast,
+    is_spec,
+    members_axes,
+    named_specs,
 )
-from dist_ens.layout.offload import Piece, pieces_off_devices, read_onto_devices
-from dist_ens.layout.redistribute import dealing_program
 from dist_ens.layout.waves import Waves
 
 __all__ = [
@@ -45,6 +58,8 @@ __all__ = [
     "Piece",
     "Waves",
     "all_members",
+    "axis_of",
+    "broadcast",
     "copied",
     "data_index",
     "data_mean",
@@ -52,9 +67,18 @@ __all__ = [
     "data_sum",
     "dealing_program",
     "device_bytes",
-    "leaves_that_differ",
-    "make_layout",
+    "differing_leaves",
+    "has_data_axis",
+    "is_spec",
+    "join_rows",
+    "layout_of_row",
+    "members_axes",
+    "named_specs",
+    "part_of_row",
     "pieces_off_devices",
+    "put_everywhere",
+    "put_members",
+    "put_numbers",
     "read_onto_devices",
     "to_host",
 ]

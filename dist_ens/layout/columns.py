@@ -1,42 +1,67 @@
-"""Whether the columns of the mesh agree about what every one of them holds."""
+"""Whether the columns of the mesh agree about the values that every one of them holds."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.layout.mesh import DATA, MEMBERS, Layout, to_host
+from dist_ens.layout.mesh import Layout
+from dist_ens.layout.placing import to_host
+from dist_ens.layout.specs import DATA, MEMBERS, axis_of, broadcast
 
 
-def leaves_that_differ(layout: Layout, tree: Mapping[str, Any]) -> list[str]:
+def differing_leaves(layout: Layout, tree: Any, specs: Any = MEMBERS) -> list[str]:
     """Returns the names of the arrays whose values differ between columns of the mesh.
 
-    The members' state lies in every column. An array differs if a network computes it from its own
-    column's examples and does not combine it over the data axis.
+    The members' state lies in every column. An array differs if a member computed it from its own
+    column's examples and did not combine it over the data axis. Arrays are compared bit for bit,
+    and NaN equals NaN.
 
     Args:
-        layout: Mesh on which the arrays lie.
-        tree: Global arrays [members, ...] of the layout by name: booleans, integers or keys. Every
-            host must call this.
+        layout: Layout of the arrays.
+        tree: Pytree of global arrays. Every host must call this.
+        specs: Specs of the arrays, a tree prefix of `tree`. Arrays whose spec has the data axis
+            are not compared.
 
     Returns:
-        Names; none if the mesh has one column.
+        Names such as `.params['w']`; none if the mesh has one column.
     """
-    if layout.data_axis == 1 or not tree:
+    if layout.data_axis == 1:
         return []
+    named = {
+        jax.tree_util.keystr(path) or "(the whole)": (leaf, spec)
+        for (path, leaf), spec in zip(
+            jax.tree_util.tree_leaves_with_path(tree), broadcast(specs, tree), strict=True
+        )
+        if axis_of(spec, DATA) is None
+    }
+    if not named:
+        return []
+    leaves = {name: leaf for name, (leaf, _) in named.items()}
 
     def differ(tree: Any) -> Any:
         def differs(leaf: jax.Array) -> jax.Array:
-            is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            words = jax.random.key_data(leaf) if is_key else leaf
-            if words.dtype.itemsize < 4:
-                words = words.astype(jnp.int32)
+            words = _words(leaf)
             return (jax.lax.pmax(words, DATA) != jax.lax.pmin(words, DATA)).any().reshape(1)
 
         # Each row's answer, by every column.
         return jax.tree.map(differs, tree)
 
-    answers = jax.jit(layout.shard_map(differ, in_specs=MEMBERS, out_specs=MEMBERS))(tree)
+    program = layout.shard_map(
+        differ, in_specs=({name: spec for name, (_, spec) in named.items()},), out_specs=MEMBERS
+    )
+    answers = jax.jit(program)(leaves)
     return [name for name, rows in to_host(answers).items() if np.any(rows)]
+
+
+def _words(leaf: jax.Array) -> jax.Array:
+    """Returns the bits of an array as integers that collectives can compare."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        return jnp.stack([_words(leaf.real), _words(leaf.imag)])
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        leaf = jnp.where(jnp.isnan(leaf), jnp.full_like(leaf, jnp.nan), leaf)
+        leaf = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}"))
+    return leaf.astype(jnp.int32) if leaf.dtype.itemsize < 4 else leaf

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from dist_ens.layout.mesh import HOST_MEMORY, device_bytes
+from dist_ens.layout.placing import HOST_MEMORY, device_bytes
 
 # Of parts of arrays that are read but are not on their devices yet.
 _READ_AT_ONCE_BYTES = 2**31

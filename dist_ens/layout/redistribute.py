@@ -5,7 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dist_ens.layout.mesh import BATCH, BATCHES, DATA, Layout, data_index
+from dist_ens.layout.collectives import data_index
+from dist_ens.layout.mesh import Layout
+from dist_ens.layout.specs import BATCH, BATCHES, DATA
 
 
 def dealing_program(layout: Layout) -> Any:
@@ -13,7 +15,7 @@ def dealing_program(layout: Layout) -> Any:
 
     `parts` are leaves [examples, ...], laid by `BATCH`; `indices`, int32[steps, batch], laid by
     `BATCHES`, say where in them the batches' examples are. The batches are leaves [steps, batch,
-    ...], laid by `BATCHES`, and `index`, the indices.
+    ...], laid by `BATCHES`.
 
     A copy of each column's part is passed around the columns of its row of the mesh, and each takes
     from what passes what its batches have of it. So no device ever holds the whole, and nothing
@@ -47,6 +49,6 @@ def dealing_program(layout: Layout) -> Any:
             lambda leaf: jnp.zeros((*wanted.shape, *leaf.shape[1:]), leaf.dtype), part
         )
         _, found = jax.lax.fori_loop(0, columns, look_and_pass_on, (part, nothing))
-        return found | {"index": wanted}
+        return found
 
     return jax.jit(layout.shard_map(deal, in_specs=(BATCH, BATCHES), out_specs=BATCHES))

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from dist_ens.layout.mesh import ENSEMBLE, HOST_MEMORY, MEMBERS, Layout
+from dist_ens.layout.mesh import Layout
+from dist_ens.layout.placing import HOST_MEMORY
+from dist_ens.layout.specs import ENSEMBLE, MEMBERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +30,8 @@ class Waves:
     def at_least(cls, layout: Layout, count: int) -> "Waves":
         """So many, or the next number that divides the members of a device.
 
-        >>> from dist_ens.layout import make_layout
-        >>> Waves.at_least(make_layout(num_members=8, devices=jax.devices()[:1]), 3).count
+        >>> from dist_ens.layout import Layout
+        >>> Waves.at_least(Layout.make(8, devices=jax.devices()[:1]), 3).count
         4
         """
         members = layout.members_per_device

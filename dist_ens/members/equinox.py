@@ -1,4 +1,4 @@
-"""A member from an `equinox` module. Equinox is optional: extra `[equinox]`."""
+"""Members made from `equinox` modules. Equinox is optional: extra `[equinox]`."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,17 +17,18 @@ from dist_ens.members.modes import (
 
 
 def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) -> Member:
-    """A member from a function that makes an equinox module, `lambda key: Model(key)`.
+    """Returns a member made from a function that makes an equinox module.
 
-    Equinox modules are written for a single example; the member vectorises them over the batch,
-    under the axis name `"batch"`. Floating-point arrays are the parameters.
+    Equinox modules are written for a single example. The member vectorises them over the first axis
+    of every leaf of the inputs, under the axis name `"batch"`. Floating-point arrays are the
+    parameters. A switch of a usual name (see `dist_ens.members.modes`) is set where it is an
+    argument of the call, or a field of a module that is not static.
 
     Args:
-        make: Makes the module from a key. The module is called as `module(x, key=key)`, or as
-            `module(x, state, key=key)` if it is stateful. A switch of a usual name (see
-            `dist_ens.members.modes`) is set where it is a field of a module, but for static ones,
-            or an argument of the call.
-        stateful: Whether it holds an `equinox.nn.State`, as BatchNorm needs.
+        make: Function that makes the module from a key, such as `lambda key: Model(key)`. The
+            module is called as `module(x, key=key)`, or as `module(x, state, key=key)` if it is
+            stateful.
+        stateful: Whether the module has an `equinox.nn.State`, as with `equinox.nn.BatchNorm`.
 
     Returns:
         The member.
@@ -39,18 +40,18 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
         import equinox as eqx
     except ImportError as error:
         raise UserError(
-            "An equinox member needs equinox. Received: an environment without it. "
-            "Install the extra: pip install 'dist-ens[equinox]'."
+            "equinox is not installed, and from_equinox needs it. Install the extra: "
+            "pip install 'dist-ens[equinox]'."
         ) from error
 
     def make_parts(key: jax.Array) -> tuple[Any, Any, Any]:
-        """Parameters, other arrays (with the state), and what is no array at all."""
+        """Returns the parameters, the other arrays with the state, and the static rest."""
         module, state = eqx.nn.make_with_state(make)(key) if stateful else (make(key), None)
         params, rest = eqx.partition(module, eqx.is_inexact_array)
         buffers, static = eqx.partition(rest, eqx.is_array)
         return params, (buffers, state), static
 
-    def init(key: jax.Array, inputs: jax.Array) -> tuple[Any, Any]:
+    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
         params, model_state, _ = make_parts(key)
         require_parameters(params)
         return params, model_state
@@ -66,13 +67,13 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
         return isinstance(part, eqx.nn.Dropout)
 
     def apply(
-        params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
-    ) -> tuple[jax.Array, Any]:
+        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
+    ) -> tuple[Any, Any]:
         buffers, state = model_state
         module = _switched(
             eqx.nn.inference_mode(eqx.combine(params, buffers, static_part()), not train), train
         )
-        # To draw without being trained, layers are switched on, and the network is told nothing.
+        # For dropout outside training only the layers are switched on, not the network.
         told, given = train or key is None, 3 if stateful else 2
         mode = switch_arguments(type(module).__call__, train, given=given) if told else {}
         if key is not None:
@@ -81,7 +82,8 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
                 module,
                 is_leaf=is_dropout,
             )
-        keys = None if key is None else jax.random.split(key, len(inputs))
+        num_examples = len(jax.tree.leaves(inputs)[0])
+        keys = None if key is None else jax.random.split(key, num_examples)
         if not stateful:
             outputs = jax.vmap(lambda x, k: module(x, key=k, **mode), axis_name="batch")(
                 inputs, keys
@@ -96,7 +98,7 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
         return outputs, (buffers, state) if train else model_state
 
     def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
-        """Layers that do something else in training."""
+        """Returns the layers that compute something else in training."""
 
         def drops(part: Any) -> bool:
             return is_dropout(part) and part.p > 0
@@ -121,7 +123,7 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
 
 
 def _own_modules(module: Any) -> Iterator[Any]:
-    """Yields a module and the modules inside it that somebody wrote, and not equinox."""
+    """Yields a module and the modules inside it, without those of equinox itself."""
     import equinox as eqx
 
     if callable(module) and not type(module).__module__.startswith("equinox."):
@@ -135,7 +137,7 @@ def _own_modules(module: Any) -> Iterator[Any]:
 
 
 def _switched(module: Any, train: bool) -> Any:
-    """Returns the module with the switches set that have other names than `inference`."""
+    """Returns the module with its switches set, those named other than `inference`."""
     values = switches(train)
 
     def of_mode(path: Any, leaf: Any) -> Any:

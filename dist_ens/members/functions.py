@@ -1,26 +1,35 @@
-"""A member from two plain functions."""
+"""Members made from two plain functions."""
 
+import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from dist_ens.errors import UserError
 from dist_ens.members.member import Member, name_of, require_parameters
 from dist_ens.members.modes import switch_arguments
 
+_FULL_INIT = "init(key, inputs) -> (params, model_state)"
+_FULL_APPLY = "apply(params, model_state, inputs, key, train) -> (outputs, model_state)"
+_SHORT_INIT = "init(key) -> params"
+_SHORT_APPLY = "apply(params, inputs) -> outputs"
 
-def from_functions(init: Callable[[jax.Array], Any], apply: Callable[..., jax.Array]) -> Member:
-    """A member from `init(key) -> params` and `apply(params, inputs) -> outputs` for a batch.
+
+def from_functions(init: Callable[[jax.Array], Any], apply: Callable[..., Any]) -> Member:
+    """Returns a member made from `init(key) -> params` and `apply(params, inputs) -> outputs`.
 
     Args:
-        init: Makes the parameters, a pytree of floating-point arrays.
-        apply: Inputs [batch, ...] to logits [batch, classes]. An argument that switches between
-            training and evaluation under a usual name (see `dist_ens.members.modes`) is set.
+        init: Function of a key that makes the parameters, a pytree of floating-point arrays.
+        apply: Forward pass for a batch, from inputs [batch, ...] to logits [batch, classes]. An
+            argument that switches between training and evaluation under a usual name (see
+            `dist_ens.members.modes`) is set.
 
     Returns:
-        The member. It has no model state; one that needs it, or a key, is made as `Member` itself.
+        The member, without model state. For a network that has model state or draws random numbers
+        see `dist_ens.members.as_member`.
 
     >>> member = from_functions(
     ...     init=lambda key: {"w": jax.random.normal(key, (3, 2))},
@@ -32,35 +41,132 @@ def from_functions(init: Callable[[jax.Array], Any], apply: Callable[..., jax.Ar
     (5, 2)
     """
 
-    def member_init(key: jax.Array, inputs: jax.Array) -> tuple[Any, Any]:
+    def member_init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
         params = init(key)
         require_parameters(params)
         return jax.tree.map(jnp.asarray, params), ()
 
     def member_apply(
-        params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
-    ) -> tuple[jax.Array, Any]:
+        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
+    ) -> tuple[Any, Any]:
         return apply(params, inputs, **switch_arguments(apply, train)), model_state
 
     return Member(member_init, member_apply, name=name_of(apply))
 
 
-def from_example_functions(
-    init: Callable[[jax.Array], Any], apply: Callable[..., jax.Array]
-) -> Member:
-    """A member from an `apply(params, x)` written for a single example, vectorised over the batch.
+def from_example_functions(init: Callable[[jax.Array], Any], apply: Callable[..., Any]) -> Member:
+    """Returns a member made from an `apply(params, x)` that is written for a single example.
 
     Args:
-        init: `init(key) -> params`, a pytree of floating-point arrays.
-        apply: One input [...] to one row of logits [classes].
+        init: Function of a key that makes the parameters, a pytree of floating-point arrays.
+        apply: Forward pass for one example, from an input [...] to logits [classes]. It is
+            vectorised over the first axis of every leaf of the inputs.
 
     Returns:
         The member, for whole batches.
     """
 
-    def of_batch(params: Any, inputs: jax.Array, **mode: bool) -> jax.Array:
+    def of_batch(params: Any, inputs: Any, **mode: bool) -> Any:
         return jax.vmap(lambda x: apply(params, x, **mode))(inputs)
 
     of_batch.__qualname__ = name_of(apply)
     of_batch.__signature__ = inspect.signature(apply)  # type: ignore[attr-defined]
     return from_functions(init, of_batch)
+
+
+def from_init_and_apply(
+    init: Callable[..., Any], apply: Callable[..., Any] | None = None
+) -> Member:
+    """Returns a member made from two functions in the full or the short form.
+
+    The full form is `init(key, inputs) -> (params, model_state)` and
+    `apply(params, model_state, inputs, key, train) -> (outputs, model_state)`. The short form is
+    that of `from_functions`. The number of parameters of `init` tells them apart.
+
+    Args:
+        init: Initialiser.
+        apply: Forward pass for a batch. Default: the member cannot predict.
+
+    Returns:
+        The member.
+
+    Raises:
+        UserError: If a function has the wrong number of parameters.
+    """
+    if apply is None:
+        member = from_init_and_apply(init, _missing_apply)
+        return dataclasses.replace(member, name=name_of(init), has_apply=False)
+    if _is_full(init):
+        if not _takes(apply, 5):
+            raise UserError(
+                f"The function apply has the parameters {_parameters(apply)}. Beside {_FULL_INIT} "
+                f"it must be {_FULL_APPLY}. Beside {_SHORT_INIT} it may be {_SHORT_APPLY}."
+            )
+        return _from_full_functions(init, apply)
+    if not _takes(init, 1):
+        raise UserError(
+            f"The function init has the parameters {_parameters(init)}. It must be "
+            f"{_FULL_INIT}, with () for no model state, or {_SHORT_INIT}. Change its parameters."
+        )
+    if not _takes(apply, 2, [*switch_arguments(apply, True)]):
+        raise UserError(
+            f"The function apply has the parameters {_parameters(apply)}. Beside {_SHORT_INIT} it "
+            f"must be {_SHORT_APPLY}. Beside {_FULL_INIT} it must be {_FULL_APPLY}."
+        )
+    return from_functions(init, apply)
+
+
+def _from_full_functions(init: Callable[..., Any], apply: Callable[..., Any]) -> Member:
+    def member_init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+        params, model_state = _two_of(init(key, inputs), _FULL_INIT)
+        require_parameters(params)
+        return params, model_state
+
+    def member_apply(
+        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
+    ) -> tuple[Any, Any]:
+        outputs, new_state = _two_of(apply(params, model_state, inputs, key, train), _FULL_APPLY)
+        return outputs, new_state if train else model_state
+
+    return Member(member_init, member_apply, name=name_of(apply))
+
+
+def _missing_apply(*_: Any) -> Any:
+    raise UserError(
+        "The network was given without apply, so it cannot compute outputs. Make predictions "
+        f"possible with as_member(init=..., apply=...), where apply is {_FULL_APPLY}."
+    )
+
+
+def _two_of(returned: Any, signature: str) -> tuple[Any, Any]:
+    """Returns what a function returned, if it is a tuple of two."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        count = f" of {len(returned)}" if isinstance(returned, tuple) else ""
+        raise UserError(
+            f"{signature.partition('(')[0]} returned a {type(returned).__name__}{count} instead of "
+            f"a tuple of two. It must be {signature}, with () for no model state."
+        )
+    return returned
+
+
+def _is_full(init: Callable[..., Any]) -> bool:
+    """Returns whether `init` takes the inputs beside the key."""
+    takes_any_number = any(
+        parameter.kind is parameter.VAR_POSITIONAL
+        for parameter in inspect.signature(init).parameters.values()
+    )
+    return _takes(init, 2) and (takes_any_number or not _takes(init, 1))
+
+
+def _takes(fn: Callable[..., Any], count: int, named: Sequence[str] = ()) -> bool:
+    """Returns whether a function accepts `count` positional arguments and those in `named`."""
+    try:
+        inspect.signature(fn).bind(*[None] * count, **dict.fromkeys(named))
+    except TypeError:
+        return False
+    return True
+
+
+def _parameters(fn: Callable[..., Any]) -> str:
+    """Returns the names of a function's parameters, for messages."""
+    return f"({', '.join(inspect.signature(fn).parameters)})"

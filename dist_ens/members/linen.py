@@ -1,4 +1,4 @@
-"""A member from a `flax.linen` module."""
+"""Members made from `flax.linen` modules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,20 +18,21 @@ from dist_ens.members.modes import (
     switches,
 )
 
-# Fields of flax's layers that say how much they drop.
+# Fields of flax's layers that hold a dropout rate.
 _RATES = ((nn.Dropout, "rate"), (nn.MultiHeadDotProductAttention, "dropout_rate"))
 
 
 def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Member:
-    """A member from a linen module: its variables but `params` are the model state.
+    """Returns a member made from a flax.linen module.
 
-    A switch between training and evaluation is set wherever the module has one under a usual name
-    (see `dist_ens.members.modes`), as an argument of `__call__` or as a field of the module. Where
-    the module is to draw without being trained, `self.has_rng("dropout")` says so.
+    Every collection of variables except `params` is model state. A switch between training and
+    evaluation is set where it is an argument of `__call__` or a field of the module and has a usual
+    name (see `dist_ens.members.modes`). `self.has_rng("dropout")` is True where the module should
+    draw random numbers, in training or not.
 
     Args:
-        module: The network, unbound.
-        streams: Random streams that it draws from when trained.
+        module: Network, unbound. It is called with one batch of inputs.
+        streams: Names of the random streams that the network draws from in training.
 
     Returns:
         The member. Its model state is a dict of collections, such as `batch_stats`.
@@ -45,7 +46,7 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
     in_call = switch_arguments(call, True)
 
     def mode(train: bool) -> tuple[nn.Module, dict[str, Any]]:
-        """The module with its fields set, and the arguments of its call."""
+        """Returns the module with its fields set, and the arguments of its call."""
         values = switches(train)
         own: dict[str, Any] = {name: values[name] for name in fields - in_call.keys()}
         return module.clone(**own) if own else module, switch_arguments(call, train)
@@ -55,7 +56,7 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
             return {}
         return {name: jax.random.fold_in(key, i) for i, name in enumerate(streams)}
 
-    def init(key: jax.Array, inputs: jax.Array) -> tuple[Any, Any]:
+    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
         switched, arguments = mode(False)
         variables = dict(switched.init(key, inputs, **arguments))
         params = variables.pop("params", {})
@@ -63,8 +64,8 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         return params, variables
 
     def apply(
-        params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
-    ) -> tuple[jax.Array, Any]:
+        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
+    ) -> tuple[Any, Any]:
         variables = {"params": params, **model_state}
         switched, arguments = mode(train)
         try:
@@ -88,14 +89,14 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         return outputs, dict(new_state)
 
     def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
-        """Layers that are called and do something else in training."""
+        """Returns the layers that are called and compute something else in training."""
         dropping: dict[str, None] = {}
         counting: dict[str, None] = {}
         switched: list[bool] = []
 
         def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
             layer = context.module
-            if layer.scope is None:  # a method of a module that is no part of the network
+            if layer.scope is None:  # The module is not a part of the network.
                 return call(*args, **kwargs)
             name = "/".join(layer.path) or type(layer).__name__
             if any(isinstance(layer, kind) and getattr(layer, rate) for kind, rate in _RATES):
@@ -115,4 +116,5 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         jax.eval_shape(on_one_column(forward, axis_name), params, model_state, inputs, key)
         return Layers([*dropping], [*counting], any(switched))
 
-    return Member(init, apply, idle_layers_of(apply, layers), type(module).__name__)
+    name = type(module).__name__
+    return Member(init, apply, idle_layers_of(apply, layers), name, is_module=True)

@@ -1,4 +1,4 @@
-"""The member itself, and the checks that tell early what does not fit."""
+"""The member, its checks against data, and its transformations."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -13,25 +13,33 @@ from dist_ens.members.modes import EVALUATION_ARGUMENTS, TRAINING, IdleLayers
 from dist_ens.randomness import pinned_generator
 from dist_ens.state import require_arrays
 
-_MOST_LISTED = 5  # layers, in a message
+_MOST_LISTED = 5  # A message names at most this many layers.
 
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One network. The package's own page says what the two functions take and return.
+    """One network, as two pure functions. `dist_ens.members` describes them.
 
     Attributes:
-        init: Function of a key and a batch of inputs.
-        apply: Function of parameters, model state, inputs, a key or None, and whether it is
-            trained.
-        idle_layers: Names the layers that wait for a switch which never comes; see `modes`.
+        init: Initialiser, `init(key, inputs) -> (params, model_state)`.
+        apply: Forward pass, `apply(params, model_state, inputs, key, train) -> (outputs,
+            model_state)`. `key` may be None where `train` is False.
+        idle_layers: Function that names the layers with dropout or batch statistics which training
+            does not switch on; see `dist_ens.members.modes`.
         name: Name of the network's class or function, for messages.
+        has_apply: Whether the network was given with a forward pass. Where it is False, `apply`
+            raises a `UserError`: the network can be trained by a loss function, but cannot predict.
+        is_module: Whether `init` calls the network, as modules of flax.linen and Haiku do. Beside a
+            loss function, such an `init` is given the inputs of a batch, and others the whole
+            batch.
     """
 
-    init: Callable[[jax.Array, jax.Array], tuple[Any, Any]]
-    apply: Callable[[Any, Any, jax.Array, jax.Array | None, bool], tuple[jax.Array, Any]]
+    init: Callable[[jax.Array, Any], tuple[Any, Any]]
+    apply: Callable[[Any, Any, Any, jax.Array | None, bool], tuple[Any, Any]]
     idle_layers: IdleLayers = lambda params, model_state, inputs, axis_name: []
     name: str = "a network"
+    has_apply: bool = True
+    is_module: bool = False
 
 
 def name_of(fn: Callable[..., Any]) -> str:
@@ -48,7 +56,7 @@ def require_member(member: Any) -> None:
     if not isinstance(member, Member):
         raise UserError(
             f"The network given is a {type(member).__name__}, not a dist_ens.members.Member. Make "
-            "one with an adapter of dist_ens.members, such as from_linen(module)."
+            "one with dist_ens.members.as_member(network)."
         )
 
 
@@ -56,38 +64,41 @@ def require_parameters(params: Any) -> None:
     """Raises a `UserError` unless every leaf of `params` is a floating-point array."""
     if not jax.tree.leaves(params):
         raise UserError(
-            "A member has parameters to train. Received: none from its init. Return a pytree of "
-            "floating-point arrays."
+            "The network has no parameters: its init returned a pytree without arrays. Return a "
+            "pytree of floating-point arrays."
         )
     require_arrays(params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise UserError(
-                "Parameters are floating-point arrays, for they have gradients. Received: "
-                f"{jnp.result_type(leaf)} as leaf {_place(path)}. Keep what is not trained in the "
-                "model state, or in the static part of its class."
+                f"Parameter {_place(path)} has the type {jnp.result_type(leaf)}, which has no "
+                "gradient. Parameters must be floating-point arrays. Keep arrays of other types in "
+                "the model state, or in the static part of the network's class."
             )
 
 
 @pinned_generator()
 def check_member(
-    member: Member, inputs: jax.ShapeDtypeStruct, output_shape: Sequence[int]
+    member: Member, inputs: Any, output_shape: Sequence[int] | None = None
 ) -> tuple[Any, Any]:
-    """Traces a member, without computing anything, and raises where it does not fit its data.
+    """Traces a member and raises an error if it does not fit its data. Computes nothing.
+
+    A member without `apply` is only initialised.
 
     Args:
         member: The network.
-        inputs: One batch, as shape and type: [batch, ...].
-        output_shape: What `apply` must return for it: (batch, ..., outputs).
+        inputs: Shapes and types of one batch of inputs, a pytree with leaves [batch, ...].
+        output_shape: Required shape of the outputs, such as (batch, classes). Default: the outputs
+            may be any pytree.
 
     Returns:
         Shapes and types of `(params, model_state)`.
 
     Raises:
-        UserError: If the inputs do not fit the network or its outputs are of another shape.
+        UserError: If the network does not accept the inputs, or its outputs have another shape.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
-    given = f"{inputs.dtype}{list(inputs.shape)}"
+    given = _described(inputs)
 
     def init(key: jax.Array, inputs: jax.Array) -> tuple[Any, Any]:
         params, model_state = member.init(key, inputs)
@@ -96,47 +107,51 @@ def check_member(
 
     try:
         params, model_state = jax.eval_shape(init, key, inputs)
-        outputs, new_state = jax.eval_shape(
-            lambda p, s, x: member.apply(p, s, x, None, False), params, model_state, inputs
-        )
+        if member.has_apply:
+            outputs, new_state = jax.eval_shape(
+                lambda p, s, x: member.apply(p, s, x, None, False), params, model_state, inputs
+            )
     except UserError:
         raise
-    except Exception as error:  # whatever a user's network says when it is given the wrong inputs
+    except Exception as error:  # A network may raise anything when its inputs do not fit.
         raise UserError(
-            f"The network must take the data's inputs. Received: a batch {given}, to which it "
-            f"said: {type(error).__name__}: {first_line(error)} Choose a model for inputs of "
+            f"The network does not accept the data's inputs. A batch {given} raised "
+            f"{type(error).__name__}: {first_line(error)} Choose a model for inputs of "
             "this shape and type, or another data source."
         ) from error
     empty = [name for name, leaf in _named(params) if 0 in leaf.shape]
     if empty:
         raise UserError(
-            f"The network must take the data's inputs. Received: a batch {given}, of which nothing "
-            f"is left at parameter {empty[0]}. Choose a model for smaller inputs, or larger inputs."
+            f"The inputs are too small for the network. With a batch {given} its parameter "
+            f"{empty[0]} is empty. Choose a model for smaller inputs, or larger inputs."
         )
-    if tuple(getattr(outputs, "shape", ())) != tuple(output_shape):
+    if not member.has_apply:
+        return params, model_state
+    if output_shape is not None and getattr(outputs, "shape", None) != tuple(output_shape):
         raise UserError(
-            f"For a batch {given} the network must return outputs of shape {list(output_shape)}: "
-            f"one row per example, one column per class, or for each number that the loss takes. "
-            f"Received: {_shape(outputs)}. Change the network's last layer, or data.num_classes."
+            f"The network's outputs have the wrong shape: for a batch {given} it returned "
+            f"{_described(outputs)} instead of shape {list(output_shape)}, one row per example and "
+            "one column per class or per number that the loss takes. Change the network's last "
+            "layer, or data.num_classes."
         )
     structure: Any = jax.tree.structure(model_state)
     new_structure: Any = jax.tree.structure(new_state)
     if new_structure != structure:
         raise UserError(
-            "apply returns the model state with the structure that init gave it. Received: "
-            f"{new_structure} instead of {structure}. "
+            "apply changed the structure of the model state: it returned "
+            f"{new_structure}, and init returned {structure}. "
             "Create every entry of the state in init."
         )
     return params, model_state
 
 
 @pinned_generator()
-def check_modes(member: Member, inputs: jax.ShapeDtypeStruct, axis_name: str) -> None:
-    """Checks that a network with dropout or batch statistics is another one when it is trained.
+def check_modes(member: Member, inputs: Any, axis_name: str) -> None:
+    """Raises an error if dropout or batch statistics are never switched on in training.
 
     Args:
         member: The network.
-        inputs: Shape and type of a batch of inputs, [batch, ...].
+        inputs: Shapes and types of one batch of inputs, a pytree with leaves [batch, ...].
         axis_name: Name of the data axis.
 
     Raises:
@@ -150,31 +165,46 @@ def check_modes(member: Member, inputs: jax.ShapeDtypeStruct, axis_name: str) ->
         raise UserError(
             f"The network trains exactly as it evaluates, though it has {listed}: nothing tells "
             "these layers that they are trained. Give the network's __call__ an argument `train` "
-            "and pass it on to them (names that are recognised: "
-            f"{', '.join((*TRAINING, *EVALUATION_ARGUMENTS))}), or take those layers out. Batch "
-            "statistics alone may be frozen on purpose: in a network without any switch, that is "
-            "without an argument or field that is True, False or None."
+            "and pass it on to them (recognised names: "
+            f"{', '.join((*TRAINING, *EVALUATION_ARGUMENTS))}), or remove those layers. Batch "
+            "statistics alone may be frozen on purpose, in a network without any switch: without "
+            "an argument or field that is True, False or None."
         )
 
 
-def with_normalized_inputs(member: Member, mean: Sequence[float], std: Sequence[float]) -> Member:
-    """The member, given `(inputs - mean) / std` in float32; itself where that changes nothing.
+def with_normalized_inputs(member: Member, mean: Any, std: Any) -> Member:
+    """Returns a member that is given `(inputs - mean) / std`, computed in float32.
+
+    Where `inputs` are a pytree, `mean` and `std` have its structure, with numbers for each leaf. A
+    leaf whose mean is 0 and whose std is 1 keeps its type.
 
     Args:
         member: The network.
-        mean: One number in a sequence, or one per entry of the inputs' last axis.
-        std: Likewise.
+        mean: Means of the inputs: a number, or one number per entry of the inputs' last axis.
+        std: Standard deviations of the inputs, positive: as many numbers as `mean` has.
 
     Returns:
-        A member that takes the inputs as the data source yields them.
+        A member that takes the inputs as the data source yields them; `member` itself if all means
+        are 0 and all standard deviations 1.
     """
-    if np.all(np.asarray(mean) == 0) and np.all(np.asarray(std) == 1):
+
+    def is_identity(mean: Any, std: Any) -> bool:
+        return all(np.all(np.asarray(value) == 0) for value in jax.tree.leaves(mean)) and all(
+            np.all(np.asarray(value) == 1) for value in jax.tree.leaves(std)
+        )
+
+    if is_identity(mean, std):
         return member
 
-    def normalized(inputs: jax.Array) -> jax.Array:
-        last_axis = (1,) * (inputs.ndim - 1) + (-1,)
+    def normalized_leaf(leaf: jax.Array, mean: Any, std: Any) -> jax.Array:
+        if is_identity(mean, std):
+            return leaf
+        last_axis = (1,) * (leaf.ndim - 1) + (-1,)
         shift, scale = (np.reshape(np.asarray(v, np.float32), last_axis) for v in (mean, std))
-        return (inputs.astype(jnp.float32) - shift) / scale
+        return (leaf.astype(jnp.float32) - shift) / scale
+
+    def normalized(inputs: Any) -> Any:
+        return jax.tree.map(normalized_leaf, inputs, mean, std)
 
     return dataclasses.replace(
         member,
@@ -189,46 +219,50 @@ def with_normalized_inputs(member: Member, mean: Sequence[float], std: Sequence[
 
 
 def with_compute_dtype(member: Member, dtype: str) -> Member:
-    """The member with its own arithmetic in another floating type.
+    """Returns a member that computes in another floating-point type.
 
-    Parameters and floating inputs are converted on the way in, outputs and model state on the way
-    out, so that parameters, gradients and statistics stay what they were.
+    Parameters and floating-point inputs are converted to `dtype` before the call. Floating-point
+    outputs are converted to float32 after it, and the model state to the type that it had. So
+    parameters, gradients and statistics keep their types.
 
     Args:
         member: The network.
-        dtype: Such as `bfloat16`.
+        dtype: Name of a floating-point type, such as `bfloat16`.
 
     Returns:
-        The member; itself for `float32`.
+        The member that computes in `dtype`; `member` itself for `float32`.
     """
     if dtype == "float32":
         return member
 
-    def converted(tree: Any) -> Any:
+    def converted(tree: Any, dtype: str) -> Any:
         return jax.tree.map(
             lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf,
             tree,
         )
 
     def apply(
-        params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
-    ) -> tuple[jax.Array, Any]:
+        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
+    ) -> tuple[Any, Any]:
         outputs, new_state = member.apply(
-            converted(params), model_state, converted(inputs), key, train
+            converted(params, dtype), model_state, converted(inputs, dtype), key, train
         )
         new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
-        return outputs.astype(jnp.float32), new_state
+        return converted(outputs, "float32"), new_state
 
     return dataclasses.replace(member, apply=apply)
 
 
 def rematerialized(member: Member) -> Member:
-    """The member, of whose forward pass little is kept for the backward pass.
+    """Returns a member that stores less of its forward pass for the backward pass.
 
-    Kept is what matrix products and convolutions return; the rest is computed again.
+    The results of matrix products and convolutions are stored. The rest is computed again.
 
     Args:
         member: The network.
+
+    Returns:
+        The member with `jax.checkpoint` around its `apply`.
     """
     kept = (jax.lax.dot_general_p, jax.lax.conv_general_dilated_p)
     apply = jax.checkpoint(
@@ -247,7 +281,8 @@ def _named(tree: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _shape(outputs: Any) -> str:
-    if hasattr(outputs, "shape"):
-        return f"{outputs.dtype}{list(outputs.shape)}"
-    return f"a {type(outputs).__name__}"
+def _described(tree: Any) -> str:
+    """Returns the types and shapes of a pytree of arrays, for messages."""
+    if hasattr(tree, "shape"):
+        return f"{tree.dtype}{list(tree.shape)}"
+    return ", ".join(f"{name}: {_described(leaf)}" for name, leaf in _named(tree)) or "no arrays"

@@ -1,4 +1,4 @@
-"""How a network is told whether it is trained, and whether it listened."""
+"""Switches between training and evaluation: finding them, setting them, checking that they work."""
 
 import functools
 import inspect
@@ -8,31 +8,31 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import Jaxpr, Literal
 
-# Names by which networks call the switch: of the first a value of True trains, of the second not.
+# Usual names of the switch. True means training for the first group, evaluation for the second.
 TRAINING = ("train", "training", "is_training", "is_train", "training_mode", "train_mode")
 EVALUATION = ("deterministic", "inference", "use_running_average", "is_eval", "eval_mode")
-# These are switches as arguments of a call; a field of such a name may be anything.
+# The additional names are switches as arguments of a call. A field of such a name may be anything.
 EVALUATION_ARGUMENTS = (*EVALUATION, "eval", "evaluate", "test", "testing", "is_test")
-# Of one network's parameters, model state and inputs, and the name of the data axis.
+# Function of one network's parameters, model state and inputs, and of the data axis's name.
 IdleLayers = Callable[[Any, Any, Any, str], list[str]]
 
 
 def switches(train: bool) -> dict[str, bool]:
-    """Returns the value of every switch that is recognised as a field, by its name."""
+    """Returns the values of all switches that are recognised as fields, by name."""
     return dict.fromkeys(TRAINING, train) | dict.fromkeys(EVALUATION, not train)
 
 
 def switch_arguments(fn: Callable[..., Any], train: bool, *, given: int = 2) -> dict[str, bool]:
-    """Returns the arguments of a function that switch between training and evaluation.
+    """Returns values for the arguments of a function that switch between training and evaluation.
 
     Args:
-        fn: Function of a network, such as the class's `__call__`.
+        fn: Forward pass of a network, such as the class's `__call__`.
         train: Whether the network is trained.
-        given: Number of arguments that come before and are none, such as `self` and the inputs.
+        given: Number of leading arguments that are no switches, such as `self` and the inputs.
 
     Returns:
-        Values by name, of those of `TRAINING` and `EVALUATION_ARGUMENTS` that the function takes.
-        What `functools.partial` has set already is left out.
+        Values by name, for the arguments in `TRAINING` and `EVALUATION_ARGUMENTS`. Arguments that
+        `functools.partial` has already set are left out.
 
     >>> switch_arguments(lambda params, x, is_training, deterministic=None: x, train=True)
     {'is_training': True, 'deterministic': False}
@@ -44,34 +44,42 @@ def switch_arguments(fn: Callable[..., Any], train: bool, *, given: int = 2) -> 
 
 
 def may_have_switch(layer: Any) -> bool:
-    """Returns whether a layer may be switched to training, by a name that is recognised or not.
+    """Returns whether a layer may have a switch to training, under a usual name or another one.
 
     Args:
-        layer: A network, or a part of one, of a class that has a `__call__`.
+        layer: A network or a part of one. Its class has a `__call__`.
 
     Returns:
-        Whether its call has an argument of a usual name or with a default of True, False or None,
-        or the layer has a field that is True or False.
+        Whether its call may have a switch (see `call_may_have_switch`), or the layer has a field
+        that is True or False.
     """
-    known = {*TRAINING, *EVALUATION_ARGUMENTS}
-    arguments = inspect.signature(type(layer).__call__).parameters.values()
-    return any(
-        argument.name in known
-        or (argument.name != "key" and isinstance(argument.default, bool | None))
-        for argument in arguments
-    ) or any(
+    return call_may_have_switch(type(layer).__call__) or any(
         isinstance(value, bool) and not name.startswith("_") for name, value in vars(layer).items()
     )
 
 
+def call_may_have_switch(fn: Callable[..., Any]) -> bool:
+    """Returns whether an argument has a usual name, or True, False or None as its default.
+
+    Args:
+        fn: Forward pass of a network.
+    """
+    known = {*TRAINING, *EVALUATION_ARGUMENTS}
+    return any(
+        argument.name in known
+        or (argument.name != "key" and isinstance(argument.default, bool | None))
+        for argument in inspect.signature(fn).parameters.values()
+    )
+
+
 class Layers(NamedTuple):
-    """Layers of a network that do something else in training.
+    """Layers of a network that compute something else in training.
 
     Attributes:
-        dropping: Names of the layers that draw random numbers.
+        dropping: Names of the layers with dropout.
         counting: Names of the layers that collect statistics of batches.
-        may_have_switch: Whether some part of the network, but for the library's layers, may be
-            switched to training.
+        may_have_switch: Whether a part of the network that the user wrote may have a switch to
+            training.
     """
 
     dropping: Sequence[str]
@@ -80,9 +88,9 @@ class Layers(NamedTuple):
 
     @property
     def that_wait(self) -> list[str]:
-        """Names of the layers that should not be idle.
+        """Names of the layers that training should switch on.
 
-        Statistics may be frozen on purpose, in a network without a switch. Dropout that never drops
+        Statistics may be frozen on purpose in a network without a switch. Dropout that is never on
         serves no purpose.
         """
         frozen = not self.dropping and not self.may_have_switch
@@ -92,16 +100,17 @@ class Layers(NamedTuple):
 def idle_layers_of(
     apply: Callable[..., tuple[Any, Any]], layers: Callable[[Any, Any, Any, str], Layers]
 ) -> IdleLayers:
-    """Returns a function that names the layers that wait for a switch which never comes.
+    """Returns a function that names the layers which training does not switch on.
 
     Args:
-        apply: The member's.
-        layers: Names the layers that do something else in training.
+        apply: Forward pass of the member.
+        layers: Function that names the layers which compute something else in training. It takes
+            the same arguments as the returned function.
 
     Returns:
-        A function of parameters, model state, inputs (shapes will do) and the name of the data
-        axis. It returns the layers' names if a step of training computes what evaluation computes,
-        and none otherwise.
+        A function of parameters, model state, inputs (arrays or shapes) and the name of the data
+        axis. It returns the layers' names if training computes the same as evaluation, and an
+        empty list otherwise.
     """
 
     def idle(params: Any, model_state: Any, inputs: Any, axis_name: str) -> list[str]:
@@ -127,7 +136,7 @@ def idle_layers_of(
 
 
 def on_one_column(fn: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
-    """Returns a function inside which the data axis exists, with one column."""
+    """Returns a function that runs `fn` where the data axis exists and has one column."""
 
     def alone(*args: Any) -> Any:
         columns = jax.vmap(fn, in_axes=None, out_axes=0, axis_size=1, axis_name=axis_name)(*args)
@@ -137,7 +146,7 @@ def on_one_column(fn: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
 
 
 def _live_equations(jaxpr: Jaxpr) -> str:
-    """Returns a traced function as text, without what contributes to none of its results."""
+    """Returns a traced function as text, without the operations that no result depends on."""
     needed = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     live = []
     for eqn in reversed(jaxpr.eqns):

@@ -1,4 +1,4 @@
-"""A member from a `flax.nnx` module."""
+"""Members made from `flax.nnx` modules."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,20 +17,22 @@ from dist_ens.members.modes import (
 
 
 def from_nnx(make: Callable[[Any], Any]) -> Member:
-    """A member from a function that makes an nnx module, `lambda rngs: Model(rngs=rngs)`.
+    """Returns a member made from a function that makes a flax.nnx module.
 
-    `nnx.Param` variables are the parameters, the random streams take the member's key of the step,
-    what a call leaves as `nnx.Intermediate` is dropped, and every other variable is model state.
-    `module.train()` and `module.eval()` set the mode; so does every other switch of a usual name
-    (see `dist_ens.members.modes`) that is an attribute of a module or an argument of its call.
+    `nnx.Param` variables are the parameters. The random streams are seeded with the member's key of
+    the step. `nnx.Intermediate` variables that a call leaves are dropped. All other variables are
+    model state. `module.train()` and `module.eval()` set the mode. Every other switch of a usual
+    name (see `dist_ens.members.modes`) is set too, where it is an attribute of a module or an
+    argument of its call.
 
     Args:
-        make: Makes the module from `nnx.Rngs`; the module is called with one batch.
+        make: Function that makes the module from `nnx.Rngs`, such as
+            `lambda rngs: Model(rngs=rngs)`. The module is called with one batch of inputs.
 
     Returns:
         The member. Its parameters and model state are `nnx.State`s.
     """
-    from flax import nnx  # a third of a second that most networks can do without
+    from flax import nnx  # This import takes a third of a second, which other networks save.
 
     def split(module: nnx.Module) -> Any:
         parts: Any = nnx.split(module, nnx.Param, nnx.RngState, nnx.Intermediate, ...)
@@ -38,7 +40,7 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
         return graph, params, streams, model_state
 
     def switched(train: bool) -> nnx.Module:
-        """The module, without its arrays, with every switch set."""
+        """Returns the module without its arrays, with every switch set."""
         module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
         module.train() if train else module.eval()
         values = switches(train)
@@ -49,34 +51,34 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
         return module
 
     def blueprint(train: bool, draws: bool) -> tuple[Any, Any]:
-        """The module without its arrays, and the shapes of its random streams."""
+        """Returns the module without its arrays, and the shapes of its random streams."""
         module = switched(train)
         if draws:
             module.set_attributes(nnx.Dropout, deterministic=False, raise_if_not_found=False)
         graph, _, streams, _ = split(module)
         return graph, streams
 
-    def init(key: jax.Array, inputs: jax.Array) -> tuple[Any, Any]:
+    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
         _, params, _, model_state = split(make(nnx.Rngs(key)))
         require_parameters(params)
         return params, model_state
 
     def apply(
-        params: Any, model_state: Any, inputs: jax.Array, key: jax.Array | None, train: bool
-    ) -> tuple[jax.Array, Any]:
+        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
+    ) -> tuple[Any, Any]:
         graph, streams = blueprint(train, draws=key is not None)
         streams = _streams_at(streams, jax.random.key(0) if key is None else key)
-        # Variables may only be used where they were made: under the gradient, not outside it.
+        # Variables may only be used where they were made, so the gradient makes its own.
         fresh = jax.tree.map(lambda leaf: leaf, (params, streams, model_state))
         module = nnx.merge(graph, *fresh)
-        # To draw without being trained, layers are switched on, and the network is told nothing.
+        # For dropout outside training only the layers are switched on, not the network.
         told = train or key is None
         mode = switch_arguments(type(module).__call__, train) if told else {}
         outputs = module(inputs, **mode)
         return outputs, split(module)[3] if train else model_state
 
     def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
-        """Layers that do something else in training."""
+        """Returns the layers that compute something else in training."""
         parts = [
             (".".join(map(str, path)), part) for path, part in nnx.iter_modules(switched(True))
         ]
@@ -99,9 +101,9 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
 
 
 def _streams_at(streams: Any, key: jax.Array) -> Any:
-    """Every random stream of a module, at count zero, with keys of its own from `key`.
+    """Returns the random streams of a module, each at count zero with a key derived from `key`.
 
-    A stream of stacked layers has a key for each layer.
+    A stream of stacked layers gets one key per layer.
     """
     leaves, structure = jax.tree.flatten(streams)
 

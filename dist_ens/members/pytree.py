@@ -1,4 +1,4 @@
-"""A member from a class of the user's own, registered as a PyTree."""
+"""Members made from a class of the user's own that is registered as a PyTree."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,27 +13,24 @@ from dist_ens.members.modes import switch_arguments
 
 def from_pytree(
     make: Callable[[jax.Array], Any],
-    apply: Callable[..., jax.Array] | None = None,
+    apply: Callable[..., Any] | None = None,
 ) -> Member:
-    """A member from a class whose instances are the parameters.
+    """Returns a member made from a class whose instances are the parameters.
 
-    The class is registered with `jax.tree_util.register_dataclass` or `register_pytree_node`; the
+    The class is registered with `jax.tree_util.register_dataclass` or `register_pytree_node`. The
     gradient is then an instance of it too.
 
     Args:
-        make: `make(key)` returns an instance.
-        apply: `apply(instance, inputs)` returns the logits of a batch; default: the instance is
-            called.
+        make: Function of a key that returns an instance.
+        apply: Forward pass, `apply(instance, inputs) -> outputs`, for a batch. Default: the
+            instance is called.
 
     Returns:
-        The member.
-
-    Raises:
-        UserError: When the member is initialised, if the class is not registered; the message says
-            how to.
+        The member. Its `init` raises a `UserError` if the class is not registered; the message
+        says how to register it.
     """
 
-    def called(instance: Any, inputs: jax.Array, train: bool) -> jax.Array:
+    def called(instance: Any, inputs: Any, train: bool) -> Any:
         return instance(inputs, **switch_arguments(type(instance).__call__, train))
 
     member = from_functions(make, apply or called)

@@ -1,17 +1,31 @@
-"""How members are trained apart or together: small things that combine."""
+"""Transformations of a member's loss that combine: a method a file.
+
+A method is a function from a loss to a loss. A loss is called as
+`loss(params, model_state, batch, info)` and returns `(value, (model_state, aux))`; `info` is a
+`LossInfo` with the keys, the member's id, the positions of the examples and the objective.
+"""
 
 from dist_ens.methods.adversarial import adversarial
-from dist_ens.methods.bootstrap import poisson_weight
+from dist_ens.methods.bootstrap import bootstrap, poisson_weight
 from dist_ens.methods.label_smoothing import label_smoothing
-from dist_ens.methods.loss import ExampleLoss, Method, of_outputs
+from dist_ens.methods.loss import (
+    LossInfo,
+    MemberLoss,
+    Method,
+    loss_of_function,
+    loss_of_objective,
+)
 from dist_ens.methods.mixup import mixup
 
 __all__ = [
-    "ExampleLoss",
+    "MemberLoss",
     "Method",
+    "LossInfo",
     "adversarial",
+    "bootstrap",
     "label_smoothing",
+    "loss_of_function",
+    "loss_of_objective",
     "mixup",
-    "of_outputs",
     "poisson_weight",
 ]

@@ -1,51 +1,57 @@
-"""Adversarial training: the loss of an example and of one beside it that is worse."""
+"""Adversarial training: the loss of an example and of a perturbed copy of it."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dist_ens.methods.loss import Batch, ExampleLoss, Forward, Learnt, Method
+from dist_ens.methods.loss import LossInfo, MemberLoss, Method, with_float_inputs
 
 
-def adversarial(epsilon: float, input_ranges: Any) -> Method:
-    """Trains on each example and on one by the fast gradient sign method, to equal parts.
+def adversarial(epsilon: float, input_ranges: Any = 1.0, *, key: str = "inputs") -> Method:
+    """Trains on each example and on an adversarial copy, in equal parts.
 
         loss = (l(x) + l(x')) / 2,  x' = x + epsilon range sign(dl(x)/dx)
 
+    The copy is made by the fast gradient sign method (FGSM). It works with every loss of a dict
+    batch.
+
     Args:
-        epsilon: As a part of each input's range, positive; 0.01 in the paper.
-        input_ranges: Largest less smallest value of each input in the training data, of each group
-            of members, float32[groups, *input].
+        epsilon: Step size, as a fraction of each input's range; positive. The paper uses 0.01.
+        input_ranges: Largest minus smallest value of each input in the training data: a number,
+            float[*input], or float[groups, *input] with the ranges of each group of members.
+        key: Key of the inputs in the batch.
 
     Returns:
-        The method. The model state and what is reported beside the loss are of the examples
-        themselves.
+        The method. Model state and auxiliary scalars are those of the unperturbed examples.
 
     Source: Goodfellow et al. (2015), https://arxiv.org/abs/1412.6572; Lakshminarayanan et al.
     (2017), https://arxiv.org/abs/1612.01474, algorithm 1.
     """
 
-    def method(learn: ExampleLoss) -> ExampleLoss:
-        def attacked(
-            forward: Forward, batch: Batch, key: jax.Array, member_id: jax.Array
-        ) -> Learnt:
-            if input_ranges is None:
-                raise RuntimeError("Adversarial training needs the ranges of the inputs.")
-            inputs = batch["inputs"].astype(jnp.result_type(batch["inputs"], jnp.float32))
+    def method(loss: MemberLoss) -> MemberLoss:
+        def attacked(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
+            inputs = with_float_inputs(batch, "adversarial", key)
 
-            def total(inputs: jax.Array) -> tuple[jax.Array, Learnt]:
-                learnt = learn(forward, {**batch, "inputs": inputs}, key, member_id)
-                return learnt.losses.sum(), learnt
+            def loss_of(inputs: jax.Array) -> Any:
+                value, rest = loss(params, model_state, {**batch, key: inputs}, info)
+                return value, (value, rest)
 
-            gradient, clean = jax.grad(total, has_aux=True)(inputs)
-            ranges = jnp.asarray(input_ranges, inputs.dtype)
-            step = epsilon * ranges[member_id % len(ranges)][None] * jnp.sign(gradient)
-            # The worse example is data: the network does not learn through how it was found.
+            gradient, (clean, rest) = jax.grad(loss_of, has_aux=True)(inputs)
+            step = epsilon * _ranges_of(inputs, input_ranges, info) * jnp.sign(gradient)
+            # The copy is data: the network does not learn through how it was made.
             worse = jax.lax.stop_gradient(inputs + step)
-            beside = learn(forward, {**batch, "inputs": worse}, key, member_id)
-            return clean._replace(losses=(clean.losses + beside.losses) / 2)
+            perturbed, _ = loss(params, model_state, {**batch, key: worse}, info)
+            return (clean + perturbed) / 2, rest
 
         return attacked
 
     return method
+
+
+def _ranges_of(inputs: jax.Array, input_ranges: Any, info: LossInfo) -> jax.Array:
+    """Returns the ranges of this member's inputs, in a shape that broadcasts over the batch."""
+    ranges = jnp.asarray(input_ranges, inputs.dtype)
+    if ranges.ndim == inputs.ndim and ranges.shape[1:] == inputs.shape[1:]:
+        return ranges[info.member_id % len(ranges)][None]
+    return ranges if ranges.ndim == 0 else ranges[None]

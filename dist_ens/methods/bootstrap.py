@@ -1,13 +1,17 @@
-"""The bootstrap, example by example: how much a member learns from one, without a table."""
+"""The bootstrap: each member counts every example as often as its own sample holds it."""
 
 import functools
 import itertools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dist_ens.randomness import pinned_generator
+from dist_ens.errors import UserError
+from dist_ens.losses.averaging import counting_examples, tracing_loss
+from dist_ens.methods.loss import LossInfo, MemberLoss, Method
+from dist_ens.randomness import EXAMPLES, pinned_generator
 
 # Beyond it a Poisson variable of mean 1 goes less than once in 10**9 draws.
 _MOST = 12
@@ -36,3 +40,72 @@ def poisson_weight(key: jax.Array, index: jax.Array) -> jax.Array:
     bounds = itertools.accumulate(math.exp(-1) / math.factorial(k) for k in range(_MOST))
     draws = draw(index)
     return functools.reduce(jnp.add, [(draws >= bound).astype(jnp.float32) for bound in bounds])
+
+
+def bootstrap() -> Method:
+    """Trains each member on a bootstrap sample of its own.
+
+        loss = (1 / batch) sum_i count_i loss_i,  count_i ~ Poisson(1)
+
+    The counts of an example are the same at every step. All members see the same batches, and a
+    third of the examples count 0 in a member. The mean is divided by the number of examples, or by
+    the sum of the weights, not by the counts.
+
+    Returns:
+        The method. It works with every objective, with losses that average through
+        `losses.batch_mean`, and with other losses of networks without model state, which are then
+        computed example by example. Data must be arrays or a source, whose examples have positions.
+
+    Raises:
+        UserError: When the loss is traced, if the batches come from an iterator, or the loss of a
+            network with model state does not average through `batch_mean`.
+
+    Source: Oza and Russell (2001), "Online Bagging and Boosting".
+    """
+
+    def method(loss: MemberLoss) -> MemberLoss:
+        def weighted(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
+            if info.positions is None:
+                raise UserError(
+                    "bootstrap needs the positions of the examples, and batches from an iterator "
+                    "have none. Give the data as arrays, or resample in the iterator."
+                )
+            counts = poisson_weight(jax.random.fold_in(info.member_key, EXAMPLES), info.positions)
+            if info.objective is not None or _uses_batch_mean(
+                loss, params, model_state, batch, info
+            ):
+                with counting_examples(counts):
+                    return loss(params, model_state, batch, info)
+            return _example_by_example(loss, params, model_state, batch, info, counts)
+
+        return weighted
+
+    method.uses_positions = True  # type: ignore[attr-defined]  # see Ensemble.uses_positions
+    return method
+
+
+def _uses_batch_mean(loss: MemberLoss, *args: Any) -> bool:
+    params, model_state, batch, info = args
+    with tracing_loss() as scope:
+        jax.eval_shape(lambda p, s, b: loss(p, s, b, info)[0], params, model_state, batch)
+    return scope.uses_batch_mean
+
+
+def _example_by_example(
+    loss: MemberLoss, params: Any, model_state: Any, batch: Any, info: LossInfo, counts: jax.Array
+) -> Any:
+    """Returns the mean over examples of counts times the loss of each, computed for it alone."""
+    if jax.tree.leaves(model_state):
+        raise UserError(
+            "bootstrap cannot weight the examples of this loss: it does not average through "
+            "dist_ens.losses.batch_mean, and the network has model state, which depends on the "
+            "whole batch. Write the loss as batch_mean(loss_of_each_example)."
+        )
+
+    def of_example(example: Any) -> Any:
+        alone = jax.tree.map(lambda leaf: leaf[None], example)
+        value, (_, aux) = loss(params, model_state, alone, info)
+        return value, aux
+
+    values, aux = jax.vmap(of_example)(batch)
+    return (values * counts).mean(), (model_state, jax.tree.map(jnp.mean, aux))

@@ -1,41 +1,139 @@
-"""What a member minimises, as a function that methods wrap: the first kind of method."""
+"""The loss of one member as a function that methods wrap."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
-from dist_ens.losses import Loss
+from dist_ens.errors import UserError
+from dist_ens.losses import Objective
+from dist_ens.losses.averaging import batch_mean, counted_as_drawn
+from dist_ens.members import Member
+from dist_ens.methods.label_scale import standardized
 
-Batch = Mapping[str, jax.Array]
-# Of inputs [batch, ...] and a key: the network's outputs and its model state.
-Forward = Callable[[jax.Array, jax.Array], tuple[jax.Array, Any]]
 
-
-class Learnt(NamedTuple):
-    """What a member is trained by, and what came of its forward pass.
+class LossInfo(NamedTuple):
+    """What a loss may depend on besides parameters, state and batch.
 
     Attributes:
-        losses: Per example, float[batch, ...].
-        outputs: float[batch, ..., outputs].
-        model_state: As the network left it.
+        key: Key of this member, step and column of the mesh, [].
+        member_key: Key of this member, the same at every step, [].
+        member_id: Id of this member, int32[].
+        positions: Positions of the batch's examples in the training split, int32[batch]; None where
+            the batches come from an iterator.
+        objective: Objective of the ensemble; None where its loss is a function of the user's.
     """
 
-    losses: jax.Array
-    outputs: jax.Array
-    model_state: Any
+    key: jax.Array
+    member_key: jax.Array
+    member_id: jax.Array
+    positions: jax.Array | None
+    objective: Objective | None
 
 
-# Of a forward pass, a batch (`inputs`, `labels`), a key and the member's id.
-ExampleLoss = Callable[[Forward, Batch, jax.Array, jax.Array], Learnt]
-Method = Callable[[ExampleLoss], ExampleLoss]
+# Of parameters, model state and a batch: the loss, float[], the new model state, and a dict of
+# auxiliary scalars.
+MemberLoss = Callable[[Any, Any, Any, LossInfo], tuple[jax.Array, tuple[Any, dict[str, Any]]]]
+Method = Callable[[MemberLoss], MemberLoss]
 
 
-def of_outputs(loss: Loss) -> ExampleLoss:
-    """The loss of the network's outputs, nothing done to the examples."""
+def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
+    """Returns the loss of a network's outputs under an objective.
 
-    def learn(forward: Forward, batch: Batch, key: jax.Array, member_id: jax.Array) -> Learnt:
-        outputs, model_state = forward(batch["inputs"], key)
-        return Learnt(loss(outputs, batch["labels"]), outputs, model_state)
+    Args:
+        objective: Objective with the loss of each example.
+        member: Network.
 
-    return learn
+    Returns:
+        A loss of dict batches with the keys `inputs`, `labels` and, if examples are weighted,
+        `weights`.
+    """
+
+    def loss(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
+        labels, weights = batch[objective.LABELS], batch.get(objective.WEIGHTS)
+        if objective.standardize:
+            labels = standardized(labels, model_state)
+        inputs = batch[objective.INPUTS]
+        outputs, model_state = member.apply(params, model_state, inputs, info.key, True)
+        losses = objective.example_loss(outputs, labels)
+        if losses.shape != outputs.shape[:-1]:
+            raise UserError(
+                f"The labels have the shape {list(labels.shape)}, and the network returned "
+                f"{list(outputs.shape)}, of which {objective.name} makes losses of shape "
+                f"{list(losses.shape)}. Give one label for each row of the outputs: shape "
+                f"{list(outputs.shape[:-1])}."
+            )
+        scores = objective.training_scores(outputs, labels)
+        if weights is None:
+            loss = counted_as_drawn(losses).mean()
+            means = {name: values.mean() for name, values in scores.items()}
+        else:
+            loss = batch_mean(losses, weights)
+            means = {name: batch_mean(values, weights) for name, values in scores.items()}
+        return loss, (model_state, means)
+
+    return loss
+
+
+def loss_of_function(fn: Callable[..., Any], compute_dtype: str | None = None) -> MemberLoss:
+    """Returns a user's `loss_fn(params, model_state, batch, key)` as a loss that methods wrap.
+
+    Args:
+        fn: Loss of the user's.
+        compute_dtype: Type to which the floating-point parameters and batch are converted before
+            `fn` takes them. Default: they stay as they are.
+    """
+
+    def loss(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
+        if compute_dtype is not None:
+            params, batch = _converted((params, batch), compute_dtype)
+        return fn(params, model_state, batch, info.key)
+
+    return loss
+
+
+def _converted(tree: Any, dtype: str) -> Any:
+    return jax.tree.map(
+        lambda leaf: (
+            leaf.astype(dtype) if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) else leaf
+        ),
+        tree,
+    )
+
+
+def require_objective(info: LossInfo, method: str) -> Objective:
+    """Returns the objective of the ensemble.
+
+    Raises:
+        UserError: If its loss is a function, which a method cannot look into.
+    """
+    if info.objective is None:
+        raise UserError(
+            f"{method} changes the labels, and the loss of this ensemble is a function that may "
+            "use them in any way. Use an objective such as dist_ens.losses.categorical(10), or "
+            f"write {method} into the loss function."
+        )
+    return info.objective
+
+
+def with_float_inputs(batch: Any, method: str, key: str = "inputs") -> jax.Array:
+    """Returns the inputs of a batch as floating-point numbers.
+
+    Args:
+        batch: Batch, a dict.
+        method: Name of the method, for error messages.
+        key: Key of the inputs.
+
+    Raises:
+        UserError: If the batch is not a dict with that key, or the inputs are not one array.
+    """
+    if not isinstance(batch, dict) or key not in batch:
+        found = ", ".join(map(repr, batch)) if isinstance(batch, dict) else type(batch).__name__
+        raise UserError(
+            f"{method} changes batch[{key!r}], and the batch is {found}. Give batches that are "
+            f"dicts with the key {key!r}."
+        )
+    inputs = batch[key]
+    if not isinstance(inputs, jax.Array):
+        raise UserError(f"{method} takes inputs that are one array, not a {type(inputs).__name__}.")
+    return inputs.astype(jax.numpy.result_type(inputs, jax.numpy.float32))

@@ -1,9 +1,15 @@
 """Scores of probabilistic predictions, as pure functions on arrays.
 
-What each prediction adds to the scores is computed where the predictions are, a few numbers for a
-row; the scores, over rows as they are or in resamples of them, on the host.
+The statistics of each row are computed where the predictions are, a few numbers for a row. The
+scores are computed from them on the host, over all rows or over resamples of the rows.
 """
 
+from dist_ens.metrics.catalogue import (
+    CATALOGUE,
+    INTERVAL_LEVEL,
+    formatted,
+    label_of,
+)
 from dist_ens.metrics.classification import (
     classification_scores,
     classification_values,
@@ -15,8 +21,8 @@ from dist_ens.metrics.classification import (
     votes_of,
 )
 from dist_ens.metrics.means import mean_of
+from dist_ens.metrics.metric import Metric, Rows, scores_of
 from dist_ens.metrics.regression import (
-    INTERVAL_LEVEL,
     mixture_moments,
     mixture_quantile,
     regression_scores,
@@ -25,7 +31,10 @@ from dist_ens.metrics.regression import (
 from dist_ens.metrics.resampling import bootstrap_weights, interval
 
 __all__ = [
+    "CATALOGUE",
     "INTERVAL_LEVEL",
+    "Metric",
+    "Rows",
     "bootstrap_weights",
     "classification_scores",
     "classification_values",
@@ -33,12 +42,15 @@ __all__ = [
     "credit",
     "diversity_values",
     "entropy",
+    "formatted",
     "interval",
+    "label_of",
     "mean_of",
     "mixture_log_probs",
     "mixture_moments",
     "mixture_quantile",
     "regression_scores",
     "regression_values",
+    "scores_of",
     "votes_of",
 ]

@@ -8,19 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.metrics.calibration_error import (
-    adaptive_calibration_error,
-    classwise_calibration_error,
-    drawn_classwise_errors,
-    expected_calibration_error,
-)
-from dist_ens.metrics.means import mean_of
-from dist_ens.metrics.ranking import area_under_risk_coverage, risk_at_coverage
+from dist_ens.metrics.catalogue import CLASSIFICATION, NUM_BINS
+from dist_ens.metrics.metric import Rows, scores_of
 
-NUM_BINS = 15
 _TOP = 5
-# Of several members alone, or of samples of one.
-_SEVERAL = ("aleatoric", "mutual_information", "disagreement", "variance")
 
 
 def credit(log_probs: jax.Array, labels: jax.Array, k: int = 1) -> jax.Array:
@@ -143,12 +134,12 @@ def diversity_values(
 
 
 def classwise_sums(log_probs: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-    """What a batch adds to the calibration of each class.
+    """Sums what a batch adds to the calibration of each class.
 
     Args:
         log_probs: Normalised log-probabilities, in nats; float[batch, ..., classes].
-        labels: int[batch, ...], in [0, classes).
-        mask: bool[batch]; examples where it is False do not count.
+        labels: Classes; int[batch, ...], in [0, classes).
+        mask: Examples that count, bool[batch]; or weights, not negative, float[batch, ...].
 
     Returns:
         float32[4, classes, NUM_BINS]: by bin of the class's probability how many predictions there
@@ -161,10 +152,15 @@ def classwise_sums(log_probs: jax.Array, labels: jax.Array, mask: jax.Array) -> 
     # Bins (0, 1/15], (1/15, 2/15], …
     bins = jnp.clip(jnp.ceil(probs * NUM_BINS).astype(jnp.int32) - 1, 0, NUM_BINS - 1)
     cells = bins + NUM_BINS * jnp.arange(num_classes)[None, None]
-    gaps, counting = hits - probs, mask[:, None, None, None]
+    weights = mask.reshape(len(labels), math.prod(mask.shape[1:]))[..., None]
+    gaps = hits - probs
     # The positions of an example are resampled together, what they add is squared as one.
     values = (jnp.ones_like(probs), hits, probs, jnp.square(gaps) if positions == 1 else gaps)
-    added = jnp.where(counting, jnp.stack(values, axis=-1), 0)
+    added = jnp.where((weights > 0)[..., None], jnp.stack(values, axis=-1), 0)
+    if weights.dtype != bool:
+        weights = weights[..., None].astype(added.dtype)
+        squared = jnp.square(weights) if positions == 1 else weights
+        added *= jnp.concatenate([*[weights] * 3, squared], axis=-1)
     no_sums = jnp.zeros((num_classes * NUM_BINS, 4))
     if positions == 1:
         sums = no_sums.at[cells.ravel()].add(added.reshape(-1, 4))
@@ -181,7 +177,7 @@ def classification_scores(
     weights: np.ndarray | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The scores of a predictor.
+    """Computes the scores of a classifier.
 
         accuracy      = mean correct,  top_5 likewise, both with the `credit` of tied classes
         nll           = -mean log p(label)
@@ -193,17 +189,17 @@ def classification_scores(
         entropy       = mean H(p); and of several members, or samples, what tells them apart
 
     Args:
-        values: Of `classification_values`, and of `diversity_values` where members are many; by
-            name float[rows].
-        classwise: Of `classwise_sums`, added over the batches; without it `classwise_ece` is left
-            out.
-        weights: How often each row counts in some resamples, float[draws, rows].
-        seed: Of the resamples of what is scored class by class, which has no rows.
+        values: Statistics of `classification_values`, and of `diversity_values` where there are
+            several members, by name; float[rows].
+        classwise: Sums of `classwise_sums` over all batches; None leaves `classwise_ece` out.
+        weights: How often each row counts in each resample, float[draws, rows]; None scores the
+            rows themselves.
+        seed: Seed of the resamples of what is summed class by class.
 
     Returns:
-        A float for each score; with weights float64[draws]. A row whose label is tied counts as
+        A float for each score, or float64[draws] of resamples. A row whose label is tied counts as
         right in part, so `ece`, `aece`, `aurc` and `risk_at_80` are those expected when ties are
-        broken at random. The other scores do not depend on ties.
+        broken at random. The other scores do not depend on ties. NaN where a prediction is NaN.
 
     Raises:
         ValueError: If there is no row.
@@ -212,33 +208,7 @@ def classification_scores(
     (1950), summed over the classes; Geifman et al. (2019) for the area under the risk-coverage
     curve.
     """
-    if len(values["nll"]) == 0:
-        raise ValueError("Scores need at least one example. Received: none. Add some.")
-    scores = {"accuracy": mean_of(values["correct"], weights)}
-    if not np.isfinite(values["confidence"]).all() or np.isnan(values["nll"]).any():
-        # What a network that has diverged predicts has no order. The names are those of any other.
-        scores |= classification_scores(
-            {name: np.zeros_like(leaf) for name, leaf in values.items()}, classwise, weights, seed
-        )
-        return {name: np.full(np.shape(score), np.nan)[()] for name, score in scores.items()}
-    of_top = {"confidence": values["confidence"], "correct": values["correct"]}
-    scores |= {name: mean_of(values[name], weights) for name in ("nll", "brier")}
-    scores["ece"] = expected_calibration_error(**of_top, weights=weights, num_bins=NUM_BINS)
-    if "top_5" in values:
-        scores["top_5"] = mean_of(values["top_5"], weights)
-    scores["aece"] = adaptive_calibration_error(**of_top, weights=weights, num_bins=NUM_BINS)
-    if classwise is not None:
-        scores["classwise_ece"] = (
-            classwise_calibration_error(*classwise[:3])
-            if weights is None
-            else drawn_classwise_errors(classwise, len(weights), seed)
-        )
-    errors = 1 - values["correct"]
-    scores["aurc"] = area_under_risk_coverage(values["confidence"], errors, weights)
-    scores["risk_at_80"] = risk_at_coverage(values["confidence"], errors, 0.8, weights)
-    for name in ("entropy", *(name for name in _SEVERAL if name in values)):
-        scores[name] = mean_of(values[name], weights)
-    return scores
+    return scores_of(CLASSIFICATION, Rows(values, classwise, draws=weights, seed=seed))
 
 
 def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:

@@ -9,10 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import norm
 
-from dist_ens.metrics.means import mean_of
-
-# Probability of the central intervals whose coverage and width are scored.
-INTERVAL_LEVEL = 0.9
+from dist_ens.metrics.catalogue import INTERVAL_LEVEL, REGRESSION
+from dist_ens.metrics.metric import Rows, scores_of
 
 
 def mixture_moments(
@@ -121,7 +119,7 @@ def mixture_quantile(means: jax.Array, variances: jax.Array, level: float) -> ja
 def regression_scores(
     values: Mapping[str, np.ndarray], unit: float = 1.0, weights: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """The scores of a predictor.
+    """Computes the scores of predictions of real targets.
 
         rmse        = sqrt(mean (y - mean)^2),  mae = mean |y - mean|,  mean: of the mixture
         nll         = -mean log N(y; mean, variance),  both of the mixture
@@ -132,12 +130,14 @@ def regression_scores(
         sharpness   = sqrt(mean variance);  spread_skill = sharpness / rmse, 1 where both agree
 
     Args:
-        values: Of `regression_values`, by name float[rows]; what is not there is not scored.
-        unit: Of the targets there, such as the standard deviation that they were divided by.
-        weights: How often each row counts in some resamples, float[draws, rows].
+        values: Statistics of `regression_values` by name, float[rows]; scores whose statistics are
+            absent are left out.
+        unit: Unit of the targets in `values`, such as the standard deviation that divided them.
+        weights: How often each row counts in each resample, float[draws, rows]; None scores the
+            rows themselves.
 
     Returns:
-        A float for each score, with weights float64[draws]: `rmse`, `mae`, `crps`, `width` and
+        A float for each score, or float64[draws] of resamples: `rmse`, `mae`, `crps`, `width` and
         `sharpness` in the targets' own unit, `nll` and `mixture_nll` in nats, of a density per that
         unit.
 
@@ -148,34 +148,7 @@ def regression_scores(
     as one normal distribution; Gneiting and Raftery (2007) for the CRPS; Fortin et al. (2014) for
     spread against skill.
     """
-    if len(values["squared_error"]) == 0:
-        raise ValueError("Scores need at least one example. Received: none. Add some.")
-
-    def mean(name: str) -> Any:
-        return mean_of(values[name], weights)
-
-    rmse = np.sqrt(mean("squared_error"))
-    scores = {"rmse": rmse * unit, "mae": mean("absolute_error") * unit}
-    for name in ("nll", "mixture_nll"):
-        if name in values:
-            scores[name] = mean(name) + math.log(unit)
-    for name in ("crps", "pinball"):
-        if name in values:
-            scores[name] = mean(name) * unit
-    if "pit" in values:
-        pit = values["pit"]
-        inside = np.where(np.isnan(pit), np.nan, np.abs(pit - 0.5) <= INTERVAL_LEVEL / 2)
-        scores["coverage"] = mean_of(inside, weights)
-    if "inside" in values:
-        scores["coverage"] = mean("inside")
-    if "width" in values:
-        scores["width"] = mean("width") * unit
-    if "variance" in values:
-        sharpness = np.sqrt(mean("variance"))
-        scores["sharpness"] = sharpness * unit
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scores["spread_skill"] = sharpness / rmse
-    return {name: float(s) if np.ndim(s) == 0 else s for name, s in scores.items()}
+    return scores_of(REGRESSION, Rows(values, unit=unit, draws=weights))
 
 
 def _crps(means: jax.Array, variances: jax.Array, targets: jax.Array) -> jax.Array:

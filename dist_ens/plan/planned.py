@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dist_ens.errors import UserError
-from dist_ens.feed import Place
+from dist_ens.feed import Placement
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.plan.collectives import Collective
 from dist_ens.plan.topology import CHIPS
@@ -45,7 +45,7 @@ class PlannedMesh:
     waves: int
     platform: str
     execution: str
-    place: Place
+    place: Placement
     bytes_per_device: Mapping[str, int]
     flops_per_device: float | None = None
     collectives: tuple[Collective, ...] = ()

@@ -11,11 +11,11 @@ from dist_ens import cluster
 from dist_ens.config import Experiment
 from dist_ens.config.execution_spec import AUTO, Execution
 from dist_ens.data import Spec
-from dist_ens.ensemble import Drawn, Ensemble, Own
+from dist_ens.ensemble import Batches, Drawn, Ensemble, MemberBatches
 from dist_ens.errors import UserError, first_line
 from dist_ens.execution.heuristics import candidates
-from dist_ens.feed import INDEX_BYTES, Place, TrainingSet, abstract_batches
-from dist_ens.layout import Layout, device_bytes, make_layout
+from dist_ens.feed import INDEX_BYTES, Placement, TrainingSet, abstract_batches
+from dist_ens.layout import Layout, device_bytes
 from dist_ens.plan.collectives import collectives
 from dist_ens.plan.planned import Plan, PlannedMesh
 from dist_ens.plan.topology import chip_of, memory_bytes
@@ -93,7 +93,7 @@ class Planner:
             "optimizer": device_bytes(state.opt_state),
         }
         state_bytes = sum(counted.values())
-        place, kept_bytes = Place.HOSTS, 0
+        place, kept_bytes = Placement.STREAMED, 0
         if self.training_set is not None:
             free_bytes = self._memory_bytes(ensemble_axis) - (state_bytes if waves == 1 else 0)
             place = self.training_set.place_on(layout, free_bytes)
@@ -104,7 +104,7 @@ class Planner:
             "training_set": kept_bytes,
             # Those of a wave are drawn when it comes, others are there of all members.
             "batches": _call_bytes(ensemble, batches)
-            if place is Place.EVERYWHERE
+            if place is Placement.REPLICATED
             else _call_bytes(whole, self._batches(whole, place, steps)),
             # What waits for its wave is in the memory of a CPU's devices too, before and after.
             "waiting": 2 * waves * state_bytes if waves > 1 and layout.platform == "cpu" else 0,
@@ -148,7 +148,7 @@ class Planner:
             plain = dataclasses.replace(way, convolutions=None) if canonical else way
             # To locate one order's examples is an operation of a device, not of each member.
             shared = over_members and not self.per_member
-            given = dataclasses.replace(planned, place=Place.HOSTS) if shared else planned
+            given = dataclasses.replace(planned, place=Placement.STREAMED) if shared else planned
             step = self._compiled(given, self._one_member(ensemble, 1), _unrolled(plain))
         times = 1 if step is program and not dispatched else members
         memory = program.memory_analysis()
@@ -164,12 +164,12 @@ class Planner:
         # for those whose turn it is.
         total += planned.bytes_per_device["batches"]
         total -= _given_bytes(given_to, self._batches(given_to, planned.place, 1))
-        drawn = planned.place is Place.EVERYWHERE
+        drawn = planned.place is Placement.REPLICATED
         if self.per_member and not drawn and (dispatched or planned.waves > 1):
             steps = self.experiment.steps_per_call
             total += _call_bytes(given_to, self._batches(given_to, planned.place, steps))
         total += planned.bytes_per_device["waiting"]
-        if planned.place is Place.DIVIDED:  # which the program is only given its batches of
+        if planned.place is Placement.SHARDED:  # which the program is only given its batches of
             total += planned.bytes_per_device["training_set"]
         if dispatched:  # the program's member is a copy, beside all of them
             total += device_bytes((state.params, state.model_state, state.opt_state))
@@ -200,15 +200,18 @@ class Planner:
 
     def _abstract_state(self, ensemble: Ensemble) -> State:
         """Shapes of the state."""
-        device_batch_size = self.experiment.data.global_batch_size // ensemble.layout.data_axis
-        shape = (device_batch_size, *self.spec.input_shape)
-        return ensemble.abstract_state(jax.ShapeDtypeStruct(shape, self.spec.input_dtype))
+        size = self.experiment.data.global_batch_size // ensemble.layout.data_axis
+        batch = {
+            name: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype)
+            for name, leaf in self.spec.example.items()
+        }
+        return ensemble.abstract_state(batch)
 
-    def _batches(self, ensemble: Ensemble, place: Place, steps: int) -> Any:
+    def _batches(self, ensemble: Ensemble, place: Placement, steps: int) -> Any:
         """Shapes of what a call is given."""
         return abstract_batches(
             ensemble.layout,
-            self.spec,
+            self.spec.example,
             steps,
             self.experiment.data.global_batch_size,
             place,
@@ -220,7 +223,7 @@ class Planner:
         devices = self.devices
         if self.are_cores:
             devices = cluster.devices_for(num_members, ensemble_axis)
-        return make_layout(num_members, ensemble_axis, devices)
+        return Layout.make(num_members, ensemble_axis=ensemble_axis, devices=devices)
 
     def _memory_bytes(self, ensemble_axis: int) -> float:
         """Of a device of a mesh with so many rows."""
@@ -333,10 +336,11 @@ def _given_bytes(ensemble: Ensemble, batches: Any) -> int:
     """What of it a compiled program takes: positions only where examples are weighed by them."""
     if isinstance(batches, Drawn):
         return device_bytes(batches.cursor)
-    if ensemble.example_weight is not None:
+    if ensemble.uses_positions:
         return device_bytes(batches)
-    examples = batches.examples if isinstance(batches, Own) else batches
-    return device_bytes({name: leaf for name, leaf in examples.items() if name != "index"})
+    if isinstance(batches, Batches | MemberBatches):
+        return device_bytes(batches.examples)
+    return device_bytes(batches)
 
 
 def _unrolled(way: Execution) -> Execution:

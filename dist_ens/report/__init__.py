@@ -13,25 +13,19 @@ from dist_ens.report.files import (
     write_scores,
     write_summary,
 )
+from dist_ens.report.metrics_file import METRICS
 from dist_ens.report.rates import plot_rates
 from dist_ens.report.run_files import RunReport, read_run, write_report
-from dist_ens.report.table import scores_table, told
-from dist_ens.report.training import METRICS, MetricsWriter, TrainingReporter, metrics_line
 
 __all__ = [
     "CURVES",
     "METRICS",
     "PAGE",
     "SUMMARY",
-    "MetricsWriter",
     "RunReport",
-    "TrainingReporter",
-    "metrics_line",
     "pace_before",
     "plot_rates",
     "read_run",
-    "scores_table",
-    "told",
     "write_atomically",
     "write_report",
     "write_scores",

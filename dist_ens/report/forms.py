@@ -137,6 +137,7 @@ _SUMMARY: Mapping[str, Form] = {
     "mean_member_std": _SCORES,
     "test_interval": _object_of(_list_of(is_number)),
     "mean_member_interval": _object_of(_list_of(is_number)),
+    "metrics": _object_of(_object_with(label=_is_text, direction=_is_name)),
     "members": _list_of(lambda value: _SCORES(value) and is_whole(value.get("member_id"))),
     "broken_members": _list_of(is_whole),
     "left_out_members": _list_of(is_whole),

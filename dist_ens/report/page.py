@@ -14,6 +14,7 @@ import numpy as np
 
 from dist_ens.errors import UserError
 from dist_ens.layout import DATA, ENSEMBLE
+from dist_ens.metrics.catalogue import COMPARED, described, has_unit, label_of
 from dist_ens.report import figures
 from dist_ens.report.files import write_atomically
 from dist_ens.report.panels import (
@@ -22,7 +23,6 @@ from dist_ens.report.panels import (
     Section,
     Shown,
     having,
-    named,
 )
 from dist_ens.report.run_files import RunReport
 
@@ -44,23 +44,6 @@ _EXAMPLES = (
         "that members, or samples of one, contradict each other, which more data can settle, and "
         "high entropy without it that the input itself is ambiguous.",
     ),
-)
-_BETTER_HIGHER = frozenset({"accuracy", "top_5"})
-_BETTER_LOWER = frozenset(
-    {
-        "aece",
-        "aurc",
-        "brier",
-        "classwise_ece",
-        "crps",
-        "ece",
-        "mae",
-        "mixture_nll",
-        "nll",
-        "pinball",
-        "risk_at_80",
-        "rmse",
-    }
 )
 
 
@@ -125,16 +108,16 @@ def _rendered(section: Section) -> dict[str, Any]:
 
 
 def _result(summary: Mapping[str, Any]) -> str:
-    """One sentence: the ensemble against its mean member."""
+    """Returns one sentence that compares the ensemble with its mean member."""
     test, mean = summary.get("test", {}), summary.get(MEAN_MEMBER, {})
     told, better = [], {}
-    for name in ("accuracy", "rmse", "nll"):
-        ours, theirs = test.get(name), mean.get(name)
+    for metric in COMPARED:
+        ours, theirs = test.get(metric.name), mean.get(metric.name)
         if not (_is_number(ours) and _is_number(theirs)):
             continue
-        told.append(f"{named(name)} {_number(ours, test)} against {_number(theirs, test)}")
-        gain = ours - theirs if name in _BETTER_HIGHER else theirs - ours
-        better[named(name)] = int(np.sign(gain))
+        told.append(f"{metric.label} {_number(ours, test)} against {_number(theirs, test)}")
+        gain = ours - theirs if metric.direction == "higher" else theirs - ours
+        better[metric.label] = int(np.sign(gain))
     if not told:
         return "There is no finite score to compare the ensemble with its mean member by."
     groups = summary.get("groups") or 1
@@ -213,26 +196,26 @@ def _duration(seconds: float) -> str:
 
 
 def _score_rows(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
-    """A row for each score of any run, with two cells for each run."""
+    """Returns a row for each score of any run, with two cells for each run."""
     names = dict.fromkeys(name for run in runs for name in run.summary.get("test", {}))
-    return [
-        {
-            "name": named(name),
-            "direction": "↑" * (name in _BETTER_HIGHER) + "↓" * (name in _BETTER_LOWER),
-            "cells": [cell for run in runs for cell in _cells(run.summary, name)],
-        }
-        for name in names
-    ]
+    others = {name: own for run in runs for name, own in run.summary.get("metrics", {}).items()}
+    rows = []
+    for name in names:
+        label, direction = described(name, others)
+        cells = [cell for run in runs for cell in _cells(run.summary, name, direction)]
+        arrow = {"higher": "↑", "lower": "↓"}.get(direction or "", "")
+        rows.append({"name": label, "direction": arrow, "cells": cells})
+    return rows
 
 
-def _cells(summary: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """The ensemble's score and its mean member's; the better of them is marked."""
+def _cells(summary: Mapping[str, Any], name: str, direction: str | None) -> list[dict[str, Any]]:
+    """Returns the ensemble's score and its mean member's; the better of them is marked."""
     both = ("test", MEAN_MEMBER)
     values = [summary.get(of, {}).get(name) for of in both]
     better = None
     if all(map(_is_number, values)) and values[0] != values[1]:
-        better = max(values) if name in _BETTER_HIGHER else better
-        better = min(values) if name in _BETTER_LOWER else better
+        better = max(values) if direction == "higher" else better
+        better = min(values) if direction == "lower" else better
     return [
         {**_cell(summary, of, name), "is_better": better is not None and value == better}
         for of, value in zip(both, values, strict=True)
@@ -276,7 +259,7 @@ def _member_rows(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     if not names:
         return None
     return {
-        "names": [named(name) for name in names],
+        "names": [described(name, summary.get("metrics", {}))[0] for name in names],
         "rows": [
             (m["member_id"], [_number(m.get(name), summary["test"]) for name in names])
             for m in members[:_MEMBERS_SHOWN]
@@ -286,10 +269,10 @@ def _member_rows(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _number(value: Any, scores: Mapping[str, Any]) -> str:
-    """Of classes four digits after the point, in a target's own unit four; else a dash."""
+    """Returns four decimals, or four digits if a score has the targets' unit; else a dash."""
     if not _is_number(value):
         return _DASH
-    if "accuracy" in scores and abs(value) < 1e4:
+    if scores and not has_unit(scores) and abs(value) < 1e4:
         return f"{value:.4f}"
     return f"{value:#.4g}".removesuffix(".")
 
@@ -310,7 +293,7 @@ def _examples(shown: Sequence[Shown], name: str, title: str, caption: str) -> di
         lists.append(
             {
                 "title": each.title,
-                "fields": [named(field) for field in fields],
+                "fields": [label_of(field) for field in fields],
                 "rows": [
                     [_told(field, example.get(field), scores) for field in fields]
                     for example in examples

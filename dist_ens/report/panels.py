@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dist_ens.layout import ENSEMBLE
+from dist_ens.metrics.catalogue import COMPARED, label_of
 from dist_ens.report import figures
 from dist_ens.report.figures import Curve
 from dist_ens.report.run_files import RunReport
@@ -17,20 +18,8 @@ _BOTH = (ENSEMBLE, MEAN_MEMBER)
 _BOTH_KEY = "solid: the ensemble, dashed: its mean member"
 # Points of a training curve: more are finer than the picture.
 _MOST_POINTS = 300
-_NAMES = {
-    "aece": "adaptive ECE",
-    "aurc": "AURC",
-    "brier": "Brier",
-    "classwise_ece": "classwise ECE",
-    "crps": "CRPS",
-    "ece": "ECE",
-    "mae": "MAE",
-    "mixture_nll": "mixture NLL",
-    "nll": "NLL",
-    "risk_at_80": "risk at 80 %",
-    "rmse": "RMSE",
-    "top_5": "top-5 accuracy",
-}
+# Metrics whose course over training is drawn.
+_TRAINING = ("train/loss", *(f"test/{metric.name}" for metric in COMPARED))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +62,6 @@ class Section:
     caption: str
     panels: list[Panel]
     key: str | None = None
-
-
-def named(name: str) -> str:
-    """What people call a score."""
-    return _NAMES.get(name, name.replace("_", " "))
 
 
 def having(shown: Sequence[Shown], name: str) -> Iterator[tuple[Shown, Any]]:
@@ -199,8 +183,8 @@ def _score_against_members(shown: Sequence[Shown]) -> Section:
             for each, of in runs
             if name in of
         ]
-        figure = figures.lines(curves, x_label="members", y_label=named(name), x_is_count=True)
-        panels.append(Panel(figure, f"{named(name)} over the number of members."))
+        figure = figures.lines(curves, x_label="members", y_label=label_of(name), x_is_count=True)
+        panels.append(Panel(figure, f"{label_of(name)} over the number of members."))
     return Section(
         "score_against_members",
         "Score against number of members",
@@ -213,13 +197,13 @@ def _score_against_members(shown: Sequence[Shown]) -> Section:
 
 def _training(shown: Sequence[Shown]) -> Section:
     panels, most_members = [], 0
-    for name in ("train/loss", "test/accuracy", "test/rmse", "test/nll"):
+    for name in _TRAINING:
         is_test = name.startswith("test/")
         series = [(each, *_series(each.run.metrics, name)) for each in shown]
         series = [one for one in series if len(one[1]) > 1]  # a point is no curve
         # Runs are drawn side by side, and read against the same axis.
         y_values = np.concatenate([[], *(v.ravel() for one in series for v in one[2:])])
-        label = f"{name.partition('/')[0]} {named(name.partition('/')[2])}"
+        label = f"{name.partition('/')[0]} {label_of(name.partition('/')[2])}"
         for each, steps, whole, members in series:
             most_members = max(most_members, members.shape[1])
             median = Curve(steps, _median(members), figures.COLOURS[is_test], "median member")
@@ -260,9 +244,9 @@ def _shift(shown: Sequence[Shown]) -> Section:
                 if name in of.get(kind, {})
             ]
             if curves:
-                figure = figures.lines(curves, x_label="strength of shift", y_label=named(name))
+                figure = figures.lines(curves, x_label="strength of shift", y_label=label_of(name))
                 title = _words(group[0]) if len(shown) > 1 else ""
-                alt = f"{named(name)} over the strength of shift."
+                alt = f"{label_of(name)} over the strength of shift."
                 panels.append(Panel(figure, alt, title))
     return Section(
         "shift",
@@ -283,9 +267,9 @@ def _ood(shown: Sequence[Shown]) -> Section:
             figures.histograms(
                 density["edges"],
                 {"test split": density["in"], str(of["name"]): density["out"]},
-                x_label=named(score),
+                x_label=label_of(score),
             ),
-            f"Density of {named(score)} on the test split and on {of['name']}.",
+            f"Density of {label_of(score)} on the test split and on {of['name']}.",
             each.title,
         )
         for each, of in runs

@@ -15,7 +15,7 @@ from dist_ens.json_text import from_json
 from dist_ens.paths import given_path
 from dist_ens.report.files import CURVES, PAGE, PICTURES, SUMMARY, to_json, write_atomically
 from dist_ens.report.forms import require_curves, require_summary
-from dist_ens.report.training import METRICS, read_metrics
+from dist_ens.report.metrics_file import METRICS, read_metrics
 
 
 @dataclasses.dataclass(frozen=True)

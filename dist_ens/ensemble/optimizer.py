@@ -1,5 +1,7 @@
-"""The state of one member's optimizer, in which random keys are the member's own."""
+"""The optimizer of one member: its state, its update, and the parameters to evaluate with."""
 
+import functools
+import inspect
 from typing import Any
 
 import jax
@@ -16,9 +18,74 @@ _DRAWS = {"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator", "r
 _TAKE_KEYS = _DRAWS | {"random_wrap", "random_split", "random_fold_in", "random_clone"}
 
 
-def optimizer_state(
-    optimizer: optax.GradientTransformation, params: Any, member_key: jax.Array
-) -> Any:
+def require_optimizer(optimizer: Any) -> None:
+    """Raises a `UserError` unless an object has `init` and `update`, as Optax's optimizers have."""
+    has_both = all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
+    if has_both and not isinstance(optimizer, type):
+        return
+    name = getattr(optimizer, "__name__", repr(optimizer)[:80])
+    if isinstance(optimizer, type) or inspect.isroutine(optimizer):
+        raise UserError(
+            f"The optimizer is {name}, which makes an optimizer and is none. Call it: "
+            f"{name}(learning_rate)."
+        )
+    raise UserError(
+        f"The optimizer is a {type(optimizer).__name__} without init and update. Give one of "
+        "Optax's, such as optax.adam(1e-3)."
+    )
+
+
+def update_of(optimizer: Any, grads: Any, state: Any, params: Any, **extra: Any) -> Any:
+    """Returns an optimizer's updates and its new state.
+
+    Args:
+        optimizer: Any object with `init` and `update`.
+        grads: Gradients, a pytree like the parameters.
+        state: State of the optimizer.
+        params: Parameters.
+        **extra: Extra arguments, of which an optimizer is given those that it takes.
+    """
+    if isinstance(optimizer, optax.GradientTransformationExtraArgs):
+        return optimizer.update(grads, state, params, **extra)
+    if isinstance(optimizer, optax.GradientTransformation):
+        return optimizer.update(grads, state, params)
+    taken = inspect.signature(optimizer.update).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
+        names = {parameter.name for parameter in taken}
+        extra = {name: value for name, value in extra.items() if name in names}
+    return optimizer.update(grads, state, params, **extra)
+
+
+def evaluation_params(params: Any, opt_state: Any) -> Any:
+    """Returns the parameters with which a member is evaluated.
+
+    They are the trained parameters themselves, but for schedule-free optimizers, whose averaged
+    parameters are computed from the optimizer's state.
+
+    Args:
+        params: Parameters that are trained.
+        opt_state: State of the optimizer, of one member.
+
+    Source: Defazio et al. (2024), https://arxiv.org/abs/2405.15682.
+    """
+
+    structure: Any = jax.tree.structure(params)
+    for node in jax.tree.leaves(opt_state, is_leaf=_is_schedule_free):
+        if _is_schedule_free(node) and jax.tree.structure(node.z) == structure:
+            return optax.contrib.schedule_free_eval_params(node, params)
+    return params
+
+
+def is_schedule_free(opt_state: Any) -> bool:
+    """Returns whether an optimizer evaluates other parameters than it trains."""
+    return any(map(_is_schedule_free, jax.tree.leaves(opt_state, is_leaf=_is_schedule_free)))
+
+
+def _is_schedule_free(node: Any) -> bool:
+    return isinstance(node, optax.contrib.ScheduleFreeState)
+
+
+def optimizer_state(optimizer: Any, params: Any, member_key: jax.Array) -> Any:
     """Returns the state in which a member's optimizer begins.
 
     An optimizer that draws random numbers, such as `optax.noisy_sgd`, is made with one seed for all
@@ -41,8 +108,11 @@ def optimizer_state(
     leaves, structure = jax.tree.flatten(state)
     is_key = [_is_typed_key(leaf) for leaf in leaves]
     try:
-        traced = jax.make_jaxpr(optimizer.update)(params, state, params).jaxpr
-    except Exception:  # one that takes more arguments: the update says so where it is traced
+        update = functools.partial(
+            update_of, optimizer, value=jnp.float32(0), key=jax.random.key(0)
+        )
+        traced = jax.make_jaxpr(update)(params, state, params).jaxpr
+    except Exception:  # the update says what is wrong where it is traced
         traced = None
     if traced is not None:
         num_params = len(jax.tree.leaves(params))

@@ -1,0 +1,143 @@
+"""What more members cost: compiling, a step, evaluation, a checkpoint and the report.
+
+    python -m benchmarks.many_members --plot=benchmarks/many_members.png
+
+Ensembles of 8, 64, 512 and 4096 MLPs 13-50-2 on random regression data, each in a process of its
+own without a compilation cache, so that every program is compiled.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl import flags
+
+from launch import cli
+from launch.path_flags import define_path
+
+_PLOT = define_path("plot", None, "PNG file for the picture.")
+_MEMBERS = flags.DEFINE_multi_integer("members", [8, 64, 512, 4096], "Sizes of the ensembles.")
+_ONE = flags.DEFINE_integer("one", 0, "Measure one size in this process, and print JSON.")
+_COLUMNS = ("compile s", "step ms", "evaluate s", "save s", "save MB", "report s", "report MB")
+_STEPS = 50
+
+
+def main() -> None:
+    """Prints a line for each size, and draws the picture."""
+    if _ONE.value:
+        print(json.dumps(_measured(_ONE.value)))
+        return
+    found = {}
+    print("members " + " ".join(f"{name:>10}" for name in _COLUMNS))
+    for size in _MEMBERS.value:
+        command = [sys.executable, "-m", "benchmarks.many_members", f"--one={size}"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=True)
+        found[size] = json.loads(ended.stdout.splitlines()[-1])
+        print(f"{size:>7} " + " ".join(f"{found[size][name]:>10.3g}" for name in _COLUMNS))
+    if _PLOT.value is not None:
+        _draw(found, _PLOT.value)
+
+
+def _measured(num_members: int) -> dict[str, float]:
+    import jax
+    import numpy as np
+    import optax
+
+    import dist_ens as de
+    from dist_ens import report
+    from dist_ens.data import ArraySplit
+    from dist_ens.ensemble import Drawn
+    from dist_ens.evaluation import Evaluator, curves_of
+    from dist_ens.feed import ResidentFeed, put_whole
+    from dist_ens.models.mlp import mlp
+    from dist_ens.sampling import Order
+
+    jax.config.update("jax_enable_compilation_cache", False)
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(455, 13)).astype("f4"), random.normal(size=455).astype("f4")
+    split = ArraySplit(x, y)
+    ensemble = de.Ensemble(
+        mlp((13,), 2, hidden_sizes=(50,)),
+        optax.adam(1e-2),
+        de.losses.gaussian(),
+        num_members=num_members,
+        execution="vmap",
+    )
+    state = ensemble.init({"inputs": x[:100]})
+    order = Order(455, 100)
+    feed = ResidentFeed(put_whole(split, ensemble.layout), order, ensemble.layout, 0)
+    batches: Drawn = feed(range(_STEPS))
+    found = {}
+    started = time.perf_counter()
+    compiled = ensemble.update_steps.lower(state, batches).compile()
+    found["compile s"] = time.perf_counter() - started
+    state, _ = jax.block_until_ready(compiled(state, batches))
+    started = time.perf_counter()
+    state, _ = jax.block_until_ready(compiled(state, batches))
+    found["step ms"] = 1e3 * (time.perf_counter() - started) / _STEPS
+    evaluator = Evaluator(ensemble, 64, None, de.losses.gaussian().distribution)
+    evaluator.evaluate(state, split, by_size=True)  # compiles
+    started = time.perf_counter()
+    evaluation = evaluator.evaluate(state, split, by_size=True)
+    scores = evaluation.scores(intervals=True)
+    found["evaluate s"] = time.perf_counter() - started
+    with tempfile.TemporaryDirectory() as folder:
+        workdir = pathlib.Path(folder)
+        with de.Checkpoints(workdir / "run").open(_record(num_members)) as opened:
+            opened.save(1, state)
+            opened.wait()
+            started = time.perf_counter()
+            opened.save(2, state)
+            opened.wait()
+            found["save s"] = time.perf_counter() - started
+            newest = workdir / "run" / "checkpoints" / "2"
+            found["save MB"] = _megabytes(newest)
+        summary = {"test": scores.ensemble, "mean_member": scores.mean_member, **scores.to_dict()}
+        started = time.perf_counter()
+        report.write_report(workdir, summary, curves_of(evaluation), [])
+        found["report s"] = time.perf_counter() - started
+        found["report MB"] = (workdir / report.PAGE).stat().st_size / 1e6
+    return found
+
+
+def _record(num_members: int) -> dict[str, object]:
+    from dist_ens.checkpoint import StepRecord
+
+    return StepRecord(
+        member="mlp",
+        optimizer="adam",
+        loss="gaussian",
+        methods=(),
+        num_members=num_members,
+        member_ids=tuple(range(num_members)),
+        seed=0,
+        batch="",
+        fingerprint=None,
+        versions={},
+    ).to_dict()
+
+
+def _megabytes(folder: pathlib.Path) -> float:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+
+
+def _draw(found: dict[int, dict[str, float]], path: pathlib.Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for name in _COLUMNS:
+        axis = axes[name.endswith("MB")]
+        axis.loglog([*found], [each[name] for each in found.values()], marker="o", label=name)
+    for axis, label in zip(axes, ("seconds, or ms a step", "MB"), strict=True):
+        axis.set_xlabel("members")
+        axis.set_ylabel(label)
+        axis.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,9 @@
+"""Callbacks of `fit`: one file each. `callbacks.protocol` says what a callback is."""
+
+from dist_ens.callbacks.early_stopping import EarlyStopping
+from dist_ens.callbacks.json_lines import JsonLines
+from dist_ens.callbacks.progress import ProgressBar
+from dist_ens.callbacks.protocol import STOP, RunInfo, StepInfo
+from dist_ens.callbacks.report import Report
+
+__all__ = ["STOP", "EarlyStopping", "JsonLines", "ProgressBar", "Report", "RunInfo", "StepInfo"]

@@ -1,0 +1,80 @@
+"""The protocol between `fit` and its callbacks: all of it, on one page.
+
+A callback is any object with some of these methods; `fit` calls those that it has.
+
+    __call__(info: StepInfo) -> None | State | STOP    after each call of the update
+    begin(run: RunInfo) -> None                        before the first step
+    evaluated(step, scores) -> None | STOP             after each evaluation
+    write(step, record) -> None                        for each record of metrics: a *writer*
+    sync() -> None                                     before a checkpoint: records must be on disk
+    finished(step, scores, evaluation, split) -> None  after the last evaluation
+    close() -> None                                    at the end, also after an error
+    state() -> Any, restore(state) -> None             saved with the checkpoint
+
+A record is a flat dict from names such as `train/loss` or `test/nll/member_03` to numbers. A plain
+function of a `StepInfo` is a callback too. On several hosts every host has its callbacks, and only
+process 0 calls `write`.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dist_ens.ensemble import Ensemble
+from dist_ens.state import State
+
+
+class Stop(enum.Enum):
+    """The type of `STOP`."""
+
+    STOP = "stop"
+
+
+STOP = Stop.STOP  # returned by a callback to end the run: it is evaluated and saved first
+
+
+class StepInfo(NamedTuple):
+    """What a callback knows after a call of the update.
+
+    Attributes:
+        step: Number of steps that the state has seen.
+        state: State of the ensemble. It may still be computed, and is donated to the next call: a
+            callback that keeps it must copy it.
+        metrics: Metrics by name of the steps since the last call of the callback whose values are
+            known, float32[steps, members]: those of the previous call, so that the device never
+            waits. Empty at first.
+        is_last: Whether the run ends at this step; `metrics` then has all that remain.
+        metrics_step: Number of steps taken after the last row of `metrics`.
+    """
+
+    step: int
+    state: State
+    metrics: Mapping[str, np.ndarray]
+    is_last: bool
+    metrics_step: int
+
+
+class RunInfo(NamedTuple):
+    """What a callback knows before the first step.
+
+    Attributes:
+        ensemble: Ensemble with the execution and the layout that will be used.
+        member_ids: Ids of the members, in their order.
+        first_step: Number of steps already taken.
+        last_step: Number of steps of the whole run.
+        batch_size: Number of examples of a step, over all hosts.
+    """
+
+    ensemble: Ensemble
+    member_ids: Sequence[int]
+    first_step: int
+    last_step: int
+    batch_size: int
+
+
+def call_hook(callback: Any, name: str, *args: Any) -> Any:
+    """Calls a method of a callback, if it has it, and returns the result."""
+    method = getattr(callback, name, None)
+    return None if method is None else method(*args)

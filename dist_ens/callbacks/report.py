@@ -1,0 +1,68 @@
+"""The report of a run as one HTML page."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_ens import cluster
+from dist_ens.callbacks.protocol import RunInfo
+from dist_ens.evaluation import Evaluation, curves_of, pictures_of
+from dist_ens.layout import DATA, ENSEMBLE
+from dist_ens.paths import given_path
+
+
+class Report:
+    """Writes `report.html` and `summary.json` when a run has ended.
+
+    The page shows the scores of the evaluation data, so `fit` needs `eval_data` or `validation`.
+    Its training curves are those of `metrics.jsonl` in the same folder, which
+    `JsonLines(folder / "metrics.jsonl")` writes.
+
+    Args:
+        folder: Folder of the run, made if it does not exist.
+
+    Raises:
+        RunError: When the run ends, if the files cannot be written.
+    """
+
+    def __init__(self, folder: str | pathlib.Path) -> None:
+        self._folder = given_path(folder, "folder")
+        self._run: RunInfo | None = None
+
+    def begin(self, run: RunInfo) -> None:
+        """Remembers what is trained."""
+        self._run = run
+
+    def finished(self, step: int, scores: Any, evaluation: Evaluation | None, split: Any) -> None:
+        """Writes the page and the summary, on process 0.
+
+        Args:
+            step: Number of steps that the state has seen.
+            scores: Scores of the evaluation data.
+            evaluation: Evaluation behind the scores; None for ensembles without an objective, of
+                which there is no page.
+            split: Evaluation data, whose inputs are shown where they are pictures.
+        """
+        if evaluation is None or self._run is None or not cluster.is_main():
+            return
+        from dist_ens import report  # its page takes a second to import
+
+        ensemble = self._run.ensemble
+        summary = {
+            "network": ensemble.member.name,
+            "steps": step,
+            "num_members": ensemble.num_members,
+            "mesh": {ENSEMBLE: ensemble.layout.ensemble_axis, DATA: ensemble.layout.data_axis},
+            "execution": ensemble.execution,
+            "groups": len(scores.groups),
+            **scores.to_dict(),
+            "mean_member": scores.mean_member,
+            "experiment": {},
+        }
+        curves = curves_of(evaluation)
+        pictures: Sequence[np.ndarray] = pictures_of(evaluation, split, curves)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        report.write_summary(self._folder, summary)
+        report.write_report(self._folder, summary, curves, pictures)

@@ -1,0 +1,73 @@
+"""Decides at which calls of the update a run is saved."""
+
+import math
+
+import jax
+
+from dist_ens import cluster
+
+
+class Cadence:
+    """Saves every so many steps, every so many seconds, or both; the same decision on every host.
+
+    On one host every question reads the clock. Several hosts must read the clock of one of them,
+    which takes a millisecond or more and waits for the devices, so they read it rarely. From the
+    steps of the interval so far, each of them computes the step at which the interval will end,
+    and all read the clock again at that step. It is at most as many steps away as the interval
+    already has, so a pace that was too fast at first postpones a save by less than one interval.
+
+    The first interval begins after the first call of the update, because that call compiles.
+
+    Args:
+        every_steps: Number of steps between saves. A save is due at the first call boundary at or
+            after each multiple of it. None for no such saves.
+        every_secs: Seconds between saves. A save is due at the first call boundary at which that
+            many seconds have passed since the last save that was due. None for no such saves.
+        step: Step of the state before the first call of the update.
+    """
+
+    def __init__(self, every_steps: int | None, every_secs: float | None, step: int) -> None:
+        self._every_steps = every_steps
+        self._every_secs = every_secs
+        self._step = step
+        self._interval: tuple[int, float] | None = None  # Its first step, and the clock there.
+        self._next_reading = 0
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether to save now.
+
+        Every host must ask at every call boundary, with the same step.
+
+        Args:
+            step: Number of updates that the state has seen.
+        """
+        previous, self._step = self._step, step
+        if step == previous:
+            return False
+        is_due = self._crosses_multiple(previous, step)
+        if self._every_secs is not None:
+            if self._interval is None or is_due:
+                self._begin_interval(step, cluster.clock())
+            elif jax.process_count() == 1 or step >= self._next_reading:
+                is_due = self._has_ended(*self._interval, step, self._every_secs)
+        return is_due
+
+    def _crosses_multiple(self, previous: int, step: int) -> bool:
+        """Returns whether a multiple of `every_steps` lies in (previous, step]."""
+        every = self._every_steps
+        return every is not None and step // every > previous // every
+
+    def _begin_interval(self, step: int, now: float) -> None:
+        self._interval = step, now
+        self._next_reading = step + 1
+
+    def _has_ended(self, first_step: int, began: float, step: int, every_secs: float) -> bool:
+        """Reads the clock: begins the next interval, or predicts when to read it again."""
+        now = cluster.clock()
+        steps, secs = step - first_step, now - began
+        if secs >= every_secs:
+            self._begin_interval(step, now)
+            return True
+        steps_left = math.ceil((every_secs - secs) * steps / secs) if secs > 0 else steps
+        self._next_reading = step + min(steps, steps_left)
+        return False

@@ -1,0 +1,80 @@
+"""Files of a checkpoint that belong to one host, such as the position of its data iterator.
+
+The file `host_files/NAME.PROCESS` has a header of 8 bytes, then the content. The header holds the
+CRC-32 of everything after it, and the number of hosts that wrote the checkpoint (two little-endian
+unsigned 32-bit integers).
+"""
+
+import pathlib
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+
+import jax
+
+from dist_ens.commands import quoted
+from dist_ens.errors import RunError, UserError
+
+_FOLDER = "host_files"
+_NUMBER = struct.Struct("<I")
+_NAME = re.compile("[a-z_]+")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises a `UserError` if a name of a host file cannot be part of a file name."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"The name of a host file is {name!r}. Use lowercase letters and underscores only."
+            )
+
+
+def host_file_contents(host_files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Returns the files of this host, by their paths inside a checkpoint.
+
+    Args:
+        host_files: Bytes by name.
+    """
+    files = {}
+    for name, content in host_files.items():
+        counted = _NUMBER.pack(jax.process_count()) + content
+        path = f"{_FOLDER}/{name}.{jax.process_index()}"
+        files[path] = _NUMBER.pack(zlib.crc32(counted)) + counted
+    return files
+
+
+def read_host_file(checkpoint: pathlib.Path, name: str) -> bytes | None:
+    """Returns the bytes that this host saved under a name; None if it saved none.
+
+    Args:
+        checkpoint: Folder of the checkpoint, which must exist.
+        name: Name that the bytes were saved under.
+
+    Raises:
+        RunError: If another number of hosts wrote the file.
+        ValueError: If the file is damaged.
+        OSError: If the file or the checkpoint cannot be read.
+    """
+    checkpoint.stat()  # Raises if the checkpoint was deleted meanwhile.
+    folder = checkpoint / _FOLDER
+    files = [path for path in folder.iterdir() if path.stem == name] if folder.is_dir() else []
+    if not files:
+        return None
+    mine = folder / f"{name}.{jax.process_index()}"
+    num_hosts, content = _read(mine if mine in files else files[0])
+    if num_hosts != jax.process_count():
+        raise RunError(
+            f"{quoted(checkpoint)} has a host file {name!r} for each of its {num_hosts} host(s), "
+            f"and this run has {jax.process_count()} host(s). Resume on as many hosts as before."
+        )
+    return content if mine in files else None
+
+
+def _read(path: pathlib.Path) -> tuple[int, bytes]:
+    """Returns the number of hosts that wrote a file, and its content."""
+    data = path.read_bytes()
+    size = _NUMBER.size
+    if len(data) < 2 * size or _NUMBER.unpack(data[:size])[0] != zlib.crc32(data[size:]):
+        raise ValueError(f"{path} does not match its checksum")
+    return _NUMBER.unpack(data[size : 2 * size])[0], data[2 * size :]

@@ -1,0 +1,265 @@
+"""The record of a run that was made in Python, and whether it may resume a saved one."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import jax
+
+from dist_ens.commands import command_line, quoted
+from dist_ens.config import fields_from_record, whole_number
+from dist_ens.config.execution_spec import Execution
+from dist_ens.errors import RunError, UserError
+
+RESUMES = ("same", "anyway")
+# Keys of which a record from a config has the first only, and one from Python the second only.
+_OF_CONFIG, _OF_PYTHON = "experiment", "member"
+_NAMED_PARTS = {
+    "member": "the member",
+    "optimizer": "the optimizer",
+    "loss": "the loss",
+    "methods": "the methods",
+    "num_members": "num_members",
+    "member_ids": "member_ids",
+    "seed": "the seed",
+    "batch": "the batch",
+}
+
+
+# A leaf of a batch in a record, such as `['inputs'] float32[128, 64]`, and a key of its path.
+_LEAF = re.compile(r"(\S*) (\w+)\[([\d, ]*)\]")
+_KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRecord:
+    """What a saved state belongs to, if its ensemble was made in Python.
+
+    Two runs are the same if their first eight fields are equal, and their fingerprints, where the
+    same versions made both. The last three fields say how the run was trained, so that it resumes
+    in the same way; they are not compared.
+
+    Attributes:
+        member: Name of the network.
+        optimizer: Name of the optimizer.
+        loss: Name of the loss function or objective.
+        methods: Names of the methods, the innermost first.
+        num_members: Number of members, at least 1.
+        member_ids: Id of each member, in the order of the state.
+        seed: Seed of initialisation, keys and the order of the data.
+        batch: Shapes and types of the global batch, as a text.
+        fingerprint: Hash of the traced step of one member on the global batch; None if the step
+            could not be traced.
+        versions: Versions of the packages that traced the step, by name.
+        execution: Execution that the run was trained with; None if not chosen yet.
+        num_devices: Number of devices of the mesh; None if not chosen yet.
+        steps_per_call: Steps in one call of the update; None if not chosen yet.
+
+    Raises:
+        UserError: If a number is out of its range, or the ids are not as many as the members.
+    """
+
+    member: str
+    optimizer: str
+    loss: str
+    methods: tuple[str, ...]
+    num_members: int
+    member_ids: tuple[int, ...]
+    seed: int
+    batch: str
+    fingerprint: str | None
+    versions: Mapping[str, str]
+    execution: str | None = None
+    num_devices: int | None = None
+    steps_per_call: int | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("num_members", self.num_members, least=1)
+        for member_id in self.member_ids:
+            whole_number("member_ids", member_id, least=0)
+        if len(self.member_ids) != self.num_members:
+            raise UserError(
+                f"member_ids has {len(self.member_ids)} ids for num_members={self.num_members}. "
+                "Give each member one id."
+            )
+        if self.execution is not None:
+            Execution.parse(self.execution)
+        for name in ("num_devices", "steps_per_call"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), least=1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields by name, in types that JSON can hold."""
+        return {
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            "methods": list(self.methods),
+            "member_ids": list(self.member_ids),
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Reads back `to_dict`, also after JSON has held it.
+
+        Args:
+            values: Fields by name; the type and the range of each is checked.
+
+        Raises:
+            RunError: If a field is absent, unknown, or has a value that it cannot have.
+        """
+        try:
+            return cls(**fields_from_record(cls, values))
+        except UserError as error:
+            raise RunError(
+                f"The record of a run cannot be read: {error} It is damaged, or another version of "
+                "dist_ens wrote it. Read it with that version, or choose another folder."
+            ) from error
+
+    def batch_shapes(self) -> Any:
+        """Returns shapes and types of the global batch, as `batch` describes them.
+
+        Raises:
+            UserError: If the batch is neither an array nor made of dicts, lists and tuples.
+        """
+        leaves = []
+        for path, dtype, shape in _LEAF.findall(self.batch):
+            if _KEY.sub("", path):
+                raise UserError(
+                    f"The batches of this run are {self.batch}, whose structure cannot be made "
+                    "again from its description. Resume the run with fit, which knows its batches."
+                )
+            keys = [name if name else int(number) for name, number in _KEY.findall(path)]
+            lengths = tuple(int(length) for length in shape.split(",") if length.strip())
+            leaves.append((keys, jax.ShapeDtypeStruct(lengths, dtype)))
+        return _tree_of(leaves)
+
+    def differences(self, saved: "StepRecord") -> list[tuple[str, Any, Any]]:
+        """Returns what makes this run another one than a saved run.
+
+        Args:
+            saved: Record of the saved run.
+
+        Returns:
+            `(what, value in saved, value in this)` for each difference. The fingerprints are
+            compared only if everything else is equal and the same versions made both.
+        """
+        different = [
+            (what, getattr(saved, name), getattr(self, name))
+            for name, what in _NAMED_PARTS.items()
+            if getattr(saved, name) != getattr(self, name)
+        ]
+        if different or saved.fingerprint is None or self.fingerprint is None:
+            return different
+        if saved.versions == self.versions and saved.fingerprint != self.fingerprint:
+            digits = slice(12)  # As many as a message needs.
+            what = "the hash of the training step (its code and constants)"
+            different.append((what, saved.fingerprint[digits], self.fingerprint[digits]))
+        return different
+
+    def notes(self, saved: "StepRecord") -> list[str]:
+        """Returns sentences on differences from a saved run that do not make it another run.
+
+        Args:
+            saved: Record of the saved run.
+        """
+        names = sorted(saved.versions.keys() | self.versions.keys())
+        pairs = [(name, saved.versions.get(name), self.versions.get(name)) for name in names]
+        listed = ", ".join(
+            f"{name} {there or 'absent'} (here {here or 'absent'})"
+            for name, there, here in pairs
+            if there != here
+        )
+        if not listed:
+            return []
+        return [
+            f"The saved run was made with {listed}. Its training step was not compared with the "
+            "one here, because another version may trace the same step differently."
+        ]
+
+
+def check_resumes(
+    record: Mapping[str, Any],
+    saved_record: Mapping[str, Any],
+    folder: str | os.PathLike[str],
+    resume: str = "same",
+) -> list[str]:
+    """Checks that a run may resume the one that a folder holds.
+
+    Two records of runs from configs are not compared here, because a config's own fields are.
+
+    Args:
+        record: Record of the run that is about to train.
+        saved_record: Record in the folder's newest checkpoint.
+        folder: Folder of the run.
+        resume: "same", or "anyway" to accept other parts.
+
+    Returns:
+        Sentences on differences that did not prevent resuming.
+
+    Raises:
+        UserError: If the folder holds another run.
+        RunError: If the saved record cannot be read.
+    """
+    if _OF_CONFIG in record:
+        require_config_record(saved_record, folder)
+        return []
+    if _OF_CONFIG in saved_record:
+        command = command_line("dist-ens", "train", workdir=folder)
+        raise UserError(
+            f"{quoted(folder)} holds a run that was started from a config. Resume it with "
+            f"`{command}` and its --config, or choose another folder for this run."
+        )
+    here, there = StepRecord.from_dict(record), StepRecord.from_dict(saved_record)
+    different = here.differences(there)
+    if different and resume == "same":
+        raise UserError(
+            f"{quoted(folder)} holds another run: {_listed(different)}. Choose another folder for "
+            "this run, give the parts of the saved run to resume it, or set resume='anyway' to "
+            "resume it with these parts."
+        )
+    notes = here.notes(there)
+    if different:
+        notes.append(f"Resuming another run, as resume='anyway' says: {_listed(different)}.")
+    return notes
+
+
+def require_config_record(saved_record: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:
+    """Raises a `UserError` if a folder holds a run that was made in Python.
+
+    Args:
+        saved_record: Record in the folder's newest checkpoint.
+        folder: Folder of the run.
+    """
+    if _OF_PYTHON in saved_record:
+        raise UserError(
+            f"{quoted(folder)} holds a run that was started in Python, of the member "
+            f"{_short(saved_record[_OF_PYTHON])}. Resume it in Python with "
+            f"fit(…, checkpoints=Checkpoints({str(folder)!r})), or choose another --workdir for "
+            "this run."
+        )
+
+
+def _tree_of(leaves: Sequence[tuple[list[Any], Any]]) -> Any:
+    """Returns the pytree of dicts and tuples whose leaves have these paths."""
+    if not leaves[0][0]:
+        return leaves[0][1]
+    branches: dict[Any, list[tuple[list[Any], Any]]] = {}
+    for (first, *rest), leaf in leaves:
+        branches.setdefault(first, []).append((rest, leaf))
+    made = {key: _tree_of(branch) for key, branch in branches.items()}
+    return tuple(made.values()) if isinstance(next(iter(made)), int) else made
+
+
+def _listed(differences: list[tuple[str, Any, Any]]) -> str:
+    """Returns the differences as one clause, long values shortened."""
+    return "; ".join(
+        f"{what} is {_short(there)} there and {_short(here)} here"
+        for what, there, here in differences
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 300 else f"{text[:150]}…{text[-150:]}"

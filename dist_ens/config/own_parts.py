@@ -1,0 +1,50 @@
+"""The parts of a run that its config file makes itself."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnParts:
+    """The parts that a config file makes itself, in place of those that its fields name.
+
+    Attributes:
+        member: Network of one member, a `dist_ens.members.Member`. None uses `model.name`.
+        objective: Objective, with a loss and a predictive distribution. None uses `loss.name`.
+        loss: Loss function, `loss(params, model_state, batch, key)`. None uses the objective.
+        optimizer: Optimizer with `init` and `update`. None uses `optimizer.name`.
+        metrics: Metrics beside those of the objective. Default: none.
+        callbacks: Callbacks beside those of the command line. Default: none.
+    """
+
+    member: Any = None
+    objective: Any = None
+    loss: Any = None
+    optimizer: Any = None
+    metrics: Sequence[Any] = ()
+    callbacks: Sequence[Any] = ()
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Names of the parts that were given, for the record of a run.
+
+        A part is named by its `name`, a function or class by its own name, and another object by
+        its class. The names of several metrics or callbacks are joined by a comma.
+
+        >>> OwnParts(loss=sum, callbacks=(print, [])).names
+        {'loss': 'sum', 'callbacks': 'print, list'}
+        """
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        several = ("metrics", "callbacks")
+        return {
+            part: ", ".join(map(_name_of, value)) if part in several else _name_of(value)
+            for part, value in given.items()
+            if (len(value) > 0 if part in several else value is not None)
+        }
+
+
+def _name_of(part: Any) -> str:
+    """Returns the name of a part, or that of its class."""
+    named = getattr(part, "name", None) or getattr(part, "__qualname__", None)
+    return named if isinstance(named, str) else type(part).__qualname__

@@ -1,0 +1,108 @@
+"""Examples in memory as a pytree of arrays."""
+
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from dist_ens.errors import UserError
+from dist_ens.narrowing import held_dtype, narrowed
+
+
+class TreeSplit:
+    """Examples in memory: any pytree of arrays with one row for each example.
+
+    Arrays are held in the types in which JAX holds them: float64 becomes float32, and int64 int32.
+
+    Args:
+        tree: Pytree of arrays, leaves [examples, ...].
+        name: Name of the data, for error messages.
+
+    Attributes:
+        tree: The same pytree of NumPy arrays.
+
+    Raises:
+        UserError: If a leaf holds no numbers, or a number that does not fit in 32 bits, or the
+            leaves have different lengths.
+    """
+
+    in_memory: ClassVar[bool] = True
+
+    def __init__(self, tree: Any, name: str = "the data") -> None:
+        def held(path: Any, leaf: Any) -> np.ndarray:
+            where = f"{name}{jax.tree_util.keystr(path)}"
+            array = np.asarray(leaf)
+            is_number = jax.numpy.issubdtype(array.dtype, jax.numpy.number)
+            if not is_number and array.dtype != bool:
+                raise UserError(
+                    f"{where} has the type {array.dtype}, which holds no numbers. Convert it to an "
+                    "array of numbers, or leave it out."
+                )
+            if array.dtype.kind not in "iuf":
+                return array
+            return narrowed(array, held_dtype(array.dtype), where)
+
+        self.tree = jax.tree_util.tree_map_with_path(held, tree)
+        lengths = {
+            f"{name}{jax.tree_util.keystr(path)}": list(leaf.shape)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(self.tree)
+        }
+        firsts = {tuple(shape[:1]) for shape in lengths.values()}
+        if len(firsts) != 1 or () in firsts:
+            listed = ", ".join(f"{name} {shape}" for name, shape in lengths.items()) or "no arrays"
+            raise UserError(
+                f"The arrays of {name} have different lengths: {listed}. Give every array one row "
+                "for each example."
+            )
+        self._length = firsts.pop()[0]
+        if not self._length:
+            raise UserError(f"{name} has no examples. Give at least one.")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, indices: np.ndarray) -> Any:
+        """Returns the examples at int64[...], leaves [..., *example]."""
+        return jax.tree.map(lambda leaf: leaf[indices], self.tree)
+
+
+class LabelScaledSplit:
+    """A split of dicts whose labels are standardised: minus a mean, divided by a deviation.
+
+    Args:
+        split: Examples with labels in their own unit.
+        key: Key of the labels.
+        mean: Number that is subtracted.
+        std: Number by which they are then divided.
+    """
+
+    def __init__(self, split: Any, key: str, mean: float, std: float) -> None:
+        self._split, self._key, self._mean, self._std = split, key, mean, std
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the examples are read already."""
+        return self._split.in_memory
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def take(self, indices: np.ndarray) -> Any:
+        """Returns the examples at int64[...]."""
+        examples = self._split.take(indices)
+        labels = (np.asarray(examples[self._key], np.float64) - self._mean) / self._std
+        return {**examples, self._key: labels.astype(np.float32)}
+
+
+def example_bytes_of(split: Any) -> int:
+    """Returns the bytes of one example of a split, all its leaves together."""
+    example = split.take(np.zeros(1, np.int64))
+    return sum(int(np.asarray(leaf).nbytes) for leaf in jax.tree.leaves(example))
+
+
+def example_shapes_of(split: Any) -> Any:
+    """Returns shapes and types of one example of a split, a pytree of `jax.ShapeDtypeStruct`."""
+    example = split.take(np.zeros(1, np.int64))
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], held_dtype(leaf.dtype)), example
+    )

@@ -1,0 +1,519 @@
+"""The ensemble: one member's network, optimizer and loss, lifted over the mesh."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import cached_property, reduce
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from dist_ens import cluster
+from dist_ens.config.execution_spec import AUTO, Execution
+from dist_ens.ensemble import initial_state
+from dist_ens.ensemble.batches import as_batches
+from dist_ens.ensemble.column_checks import check_columns_of_loss
+from dist_ens.ensemble.gradient_step import GradientStep
+from dist_ens.ensemble.loss_checks import check_signature
+from dist_ens.ensemble.optimizer import (
+    evaluation_params,
+    is_schedule_free,
+    require_optimizer,
+)
+from dist_ens.ensemble.padding import padded_inputs, unpadded
+from dist_ens.ensemble.update_steps import dispatched, steps_of_all
+from dist_ens.ensemble.waves import outputs_in_waves, update_in_waves
+from dist_ens.errors import UserError
+from dist_ens.execution.apply import lowered
+from dist_ens.execution.heuristics import candidates
+from dist_ens.execution.lift import lift, require_equal_columns, sharded
+from dist_ens.layout import (
+    BATCH,
+    BATCHES,
+    DATA,
+    MEMBER_BATCH,
+    MEMBERS,
+    Layout,
+    Waves,
+    data_index,
+)
+from dist_ens.losses import Objective, Prediction, predict_leaves
+from dist_ens.members import Member, as_member, with_compute_dtype
+from dist_ens.members.modes import on_one_column
+from dist_ens.methods import MemberLoss, Method, loss_of_function, loss_of_objective
+from dist_ens.methods.label_scale import member_label_scale, with_label_scale
+from dist_ens.randomness import PREDICT, pinned_generator
+from dist_ens.state import State
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble:
+    """An ensemble of networks that share one architecture, optimizer and loss.
+
+    A member is itself: its numbers depend on the seed and its `member_id`, never on how many
+    members there are, where they lie or how they are run, up to rounding. (Dropout masks also
+    depend on the length of the data axis: each of its columns draws its own.)
+
+    Attributes:
+        member: Network: whatever `as_member` takes.
+        optimizer: Optimizer of one member, with `init` and `update` as Optax has them.
+        loss: An objective, such as `losses.categorical(10)`, or a function
+            `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`.
+        num_members: Number of members, at least 1.
+        seed: Seed of all random numbers, in [0, 2**32).
+        layout: Layout of members and data. Default: all devices, as many rows as divide both.
+        execution: How a device runs its members: `auto`, or `WAY[+LOWERING][+STEPS]`. `fit` times
+            the candidates of `auto`; elsewhere it stands for the first of them.
+        methods: Transformations of the loss, the first the innermost.
+        member_ids: Ids of the members. Default: 0, 1, 2, …
+        waves: Parts of a device's members that are on it one after another; with more than one, the
+            state is in the hosts' memory.
+        microbatches: Parts of a device's batch that are taken one after another, their gradients
+            averaged.
+        compute_dtype: Type of the network's own arithmetic, such as "bfloat16". Default: float32.
+        num_groups: Groups of members, each with examples of its own; a member's group is its id
+            modulo their number.
+        dropout_samples: Predictions of each member that draw what it drops, as in training.
+            Default: one that drops nothing.
+
+    Raises:
+        UserError: If an argument cannot be used.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from dist_ens.losses import categorical
+    >>> def init(key, inputs):
+    ...     return {"w": jax.random.normal(key, (3, 2))}, ()
+    >>> def apply(params, model_state, inputs, key, train):
+    ...     return inputs @ params["w"], model_state
+    >>> ensemble = Ensemble((init, apply), optax.sgd(0.1), categorical(2), num_members=4)
+    >>> batch = {"inputs": np.ones((8, 3), np.float32), "labels": np.ones(8, np.int32)}
+    >>> state = ensemble.init(batch)
+    >>> state, metrics = ensemble.update(state, batch)
+    >>> metrics["loss"].shape
+    (4,)
+    """
+
+    member: Any
+    optimizer: Any
+    loss: Any
+    _: dataclasses.KW_ONLY
+    num_members: int
+    seed: int = 0
+    layout: Layout = None  # type: ignore[assignment]  # always a layout once it is made
+    execution: str = AUTO
+    methods: Sequence[Method] = ()
+    member_ids: Sequence[int] | None = None
+    waves: int = 1
+    microbatches: int = 1
+    compute_dtype: str | None = None
+    num_groups: int = 1
+    dropout_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        require_optimizer(self.optimizer)
+        if self.objective is None:
+            if not callable(self.loss):
+                raise UserError(
+                    f"The loss is a {type(self.loss).__name__}. Give an objective, such as "
+                    "dist_ens.losses.categorical(10), or a function "
+                    "loss_fn(params, model_state, batch, key)."
+                )
+            check_signature(self.loss)
+        for name in ("num_members", "waves", "microbatches", "num_groups"):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise UserError(f"{name} is {value!r}. Give a whole number of at least 1.")
+        if not isinstance(self.seed, int | np.integer) or not 0 <= self.seed < 2**32:
+            raise UserError(f"seed is {self.seed!r}. Give a whole number in [0, 2**32).")
+        if self.execution != AUTO:
+            Execution.parse(self.execution)
+        object.__setattr__(self, "member", as_member(self.member))
+        object.__setattr__(self, "methods", tuple(self.methods))
+        if self.member_ids is not None:
+            object.__setattr__(self, "member_ids", tuple(int(i) for i in self.member_ids))
+        if self.layout is None:
+            devices = cluster.devices_for(self.num_members)
+            object.__setattr__(self, "layout", Layout.make(self.num_members, devices=devices))
+        if self.layout.num_members != self.num_members:
+            raise UserError(
+                f"The layout is for {self.layout.num_members} members, and num_members is "
+                f"{self.num_members}. Make it with Layout.make({self.num_members})."
+            )
+        if self.member_ids is not None:
+            self.ids  # noqa: B018 - checks the members' ids
+
+    @property
+    def objective(self) -> Objective | None:
+        """Objective of the ensemble; None where its loss is a function."""
+        return self.loss if isinstance(self.loss, Objective) else None
+
+    @property
+    def uses_positions(self) -> bool:
+        """Whether a method looks at the positions of the examples, as `bootstrap` does."""
+        return any(getattr(method, "uses_positions", False) for method in self.methods)
+
+    def init(self, batch: Any) -> State:
+        """Returns the ensemble at step 0, each member made on the device that holds it.
+
+        Args:
+            batch: A batch, or shapes and types of one (`jax.ShapeDtypeStruct`), leaves
+                [batch, ...]. A network takes `batch["inputs"]`; with a loss function, the `init`
+                of `as_member(init=...)` takes the whole batch.
+
+        Returns:
+            The state, leaves [members, ...].
+        """
+        make = self._state_of_one(batch)
+        return initial_state.born(make, self.layout, self.ids, self.seed, self.waves)
+
+    def abstract_state(self, batch: Any) -> State:
+        """Returns shapes, types and shardings of the state; see `init`."""
+        return initial_state.abstract_state(self._state_of_one(batch), self.layout, self.waves)
+
+    def state_of(self, params: Sequence[Any], model_states: Sequence[Any] | None = None) -> State:
+        """Returns an ensemble of networks that were trained elsewhere, at step 0.
+
+        Args:
+            params: Parameters, one pytree for each member.
+            model_states: Model states, one pytree for each member. Default: the networks have none.
+
+        Returns:
+            The state, to predict with or to train on.
+
+        Raises:
+            UserError: If the members cannot be stacked, or their number is not `num_members`.
+        """
+        return initial_state.state_from(
+            params,
+            model_states,
+            optimizer=self.optimizer,
+            layout=self.layout,
+            ids=self.ids,
+            seed=self.seed,
+            waves=self.waves,
+        )
+
+    def update(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
+        """Takes one step.
+
+        Args:
+            state: State of the ensemble. It is donated and must not be used again.
+            batch: Batch of the step, any pytree with leaves [batch, ...]; on several hosts each
+                gives its own part.
+
+        Returns:
+            The new state, and metrics by name, float32[members]: `loss` and what the objective or
+            the loss function reports beside it, means over the global batch before the step.
+        """
+        here = self.at(state)
+        if self.waves > 1:
+            of_step = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
+            state, metrics = here.update_steps(state, here.layout.put(of_step, BATCHES))
+            return state, {name: values[0] for name, values in metrics.items()}
+        return here._one_step(state, batch)
+
+    @cached_property
+    def update_steps(self) -> Any:
+        """The update of several steps in one call: `update_steps(state, batches)`.
+
+        `batches` are `Batches`, `MemberBatches` or `Drawn`, or a bare pytree with leaves
+        [steps, batch, ...] on the layout. It returns the new state and metrics by name,
+        float32[steps, members]; the given state is donated. Compiled once for each number of steps.
+        """
+        if self.waves > 1:
+            return update_in_waves(self._in_waves, self.of_wave.update_steps)
+        return dispatched(self.gradient_step, self.layout, self._execution)
+
+    def predict(self, state: State, inputs: Any) -> Prediction:
+        """Returns the pooled prediction of the members, and how uncertain it is.
+
+        Args:
+            state: State of the ensemble, of any layout.
+            inputs: Inputs, any pytree with leaves [batch, ...].
+
+        Returns:
+            The prediction, on the devices. With an objective its fields are those of the predictive
+            distribution; without one they are computed leaf by leaf.
+
+        Raises:
+            UserError: If the network was given without `apply`.
+        """
+        here, placed, size = self._placed(state, inputs)
+        return here._predict(here._needed(state), placed).first(size)
+
+    def apply(self, state: State, inputs: Any) -> Any:
+        """Returns the outputs of every member's network, leaves [members, batch, ...].
+
+        Args:
+            state: State of the ensemble, of any layout.
+            inputs: Inputs, any pytree with leaves [batch, ...].
+
+        Raises:
+            UserError: If the network was given without `apply`.
+        """
+        here, placed, size = self._placed(state, inputs)
+        return unpadded(here.outputs(here._needed(state), placed), size)
+
+    @cached_property
+    def outputs(self) -> Any:
+        """The outputs of all members for inputs on the layout: `outputs(state, inputs)`.
+
+        `inputs` has leaves [batch, ...] with the spec "batch"; with several groups of members it
+        has leaves [groups, batch, ...], and each member takes those of its group. The outputs are
+        [members, batch, ...]; with `dropout_samples` [members, batch, samples, ...].
+        """
+        if self.waves > 1:
+            return outputs_in_waves(self._in_waves, self.of_wave.outputs)
+        return jax.jit(self._outputs)
+
+    def check_columns(self, state: State) -> None:
+        """Checks that all columns of the mesh hold the same members.
+
+        Args:
+            state: State after an update. Every host must call this; once is enough.
+
+        Raises:
+            UserError: If a leaf differs; the message names it.
+        """
+        layout = self.layout
+        if self.waves > 1:
+            state = self._in_waves.take(state, 0)
+            layout = self._in_waves.layout_of_one
+        require_equal_columns(layout, state, MEMBERS)
+
+    @property
+    def checks_columns_of_loss(self) -> bool:
+        """Whether the loss is a function whose mean over the columns of the mesh may be wrong."""
+        return self.objective is None and self.layout.data_axis > 1 and self.waves == 1
+
+    def check_loss(self, state: State, batch: Any) -> None:
+        """Checks that a loss function is the same in every column, or a plain mean.
+
+        Args:
+            state: State of the ensemble.
+            batch: Batch of a step on the layout, leaves [batch, ...].
+
+        Raises:
+            UserError: If the loss is a weighted mean over one column's examples, or averages over
+                the global batch only in part.
+        """
+        if self.checks_columns_of_loss:
+            check_columns_of_loss(self.layout, self.gradient_step.loss, state, batch)
+
+    @property
+    def step_of_one(self) -> Callable[..., Any]:
+        """A step of one member as it is written by hand: `step(state, batch, index=None)`.
+
+        The leaves of `state` are one member's, `batch` is the whole batch. It is neither jitted nor
+        on a mesh, and has no operation in another form: other executions are measured against it.
+        """
+        # What averages over the data axis finds one, with one place.
+        return on_one_column(self.gradient_step, DATA)
+
+    def trace_update(self, state: State, batches: Any) -> None:
+        """Traces `update_steps` in the ensemble's own execution, and computes nothing.
+
+        Args:
+            state: State of the ensemble; shapes will do.
+            batches: Batches of a call; shapes will do.
+
+        Raises:
+            Exception: What the network, or a lowering of one of its operations, raises.
+        """
+        jax.eval_shape(
+            steps_of_all(self.gradient_step, self.layout, self._execution), state, batches
+        )
+
+    def traced_update(self, state: State, batches: Any) -> ClosedJaxpr:
+        """Returns the traced update of one member after another, no operation in another form.
+
+        Args:
+            state: State of the ensemble; shapes will do.
+            batches: Batches of a call; shapes will do.
+        """
+        plain = Execution.parse("map+scanned")
+        return jax.make_jaxpr(steps_of_all(self.gradient_step, self.layout, plain))(state, batches)
+
+    @cached_property
+    def of_wave(self) -> "Ensemble":
+        """The ensemble of the members of one wave, on the devices."""
+        of_one = self._in_waves.layout_of_one
+        return dataclasses.replace(
+            self, layout=of_one, num_members=of_one.num_members, member_ids=None, waves=1
+        )
+
+    def on(self, layout: Layout, execution: str | None = None) -> "Ensemble":
+        """Returns the same ensemble on another layout, or in another execution."""
+        return dataclasses.replace(self, layout=layout, execution=execution or self.execution)
+
+    @property
+    def _in_waves(self) -> Waves:
+        return Waves(self.layout, self.waves)
+
+    @cached_property
+    def _execution(self) -> Execution:
+        return Execution.parse("vmap" if self.execution == AUTO else self.execution)
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """Ids of the members, int32[members]."""
+        if self.member_ids is None:
+            return np.arange(self.num_members, dtype=np.int32)
+        ids = np.asarray(self.member_ids)
+        if len(ids) != self.num_members or len(set(ids.tolist())) != len(ids) or (ids < 0).any():
+            raise UserError(
+                f"member_ids is {ids.tolist()} for {self.num_members} members. Give each member "
+                "an id of its own, a whole number from 0 on."
+            )
+        return ids.astype(np.int32)
+
+    @cached_property
+    def network(self) -> Member:
+        """The member as it is trained: in another type, and with the scale of its labels."""
+        member = self.member
+        if self.objective is not None:
+            member = with_compute_dtype(member, self.compute_dtype or "float32")
+            if self.objective.standardize:
+                member = with_label_scale(member)
+        return member
+
+    @cached_property
+    def bare_loss(self) -> MemberLoss:
+        """The loss of one member without methods, `loss(params, model_state, batch, info)`."""
+        if self.objective is not None:
+            return loss_of_objective(self.objective, self.network)
+        return loss_of_function(self.loss, self.compute_dtype)
+
+    @cached_property
+    def gradient_step(self) -> GradientStep:
+        """The step of one member on one column's part of the batch, methods included."""
+        loss = reduce(lambda inner, method: method(inner), self.methods, self.bare_loss)
+        return GradientStep(loss, self.optimizer, self.objective, self.microbatches)
+
+    def _state_of_one(self, batch: Any) -> Callable[..., State]:
+        return initial_state.state_of_one(
+            self.network, self.optimizer, initial_state.shapes_of(self.inputs_of(batch))
+        )
+
+    def inputs_of(self, batch: Any) -> Any:
+        """Returns what the network's `init` takes of a batch.
+
+        Raises:
+            UserError: If the batch has no inputs under the objective's key.
+        """
+        if self.objective is None:
+            has_inputs = isinstance(batch, dict) and "inputs" in batch
+            return batch["inputs"] if self.member.is_module and has_inputs else batch
+        key = self.objective.INPUTS
+        if not isinstance(batch, dict) or key not in batch:
+            keys = ", ".join(map(repr, batch)) if isinstance(batch, dict) else type(batch).__name__
+            raise UserError(
+                f"The objective {self.objective.name} takes batches with the key {key!r}: got "
+                f"{keys}. Give a dict with {key!r} and {self.objective.LABELS!r}, or a loss "
+                "function for other batches."
+            )
+        return batch[key]
+
+    @cached_property
+    def _programs(self) -> dict[str, Any]:
+        """What is known once there is a state: the program of one step, and more."""
+        return {}
+
+    def _one_step(self, state: State, batch: Any) -> Any:
+        placed = self.layout.placed(batch, BATCH, "The batch")
+        if "step" not in self._programs:
+            self.check_loss(state, placed)
+            execution = self._rule(state, placed) if self.execution == AUTO else self.execution
+            # Of one step there is nothing to scan or to dispatch.
+            way = str(dataclasses.replace(Execution.parse(execution), steps=None))
+            self._programs["step"] = lift(
+                self.gradient_step,
+                layout=self.layout,
+                in_specs=("members", "batch"),
+                execution=way,
+                donate_argnums=0,
+            )
+        return self._programs["step"](state, placed)
+
+    def _rule(self, state: State, batch: Any) -> str:
+        """Returns the execution that the rule chooses for one step."""
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), batch)
+        return candidates(self.layout, self.traced_update(state, as_batches(one)), 1)[0]
+
+    def _outputs(self, state: State, inputs: Any) -> Any:
+        in_groups = self.num_groups > 1
+
+        @pinned_generator()
+        def of_one(state: State, inputs: Any) -> Any:
+            params = evaluation_params(state.params, state.opt_state)
+            own = inputs
+            if in_groups:
+                group = state.member_id % self.num_groups
+                own = jax.tree.map(lambda leaf: leaf[group], inputs)
+
+            def sample(key: jax.Array | None) -> Any:
+                return self.network.apply(params, state.model_state, own, key, False)[0]
+
+            if self.dropout_samples is None:
+                return sample(None)
+            key = jax.random.fold_in(jax.random.fold_in(state.key, PREDICT), data_index())
+            return jax.vmap(sample, out_axes=1)(jax.random.split(key, self.dropout_samples))
+
+        specs = (MEMBERS, BATCHES if in_groups else BATCH)
+        way = self._execution
+        return sharded(lowered(of_one, way), self.layout, specs, MEMBER_BATCH, way)(state, inputs)
+
+    @cached_property
+    def _predict(self) -> Any:
+        if self.num_groups > 1:
+            raise UserError(
+                f"predict pools all members, and this ensemble has {self.num_groups} groups that "
+                "learned from examples of their own. Use apply, or dist-ens predict."
+            )
+        objective = self.objective
+
+        def pooled(outputs: Any, state: State) -> Prediction:
+            if objective is None:
+                return predict_leaves(outputs)
+            has_samples = self.dropout_samples is not None
+            samples = jax.numpy.moveaxis(outputs, 2, 1) if has_samples else outputs
+            prediction = objective.distribution.predict(samples, has_samples=has_samples)
+            if objective.standardize:
+                prediction = prediction.in_unit(*member_label_scale(state))
+            return prediction
+
+        if self.waves > 1:
+            pool = jax.jit(pooled)
+            return lambda state, inputs: pool(self.outputs(state, inputs), state)
+        return jax.jit(lambda state, inputs: pooled(self._outputs(state, inputs), state))
+
+    def _placed(self, state: State, inputs: Any) -> tuple["Ensemble", Any, int]:
+        """Returns the ensemble on the state's layout, the inputs there, and how many there are."""
+        if not self.member.has_apply:
+            raise UserError(
+                "This ensemble cannot predict: its network was given by as_member(init=...) "
+                "without apply. Use as_member(init=..., apply=...), or call the network yourself "
+                "with state.params."
+            )
+        here = self.at(state)
+        placed, size = padded_inputs(here.layout, inputs)
+        return here, placed, size
+
+    def _needed(self, state: State) -> State:
+        """Returns a state without what predictions do not depend on, which costs time to pass."""
+        if "is_schedule_free" not in self._programs:
+            self._programs["is_schedule_free"] = is_schedule_free(state.opt_state)
+        if self._programs["is_schedule_free"] or self.waves > 1:
+            return state
+        return state._replace(opt_state=())
+
+    def at(self, state: State) -> "Ensemble":
+        """Returns this ensemble on the layout on which a state lies."""
+        mesh = getattr(state.step.sharding, "mesh", None)
+        if mesh is None or mesh is self.layout.mesh or mesh == self.layout.mesh:
+            return self
+        elsewhere = self.__dict__.setdefault("_elsewhere", {})
+        if mesh not in elsewhere:
+            elsewhere[mesh] = self.on(Layout(mesh, self.num_members))
+        return elsewhere[mesh]

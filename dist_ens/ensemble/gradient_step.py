@@ -1,0 +1,177 @@
+"""One training step of one member: gradients of its loss, averaged over the data axis."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
+from dist_ens.ensemble.optimizer import update_of
+from dist_ens.errors import UserError
+from dist_ens.layout import data_index, data_mean, data_size, data_sum
+from dist_ens.losses import Objective
+from dist_ens.losses.averaging import tracing_loss
+from dist_ens.methods import LossInfo, MemberLoss
+from dist_ens.randomness import OPTIMIZER, UPDATE, pinned_generator
+from dist_ens.state import State, without_weak_types
+
+# Metric that says that a batch had weights, and all of them were zero.
+ZERO_WEIGHTS = "zero_weights"
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientStep:
+    """A step of one member on one column's part of the batch.
+
+    Attributes:
+        loss: Loss of the member.
+        optimizer: Optimizer of the member.
+        objective: Objective of the ensemble; None where its loss is a function.
+        microbatches: Equal parts of a device's batch that are taken one after another, their
+            gradients averaged.
+    """
+
+    loss: MemberLoss
+    optimizer: Any
+    objective: Objective | None
+    microbatches: int = 1
+
+    @pinned_generator()
+    def __call__(
+        self, state: State, batch: Any, index: jax.Array | None = None
+    ) -> tuple[State, dict[str, jax.Array]]:
+        """Returns the state after one step, and the metrics before it.
+
+        Args:
+            state: State of the member.
+            batch: This column's part of the batch, leaves [batch, ...].
+            index: Positions of its examples in the training split, int32[batch].
+
+        Returns:
+            The new state, and scalars by name: `loss` and the auxiliary ones, means over the
+            global batch.
+        """
+        key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
+        key = jax.random.fold_in(key, data_index())
+        grads, model_state, metrics = self._gradients(state, batch, index, key)
+        grads, (model_state, metrics) = data_sum(grads), data_mean((model_state, metrics))
+        of_step = jax.random.fold_in(jax.random.fold_in(state.key, OPTIMIZER), state.step)
+        updates, opt_state = update_of(
+            self.optimizer,
+            grads,
+            state.opt_state,
+            state.params,
+            value=metrics["loss"],
+            key=of_step,
+        )
+        state = state._replace(
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            model_state=model_state,
+            opt_state=opt_state,
+        )
+        return without_weak_types(state), metrics
+
+    def _gradients(
+        self, state: State, batch: Any, index: jax.Array | None, key: jax.Array
+    ) -> tuple[Any, Any, dict[str, jax.Array]]:
+        """Returns gradients, model state and metrics of this column's part of the batch.
+
+        The loss whose gradient is taken is this part's share of the global mean, so that gradients
+        are summed over the parts. A network that looks at the gradient of an example on its way
+        back, such as one that clips it, then meets the same numbers however the batch is divided.
+        What looks at the gradient of a parameter meets that of this part alone.
+        """
+        parts = data_size() * self.microbatches
+
+        def loss_of(
+            params: Any, model_state: Any, batch: Any, index: Any, key: jax.Array, totals: Any
+        ) -> Any:
+            info = LossInfo(key, state.key, state.member_id, index, self.objective)
+            with tracing_loss(totals) as scope, explained_errors():
+                results = self.loss(params, model_state, batch, info)
+                loss, new_state, metrics = check_loss_outputs(results, model_state)
+            if scope.all_zero:
+                zero = jnp.stack(scope.all_zero).any().astype(jnp.float32)
+                metrics = {**metrics, ZERO_WEIGHTS: zero}
+            return loss / parts, (new_state, metrics)
+
+        gradients = jax.grad(loss_of, has_aux=True)
+        if self.microbatches == 1:
+            grads, (model_state, metrics) = gradients(
+                state.params, state.model_state, batch, index, key, None
+            )
+            return grads, model_state, metrics
+        return self._accumulated(gradients, state, batch, index, key)
+
+    def _accumulated(
+        self, gradients: Any, state: State, batch: Any, index: Any, key: jax.Array
+    ) -> tuple[Any, Any, dict[str, jax.Array]]:
+        """Returns the same for a batch that is taken in parts."""
+        count = self.microbatches
+        for leaf in jax.tree.leaves(batch):
+            if leaf.shape[0] % count:
+                raise UserError(
+                    f"microbatches={count} must divide a device's part of the batch, which has "
+                    f"{leaf.shape[0]} examples. Use a divisor of {leaf.shape[0]}."
+                )
+        in_parts = jax.tree.map(
+            lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]), (batch, index)
+        )
+        numbers = jnp.arange(count)
+        totals = self._total_weights(state, in_parts, numbers, key)
+
+        def accumulate(carry: tuple[Any, Any], part: tuple[Any, jax.Array]) -> Any:
+            model_state, total = carry
+            (batch, index), number = part
+            grads, (model_state, metrics) = gradients(
+                state.params, model_state, batch, index, jax.random.fold_in(key, number), totals
+            )
+            return (model_state, jax.tree.map(jnp.add, total, (grads, metrics))), None
+
+        first = jax.tree.map(lambda leaf: leaf[0], in_parts)
+        shapes = jax.eval_shape(gradients, state.params, state.model_state, *first, key, totals)
+        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1][1]))
+        (model_state, total), _ = jax.lax.scan(
+            accumulate, (state.model_state, nothing), (in_parts, numbers)
+        )
+        grads, metrics = total
+        return grads, model_state, jax.tree.map(lambda leaf: leaf / count, metrics)
+
+    def _total_weights(
+        self, state: State, in_parts: Any, numbers: jax.Array, key: jax.Array
+    ) -> list[jax.Array] | None:
+        """Returns the sums of the weights that the loss gives to `batch_mean`, over all parts.
+
+        They are divided by the number of parts, so that the mean over the parts of their shares is
+        the mean over the whole batch. A forward pass computes them, of which the compiler keeps
+        what weights depend on.
+        """
+
+        def weights_of(part: Any) -> list[jax.Array]:
+            (batch, index), number = part
+            info = LossInfo(
+                jax.random.fold_in(key, number),
+                state.key,
+                state.member_id,
+                index,
+                self.objective,
+            )
+            with tracing_loss() as scope, explained_errors():
+                self.loss(state.params, state.model_state, batch, info)
+            return list(scope.weights)
+
+        first = jax.tree.map(lambda leaf: leaf[0], (in_parts, numbers))
+        try:
+            if not jax.eval_shape(weights_of, first):
+                return None
+            sums = jax.lax.map(weights_of, (in_parts, numbers))
+        except jax.errors.UnexpectedTracerError as error:
+            raise UserError(
+                "The loss calls batch_mean with weights inside a transformation such as vmap or "
+                "scan, so that the weights cannot be summed over microbatches. Call it outside, or "
+                "set microbatches=1."
+            ) from error
+        return [leaf.sum(axis=0) / self.microbatches for leaf in sums]

@@ -1,0 +1,141 @@
+"""The state of an ensemble before its first step, made on the devices that hold it."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dist_ens.ensemble.optimizer import optimizer_state
+from dist_ens.errors import UserError
+from dist_ens.layout import DATA, MEMBERS, Layout, Waves
+from dist_ens.members import Member
+from dist_ens.members.modes import on_one_column
+from dist_ens.narrowing import held_dtype
+from dist_ens.randomness import INIT, member_key, pinned_generator
+from dist_ens.state import State, stack_members, without_weak_types
+
+
+def state_of_one(member: Member, optimizer: Any, shapes: Any) -> Callable[..., State]:
+    """Returns the function that makes one member's state, `make(member_id, seed) -> State`.
+
+    Args:
+        member: Network.
+        optimizer: Optimizer of one member.
+        shapes: Shapes and types of what the network's `init` takes, a pytree.
+    """
+
+    @pinned_generator()
+    def make(member_id: jax.Array, seed: jax.Array) -> State:
+        key = member_key(seed, member_id)
+        inputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        params, model_state = member.init(jax.random.fold_in(key, INIT), inputs)
+        params = without_weak_types(params)
+        return without_weak_types(
+            State(
+                step=jnp.zeros((), jnp.int32),
+                member_id=member_id,
+                key=key,
+                params=params,
+                model_state=model_state,
+                opt_state=optimizer_state(optimizer, params, key),
+            )
+        )
+
+    return make
+
+
+def born(
+    make: Callable[..., State], layout: Layout, ids: np.ndarray, seed: int, waves: int
+) -> State:
+    """Returns the state of all members, each made where it will lie.
+
+    Args:
+        make: Function that makes one member's state.
+        layout: Layout of the members.
+        ids: Ids of the members, int32[members].
+        seed: Seed, in [0, 2**32).
+        waves: Number of waves; with more than one, the state is in the hosts' memory.
+    """
+    if waves == 1:
+        return layout.born(make, np.uint32(seed), numbers=ids)
+    in_waves = Waves(layout, waves)
+    by_wave = ids.reshape(layout.ensemble_axis, waves, -1).swapaxes(0, 1)
+    of_one = in_waves.layout_of_one
+    waiting = [
+        in_waves.off_devices(of_one.born(make, np.uint32(seed), numbers=wave.ravel()))
+        for wave in by_wave
+    ]
+    return in_waves.join(waiting, MEMBERS)
+
+
+def abstract_state(make: Callable[..., State], layout: Layout, waves: int) -> State:
+    """Returns shapes, types and shardings of the state of all members; see `born`."""
+    one = jax.eval_shape(
+        make, jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.uint32)
+    )
+    in_waves = Waves(layout, waves)
+
+    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        waits = in_waves.resting_sharding(leaf.dtype) if waves > 1 else None
+        sharding = waits or layout.sharding(MEMBERS)
+        shape = (layout.num_members, *leaf.shape)
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(placed, one)
+
+
+def state_from(
+    params: Sequence[Any],
+    model_states: Sequence[Any] | None,
+    *,
+    optimizer: Any,
+    layout: Layout,
+    ids: np.ndarray,
+    seed: int,
+    waves: int,
+) -> State:
+    """Returns the state of networks that were trained elsewhere; see `Ensemble.state_of`."""
+    if not isinstance(params, list | tuple):
+        raise UserError(
+            f"params is a {type(params).__name__}. Give a list with one pytree of parameters for "
+            "each member; if it is stacked already, unstack_members makes the list."
+        )
+    if len(params) != len(ids):
+        raise UserError(
+            f"params has {len(params)} members, and the ensemble {len(ids)}. Make the ensemble "
+            f"with num_members={len(params)}."
+        )
+    stacked = without_weak_types(stack_members(params))
+    keys = jax.vmap(partial(member_key, seed))(jnp.asarray(ids))
+    with pinned_generator():
+        begin = jax.vmap(partial(optimizer_state, optimizer))
+        opt_state = on_one_column(begin, DATA)(stacked, keys)
+    state = layout.put(
+        without_weak_types(
+            State(
+                step=jnp.zeros(len(ids), jnp.int32),
+                member_id=jnp.asarray(ids),
+                key=keys,
+                params=stacked,
+                model_state=() if model_states is None else stack_members(model_states),
+                opt_state=opt_state,
+            )
+        ),
+        MEMBERS,
+    )
+    return state if waves == 1 else Waves(layout, waves).off_devices(state)
+
+
+def shapes_of(tree: Any) -> Any:
+    """Returns shapes and types of a pytree of arrays, numbers or shapes, as JAX holds them."""
+
+    def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+        if isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        array = np.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
+        return jax.ShapeDtypeStruct(array.shape, held_dtype(array.dtype))
+
+    return jax.tree.map(shape_of, tree)

@@ -1,0 +1,71 @@
+"""Inputs of any number of examples, for programs that are compiled for few batch sizes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dist_ens.errors import UserError
+from dist_ens.layout import BATCH, Layout
+
+
+def padded_inputs(layout: Layout, inputs: Any) -> tuple[Any, int]:
+    """Puts inputs on the layout, filled up to the next power of two times the data axis.
+
+    Args:
+        layout: Layout with the mesh.
+        inputs: Pytree of arrays, leaves [batch, ...].
+
+    Returns:
+        The inputs on the layout, filled up with copies of the last example, and the number of
+        examples that were given.
+
+    Raises:
+        UserError: If there is no example, or the leaves have different lengths.
+    """
+    if isinstance(inputs, jax.Array) and inputs.ndim and _is_whole(inputs.shape[0], layout):
+        return layout.placed(inputs, BATCH, "The inputs"), inputs.shape[0]
+    leaves = jax.tree.leaves(inputs)
+    lengths = {np.shape(leaf)[:1] for leaf in leaves}
+    if len(lengths) != 1 or lengths == {()}:
+        shapes = ", ".join(str(list(np.shape(leaf))) for leaf in leaves) or "none"
+        raise UserError(
+            f"The inputs have leaves of shapes {shapes}. Give arrays [batch, ...] with one row for "
+            "each example."
+        )
+    size = lengths.pop()[0]
+    if not size:
+        raise UserError("The inputs have no examples. Give at least one.")
+    padded_size = layout.data_axis
+    while padded_size < size:
+        padded_size *= 2
+    if padded_size > size:
+        inputs = jax.tree.map(lambda leaf: _filled_up(leaf, padded_size), inputs)
+    return layout.placed(inputs, BATCH, "The inputs"), size
+
+
+def _is_whole(size: int, layout: Layout) -> bool:
+    """Returns whether so many examples need not be filled up."""
+    per_column, rest = divmod(size, layout.data_axis)
+    return rest == 0 and per_column > 0 and per_column & (per_column - 1) == 0
+
+
+def _filled_up(leaf: Any, size: int) -> Any:
+    xp: Any = jnp if isinstance(leaf, jax.Array) else np
+    leaf = xp.asarray(leaf)
+    return xp.concatenate([leaf, xp.repeat(leaf[-1:], size - len(leaf), axis=0)])
+
+
+def unpadded(outputs: Any, size: int) -> Any:
+    """Returns outputs without those of the examples that were filled up.
+
+    Args:
+        outputs: Pytree of arrays, leaves [members, batch, ...].
+        size: Number of examples that were given.
+    """
+
+    def cut(leaf: jax.Array) -> jax.Array:
+        return leaf if leaf.shape[1] == size else jax.lax.slice_in_dim(leaf, 0, size, axis=1)
+
+    return jax.tree.map(cut, outputs)

@@ -1,0 +1,181 @@
+"""Several steps of all members as one call of a program."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dist_ens.config.execution_spec import Execution
+from dist_ens.ensemble.batches import (
+    Drawn,
+    as_batches,
+    located,
+    one_step,
+    specs_of,
+    steps_in,
+)
+from dist_ens.execution.apply import lowered
+from dist_ens.execution.lift import sharded
+from dist_ens.execution.loop import Loop
+from dist_ens.execution.lowerings import CONVOLUTION
+from dist_ens.execution.rewrite import contains
+from dist_ens.layout import (
+    BATCHES,
+    MEMBER_BATCHES,
+    MEMBER_METRICS,
+    MEMBERS,
+    REPLICATED,
+    Layout,
+    data_index,
+    put_numbers,
+)
+
+# step(state, batch, index) -> (state, metrics), of one member.
+Step = Callable[[Any, Any, Any], tuple[Any, dict[str, jax.Array]]]
+
+
+def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Callable[[Any, Any], Any]:
+    """Returns the update of some steps, to be jitted: `update(state, batches)`.
+
+    Args:
+        step: Step of one member.
+        layout: Layout of the members and the data.
+        execution: Execution of the members, the operations and the steps.
+
+    Returns:
+        A function of the members' state and the batches of a call. It returns the new state and
+        metrics by name, float32[steps, members].
+    """
+
+    def update(state: Any, batches: Any) -> tuple[Any, dict[str, jax.Array]]:
+        batches = as_batches(batches)
+        # Traced once, however often it is called.
+        update_once = jax.jit(lowered(step, execution), inline=True)
+        count = steps_in(batches)
+
+        def over_steps(state: Any, per_step: Any, batch_of: Callable[[Any], Any]) -> Any:
+            def update_one(state: Any, at: Any) -> tuple[Any, dict[str, jax.Array]]:
+                return update_once(state, *batch_of(at))
+
+            def at_step(number: int) -> Any:
+                return jax.tree.map(lambda leaf: leaf[number], per_step)
+
+            if _scans(execution, layout, count, update_one, state, at_step(0)):
+                return jax.lax.scan(update_one, state, per_step)
+            metrics = []
+            for number in range(count):
+                state, metrics_of_step = update_one(state, at_step(number))
+                metrics.append(metrics_of_step)
+            return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *metrics)
+
+        def of_given(state: Any, batches: Any) -> Any:
+            return over_steps(state, batches, lambda at: (at.examples, at.index))
+
+        def of_drawn(state: Any, split: Any, indices: jax.Array) -> Any:
+            def batch_of(at: jax.Array) -> tuple[Any, jax.Array]:
+                drawn = jax.tree.map(lambda leaf: leaf.at[at].get(mode="promise_in_bounds"), split)
+                return drawn, at
+
+            return over_steps(state, indices, batch_of)
+
+        out_specs = (MEMBERS, MEMBER_METRICS)
+        if not isinstance(batches, Drawn):
+            program = sharded(of_given, layout, (MEMBERS, specs_of(batches)), out_specs, execution)
+            return program(state, batches)
+        of_indices = MEMBER_BATCHES if batches.order.per_member else BATCHES
+        indices = layout.shard_map(
+            lambda ids, cursor: located(
+                Drawn(None, cursor, batches.order), ids, layout, data_index()
+            ),
+            in_specs=(MEMBERS, REPLICATED),
+            out_specs=of_indices,
+        )(state.member_id, batches.cursor)
+        program = sharded(of_drawn, layout, (MEMBERS, REPLICATED, of_indices), out_specs, execution)
+        return program(state, batches.split, indices)
+
+    return update
+
+
+def dispatched(step: Step, layout: Layout, execution: Execution) -> Callable[[Any, Any], Any]:
+    """Returns the update of some steps, `update(state, batches)`, which donates the state.
+
+    It is one jitted program, but for two executions: `loop` dispatches the program of each member,
+    and `single` that of each step.
+
+    Args:
+        step: Step of one member.
+        layout: Layout of the members and the data.
+        execution: Execution.
+    """
+    if execution.members == "loop":
+        return _each_member(step, layout, execution)
+    if execution.steps == "single":
+        return _each_step(step, layout, execution)
+    update = steps_of_all(step, layout, execution)
+    return jax.jit(update, donate_argnums=0)
+
+
+def _each_member(step: Step, layout: Layout, execution: Execution) -> Callable[[Any, Any], Any]:
+    """Returns the update as programs of one member, dispatched member after member."""
+    alone = dataclasses.replace(execution, members="unroll")
+    loops: dict[Any, Loop] = {}
+
+    def update(state: Any, batches: Any) -> Any:
+        batches = as_batches(batches)
+        kind = (type(batches), jax.tree.structure(batches))
+        if kind not in loops:
+            loops[kind] = Loop(
+                layout,
+                (MEMBERS, specs_of(batches)),
+                (MEMBERS, MEMBER_METRICS),
+                lambda of_row: dispatched(step, of_row, alone),
+                in_place=True,
+            )
+        return loops[kind](state, batches)
+
+    return update
+
+
+def _each_step(step: Step, layout: Layout, execution: Execution) -> Callable[[Any, Any], Any]:
+    """Returns the update as a program of one step, dispatched for each step of a call."""
+    of_some = steps_of_all(step, layout, execution)
+
+    @partial(jax.jit, donate_argnums=0)
+    def update_one(state: Any, batches: Any, number: jax.Array) -> Any:
+        return of_some(state, one_step(batches, number))
+
+    @jax.jit
+    def in_order(metrics: list[Any]) -> Any:
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *metrics)
+
+    numbers: list[jax.Array] = []
+
+    def update(state: Any, batches: Any) -> Any:
+        batches = as_batches(batches)
+        count, metrics = steps_in(batches), []
+        if len(numbers) < count:
+            numbers[:] = put_numbers(layout, count)
+        for number in numbers[:count]:
+            state, metrics_of_step = update_one(state, batches, number)
+            metrics.append(metrics_of_step)
+        return state, in_order(metrics)
+
+    return update
+
+
+def _scans(
+    execution: Execution, layout: Layout, count: int, update_one: Any, state: Any, at: Any
+) -> bool:
+    """Returns whether the steps of a call are a loop inside the program, a `while`.
+
+    In one, the gradient of a convolution's weights runs 20 to 50 times slower on a CPU, unless the
+    convolution's layout is canonical.
+    """
+    if count == 1 or execution.steps is not None:
+        return count > 1 and execution.steps == "scanned"
+    if layout.platform != "cpu" or execution.convolutions == "canonical":
+        return True
+    return not contains(jax.make_jaxpr(update_one)(state, at), CONVOLUTION)

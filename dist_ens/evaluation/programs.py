@@ -1,0 +1,316 @@
+"""The programs that read members' outputs on the devices."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import UserError, first_line
+from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, all_members
+from dist_ens.losses import Distribution
+from dist_ens.metrics import Metric
+from dist_ens.metrics.catalogue import BY_SIZE
+from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, Statistic
+from dist_ens.state import State
+
+# Orders of the members along which ensembles of 1, 2, … of them are scored, and number of sizes.
+_ORDERS = 8
+_SIZES = 12
+
+
+class Programs:
+    """Compiled functions from members' outputs to row statistics and summaries.
+
+    A device gets all members' outputs for its column's part of a batch. Each program has one
+    collective and none in a loop: the devices of XLA:CPU share a pool of threads, and wait for each
+    other without end where they reach two collectives in different orders.
+
+    Args:
+        ensemble: Ensemble whose outputs are read.
+        distribution: Predictive distribution of the outputs.
+        metrics: Metrics, of which some have statistics of their own.
+        left_out: Positions of members that are not pooled.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        distribution: Distribution,
+        metrics: Sequence[Metric],
+        left_out: Sequence[int],
+    ) -> None:
+        self._ensemble = ensemble
+        self._distribution = distribution
+        self._own = {m.name: m.statistic for m in metrics if m.statistic is not None}
+        self._metrics = metrics
+        self._layout = ensemble.layout
+        self._num_groups = ensemble.num_groups
+        count = self._layout.num_members // self._num_groups
+        self._pooled = np.setdiff1d(np.arange(count), left_out)
+        self._group_of_member = self._layout.put(
+            np.arange(self._layout.num_members) % self._num_groups, MEMBERS
+        )
+
+    def outputs(self, state: State, inputs: jax.Array) -> jax.Array:
+        """Returns the members' outputs, [members, batch, ...]."""
+        return self._ensemble.outputs(state, inputs)
+
+    def statistics(self, prediction: Any, labels: jax.Array) -> dict[str, jax.Array]:
+        """Returns the row statistics of one predictor, those of the user's metrics included."""
+        values = self._distribution.row_statistics(prediction, labels)
+        if self._own:
+            summary = self._distribution.summary(prediction)
+            values |= {name: own(summary, labels) for name, own in self._own.items()}
+        return values
+
+    def check_metrics(
+        self, metrics: Sequence[Metric], state: State, inputs: jax.Array, labels: jax.Array
+    ) -> None:
+        """Checks metrics of the user's by the shapes of their statistics alone.
+
+        Args:
+            metrics: Metrics beside those of the distribution.
+            state: State of the ensemble.
+            inputs: Inputs of a batch.
+            labels: Labels of the batch; of several groups with a leading axis [groups].
+
+        Raises:
+            UserError: If a statistic raises, is not one number for each label, has the name of
+                another one, or does not exist.
+        """
+        if not metrics:
+            return
+        # Members that take turns on the device are not one program that could be traced.
+        outputs = (
+            self.outputs(state, inputs)
+            if self._ensemble.waves > 1
+            else jax.eval_shape(self.outputs, state, inputs)
+        )
+        of_group = labels.shape[1:] if self._num_groups > 1 else labels.shape
+        rows = jax.ShapeDtypeStruct(of_group, labels.dtype)
+        known, summary = jax.eval_shape(self._read, outputs, rows)
+        needed = {CLASSWISE, WHOLE_WEIGHTS, *self._own}
+        for metric in metrics:
+            if metric.statistic is not None:
+                _check_statistic(metric.name, metric.statistic, known, summary, rows)
+            missing = [name for name in metric.statistics if name not in {*known, *needed}]
+            if missing:
+                raise UserError(
+                    f"The metric {metric.name!r} needs the statistic {missing[0]!r}, which does "
+                    f"not exist. Use one of {', '.join(known)}, or give a function as statistic=."
+                )
+
+    def _read(self, outputs: jax.Array, labels: jax.Array) -> Any:
+        """Returns the distribution's own statistics of a batch, and a member's summary."""
+        distribution = self._distribution
+        predictions = jax.vmap(distribution.from_outputs)(self._samples_of(outputs))
+        one = jax.tree.map(lambda leaf: leaf[0], predictions)
+        known = distribution.row_statistics(one, labels) | distribution.diversity(predictions)
+        return known, distribution.summary(one)
+
+    def score(
+        self, outputs: jax.Array, labels: jax.Array, mask: jax.Array, weights: jax.Array | None
+    ) -> Any:
+        """Returns the statistics of each row of a batch, and the batch's sums over classes.
+
+        Args:
+            outputs: Outputs of the members, [members, batch, ...].
+            labels: Labels, [batch, ...]; of several groups [groups, batch, ...].
+            mask: Examples that count, bool[batch].
+            weights: Weights of the labels, [batch, ...] or [batch]; None weights all equally.
+
+        Returns:
+            `(groups, members), (sums of groups, sums of members)`. Statistics are
+            float32[groups or members, batch, rows of an example], sums
+            float32[columns, groups, ...] and float32[members, columns, ...].
+        """
+        return self.score_of_device(outputs, self._group_of_member, labels, mask, weights)
+
+    @cached_property
+    def score_of_device(self) -> Any:
+        """The program of `score`, whose second argument is the group of each member."""
+        distribution, several = self._distribution, self._num_groups > 1
+
+        def of_group(outputs: jax.Array, labels: jax.Array, counts: jax.Array) -> Any:
+            predictions = jax.vmap(distribution.from_outputs)(outputs)
+            pooled = distribution.pool(predictions)
+            values = self.statistics(pooled, labels) | distribution.diversity(predictions)
+            return _in_rows(values, labels), distribution.classwise(pooled, labels, counts)
+
+        def of_member(outputs: jax.Array, labels: jax.Array, counts: jax.Array) -> Any:
+            prediction = distribution.from_outputs(outputs)
+            values = _in_rows(self.statistics(prediction, labels), labels)
+            return values, distribution.classwise(prediction, labels, counts)
+
+        def score(
+            outputs: jax.Array,
+            group: jax.Array,
+            labels: jax.Array,
+            mask: jax.Array,
+            weights: jax.Array | None,
+        ) -> Any:
+            """Scores a device's own members, and its column's part of the batch."""
+            counts = mask
+            if weights is not None:
+                shaped = mask.reshape(-1, *(1,) * (weights.ndim - 1))
+                counts = jnp.where(shaped, weights, 0).astype(jnp.float32)
+            labels = labels if several else labels[None]
+            groups, of_groups = jax.vmap(of_group, in_axes=(1, 0, None))(
+                self._of_groups(outputs), labels, counts
+            )
+            members, of_members = jax.vmap(
+                lambda one, group: of_member(one, labels[group], counts)
+            )(self._samples_of(outputs), group)
+            # The host adds up the sums of the columns.
+            return (groups, members), (of_groups[None], of_members[:, None])
+
+        return jax.jit(
+            self._layout.shard_map(
+                score,
+                in_specs=(MEMBER_BATCH, MEMBERS, self.examples_spec, BATCH, BATCH),
+                out_specs=((BATCHES, MEMBER_BATCH), (BATCH, MEMBER_BATCH)),
+            )
+        )
+
+    @property
+    def by_size(self) -> dict[str, Metric]:
+        """The metrics of ensembles of 1, 2, … members, by name."""
+        own = {metric.name: metric for metric in reversed(self._metrics)}
+        return {metric.name: own[metric.name] for metric in BY_SIZE if metric.name in own}
+
+    @cached_property
+    def score_by_size(self) -> Any:
+        """The program that scores ensembles of the first members in some random orders.
+
+        It takes outputs and labels as `score` does, and returns for each name of `by_size` the
+        first statistic of the metric, float32[sizes * groups, batch, rows of an example].
+        """
+        distribution, count = self._distribution, len(self._pooled)
+        random = np.random.default_rng(0)
+        orders = np.stack([random.permutation(count) for _ in range(_ORDERS if count > 1 else 1)])
+        statistics = {name: metric.statistics[0] for name, metric in self.by_size.items()}
+
+        def of_group(outputs: jax.Array, labels: jax.Array) -> Any:
+            predictions = jax.vmap(distribution.from_outputs)(outputs)
+
+            def of_order(order: jax.Array) -> Any:
+                in_order = jax.tree.map(lambda leaf: leaf[order], predictions)
+                of_sizes = []
+                for size in self.sizes:
+                    first = jax.tree.map(lambda leaf, n=size: leaf[:n], in_order)
+                    values = self.statistics(distribution.pool(first), labels)
+                    values = {n: values[s] for n, s in statistics.items() if s in values}
+                    of_sizes.append(_in_rows(values, labels))
+                return jax.tree.map(lambda *leaves: jnp.stack(leaves), *of_sizes)
+
+            drawn = jax.lax.map(of_order, jnp.asarray(orders))
+            return jax.tree.map(lambda leaf: leaf.mean(axis=0), drawn)
+
+        def score(outputs: jax.Array, labels: jax.Array) -> Any:
+            labels = labels if self._num_groups > 1 else labels[None]
+            of_groups = jax.vmap(of_group, in_axes=(1, 0), out_axes=1)
+            values = of_groups(self._of_groups(outputs), labels)
+            return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), values)
+
+        return jax.jit(
+            self._layout.shard_map(
+                score, in_specs=(MEMBER_BATCH, self.examples_spec), out_specs=BATCHES
+            )
+        )
+
+    @cached_property
+    def predictions(self) -> Any:
+        """The program from outputs to the summaries of the groups and of the members."""
+        distribution = self._distribution
+
+        def predictions(outputs: jax.Array) -> Any:
+            members = jax.vmap(lambda one: distribution.summary(distribution.from_outputs(one)))
+            return self._summaries_of_groups(outputs), members(self._samples_of(outputs))
+
+        return self._jitted(predictions)
+
+    @cached_property
+    def pooled_predictions(self) -> Any:
+        """The program from outputs to the summaries of the groups, and whether members are NaN."""
+        distribution = self._distribution
+
+        def zero_or_nan(outputs: jax.Array) -> jax.Array:
+            summary = distribution.summary(distribution.from_outputs(outputs)).values()
+            broken = [jnp.isnan(leaf).reshape(len(leaf), -1).any(axis=1) for leaf in summary]
+            return jnp.where(jnp.stack(broken).any(axis=0), jnp.nan, 0.0)
+
+        def predictions(outputs: jax.Array) -> Any:
+            members = {"number": jax.vmap(zero_or_nan)(self._samples_of(outputs))}
+            return self._summaries_of_groups(outputs), members
+
+        return self._jitted(predictions)
+
+    @property
+    def examples_spec(self) -> Any:
+        """The spec of labels and inputs; of several groups they have a leading axis [groups]."""
+        return BATCH if self._num_groups == 1 else BATCHES
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The numbers of members of the ensembles that `score_by_size` scores."""
+        count = len(self._pooled)
+        return np.unique(np.geomspace(1, count, min(count, _SIZES)).round().astype(int)).tolist()
+
+    def _jitted(self, fn: Callable[[jax.Array], Any]) -> Any:
+        return jax.jit(
+            self._layout.shard_map(fn, in_specs=MEMBER_BATCH, out_specs=(BATCHES, MEMBER_BATCH))
+        )
+
+    def _summaries_of_groups(self, outputs: jax.Array) -> Any:
+        distribution = self._distribution
+
+        def of_group(outputs: jax.Array) -> Any:
+            pooled = distribution.pool(jax.vmap(distribution.from_outputs)(outputs))
+            return distribution.summary(pooled)
+
+        return jax.vmap(of_group, in_axes=1)(self._of_groups(outputs))
+
+    def _of_groups(self, outputs: jax.Array) -> jax.Array:
+        """Returns the outputs of all pooled members, [members, groups, samples, batch, ...]."""
+        everyone = self._samples_of(all_members(outputs))
+        everyone = everyone.reshape(-1, self._num_groups, *everyone.shape[1:])
+        return everyone if len(self._pooled) == len(everyone) else everyone[self._pooled]
+
+    def _samples_of(self, outputs: jax.Array) -> jax.Array:
+        """Returns outputs [members, samples, batch, ...]."""
+        return jnp.moveaxis(outputs, 2, 1) if self._ensemble.dropout_samples else outputs[:, None]
+
+
+def _check_statistic(
+    name: str, statistic: Statistic, known: Mapping[str, Any], summary: Any, labels: Any
+) -> None:
+    """Raises a `UserError` unless a statistic of the user's is one number for each label."""
+    if name in known:
+        raise UserError(
+            f"The metric {name!r} has the name of a statistic that the predictions have already. "
+            "Choose another name."
+        )
+    try:
+        values = jax.eval_shape(statistic, summary, labels)
+    except Exception as error:  # Whatever the function of a user raises.
+        given = ", ".join(f"{key!r} {list(leaf.shape)}" for key, leaf in summary.items())
+        raise UserError(
+            f"The statistic of the metric {name!r} raises {type(error).__name__}: "
+            f"{first_line(error)} It was given a prediction of {given} and labels "
+            f"{list(labels.shape)}."
+        ) from error
+    if jnp.shape(values) != labels.shape:
+        raise UserError(
+            f"The metric {name!r} returns values of shape {list(jnp.shape(values))} for labels of "
+            f"shape {list(labels.shape)}. Return one number for each label."
+        )
+
+
+def _in_rows(values: dict[str, jax.Array], labels: jax.Array) -> dict[str, jax.Array]:
+    """Returns [..., batch, rows of an example]: one row for each label of an example."""
+    batch = labels.shape[0]
+    return {name: leaf.reshape(batch, -1) for name, leaf in values.items()}

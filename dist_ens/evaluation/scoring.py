@@ -1,0 +1,159 @@
+"""`evaluate`: the scores of an ensemble and of its members on some data."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dist_ens.data import LabelScaledSplit, Source, Spec, Split, Standardization, TreeSplit
+from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.optimizer import evaluation_params
+from dist_ens.errors import UserError
+from dist_ens.evaluation.evaluator import Evaluator
+from dist_ens.evaluation.row_scores import Evaluation
+from dist_ens.evaluation.scores import Scores, scores_of_means
+from dist_ens.execution.lift import lift
+from dist_ens.layout import to_host
+from dist_ens.losses.averaging import tracing_loss
+from dist_ens.methods import LossInfo
+from dist_ens.methods.label_scale import label_scale
+from dist_ens.metrics import Metric
+from dist_ens.randomness import PREDICT, pinned_generator
+from dist_ens.state import State
+
+BATCH_SIZE = 1000
+
+
+def evaluate(
+    ensemble: Ensemble,
+    state: State,
+    data: Any,
+    *,
+    metrics: Sequence[Metric] | None = None,
+    batch_size: int = BATCH_SIZE,
+    intervals: bool = True,
+) -> Scores:
+    """Scores an ensemble and each of its members, every example once.
+
+    Args:
+        ensemble: Ensemble, whose objective brings the metrics.
+        state: State of the ensemble, of any layout.
+        data: Data with the keys of the training data: a dict of arrays [examples, ...], a source
+            of `dist_ens.data` (its test split), or a finite iterable of batches. Examples under the
+            key `weights` count as often.
+        metrics: Metrics beside those of the objective.
+        batch_size: Number of examples at a time.
+        intervals: Whether to compute 95 % bootstrap intervals.
+
+    Returns:
+        The scores, which print as a table: `.ensemble` and `.mean_member` by name, `.members` of
+        each member, `.intervals`. Without an objective they are the means of the loss function and
+        of its auxiliary scalars, of the members alone.
+
+    Raises:
+        UserError: If the data or a metric does not fit the ensemble.
+    """
+    own = tuple(metrics or ())
+    scores, _ = score(
+        ensemble, state, data, metrics=own, batch_size=batch_size, intervals=intervals
+    )
+    return scores
+
+
+def score(
+    ensemble: Ensemble,
+    state: State,
+    data: Any,
+    *,
+    metrics: Sequence[Metric] = (),
+    batch_size: int = BATCH_SIZE,
+    intervals: bool = True,
+    by_size: bool = False,
+) -> tuple[Scores, Evaluation | None]:
+    """Returns the scores, and the evaluation behind them; see `evaluate`.
+
+    The evaluation is None for an ensemble without an objective. With `by_size` it also has scores
+    of ensembles of 1, 2, … of the members.
+    """
+    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise UserError(f"batch_size is {batch_size!r}. Give a whole number of at least 1.")
+    here, split = ensemble.at(state), split_of(data)
+    if here.objective is None:
+        if metrics:
+            raise UserError(
+                f"The metric {metrics[0].name!r} is computed from a predictive distribution, and "
+                "the loss of this ensemble is a function. Use an objective, or return the metric "
+                "from the loss as an auxiliary scalar."
+            )
+        return _mean_losses(here, state, split, int(batch_size)), None
+    evaluator, split = evaluator_of(here, state, split, metrics, int(batch_size))
+    evaluation = evaluator.evaluate(state, split, by_size=by_size)
+    return evaluation.scores(intervals=intervals), evaluation
+
+
+def evaluator_of(
+    ensemble: Ensemble, state: State, split: Split, metrics: Sequence[Metric], batch_size: int
+) -> tuple[Evaluator, Split]:
+    """Returns the evaluator of an ensemble with an objective, and a split in its labels' unit."""
+    objective = ensemble.objective
+    if objective is None:
+        raise RuntimeError("An evaluator needs an objective.")
+    spec = None
+    if objective.standardize:
+        mean, std = label_scale(state)
+        split = LabelScaledSplit(split, objective.LABELS, mean, std)
+        spec = Spec((), "float32", (), None, standardization=Standardization.of_labels(mean, std))
+    return Evaluator(ensemble, batch_size, spec, objective.distribution, metrics), split
+
+
+def split_of(data: Any) -> Split:
+    """Returns data as examples with random access.
+
+    Args:
+        data: A split, a source (its test split), a pytree of arrays, or a finite iterable of
+            batches, which is read whole.
+
+    Raises:
+        UserError: If it is none of these.
+    """
+    if isinstance(data, Source):
+        return data.test
+    if hasattr(data, "take") and hasattr(data, "__len__") and not hasattr(data, "dtype"):
+        return data
+    if isinstance(data, Mapping | tuple) or hasattr(data, "dtype"):
+        return TreeSplit(data)
+    if not isinstance(data, Iterable):
+        raise UserError(
+            f"The data is a {type(data).__name__}. Give a dict of arrays, a source of "
+            "dist_ens.data, or an iterable of batches."
+        )
+    batches = [jax.tree.map(np.asarray, batch) for batch in data]
+    if not batches:
+        raise UserError("The data has no batches. Give at least one.")
+    return TreeSplit(jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches))
+
+
+def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int) -> Scores:
+    """Returns the means of a loss function and its auxiliary scalars over the batches."""
+    loss = ensemble.bare_loss
+
+    @pinned_generator()
+    def of_one(state: State, batch: Any) -> dict[str, jax.Array]:
+        params = evaluation_params(state.params, state.opt_state)
+        key = jax.random.fold_in(state.key, PREDICT)
+        info = LossInfo(key, state.key, state.member_id, None, None)
+        with tracing_loss():
+            value, (_, aux) = loss(params, state.model_state, batch, info)
+        return {"loss": value, **aux}
+
+    # Every column has the whole batch, so that the last one need not divide over them.
+    program = lift(of_one, layout=ensemble.layout, in_specs=("members", "shared"))
+    sums: dict[str, np.ndarray] = {}
+    for first in range(0, len(split), batch_size):
+        rows = np.arange(first, min(first + batch_size, len(split)))
+        means = to_host(program(state, split.take(rows)))
+        for name, values in means.items():
+            total = len(rows) * np.asarray(values, np.float64)
+            sums[name] = sums[name] + total if name in sums else total
+    return scores_of_means(to_host(state.member_id).tolist(), sums, len(split))

@@ -1,0 +1,205 @@
+"""The lift: a function of one member becomes the function of all, over the mesh."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from dist_ens.config.execution_spec import AUTO, Execution
+from dist_ens.errors import UserError
+from dist_ens.execution.apply import lowered, over_members
+from dist_ens.execution.loop import Loop
+from dist_ens.layout import (
+    DATA,
+    ENSEMBLE,
+    Layout,
+    axis_of,
+    differing_leaves,
+    is_spec,
+    members_axes,
+    named_specs,
+)
+
+
+def lift(
+    fn: Callable[..., Any],
+    *,
+    layout: Layout,
+    in_specs: Sequence[Any],
+    out_specs: Any = "members",
+    execution: str = "vmap",
+    donate_argnums: int | Sequence[int] = (),
+) -> "Lifted":
+    """Returns the function of all members of an ensemble from a function of one member.
+
+    The result is `jit(shard_map(execution(fn)))`: each device runs `fn` for the members it holds,
+    on its column's part of the batch. Nothing is communicated unless `fn` asks for it:
+    `losses.data_mean(gradients)` averages over the data axis.
+
+    Args:
+        fn: Function of one member, of any pytrees of arrays. It sees its own state without the
+            members axis, its column's part of a batch, and what is shared as it is.
+        layout: Layout of the members and the data.
+        in_specs: Spec of each argument: "members" ([members, ...]), "batch" ([batch, ...], one for
+            all members), "member_batch" ([members, batch, ...]) or "shared" ([...]), or a tree
+            prefix of these.
+        out_specs: Specs of the results: "members" or "member_batch", or a tree prefix of these. A
+            result with the spec "members" must be the same in every column of the mesh.
+        execution: How a device runs its members, `WAY[+LOWERING]`, such as "vmap", "unroll",
+            "map", "chunk:4", "loop" or "unroll+canonical+masks".
+        donate_argnums: Positions of arguments whose memory the results may take over. They must
+            not be used again.
+
+    Returns:
+        A function of global arrays. Arguments that do not lie on the mesh are put there. With a
+        data axis above 1, the first call compares the results across columns, bit for bit.
+
+    Raises:
+        UserError: If a spec or the execution is unknown; when it is called, if an argument is
+            committed to devices outside the layout, or a result with the spec "members" differs
+            between columns.
+
+    >>> import numpy as np
+    >>> layout = Layout.make(4, devices=jax.devices()[:2])
+    >>> scale = lift(lambda w, x: (w * x).sum(), layout=layout, in_specs=("members", "shared"))
+    >>> scale(np.arange(4.0, dtype=np.float32), np.ones(3, np.float32))
+    Array([0., 3., 6., 9.], dtype=float32)
+    """
+    if not callable(fn):
+        raise UserError(f"fn is a {type(fn).__name__}, not a function of one member.")
+    if isinstance(in_specs, str) or not isinstance(in_specs, tuple | list):
+        raise UserError(
+            f"in_specs is {in_specs!r}. Give a tuple with one spec for each argument of the "
+            'function, such as ("members", "batch", "shared").'
+        )
+    if execution == AUTO:
+        raise UserError(
+            "lift takes one execution, and 'auto' is chosen by timing inside fit. Use 'vmap', "
+            "'unroll', 'map', 'chunk:4' or 'loop'."
+        )
+    parsed = Execution.parse(execution)
+    if parsed.steps is not None:
+        raise UserError(
+            f"The execution {execution!r} says how several steps are run, and a lifted function is "
+            f"one. Leave {parsed.steps!r} out."
+        )
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    return Lifted(
+        fn,
+        layout=layout,
+        in_specs=named_specs(tuple(in_specs)),
+        out_specs=named_specs(out_specs),
+        execution=parsed,
+        donate_argnums=donated,
+    )
+
+
+def sharded(
+    fn: Callable[..., Any],
+    layout: Layout,
+    in_specs: tuple[Any, ...],
+    out_specs: Any,
+    way: Execution,
+) -> Callable[..., Any]:
+    """Returns a function of one member as a function of all, to be jitted; see `lift`.
+
+    Args:
+        fn: Function of one member.
+        layout: Layout of the members and the data.
+        in_specs: Partition specs of the arguments, a tuple of tree prefixes.
+        out_specs: Partition specs of the results, a tree prefix; each has the members axis.
+        way: Execution whose `members` says how a device runs its members.
+    """
+    for spec in jax.tree.leaves(out_specs, is_leaf=is_spec):
+        if axis_of(spec, ENSEMBLE) is None:
+            raise UserError(
+                "A result of a lifted function has the spec 'members' or 'member_batch', since "
+                f"every member has its own: got {spec}."
+            )
+    of_device = over_members(fn, way, members_axes(in_specs), members_axes(out_specs))
+    return layout.shard_map(of_device, in_specs=in_specs, out_specs=out_specs)
+
+
+class Lifted:
+    """A function of all members, made by `lift`."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        layout: Layout,
+        in_specs: tuple[Any, ...],
+        out_specs: Any,
+        execution: Execution,
+        donate_argnums: tuple[int, ...] = (),
+    ) -> None:
+        self._layout, self._in_specs, self._out_specs = layout, in_specs, out_specs
+        self._is_checked = layout.data_axis == 1
+
+        def program_on(layout: Layout, way: Execution) -> Any:
+            program = sharded(lowered(fn, execution), layout, in_specs, out_specs, way)
+            return jax.jit(program, donate_argnums=donate_argnums)
+
+        if execution.members == "loop":
+            alone = Execution(members="unroll")
+            self._program: Any = Loop(
+                layout,
+                in_specs,
+                out_specs,
+                lambda of_row: program_on(of_row, alone),
+                in_place=donate_argnums == (0,) and _is_state(in_specs[0], out_specs),
+            )
+        else:
+            self._program = program_on(layout, execution)
+
+    def __call__(self, *args: Any) -> Any:
+        """Returns the results of all members; see `lift`."""
+        placed = self._placed(args)
+        results = self._program(*placed)
+        if not self._is_checked:
+            require_equal_columns(self._layout, results, self._out_specs)
+            self._is_checked = True
+        return results
+
+    def lower(self, *args: Any) -> Any:
+        """Returns the lowered program, as `jax.jit(f).lower` does; not for the execution `loop`."""
+        return self._program.lower(*self._placed(args))
+
+    def _placed(self, args: tuple[Any, ...]) -> list[Any]:
+        if len(args) != len(self._in_specs):
+            raise UserError(
+                f"The lifted function was called with {len(args)} arguments, and in_specs has "
+                f"{len(self._in_specs)}. Give one argument for each spec."
+            )
+        return [
+            self._layout.placed(arg, spec, f"Argument {number}")
+            for number, (arg, spec) in enumerate(zip(args, self._in_specs, strict=True))
+        ]
+
+
+def _is_state(in_spec: Any, out_specs: Any) -> bool:
+    """Returns whether the first result takes the place of the first argument."""
+    first = out_specs[0] if type(out_specs) is tuple else out_specs
+    return is_spec(in_spec) and is_spec(first) and in_spec == first and DATA not in tuple(first)
+
+
+def require_equal_columns(layout: Layout, results: Any, specs: Any) -> None:
+    """Checks that all columns of the mesh hold the same members.
+
+    Args:
+        layout: Layout of the results.
+        results: Pytree of global arrays. Every host must call this.
+        specs: Specs of the results, a tree prefix. A spec with the data axis is not checked.
+
+    Raises:
+        UserError: If a result differs between columns; the message names the leaf.
+    """
+    different = differing_leaves(layout, results, specs)
+    if different:
+        raise UserError(
+            f"The columns of mesh {layout} hold different values of {', '.join(different)}: each "
+            "column computed it from its own part of the batch. Average over the data axis with "
+            "dist_ens.losses.data_mean, such as gradients before the optimizer takes them; "
+            'combine integers with jax.lax.psum(value, "data"); or give what may differ the spec '
+            "'member_batch'."
+        )

@@ -1,0 +1,135 @@
+"""The execution `loop`: one member's own program, dispatched member after member.
+
+This is what people write by hand, and the reference for every other execution: the program knows
+nothing of the other members, so that a member keeps its bits for any number of members and of
+devices on the ensemble axis.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dist_ens.layout import (
+    ENSEMBLE,
+    MEMBERS,
+    Layout,
+    axis_of,
+    broadcast,
+    join_rows,
+    layout_of_row,
+    part_of_row,
+    put_numbers,
+)
+
+
+class Loop:
+    """A lifted function that runs each member by itself, on the devices of its row of the mesh.
+
+    Args:
+        layout: Layout of all members.
+        in_specs: Specs of the arguments, a tuple of tree prefixes.
+        out_specs: Specs of the results, a tree prefix; each has the members axis.
+        program_of: Function that makes the program of one member from a layout of one row.
+        in_place: Whether the first argument is donated. If the first result has its structure, it
+            is the members' state, and is updated in place.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        in_specs: tuple[Any, ...],
+        out_specs: Any,
+        program_of: Callable[[Layout], Callable[..., Any]],
+        *,
+        in_place: bool,
+    ) -> None:
+        self._layout, self._in_specs, self._out_specs = layout, in_specs, out_specs
+        self._in_place = in_place
+        self._rows = layout.host_mesh_rows
+        alone = {row: layout_of_row(layout, row, num_members=1) for row in self._rows}
+        self._programs = {row: program_of(alone[row]) for row in self._rows}
+        self._positions = {
+            row: put_numbers(alone[row], layout.members_per_device) for row in self._rows
+        }
+
+    def __call__(self, *args: Any) -> Any:
+        """Returns the results of all members; a donated state must not be used again."""
+        rows, specs = self._rows, self._in_specs
+        parts = {
+            row: [
+                part_of_row(self._layout, arg, row, spec)
+                for arg, spec in zip(args, specs, strict=True)
+            ]
+            for row in rows
+        }
+        results: dict[int, list[Any]] = {row: [] for row in rows}
+        in_place = self._in_place
+        for position in range(self._layout.members_per_device):
+            for row in rows:  # the rows' devices work side by side
+                place, of_row = self._positions[row][position], parts[row]
+                own = [_own(arg, spec, place) for arg, spec in zip(of_row, specs, strict=True)]
+                structure: Any = jax.tree.structure(own[0])
+                result = self._programs[row](*own)
+                is_tuple = type(result) is tuple
+                first = result[0] if is_tuple else result
+                in_place = in_place and jax.tree.structure(first) == structure
+                if in_place:
+                    of_row[0] = _put_back(of_row[0], first, place)
+                    result = result[1:] if is_tuple else ()
+                results[row].append(result)
+        out_specs = self._out_specs
+        if in_place and type(out_specs) is tuple:
+            out_specs = out_specs[1:]
+        rest = {row: _side_by_side(members, out_specs) for row, members in results.items()}
+        if not in_place:
+            return join_rows(self._layout, rest, out_specs)
+        state = join_rows(self._layout, {row: parts[row][0] for row in rows}, MEMBERS)
+        others = join_rows(self._layout, rest, out_specs) if jax.tree.leaves(rest) else ()
+        return (state, *others) if is_tuple else state
+
+
+def _own(arg: Any, specs: Any, position: jax.Array) -> Any:
+    """Returns one member's part of an argument; what all members share is returned whole."""
+    axes = [axis_of(spec, ENSEMBLE) for spec in broadcast(specs, arg)]
+    leaves, structure = jax.tree.flatten(arg)
+    own = [leaf for leaf, axis in zip(leaves, axes, strict=True) if axis is not None]
+    taken = iter(_take(own, position) if own else ())
+    merged = [
+        leaf if axis is None else next(taken) for leaf, axis in zip(leaves, axes, strict=True)
+    ]
+    return jax.tree.unflatten(structure, merged)
+
+
+def _side_by_side(members: Sequence[Any], specs: Any) -> Any:
+    """Returns the results of all members of a row as one pytree."""
+    if not jax.tree.leaves(members[0]):
+        return members[0]
+    axes = tuple(axis_of(spec, ENSEMBLE) or 0 for spec in broadcast(specs, members[0]))
+    return _concatenated(members, axes)
+
+
+@jax.jit
+def _take(members: Any, position: jax.Array) -> Any:
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, position, 1), members)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _put_back(members: Any, member: Any, position: jax.Array) -> Any:
+    return jax.tree.map(
+        lambda all_, one: jax.lax.dynamic_update_slice_in_dim(all_, one, position, 0),
+        members,
+        member,
+    )
+
+
+@partial(jax.jit, static_argnums=1)
+def _concatenated(members: Any, axes: tuple[int, ...]) -> Any:
+    flat = [jax.tree.leaves(member) for member in members]
+    joined = [
+        jnp.concatenate(parts, axis=axis)
+        for axis, parts in zip(axes, zip(*flat, strict=True), strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(members[0]), joined)

@@ -1,0 +1,305 @@
+"""From the record of a run to the things that `fit` takes: ensemble, data, evaluation."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from dist_ens import cluster
+from dist_ens.config import Experiment
+from dist_ens.config.own_parts import OwnParts
+from dist_ens.data import Source, check_source, open_source
+from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
+from dist_ens.errors import UserError
+from dist_ens.evaluation import Evaluator, Scores
+from dist_ens.evaluation.scoring import score
+from dist_ens.experiment.checks import check_room, check_training, require_draws
+from dist_ens.experiment.objectives import make_objective
+from dist_ens.experiment.record import Run
+from dist_ens.layout import Layout, Waves
+from dist_ens.losses import Distribution, Objective
+from dist_ens.members import (
+    Member,
+    as_member,
+    check_member,
+    rematerialized,
+    with_compute_dtype,
+    with_normalized_inputs,
+)
+from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
+from dist_ens.models import make_model
+from dist_ens.optimizers import make_optimizer
+from dist_ens.state import State
+from dist_ens.training import EvalData, OrderedSplit
+
+NOTHING = OwnParts()
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A run whose parts are made and checked.
+
+    Attributes:
+        run: Record of the run.
+        source: Data of the run.
+        ensemble: Ensemble to train.
+        data: Training examples in their order.
+        eval_data: Test split, and how it is scored.
+        parts: Parts that were given.
+    """
+
+    run: Run
+    source: Source
+    ensemble: Ensemble
+    data: OrderedSplit
+    eval_data: EvalData
+    parts: OwnParts
+
+
+def build(
+    experiment: Experiment,
+    *,
+    parts: OwnParts = NOTHING,
+    member_file: str | None = None,
+    source: Source | None = None,
+) -> Built:
+    """Makes and checks every part of a run, before anything is written.
+
+    Args:
+        experiment: Description of the run.
+        parts: Parts in place of those that the experiment names.
+        member_file: Path of the config file that gave parts.
+        source: Data. Default: the one that `experiment.data` names.
+
+    Raises:
+        UserError: If a part cannot be made, or parts do not fit each other.
+    """
+    source = open_source(experiment.data) if source is None else source
+    check_source(source, any_parts=parts.loss is not None)
+    if experiment.data.validation and source.valid is None:
+        raise UserError(
+            f"data.validation={experiment.data.validation} holds examples out of the source that "
+            "the config names, and the source that was given has no validation split. Give "
+            "source.with_validation(share)."
+        )
+    run = Run(experiment, source.spec, source.num_train_examples, member_file)
+    rows = experiment.layout.ensemble_axis
+    devices = cluster.devices_for(run.num_members, rows)
+    layout = Layout.make(run.num_members, ensemble_axis=rows, devices=devices)
+    layout.check_batch_size("data.global_batch_size", experiment.data.global_batch_size)
+    ranges = source.input_ranges() if experiment.loss.adversarial else None
+    ensemble = build_ensemble(run, layout, parts, ranges)
+    data = OrderedSplit(source.train, run.order, experiment.seed)
+    if ensemble.objective is not None:
+        distribution_of(run, parts)  # poolings that do not fit are found before training
+        check_training(run, ensemble)
+    check_room(ensemble, data.batch)
+    run = identified(run, ensemble, parts, source, data.batch)
+    return Built(run, source, ensemble, data, eval_data_of(run, source, parts), parts)
+
+
+def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:
+    """Returns the objective of a run; None if its loss is a function."""
+    if parts.loss is not None:
+        return None
+    if parts.objective is not None:
+        return parts.objective
+    return make_objective(run.experiment.loss, run.spec.num_classes)
+
+
+def distribution_of(
+    run: Run, parts: OwnParts = NOTHING, pooling: str | None = None
+) -> Distribution:
+    """Returns the predictive distribution of a run.
+
+    Args:
+        run: Record of the run.
+        parts: Parts that were given.
+        pooling: One of `config.POOLINGS`. Default: that of the experiment.
+
+    Raises:
+        UserError: If such predictions are not pooled in this way, or the loss is a function.
+    """
+    objective = objective_of(run, parts)
+    if objective is None:
+        raise UserError(
+            "The loss of this run is a function, which says nothing of predictions. Give an "
+            "objective (make_objective in the config file) to score and pool them."
+        )
+    return objective.distribution.with_pooling(pooling or run.experiment.evaluation.pooling)
+
+
+def evaluator_of_run(
+    run: Run, ensemble: Ensemble, pooling: str | None = None, parts: OwnParts = NOTHING
+) -> Evaluator:
+    """Returns the evaluator of a run's ensemble; see `distribution_of`."""
+    batch_size = run.experiment.evaluation.global_batch_size
+    distribution = distribution_of(run, parts, pooling)
+    return Evaluator(ensemble, batch_size, run.spec, distribution, tuple(parts.metrics))
+
+
+def eval_data_of(run: Run, source: Source, parts: OwnParts) -> EvalData:
+    """Returns the test split of a run, and how it is scored during and after training."""
+
+    def evaluate(ensemble: Ensemble, state: State, is_last: bool) -> tuple[Scores, Any]:
+        if ensemble.objective is None:
+            size = run.experiment.evaluation.global_batch_size
+            return score(ensemble, state, source.test, batch_size=size)
+        evaluator = evaluator_of_run(run, ensemble, parts=parts)
+        evaluation = evaluator.evaluate(state, source.test, by_size=is_last)
+        return evaluation.scores(intervals=is_last), evaluation
+
+    return EvalData("test", evaluate, source.test)
+
+
+def methods_of(run: Run, input_ranges: np.ndarray | None) -> tuple[Method, ...]:
+    """Returns the methods of a run, the first the innermost.
+
+    Args:
+        run: Record of the run.
+        input_ranges: Ranges of the training inputs, from `Source.input_ranges`; needed to train
+            adversarially.
+
+    Raises:
+        UserError: If the data's labels or inputs forbid a method.
+    """
+    loss, spec = run.experiment.loss, run.spec
+    if (loss.adversarial or loss.mixup) and spec.label_shape:
+        raise UserError(
+            f"loss.mixup={loss.mixup} and loss.adversarial={loss.adversarial} were given for a "
+            "text, whose characters can neither be mixed nor moved a little. Set both to 0."
+        )
+    methods: list[Method] = []
+    if loss.label_smoothing and spec.num_classes is not None:
+        methods.append(label_smoothing(loss.label_smoothing))
+    if loss.adversarial:
+        methods.append(adversarial(loss.adversarial, input_ranges))
+    if loss.mixup:
+        methods.append(mixup(loss.mixup))
+    if run.experiment.data.examples == "bootstrap":
+        methods.append(bootstrap())
+    return tuple(methods)
+
+
+def build_ensemble(
+    run: Run,
+    layout: Layout,
+    parts: OwnParts = NOTHING,
+    input_ranges: np.ndarray | None = None,
+) -> Ensemble:
+    """Returns the ensemble of a run, checked against the data.
+
+    Args:
+        run: Record of the run.
+        layout: Layout of members and data, for any number of members.
+        parts: Parts that were given.
+        input_ranges: As `methods_of` takes them.
+
+    Raises:
+        UserError: If the network cannot be made, or does not fit the data.
+    """
+    experiment, objective = run.experiment, objective_of(run, parts)
+    methods = methods_of(run, input_ranges)
+    return Ensemble(
+        _member_of(run, objective, parts),
+        parts.optimizer or make_optimizer(experiment.optimizer),
+        objective if parts.loss is None else parts.loss,
+        num_members=layout.num_members,
+        seed=experiment.seed,
+        layout=layout,
+        execution=run.execution or experiment.execution,
+        methods=methods,
+        waves=Waves.at_least(layout, experiment.layout.waves).count,
+        microbatches=experiment.compute.microbatches,
+        compute_dtype=experiment.compute.dtype if parts.loss is not None else None,
+        num_groups=run.spec.num_groups,
+        dropout_samples=experiment.evaluation.dropout_samples,
+    )
+
+
+def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member:
+    """Returns the network of a run, which takes the inputs as the source yields them."""
+    experiment, spec, data = run.experiment, run.spec, run.experiment.data
+    for name in ("mean", "std"):
+        length = len(getattr(data, name))
+        if length not in {1, *spec.input_shape[-1:]}:
+            raise UserError(
+                f"data.{name} has {length} numbers for inputs {list(spec.input_shape)}. Give one "
+                f"number, or one for each entry of the inputs' last axis, such as --config.data."
+                f'{name}="(1.0,)".'
+            )
+    if spec.standardization and (data.mean, data.std) != ((0.0,), (1.0,)):
+        raise UserError(
+            f"data.mean={data.mean} and data.std={data.std} were given for a table, whose inputs "
+            "its source standardises. Leave them out."
+        )
+    if objective is None:
+        if parts.member is None:
+            raise UserError(
+                "The config file gives a loss function and no network, so that nobody knows what "
+                "it is to be called with. Define make_member(spec) too."
+            )
+        return as_member(parts.member)
+    if parts.member is None:
+        member = make_model(experiment.model, spec.input_shape, objective.num_outputs)
+    else:
+        member = as_member(parts.member)
+    member = with_compute_dtype(member, experiment.compute.dtype)
+    member = with_normalized_inputs(member, data.mean, data.std)
+    if experiment.compute.rematerialize:
+        member = rematerialized(member)
+    inputs = run.batch(2)["inputs"]
+    if experiment.evaluation.dropout_samples:
+        require_draws(member, inputs)
+    check_member(member, inputs, (2, *spec.label_shape, objective.num_outputs))
+    return member
+
+
+def identified(run: Run, ensemble: Ensemble, parts: OwnParts, source: Source, batch: Any) -> Run:
+    """Returns a run with fingerprints of what its experiment does not name.
+
+    Args:
+        run: Record of the run.
+        ensemble: Ensemble of the run, of any layout.
+        parts: Parts that were given.
+        source: Data of the run.
+        batch: Shapes and types of a global batch.
+    """
+    run = dataclasses.replace(run, examples=source.fingerprint)
+    names = parts.names
+    if parts.member is None and not names:
+        return run
+    return dataclasses.replace(
+        run,
+        network=ensemble.member.name if parts.member is not None else None,
+        step=_step_of(run, ensemble, batch),
+        versions=versions(),
+        parts=names or None,
+    )
+
+
+def check_network(run: Run, ensemble: Ensemble, parts: OwnParts, batch: Any) -> None:
+    """Checks that parts that were given are those that a run was trained with.
+
+    Steps can be compared where the same versions trace them; otherwise nothing is checked.
+
+    Raises:
+        UserError: If the training step is another one.
+    """
+    if run.step is None or run.versions != versions():
+        return
+    if _step_of(run, ensemble, batch) != run.step:
+        given = ", ".join([ensemble.member.name, *parts.names.values()])
+        raise UserError(
+            f"The parts that were given ({given}) compute another training step than those of this "
+            f"run ({run.network or run.experiment.model.name}). Give those that it was trained "
+            "with."
+        )
+
+
+def _step_of(run: Run, ensemble: Ensemble, batch: Any) -> str:
+    # The inputs' ranges belong to the data, and the fingerprint of the step must not know them.
+    ranges = np.ones((run.spec.num_groups, *run.spec.input_shape), np.float32)
+    plain = dataclasses.replace(ensemble, methods=methods_of(run, ranges))
+    return fingerprint_of_step(plain, batch)

@@ -1,0 +1,118 @@
+"""Checks of a run before anything is written: its room in memory, and its network."""
+
+from typing import Any
+
+import jax
+
+from dist_ens import cluster
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import UserError, first_line
+from dist_ens.experiment.record import Run
+from dist_ens.layout import BATCH, DATA, REPLICATED, device_bytes
+from dist_ens.members import Member, check_modes
+
+
+def check_room(ensemble: Ensemble, batch: Any) -> None:
+    """Checks that the state fits on its devices, before any of it is made.
+
+    Args:
+        ensemble: Ensemble to train.
+        batch: Shapes and types of a batch.
+
+    Raises:
+        UserError: If it does not fit.
+    """
+    layout = ensemble.layout
+    state = ensemble.abstract_state(batch)
+    size: float = device_bytes(state)
+    way_out = "Train fewer"
+    if layout.platform != "cpu":  # members of other waves wait in the memory of the host
+        size /= ensemble.waves
+        way_out += f", or in more than --config.layout.waves={ensemble.waves}"
+    free = layout.free_bytes()
+    if not cluster.as_main_sees(size <= free):
+        raise UserError(
+            f"The state of {layout.num_members:,} members does not fit: a device of mesh {layout} "
+            f"needs {size / 2**20:,.0f} MiB for its members and has {free / 2**20:,.0f} MiB free. "
+            f"{way_out}; dist-ens plan with the same flags says how many fit."
+        )
+
+
+def check_training(run: Run, ensemble: Ensemble) -> None:
+    """Traces the network as it is trained, on the mesh, and raises where it does not fit.
+
+    Raises:
+        UserError: If it raises, or returns other outputs or another model state than it should,
+            or a device's batch has no such microbatches.
+    """
+    batch_size = run.experiment.data.global_batch_size
+    microbatches = run.experiment.compute.microbatches
+    device_batch_size = batch_size // ensemble.layout.data_axis
+    if device_batch_size % microbatches:
+        raise UserError(
+            "Microbatches are equal parts of a device's batch. Received: "
+            f"compute.microbatches={microbatches} for {device_batch_size} examples. Choose a "
+            f"divisor of {device_batch_size}."
+        )
+    state = jax.eval_shape(
+        lambda: ensemble.member.init(
+            jax.random.key(0),
+            jax.numpy.zeros((1, *run.spec.input_shape), run.spec.input_dtype),
+        )
+    )
+    apply = ensemble.layout.shard_map(
+        lambda params, model_state, x, key: ensemble.member.apply(
+            params, model_state, x, key, True
+        ),
+        in_specs=(REPLICATED, REPLICATED, BATCH, REPLICATED),
+        out_specs=(BATCH, REPLICATED),
+    )
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    try:
+        outputs, model_state = jax.eval_shape(apply, *state, run.batch(batch_size)["inputs"], key)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a user's network says when it is trained
+        raise UserError(
+            "The network must take a key and train=True. Received, when it was trained: "
+            f"{type(error).__name__}: {first_line(error)} Correct the network."
+        ) from error
+    objective = ensemble.objective
+    if objective is None:
+        raise RuntimeError("The outputs of a network are checked for an objective.")
+    expected = (batch_size, *run.spec.label_shape, objective.num_outputs)
+    if outputs.shape != expected or not jax.numpy.issubdtype(outputs.dtype, jax.numpy.floating):
+        raise UserError(
+            f"Trained or not, the network returns float{list(expected)}. Received, when it was "
+            f"trained: {outputs.dtype}{list(outputs.shape)}. Correct the network."
+        )
+    before, after = (
+        [
+            (jax.tree_util.keystr(path), leaf.shape, leaf.dtype)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+        for tree in (state[1], model_state)
+    )
+    if before != after:
+        raise UserError(
+            "Trained or not, the network returns the model state as init made it, leaf by "
+            f"leaf. Received, when it was trained: {after} instead of {before}. Correct the "
+            "network."
+        )
+    check_modes(ensemble.member, run.batch(2)["inputs"], DATA)
+
+
+def require_draws(member: Member, inputs: jax.ShapeDtypeStruct) -> None:
+    """Raises a `UserError` unless a network draws random numbers in evaluation, given a key."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params, model_state = jax.eval_shape(member.init, key, inputs)
+    traced = jax.make_jaxpr(lambda p, s, x, k: member.apply(p, s, x, k, False)[0])(
+        params, model_state, inputs, key
+    )
+    if "random_bits" not in str(traced):
+        raise UserError(
+            "Samples of a prediction differ by what the network draws when it is given a key. "
+            "Received: evaluation.dropout_samples for a network that draws nothing with train=False"
+            ". Leave it out, or let a key switch its dropout on, as in linen by deterministic=not "
+            'self.has_rng("dropout").'
+        )

@@ -1,0 +1,178 @@
+"""A config file: Python that describes a run, and may make some of its parts itself."""
+
+import pathlib
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from dist_ens.config import DataConfig, Experiment, OwnParts
+from dist_ens.data import Source, Spec
+from dist_ens.errors import UserError
+from dist_ens.experiment.part_checks import check_part
+from dist_ens.members import Member, as_member
+from dist_ens.paths import given_path, shortened
+
+
+class ConfigFile:
+    """A Python file with `get_config()`, and a function for each part that it makes itself.
+
+    A part that the file makes itself replaces the one that the config names:
+
+        make_member(spec)          the network, anything that `as_member` takes; not `model.name`
+        make_objective(spec)       the loss with its predictive distribution; not `loss.name`
+        make_loss(spec)            a loss function, instead of an objective
+        make_optimizer(spec)       an optimizer with `init` and `update`; not `optimizer.name`
+        make_source(data_config)   the data set; not `data.source`
+        make_metrics(spec)         metrics beside those of the objective
+        make_callbacks(spec)       callbacks beside those of the command line
+
+    `spec` is the `dist_ens.data.Spec` of the data set, `data_config` the experiment's `DataConfig`.
+    `source` calls `make_source`, and the other methods call the function of their name. Each raises
+    a `UserError` if the function raises an exception, or returns something else.
+
+    Args:
+        path: Path of the file, which is run.
+
+    Attributes:
+        path: The same path with `~` expanded.
+
+    Raises:
+        UserError: If the file is missing, raises an error, or makes an objective and a loss.
+    """
+
+    def __init__(self, path: str) -> None:
+        file = given_path(path, "--config")
+        self.path = str(file)
+        if not file.is_file():
+            raise UserError(
+                f"--config={shortened(path)} is no file, seen from {pathlib.Path.cwd()}. Correct "
+                "the path of the config."
+            )
+        sys.path.insert(0, str(file.parent))  # as `python FILE` does
+        self._names = self._run(lambda: runpy.run_path(self.path))
+        if self.defines("make_objective") and self.defines("make_loss"):
+            raise UserError(
+                f"{self.path} defines make_objective and make_loss, and a run has one loss. Remove "
+                "one of the two functions."
+            )
+
+    def defines(self, function: str) -> bool:
+        """Returns whether the file defines a function.
+
+        Args:
+            function: Name of the function, such as `make_member`.
+        """
+        return function in self._names
+
+    def experiment(self) -> Experiment:
+        """Returns the experiment that `get_config()` describes.
+
+        Raises:
+            UserError: If there is no such function, or it returns something else than a config.
+        """
+        if not self.defines("get_config"):
+            raise UserError(
+                f"{self.path} has no function get_config(). Add one that returns a ConfigDict."
+            )
+        config = self._call("get_config")
+        if not isinstance(config, ConfigDict):
+            raise UserError(
+                f"get_config() in {self.path} returned a {type(config).__name__}, not an "
+                "ml_collections.ConfigDict. Wrap it: ConfigDict(dict(…))."
+            )
+        return Experiment.from_dict(config.to_dict())
+
+    def make_member(self, spec: Spec) -> Member | None:
+        """Returns the file's own network; None if it has none."""
+        if not self.defines("make_member"):
+            return None
+        network = self._call("make_member", spec)
+        try:
+            return self._run(lambda: as_member(network))
+        except UserError as error:
+            raise UserError(
+                f"make_member(spec) in {self.path} returned a {type(network).__name__}, of which "
+                f"no member can be made. {error}"
+            ) from error
+
+    def make_objective(self, spec: Spec) -> Any:
+        """Returns the file's own objective; None if it has none."""
+        return self._part("make_objective", spec)
+
+    def make_loss(self, spec: Spec) -> Callable[..., Any] | None:
+        """Returns the file's own loss function; None if it has none."""
+        return self._part("make_loss", spec)
+
+    def make_optimizer(self, spec: Spec) -> Any:
+        """Returns the file's own optimizer; None if it has none. It replaces `optimizer.name`."""
+        return self._part("make_optimizer", spec)
+
+    def make_metrics(self, spec: Spec) -> tuple[Any, ...]:
+        """Returns the file's own metrics; empty if it has none."""
+        return tuple(self._part("make_metrics", spec) or ())
+
+    def make_callbacks(self, spec: Spec) -> tuple[Any, ...]:
+        """Returns the file's own callbacks; empty if it has none."""
+        return tuple(self._part("make_callbacks", spec) or ())
+
+    def source(self, data_config: DataConfig) -> Source | None:
+        """Returns the file's own data set; None if it has none."""
+        return self._part("make_source", data_config)
+
+    def own_parts(self, spec: Spec) -> OwnParts:
+        """Returns all parts that the file makes itself, except the data set.
+
+        Args:
+            spec: Description of the data set.
+
+        Raises:
+            UserError: If a function of the file raises an error, or returns something else.
+        """
+        return OwnParts(
+            member=self.make_member(spec),
+            objective=self.make_objective(spec),
+            loss=self.make_loss(spec),
+            optimizer=self.make_optimizer(spec),
+            metrics=self.make_metrics(spec),
+            callbacks=self.make_callbacks(spec),
+        )
+
+    def _part(self, function: str, argument: Any) -> Any:
+        """Calls a function of the file and checks what it returns; None without the function."""
+        if not self.defines(function):
+            return None
+        part = self._call(function, argument)
+        check_part(function, part, self.path)
+        return part
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        """Calls a function of the file by its name."""
+        defined = self._names[function]
+        code = getattr(defined, "__code__", None)
+        return self._run(lambda: defined(*arguments), code.co_firstlineno if code else "?")
+
+    def _run(self, call: Callable[[], Any], otherwise: int | str = "?") -> Any:
+        """Runs code of the file. An exception becomes a message with the line number.
+
+        Args:
+            call: Code to run.
+            otherwise: Line to name where no line of the file raised the exception.
+        """
+        try:
+            return call()
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:  # The file may raise anything.
+            line = getattr(error, "lineno", None)
+            frames = [
+                f for f in traceback.extract_tb(error.__traceback__) if f.filename == self.path
+            ]
+            line = line or (frames[-1].lineno if frames else otherwise)
+            raise UserError(
+                f"{self.path} raised {type(error).__name__}: {error} (line {line}). Correct the "
+                "config file."
+            ) from error

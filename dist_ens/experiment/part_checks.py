@@ -1,0 +1,83 @@
+"""Checks of what the functions of a config file return, such as `make_loss(spec)`."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from dist_ens.errors import UserError
+
+
+def _has(part: Any, *names: str) -> bool:
+    return all(hasattr(part, name) for name in names)
+
+
+def _is_list(part: Any) -> bool:
+    return isinstance(part, list | tuple)
+
+
+def _takes_four_arguments(part: Any) -> bool:
+    try:
+        inspect.signature(part).bind(*[None] * 4)
+    except TypeError:  # It is not a function, or takes another number of arguments.
+        return False
+    except ValueError:  # A builtin may have no signature.
+        return True
+    return True
+
+
+# What each function must return, in words and as a condition.
+_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "make_objective": (
+        "an objective with example_loss and distribution",
+        lambda part: _has(part, "example_loss", "distribution"),
+    ),
+    "make_loss": (
+        "a function loss(params, model_state, batch, key) of four arguments",
+        _takes_four_arguments,
+    ),
+    "make_optimizer": (
+        "an optimizer with init and update, such as optax.adam(1e-3)",
+        lambda part: _has(part, "init", "update") and not isinstance(part, type),
+    ),
+    "make_source": (
+        "a source with spec, train and test, such as a dist_ens.data.Source",
+        lambda part: _has(part, "spec", "train", "test") and not isinstance(part, type),
+    ),
+    "make_metrics": (
+        "a list of metrics, each with a name",
+        lambda part: _is_list(part) and all(_has(metric, "name") for metric in part),
+    ),
+    "make_callbacks": ("a list of callbacks", _is_list),
+}
+
+
+def check_part(function: str, part: Any, path: str) -> None:
+    """Checks what a function of a config file returned.
+
+    Args:
+        function: Name of the function, such as `make_loss`.
+        part: What it returned.
+        path: Path of the config file, for the message.
+
+    Raises:
+        UserError: If the part is not what the function must return.
+    """
+    expected, accepts = _EXPECTED[function]
+    if not accepts(part):
+        raise UserError(
+            f"{function} in {path} returned {_described(part)}, not {expected}. Correct the "
+            "function."
+        )
+
+
+def _described(part: Any) -> str:
+    """Returns a few words for what a function returned."""
+    if part is None:
+        return "None"
+    if inspect.isfunction(part):
+        return f"{part.__name__}{inspect.signature(part)}"
+    if isinstance(part, type):
+        return f"the class {part.__name__}"
+    if _is_list(part) and part:
+        return f"a {type(part).__name__} of {', '.join(type(each).__name__ for each in part)}"
+    return f"a {type(part).__name__}"

@@ -1,0 +1,65 @@
+"""The batches of a run's calls, from wherever its training set lies."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dist_ens import cluster
+from dist_ens.data import Split, calls, example_bytes_of
+from dist_ens.feed.placement import Placement, TrainingSet
+from dist_ens.feed.resident import ResidentFeed, put_whole
+from dist_ens.feed.sharded import ShardedFeed
+from dist_ens.feed.streamed import streamed
+from dist_ens.layout import Layout
+from dist_ens.sampling import Order
+
+
+def feed(
+    split: Split,
+    order: Order,
+    layout: Layout,
+    *,
+    seed: int,
+    first_step: int,
+    last_step: int,
+    steps_per_call: int,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Iterator[Any]:
+    """Returns the batches that `Ensemble.update_steps` takes, call after call.
+
+    A split that fits lies on the devices, see `Placement`; any other is streamed. A split that is
+    not in memory yet is read for the devices only if the run needs as many examples.
+
+    Args:
+        split: Training examples.
+        order: Order of the examples.
+        layout: Layout of the members and the data.
+        seed: Seed of the order, in [0, 2**32).
+        first_step: Number of steps already taken.
+        last_step: Number of steps of the whole run.
+        steps_per_call: Number of steps of one call.
+        say: Function that prints a sentence, if much is sent because members have their own orders.
+
+    Returns:
+        An iterator over the batches of each call, on the mesh.
+    """
+    steps_of_calls = calls(first_step, last_step, steps_per_call)
+    example_bytes = example_bytes_of(split)
+    training_set = TrainingSet(order, example_bytes, steps_per_call * order.global_batch_size)
+    place = Placement.STREAMED
+    if training_set.is_worth_keeping(
+        in_memory=split.in_memory, last_step=last_step, batch_size=order.global_batch_size
+    ):
+        place = training_set.place_on(layout, layout.free_bytes())
+    place = Placement(cluster.as_main_sees(place))
+    if place is Placement.REPLICATED:
+        return map(ResidentFeed(put_whole(split, layout), order, layout, seed), steps_of_calls)
+    if place is Placement.SHARDED:
+        return map(ShardedFeed(split, order, layout, seed, steps_per_call), steps_of_calls)
+    if order.per_member:
+        step_bytes = order.global_batch_size * example_bytes * layout.num_members
+        say(
+            "Each member has an order of its own, and the training set does not fit on a device: "
+            f"{step_bytes / 2**20:.3g} MiB a step are sent from the hosts, "
+            f"{layout.num_members} times as much as with one order for all members."
+        )
+    return streamed(split, order, layout, seed, steps_of_calls)

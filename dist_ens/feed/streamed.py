@@ -1,0 +1,35 @@
+"""A training set of which the hosts send every batch."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from dist_ens.data import Split, training_batches
+from dist_ens.ensemble import Batches, MemberBatches
+from dist_ens.layout import BATCHES, MEMBER_BATCHES, Layout
+from dist_ens.sampling import Order
+
+
+def streamed(
+    split: Split, order: Order, layout: Layout, seed: int, steps_of_calls: list[range]
+) -> Iterator[Any]:
+    """Yields the batches of each call, read and sent by the hosts.
+
+    Args:
+        split: Training examples.
+        order: Order of the examples.
+        layout: Layout of the mesh.
+        seed: Seed of the order, in [0, 2**32).
+        steps_of_calls: Steps of each call.
+    """
+    for examples, index in training_batches(
+        split,
+        order,
+        seed=seed,
+        host_rows=layout.host_rows(order.global_batch_size),
+        calls=steps_of_calls,
+        member_ids=layout.host_members.tolist(),
+    ):
+        if order.per_member:
+            yield MemberBatches(*layout.put((examples, index), MEMBER_BATCHES))
+        else:
+            yield Batches(*layout.put((examples, index), BATCHES))

@@ -1,0 +1,148 @@
+"""Arrays on their way between a host and the devices of a mesh."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import PartitionSpec
+
+from dist_ens.errors import UserError
+from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of
+from dist_ens.state import as_held
+
+if TYPE_CHECKING:
+    from dist_ens.layout.mesh import Layout
+
+# As JAX calls the part of a host's memory that a device can read.
+HOST_MEMORY = "pinned_host"
+
+
+def put_batch(layout: "Layout", host_tree: Any, spec: PartitionSpec) -> Any:
+    """Puts this host's part of a batch on the mesh.
+
+    Args:
+        layout: Layout with the mesh.
+        host_tree: Pytree of arrays whose batch axis holds the examples of `Layout.host_rows`, in
+            their order. Where the spec has the members axis, it holds `Layout.host_members`.
+        spec: Spec with the data axis.
+
+    Returns:
+        The same tree of global arrays. Every host must call this.
+
+    Raises:
+        UserError: If the leaves have different lengths along the batch axis, or this length does
+            not divide over the columns of the mesh that this host feeds.
+    """
+    axis = tuple(spec).index(DATA)
+    host_batch_size = _common_length(host_tree, axis)
+    columns = len(layout.host_columns)
+    if host_batch_size % columns:
+        hosts = len({d.process_index for d in layout.mesh.devices.flat})
+        part = "batch" if hosts == 1 else "part of the batch that this host feeds"
+        smaller = host_batch_size // columns * columns
+        raise UserError(
+            f"The {part} has {host_batch_size} examples, which do not divide over {columns} "
+            f"columns of the mesh {layout}. Use {smaller or columns} or {smaller + columns} "
+            "examples."
+        )
+    per_column = host_batch_size // columns
+    global_batch_size = per_column * layout.data_axis
+    sharding = layout.sharding(spec)
+    # Along each axis that is sharded: the length of a part, and the parts that this host has.
+    sharded = {axis: (per_column, layout.host_columns)}
+    members = axis_of(spec, ENSEMBLE)
+    if members is not None:
+        sharded[members] = (layout.members_per_device, layout.host_mesh_rows)
+
+    def put(host_array: np.ndarray) -> jax.Array:
+        shape = list(host_array.shape)
+        shape[axis] = global_batch_size
+        if members is not None:
+            shape[members] = layout.num_members
+        parts = []
+        indices: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(tuple(shape)))
+        for device, index in indices.items():
+            here = [slice(None)] * host_array.ndim
+            for along, (length, of_host) in sharded.items():
+                start = of_host.index((index[along].start or 0) // length) * length
+                here[along] = slice(start, start + length)
+            parts.append(jax.device_put(host_array[tuple(here)], device))
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts)
+
+    return jax.tree.map(put, as_held(host_tree))
+
+
+def put_everywhere(layout: "Layout", host_tree: Any) -> Any:
+    """Puts host arrays, equal on every host, whole on every device of the mesh."""
+    everywhere = layout.sharding(REPLICATED)
+
+    def put(leaf: Any) -> jax.Array:
+        here = [jax.device_put(leaf, device) for device in everywhere.addressable_devices]
+        return jax.make_array_from_single_device_arrays(np.shape(leaf), everywhere, here)
+
+    return jax.tree.map(put, as_held(host_tree))
+
+
+def put_numbers(layout: "Layout", count: int) -> list[jax.Array]:
+    """Returns 0, 1, … as int32[] on every device, to count with where nothing is transferred."""
+    return [put_everywhere(layout, np.int32(number)) for number in range(count)]
+
+
+def put_members(layout: "Layout", tree: Any) -> Any:
+    """Puts host arrays [members, ...], whole on every host, on the mesh as the members' state."""
+    sharding = layout.sharding(MEMBERS)
+
+    def put(leaf: Any) -> jax.Array:
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.device_put(leaf, sharding)
+        whole = np.asarray(leaf)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
+
+    return jax.tree.map(put, as_held(tree))
+
+
+def device_bytes(tree: Any) -> int:
+    """Unpadded, of the part of a tree of arrays, or of abstract ones, that is on one device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def copied(tree: Any) -> Any:
+    """Global arrays again, where they are: what uses the copy up leaves the first alone."""
+    return jax.tree.map(lambda leaf: leaf.copy(), tree)
+
+
+def to_host(tree: Any) -> Any:
+    """Global arrays as whole NumPy arrays; every host must call this, and has all of them."""
+    if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
+        return jax.device_get(tree)
+    with jax.transfer_guard("allow"):  # to bring it to the host is what is asked for
+        return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def _common_length(tree: Any, axis: int) -> int:
+    """Returns the length that all leaves have along an axis."""
+    lengths: dict[int, str] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path) or "(the whole)"
+        shape = np.shape(leaf)
+        if len(shape) <= axis:
+            raise UserError(
+                f"Leaf {name} of the batch has the shape {list(shape)}, and its axis {axis} should "
+                "hold the examples. Give every leaf one row for each example."
+            )
+        lengths.setdefault(shape[axis], name)
+    if not lengths:
+        raise UserError("The batch has no arrays. Give at least one.")
+    if len(lengths) > 1:
+        listed = ", ".join(f"{length} in leaf {name}" for length, name in lengths.items())
+        raise UserError(
+            f"The leaves of the batch have different lengths along axis {axis}: {listed}. Give "
+            "every leaf one row for each example."
+        )
+    return next(iter(lengths))

@@ -1,0 +1,67 @@
+"""One row of the mesh at a time: its part of global arrays, and global arrays from all parts."""
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from dist_ens.layout.mesh import Layout
+from dist_ens.layout.specs import ENSEMBLE, axis_of, is_spec
+
+
+def layout_of_row(layout: Layout, row: int, num_members: int) -> Layout:
+    """Returns a layout of some members on the devices of one row of a mesh."""
+    devices = layout.mesh.devices[row].tolist()
+    return Layout.make(num_members, ensemble_axis=1, devices=devices)
+
+
+def part_of_row(layout: Layout, tree: Any, row: int, specs: Any) -> Any:
+    """Returns one row's part of global arrays, as arrays of that row's layout; nothing is copied.
+
+    Args:
+        layout: Layout of the arrays.
+        tree: Global arrays.
+        row: Number of the row.
+        specs: Specs of the arrays, a tree prefix of `tree`.
+    """
+    of_row = layout_of_row(layout, row, layout.members_per_device)
+
+    def part(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
+        shards = {shard.device: shard.data for shard in leaf.addressable_shards}
+        shape = list(leaf.shape)
+        members = axis_of(spec, ENSEMBLE)
+        if members is not None:
+            shape[members] = layout.members_per_device
+        here = [shards[d] for d in layout.mesh.devices[row] if d in shards]
+        return jax.make_array_from_single_device_arrays(tuple(shape), of_row.sharding(spec), here)
+
+    return jax.tree.map(
+        lambda spec, branch: jax.tree.map(lambda leaf: part(spec, leaf), branch),
+        specs,
+        tree,
+        is_leaf=is_spec,
+    )
+
+
+def join_rows(layout: Layout, trees: dict[int, Any], specs: Any) -> Any:
+    """Returns the global arrays whose rows' parts are given; the inverse of `part_of_row`.
+
+    Args:
+        layout: Layout of the global arrays.
+        trees: For each of `Layout.host_mesh_rows` its part.
+        specs: Specs of the arrays, a tree prefix; each has the members axis.
+    """
+
+    def whole(spec: PartitionSpec, *branches: Any) -> Any:
+        sharding, axis = layout.sharding(spec), axis_of(spec, ENSEMBLE)
+
+        def join(*parts: jax.Array) -> jax.Array:
+            shape = list(parts[0].shape)
+            if axis is not None:
+                shape[axis] = layout.num_members
+            here = [shard.data for part in parts for shard in part.addressable_shards]
+            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, here)
+
+        return jax.tree.map(join, *branches)
+
+    return jax.tree.map(whole, specs, *trees.values(), is_leaf=is_spec)

@@ -1,0 +1,96 @@
+"""How arrays lie on the mesh: the specs, and their names in the public API."""
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from dist_ens.errors import UserError
+
+P = PartitionSpec
+
+ENSEMBLE = "ensemble"
+DATA = "data"
+
+MEMBERS = P(ENSEMBLE)  # [members, ...]: the state
+BATCHES = P(None, DATA)  # [steps, batch, ...]: the batches of one call
+MEMBER_BATCHES = P(ENSEMBLE, None, DATA)  # [members, steps, batch, ...]: each member's own
+BATCH = P(DATA)  # [batch, ...]: one batch for all members
+MEMBER_METRICS = P(None, ENSEMBLE)  # [steps, members]
+MEMBER_BATCH = P(ENSEMBLE, DATA)  # [members, batch, ...]: predictions, or a batch for each member
+REPLICATED = P()  # [...]: the same on every device
+
+NAMES = {"members": MEMBERS, "batch": BATCH, "member_batch": MEMBER_BATCH, "shared": REPLICATED}
+
+
+def named_specs(specs: Any) -> Any:
+    """Returns a tree of partition specs from a tree of their public names.
+
+    Args:
+        specs: A name ("members", "batch", "member_batch" or "shared"), a `PartitionSpec` of this
+            file, or a pytree of these.
+
+    Returns:
+        The same tree with every name replaced by its `PartitionSpec`.
+
+    Raises:
+        UserError: If a name is not one of the four.
+
+    >>> named_specs(("members", "batch"))
+    (PartitionSpec('ensemble',), PartitionSpec('data',))
+    """
+
+    def spec_of(spec: Any) -> PartitionSpec:
+        if isinstance(spec, PartitionSpec):
+            return spec
+        if not isinstance(spec, str) or spec not in NAMES:
+            raise UserError(
+                f"{spec!r} is not a spec. Use one of {', '.join(map(repr, NAMES))}, or a pytree of "
+                "these."
+            )
+        return NAMES[spec]
+
+    return jax.tree.map(spec_of, specs, is_leaf=is_spec)
+
+
+def is_spec(value: Any) -> bool:
+    """Returns whether a value is one partition spec, which is a pytree in some versions of JAX."""
+    return isinstance(value, PartitionSpec)
+
+
+def axis_of(spec: PartitionSpec, name: str) -> int | None:
+    """Returns the position of a mesh axis in a spec; None if the spec does not use it.
+
+    >>> axis_of(MEMBER_METRICS, ENSEMBLE)
+    1
+    """
+    return tuple(spec).index(name) if name in tuple(spec) else None
+
+
+def members_axes(specs: Any) -> Any:
+    """Returns the position of the members axis in each spec of a tree; None where it has none."""
+    return jax.tree.map(lambda spec: axis_of(spec, ENSEMBLE), specs, is_leaf=is_spec)
+
+
+def broadcast(prefix: Any, tree: Any) -> list[Any]:
+    """Returns a spec, or whatever a tree prefix holds, for each leaf of a tree.
+
+    Args:
+        prefix: A tree prefix of `tree`; None and partition specs are its leaves.
+        tree: Any pytree.
+
+    Returns:
+        A list in the order of `jax.tree.leaves(tree)`.
+    """
+
+    def is_leaf(value: Any) -> bool:
+        return value is None or is_spec(value)
+
+    found: list[Any] = []
+    jax.tree.map(
+        lambda value, branch: found.extend([value] * len(jax.tree.leaves(branch))),
+        prefix,
+        tree,
+        is_leaf=is_leaf,
+    )
+    return found

@@ -1,0 +1,140 @@
+"""Means over the global batch, for use inside a loss.
+
+A loss sees its own column's part of the batch. What it averages over the examples of that part is
+averaged over the columns afterwards, which is right where every example counts alike. A mean with
+weights is the mean over the whole batch only if the weights are summed over all columns first.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from dist_ens.errors import UserError
+from dist_ens.layout import data_sum
+
+
+def batch_mean(values: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """Returns the mean over the global batch, the same number in every column of the mesh.
+
+        psum(sum(weights * values)) / psum(sum(weights))
+
+    where `psum` sums over the data axis. The gradient that `Ensemble` takes of it is that of the
+    mean over the global batch; do not sum it again. Outside a lifted function this is the plain
+    weighted mean. With microbatches the weights are summed over all of them first.
+
+    Args:
+        values: Values, such as the loss of each example, in any unit; float[batch, ...].
+        weights: Weights, not negative: the shape of `values`, or [batch]. Default: all ones.
+            Weights that are all zero give 0, and gradient 0.
+
+    Returns:
+        The mean, in the unit of the values; float[].
+
+    Raises:
+        UserError: If the weights have neither the shape of the values nor [batch].
+
+    >>> float(batch_mean(jnp.array([1.0, 2.0, 6.0]), weights=jnp.array([1, 1, 0])))
+    1.5
+    """
+    values = jnp.asarray(values)
+    scope = _SCOPES[-1] if _SCOPES else _Scope()
+    scope.uses_batch_mean = True
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        values = values.astype(jnp.float32)
+    counted = counted_as_drawn(values)
+    if weights is None:
+        total = counted.sum()
+        weight = jnp.asarray(values.size, values.dtype)
+        return data_sum(total) / data_sum(weight)
+    weights = _as_wide_as(values, weights)
+    total, weight = data_sum((weights * counted).sum()), data_sum(weights.sum())
+    scope.weights.append(weight)
+    if scope.totals is not None:
+        weight = scope.totals[len(scope.weights) - 1]
+    scope.all_zero.append(weight == 0)
+    # Twice, so that neither the value nor its gradient divides by zero.
+    return jnp.where(weight == 0, 0, total / jnp.where(weight == 0, 1, weight))
+
+
+def counted_as_drawn(values: jax.Array) -> jax.Array:
+    """Returns the values of each example times how often a bootstrap sample holds it.
+
+    Args:
+        values: Values of the examples of one column's part of the batch, float[batch, ...].
+    """
+    counts = _SCOPES[-1].counts if _SCOPES else None
+    return values if counts is None else values * _as_wide_as(values, counts)
+
+
+@dataclasses.dataclass
+class _Scope:
+    """What is known of a loss while it is traced.
+
+    Attributes:
+        counts: How often each example counts, float[batch]; None: once.
+        totals: Sums of the weights over all microbatches, divided by their number, one for each
+            call of `batch_mean` with weights; None where there is one microbatch.
+        uses_batch_mean: Whether the loss called `batch_mean`.
+        weights: Sums of weights over the columns, of each call with weights.
+        all_zero: Whether they are zero, of each call with weights.
+    """
+
+    counts: jax.Array | None = None
+    totals: list[jax.Array] | None = None
+    uses_batch_mean: bool = False
+    weights: list[jax.Array] = dataclasses.field(default_factory=list)
+    all_zero: list[jax.Array] = dataclasses.field(default_factory=list)
+
+
+_SCOPES: list[_Scope] = []
+
+
+@contextlib.contextmanager
+def tracing_loss(totals: list[jax.Array] | None = None) -> Iterator[_Scope]:
+    """Notes what a loss that is traced inside a `with` block does with its means.
+
+    Args:
+        totals: Sums of the weights over all microbatches; see `_Scope`.
+    """
+    scope = _Scope(totals=totals)
+    _SCOPES.append(scope)
+    try:
+        yield scope
+    finally:
+        _SCOPES.pop()
+
+
+@contextlib.contextmanager
+def counting_examples(counts: jax.Array) -> Iterator[None]:
+    """Makes the means inside a `with` block count each example several times.
+
+    The mean is still divided by the number of examples, or by the sum of the weights.
+
+    Args:
+        counts: How often each example counts, float[batch].
+    """
+    if not _SCOPES:
+        raise RuntimeError("Examples are counted inside a loss that is being traced.")
+    scope = _SCOPES[-1]
+    before, scope.counts = scope.counts, counts
+    try:
+        yield
+    finally:
+        scope.counts = before
+
+
+def _as_wide_as(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Returns weights in the shape and type of the values."""
+    weights = jnp.asarray(weights)
+    if weights.shape not in (values.shape, values.shape[:1]):
+        raise UserError(
+            f"weights have the shape {list(weights.shape)}, and values {list(values.shape)}. Give "
+            f"weights of shape {list(values.shape)} or {list(values.shape[:1])}."
+        )
+    missing = (1,) * (values.ndim - weights.ndim)
+    return jnp.broadcast_to(weights.reshape(*weights.shape, *missing), values.shape).astype(
+        values.dtype
+    )

@@ -1,0 +1,222 @@
+"""Predictive distributions: how members' outputs are read, pooled, scored and shown."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dist_ens.errors import UserError
+from dist_ens.losses.prediction import Prediction
+from dist_ens.metrics.metric import Metric
+
+Values = dict[str, jax.Array]
+# Like `Values`, on the host.
+Summary = Mapping[str, np.ndarray]
+
+
+class Calibration(NamedTuple):
+    """A map of summaries that was fitted on validation data.
+
+    Attributes:
+        apply: Function that returns the calibrated summary.
+        parameters: Parameters of the map, as JSON holds them.
+        warnings: Sentences on what the validation data do not determine.
+    """
+
+    apply: Callable[[Summary], Summary]
+    parameters: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+
+
+class Distribution(Protocol):
+    """The predictive distribution that outputs parametrise.
+
+    A distribution of your own is one frozen dataclass that inherits from this class. It must define
+    `from_outputs`, `pool`, `row_statistics`, `predict` and `metrics`. The other methods have
+    defaults for real targets.
+
+    A *prediction* is a dict of arrays, each of which begins with the axes of the batch. Predictions
+    of several members have a leading axis [members]. A *summary* is the part of a prediction that
+    is kept for the host: what metrics of your own, `predict` and calibration read.
+
+    Attributes:
+        metrics: Metrics, in the order of the scores. Those whose row statistics exist are computed.
+        error_statistic: Row statistic of how wrong a prediction is. It is NaN where the prediction
+            is, and the hardest examples are those where it is highest.
+        uncertainty_statistic: Row statistic by which examples are called uncertain; None: none is.
+        poolings: Ways to pool members, the default first.
+        pooling: Way in which members are pooled.
+        calibrations: Names of the maps that `calibrate` fits.
+        conformal: Names of the conformal methods that fit.
+        lost_in_summary: Row statistics that a summary does not determine.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]]
+    error_statistic: ClassVar[str] = "squared_error"
+    uncertainty_statistic: ClassVar[str | None] = None
+    poolings: ClassVar[tuple[str, ...]] = ("probs",)
+    pooling: str = "probs"
+    calibrations: ClassVar[tuple[str, ...]] = ()
+    conformal: ClassVar[tuple[str, ...]] = ()
+    lost_in_summary: ClassVar[tuple[str, ...]] = ()
+
+    @abc.abstractmethod
+    def from_outputs(self, outputs: jax.Array) -> Values:
+        """Returns a member's prediction.
+
+        Args:
+            outputs: Outputs of the member, [samples, batch, ..., outputs]; one sample, or several
+                that were drawn with dropout.
+        """
+        ...
+
+    @abc.abstractmethod
+    def pool(self, predictions: Values) -> Values:
+        """Returns the ensemble's prediction from its members', leaves [members, batch, ...]."""
+        ...
+
+    @abc.abstractmethod
+    def row_statistics(self, prediction: Values, labels: jax.Array) -> Values:
+        """Returns the statistics from which metrics are computed, float32[batch, ...] each."""
+        ...
+
+    @abc.abstractmethod
+    def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
+        """Returns the ensemble's prediction and its uncertainty.
+
+        Args:
+            outputs: Outputs of the members, [members, batch, ..., outputs].
+            has_samples: Whether `outputs` has an axis of samples behind the members.
+        """
+        ...
+
+    def diversity(self, predictions: Values) -> Values:
+        """Returns statistics of how far members differ, float32[batch, ...] each; default: none."""
+        return {}
+
+    def classwise(self, prediction: Values, labels: jax.Array, weights: jax.Array) -> jax.Array:
+        """Returns what a batch adds to sums over classes; default: an empty array.
+
+        Args:
+            prediction: Prediction of the ensemble or of a member.
+            labels: Labels of the batch, [batch, ...].
+            weights: Examples that count, bool[batch]; or weights, float[batch, ...].
+        """
+        return jnp.zeros(0)
+
+    def summary(self, prediction: Values) -> Values:
+        """Returns the part of a prediction that is kept; default: all of it."""
+        return dict(prediction)
+
+    def from_summary(self, summary: Summary) -> Values:
+        """Returns a prediction again from its summary."""
+        return {name: jnp.asarray(values, jnp.float32) for name, values in summary.items()}
+
+    def pool_summaries(self, summaries: Summary, masks: np.ndarray) -> Summary:
+        """Returns the summaries pooled over some members, other ones for each example.
+
+        Args:
+            summaries: Summaries of the members, [members, examples, ...].
+            masks: Members that are pooled for each example, at least one; bool[members, examples].
+
+        Returns:
+            The pooled summaries in float64, [examples, ...]; default: the mean of each leaf.
+        """
+        return {
+            name: masked_mean(values.astype(np.float64), masks)
+            for name, values in summaries.items()
+        }
+
+    def shown(
+        self, summary: Summary, mean: np.ndarray | None = None, std: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """Returns what `predict` shows of a summary; default: all of it, as locations of targets.
+
+        Args:
+            summary: Summary of leaves [n, examples, ...].
+            mean: Mean that was subtracted from the targets, float64[n]; None: targets came in their
+                own unit.
+            std: Standard deviation by which they were divided, float64[n].
+        """
+        if mean is None or std is None:
+            return dict(summary)
+        return {
+            name: values * along(std, values) + along(mean, values)
+            for name, values in summary.items()
+        }
+
+    def point(self, summary: Summary) -> np.ndarray:
+        """Returns the point prediction, such as a mean or a median; default: `mean`."""
+        return summary["mean"]
+
+    def central_interval(self, summary: Summary, level: float) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ends of the central intervals of probability `level`, in (0, 1).
+
+        Raises:
+            UserError: If the distribution has no interval.
+        """
+        raise UserError(
+            f"{type(self).__name__} predictions have no interval. Train with an objective whose "
+            "distribution has one, such as gaussian_nll or pinball."
+        )
+
+    def probabilities(self, summary: Summary) -> np.ndarray:
+        """Returns the probabilities of the classes, float64[..., classes].
+
+        Raises:
+            UserError: If there are no classes.
+        """
+        raise UserError(
+            f"{type(self).__name__} predictions have no classes. Choose a method for real targets."
+        )
+
+    def calibrate(self, method: str, summary: Summary, labels: np.ndarray) -> Calibration:
+        """Fits a map of summaries on validation data.
+
+        Args:
+            method: One of `calibrations`.
+            summary: Summary of pooled predictions of the validation data.
+            labels: Labels of the validation data.
+
+        Raises:
+            UserError: If the data do not determine the map.
+        """
+        raise UserError(f"{type(self).__name__} predictions have no calibration {method!r}.")
+
+    def with_pooling(self, name: str) -> Self:
+        """Returns the distribution with another way of pooling.
+
+        Args:
+            name: One of `poolings`.
+
+        Raises:
+            UserError: If the distribution is not pooled in this way.
+        """
+        if name not in self.poolings:
+            raise UserError(
+                f"pooling={name!r} does not fit {type(self).__name__} predictions, which are "
+                f"pooled by one of {', '.join(self.poolings)}. Try evaluation.pooling=probs."
+            )
+        if name == self.pooling:
+            return self
+        return dataclasses.replace(self, pooling=name)  # type: ignore[type-var]
+
+
+def with_samples(outputs: jax.Array, has_samples: bool) -> jax.Array:
+    """Returns outputs with an axis of samples behind the members; of one sample if it had none."""
+    return outputs if has_samples else outputs[:, None]
+
+
+def along(values: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Returns values [n] with axes of length 1 behind, so that they broadcast against `like`."""
+    return values.reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def masked_mean(values: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    """Returns the mean over the members that are marked for each example, [examples, ...]."""
+    weights = masks.reshape(*masks.shape, *(1,) * (values.ndim - 2))
+    return np.where(weights, values, 0).sum(axis=0) / weights.sum(axis=0)

@@ -1,0 +1,143 @@
+"""Predictions of an ensemble: mean, uncertainty and its parts, and the members."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "mean",
+        "total",
+        "aleatoric",
+        "epistemic",
+        "members",
+        "member_variance",
+        "std",
+        "quantiles",
+    ],
+    meta_fields=["unit"],
+)
+@dataclasses.dataclass(frozen=True, repr=False)
+class Prediction:
+    """Prediction of an ensemble for a batch of inputs.
+
+    A field that the members do not determine is None.
+
+    Attributes:
+        mean: Prediction of the ensemble: class probabilities [batch, ..., classes], the mean of
+            real targets [batch, ...], or the median of predicted quantiles.
+        total: Total uncertainty, [batch, ...]: the entropy of `mean` in nats, or the variance of
+            the members' mixture in the targets' unit squared.
+        aleatoric: Part of `total` that the members predict: their mean entropy, or mean variance.
+        epistemic: Part of `total` in which the members differ: `total` less `aleatoric`, the mutual
+            information; or the variance of the members' means, divided by the number of members.
+        members: Predictions of the members: class probabilities [members, batch, ..., classes],
+            means or medians [members, batch, ...].
+        member_variance: Variances that the members predict, [members, batch, ...].
+        std: Square root of `total`, [batch, ...].
+        quantiles: Quantiles of the ensemble, ascending, [batch, ..., levels].
+        unit: "nats" for classes, "target" for real targets, "" for outputs without an objective.
+    """
+
+    mean: Any
+    total: Any
+    aleatoric: Any
+    epistemic: Any
+    members: Any
+    member_variance: Any = None
+    std: Any = None
+    quantiles: Any = None
+    unit: str = ""
+
+    def in_unit(self, mean: Any, std: Any) -> "Prediction":
+        """Returns the prediction of standardised targets in the labels' own unit.
+
+        Args:
+            mean: Mean that was subtracted from the labels; scalar or broadcastable array.
+            std: Standard deviation by which the labels were divided; positive, like `mean`.
+
+        Returns:
+            Locations times `std` plus `mean`, deviations times `std`, variances times `std ** 2`.
+            The prediction itself where `unit` is not "target".
+        """
+        if self.unit != "target":
+            return self
+
+        def scaled(field: str) -> Any:
+            values = getattr(self, field)
+            if values is None:
+                return None
+            if field in _LOCATIONS:
+                return values * std + mean
+            return values * std if field == "std" else values * std**2
+
+        return dataclasses.replace(self, **{name: scaled(name) for name in _LOCATIONS + _SPREADS})
+
+    def first(self, size: int) -> "Prediction":
+        """Returns the prediction for the first inputs of the batch.
+
+        Args:
+            size: Number of inputs, at most that of the batch.
+        """
+        if jax.tree.leaves(self.mean)[0].shape[0] == size:
+            return self
+
+        def cut(field: str) -> Any:
+            axis = 1 if field in _OF_MEMBERS else 0
+            return jax.tree.map(
+                lambda leaf: jax.lax.slice_in_dim(leaf, 0, size, axis=axis), getattr(self, field)
+            )
+
+        names = [field.name for field in dataclasses.fields(self) if field.name != "unit"]
+        return dataclasses.replace(self, **{name: cut(name) for name in names})
+
+    def __repr__(self) -> str:
+        """Lists the fields that are not None, with type and shape."""
+        lines = [
+            f"    {field.name}: {_described(getattr(self, field.name))},"
+            for field in dataclasses.fields(self)
+            if field.name != "unit" and getattr(self, field.name) is not None
+        ]
+        return "\n".join(["Prediction(", *lines, ")"])
+
+
+_OF_MEMBERS = ("members", "member_variance")
+_LOCATIONS = ("mean", "members", "quantiles")
+_SPREADS = ("total", "aleatoric", "epistemic", "member_variance", "std")
+
+
+def predict_leaves(outputs: Any) -> Prediction:
+    """Returns the prediction of an ensemble without an objective, leaf by leaf.
+
+    Args:
+        outputs: Outputs of the members: a pytree of float arrays [members, batch, ...].
+
+    Returns:
+        `members` as given, `mean` their mean, and `epistemic` their variance, divided by the number
+        of members; pytrees like `outputs`. `total` and `aleatoric` are None.
+    """
+    return Prediction(
+        mean=jax.tree.map(lambda leaf: leaf.mean(axis=0), outputs),
+        total=None,
+        aleatoric=None,
+        epistemic=jax.tree.map(lambda leaf: jnp.var(leaf, axis=0), outputs),
+        members=outputs,
+    )
+
+
+def _described(tree: Any) -> str:
+    """Returns the types and shapes of a pytree's leaves."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    if len(leaves) == 1 and not leaves[0][0]:
+        return _shape(tree)
+    named = (f"{jax.tree_util.keystr(path)}: {_shape(leaf)}" for path, leaf in leaves)
+    return "{" + ", ".join(named) + "}"
+
+
+def _shape(leaf: Any) -> str:
+    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"

@@ -1,0 +1,240 @@
+"""The public way to a member: from a network of any JAX library."""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from dist_ens.errors import UserError, first_line
+from dist_ens.members.equinox import from_equinox
+from dist_ens.members.functions import from_init_and_apply
+from dist_ens.members.haiku import from_haiku
+from dist_ens.members.linen import from_linen
+from dist_ens.members.member import Member, name_of, require_parameters
+from dist_ens.members.nnx import from_nnx
+from dist_ens.members.pytree import from_pytree
+
+_NETWORKS = (
+    "Give a flax.linen module, a function of `rngs` that makes a flax.nnx module, a function of "
+    "`key` that makes an equinox module or an instance of a class that is registered as a PyTree, "
+    "a Haiku transform, or two functions: as_member(init=..., apply=...)."
+)
+
+
+def as_member(
+    network: Any = None,
+    /,
+    *,
+    init: Callable[..., Any] | None = None,
+    apply: Callable[..., Any] | None = None,
+) -> Member:
+    """Returns a member made from a network of any JAX library.
+
+    A function that makes a network is traced to find its library. Nothing is computed.
+
+    Args:
+        network: One of
+
+            - a `Member`, which is returned as it is;
+            - a flax.linen module;
+            - a function of `rngs` that makes a flax.nnx module, or the module's class;
+            - a function of `key` that makes an equinox module, or the module's class;
+            - a function of `key` that makes an instance of a class that is registered as a PyTree;
+              the instance is called with one batch of inputs;
+            - a Haiku `Transformed` or `TransformedWithState`;
+            - a pair of functions, `(init, apply)`.
+        init: Initialiser, `init(key, inputs) -> (params, model_state)`, with `()` for no model
+            state; or `init(key) -> params`.
+        apply: Forward pass beside the first form of `init`, `apply(params, model_state, inputs,
+            key, train) -> (outputs, model_state)`; beside the second, `apply(params, inputs) ->
+            outputs`. Default: the member can be trained by a loss function, but cannot predict.
+
+    Returns:
+        The member. The adapter of each library, such as `from_linen`, describes it.
+
+    Raises:
+        UserError: If no member can be made of the arguments; the message says what to give.
+
+    >>> import flax.linen as nn
+    >>> as_member(nn.Dense(3)).name
+    'Dense'
+    >>> member = as_member(init=lambda key, inputs: ({"w": jax.random.normal(key, (3,))}, ()))
+    >>> member.has_apply
+    False
+    """
+    if network is not None and (init is not None or apply is not None):
+        raise UserError(
+            "as_member got a network and init or apply beside it. Give a network, or functions: "
+            "as_member(network) or as_member(init=..., apply=...)."
+        )
+    if init is not None:
+        return from_init_and_apply(init, apply)
+    if network is None:
+        missing = "a network" if apply is None else "init beside apply"
+        raise UserError(f"as_member did not get {missing}. {_NETWORKS}")
+    if isinstance(network, Member):
+        return network
+    if _is_a(network, "flax.linen", "Module"):
+        return from_linen(network)
+    if _is_a(network, "haiku", "Transformed") or _is_a(network, "haiku", "TransformedWithState"):
+        return from_haiku(network)
+    if isinstance(network, tuple) and len(network) == 2 and all(map(callable, network)):
+        return from_init_and_apply(*network)
+    _require_factory(network)
+    return _from_factory(network)
+
+
+def _require_factory(network: Any) -> None:
+    """Raises a `UserError` unless an object is a function or class that may make a network."""
+    name = type(network).__name__
+    for library, argument in (("flax.nnx", "rngs"), ("equinox", "key")):
+        if _is_a(network, library, "Module"):
+            raise UserError(
+                f"The network is an instance of the {library} class {name}, whose parameters exist "
+                "already. Each member makes its own. Give a function that makes the module: "
+                f"as_member(lambda {argument}: {name}(..., {argument}={argument}))."
+            )
+    if isinstance(network, type) and _is_a(network, "flax.linen", "Module", issubclass):
+        name = network.__name__
+        raise UserError(
+            f"The network is the flax.linen class {name}, not an instance. Give an instance: "
+            f"as_member({name}(...))."
+        )
+    if not callable(network):
+        raise UserError(f"No network can be made from an object of type {name}. {_NETWORKS}")
+    if not isinstance(network, functools.partial) and not jax.tree_util.all_leaves([network]):
+        raise UserError(
+            f"The network is an instance of the class {name}, whose parameters exist already. Each "
+            "member makes its own. Give a function of a key that makes an instance: "
+            f"as_member(lambda key: {name}(...))."
+        )
+
+
+def _from_factory(make: Callable[..., Any]) -> Member:
+    """Returns a member made from a function or class of one argument that makes a network."""
+    argument = _argument_of(make)
+    of_argument = _of_one_argument(make, argument)
+    is_named = argument.name in ("rngs", "key")
+    network, kind = _traced(of_argument, [argument.name] if is_named else ["key", "rngs"])
+    name = type(network).__name__
+    if _is_a(network, "flax.nnx", "Module"):
+        if kind == "key":
+            raise UserError(
+                f"{name_of(make)} makes the flax.nnx module {name} from a key. Make it from "
+                "rngs, so that its random streams can be set in every step: "
+                f"as_member(lambda rngs: {name}(..., rngs=rngs))."
+            )
+        return from_nnx(of_argument)
+    if _is_a(network, "equinox", "Module"):
+        import equinox as eqx
+
+        def is_index(part: Any) -> bool:
+            return isinstance(part, eqx.nn.StateIndex)
+
+        stateful = any(map(is_index, jax.tree.leaves(network, is_leaf=is_index)))
+        return from_equinox(of_argument, stateful=stateful)
+    if _is_a(network, "flax.linen", "Module"):
+        raise UserError(
+            f"{name_of(make)} makes a flax.linen module, which has no parameters yet. Give the "
+            f"module itself: as_member({name}(...))."
+        )
+    if not callable(network) or isinstance(network, type):
+        raise UserError(
+            f"{name_of(make)} makes an object of type {name}, which cannot be called with inputs. "
+            + _NETWORKS
+        )
+    require_parameters(network)
+    return from_pytree(of_argument)
+
+
+def _argument_of(make: Callable[..., Any]) -> inspect.Parameter:
+    """Returns the parameter of a function or class that takes the source of random numbers."""
+    parameters = [*_signature_of(make).parameters.values()]
+    required = [
+        parameter
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    named = [parameter for parameter in parameters if parameter.name in ("rngs", "key")]
+    candidates = named[:1] or required
+    others = [parameter.name for parameter in required if parameter not in candidates[:1]]
+    name = name_of(make)
+    if not candidates:
+        raise UserError(
+            f"{name} takes no key and no rngs, so all members would be equal. {_NETWORKS}"
+        )
+    if others:
+        raise UserError(
+            f"{name} cannot be called with {candidates[0].name} alone: it also needs "
+            f"{', '.join(others)}. Give a function of `key`, or of `rngs` for flax.nnx, that fills "
+            f"them in: as_member(lambda key: {name}(...)). Two functions are given as "
+            "as_member(init=..., apply=...)."
+        )
+    return candidates[0]
+
+
+def _signature_of(make: Callable[..., Any]) -> inspect.Signature:
+    """Returns the signature of a function, of a class, or of a `functools.partial` of either."""
+    partial = make if isinstance(make, functools.partial) else functools.partial(make)
+    if not isinstance(partial.func, type):
+        return inspect.signature(partial)
+    # The metaclass of flax.nnx hides the signature of its classes, but not that of `__init__`.
+    init = partial.func.__init__  # type: ignore[misc]
+    return inspect.signature(functools.partial(init, None, *partial.args, **partial.keywords))
+
+
+def _of_one_argument(make: Callable[..., Any], argument: inspect.Parameter) -> Callable[[Any], Any]:
+    """Returns a function that calls `make` with that argument alone."""
+
+    def of_argument(value: Any) -> Any:
+        if argument.kind is argument.POSITIONAL_ONLY:
+            return make(value)
+        return make(**{argument.name: value})
+
+    of_argument.__qualname__ = name_of(make)
+    return of_argument
+
+
+def _traced(make: Callable[[Any], Any], kinds: list[str]) -> tuple[Any, str]:
+    """Returns the network that a function makes, with traced arrays, and the kind it accepted.
+
+    Args:
+        make: Function of one argument.
+        kinds: Kinds of argument to try in turn, "key" or "rngs".
+    """
+    made: list[Any] = []
+    errors: dict[str, Exception] = {}
+
+    def trace(key: jax.Array, kind: str) -> None:
+        if kind == "rngs":
+            from flax import nnx
+
+            made.append(make(nnx.Rngs(key)))
+        else:
+            made.append(make(key))
+
+    for kind in kinds:
+        try:
+            jax.eval_shape(
+                functools.partial(trace, kind=kind), jax.eval_shape(lambda: jax.random.key(0))
+            )
+            return made[0], kind
+        except Exception as error:  # A user's function may raise anything.
+            errors[kind] = error
+    said = " ".join(
+        f"Given {kind}, it raised {type(error).__name__}: {first_line(error)}"
+        for kind, error in errors.items()
+    )
+    raise UserError(f"{name_of(make)} made no network. {said} {_NETWORKS}") from errors[kinds[0]]
+
+
+def _is_a(
+    network: Any, library: str, name: str, check: Callable[[Any, Any], bool] = isinstance
+) -> bool:
+    """Returns whether an object is of a library's class, without importing the library."""
+    module = sys.modules.get(library)
+    return module is not None and check(network, getattr(module, name))

@@ -1,0 +1,98 @@
+"""Members made from Haiku transforms. Haiku is optional: extra `[haiku]`."""
+
+import inspect
+from typing import Any
+
+import jax
+
+from dist_ens.errors import UserError
+from dist_ens.layout import DATA
+from dist_ens.members.member import Member, require_parameters
+from dist_ens.members.modes import (
+    Layers,
+    call_may_have_switch,
+    idle_layers_of,
+    may_have_switch,
+    on_one_column,
+    switch_arguments,
+)
+
+
+def from_haiku(transformed: Any) -> Member:
+    """Returns a member made from `hk.transform(fn)` or `hk.transform_with_state(fn)`.
+
+    `fn` is called with one batch of inputs. A switch of a usual name (see
+    `dist_ens.members.modes`), such as `is_training`, is set where it is an argument of `fn`. The
+    member's `init` runs `fn` in training mode, as Haiku's own examples do. For dropout outside
+    training, `fn` asks `hk.maybe_next_rng_key()`, which is None where there is no key.
+
+    Dropout is a function in Haiku, not a layer, and cannot be seen from outside. So only
+    `hk.BatchNorm` is checked for a switch that does not work.
+
+    Args:
+        transformed: `hk.Transformed` or `hk.TransformedWithState`, with or without
+            `hk.without_apply_rng`.
+
+    Returns:
+        The member. Its model state is Haiku's state, `()` for `hk.Transformed`.
+
+    Raises:
+        UserError: If Haiku is not installed.
+    """
+    try:
+        import haiku as hk
+    except ImportError as error:
+        raise UserError(
+            "dm-haiku is not installed, and from_haiku needs it. Install the extra: "
+            "pip install 'dist-ens[haiku]'."
+        ) from error
+
+    stateful = isinstance(transformed, hk.TransformedWithState)
+    names = [*inspect.signature(transformed.apply).parameters]
+    takes_key = names[1 + stateful : 2 + stateful] == ["rng"]
+
+    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+        arguments = switch_arguments(transformed.init, True)
+
+        def variables(key: jax.Array, inputs: Any) -> Any:
+            return transformed.init(key, inputs, **arguments)
+
+        # BatchNorm in training mode averages over the data axis, which must exist.
+        made = on_one_column(variables, DATA)(key, inputs)
+        params, model_state = made if stateful else (made, ())
+        require_parameters(params)
+        return params, model_state
+
+    def apply(
+        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
+    ) -> tuple[Any, Any]:
+        leading = [params, *([model_state] if stateful else []), *([key] if takes_key else [])]
+        arguments = switch_arguments(transformed.apply, train, given=len(leading) + 1)
+        returned = transformed.apply(*leading, inputs, **arguments)
+        outputs, new_state = returned if stateful else (returned, ())
+        return outputs, new_state if train else model_state
+
+    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
+        """Returns the layers that are called and compute something else in training."""
+        counting: dict[str, None] = {}
+        switched = [call_may_have_switch(transformed.init)]
+
+        def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            layer = context.module
+            if context.method_name == "__call__":
+                if isinstance(layer, hk.BatchNorm):
+                    counting[layer.module_name] = None
+                if not type(layer).__module__.startswith("haiku."):
+                    switched.append(may_have_switch(layer))
+            return call(*args, **kwargs)
+
+        def forward(params: Any, model_state: Any, inputs: Any, key: jax.Array) -> Any:
+            with hk.intercept_methods(note):
+                return apply(params, model_state, inputs, key, True)
+
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        jax.eval_shape(on_one_column(forward, axis_name), params, model_state, inputs, key)
+        return Layers([], [*counting], any(switched))
+
+    idle_layers = idle_layers_of(apply, layers)
+    return Member(init, apply, idle_layers, "a Haiku network", is_module=True)

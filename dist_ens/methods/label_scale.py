@@ -1,0 +1,70 @@
+"""Standardised labels: their mean and standard deviation, kept in every member's model state."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dist_ens.layout import MEMBERS, Layout, to_host
+from dist_ens.members import Member
+from dist_ens.state import State
+
+_NETWORK, _MEAN, _STD = "network", "label_mean", "label_std"
+
+
+def with_label_scale(member: Member) -> Member:
+    """Returns a member whose model state also holds the labels' mean and standard deviation.
+
+    They are 0 and 1 until `set_label_scale` sets them.
+    """
+
+    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+        params, model_state = member.init(key, inputs)
+        return params, {_NETWORK: model_state, _MEAN: jnp.float32(0), _STD: jnp.float32(1)}
+
+    def apply(
+        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
+    ) -> tuple[Any, Any]:
+        outputs, of_network = member.apply(params, model_state[_NETWORK], inputs, key, train)
+        return outputs, {**model_state, _NETWORK: of_network}
+
+    def idle_layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> list[str]:
+        return member.idle_layers(params, model_state[_NETWORK], inputs, axis_name)
+
+    return dataclasses.replace(member, init=init, apply=apply, idle_layers=idle_layers)
+
+
+def standardized(labels: jax.Array, model_state: Any) -> jax.Array:
+    """Returns labels minus their mean, divided by their standard deviation; float[...]."""
+    return (labels - model_state[_MEAN]) / model_state[_STD]
+
+
+def set_label_scale(layout: Layout, state: State, labels: np.ndarray) -> State:
+    """Returns a state that standardises labels as the training labels say.
+
+    Args:
+        layout: Layout of the state.
+        state: State of the ensemble.
+        labels: All training labels, float[examples, ...].
+    """
+    values = np.asarray(labels, np.float64)
+    std = float(values.std())
+    numbers = {_MEAN: float(values.mean()), _STD: std if std > 0 else 1.0}
+    held = {
+        name: layout.put(np.full(layout.num_members, number, np.float32), MEMBERS)
+        for name, number in numbers.items()
+    }
+    return state._replace(model_state={**state.model_state, **held})
+
+
+def label_scale(state: State) -> tuple[float, float]:
+    """Returns the labels' mean and standard deviation that a state holds."""
+    mean, std = to_host((state.model_state[_MEAN], state.model_state[_STD]))
+    return float(mean[0]), float(std[0])
+
+
+def member_label_scale(state: State) -> tuple[jax.Array, jax.Array]:
+    """Returns the same as arrays on the devices, float32[]."""
+    return state.model_state[_MEAN][0], state.model_state[_STD][0]

@@ -1,0 +1,285 @@
+"""The catalogue of metrics, and what reports need to know of each."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_ens.metrics.calibration_error import (
+    adaptive_calibration_error,
+    classwise_calibration_error,
+    drawn_classwise_errors,
+    expected_calibration_error,
+)
+from dist_ens.metrics.means import mean_of
+from dist_ens.metrics.metric import (
+    CLASSWISE,
+    WHOLE_WEIGHTS,
+    Metric,
+    Reduction,
+    Rows,
+    in_own_unit,
+)
+from dist_ens.metrics.ranking import area_under_risk_coverage, risk_at_coverage
+
+# Bins of the calibration errors.
+NUM_BINS = 15
+# Probability of the central intervals whose coverage and width are scored.
+INTERVAL_LEVEL = 0.9
+
+
+def _nll(name: str) -> Reduction:
+    return lambda rows: in_own_unit("log density", rows.mean(name), rows.unit)
+
+
+def _root(name: str) -> Reduction:
+    return lambda rows: np.sqrt(rows.mean(name)) * rows.unit
+
+
+def _calibration(error: Callable[..., Any]) -> Reduction:
+    def reduce(rows: Rows) -> Any:
+        confidence, correct = (rows.statistics[name] for name in _TOP)
+        return rows.ordered(
+            lambda: rows.of_weights(
+                lambda weights: error(confidence, correct, weights=weights, num_bins=NUM_BINS)
+            )
+        )
+
+    return reduce
+
+
+def _classwise(rows: Rows) -> Any:
+    sums = np.asarray(rows.classwise)
+
+    def error() -> Any:
+        if rows.num_draws is not None:
+            return drawn_classwise_errors(sums, rows.num_draws, rows.seed)
+        return classwise_calibration_error(*sums[:3])
+
+    return rows.ordered(error)
+
+
+def _risk(risk: Callable[..., Any], *level: float) -> Reduction:
+    def reduce(rows: Rows) -> Any:
+        confidence, errors = rows.statistics["confidence"], 1 - rows.statistics["correct"]
+        return rows.ordered(
+            lambda: rows.of_weights(lambda weights: risk(confidence, errors, *level, weights))
+        )
+
+    return reduce
+
+
+def _coverage_of_pit(rows: Rows) -> Any:
+    pit = rows.statistics["pit"]
+    inside = np.where(np.isnan(pit), np.nan, np.abs(pit - 0.5) <= INTERVAL_LEVEL / 2)
+    return rows.of_weights(lambda weights: mean_of(inside, weights))
+
+
+def _spread_skill(rows: Rows) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.sqrt(rows.mean("variance")) / np.sqrt(rows.mean("squared_error"))
+
+
+_TOP = ("confidence", "correct")
+_LOWER: dict[str, Any] = {"direction": "lower"}
+_APART: dict[str, Any] = {"in_table": False}
+
+ACCURACY = Metric("accuracy", direction="higher", statistics=("correct",))
+NLL = Metric("nll", label="NLL", unit="nats", reduce=_nll("nll"), **_LOWER)
+ECE = Metric(
+    "ece",
+    label="ECE",
+    statistics=_TOP,
+    reduce=_calibration(expected_calibration_error),
+    interval="unbiased",
+    **_LOWER,
+)
+MUTUAL_INFORMATION = Metric("mutual_information", unit="nats", **_APART)
+RMSE = Metric(
+    "rmse",
+    label="RMSE",
+    unit="target",
+    statistics=("squared_error",),
+    reduce=_root("squared_error"),
+    **_LOWER,
+)
+MAE = Metric("mae", label="MAE", unit="target", statistics=("absolute_error",), **_LOWER)
+PINBALL = Metric("pinball", unit="target", **_LOWER)
+
+# Metrics of class probabilities, and of how far members differ in them.
+CLASSIFICATION: tuple[Metric, ...] = (
+    ACCURACY,
+    NLL,
+    Metric("brier", label="Brier", **_LOWER),
+    ECE,
+    Metric("top_5", label="top-5 accuracy", direction="higher", **_APART),
+    Metric(
+        "aece",
+        label="adaptive ECE",
+        statistics=_TOP,
+        reduce=_calibration(adaptive_calibration_error),
+        interval="unbiased",
+        **_LOWER,
+        **_APART,
+    ),
+    Metric(
+        "classwise_ece",
+        label="classwise ECE",
+        statistics=(*_TOP, CLASSWISE),
+        reduce=_classwise,
+        interval="unbiased",
+        **_LOWER,
+        **_APART,
+    ),
+    Metric(
+        "aurc",
+        label="AURC",
+        statistics=(*_TOP, WHOLE_WEIGHTS),
+        reduce=_risk(area_under_risk_coverage),
+        **_LOWER,
+        **_APART,
+    ),
+    Metric(
+        "risk_at_80",
+        label="risk at 80 %",
+        statistics=_TOP,
+        reduce=_risk(risk_at_coverage, 0.8),
+        **_LOWER,
+        **_APART,
+    ),
+    Metric("entropy", unit="nats", **_APART),
+    Metric("aleatoric", unit="nats", **_APART),
+    MUTUAL_INFORMATION,
+    Metric("disagreement", **_APART),
+    Metric("variance", **_APART),
+)
+
+# Metrics of predictions of real targets.
+REGRESSION: tuple[Metric, ...] = (
+    RMSE,
+    MAE,
+    NLL,
+    Metric(
+        "mixture_nll",
+        label="mixture NLL",
+        unit="nats",
+        reduce=_nll("mixture_nll"),
+        **_LOWER,
+        **_APART,
+    ),
+    Metric("crps", label="CRPS", unit="target", **_LOWER),
+    PINBALL,
+    Metric("coverage", statistics=("pit",), reduce=_coverage_of_pit),
+    Metric("coverage", statistics=("inside",)),
+    Metric("width", unit="target", **_APART),
+    Metric(
+        "sharpness",
+        unit="target",
+        statistics=("variance",),
+        reduce=_root("variance"),
+        **_APART,
+    ),
+    Metric(
+        "spread_skill",
+        statistics=("variance", "squared_error"),
+        reduce=_spread_skill,
+        **_APART,
+    ),
+)
+
+# All metrics by name, in the order of the columns on the screen.
+CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in (*CLASSIFICATION, *REGRESSION)}
+# Metrics that sum up a run; those that it has come first.
+HEADLINES = (ACCURACY, RMSE, NLL, PINBALL, MAE)
+# Metrics that tell an ensemble from its mean member, and whose course over training is drawn.
+COMPARED = (ACCURACY, RMSE, NLL)
+# Metrics of ensembles of 1, 2, … members.
+BY_SIZE = (NLL, ACCURACY, RMSE)
+# Metrics that the report draws over the strength of a shift.
+UNDER_SHIFT = (ACCURACY, NLL, ECE, RMSE, MUTUAL_INFORMATION)
+
+
+@dataclasses.dataclass(frozen=True)
+class Uncertainty:
+    """A measure by which examples out of distribution are told from those within.
+
+    Attributes:
+        name: Key of the measure.
+        statistic: Row statistic that it reads.
+        sign: 1 if the measure is higher out of distribution, -1 if it is lower.
+    """
+
+    name: str
+    statistic: str
+    sign: int = 1
+
+
+UNCERTAINTIES = (
+    Uncertainty("entropy", "entropy"),
+    Uncertainty("max_probability", "confidence", -1),
+    Uncertainty("mutual_information", "mutual_information"),
+    Uncertainty("energy", "energy"),
+    Uncertainty("variance", "variance"),
+    Uncertainty("width", "width"),
+)
+
+# Fields of single examples in the report, and their units as `in_own_unit` takes them.
+EXAMPLE_FIELDS: dict[str, str] = {
+    "label": "position",
+    "prediction": "position",
+    "confidence": "",
+    "nll": "log density",
+    "entropy": "nats",
+    "mutual_information": "nats",
+    "variance": "target^2",
+}
+
+
+def headlines(scores: Iterable[str]) -> list[Metric]:
+    """Returns the metrics among `scores` that sum up a run, the most telling one first."""
+    names = set(scores)
+    return [metric for metric in HEADLINES if metric.name in names]
+
+
+def described(name: str, others: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Returns the label and the direction of a metric.
+
+    Args:
+        name: Name of the metric, or of a measure or field that is no metric.
+        others: Descriptions of metrics outside the catalogue, see `Metric.describe`.
+    """
+    if name in CATALOGUE:
+        return CATALOGUE[name].label, CATALOGUE[name].direction
+    other = others.get(name, {})
+    return other.get("label", name.replace("_", " ")), other.get("direction")
+
+
+def label_of(name: str) -> str:
+    """Returns the label of a metric of the catalogue, and any other name with spaces."""
+    return described(name, {})[0]
+
+
+def has_unit(scores: Iterable[str]) -> bool:
+    """Returns whether a metric of the catalogue among `scores` has the targets' unit."""
+    return any(name in CATALOGUE and CATALOGUE[name].unit == "target" for name in scores)
+
+
+def formatted(scores: Mapping[str, Any], name: str) -> str:
+    """Formats a score: four decimals, or four digits if some score has the targets' unit."""
+    return f"{scores[name]:{'.4g' if has_unit(scores) else '.4f'}}"
+
+
+def in_table(scores: Iterable[str], metrics: Sequence[Metric] = ()) -> list[str]:
+    """Returns the names of the scores that the table on the screen shows, in its order.
+
+    Args:
+        scores: Names of all scores.
+        metrics: Metrics outside the catalogue. They and scores that no metric describes follow the
+            catalogue's.
+    """
+    names = list(scores)
+    columns = {metric.name: metric for metric in metrics} | CATALOGUE
+    shown = [name for name in names if name not in columns or columns[name].in_table]
+    known = [name for name in CATALOGUE if name in shown]
+    return [*known, *(name for name in shown if name not in CATALOGUE)]

@@ -1,0 +1,218 @@
+"""A metric: a statistic of each row, and its reduction over the rows to a score."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from dist_ens.errors import UserError
+from dist_ens.metrics.means import mean_of
+
+UNITS = ("nats", "target", "target^2", "")
+DIRECTIONS = ("lower", "higher", None)
+# Stand among the statistics that a metric needs for the sums that `classwise_sums` makes, and for
+# weights without fractions.
+CLASSWISE = "classwise"
+WHOLE_WEIGHTS = "whole_weights"
+
+
+class Rows:
+    """Row statistics of one predictor, from which its metrics are computed.
+
+    Args:
+        statistics: Statistics by name; float32[rows] each.
+        classwise: Sums over all rows, see `classwise_sums`; None or empty without classes.
+        unit: Standard deviation by which the targets were divided; 1 for the targets' own unit.
+        weights: Weight of each row, positive; float64[rows]. None weights all rows equally.
+        draws: How often each row counts in each resample, float32[draws, rows]. None: the metrics
+            of the rows themselves are computed.
+        seed: Seed of the resamples of what is summed class by class.
+    """
+
+    def __init__(
+        self,
+        statistics: Mapping[str, np.ndarray],
+        classwise: np.ndarray | None = None,
+        unit: float = 1.0,
+        weights: np.ndarray | None = None,
+        draws: np.ndarray | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.statistics = statistics
+        self.classwise = classwise
+        self.unit = unit
+        self.seed = seed
+        self.num_draws = None if draws is None else len(draws)
+        if weights is None:
+            self._weights = draws
+        elif draws is None:
+            self._weights = np.asarray(weights, np.float64)[None]
+        else:
+            self._weights = draws * weights.astype(np.float32)
+        self._has_whole_weights = weights is None or bool((weights % 1 == 0).all())
+        self._means: dict[str, Any] = {}
+
+    def __contains__(self, name: str) -> bool:
+        """Returns whether the statistic exists."""
+        if name == WHOLE_WEIGHTS:
+            return self._has_whole_weights
+        if name == CLASSWISE:
+            return self.classwise is not None and self.classwise.size > 0
+        return name in self.statistics
+
+    def mean(self, name: str) -> Any:
+        """Returns the weighted mean of a statistic: a float, or float64[draws] of resamples."""
+        if name not in self._means:
+            self._means[name] = self.of_weights(
+                lambda weights: mean_of(self.statistics[name], weights)
+            )
+        return self._means[name]
+
+    def of_weights(self, score: Callable[[np.ndarray | None], Any]) -> Any:
+        """Returns a score that is a function of the rows' weights.
+
+        Args:
+            score: Function of float[draws, rows] that returns float64[draws], and of None, which
+                weights all rows equally, that returns a float.
+
+        Returns:
+            A float, or float64[draws] of resamples.
+        """
+        value = score(self._weights)
+        if self.num_draws is None and self._weights is not None:
+            return float(value[0])
+        return value
+
+    def ordered(self, score: Callable[[], Any]) -> Any:
+        """Returns a score that sorts predictions by confidence; NaN if some have no order."""
+        nll = self.statistics.get("nll", np.zeros(1))
+        if np.isfinite(self.statistics["confidence"]).all() and not np.isnan(nll).any():
+            return score()
+        return math.nan if self.num_draws is None else np.full(self.num_draws, np.nan)
+
+
+Reduction = Callable[[Rows], Any]
+Statistic = Callable[[Mapping[str, jax.Array], jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A score of predictions: a statistic of each row, and its reduction over the rows.
+
+    A metric of your own is a function of predictions and labels. Its score is the weighted mean of
+    the function's values over all rows.
+
+    Attributes:
+        name: Key of the score in `Scores`, files and log lines.
+        statistic: Function `statistic(prediction, labels) -> float[batch, ...]` that returns one
+            number for each label. `prediction` is the summary of a predictive distribution:
+            `log_probs` [batch, ..., classes]; `mean` and `variance` [batch]; or `quantiles`
+            [batch, levels]. Standardised targets stay standardised in both arguments. None: the
+            distribution computes the statistics.
+        label: Name in reports; default: `name` with spaces.
+        unit: Unit of the score: "nats", "target" or "target^2", which are the unit of the labels
+            and its square, or "" for a number without a unit.
+        direction: Whether "lower" or "higher" is better; None where neither is.
+        statistics: Names of the row statistics that the reduction takes; default: `name`.
+        reduce: Function of `Rows` that returns a float, or float64[draws] of resamples; default:
+            the weighted mean of the statistic, in the labels' own unit.
+        interval: Kind of bootstrap interval: "percentile", or "unbiased", which subtracts the bias
+            that resampling adds to a sum of distances.
+        in_table: Whether the table on the screen has a column for the metric.
+
+    Raises:
+        UserError: If the name is empty, or a unit, a direction or an interval is unknown.
+
+    >>> miss = Metric("miss", lambda p, y: (p["log_probs"].argmax(-1) != y) * 1.0)
+    >>> miss.label, miss.statistics
+    ('miss', ('miss',))
+    """
+
+    name: str
+    statistic: Statistic | None = None
+    _: dataclasses.KW_ONLY
+    label: str = ""
+    unit: str = ""
+    direction: str | None = None
+    statistics: tuple[str, ...] = ()
+    reduce: Reduction | None = None
+    interval: str = "percentile"
+    in_table: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name or self.name == "member_id":
+            raise UserError(
+                f"The metric's name is {self.name!r}, which cannot name a score. Choose another "
+                "name."
+            )
+        for field, allowed in (
+            ("unit", UNITS),
+            ("direction", DIRECTIONS),
+            ("interval", ("percentile", "unbiased")),
+        ):
+            if getattr(self, field) not in allowed:
+                raise UserError(
+                    f"{field}={getattr(self, field)!r} of the metric {self.name!r} is unknown. "
+                    f"Use one of {', '.join(map(repr, allowed))}."
+                )
+        object.__setattr__(self, "label", self.label or self.name.replace("_", " "))
+        object.__setattr__(self, "statistics", self.statistics or (self.name,))
+
+    def score(self, rows: Rows) -> Any:
+        """Returns the metric of some rows: a float, or float64[draws] of resamples."""
+        if self.reduce is not None:
+            value = self.reduce(rows)
+        else:
+            value = in_own_unit(self.unit, rows.mean(self.statistics[0]), rows.unit)
+        return float(value) if np.ndim(value) == 0 else value
+
+    def describe(self) -> dict[str, Any]:
+        """Returns label, unit and direction, as JSON holds them."""
+        return {"label": self.label, "unit": self.unit, "direction": self.direction}
+
+
+def scores_of(metrics: Iterable[Metric], rows: Rows) -> dict[str, Any]:
+    """Computes the metrics whose statistics exist.
+
+    Args:
+        metrics: Metrics, in the order of the result. Of two with one name the first that can be
+            computed counts.
+        rows: Row statistics of one predictor.
+
+    Returns:
+        A float for each metric, or float64[draws] of resamples.
+
+    Raises:
+        ValueError: If there is no row.
+    """
+    if not all(len(values) for values in rows.statistics.values()):
+        raise ValueError("There are no rows to score. Give at least one example.")
+    scores: dict[str, Any] = {}
+    for metric in metrics:
+        if metric.name not in scores and all(name in rows for name in metric.statistics):
+            scores[metric.name] = metric.score(rows)
+    return scores
+
+
+def in_own_unit(unit: str, value: Any, scale: Any, shift: float = 0.0) -> Any:
+    """Converts a number about standardised targets to the targets' own unit.
+
+    Args:
+        unit: Unit of the number: one of `UNITS`, "position" for a target itself, or "log density"
+            for the negative logarithm of a density over targets.
+        value: Number, or array of numbers.
+        scale: Standard deviation by which the targets were divided; number, or array.
+        shift: Mean that was subtracted before.
+    """
+    if unit == "target":
+        return value * scale
+    if unit == "target^2":
+        return value * scale**2
+    if unit == "position":
+        return value * scale + shift
+    if unit == "log density":
+        return value + math.log(scale)
+    return value

@@ -1,0 +1,70 @@
+"""Scores as a table on the screen."""
+
+import io
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dist_ens.metrics.catalogue import formatted, in_table
+from dist_ens.metrics.metric import Metric
+
+_MEMBERS_SHOWN = 20
+_MOST_COLUMNS = 10
+_WIDTH = 160
+
+
+def scores_table(
+    ensemble: Mapping[str, float],
+    mean_member: Mapping[str, float],
+    members: Sequence[Mapping[str, Any]],
+    num_groups: int = 1,
+    left_out: Collection[int] = (),
+    *,
+    metrics: Sequence[Metric] = (),
+    title: str | None = "test split",
+    others: str = "in summary.json",
+) -> Table:
+    """Returns the table of the ensemble, the mean member and the first 20 members.
+
+    Args:
+        ensemble: Scores of the ensemble by name; of several groups their means. Empty if only
+            members are scored.
+        mean_member: Mean scores of the members.
+        members: Scores of each member, with its `member_id`.
+        num_groups: Number of groups of members, each an ensemble.
+        left_out: Ids of the members that are not pooled.
+        metrics: Metrics outside the catalogue, which follow those of the catalogue.
+        title: Title of the table.
+        others: Place where the scores of further members are found.
+    """
+    names = in_table(ensemble or mean_member, metrics)[:_MOST_COLUMNS]
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for name in names:
+        table.add_column(name, justify="right")
+
+    def row(label: str, scores: Mapping[str, Any], style: str | None = None) -> None:
+        cells = (formatted(scores, name) if name in scores else "" for name in names)
+        table.add_row(label, *cells, style=style)
+
+    if ensemble:
+        size = (len(members) - len(left_out)) // num_groups
+        mean_of = f"mean of {num_groups} groups, " if num_groups > 1 else ""
+        row(f"{mean_of}ensemble of {size}", ensemble, "bold")
+    row("mean member", mean_member)
+    table.add_section()
+    for member in members[:_MEMBERS_SHOWN]:
+        out = ", left out" if member["member_id"] in left_out else ""
+        row(f"member {int(member['member_id'])}{out}", member, "dim")
+    if len(members) > _MEMBERS_SHOWN:
+        table.add_row(f"… {len(members) - _MEMBERS_SHOWN} more {others}", style="dim")
+    return table
+
+
+def as_text(table: Table) -> str:
+    """Returns a table as plain text."""
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+    console.print(table)
+    return console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]

@@ -1,0 +1,173 @@
+"""A run before its first step: its state, its execution, and the batches from there."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+
+from dist_ens import cluster
+from dist_ens.checkpoint import OpenCheckpoints
+from dist_ens.config.execution_spec import AUTO
+from dist_ens.ensemble import Batches, Ensemble
+from dist_ens.ensemble.select_execution import choose
+from dist_ens.errors import UserError
+from dist_ens.layout import MEMBERS, Layout
+from dist_ens.methods.label_scale import set_label_scale
+from dist_ens.state import State
+from dist_ens.training.data import OrderedSplit, TrainingData
+from dist_ens.training.steps_per_call import choose_steps_per_call
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """A run before its first step: its execution, its state, and the batches from there."""
+
+    ensemble: Ensemble
+    state: State
+    first_step: int
+    steps_per_call: int
+    batches: Iterator[Any]
+
+
+def begin_run(
+    ensemble: Ensemble,
+    train: TrainingData,
+    *,
+    state: State | None,
+    opened: OpenCheckpoints | None,
+    last_step: int,
+    steps_per_call: int | None,
+    cadences: tuple[int | None, ...],
+    folder: Any,
+    say: Callable[[str], None],
+) -> Begun:
+    """Returns a run before its first step.
+
+    Args:
+        ensemble: Ensemble to train.
+        train: Training data.
+        state: State that was given; None for a new one.
+        opened: Checkpoints of the run; None without any.
+        last_step: Number of steps of the whole run.
+        steps_per_call: Number of steps of a call; None to choose it.
+        cadences: Numbers of steps of which a call is to be a divisor.
+        folder: Folder that remembers the chosen execution; None for none.
+        say: Function that prints a sentence.
+
+    Raises:
+        UserError: If the state does not fit, or has more steps than the run.
+    """
+    saved: Mapping[str, Any] = (opened.saved_record or {}) if opened else {}
+    is_open = ensemble.execution == AUTO
+    if is_open and saved.get("execution"):
+        layout = ensemble.layout
+        had_one_device = cluster.cores_are_devices() and saved.get("num_devices") == 1
+        if had_one_device and not layout.is_fixed:
+            layout = layout.on_one_device()
+        ensemble, is_open = ensemble.on(layout, saved["execution"]), False
+    first_step = opened.saved_step if opened else 0
+    layout = ensemble.layout
+    part = _of_column(train.batch, layout)
+    if first_step and opened is not None:
+        state = opened.restore_state(ensemble.abstract_state(part))
+    elif state is not None:
+        state, first_step = _given_state(ensemble, state, part)
+    else:
+        state = ensemble.init(part)
+        if ensemble.objective is not None and ensemble.objective.standardize:
+            labels = train.split.take(range(len(train.split)))[ensemble.objective.LABELS]  # type: ignore[attr-defined]
+            state = set_label_scale(layout, state, labels)
+    if ensemble.checks_columns_of_loss:
+        ensemble.check_loss(state, train.first_batch(layout))
+    if first_step > last_step:
+        raise UserError(
+            f"The run has {first_step:,} steps already, and {last_step:,} are asked for. Give more "
+            "steps, or another folder."
+        )
+    if steps_per_call is None:
+        steps_per_call = saved.get("steps_per_call") or _steps_per_call(
+            ensemble, state, train, cadences
+        )
+    batches_on = partial(
+        train.batches,
+        first_step=first_step,
+        last_step=last_step,
+        steps_per_call=steps_per_call,
+        say=say,
+    )
+    batches = batches_on(layout)
+    if is_open and first_step < last_step:
+        first = next(batches)
+        chosen, choice = choose(
+            ensemble,
+            state,
+            first,
+            last_step,
+            workdir=folder,
+            may_move=isinstance(train, OrderedSplit) and not layout.is_fixed,
+        )
+        say(str(choice))
+        if chosen.layout is not layout:
+            state = chosen.layout.moved(state, MEMBERS)
+            batches = batches_on(chosen.layout)
+        else:
+            batches = _with_first(first, batches)
+        ensemble = chosen
+    return Begun(ensemble, state, first_step, steps_per_call, batches)
+
+
+def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    del first  # its memory is free once it was used
+    yield from rest
+
+
+def _given_state(ensemble: Ensemble, state: State, part: Any) -> tuple[State, int]:
+    """Returns a copy of a given state on the ensemble's layout, and its step."""
+    expected, found = (
+        [
+            (jax.tree_util.keystr(path), leaf.shape, leaf.dtype)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+        for tree in (ensemble.abstract_state(part), state)
+    )
+    if expected != found:
+        raise UserError(
+            "The given state does not fit this ensemble: its leaves have other names, shapes or "
+            "types. Give a state that an ensemble of the same network, optimizer and number of "
+            "members made."
+        )
+    with jax.transfer_guard("allow"):
+        steps = {int(step) for step in jax.device_get(state.step)}
+    if len(steps) != 1:
+        raise UserError(
+            f"The members of the given state have seen different numbers of steps: {sorted(steps)}."
+            " Give a state whose members have seen the same number."
+        )
+    copied = jax.tree.map(lambda leaf: leaf.copy(), state)
+    return ensemble.layout.moved(copied, MEMBERS), steps.pop()
+
+
+def _steps_per_call(
+    ensemble: Ensemble, state: State, train: TrainingData, cadences: tuple[int | None, ...]
+) -> int:
+    """Returns the number of steps of a call, where nobody gave it."""
+    if not isinstance(train, OrderedSplit) or ensemble.waves > 1:
+        return 1
+    batch = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), train.batch
+    )
+    traced = ensemble.traced_update(state, Batches(batch))
+    return choose_steps_per_call(ensemble.layout, traced, *cadences)
+
+
+def _of_column(batch: Any, layout: Layout) -> Any:
+    """Returns the shapes of one column's part of a batch."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            (max(1, leaf.shape[0] // layout.data_axis), *leaf.shape[1:]), leaf.dtype
+        ),
+        batch,
+    )

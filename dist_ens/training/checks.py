@@ -1,0 +1,198 @@
+"""Checks of what `fit` is given, before anything is compiled."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dist_ens.checkpoint import Checkpoints
+from dist_ens.config import whole_number
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import UserError, first_line
+from dist_ens.layout import BATCH, DATA, MEMBER_BATCH, MEMBERS
+from dist_ens.members import check_modes
+from dist_ens.training.data import OrderedSplit
+
+# Labels whose mean or standard deviation is larger train slowly, from outputs near 0.
+_LARGE = 10.0
+
+
+def check_arguments(
+    ensemble: Any,
+    steps: Any,
+    epochs: Any,
+    steps_per_call: Any,
+    eval_every: Any,
+    log_every: Any,
+    checkpoints: Any,
+) -> None:
+    """Raises a `UserError` unless the arguments of `fit` have their types and ranges."""
+    if not isinstance(ensemble, Ensemble):
+        raise UserError(
+            f"ensemble is a {type(ensemble).__name__}. Give a dist_ens.Ensemble, made of a "
+            "network, an optimizer and a loss."
+        )
+    if (steps is None) == (epochs is None):
+        raise UserError(
+            f"fit takes exactly one of steps and epochs: got steps={steps}, epochs={epochs}."
+        )
+    if steps is not None:
+        whole_number("steps", steps, least=0)
+    if epochs is not None and not epochs > 0:
+        raise UserError(f"epochs is {epochs}. Give a positive number.")
+    for name, value in (
+        ("steps_per_call", steps_per_call),
+        ("eval_every", eval_every),
+        ("log_every", log_every),
+    ):
+        if value is not None:
+            whole_number(name, value, least=1)
+    if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
+        raise UserError(
+            f"checkpoints is a {type(checkpoints).__name__}. Give a folder as "
+            "dist_ens.Checkpoints('runs/a')."
+        )
+
+
+def check_labels(ensemble: Ensemble, train: Any, say: Callable[[str], None]) -> None:
+    """Checks the training labels of an objective, and warns of large ones.
+
+    Raises:
+        UserError: If a label is no class, or labels are to be standardised and are not arrays.
+    """
+    objective = ensemble.objective
+    if objective is None:
+        return
+    if not isinstance(train, OrderedSplit):
+        if objective.standardize:
+            raise UserError(
+                f"{objective.name}(standardize=True) takes the mean and the standard deviation of "
+                "all training labels, and the data is an iterable. Give the data as arrays, or "
+                "standardise the labels in the iterable."
+            )
+        return
+    if not train.split.in_memory:
+        return
+    examples = train.split.take(np.arange(len(train.split)))
+    if not isinstance(examples, Mapping) or objective.LABELS not in examples:
+        raise UserError(
+            f"The objective {objective.name} takes data with the key {objective.LABELS!r}: got "
+            f"{_described(examples)}."
+        )
+    labels = np.asarray(examples[objective.LABELS])
+    if objective.num_classes is not None:
+        if labels.dtype.kind in "iu" and labels.size:
+            low, high = int(labels.min()), int(labels.max())
+            if low < 0 or high >= objective.num_classes:
+                raise UserError(
+                    f"The labels lie in [{low}, {high}], and {objective.name} has "
+                    f"{objective.num_classes} classes, [0, {objective.num_classes}). Correct the "
+                    "labels or the number of classes."
+                )
+        return
+    mean, std = float(np.mean(labels)), float(np.std(labels))
+    if not objective.standardize and max(abs(mean), std) > _LARGE:
+        say(
+            f"Note: the labels have mean {mean:.4g} and standard deviation {std:.4g}. Networks "
+            f"train faster on labels near 0: consider {objective.name}(standardize=True)."
+        )
+
+
+def check_ensemble(ensemble: Ensemble, batch: Any) -> None:
+    """Traces a step of one member on one batch, and raises where something does not fit.
+
+    Args:
+        ensemble: Ensemble to train.
+        batch: Shapes and types of a global batch.
+
+    Raises:
+        UserError: If the network or the loss does not take the batch, or a column's part of it
+            has no equal microbatches.
+    """
+    layout = ensemble.layout
+    size = jax.tree.leaves(batch)[0].shape[0]
+    layout.check_batch_size("batch_size", size)
+    part = size // layout.data_axis
+    if part % ensemble.microbatches:
+        raise UserError(
+            f"microbatches={ensemble.microbatches} must divide a device's part of the batch, which "
+            f"has {part} examples. Use a divisor of {part}."
+        )
+    try:
+        state = ensemble.abstract_state(batch)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a network says when it is given the wrong inputs
+        raise UserError(
+            f"The network could not be initialised on {_described(ensemble.inputs_of(batch))}: "
+            f"{type(error).__name__}: {first_line(error)} Correct the network or the data."
+        ) from error
+    objective = ensemble.objective
+    if objective is not None and objective.num_outputs is not None:
+        _check_outputs(ensemble, state, batch)
+    index = jax.ShapeDtypeStruct((size,), jnp.int32)
+    step = layout.shard_map(
+        lambda state, batch, index: jax.tree.map(
+            lambda leaf: leaf[None],
+            ensemble.gradient_step(jax.tree.map(lambda leaf: leaf[0], state), batch, index),
+        ),
+        in_specs=(MEMBERS, BATCH, BATCH),
+        out_specs=MEMBERS,
+    )
+    try:
+        jax.eval_shape(step, state, batch, index)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a network or a loss says when it is trained
+        raise UserError(
+            f"A training step could not be traced: {type(error).__name__}: {first_line(error)} "
+            "Correct the network, the loss or the data."
+        ) from error
+    if objective is not None:
+        inputs = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype),
+            ensemble.inputs_of(batch),
+        )
+        check_modes(ensemble.member, inputs, DATA)
+
+
+def _check_outputs(ensemble: Ensemble, state: Any, batch: Any) -> None:
+    """Raises a `UserError` unless the network has as many outputs as the objective takes."""
+    objective = ensemble.objective
+    inputs = ensemble.inputs_of(batch)
+
+    def outputs(state: Any, inputs: Any) -> Any:
+        one = jax.tree.map(lambda leaf: leaf[0], state)
+        found = ensemble.network.apply(one.params, one.model_state, inputs, None, False)[0]
+        return jax.tree.map(lambda leaf: leaf[None], found)
+
+    try:
+        found = jax.eval_shape(
+            ensemble.layout.shard_map(outputs, (MEMBERS, BATCH), MEMBER_BATCH), state, inputs
+        )
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"The network does not take the inputs {_described(inputs)}: {type(error).__name__}: "
+            f"{first_line(error)} Correct the network or the data."
+        ) from error
+    shape = getattr(found, "shape", None)
+    if objective is not None and (shape is None or shape[-1] != objective.num_outputs):
+        kind = f"{found.dtype}{list(shape[1:])}" if shape else f"a {type(found).__name__}"
+        raise UserError(
+            f"The network returned {kind} for inputs {_described(inputs)}, and {objective.name} "
+            f"takes {objective.num_outputs} outputs in the last axis. Change the network's last "
+            "layer, or the objective."
+        )
+
+
+def _described(tree: Any) -> str:
+    """Returns the leaves of a pytree with their names, types and shapes."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return ", ".join(
+        f"{jax.tree_util.keystr(path)} {jnp.result_type(leaf)}{list(jnp.shape(leaf))}".strip()
+        for path, leaf in leaves
+    )

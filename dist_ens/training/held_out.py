@@ -1,0 +1,64 @@
+"""Data that `fit` scores: given, or held out of the training examples."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_ens.data import PartOfSplit, Source, Split, TreeSplit
+from dist_ens.data.source import num_held_out
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import UserError
+from dist_ens.evaluation.scoring import score, split_of
+from dist_ens.metrics import Metric
+from dist_ens.state import State
+from dist_ens.training.data import OrderedSplit, is_tree_of_arrays
+from dist_ens.training.evaluation_data import EvalData
+
+
+def with_validation(data: Any, share: float | None) -> tuple[Any, Split | None]:
+    """Returns the training data without the examples that are held out, and those.
+
+    Args:
+        data: What `fit` was given.
+        share: Share of the training examples that is held out, in (0, 1); None for none. Which
+            ones is the same for every seed.
+
+    Raises:
+        UserError: If the data is an iterable, or the share leaves nothing.
+    """
+    if share is None or isinstance(data, OrderedSplit):
+        return data, data.valid if isinstance(data, Source) else None
+    if not isinstance(share, int | float) or not 0 < share < 1:
+        raise UserError(f"validation is {share!r}. Give a share of the examples in (0, 1).")
+    if isinstance(data, Source):
+        held = data.with_validation(share)
+        return held, held.valid
+    if not is_tree_of_arrays(data):
+        raise UserError(
+            f"validation={share} holds examples out of arrays, and the data is an iterable. Give "
+            "eval_data."
+        )
+    whole = TreeSplit(data)
+    order = np.random.RandomState(0).permutation(len(whole))
+    count = num_held_out(share, len(whole))
+    valid, train = (np.sort(part) for part in (order[:count], order[count:]))
+    return whole.take(train), PartOfSplit(whole, valid)
+
+
+def eval_data_of(given: Any, held_out: Split | None, metrics: Sequence[Metric]) -> EvalData:
+    """Returns what is scored during and after training.
+
+    Args:
+        given: What `fit` was given as `eval_data`; None for the held-out examples.
+        held_out: Examples that were held out.
+        metrics: Metrics beside those of the objective.
+    """
+    if isinstance(given, EvalData):
+        return given
+    split = split_of(held_out if given is None else given)
+
+    def evaluate(ensemble: Ensemble, state: State, is_last: bool) -> tuple[Any, Any]:
+        return score(ensemble, state, split, metrics=metrics, intervals=is_last, by_size=is_last)
+
+    return EvalData("valid" if given is None else "test", evaluate, split)

@@ -1,0 +1,263 @@
+"""The loop of a run: evaluate, save, take the batch, update."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from dist_ens import cluster
+from dist_ens.callbacks import STOP, RunInfo, StepInfo
+from dist_ens.callbacks.protocol import call_hook
+from dist_ens.callbacks.records import score_record
+from dist_ens.checkpoint import OpenCheckpoints
+from dist_ens.errors import UserError
+from dist_ens.layout import MEMBERS, Layout
+from dist_ens.state import State
+from dist_ens.training.evaluation_data import EvalData
+from dist_ens.training.metrics import MetricsReader
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a loop leaves; see `FitResult`."""
+
+    state: State
+    step: int
+    history: list[dict[str, float]]
+    scores: Any
+    evaluation: Any
+    signal: int | None
+    seconds: float
+    steps_per_second: float
+
+
+class Loop:
+    """The loop of a run.
+
+    Args:
+        run: Ensemble, members and steps of the run.
+        callbacks: Callbacks and writers.
+        eval_data: Data to score; None for none.
+        eval_every: Number of steps between two evaluations; None for only at the end.
+        log_every: Number of steps between two records.
+        opened: Checkpoints of the run; None to save none.
+        record: What a checkpoint belongs to, plain data.
+        host_files: Function that returns what this host saves beside the state.
+    """
+
+    def __init__(
+        self,
+        run: RunInfo,
+        *,
+        callbacks: Sequence[Any],
+        eval_data: EvalData | None,
+        eval_every: int | None,
+        log_every: int,
+        opened: OpenCheckpoints | None,
+        record: Mapping[str, Any],
+        host_files: Callable[[], dict[str, bytes]],
+    ) -> None:
+        self._info, self._callbacks = run, callbacks
+        self._eval_data, self._eval_every = eval_data, eval_every
+        self._opened, self._record, self._host_files = opened, record, host_files
+        self._history: list[dict[str, float]] = []
+        self._reader = MetricsReader(
+            run.member_ids,
+            first_step=run.first_step,
+            last_step=run.last_step,
+            log_every=log_every,
+            write=self._write,
+        )
+        self._scores: Any = None
+        self._evaluation: Any = None
+
+    def run(self, state: State, batches: Iterator[Any], stop: cluster.StopSignal) -> Outcome:
+        """Runs the loop, and returns what it leaves.
+
+        Args:
+            state: State at the first step.
+            batches: Batches of each call, on the layout.
+            stop: Signal that asks the run to stop.
+        """
+        failed: type[BaseException] | None = None
+        try:
+            for callback in self._callbacks:
+                call_hook(callback, "begin", self._info)
+            return self._steps(state, batches, stop)
+        except BaseException as error:
+            failed = type(error)
+            raise
+        finally:
+            # A thread that saves may be about to read the last call, but who asks a second time for
+            # the end will not wait, and hosts of which one failed do not read together.
+            waits = failed is not KeyboardInterrupt and jax.process_count() == 1
+            if failed is None or waits:
+                self._reader.catch_up()
+            for callback in self._callbacks:
+                call_hook(callback, "close")
+
+    def _steps(self, state: State, batches: Iterator[Any], stop: cluster.StopSignal) -> Outcome:
+        ensemble, last_step = self._info.ensemble, self._info.last_step
+        step = previous_step = self._info.first_step
+        if step == last_step:  # nothing is trained: callbacks see the last state all the same
+            state, _ = self._call_callbacks(step, state, is_last=True)
+        asked_to_end = False
+        # The order matters: what is evaluated and saved is the state at `step`, which has seen
+        # exactly `step` batches.
+        while True:
+            is_last = asked_to_end or step >= last_step
+            stopping = stop.is_set() and not is_last
+            if is_last or _crossed(self._eval_every, previous_step, step):
+                ends_here = self._evaluate(step, state, is_last=is_last) and not is_last
+                if ends_here:  # the scores are taken again, with intervals
+                    state, _ = self._call_callbacks(step, state, is_last=True)
+                    is_last, stopping = True, False
+                    self._evaluate(step, state, is_last=True, is_new=False)
+            due = self._opened is not None and self._opened.is_due(step)
+            if is_last or (stopping and step) or (due and step > self._info.first_step):
+                self._save(step, state)
+            if is_last or stopping:
+                break
+            with jax.transfer_guard("allow"):
+                batch = next(batches)
+            with jax.transfer_guard("disallow"):
+                state, metrics = ensemble.update_steps(state, batch)
+                previous_step, step = step, step + metrics["loss"].shape[0]
+                if previous_step == self._info.first_step:
+                    with jax.transfer_guard("allow"):  # once, and only a few flags
+                        ensemble.check_columns(state)
+                self._reader.dispatched(previous_step, step, metrics)
+            ends = step >= last_step
+            state, asked_to_end = self._call_callbacks(step, state, is_last=ends)
+            if asked_to_end and not ends:
+                state, _ = self._call_callbacks(step, state, is_last=True)
+        if self._opened is not None:
+            self._opened.wait()
+        self._reader.catch_up()
+        self._reader.end()
+        if self._eval_data is not None and not stopping:
+            for callback in self._callbacks:
+                call_hook(
+                    callback,
+                    "finished",
+                    step,
+                    self._scores,
+                    self._evaluation,
+                    self._eval_data.split,
+                )
+        return Outcome(
+            state=state,
+            step=step,
+            history=self._history,
+            scores=None if stopping else self._scores,
+            evaluation=None if stopping else self._evaluation,
+            signal=stop.signal if stopping else None,
+            seconds=self._reader.seconds,
+            steps_per_second=self._reader.steps_per_second(),
+        )
+
+    def _call_callbacks(self, step: int, state: State, *, is_last: bool) -> tuple[State, bool]:
+        """Calls the callbacks; returns the state that they leave, and whether one said `STOP`."""
+        called = [callback for callback in self._callbacks if callable(callback)]
+        if not called:
+            return state, False
+        if is_last:
+            self._reader.catch_up()
+        info = StepInfo(step, state, self._reader.unseen(), is_last, self._reader.step)
+        asked_to_end = False
+        for callback in called:
+            result = callback(info)
+            if result is None:
+                continue
+            if result is STOP:
+                asked_to_end = True
+                continue
+            state = _checked_state(callback, result, info.state, self._info.ensemble.layout)
+            info = info._replace(state=state)
+        return state, asked_to_end
+
+    def _evaluate(self, step: int, state: State, *, is_last: bool, is_new: bool = True) -> bool:
+        """Scores the evaluation data, and returns whether a callback asks the run to end.
+
+        Args:
+            step: Number of steps that the state has seen.
+            state: State of the ensemble.
+            is_last: Whether the run ends at this step.
+            is_new: Whether the scores of this step have not been written yet.
+        """
+        if self._eval_data is None:
+            return False
+        self._reader.catch_up()
+        since = time.monotonic()
+        try:
+            self._scores, self._evaluation = self._eval_data.evaluate(
+                self._info.ensemble, state, is_last
+            )
+        except UserError:  # of data that are looked at when they are read
+            if jax.process_count() == 1:  # else the hosts that go on do not save
+                self._save(step, state)
+            raise
+        self._reader.paused(time.monotonic() - since)
+        if not is_new or (step == self._info.first_step and step > 0):  # written already
+            return False
+        values = self._scores.ensemble or self._scores.mean_member
+        record = score_record(self._eval_data.name, values, self._scores.members)
+        self._write(step, record)
+        answers = [call_hook(each, "evaluated", step, self._scores) for each in self._callbacks]
+        return any(answer is STOP for answer in answers)
+
+    def _save(self, step: int, state: State) -> None:
+        if self._opened is None:
+            return
+        # A checkpoint's metrics are written before it. Alone, the thread that writes it sees to
+        # that; several hosts read them together, in their main threads.
+        if jax.process_count() > 1:
+            self._reader.catch_up()
+
+        def after() -> None:
+            self._reader.catch_up(step)
+            for callback in self._callbacks:
+                call_hook(callback, "sync")
+
+        self._opened.save(
+            step, state, record=self._record, host_files=self._host_files(), after=after
+        )
+
+    def _write(self, step: int, record: dict[str, float]) -> None:
+        self._history.append({"step": step, **record})
+        if cluster.is_main():
+            with jax.transfer_guard("allow"):  # A user's writer may transfer what it likes.
+                for callback in self._callbacks:
+                    call_hook(callback, "write", step, record)
+
+
+def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:
+    """Returns whether a multiple of `every_steps` lies in (previous_step, step]."""
+    return every_steps is not None and step // every_steps > previous_step // every_steps
+
+
+def _checked_state(callback: Any, result: Any, state: State, layout: Layout) -> State:
+    """Returns the state that a callback returned, on the layout."""
+    name = getattr(callback, "__qualname__", type(callback).__name__)
+    if not isinstance(result, State):
+        raise UserError(
+            f"The callback {name} returned a {type(result).__name__}. Return None, a State, or "
+            "dist_ens.callbacks.STOP."
+        )
+    before, after = (
+        [
+            (jax.tree_util.keystr(path), leaf.shape, leaf.dtype)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+        for tree in (state, result)
+    )
+    if before != after:
+        different = sorted({p for p, *_ in set(before) ^ set(after)})
+        raise UserError(
+            f"The callback {name} returned a state of another structure: {', '.join(different)} "
+            "differ in shape or type, or are absent. Return the state with other values only, such "
+            "as info.state._replace(params=new_params)."
+        )
+    return layout.placed(result, MEMBERS, f"The state of callback {name}")

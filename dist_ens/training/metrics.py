@@ -1,0 +1,109 @@
+"""Metrics of the calls of a running loop, read one call later so that no device waits."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dist_ens.callbacks.records import training_record
+from dist_ens.layout import to_host
+
+
+class MetricsReader:
+    """Reads the metrics of each call when the next call has been dispatched.
+
+    A thread that saves may read them before, so that the records of a checkpoint's steps are
+    written before it. The first call, which compiles, is read at once.
+
+    Args:
+        member_ids: Ids of the members.
+        first_step: Number of steps already taken.
+        last_step: Number of steps of the whole run.
+        log_every: Number of steps between two records; the last step has one too.
+        write: Function that takes the step and the record.
+    """
+
+    def __init__(
+        self,
+        member_ids: Sequence[int],
+        *,
+        first_step: int,
+        last_step: int,
+        log_every: int,
+        write: Callable[[int, dict[str, float]], None],
+    ) -> None:
+        self._member_ids, self._write = member_ids, write
+        self._first_step, self._last_step, self._log_every = first_step, last_step, log_every
+        self._reading = threading.Lock()
+        self._pending: tuple[int, int, Mapping[str, jax.Array]] | None = None
+        self._unseen: list[dict[str, np.ndarray]] = []
+        self.step = first_step
+        self._started = time.monotonic()
+        self._paused_secs = 0.0
+        self._training_secs = 0.0  # until the last call that was waited for
+        self._first_call: tuple[float, int] | None = None  # seconds and steps; it compiles
+        self._ended: float | None = None
+
+    def dispatched(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
+        """Takes the metrics of the call just dispatched, and reads those of the call before it."""
+        self.catch_up()
+        self._pending = (previous_step, step, metrics)
+        if self._first_call is None:  # the next may be done when it is dispatched, as in waves
+            self.catch_up()
+
+    def catch_up(self, last_step: float = float("inf")) -> None:
+        """Waits for the last call and reads its metrics; may be called in any thread.
+
+        Args:
+            last_step: Calls that end after this step are not waited for.
+        """
+        with self._reading:
+            if self._pending is not None and self._pending[1] <= last_step:
+                pending, self._pending = self._pending, None
+                self._read(*pending)
+
+    def unseen(self) -> dict[str, np.ndarray]:
+        """Returns the metrics read since the last call of this, float32[steps, members]."""
+        with self._reading:
+            parts, self._unseen = self._unseen, []
+        if not parts:
+            return {}
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def paused(self, secs: float) -> None:
+        """Counts seconds that were no training, such as those of an evaluation."""
+        self._paused_secs += secs
+
+    def end(self) -> None:
+        """Ends the time that is measured."""
+        self._ended = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the beginning to the end: compilation, evaluation and saving included."""
+        return (self._ended or time.monotonic()) - self._started
+
+    def steps_per_second(self) -> float:
+        """Returns the pace of training. Saving counts; evaluation and a first call do not."""
+        seconds, steps = self._training_secs, self.step - self._first_step
+        if self._first_call is not None and self._first_call[1] < steps:
+            seconds, steps = seconds - self._first_call[0], steps - self._first_call[1]
+        return steps / seconds if steps else 0.0
+
+    def _read(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
+        jax.block_until_ready(metrics)
+        self._training_secs = self.seconds - self._paused_secs
+        if self._first_call is None:
+            self._first_call = (self._training_secs, step - previous_step)
+        with jax.transfer_guard("allow"):
+            values: dict[str, Any] = to_host(metrics)
+        self.step = step
+        self._unseen.append(values)
+        crossed = step // self._log_every > previous_step // self._log_every
+        if crossed or step == self._last_step:
+            self._write(step, training_record(self._member_ids, values))

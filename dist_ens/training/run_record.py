@@ -1,0 +1,65 @@
+"""What a checkpoint of a run that was made in Python belongs to."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from dist_ens.checkpoint import StepRecord
+from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
+
+
+class PythonRecord:
+    """The record of a run that was made in Python."""
+
+    def __init__(self, record: StepRecord) -> None:
+        self._record = record
+
+    def chosen(self, execution: str, num_devices: int, steps_per_call: int) -> "PythonRecord":
+        """See `RunRecord`."""
+        return PythonRecord(
+            dataclasses.replace(
+                self._record,
+                execution=execution,
+                num_devices=num_devices,
+                steps_per_call=steps_per_call,
+            )
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """See `RunRecord`."""
+        return self._record.to_dict()
+
+
+def record_of(ensemble: Ensemble, batch: Any) -> PythonRecord:
+    """Returns the record of a run that was made in Python.
+
+    Args:
+        ensemble: Ensemble to train.
+        batch: Shapes and types of a global batch.
+    """
+    objective = ensemble.objective
+    return PythonRecord(
+        StepRecord(
+            member=ensemble.member.name,
+            optimizer=_name_of(ensemble.optimizer),
+            loss=objective.name if objective else _name_of(ensemble.loss),
+            methods=tuple(map(_name_of, ensemble.methods)),
+            num_members=ensemble.num_members,
+            member_ids=tuple(ensemble.ids.tolist()),
+            seed=int(ensemble.seed),
+            batch=", ".join(
+                f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}"
+                for path, leaf in jax.tree_util.tree_leaves_with_path(batch)
+            ),
+            fingerprint=fingerprint_of_step(ensemble, batch),
+            versions=versions(),
+        )
+    )
+
+
+def _name_of(part: Any) -> str:
+    """Returns a name for people: of an optimizer of Optax the function that made it."""
+    made_by = getattr(part, "update", part)
+    return getattr(made_by, "__qualname__", type(part).__name__).partition(".<locals>")[0]

@@ -1,0 +1,186 @@
+"""Config files: read from `--config=FILE`, overridden by `--config.FIELD=VALUE`."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+from ml_collections.config_dict import placeholder
+
+from dist_ens.config import (
+    DataConfig,
+    Experiment,
+    ModelConfig,
+    OptimizerConfig,
+    OwnParts,
+    did_you_mean,
+)
+from dist_ens.data import Source, Spec
+from dist_ens.errors import UserError
+from dist_ens.experiment.config_file import ConfigFile
+from dist_ens.members import Member
+from dist_ens.models import model_options
+from dist_ens.optimizers import optimizer_options
+from dist_ens.paths import shortened
+
+
+class ConfigFlags:
+    """`--config=FILE` and `--config.FIELD=VALUE` on the command line of one process.
+
+    Args:
+        overridable: Whether fields may be overridden. A finished run has its own fields.
+
+    Attributes:
+        file: The config file; None without `--config`.
+    """
+
+    def __init__(self, *, overridable: bool = True) -> None:
+        self.file: ConfigFile | None = None
+        self._overridable = overridable
+        self._overrides: Any = None
+        self._given: set[str] = set()
+        self._defaults: list[str] = []  # paths of options that the file does not set
+
+    def prepare(self, argv: list[str]) -> list[str]:
+        """Reads the file and defines a flag for each of its fields.
+
+        Args:
+            argv: Command line.
+
+        Returns:
+            The command line without `--config=FILE`.
+
+        Raises:
+            UserError: If the file cannot be used, or a flag names a field that does not exist.
+        """
+        rest: list[str] = []
+        arguments = iter(argv)
+        for argument in arguments:
+            argument = "-" + argument if argument.startswith("-config") else argument
+            name, equals, value = argument.partition("=")
+            if name == "--config":
+                self.file = ConfigFile(value if equals else next(arguments, ""))
+            else:
+                rest.append(argument)
+        overrides = [a.lstrip("-").partition("=")[0] for a in rest if a.startswith("--config.")]
+        self._given = {name.removeprefix("config.") for name in overrides}
+        if overrides and not self._overridable:
+            raise UserError(
+                f"--{overrides[0]} cannot be changed: a finished run keeps the experiment that is "
+                "in its checkpoint. Leave the flag out."
+            )
+        if self.file is None:
+            if overrides:
+                raise UserError(
+                    f"--{overrides[0]} overrides a field of a config file, and none is given. Add "
+                    "--config=FILE."
+                )
+            return rest
+        config = self.file.experiment().to_config_dict()
+        if not self.file.defines("make_member"):
+            self._defaults += _complete(config.model, "model", ModelConfig, model_options, rest)
+        if not self.file.defines("make_optimizer"):
+            self._defaults += _complete(
+                config.optimizer, "optimizer", OptimizerConfig, optimizer_options, rest
+            )
+        known = _paths(config)
+        for name in sorted(self._given):
+            if name not in known:
+                raise UserError(
+                    f"The config has no field {shortened(name)}.{did_you_mean(name, known)} The "
+                    f"fields are: {', '.join(known)}."
+                )
+        for argument in rest:
+            name = argument.lstrip("-").partition("=")[0]
+            is_field = argument.startswith("-") and name in known and name not in flags.FLAGS
+            if is_field and self._overridable:
+                raise UserError(
+                    f"--{name} is a field of the config, and not a flag. Write --config.{name}=…."
+                )
+        self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
+        return rest
+
+    def experiment(self) -> Experiment:
+        """Returns the file's experiment with the values of the flags.
+
+        A flag for `steps` replaces the file's `epochs` and the other way round. So do `num_members`
+        and `members_per_group`.
+
+        Raises:
+            UserError: If there is no file, or a value is wrong.
+        """
+        if self.file is None:
+            raise UserError(
+                "--config is missing. Add --config=FILE, such as --config=configs/digits.py."
+            )
+        values = self._overrides.value.to_dict()
+        for path in self._defaults:
+            if path not in self._given:
+                section, _, option = path.partition(".")
+                del values[section][option]
+        for pair in (("steps", "epochs"), ("num_members", "members_per_group")):
+            for name, other in (pair, pair[::-1]):
+                if name in self._given and other not in self._given:
+                    values[other] = None
+        return Experiment.from_dict(values)
+
+    def make_member(self, spec: Spec) -> Member | None:
+        """Returns the file's own network; None without one. See `ConfigFile.make_member`."""
+        return None if self.file is None else self.file.make_member(spec)
+
+    def own_parts(self, spec: Spec) -> OwnParts:
+        """Returns all parts that the file makes itself. See `ConfigFile.own_parts`."""
+        return OwnParts() if self.file is None else self.file.own_parts(spec)
+
+    def source(self, data_config: DataConfig) -> Source | None:
+        """Returns the file's own data set; None without one. See `ConfigFile.source`."""
+        return None if self.file is None else self.file.source(data_config)
+
+
+def _complete(
+    section: ConfigDict,
+    name: str,
+    cls: type,
+    options_of: Callable[[str], Mapping[str, tuple[Any, type]]],
+    arguments: list[str],
+) -> list[str]:
+    """Adds the options of the network or optimizer that the file, or a flag, names to a section.
+
+    Args:
+        section: Section of the config, which is changed.
+        name: Name of the section.
+        cls: Dataclass of the section.
+        options_of: Function that returns the options of a network or optimizer by its name.
+        arguments: Command line.
+
+    Returns:
+        Paths of the options that were added, such as `model.hidden_sizes`.
+    """
+    chosen = section.name
+    for at, argument in enumerate(arguments):
+        flag, equals, value = argument.lstrip("-").partition("=")
+        if flag == f"config.{name}.name":
+            chosen = value if equals else "".join(arguments[at + 1 : at + 2])
+    if chosen != section.name:  # The options in the file belong to another function.
+        fields = {field.name for field in dataclasses.fields(cls)}
+        for option in [option for option in section if option not in fields]:
+            del section[option]
+    added = []
+    for option, (default, kind) in options_of(chosen).items():
+        if option not in section:
+            section[option] = placeholder(kind) if default is None else default
+            added.append(f"{name}.{option}")
+    return added
+
+
+def _paths(config: ConfigDict, prefix: str = "") -> list[str]:
+    """Returns the paths of all fields, such as `data.source`."""
+    names: list[str] = []
+    for name in config:
+        value = config[name]
+        if isinstance(value, ConfigDict):
+            names += _paths(value, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names

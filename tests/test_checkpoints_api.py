@@ -1,0 +1,427 @@
+"""`Checkpoints`: when a run is saved, which run a folder holds, and what belongs to one host."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from dist_ens.checkpoint import Checkpoints, CheckpointStore, StepRecord, check_resumes
+from dist_ens.checkpoint.cadence import Cadence
+from dist_ens.errors import RunError, UserError
+from dist_ens.experiment.train import train
+from dist_ens.experiment.workdir import open_finished
+from dist_ens.layout import Layout
+from test_cluster import finish, free_port, start
+from test_train import experiment
+from two_savers import CALLS, RECORD
+
+
+def state_of(value):
+    return Layout.make(4).put({"w": np.full((4, 3), value, np.float32)}, "members")
+
+
+def shapes_of(state):
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
+
+
+def record(**changes):
+    return {**RECORD, **changes}
+
+
+def resume(checkpoints, changed_record):
+    with checkpoints.open(changed_record):
+        pass
+
+
+def save_and_raise(folder, error):
+    with Checkpoints(folder).open(record()) as opened:
+        opened.save(1, state_of(1.0))
+        raise error
+
+
+# When a save is due
+
+
+class Clock:
+    """A clock that moves only when it is told to, and counts how often it is read."""
+
+    def __init__(self, monkeypatch, hosts=1):
+        self.now, self.readings = 1000.0, 0
+        monkeypatch.setattr("dist_ens.cluster.clock", self.read)
+        monkeypatch.setattr("jax.process_count", lambda: hosts)
+
+    def read(self):
+        self.readings += 1
+        return self.now
+
+    def due_at(self, cadence, calls):
+        """Steps at which a save is due, of calls given as `(step after the call, seconds)`."""
+        due = []
+        for step, secs in calls:
+            self.now += secs
+            due += [step] if cadence.is_due(step) else []
+        return due
+
+
+def test_a_save_is_due_at_the_first_call_that_reaches_a_multiple_of_the_steps():
+    # Calls end at 5, 10, 15, 20, 23. Every 7 steps: 7 -> 10, 14 -> 15, 21 -> 23.
+    cadence = Cadence(7, None, 0)
+    assert [step for step in (0, 5, 10, 15, 20, 23) if cadence.is_due(step)] == [10, 15, 23]
+    resumed = Cadence(7, None, 14)
+    assert [step for step in (14, 20, 21) if resumed.is_due(step)] == [21]
+
+
+def test_a_save_is_due_when_the_seconds_have_passed_since_the_first_call_or_the_last_save(
+    monkeypatch,
+):
+    # The first call compiles for 50 s. Then a call takes 4 s: 12 s have passed at steps 4 and 7.
+    clock = Clock(monkeypatch)
+    calls = [(0, 0), (1, 50), *((step, 4) for step in range(2, 8))]
+    assert clock.due_at(Cadence(None, 10.0, 0), calls) == [4, 7]
+
+
+def test_a_save_by_the_step_begins_the_seconds_anew(monkeypatch):
+    # A call takes 2 s: at step 10 it is 18 s since the first call, then 20 s between saves. After
+    # step 20 a call takes 9 s: 27 s have passed at step 23, and 9 s later, at 24, 9 s.
+    clock = Clock(monkeypatch)
+    calls = [*((step, 2) for step in range(1, 21)), *((step, 9) for step in range(21, 25))]
+    assert clock.due_at(Cadence(10, 25.0, 0), calls) == [10, 20, 23]
+
+
+def test_without_a_cadence_no_save_is_due():
+    assert not any(Cadence(None, None, 0).is_due(step) for step in range(100))
+
+
+def test_several_hosts_read_the_clock_rarely_and_save_as_one_would(monkeypatch):
+    # A call takes 1 s. The interval begins at step 1. The clock is read when 1, 2, 4, ..., 64 s
+    # have passed, at 2, 3, 5, 9, 17, 33, 65, and, as 36 s are left, at 101. That is 9 readings.
+    clock = Clock(monkeypatch, hosts=2)
+    cadence = Cadence(None, 100.0, 0)
+    assert clock.due_at(cadence, [(step, 1) for step in range(1, 102)]) == [101]
+    assert clock.readings == 9
+    # The next interval begins at 101, and is read as often.
+    assert clock.due_at(cadence, [(step, 1) for step in range(102, 202)]) == [201]
+    assert clock.readings == 17
+
+
+def test_a_pace_that_was_too_fast_postpones_a_save_by_less_than_the_interval(monkeypatch):
+    # At step 33, after 32 s, the clock is read next at 65. From there a call takes 4 s: at 65 it
+    # is 32 + 128 = 160 s, less than 200.
+    clock = Clock(monkeypatch, hosts=2)
+    calls = [*((step, 1) for step in range(1, 34)), *((step, 4) for step in range(34, 70))]
+    assert clock.due_at(Cadence(None, 100.0, 0), calls) == [65]
+    # A call that took no time says nothing about the pace. It is read again at 3, after 90 s, and,
+    # as 10 s are left and a step took 45 s on average, at 4.
+    calls = [(1, 0), (2, 0), (3, 90), (4, 90), (5, 90)]
+    assert clock.due_at(Cadence(None, 100.0, 0), calls) == [4]
+
+
+@pytest.fixture(scope="module")
+def seen_by_two(tmp_path_factory):
+    """What two processes saw that saved in one folder, while this one held the lock of another."""
+    folder = tmp_path_factory.mktemp("two_savers")
+    logs = [folder / f"host_{i}.log" for i in range(2)]
+    script = [sys.executable, "tests/two_savers.py", f"127.0.0.1:{free_port()}"]
+    with Checkpoints(folder / "locked").open(RECORD):
+        codes = finish([start([*script, str(i), str(folder)], logs[i]) for i in range(2)], logs)
+    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    return folder, [json.loads((folder / f"saw_{i}.json").read_text()) for i in range(2)]
+
+
+def test_two_hosts_save_at_the_same_steps_and_read_the_clock_rarely(seen_by_two):
+    _, saw = seen_by_two
+    assert saw[0]["due"] == saw[1]["due"]
+    # 800 calls of at least 4 ms take 3.2 s or more, and an interval is 1 s.
+    assert saw[0]["due"]
+    assert saw[0]["readings"] == saw[1]["readings"] < CALLS / 2
+
+
+def test_two_hosts_each_get_the_bytes_that_they_saved(seen_by_two):
+    folder, saw = seen_by_two
+    assert [s["position"] for s in saw] == [f"host {i} at step {CALLS}" for i in range(2)]
+    assert [s["absent"] for s in saw] == [None, None]
+    assert [s["saved_step"] for s in saw] == [CALLS, CALLS]
+    files = folder / "run" / "checkpoints" / str(CALLS) / "host_files"
+    assert sorted(path.name for path in files.iterdir()) == ["position.0", "position.1"]
+
+
+def test_the_bytes_of_two_hosts_are_not_read_by_one(seen_by_two):
+    folder, _ = seen_by_two
+    store = CheckpointStore(folder / "run", read_only=True)
+    with pytest.raises(
+        RunError, match=r"its 2 host\(s\), and this run has 1 host\(s\)\. Resume on"
+    ):
+        store.restore_host_file(CALLS, "position")
+    assert store.restore_host_file(CALLS, "absent") is None
+
+
+def test_two_hosts_are_both_refused_a_folder_that_is_locked(seen_by_two):
+    _, saw = seen_by_two
+    assert all("Another run is training in" in s["refusal"] for s in saw)
+
+
+# What a folder holds
+
+
+def test_a_folder_gives_back_what_was_saved_last(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "new" / "run")
+    with checkpoints.open(record()) as opened:
+        assert (opened.saved_step, opened.saved_record, opened.notes) == (0, None, [])
+        opened.save(3, state_of(3.0))
+        opened.save(5, state_of(5.0), record=record(execution="vmap"), host_files={"at": b"\0five"})
+    with checkpoints.open(record()) as opened:
+        assert (opened.saved_step, opened.saved_record) == (5, record(execution="vmap"))
+        restored = opened.restore_state(shapes_of(state_of(0.0)))
+        np.testing.assert_array_equal(restored["w"], np.full((4, 3), 5.0))
+        assert opened.restore_host_file("at") == b"\0five"
+        assert opened.restore_host_file("other") is None
+
+
+def test_a_step_that_is_saved_is_not_saved_again(tmp_path):
+    for value in (1.0, 2.0):  # At first in one run, then by one that resumes and does not restore.
+        with Checkpoints(tmp_path).open(record()) as opened:
+            opened.save(7, state_of(value))
+            opened.save(7, state_of(3.0))
+    with Checkpoints(tmp_path).open(record()) as opened:
+        restored = opened.restore_state(shapes_of(state_of(0.0)))
+    np.testing.assert_array_equal(restored["w"], np.full((4, 3), 1.0))
+
+
+def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
+    refused = pytest.raises(UserError, match="^Another run is training in .*Wait for it, stop it")
+    with Checkpoints(tmp_path).open(record()), refused:
+        resume(Checkpoints(tmp_path), record())
+    with Checkpoints(tmp_path).open(record()) as opened:
+        assert opened.saved_step == 0
+
+
+def test_an_interruption_waits_for_no_save_and_unlocks_the_folder(tmp_path, monkeypatch):
+    let_go, written = threading.Event(), threading.Event()
+
+    def write(*_):
+        let_go.wait(60)
+        written.set()
+
+    monkeypatch.setattr("dist_ens.checkpoint.store.write_checkpoint", write)
+    with pytest.raises(KeyboardInterrupt):
+        save_and_raise(tmp_path, KeyboardInterrupt)
+    assert not written.is_set()
+    let_go.set()
+    with Checkpoints(tmp_path).open(record()):
+        assert written.is_set()
+
+
+def test_an_error_of_the_run_still_ends_its_save(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        save_and_raise(tmp_path, ZeroDivisionError)
+    assert CheckpointStore(tmp_path, read_only=True).latest_step() == 1
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"every_secs": 0}, "^every_secs is 0. Give a positive number of seconds, or None."),
+        ({"every_secs": -1.0}, "^every_secs is -1.0. "),
+        ({"every_secs": float("nan")}, "^every_secs is nan. "),
+        ({"every_secs": float("inf")}, "^every_secs is inf. "),
+        ({"every_secs": "60"}, "^every_secs is '60'. "),
+        ({"every_secs": True}, "^every_secs is True. "),
+        ({"every_steps": 0}, "^every_steps is 0, a int. Give a whole number from 1 to"),
+        ({"every_steps": 2.5}, "^every_steps is 2.5, a float. Give a whole number"),
+        ({"keep": 0}, "^keep is 0, a int. Give a whole number from 1"),
+        ({"resume": "always"}, "^resume is 'always'. Give 'same'"),
+        ({"folder": None}, "^folder is None, a NoneType. Give a path"),
+        ({"folder": ""}, "^folder is empty. Give a path"),
+    ],
+)
+def test_fields_that_cannot_be_used_are_refused_when_made(fields, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Checkpoints(**{"folder": "run", **fields})
+
+
+@pytest.mark.quick
+def test_fields_are_kept_in_one_type_each():
+    made = Checkpoints("runs/a", every_secs=30, every_steps=np.int64(5), keep=3)
+    assert dataclasses.astuple(made) == (pathlib.Path("runs/a"), 30.0, 5, 3, "same")
+    both_off = Checkpoints("runs/a", every_secs=None)
+    assert (both_off.every_secs, both_off.every_steps) == (None, None)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_when_opened(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UserError, match="cannot be the folder of a run: .*file is a file. Ch"):
+            resume(Checkpoints(folder), record())
+    with pytest.raises(UserError, match="^/proc/runs cannot be the folder of a run: "):
+        resume(Checkpoints("/proc/runs"), record())
+
+
+# Bytes that belong to one host
+
+
+def saved_with_bytes(folder, content=b"position 17"):
+    with CheckpointStore(folder) as store:
+        store.save(1, state_of(1.0), {}, host_files={"data_iterator": content})
+    return store, folder / "checkpoints" / "1" / "host_files" / "data_iterator.0"
+
+
+def test_no_byte_of_a_host_file_can_change_unnoticed(tmp_path):
+    store, file = saved_with_bytes(tmp_path)
+    sound = file.read_bytes()
+    damaged = [sound[:i] + bytes([sound[i] ^ 1]) + sound[i + 1 :] for i in range(len(sound))]
+    for content in (*damaged, sound[:-1], sound + b"\0", b""):
+        file.write_bytes(content)
+        with pytest.raises(RunError, match="checkpoints/1 is damaged.*does not match its checksum"):
+            store.restore_host_file(1, "data_iterator")
+    file.write_bytes(sound)
+    assert store.restore_host_file(1, "data_iterator") == b"position 17"
+
+
+def test_bytes_of_one_host_are_not_read_by_two(tmp_path, monkeypatch):
+    store, _ = saved_with_bytes(tmp_path)
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    for host in range(2):  # The second finds no file of its own.
+        monkeypatch.setattr("jax.process_index", lambda host=host: host)
+        with pytest.raises(RunError, match=r"each of its 1 host\(s\), and this run has 2 host"):
+            store.restore_host_file(1, "data_iterator")
+        assert store.restore_host_file(1, "data") is None
+
+
+def test_bytes_are_saved_with_the_state_or_not_at_all(tmp_path, monkeypatch):
+    synced = []
+
+    def fsync(_):
+        synced.append(1)
+        if len(synced) > 3:  # The file and its folder are on disk; the state is not.
+            raise OSError("no more")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(RunError, match=r"No step is saved yet\."):
+        saved_with_bytes(tmp_path)
+    assert not list((tmp_path / "checkpoints").glob("1"))
+
+
+@pytest.mark.parametrize("name", ["a.b", "A", "", "a/b", "../a", "a1"])
+def test_a_host_file_has_a_plain_name(tmp_path, name):
+    refused = pytest.raises(UserError, match="Use lowercase letters and underscores only")
+    with CheckpointStore(tmp_path) as store, refused:
+        store.save(1, state_of(1.0), {}, host_files={name: b""})
+
+
+# Which run may resume
+
+
+def test_a_record_is_read_back_as_it_was_written():
+    made = StepRecord.from_dict(record(execution="vmap", num_devices=2, steps_per_call=4))
+    assert (made.methods, made.member_ids) == ((), tuple(range(8)))
+    assert StepRecord.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"member": None},
+        {"methods": "bootstrap"},
+        {"num_members": 0},
+        {"num_members": 7},
+        {"member_ids": [0.5] * 8},
+        {"member_ids": [-1, *range(7)]},
+        {"seed": "0"},
+        {"fingerprint": 5},
+        {"versions": {"jax": 1}},
+        {"execution": "nonsense"},
+        {"num_devices": 0},
+        {"steps_per_call": True},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_no_field_of_a_record_is_believed_without_a_check(changes):
+    with pytest.raises(RunError, match="^The record of a run cannot be read: .*choose another fol"):
+        StepRecord.from_dict(record(**changes))
+
+
+def test_a_record_without_a_field_is_refused():
+    without = record()
+    del without["batch"]
+    with pytest.raises(RunError, match="Fields of StepRecord are absent: batch"):
+        StepRecord.from_dict(without)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"member": "CNN"}, "the member is 'MLP' there and 'CNN' here"),
+        ({"optimizer": "sgd"}, "the optimizer is 'adam' there and 'sgd' here"),
+        ({"loss": "gaussian"}, "the loss is 'categorical' there and 'gaussian' here"),
+        ({"methods": ["mixup"]}, r"the methods is \(\) there and \('mixup',\) here"),
+        ({"member_ids": [*range(1, 9)]}, r"member_ids is \(0, .*7\) there and \(1, .*8\) here"),
+        ({"num_members": 1, "member_ids": [0]}, "num_members is 8 there and 1 here"),
+        ({"seed": 1}, "the seed is 0 there and 1 here"),
+        ({"batch": "other"}, "the batch is 'inputs float32.*' there and 'other' here"),
+        ({"fingerprint": "1" * 64}, r"constants\) is '0{12}' there and '1{12}' here"),
+    ],
+)
+def test_another_run_is_refused_by_both_values_and_resumed_anyway(tmp_path, changes, told):
+    with Checkpoints(tmp_path).open(record()) as opened:
+        opened.save(1, state_of(1.0))
+    with pytest.raises(UserError, match=f"holds another run: .*{told}.*resume='anyway'"):
+        resume(Checkpoints(tmp_path), record(**changes))
+    with Checkpoints(tmp_path, resume="anyway").open(record(**changes)) as opened:
+        assert opened.saved_step == 1
+        assert [note.split(":")[0] for note in opened.notes] == [
+            "Resuming another run, as resume='anyway' says"
+        ]
+
+
+def test_another_version_is_said_and_not_refused():
+    saved = record(versions={"jax": "0.9.0", "flax": "0.12"}, fingerprint="1" * 64)
+    [note] = check_resumes(record(), saved, "runs/a")
+    assert note.startswith(
+        "The saved run was made with flax 0.12 (here absent), jax 0.9.0 (here 0."
+    )
+
+
+def test_a_step_that_could_not_be_traced_is_not_compared():
+    assert check_resumes(record(fingerprint=None), record(), "runs/a") == []
+    assert check_resumes(record(), record(fingerprint=None), "runs/a") == []
+
+
+def test_the_way_a_run_was_trained_may_change():
+    saved = record(execution="loop", num_devices=4, steps_per_call=10)
+    assert check_resumes(record(execution="vmap", num_devices=1), saved, "runs/a") == []
+
+
+def test_neither_door_resumes_the_run_of_the_other(tmp_path):
+    by_config, by_python = tmp_path / "config", tmp_path / "python"
+    train(experiment(steps=4), by_config)
+    for whatever in ("same", "anyway"):
+        with pytest.raises(UserError, match="started from a config. Resume it with `dist-ens tr"):
+            resume(Checkpoints(by_config, resume=whatever), record())
+    with Checkpoints(by_python).open(record()) as opened:
+        opened.save(1, state_of(1.0))
+    sentence = r"started in Python, of the member 'MLP'\. Resume it in Python with fit\("
+    with pytest.raises(UserError, match=sentence):
+        train(experiment(steps=4), by_python)
+    with pytest.raises(UserError, match=sentence):
+        open_finished(by_python)
+
+
+def test_a_run_from_a_config_is_saved_by_the_clock(tmp_path, monkeypatch):
+    # Calls end at 4, 8, ..., 24, and each reading of the clock finds 10 s more. The interval
+    # begins at 4, and 30 s have passed at 16; from there it is 20 s at the last step, 24.
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr("dist_ens.cluster.clock", lambda: next(now))
+    cadence = {"every_steps": None, "every_secs": 30.0, "keep": 9}
+    train(experiment(checkpoint=cadence), tmp_path)
+    saved = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert saved == [16, 24]

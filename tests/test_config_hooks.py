@@ -1,0 +1,176 @@
+"""Functions of a config file that make parts of a run."""
+
+import re
+
+import jax.numpy as jnp
+import pytest
+from absl import flags
+
+from dist_ens.config import DataConfig, OwnParts
+from dist_ens.data import Spec
+from dist_ens.errors import UserError
+from dist_ens.experiment.config_file import ConfigFile
+from launch.config_flags import ConfigFlags
+
+pytestmark = pytest.mark.quick
+
+SPEC = Spec((4,), "float32", (), 3)
+CONFIG = """
+from ml_collections import ConfigDict
+
+def get_config():
+    return ConfigDict(dict(steps=3, optimizer=dict(name="lion", b1=0.8)))
+"""
+PARTS = """
+import flax.linen as nn
+import numpy as np
+import optax
+from types import SimpleNamespace
+from dist_ens.data import source_of_arrays
+
+def make_member(spec):
+    return nn.Dense(spec.num_classes)
+
+def make_loss(spec):
+    def squares(params, model_state, batch, key):
+        return 0.0, (model_state, {})
+    return squares
+
+def make_optimizer(spec):
+    return optax.lion(0.1)
+
+def make_source(data_config):
+    x, y = np.zeros((data_config.global_batch_size, 4), np.float32), np.zeros(7, np.int32)
+    return source_of_arrays((x[:7], y), (x[:7], y), num_classes=3)
+
+def make_metrics(spec):
+    return [SimpleNamespace(name=f"top{spec.num_classes}")]
+
+def make_callbacks(spec):
+    return [print, SimpleNamespace()]
+"""
+
+
+def file_with(tmp_path, text):
+    (tmp_path / "own.py").write_text(CONFIG + text)
+    return ConfigFile(str(tmp_path / "own.py"))
+
+
+def flags_with(tmp_path, text, *arguments):
+    (tmp_path / "own.py").write_text(CONFIG + text)
+    config = ConfigFlags()
+    rest = config.prepare(["dist-ens", f"--config={tmp_path / 'own.py'}", *arguments])
+    flags.FLAGS(rest)
+    return config
+
+
+@pytest.fixture(autouse=True)
+def config_flags_of_one_test():
+    yield
+    for name in [name for name in flags.FLAGS if name.split(".")[0] == "config"]:
+        delattr(flags.FLAGS, name)
+
+
+def test_a_file_makes_every_part_of_a_run(tmp_path):
+    file = file_with(tmp_path, PARTS)
+    parts = file.own_parts(SPEC)
+    assert parts.member.name == "Dense"
+    assert parts.loss({}, (), None, None) == (0.0, ((), {}))
+    updates, _ = parts.optimizer.update(jnp.ones(()), parts.optimizer.init(jnp.ones(())), 1.0)
+    assert updates == pytest.approx(-0.1 * (1 + 1e-3))  # the sign, and Lion's decay of 1e-3
+    assert [metric.name for metric in parts.metrics] == ["top3"]
+    assert parts.names == {
+        "member": "Dense",
+        "loss": "make_loss.<locals>.squares",
+        "optimizer": "GradientTransformationExtraArgs",
+        "metrics": "top3",
+        "callbacks": "print, SimpleNamespace",
+    }
+    source = file.source(DataConfig(global_batch_size=9))
+    assert (len(source.train), source.spec.input_shape) == (7, (4,))
+
+
+def test_a_file_without_functions_makes_no_part(tmp_path):
+    file = file_with(tmp_path, "")
+    assert file.own_parts(SPEC) == OwnParts()
+    assert OwnParts().names == {}
+    assert file.source(DataConfig()) is None
+    assert ConfigFlags().own_parts(SPEC) == OwnParts()
+    assert ConfigFlags().source(DataConfig()) is None
+
+
+def test_an_objective_has_a_loss_and_a_distribution(tmp_path):
+    text = """
+from types import SimpleNamespace
+def make_objective(spec):
+    return SimpleNamespace(example_loss=min, distribution=spec, name="own")
+"""
+    objective = file_with(tmp_path, text).own_parts(SPEC).objective
+    assert objective.distribution is SPEC
+    assert file_with(tmp_path, text).own_parts(SPEC).names == {"objective": "own"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("def make_member(spec): return 3", "own.py returned a int, of which no member can be"),
+        ("def make_member(spec): return lambda key: 1 / 0", "division by zero"),
+        ("def make_objective(spec): return 3", "returned a int, not an objective with example_l"),
+        ("def make_loss(spec): return lambda p, b: 0", "returned <lambda>(p, b), not a function"),
+        ("def make_loss(spec): return 3", "make_loss in "),
+        ("def make_loss(spec): pass", "returned None, not a function loss(params, model_state, b"),
+        ("import optax\ndef make_optimizer(spec): return optax.adam", "returned adam(learning_r"),
+        ("import optax\ndef make_optimizer(spec): return optax.MultiSteps", "the class MultiSt"),
+        ("def make_metrics(spec): return 'ece'", "returned a str, not a list of metrics, each"),
+        ("def make_metrics(spec): return [3]", "returned a list of int, not a list of metrics"),
+        ("def make_callbacks(spec): return print", "not a list of callbacks. Correct the funct"),
+        ("def make_source(data): return []", "not a source with spec, train and test, such as"),
+        ("def make_loss(spec):\n    return 1 / 0", "ZeroDivisionError: division by zero (line 7)"),
+        ("def make_callbacks(): return []", "given (line 6). Correct the config file."),
+        ("make_optimizer = 3", "TypeError: 'int' object is not callable (line ?)."),
+        (
+            "def make_loss(spec): pass\ndef make_objective(spec): pass",
+            "defines make_objective and make_loss, and a run has one loss. Remove one",
+        ),
+    ],
+)
+def test_a_part_that_cannot_be_used_is_told_in_a_sentence(tmp_path, text, sentence):
+    def make_parts():
+        file = file_with(tmp_path, text)
+        return file.own_parts(SPEC), file.source(DataConfig())
+
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        make_parts()
+
+
+def test_the_arguments_of_the_named_optimizer_are_flags(tmp_path):
+    given = ["--config.optimizer.b2=0.5", "--config.optimizer.mu_dtype=bfloat16"]
+    optimizer = flags_with(tmp_path, "", *given).experiment().optimizer
+    assert optimizer.name == "lion"
+    assert optimizer.options == {"b1": 0.8, "b2": 0.5, "mu_dtype": "bfloat16"}
+
+
+def test_another_optimizer_on_the_command_line_drops_the_arguments_in_the_file(tmp_path):
+    config = flags_with(tmp_path, "", "--config.optimizer.name=adam", "--config.optimizer.b2=0.5")
+    assert config.experiment().optimizer.options == {"b2": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ("--config.optimizer.b3=1", "no field 'optimizer.b3'. Did you mean 'optimizer.b"),
+        ("--config.optimizer.name=adm", "'adm' is not an optimizer of Optax. Did you mean 'adam'"),
+        ("--config.optimizer.learnig_rate=1", "Did you mean 'optimizer.learning_rate'?"),
+    ],
+)
+def test_a_flag_that_the_optimizer_lacks_is_told(tmp_path, argument, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        flags_with(tmp_path, "", argument)
+
+
+def test_the_function_of_the_file_wins_over_the_name_of_the_optimizer(tmp_path):
+    text = PARTS + "\nget_config_ = get_config\ndef get_config():\n    config = get_config_()\n"
+    text += "    config.optimizer.name = 'mine'\n    return config\n"
+    config = flags_with(tmp_path, text)
+    assert config.experiment().optimizer.name == "mine"
+    assert config.own_parts(SPEC).names["optimizer"] == "GradientTransformationExtraArgs"

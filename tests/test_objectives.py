@@ -1,0 +1,210 @@
+"""Objectives: each beside a hand computation, and one of a user's in a single class."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy.special import gammaln
+
+import networks
+from dist_ens.data import ArraySplit, Spec
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import UserError
+from dist_ens.evaluation import Evaluator, curves_of
+from dist_ens.evaluation.out_of_bag import held_out_scores
+from dist_ens.layout import BATCHES, Layout
+from dist_ens.losses import (
+    Distribution,
+    Objective,
+    Prediction,
+    beta_gaussian,
+    categorical,
+    class_mean_categorical,
+    gaussian,
+    one_vs_rest,
+    quantiles,
+    squared_error,
+)
+from dist_ens.members import from_functions
+from dist_ens.metrics import Metric
+
+pytestmark = pytest.mark.quick
+
+# softplus(RAW) + 1e-6 is 4.
+RAW = np.log(np.expm1(4 - 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("objective", "outputs", "label", "loss", "scores"),
+    [
+        # p = (1/4, 3/4): -log(1/4).
+        (categorical(2), [0.0, np.log(3)], 0, np.log(4), {"accuracy": 0}),
+        (class_mean_categorical(2), [0.0, np.log(3)], 0, np.log(4) / 2, {"accuracy": 0}),
+        # sigmoid(0) = 1/2 of class 0, which is not the label, and sigmoid(log 3) = 3/4 of class 1.
+        (one_vs_rest(2), [0.0, np.log(3)], 1, np.log(2) + np.log(4 / 3), {"accuracy": 1}),
+        # Variance 4, two beside the mean: (log(2 pi 4) + 4 / 4) / 2.
+        (gaussian(), [1.0, RAW], 3.0, (np.log(8 * np.pi) + 1) / 2, {"squared_error": 4}),
+        # The same times 4 ** 0.5.
+        (beta_gaussian(0.5), [1.0, RAW], 3.0, np.log(8 * np.pi) + 1, {"squared_error": 4}),
+        (squared_error(), [1.0], 3.0, 4, {"squared_error": 4}),
+        # Errors 3, 2 and 1: (0.1 * 3 + 0.5 * 2 + 0.9 * 1) / 3.
+        (quantiles((0.1, 0.5, 0.9)), [0.0, 1.0, 2.0], 3.0, 2.2 / 3, {"squared_error": 4}),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_an_objective_has_the_loss_and_scores_worked_by_hand(
+    objective, outputs, label, loss, scores
+):
+    outputs, labels = jnp.array([outputs], jnp.float32), jnp.array([label])
+    assert objective.num_outputs == outputs.shape[-1]
+    np.testing.assert_allclose(objective.example_loss(outputs, labels), [loss], rtol=1e-5)
+    got = objective.training_scores(outputs, labels)
+    assert {name: float(values[0]) for name, values in got.items()} == pytest.approx(scores)
+    # The distribution reads what the loss trains.
+    found = objective.distribution.predict(outputs[None])
+    assert found.mean.shape == ((1, 2) if objective.num_classes else (1,))
+
+
+def test_standardising_is_asked_of_the_objective_of_real_targets():
+    for make in (gaussian, beta_gaussian, squared_error, quantiles):
+        assert not make().standardize
+        assert make(standardize=True).standardize
+    assert not categorical(3).standardize
+    assert (Objective.INPUTS, Objective.LABELS, Objective.WEIGHTS) == (
+        "inputs",
+        "labels",
+        "weights",
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: quantiles((0.1, 0.9)), r"levels=\(0.1, 0.9\) of quantiles do not ascend"),
+        (lambda: quantiles((0.9, 0.5, 0.1)), "do not ascend"),
+        (lambda: beta_gaussian(2.0), r"beta=2.0 of beta_gaussian is not in \[0, 1\]"),
+        (lambda: categorical(0), "num_classes of categorical is 0"),
+        (lambda: categorical(2.5), "num_classes of categorical is 2.5"),
+        (
+            lambda: gaussian().distribution.with_pooling("vote"),
+            "pooling='vote' does not fit Gaussian predictions, which are pooled by one of probs",
+        ),
+        (lambda: squared_error().distribution.central_interval({}, 0.9), "have no interval"),
+        (lambda: gaussian().distribution.probabilities({}), "have no classes"),
+    ],
+)
+def test_what_an_objective_cannot_be_or_do_is_told(make, sentence):
+    with pytest.raises(UserError, match=sentence):
+        make()
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson(Distribution):
+    """Counts, whose logarithmic rate is the output: what a user writes in one file."""
+
+    metrics = (
+        Metric("nll", label="NLL", unit="nats", direction="lower"),
+        Metric("excess", direction="lower", statistics=("squared_error",)),
+    )
+    uncertainty_statistic = "variance"
+
+    def from_outputs(self, outputs):
+        return {"mean": jnp.exp(outputs[..., 0]).mean(axis=0)}
+
+    def pool(self, predictions):
+        return {"mean": predictions["mean"].mean(axis=0)}
+
+    def row_statistics(self, prediction, labels):
+        rate = prediction["mean"]
+        nll = rate - labels * jnp.log(rate) + jax.scipy.special.gammaln(labels + 1)
+        return {"nll": nll, "squared_error": jnp.square(labels - rate), "variance": rate}
+
+    def predict(self, outputs, *, has_samples=False):
+        rates = jnp.exp(outputs[..., 0])
+        rates = rates.mean(axis=1) if has_samples else rates
+        mean, epistemic = rates.mean(axis=0), jnp.var(rates, axis=0)
+        return Prediction(mean, mean + epistemic, mean, epistemic, rates)
+
+
+def poisson():
+    def loss(outputs, labels):
+        return jnp.exp(outputs[..., 0]) - labels * outputs[..., 0]
+
+    return Objective("poisson", loss, Poisson(), lambda outputs, labels: {}, num_outputs=1)
+
+
+@pytest.fixture(scope="module")
+def counts():
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(24, 2)).astype(np.float32)
+    return ArraySplit(inputs, random.poisson(np.exp(inputs[:, 0])).astype(np.float32))
+
+
+def test_a_loss_with_a_distribution_of_a_users_is_one_file(counts):
+    objective = poisson()
+    member = from_functions(
+        lambda key: {"w": 0.3 * jax.random.normal(key, (2, 1))}, lambda p, x: x @ p["w"]
+    )
+    layout = Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
+    ensemble = Ensemble(
+        member, optax.sgd(0.1), layout, objective.example_loss, objective.training_scores
+    )
+    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 2), np.float32))
+    batch = {"inputs": counts.inputs[None], "labels": counts.labels[None]}
+    state, metrics = ensemble.update_steps(state, layout.put(batch, BATCHES))
+    assert metrics["loss"].shape == (1, 4)
+    spec = Spec((2,), "float32", (), None)
+    evaluator = Evaluator(ensemble, 8, spec, objective.distribution)
+    evaluation = evaluator.evaluate(state, counts, by_size=True)
+    scores = evaluation.scores(intervals=True)
+    weights = np.asarray(state.params["w"], np.float64)
+    rates = np.exp(np.einsum("nf,mfo->mn", counts.inputs, weights))
+    y = counts.labels
+
+    def nll(rate):
+        return (rate - y * np.log(rate) + gammaln(y + 1)).mean()
+
+    assert scores.ensemble["nll"] == pytest.approx(nll(rates.mean(0)), rel=1e-5)
+    assert scores.ensemble["excess"] == pytest.approx(np.square(y - rates.mean(0)).mean(), rel=1e-5)
+    for member, rate in zip(scores.members, rates, strict=True):
+        assert member["nll"] == pytest.approx(nll(rate), rel=1e-5)
+    low, high = scores.intervals["members"][0]["nll"]
+    assert low < scores.members[0]["nll"] < high
+    assert scores.to_dict()["metrics"]["excess"]["direction"] == "lower"
+    curves = curves_of(evaluation)
+    assert curves["score_against_members"]["nll"]["mean"][-1] == pytest.approx(
+        scores.ensemble["nll"], rel=1e-5
+    )
+    assert len(curves["hardest"]) == len(curves["most_uncertain"]) == 12
+    shown = evaluator.predict(state, counts.inputs)
+    np.testing.assert_allclose(shown["mean"], rates.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(shown["member_mean"], rates, rtol=1e-5)
+    # Two members left the first half out, the other two the second.
+    out_of_bag = np.repeat([[True, False], [True, False], [False, True], [False, True]], 12, axis=1)
+    held_out = held_out_scores(evaluator, state, counts, out_of_bag)
+    rate = np.where(out_of_bag, rates, 0).sum(0) / 2
+    assert held_out["scores"]["nll"] == pytest.approx(nll(rate), rel=1e-5)
+
+
+def test_a_distribution_that_lacks_a_method_cannot_be_made():
+    class Unfinished(Distribution):
+        metrics = ()
+
+    with pytest.raises(TypeError, match="abstract methods from_outputs, pool, predict, row_stat"):
+        Unfinished()
+
+
+def test_a_member_of_a_users_distribution_that_predicts_nan_is_found(counts):
+    member = from_functions(lambda key: {"w": jnp.ones((2, 1))}, lambda p, x: x @ p["w"])
+    ensemble = networks.ensemble_of(
+        member, optax.identity(), Layout.make(2, ensemble_axis=1, devices=jax.devices()[:1])
+    )
+    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 2), np.float32))
+    weights = np.ones((2, 2, 1), np.float32)
+    weights[1] = np.nan
+    state = state._replace(params={"w": ensemble.layout.put(weights, "members")})
+    evaluator = Evaluator(ensemble, 24, Spec((2,), "float32", (), None), Poisson())
+    assert evaluator.evaluate(state, counts).broken_members == [1]

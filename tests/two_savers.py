@@ -1,0 +1,84 @@
+"""One of two hosts that save by the clock; it writes what it saw to FOLDER/saw_PROCESS_ID.json.
+
+python tests/two_savers.py COORDINATOR PROCESS_ID FOLDER
+"""
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+import numpy as np
+
+import fast_xla
+
+CALLS = 800
+RECORD = {
+    "member": "MLP",
+    "optimizer": "adam",
+    "loss": "categorical",
+    "methods": [],
+    "num_members": 8,
+    "member_ids": [*range(8)],
+    "seed": 0,
+    "batch": "inputs float32[128, 4]",
+    "fingerprint": "0" * 64,
+    "versions": {"jax": "0.10.2"},
+}
+
+
+def main(coordinator, process_id, folder):
+    os.environ["XLA_FLAGS"] = fast_xla.flags(4)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+
+    from dist_ens import cluster
+    from dist_ens.checkpoint import Checkpoints
+    from dist_ens.errors import UserError
+    from dist_ens.layout import Layout
+
+    cluster.start(coordinator, 2, int(process_id))
+    folder, clock = pathlib.Path(folder), cluster.clock
+    readings, due = [], []
+
+    def counted_clock():
+        readings.append(clock())
+        return readings[-1]
+
+    cluster.clock = counted_clock
+    state = Layout.make(8).put({"w": np.ones((8, 3), np.float32)}, "members")
+
+    def save(checkpoints, step):
+        mine = {"position": f"host {process_id} at step {step}".encode()}
+        checkpoints.save(step, state, host_files=mine)
+
+    checkpoints = Checkpoints(folder / "run", every_secs=1.0, keep=2)
+    with checkpoints.open(RECORD) as opened, jax.transfer_guard("disallow"):
+        for step in range(1, CALLS + 1):
+            time.sleep(0.001 if process_id == "0" else 0.004)  # One host is ahead of the other.
+            if opened.is_due(step):
+                due.append(step)
+                save(opened, step)
+        save(opened, CALLS)
+    with checkpoints.open(RECORD) as opened:
+        position = opened.restore_host_file("position").decode()
+        absent = opened.restore_host_file("absent")
+    try:
+        with Checkpoints(folder / "locked").open(RECORD):
+            refusal = None
+    except UserError as error:
+        refusal = str(error)
+    saw = {
+        "due": due,
+        "readings": len(readings),
+        "saved_step": opened.saved_step,
+        "position": position,
+        "absent": absent,
+        "refusal": refusal,
+    }
+    (folder / f"saw_{process_id}.json").write_text(json.dumps(saw))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
