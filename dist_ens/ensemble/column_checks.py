@@ -5,11 +5,15 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr
 
-from dist_ens.ensemble.loss_checks import explained_errors, local_weighted_mean
+from dist_ens.ensemble.loss_checks import (
+    check_loss_outputs,
+    explained_errors,
+    local_weighted_mean,
+)
 from dist_ens.errors import UserError
 from dist_ens.execution.rewrite import nested
 from dist_ens.layout import BATCH, MEMBERS, Layout, data_index, differing_leaves
-from dist_ens.losses.averaging import tracing_loss
+from dist_ens.losses.averaging import traced_anew, tracing_loss
 from dist_ens.methods import LossInfo, MemberLoss
 from dist_ens.randomness import UPDATE, pinned_generator
 from dist_ens.state import State
@@ -41,10 +45,16 @@ def check_columns_of_loss(layout: Layout, loss: MemberLoss, state: State, batch:
         # Positions are needed only by methods that count examples; any will do.
         index = jax.numpy.arange(len(jax.tree.leaves(batch)[0]))
         info = LossInfo(key, one.key, one.member_id, index, None)
-        with tracing_loss() as scope, explained_errors():
-            result = loss(one.params, one.model_state, batch, info)[0]
-        uses_batch_mean.append(scope.uses_batch_mean)
-        return jax.numpy.reshape(result, (1,))
+
+        def of_column(params: Any, model_state: Any, batch: Any) -> jax.Array:
+            with tracing_loss() as scope, explained_errors():
+                results = loss(params, model_state, batch, info)
+                value, *_ = check_loss_outputs(results, model_state)
+            uses_batch_mean.append(scope.uses_batch_mean)
+            return value
+
+        value = traced_anew(of_column)(one.params, one.model_state, batch)
+        return jax.numpy.reshape(value, (1,))
 
     program = layout.shard_map(value, in_specs=(MEMBERS, BATCH), out_specs=MEMBERS)
     traced = jax.make_jaxpr(program)(state, batch).jaxpr

@@ -12,7 +12,7 @@ from dist_ens.ensemble.optimizer import update_of
 from dist_ens.errors import UserError
 from dist_ens.layout import data_index, data_mean, data_size, data_sum
 from dist_ens.losses import Objective
-from dist_ens.losses.averaging import tracing_loss
+from dist_ens.losses.averaging import traced_anew, tracing_loss
 from dist_ens.methods import LossInfo, MemberLoss
 from dist_ens.randomness import OPTIMIZER, UPDATE, pinned_generator
 from dist_ens.state import State, without_weak_types
@@ -90,13 +90,20 @@ class GradientStep:
             params: Any, model_state: Any, batch: Any, index: Any, key: jax.Array, totals: Any
         ) -> Any:
             info = LossInfo(key, state.key, state.member_id, index, self.objective)
-            with tracing_loss(totals) as scope, explained_errors():
-                results = self.loss(params, model_state, batch, info)
-                loss, new_state, metrics = check_loss_outputs(results, model_state)
-            if scope.all_zero:
-                zero = jnp.stack(scope.all_zero).any().astype(jnp.float32)
-                metrics = {**metrics, ZERO_WEIGHTS: zero}
-            return loss / parts, (new_state, metrics)
+
+            def checked(params: Any, model_state: Any, batch: Any) -> Any:
+                with (
+                    tracing_loss(totals, is_of_part=self.microbatches > 1) as scope,
+                    explained_errors(),
+                ):
+                    results = self.loss(params, model_state, batch, info)
+                    loss, new_state, metrics = check_loss_outputs(results, model_state)
+                if scope.all_zero:
+                    zero = jnp.stack(scope.all_zero).any().astype(jnp.float32)
+                    metrics = {**metrics, ZERO_WEIGHTS: zero}
+                return loss / parts, (new_state, metrics)
+
+            return traced_anew(checked)(params, model_state, batch)
 
         gradients = jax.grad(loss_of, has_aux=True)
         if self.microbatches == 1:
@@ -159,19 +166,16 @@ class GradientStep:
                 index,
                 self.objective,
             )
-            with tracing_loss() as scope, explained_errors():
-                self.loss(state.params, state.model_state, batch, info)
-            return list(scope.weights)
+
+            def weights(params: Any, model_state: Any, batch: Any) -> list[jax.Array]:
+                with tracing_loss(is_of_part=True) as scope, explained_errors():
+                    self.loss(params, model_state, batch, info)
+                return list(scope.weights)
+
+            return traced_anew(weights)(state.params, state.model_state, batch)
 
         first = jax.tree.map(lambda leaf: leaf[0], (in_parts, numbers))
-        try:
-            if not jax.eval_shape(weights_of, first):
-                return None
-            sums = jax.lax.map(weights_of, (in_parts, numbers))
-        except jax.errors.UnexpectedTracerError as error:
-            raise UserError(
-                "The loss calls batch_mean with weights inside a transformation such as vmap or "
-                "scan, so that the weights cannot be summed over microbatches. Call it outside, or "
-                "set microbatches=1."
-            ) from error
+        if not jax.eval_shape(weights_of, first):
+            return None
+        sums = jax.lax.map(weights_of, (in_parts, numbers))
         return [leaf.sum(axis=0) / self.microbatches for leaf in sums]

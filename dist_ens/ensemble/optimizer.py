@@ -1,6 +1,5 @@
 """The optimizer of one member: its state, its update, and the parameters to evaluate with."""
 
-import functools
 import inspect
 from typing import Any
 
@@ -45,9 +44,8 @@ def update_of(optimizer: Any, grads: Any, state: Any, params: Any, **extra: Any)
         params: Parameters.
         **extra: Extra arguments, of which an optimizer is given those that it takes.
     """
-    if isinstance(optimizer, optax.GradientTransformationExtraArgs):
-        return optimizer.update(grads, state, params, **extra)
-    if isinstance(optimizer, optax.GradientTransformation):
+    with_extra = isinstance(optimizer, optax.GradientTransformationExtraArgs)
+    if isinstance(optimizer, optax.GradientTransformation) and not with_extra:
         return optimizer.update(grads, state, params)
     taken = inspect.signature(optimizer.update).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
@@ -101,17 +99,18 @@ def optimizer_state(optimizer: Any, params: Any, member_key: jax.Array) -> Any:
         The optimizer's state.
 
     Raises:
-        UserError: If the update draws random numbers and the state holds no key, since all members
-            would draw the same.
+        UserError: If the update draws random numbers, and neither takes the member's own key as
+            `key` nor finds one in the state, since all members would draw the same.
     """
     state = optimizer.init(params)
     leaves, structure = jax.tree.flatten(state)
     is_key = [_is_typed_key(leaf) for leaf in leaves]
     try:
-        update = functools.partial(
-            update_of, optimizer, value=jnp.float32(0), key=jax.random.key(0)
-        )
-        traced = jax.make_jaxpr(update)(params, state, params).jaxpr
+        traced = jax.make_jaxpr(
+            lambda grads, state, params, key: update_of(
+                optimizer, grads, state, params, value=jnp.float32(0), key=key
+            )
+        )(params, state, params, member_key).jaxpr
     except Exception:  # the update says what is wrong where it is traced
         traced = None
     if traced is not None:
@@ -120,7 +119,7 @@ def optimizer_state(optimizer: Any, params: Any, member_key: jax.Array) -> Any:
             if _may_be_plain_key(leaf):
                 is_key[number] = _reaches_draws(traced, {traced.invars[num_params + number]})
         draws = any(eqn.primitive.name in _DRAWS for eqn in equations(traced))
-        if draws and not any(is_key):
+        if draws and not any(is_key) and not _reaches_draws(traced, {traced.invars[-1]}):
             raise UserError(
                 "The optimizer draws random numbers from a key that is not in its state, so that "
                 "all members would draw the same numbers. Keep the key in the optimizer's state, "

@@ -7,10 +7,12 @@ weights is the mean over the whole batch only if the weights are summed over all
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import get_opaque_trace_state
 
 from dist_ens.errors import UserError
 from dist_ens.layout import data_sum
@@ -34,7 +36,8 @@ def batch_mean(values: jax.Array, weights: jax.Array | None = None) -> jax.Array
         The mean, in the unit of the values; float[].
 
     Raises:
-        UserError: If the weights have neither the shape of the values nor [batch].
+        UserError: If the weights have neither the shape of the values nor [batch], or are given
+            inside a transformation of the loss such as `vmap` where there are microbatches.
 
     >>> float(batch_mean(jnp.array([1.0, 2.0, 6.0]), weights=jnp.array([1, 1, 0])))
     1.5
@@ -49,12 +52,20 @@ def batch_mean(values: jax.Array, weights: jax.Array | None = None) -> jax.Array
         total = counted.sum()
         weight = jnp.asarray(values.size, values.dtype)
         return data_sum(total) / data_sum(weight)
+    is_inside = scope.place != get_opaque_trace_state()
+    if is_inside and scope.is_of_part:
+        raise UserError(
+            "The loss calls batch_mean with weights inside a transformation such as vmap, scan or "
+            "jit, so that the weights cannot be summed over microbatches. Call it outside, or set "
+            "microbatches=1."
+        )
     weights = _as_wide_as(values, weights)
     total, weight = data_sum((weights * counted).sum()), data_sum(weights.sum())
     scope.weights.append(weight)
     if scope.totals is not None:
         weight = scope.totals[len(scope.weights) - 1]
-    scope.all_zero.append(weight == 0)
+    if not is_inside:
+        scope.all_zero.append(weight == 0)
     # Twice, so that neither the value nor its gradient divides by zero.
     return jnp.where(weight == 0, 0, total / jnp.where(weight == 0, 1, weight))
 
@@ -76,35 +87,70 @@ class _Scope:
     Attributes:
         counts: How often each example counts, float[batch]; None: once.
         totals: Sums of the weights over all microbatches, divided by their number, one for each
-            call of `batch_mean` with weights; None where there is one microbatch.
+            call of `batch_mean` with weights; None where they are not known.
+        is_of_part: Whether the loss is that of one of several microbatches.
         uses_batch_mean: Whether the loss called `batch_mean`.
         weights: Sums of weights over the columns, of each call with weights.
-        all_zero: Whether they are zero, of each call with weights.
+        all_zero: Whether they are zero, of each call with weights that is not inside a
+            transformation such as vmap or jit, which its result could not leave.
+        place: The transformations inside which the loss is traced.
     """
 
     counts: jax.Array | None = None
     totals: list[jax.Array] | None = None
+    is_of_part: bool = False
     uses_batch_mean: bool = False
     weights: list[jax.Array] = dataclasses.field(default_factory=list)
     all_zero: list[jax.Array] = dataclasses.field(default_factory=list)
+    place: Any = dataclasses.field(default_factory=get_opaque_trace_state)
 
 
 _SCOPES: list[_Scope] = []
 
 
 @contextlib.contextmanager
-def tracing_loss(totals: list[jax.Array] | None = None) -> Iterator[_Scope]:
+def tracing_loss(
+    totals: list[jax.Array] | None = None, *, is_of_part: bool = False
+) -> Iterator[_Scope]:
     """Notes what a loss that is traced inside a `with` block does with its means.
 
     Args:
         totals: Sums of the weights over all microbatches; see `_Scope`.
+        is_of_part: Whether the loss is that of one of several microbatches.
     """
-    scope = _Scope(totals=totals)
+    scope = _Scope(totals=totals, is_of_part=is_of_part)
     _SCOPES.append(scope)
     try:
         yield scope
     finally:
         _SCOPES.pop()
+
+
+@contextlib.contextmanager
+def inside_transformation() -> Iterator[None]:
+    """Allows `batch_mean` inside a transformation that the weights can leave, such as `grad`.
+
+    The `with` block stands inside the function that is transformed, around the call of the loss.
+    """
+    scope = _SCOPES[-1] if _SCOPES else _Scope()
+    before, scope.place = scope.place, get_opaque_trace_state()
+    try:
+        yield
+    finally:
+        scope.place = before
+
+
+def traced_anew(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of which jitted parts are traced whenever it is traced.
+
+    JAX keeps what it traced of a jitted function. A mean inside one would be that of another mesh
+    or number of microbatches, and nothing would be noted of it.
+
+    Args:
+        fn: Function of positional arguments and of results that are pytrees of arrays.
+    """
+    # Traces are kept for each set of named axes, and nothing else has this name.
+    return jax.vmap(fn, in_axes=None, out_axes=None, axis_size=1, axis_name=object())
 
 
 @contextlib.contextmanager

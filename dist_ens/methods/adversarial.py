@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dist_ens.losses.averaging import inside_transformation
 from dist_ens.methods.loss import LossInfo, MemberLoss, Method, with_float_inputs
 
 
@@ -34,7 +35,8 @@ def adversarial(epsilon: float, input_ranges: Any = 1.0, *, key: str = "inputs")
             inputs = with_float_inputs(batch, "adversarial", key)
 
             def loss_of(inputs: jax.Array) -> Any:
-                value, rest = loss(params, model_state, {**batch, key: inputs}, info)
+                with inside_transformation():
+                    value, rest = loss(params, model_state, {**batch, key: inputs}, info)
                 return value, (value, rest)
 
             gradient, (clean, rest) = jax.grad(loss_of, has_aux=True)(inputs)

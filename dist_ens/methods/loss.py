@@ -1,5 +1,6 @@
 """The loss of one member as a function that methods wrap."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -83,6 +84,9 @@ def loss_of_function(fn: Callable[..., Any], compute_dtype: str | None = None) -
         compute_dtype: Type to which the floating-point parameters and batch are converted before
             `fn` takes them. Default: they stay as they are.
     """
+
+    if isinstance(fn, jax.stages.Wrapped):  # `batch_mean` notes nothing of a loss inside jit
+        fn = inspect.unwrap(fn)
 
     def loss(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
         if compute_dtype is not None:

@@ -1,0 +1,403 @@
+"""Every optimizer of Optax trains an ensemble as it trains one member after another."""
+
+import dataclasses
+import functools
+import inspect
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax import contrib
+
+import dist_ens as de
+from dist_ens.errors import UserError
+from dist_ens.randomness import INIT, OPTIMIZER, key_of_optimizer, member_key
+
+MEMBERS, STEPS, BATCH, CLASSES, SEED = 4, 5, 8, 3, 7
+_RANDOM = np.random.default_rng(0)
+INPUTS = _RANDOM.normal(size=(STEPS, BATCH, 6)).astype(np.float32)
+LABELS = _RANDOM.integers(0, CLASSES, (STEPS, BATCH)).astype(np.int32)
+
+
+# The optimizers of Optax, each with arguments that let this network learn.
+OPTIMIZERS = {
+    "acprop": contrib.acprop(1e-2),
+    "adabelief": optax.adabelief(1e-2),
+    "adadelta": optax.adadelta(1.0),
+    "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=2, momentum=0.9),
+    "adagrad": optax.adagrad(1e-2),
+    "adam": optax.adam(1e-2),
+    "adamax": optax.adamax(1e-2),
+    "adamaxw": optax.adamaxw(1e-2),
+    "adamw": optax.adamw(1e-2),
+    "adan": optax.adan(1e-2),
+    "ademamix": contrib.ademamix(1e-2),
+    "adopt": contrib.adopt(1e-2),
+    "amsgrad": optax.amsgrad(1e-2),
+    "apply_if_finite": optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=2),
+    "cocob": contrib.cocob(),
+    "dadapt_adamw": contrib.dadapt_adamw(),
+    "dog": contrib.dog(),
+    "dowg": contrib.dowg(),
+    "flatten": optax.flatten(optax.adam(1e-2)),
+    "fromage": optax.fromage(1e-2),
+    "galore": contrib.galore(1e-2, rank=2, update_proj_gap=2),
+    "lamb": optax.lamb(1e-2),
+    "lars": optax.lars(1.0),
+    "lion": optax.lion(1e-3),
+    "madgrad": contrib.madgrad(1e-2),
+    "mechanize": contrib.mechanize(optax.sgd(0.1), s_init=0.1),
+    "momo": contrib.momo(),  # value
+    "momo_adam": contrib.momo_adam(),  # value
+    "muon": contrib.muon(1e-2),
+    "nadam": optax.nadam(1e-2),
+    "nadamw": optax.nadamw(1e-2),
+    "noisy_sgd": optax.noisy_sgd(1e-2, key=jax.random.key(3)),
+    "novograd": optax.novograd(1e-2),
+    "optimistic_adam": optax.optimistic_adam(1e-2),
+    "optimistic_adam_v2": optax.optimistic_adam_v2(1e-2),
+    "optimistic_gradient_descent": optax.optimistic_gradient_descent(1e-2),
+    "polyak_sgd": optax.polyak_sgd(),  # value
+    "prodigy": contrib.prodigy(),
+    "radam": optax.radam(1e-2),
+    "rmsprop": optax.rmsprop(1e-2),
+    "rprop": optax.rprop(1e-2),
+    "sam": contrib.sam(optax.sgd(0.1), contrib.normalize()),
+    "schedule_free": contrib.schedule_free(optax.sgd(0.1), 0.1),
+    "schedule_free_adamw": contrib.schedule_free_adamw(1e-2),
+    "schedule_free_sgd": contrib.schedule_free_sgd(0.1),
+    "sgd": optax.sgd(0.1, momentum=0.9),
+    "sign_sgd": optax.sign_sgd(1e-3),
+    "signum": optax.signum(1e-3),
+    "simplified_ademamix": contrib.simplified_ademamix(1e-4),
+    "sm3": optax.sm3(1e-2),
+    "yogi": optax.yogi(1e-2),
+}
+
+# Optimizers that take more than gradients, `value` and `key`.
+NOT_POSSIBLE = {
+    "dpsgd": "takes the gradient of each example",
+    "lbfgs": "calls the loss again, in a line search",
+    "lookahead": "takes two copies of the parameters, as LookaheadParams",
+    "sophia": "calls the loss again, for its curvature",
+}
+
+# Parts of optimizers. They take no step against a gradient alone.
+PARTS = {
+    "adaptive_grad_clip",
+    "add_decayed_weights",
+    "add_noise",
+    "apply_every",
+    "centralize",
+    "chain",
+    "clip",
+    "clip_by_block_rms",
+    "clip_by_global_norm",
+    "conditionally_mask",
+    "conditionally_transform",
+    "differentially_private_aggregate",
+    "ema",
+    "freeze",
+    "identity",
+    "keep_params_nonnegative",
+    "masked",
+    "measure_with_ema",
+    "multi_transform",
+    "named_chain",
+    "normalize",
+    "normalize_by_update_norm",
+    "partition",
+    "reduce_on_plateau",
+    "scale",
+    "selective_transform",
+    "set_to_zero",
+    "snapshot",
+    "split_real_and_imaginary",
+    "stateless",
+    "stateless_with_tree_map",
+    "trace",
+    "with_extra_args_support",
+    "zero_nans",
+}
+
+
+def is_bias(params):
+    """Returns a mask that is True for the biases of the network."""
+    return {name: name.startswith("b") for name in params}
+
+
+class ByHand:
+    """An optimizer that is no optimizer of Optax: `init` and `update`, and an attribute."""
+
+    learning_rate = 0.1
+
+    def init(self, params):
+        return {"count": jnp.zeros((), jnp.int32)}
+
+    def update(self, grads, state, params):
+        updates = jax.tree.map(lambda g, p: -self.learning_rate * (g + 0.01 * p), grads, params)
+        return updates, {"count": state["count"] + 1}
+
+
+class Langevin(ByHand):
+    """An optimizer whose update takes the loss and the member's own key."""
+
+    def update(self, grads, state, params, *, value, key):
+        keys = jax.random.split(key, len(grads))
+        updates = {
+            name: -0.1 * grads[name] / (1 + value) + 0.01 * jax.random.normal(k, grads[name].shape)
+            for k, name in zip(keys, sorted(grads), strict=True)
+        }
+        return updates, {"count": state["count"] + 1}
+
+
+class Noisy(ByHand):
+    """An optimizer that keeps a key of the old kind in its state, uint32[2]."""
+
+    def init(self, params):
+        return {"noise": jax.random.PRNGKey(5), "count": jnp.zeros((), jnp.int32)}
+
+    def update(self, grads, state, params):
+        key, used = jax.random.split(state["noise"])
+        noise = 0.01 * jax.random.normal(used, grads["b2"].shape)
+        updates = jax.tree.map(lambda g: -0.1 * g, grads)
+        return updates | {"b2": updates["b2"] + noise}, state | {"noise": key}
+
+
+class OneKeyForAll(ByHand):
+    """An optimizer whose noise is the same for all members."""
+
+    def update(self, grads, state, params):
+        key = jax.random.fold_in(jax.random.key(0), state["count"])
+        noise = jax.random.normal(key)
+        return jax.tree.map(lambda g: noise * g, grads), {"count": state["count"] + 1}
+
+
+# Optimizers made of others, and of the user's own.
+COMBINED = {
+    "add_noise": optax.chain(optax.add_noise(0.1, 0.5, key=jax.random.key(5)), optax.sgd(0.1)),
+    "chain with masks": optax.chain(
+        optax.clip_by_global_norm(0.5),
+        optax.masked(optax.add_decayed_weights(0.1), lambda p: jax.tree.map(np.invert, is_bias(p))),
+        optax.freeze({"w1": False, "b1": True, "w2": False, "b2": False}),
+        optax.sgd(0.1),
+    ),
+    "inject_hyperparams": optax.inject_hyperparams(optax.adamw)(
+        learning_rate=optax.linear_schedule(1e-2, 1e-3, 4), weight_decay=0.1
+    ),
+    "MultiSteps": optax.MultiSteps(optax.adam(1e-2), every_k_schedule=2),
+    "MultiSteps as transformation": optax.MultiSteps(
+        optax.sgd(0.1), every_k_schedule=2
+    ).gradient_transformation(),
+    "multi_transform": optax.multi_transform(
+        {True: optax.adam(1e-2), False: contrib.muon(1e-2)}, is_bias
+    ),
+    "named_chain": optax.named_chain(("clip", optax.clip(0.1)), ("sgd", optax.sgd(0.1))),
+    "partition": optax.partition({True: optax.set_to_zero(), False: optax.lion(1e-3)}, is_bias),
+    "reduce_on_plateau": optax.chain(  # value
+        optax.sgd(0.1), contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=0.5)
+    ),
+    "schedule_free in a chain": optax.chain(
+        optax.clip_by_global_norm(0.5), contrib.schedule_free(optax.sgd(0.1), 0.1)
+    ),
+    "an object": ByHand(),
+    "an object with value and key": Langevin(),
+    "an object with a plain key": Noisy(),
+}
+
+
+def transformations():
+    """Returns the public functions of Optax that make a transformation of gradients, by name."""
+    found = {}
+    for name, value in (vars(contrib) | vars(optax)).items():
+        function = value.func if isinstance(value, functools.partial) else value
+        if name.startswith("_") or not inspect.isfunction(function):
+            continue
+        signature = inspect.signature(function)
+        returned = signature.return_annotation
+        returned = getattr(returned, "__name__", str(returned)).rpartition(".")[2]
+        is_unsaid = returned == "_empty" and "learning_rate" in signature.parameters
+        if is_unsaid or returned in ("GradientTransformation", "GradientTransformationExtraArgs"):
+            found[name] = value
+    return found
+
+
+def test_the_table_has_every_optimizer_of_optax():
+    parts = {name for name in transformations() if name.startswith("scale_by_")} | PARTS
+    assert set(transformations()) == set(OPTIMIZERS) | set(NOT_POSSIBLE) | parts
+    assert len(NOT_POSSIBLE) <= 5
+
+
+def init(key, inputs):
+    keys = jax.random.split(key, 4)
+    shapes = {"w1": (inputs.shape[-1], 8), "b1": (8,), "w2": (8, CLASSES), "b2": (CLASSES,)}
+    return {
+        name: 0.5 * jax.random.normal(k, shape)
+        for k, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }, ()
+
+
+def outputs(params, inputs):
+    return jnp.tanh(inputs @ params["w1"] + params["b1"][None]) @ params["w2"] + params["b2"][None]
+
+
+def apply(params, model_state, inputs, key, train):
+    return outputs(params, inputs), model_state
+
+
+@functools.cache
+def layout():
+    return de.Layout.make(MEMBERS, ensemble_axis=2, devices=jax.devices()[:4])
+
+
+def ensemble_of(optimizer):
+    objective = de.losses.categorical(CLASSES)
+    return de.Ensemble(
+        (init, apply), optimizer, objective, num_members=MEMBERS, seed=SEED, layout=layout()
+    )
+
+
+def trained(optimizer):
+    """Returns the ensemble and its state after five steps."""
+    ensemble = ensemble_of(optimizer)
+    state = ensemble.init({"inputs": INPUTS[0], "labels": LABELS[0]})
+    for inputs, labels in zip(INPUTS, LABELS, strict=True):
+        state, _ = ensemble.update(state, {"inputs": inputs, "labels": labels})
+    return ensemble, state
+
+
+@jax.jit
+def loss_and_gradient(params, inputs, labels):
+    def loss(params):
+        logits = outputs(params, inputs)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    return jax.value_and_grad(loss)(params)
+
+
+def with_own_key(state, key):
+    """Returns an optimizer's state with the member's key in place of the optimizer's."""
+
+    if "noise" in state:  # a plain key
+        own = key_of_optimizer(key, state["noise"])
+        return state | {"noise": jax.random.key_data(own)}
+
+    def own(leaf):
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        return key_of_optimizer(key, jax.random.bits(leaf, (2,), jnp.uint32))
+
+    return jax.tree.map(own, state)
+
+
+def trained_by_hand(optimizer):
+    """Returns each member's parameters, optimizer state and gradients, trained one by one."""
+    takes_extra = isinstance(optimizer, optax.GradientTransformationExtraArgs | Langevin)
+    takes_extra &= optimizer is not OPTIMIZERS["sam"]
+
+    @jax.jit
+    def step(params, state, grads, value, key):
+        extra = {"value": value, "key": key} if takes_extra else {}
+        updates, state = optimizer.update(grads, state, params, **extra)
+        return optax.apply_updates(params, updates), state
+
+    members = []
+    for member_id in range(MEMBERS):
+        key = member_key(SEED, member_id)
+        params, _ = init(jax.random.fold_in(key, INIT), INPUTS[0])
+        state = with_own_key(optimizer.init(params), key)
+        gradients = []
+        for number, (inputs, labels) in enumerate(zip(INPUTS, LABELS, strict=True)):
+            value, grads = loss_and_gradient(params, inputs, labels)
+            of_step = jax.random.fold_in(jax.random.fold_in(key, OPTIMIZER), number)
+            params, state = step(params, state, grads, value, of_step)
+            gradients.append(grads)
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *gradients)
+        members.append(SimpleNamespace(params=params, opt_state=state, gradients=stacked))
+    return members
+
+
+def num_left_out(state, members):
+    """Compares all parameters, and returns how many had too small a gradient to compare.
+
+    Where a gradient is 0 in truth, an optimizer that divides by its size turns the sign of a
+    rounding error into a whole step.
+    """
+    count = 0
+    for number, member in enumerate(members):
+        for name, expected in member.params.items():
+            gradients = np.abs(member.gradients[name])
+            axes = tuple(range(1, gradients.ndim))
+            compared = (gradients >= 1e-6 * gradients.max(axes, keepdims=True)).all(axis=0)
+            count += compared.size - compared.sum()
+            found, expected = np.asarray(state.params[name][number]), np.asarray(expected)
+            assert np.isfinite(expected).all()
+            difference = np.abs(found - expected)[compared].max(initial=0)
+            assert difference <= 1e-4 * np.abs(expected).max(), (number, name, difference)
+    return count
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *COMBINED])
+def test_four_members_are_trained_as_one_after_another(name):
+    optimizer = (OPTIMIZERS | COMBINED)[name]
+    members = trained_by_hand(optimizer)
+    _, state = trained(optimizer)
+    # Of 83 parameters each, at most one had a gradient that was nearly 0 at some step.
+    assert num_left_out(state, members) <= 1
+    first = init(jax.random.fold_in(member_key(SEED, 0), INIT), INPUTS[0])[0]
+    moved = [np.abs(members[0].params[name] - first[name]).max() for name in first]
+    assert max(moved) > 1e-6  # else nothing was compared
+
+
+def test_reduce_on_plateau_lowers_the_rate_of_the_member_whose_loss_stands_still():
+    # Factor 0.5 after one step without an improvement: members that improve keep 1.
+    _, state = trained(COMBINED["reduce_on_plateau"])
+    members = trained_by_hand(COMBINED["reduce_on_plateau"])
+    expected = [float(member.opt_state[1].scale) for member in members]
+    assert state.opt_state[1].scale.tolist() == expected
+    assert min(expected) < 1
+
+
+def test_members_with_noise_draw_numbers_of_their_own():
+    for name in ("noisy_sgd", "add_noise", "an object with value and key"):
+        _, state = trained((OPTIMIZERS | COMBINED)[name])
+        steps = np.asarray(state.params["b2"]).tolist()
+        assert len({tuple(member) for member in steps}) == MEMBERS
+    with pytest.raises(UserError, match="The optimizer draws random numbers from a key that is"):
+        trained(OneKeyForAll())
+
+
+def test_noise_is_that_of_a_member_whatever_the_company():
+    _, state = trained(COMBINED["add_noise"])
+    alone = dataclasses.replace(
+        ensemble_of(COMBINED["add_noise"]), num_members=1, layout=None, member_ids=[2]
+    )
+    own = alone.init({"inputs": INPUTS[0], "labels": LABELS[0]})
+    for inputs, labels in zip(INPUTS, LABELS, strict=True):
+        own, _ = alone.update(own, {"inputs": inputs, "labels": labels})
+    for name, leaf in own.params.items():
+        np.testing.assert_allclose(leaf[0], state.params[name][2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["schedule_free_sgd", "schedule_free in a chain"])
+def test_a_schedule_free_ensemble_predicts_with_its_averaged_parameters(name):
+    optimizer = (OPTIMIZERS | COMBINED)[name]
+    ensemble, state = trained(optimizer)
+    inputs, labels = INPUTS[0], LABELS[0]
+    member_probs = []
+    for member in trained_by_hand(optimizer):
+        of_inner = member.opt_state[1] if "chain" in name else member.opt_state
+        averaged = contrib.schedule_free_eval_params(of_inner, member.params)
+        member_probs.append(jax.nn.softmax(outputs(averaged, inputs)))
+        difference = member_probs[-1] - jax.nn.softmax(outputs(member.params, inputs))
+        assert np.abs(difference).max() > 1e-3  # else the test would see no difference
+    mean = np.mean(member_probs, axis=0)
+    found = ensemble.predict(state, inputs)
+    np.testing.assert_allclose(found.members, member_probs, atol=1e-5)
+    np.testing.assert_allclose(found.mean, mean, atol=1e-5)
+    scores = de.evaluate(ensemble, state, {"inputs": inputs, "labels": labels}, intervals=False)
+    nll = -np.log(mean[np.arange(BATCH), labels]).mean()
+    assert scores.ensemble["nll"] == pytest.approx(nll, abs=1e-5)
