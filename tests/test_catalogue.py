@@ -12,6 +12,7 @@ import pytest
 from scipy.special import softmax
 
 import networks
+from dist_ens.callbacks.records import score_record
 from dist_ens.data import ArraySplit, Spec
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, Scores, scores_of_means
@@ -21,7 +22,7 @@ from dist_ens.losses import Categorical, Gaussian, Point, Quantiles
 from dist_ens.members import from_functions
 from dist_ens.metrics import CATALOGUE, Metric, Rows, formatted, label_of, scores_of
 from dist_ens.metrics.catalogue import headlines, in_table
-from dist_ens.report import PAGE, metrics_line, write_report, write_summary
+from dist_ens.report import PAGE, write_report, write_summary
 
 pytestmark = pytest.mark.quick
 
@@ -135,7 +136,7 @@ def test_a_metric_of_a_users_is_in_scores_intervals_files_tables_and_lines(tmp_p
     described = {"label": "in the first two", "unit": "", "direction": "higher"}
     assert summary["metrics"] == {"top_two": described}
     assert "top_two" in str(scores)
-    assert "test/top_two/member_03" in metrics_line("test", summary["test"], summary["members"])
+    assert "test/top_two/member_03" in score_record("test", summary["test"], summary["members"])
     write_summary(tmp_path, summary)
     write_report(tmp_path, summary, {}, ())
     page = (tmp_path / PAGE).read_text()

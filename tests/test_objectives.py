@@ -11,7 +11,6 @@ from scipy.special import gammaln
 
 import networks
 from dist_ens.data import ArraySplit, Spec
-from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, curves_of
 from dist_ens.evaluation.out_of_bag import held_out_scores
@@ -149,9 +148,7 @@ def test_a_loss_with_a_distribution_of_a_users_is_one_file(counts):
         lambda key: {"w": 0.3 * jax.random.normal(key, (2, 1))}, lambda p, x: x @ p["w"]
     )
     layout = Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
-    ensemble = Ensemble(
-        member, optax.sgd(0.1), layout, objective.example_loss, objective.training_scores
-    )
+    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, objective)
     state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 2), np.float32))
     batch = {"inputs": counts.inputs[None], "labels": counts.labels[None]}
     state, metrics = ensemble.update_steps(state, layout.put(batch, BATCHES))
