@@ -69,7 +69,7 @@ def positions(
         host_rows=np.arange(4) if host_rows is None else host_rows,
         calls=calls(first_step, last_step, steps_per_call),
     )
-    return [b["inputs"] for b in batches]
+    return [examples["inputs"] for examples, _ in batches]
 
 
 NUMBERS = ArraySplit(np.arange(10), np.arange(10))
@@ -758,7 +758,9 @@ def test_arrays_that_are_none_are_refused(train_arrays, told):
 
 
 def test_a_network_or_an_experiment_that_is_none_is_refused(tmp_path):
-    with pytest.raises(UserError, match="The network given is a function, not a dist_ens.members"):
+    with pytest.raises(
+        UserError, match="lambda> makes an object of type .*, which cannot be called with inputs"
+    ):
         train(Experiment(steps=1), tmp_path / "run", parts=OwnParts(member=lambda x: x))
     with pytest.raises(UserError, match="experiment is a dict, not a dist_ens.config.Experiment"):
         train({"steps": 1}, tmp_path / "run")

@@ -457,7 +457,9 @@ def test_a_source_of_several_splits_is_for_groups_alone(tmp_path):
     with pytest.raises(UserError, match=re.escape("Set --config.data.examples=splits (or")):
         train(experiment(shared), tmp_path / "run")
     scaled = dataclasses.replace(line(tmp_path), std=(2.0,))
-    with pytest.raises(UserError, match="for a table, whose inputs its source standardises. Leave them"):
+    with pytest.raises(
+        UserError, match="for a table, whose inputs its source standardises. Leave them"
+    ):
         train(experiment(scaled), tmp_path / "run")
     with pytest.raises(UserError, match="data.num_classes=3 was given for a table"):
         open_source(dataclasses.replace(line(tmp_path), num_classes=3))

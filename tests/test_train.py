@@ -18,7 +18,7 @@ import optax
 import pytest
 
 import networks
-from dist_ens.callbacks import JsonLines, RunInfo
+from dist_ens.callbacks import STOP, JsonLines, RunInfo
 from dist_ens.checkpoint import Checkpoints, CheckpointStore
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.config.own_parts import OwnParts
@@ -559,7 +559,9 @@ def test_the_first_call_has_ended_before_the_second_is_dispatched(monkeypatch):
 
 
 def test_more_members_than_there_is_room_for_are_refused(tmp_path):
-    with pytest.raises(UserError, match="The state of 1,000,000,000 members does not fit: a device"):
+    with pytest.raises(
+        UserError, match="The state of 1,000,000,000 members does not fit: a device"
+    ):
         train(experiment(num_members=10**9), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -632,6 +634,43 @@ def test_nothing_is_transferred_unasked_between_calls(tmp_path, monkeypatch):
     monkeypatch.setattr(MetricsReader, "dispatched", dispatched)
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         train(experiment(), tmp_path)
+
+
+def test_a_run_that_its_scores_end_has_one_line_of_them_for_each_step(tmp_path):
+    seen = []
+
+    class EndsAt16:
+        def evaluated(self, step, scores):
+            seen.append(step)
+            return STOP if step == 16 else None
+
+    asked = experiment(evaluation={"every_steps": 8})
+    trained = train(asked, tmp_path, parts=OwnParts(callbacks=[EndsAt16()]))
+    assert (trained.step, trained.signal) == (16, None)
+    assert trained.scores.intervals is not None
+    assert seen == [8, 16]
+    assert [line["step"] for line in lines(tmp_path) if "test/nll" in line] == [8, 16]
+    assert (tmp_path / "checkpoints" / "16").is_dir()
+
+
+def test_every_callback_is_closed_where_one_of_them_fails(tmp_path):
+    closed = []
+
+    class Closes:
+        def __init__(self, name):
+            self.name = name
+
+        def close(self):
+            closed.append(self.name)
+            raise OSError(self.name)
+
+    with pytest.raises(OSError, match="last"):
+        train(
+            experiment(steps=4),
+            tmp_path,
+            parts=OwnParts(callbacks=[Closes("first"), Closes("last")]),
+        )
+    assert closed == ["first", "last"]
 
 
 def test_members_that_diverged_are_named(tmp_path, capsys):

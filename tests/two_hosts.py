@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 import fast_xla
-import networks
 from dist_ens.experiment.build import build_ensemble
 
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
@@ -99,7 +98,7 @@ def choose_executions():
         run = Run(asked, source.spec, len(source.train))
         layout = Layout.make(8, ensemble_axis=rows)
         ensemble = build_ensemble(run, layout)
-        state = networks.begin(ensemble, run.batch(32 // layout.data_axis))
+        state = ensemble.init(run.batch(32 // layout.data_axis))
         draws = ResidentFeed(put_whole(source.train, layout), run.order, layout, 0)
         for _ in range(2):
             chosen, choice = choose(ensemble, state, draws(range(4)), 10**6, may_move=False)

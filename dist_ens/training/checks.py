@@ -111,6 +111,8 @@ def check_ensemble(ensemble: Ensemble, batch: Any) -> None:
         UserError: If the network or the loss does not take the batch, or a column's part of it
             has no equal microbatches.
     """
+    if ensemble.waves > 1:
+        ensemble = ensemble.of_wave  # The state of all waves is not on the devices.
     layout = ensemble.layout
     size = jax.tree.leaves(batch)[0].shape[0]
     layout.check_batch_size("batch_size", size)

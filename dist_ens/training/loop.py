@@ -1,5 +1,6 @@
 """The loop of a run: evaluate, save, take the batch, update."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,6 +73,8 @@ class Loop:
         )
         self._scores: Any = None
         self._evaluation: Any = None
+        # The last step whose scores are written; those of a resumed run were written before.
+        self._scored_step = run.first_step if run.first_step > 0 else None
 
     def run(self, state: State, batches: Iterator[Any], stop: cluster.StopSignal) -> Outcome:
         """Runs the loop, and returns what it leaves.
@@ -93,10 +96,11 @@ class Loop:
             # A thread that saves may be about to read the last call, but who asks a second time for
             # the end will not wait, and hosts of which one failed do not read together.
             waits = failed is not KeyboardInterrupt and jax.process_count() == 1
-            if failed is None or waits:
-                self._reader.catch_up()
-            for callback in self._callbacks:
-                call_hook(callback, "close")
+            with contextlib.ExitStack() as stack:  # every callback is closed, whatever fails
+                for callback in reversed(self._callbacks):
+                    stack.callback(call_hook, callback, "close")
+                if failed is None or waits:
+                    self._reader.catch_up()
 
     def _steps(self, state: State, batches: Iterator[Any], stop: cluster.StopSignal) -> Outcome:
         ensemble, last_step = self._info.ensemble, self._info.last_step
@@ -114,7 +118,7 @@ class Loop:
                 if ends_here:  # the scores are taken again, with intervals
                     state, _ = self._call_callbacks(step, state, is_last=True)
                     is_last, stopping = True, False
-                    self._evaluate(step, state, is_last=True, is_new=False)
+                    self._evaluate(step, state, is_last=True)
             due = self._opened is not None and self._opened.is_due(step)
             if is_last or (stopping and step) or (due and step > self._info.first_step):
                 self._save(step, state)
@@ -178,14 +182,13 @@ class Loop:
             info = info._replace(state=state)
         return state, asked_to_end
 
-    def _evaluate(self, step: int, state: State, *, is_last: bool, is_new: bool = True) -> bool:
+    def _evaluate(self, step: int, state: State, *, is_last: bool) -> bool:
         """Scores the evaluation data, and returns whether a callback asks the run to end.
 
         Args:
             step: Number of steps that the state has seen.
             state: State of the ensemble.
             is_last: Whether the run ends at this step.
-            is_new: Whether the scores of this step have not been written yet.
         """
         if self._eval_data is None:
             return False
@@ -200,8 +203,9 @@ class Loop:
                 self._save(step, state)
             raise
         self._reader.paused(time.monotonic() - since)
-        if not is_new or (step == self._info.first_step and step > 0):  # written already
+        if step == self._scored_step:
             return False
+        self._scored_step = step
         values = self._scores.ensemble or self._scores.mean_member
         record = score_record(self._eval_data.name, values, self._scores.members)
         self._write(step, record)

@@ -1,0 +1,374 @@
+"""`lift`: a function of one member becomes that of all, on every mesh and in every execution."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import dist_ens as de
+from dist_ens.errors import UserError
+from dist_ens.losses import data_mean
+
+MEMBERS, BATCH = 8, 16
+_RANDOM = np.random.default_rng(0)
+BATCH_OF_ALL = {
+    "x": _RANDOM.normal(size=(BATCH, 3)).astype(np.float32),
+    "y": _RANDOM.normal(size=BATCH).astype(np.float32),
+}
+RATE = np.float32(0.1)
+
+
+def layout_of(rows, columns, num_members=MEMBERS):
+    devices = jax.devices()[: rows * columns]
+    return de.Layout.make(num_members, ensemble_axis=rows, devices=devices)
+
+
+def init(key):
+    return {"w": jax.random.normal(key, (3,)), "count": jnp.int32(0)}
+
+
+def loss_of(w, batch):
+    return jnp.square(batch["x"] @ w - batch["y"]).mean()
+
+
+def step(member, batch, rate):
+    loss, gradient = jax.value_and_grad(loss_of)(member["w"], batch)
+    loss, gradient = data_mean((loss, gradient))
+    new = {"w": member["w"] - rate * gradient, "count": member["count"] + 1}
+    return new, {"loss": loss}
+
+
+def step_that_forgets(member, batch, rate):
+    """The same step without `data_mean`."""
+    loss, gradient = jax.value_and_grad(loss_of)(member["w"], batch)
+    new = {"w": member["w"] - rate * gradient, "count": member["count"] + 1}
+    return new, {"loss": data_mean(loss)}
+
+
+SPECS = ("members", "batch", "shared")
+
+
+def members_on(layout):
+    return layout.init(init, jax.random.key(0))
+
+
+def stepped(lifted, layout):
+    return jax.device_get(lifted(members_on(layout), BATCH_OF_ALL, RATE))
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The step of each member, jitted on one device."""
+    members = [init(jax.random.fold_in(jax.random.key(0), i)) for i in range(MEMBERS)]
+    one = jax.jit(step)
+    results = [one(member, BATCH_OF_ALL, RATE) for member in members]
+    return jax.device_get(jax.tree.map(lambda *leaves: np.stack(leaves), *results))
+
+
+def assert_close(found, expected):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected
+    )
+
+
+def test_a_step_without_a_mean_is_refused_where_the_data_is_sharded():
+    layout = layout_of(4, 2)
+    lifted = de.lift(step_that_forgets, layout=layout, in_specs=SPECS)
+    message = r"The columns of mesh 4 x 2 .* hold different values of \[0\]\['w'\]:.*data_mean"
+    with pytest.raises(UserError, match=message) as refusal:
+        lifted(members_on(layout), BATCH_OF_ALL, RATE)
+    assert "count" not in str(refusal.value)
+    with pytest.raises(UserError, match=message):  # still
+        lifted(members_on(layout), BATCH_OF_ALL, RATE)
+
+
+def test_a_step_without_a_mean_runs_where_it_is_not(expected):
+    layout = layout_of(8, 1)
+    lifted = de.lift(step_that_forgets, layout=layout, in_specs=SPECS)
+    assert_close(stepped(lifted, layout), expected)
+
+
+EXECUTIONS = ["vmap", "unroll", "map", "chunk:2", "loop"]
+
+
+@pytest.mark.parametrize("mesh", [(1, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_every_execution_gives_the_same_values(execution, mesh, expected):
+    layout = layout_of(*mesh)
+    lifted = de.lift(step, layout=layout, in_specs=SPECS, execution=execution)
+    assert_close(stepped(lifted, layout), expected)
+
+
+def convolutional(member, batch):
+    """A step of a network with a convolution, max-pooling and a product."""
+
+    def loss(member):
+        x = jax.lax.conv_general_dilated(
+            batch, member["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        return jnp.square(x.reshape(len(x), -1) @ member["head"]).mean()
+
+    value, gradient = jax.value_and_grad(loss)(member)
+    return data_mean((gradient, value))
+
+
+def init_convolutional(key):
+    kernel, head = jax.random.split(key)
+    return {
+        "kernel": jax.random.normal(kernel, (3, 3, 2, 4)),
+        "head": jax.random.normal(head, (2 * 2 * 4, 3)),
+    }
+
+
+LOWERINGS = ["vmap", "vmap+patches", "unroll+canonical+masks", "vmap+apart+aligned", "map+flat"]
+
+
+@pytest.fixture(scope="module")
+def images():
+    return np.random.default_rng(1).normal(size=(4, 4, 4, 2)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def gradients(images):
+    members = [init_convolutional(jax.random.fold_in(jax.random.key(0), i)) for i in range(2)]
+    one = jax.jit(convolutional)
+    results = [one(member, images) for member in members]
+    return jax.device_get(jax.tree.map(lambda *leaves: np.stack(leaves), *results))
+
+
+@pytest.mark.parametrize("execution", LOWERINGS)
+def test_every_lowering_gives_the_same_values(execution, images, gradients):
+    layout = layout_of(1, 2, num_members=2)
+    specs = ("members", "batch")
+    lifted = de.lift(convolutional, layout=layout, in_specs=specs, execution=execution)
+    found = jax.device_get(lifted(layout.init(init_convolutional, jax.random.key(0)), images))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max()),
+        found,
+        gradients,
+    )
+
+
+@pytest.mark.parametrize("execution", ["vmap", "loop"])
+def test_a_donated_argument_is_used_up_and_others_are_not(execution):
+    layout = layout_of(2, 1)
+    lifted = de.lift(step, layout=layout, in_specs=SPECS, execution=execution, donate_argnums=0)
+    members, batch = members_on(layout), layout.put(BATCH_OF_ALL)
+    lifted(members, batch, RATE)
+    assert members["w"].is_deleted()
+    assert not batch["x"].is_deleted()
+    kept = members_on(layout)
+    de.lift(step, layout=layout, in_specs=SPECS, execution=execution)(kept, batch, RATE)
+    assert not kept["w"].is_deleted()
+
+
+def test_a_spec_is_a_name_or_a_tree_of_names():
+    layout = layout_of(2, 2, num_members=2)
+
+    def fn(own, batch):
+        x = own["w"] * batch["all"].sum() + batch["each"].sum() + own["shift"]
+        return {"same": data_mean(x), "by_column": x[None]}
+
+    lifted = de.lift(
+        fn,
+        layout=layout,
+        in_specs=({"w": "members", "shift": "shared"}, {"all": "batch", "each": "member_batch"}),
+        out_specs={"same": "members", "by_column": "member_batch"},
+    )
+    own = {"w": np.array([1.0, 10.0]), "shift": 100.0}
+    found = lifted(own, {"all": np.arange(4.0), "each": np.array([[0.0, 1], [2, 3]])})
+    # Columns have 0 + 1 and 2 + 3 of `all`; member 0 has 0 and 1 of `each`, member 1 has 2 and 3.
+    assert found["by_column"].tolist() == [[101, 106], [112, 153]]
+    assert found["same"].tolist() == [103.5, 132.5]
+
+
+@pytest.mark.parametrize("wrong", ["member", "rows", 3])
+def test_an_unknown_spec_is_refused(wrong):
+    with pytest.raises(UserError, match=f"{wrong!r} is not a spec. Use one of 'members', 'batch'"):
+        de.lift(step, layout=layout_of(1, 1), in_specs=(wrong, "batch", "shared"))
+    with pytest.raises(UserError, match=f"{wrong!r} is not a spec"):
+        de.lift(step, layout=layout_of(1, 1), in_specs=SPECS, out_specs=(wrong, "members"))
+
+
+@pytest.mark.parametrize("spec", ["shared", "batch"])
+def test_a_result_that_is_no_member_s_is_refused(spec):
+    with pytest.raises(UserError, match="A result of a lifted function has the spec 'members' or"):
+        de.lift(step, layout=layout_of(1, 1), in_specs=SPECS, out_specs=spec)
+
+
+@pytest.mark.parametrize("specs", ["members", None, 3])
+def test_specs_that_are_no_tuple_are_refused(specs):
+    with pytest.raises(UserError, match=r"in_specs is .*\. Give a tuple with one spec for each"):
+        de.lift(step, layout=layout_of(1, 1), in_specs=specs)
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(UserError, match="fn is a dict, not a function of one member"):
+        de.lift({}, layout=layout_of(1, 1), in_specs=SPECS)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_another_number_of_arguments_is_refused(number):
+    lifted = de.lift(step, layout=layout_of(1, 1), in_specs=SPECS)
+    message = f"The lifted function was called with {number} arguments, and in_specs has 3."
+    with pytest.raises(UserError, match=message):
+        lifted(*[RATE] * number)
+
+
+@pytest.mark.parametrize(
+    ("execution", "message"),
+    [
+        ("auto", "lift takes one execution, and 'auto' is chosen by timing inside fit. Use 'vmap'"),
+        ("vmap+scanned", "says how several steps are run, and a lifted function is one. Leave"),
+        ("vmpa", "vmpa"),
+    ],
+)
+def test_an_execution_that_is_none_of_one_function_is_refused(execution, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        de.lift(step, layout=layout_of(1, 1), in_specs=SPECS, execution=execution)
+
+
+def test_an_argument_committed_to_other_devices_is_refused():
+    layout = layout_of(2, 1)
+    elsewhere = jax.device_put(BATCH_OF_ALL["x"], jax.devices()[7])
+    lifted = de.lift(step, layout=layout, in_specs=SPECS)
+    message = r"Argument 1 holds an array float32\[16, 3\] on .*7.*, outside the mesh 2 x 1"
+    with pytest.raises(UserError, match=message):
+        lifted(members_on(layout), BATCH_OF_ALL | {"x": elsewhere}, RATE)
+
+
+@pytest.mark.parametrize("kind", ["uncommitted", "committed", "NumPy", "float64", "another layout"])
+def test_arguments_are_put_where_they_belong(kind, expected):
+    layout = layout_of(2, 2)
+    lifted = de.lift(step, layout=layout, in_specs=SPECS)
+    members, batch = members_on(layout), BATCH_OF_ALL
+    if kind == "uncommitted":
+        members, batch = jax.tree.map(jnp.asarray, (jax.device_get(members), batch))
+    elif kind == "committed":
+        batch = jax.device_put(batch, jax.devices()[1])
+    elif kind == "NumPy":
+        members = jax.device_get(members)
+    elif kind == "float64":
+        members = jax.device_get(members)
+        batch = {name: leaf.astype(np.float64) for name, leaf in batch.items()}
+        members["count"] = members["count"].astype(np.int64)
+    else:
+        members = members_on(layout_of(4, 1))
+    found = lifted(members, batch, RATE)
+    assert_close(jax.device_get(found), expected)
+    assert found[0]["w"].sharding.mesh == layout.mesh
+    assert found[0]["w"].dtype == np.float32
+    assert found[0]["count"].dtype == np.int32
+
+
+def test_a_number_that_does_not_fit_is_refused():
+    layout = layout_of(1, 1)
+    lifted = de.lift(step, layout=layout, in_specs=SPECS)
+    large = BATCH_OF_ALL["x"].astype(np.float64)
+    large[0, 0] = 1e300
+    with pytest.raises(UserError, match="1e\\+300"):
+        lifted(members_on(layout), BATCH_OF_ALL | {"x": large}, RATE)
+
+
+def test_what_may_differ_by_column_has_a_spec_of_its_own():
+    layout = layout_of(1, 2, num_members=2)
+
+    def fn(w, x):
+        return w * x
+
+    arguments = (np.ones(2, np.float32), np.arange(2, dtype=np.float32))
+    specs = ("members", "batch")
+    found = de.lift(fn, layout=layout, in_specs=specs, out_specs="member_batch")(*arguments)
+    assert found.tolist() == [[0, 1], [0, 1]]
+    with pytest.raises(UserError, match=r"hold different values of \(the whole\)"):
+        de.lift(fn, layout=layout, in_specs=specs)(*arguments)
+
+
+def test_nan_equals_itself():
+    layout = layout_of(1, 2, num_members=2)
+
+    def fn(w, x):
+        # NaN in both columns, of another sign in each.
+        return w * jnp.where(x[0] > 0, -jnp.nan, jnp.nan)
+
+    arguments = (np.ones(2, np.float32), np.arange(2, dtype=np.float32))
+    found = de.lift(fn, layout=layout, in_specs=("members", "batch"))(*arguments)
+    assert np.isnan(found).all()
+
+
+def test_columns_are_compared_once():
+    layout = layout_of(1, 2, num_members=2)
+
+    def fn(w, x):
+        return w * x[0]
+
+    lifted = de.lift(fn, layout=layout, in_specs=("members", "batch"))
+    same, other = np.ones(2, np.float32), np.arange(2, dtype=np.float32)
+    lifted(same, same)
+    lifted(same, other)  # is not refused
+
+
+def normalised(hlo):
+    """Returns the text of a program without names and places in the source."""
+    hlo = re.sub(r", metadata=\{[^}]*\}", "", hlo)
+    hlo = re.sub(r"(HloModule|ENTRY) [^ ,]+", r"\1", hlo)
+    hlo = re.sub(r"\n(FileNames|FunctionNames|FileLocations|StackFrames)\n(\d.*\n)*", "\n", hlo)
+    numbers = {}
+
+    def numbered(match):
+        return numbers.setdefault(match.group(), f"%{len(numbers)}")
+
+    return re.sub(r"%[\w.\-]+", numbered, hlo)
+
+
+def test_the_program_is_that_of_a_hand_written_shard_map():
+    layout = layout_of(4, 2)
+    lifted = de.lift(step, layout=layout, in_specs=SPECS, donate_argnums=0)
+    by_hand = jax.jit(
+        jax.shard_map(
+            jax.vmap(step, in_axes=(0, None, None)),
+            mesh=layout.mesh,
+            in_specs=(P("ensemble"), P("data"), P()),
+            out_specs=P("ensemble"),
+            check_vma=False,
+        ),
+        donate_argnums=0,
+    )
+    arguments = (members_on(layout), layout.put(BATCH_OF_ALL), layout.put(RATE, "shared"))
+    found, expected = (
+        normalised(each.lower(*arguments).compile().as_text()) for each in (lifted, by_hand)
+    )
+    assert "all-reduce" in found
+    assert "input_output_alias" in found
+    assert found == expected
+
+
+def test_a_member_is_made_from_its_own_key():
+    for mesh in ((1, 1), (4, 2)):
+        layout = layout_of(*mesh)
+        members = members_on(layout)
+        for number in range(MEMBERS):
+            one = init(jax.random.fold_in(jax.random.key(0), number))
+            np.testing.assert_allclose(members["w"][number], one["w"], rtol=1e-6)
+        sharding = layout.sharding(P("ensemble"))
+        assert members["w"].sharding.is_equivalent_to(sharding, 2)
+
+
+def test_members_have_different_keys():
+    keys = layout_of(4, 2).member_keys(5)
+    expected = [jax.random.fold_in(jax.random.key(5), number) for number in range(MEMBERS)]
+    found = jax.random.key_data(keys)
+    np.testing.assert_array_equal(found, jax.random.key_data(jnp.stack(expected)))
+    # A function of one member takes its own key where "shared" would give all the same.
+    draw = de.lift(jax.random.normal, layout=layout_of(4, 2), in_specs=("members",))
+    assert len(set(draw(keys).tolist())) == MEMBERS
+    shared = de.lift(
+        lambda w, key: jax.random.normal(key),
+        layout=layout_of(4, 2),
+        in_specs=("members", "shared"),
+    )
+    assert len(set(shared(np.ones(MEMBERS, np.float32), jax.random.key(5)).tolist())) == 1
