@@ -80,11 +80,8 @@ def test_a_file_makes_every_part_of_a_run(tmp_path):
     assert updates == pytest.approx(-0.1 * (1 + 1e-3))  # the sign, and Lion's decay of 1e-3
     assert [metric.name for metric in parts.metrics] == ["top3"]
     assert parts.names == {
-        "member": "Dense",
         "loss": "make_loss.<locals>.squares",
         "optimizer": "GradientTransformationExtraArgs",
-        "metrics": "top3",
-        "callbacks": "print, SimpleNamespace",
     }
     source = file.source(DataConfig(global_batch_size=9))
     assert (len(source.train), source.spec.input_shape) == (7, (4,))

@@ -1,6 +1,7 @@
 """Progress of a run on the terminal, or in a notebook."""
 
 import time
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -62,6 +63,10 @@ class ProgressBar:
             self._bar.update(self._task, description=text)
         else:
             self._console.print(f"step {step:,}/{self._last_step:,}: {text}")
+
+    def evaluated(self, step: int, scores: Any) -> None:
+        """Measures the pace from here on: an evaluation is no training."""
+        self._shown_step, self._shown_at = step, time.monotonic()
 
     def close(self) -> None:
         """Removes the bar."""

@@ -27,21 +27,17 @@ class OwnParts:
 
     @property
     def names(self) -> dict[str, str]:
-        """Names of the parts that were given, for the record of a run.
+        """Names of the objective, the loss and the optimizer that were given, by kind.
 
-        A part is named by its `name`, a function or class by its own name, and another object by
-        its class. The names of several metrics or callbacks are joined by a comma.
+        With the network they decide what a training step computes, and belong to the record of a
+        run. Metrics and callbacks may change when it resumes. A part is named by its `name`, a
+        function or class by its own name, and another object by its class.
 
         >>> OwnParts(loss=sum, callbacks=(print, [])).names
-        {'loss': 'sum', 'callbacks': 'print, list'}
+        {'loss': 'sum'}
         """
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        several = ("metrics", "callbacks")
-        return {
-            part: ", ".join(map(_name_of, value)) if part in several else _name_of(value)
-            for part, value in given.items()
-            if (len(value) > 0 if part in several else value is not None)
-        }
+        given = {"objective": self.objective, "loss": self.loss, "optimizer": self.optimizer}
+        return {kind: _name_of(part) for kind, part in given.items() if part is not None}
 
 
 def _name_of(part: Any) -> str:

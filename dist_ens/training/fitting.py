@@ -161,6 +161,7 @@ def fit(
     callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
 
     with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(cluster.StopSignal())
         opened = None
         if checkpoints is not None:
             opened = stack.enter_context(checkpoints.open(record.to_dict()))
@@ -168,8 +169,6 @@ def fit(
                 check_resume(opened.saved_record)
             for note in opened.notes:
                 say(f"Note: {note}")
-        stop = stack.enter_context(cluster.StopSignal())
-
         # 2. The state is born on the mesh, or restored onto it; then the execution is chosen.
         begun = begin_run(
             ensemble,
