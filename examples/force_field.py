@@ -1,7 +1,6 @@
 """A committee of force fields for clusters of atoms, trained on energies and forces.
 
-Structures are padded: positions [structures, atoms, 3], mask [structures, atoms]. Forces are minus
-the gradient of the energy. Result: the forces' error is below 0.3 of their standard deviation.
+Structures are padded. Result: the error of the forces is below 0.3 of their standard deviation.
 """
 
 import jax
@@ -49,12 +48,12 @@ def clusters(num_structures, seed):
 
 def main():
     ensemble = de.Ensemble((init, apply), optax.adam(1e-2), loss_fn, num_members=4)
-    result = de.fit(ensemble, clusters(1000, seed=0), steps=800, batch_size=64)
+    result = de.fit(ensemble, clusters(1000, seed=0), steps=600, batch_size=32)
     test = clusters(200, seed=1)
-    p = ensemble.predict(result.state, test)
+    p = ensemble.predict(result.state, test)  # p.mean, p.epistemic: energies and forces
     error = jnp.std(p.mean["forces"] - test["forces"]) / jnp.std(test["forces"])
-    print(f"Error of the forces {error:.3f}; energies {p.mean['energies'][:3]}")
-    return {"error": float(error), "prediction": p}
+    print(f"Error of the forces: {error:.3f}")
+    return float(error)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import optax
 
 import dist_ens as de
 
-MASK, LENGTH = 15, 10  # the tokens are 0 to 14
+MASK, LENGTH = 15, 8  # the tokens are 0 to 14
 
 
 class Encoder(nn.Module):
@@ -21,8 +21,8 @@ class Encoder(nn.Module):
     def __call__(self, tokens, segments):
         positions = nn.Embed(LENGTH, 32)(jnp.arange(LENGTH))
         x = nn.Embed(MASK + 1, 32)(tokens) + nn.Embed(2, 32)(segments) + positions
-        x = x + nn.SelfAttention(num_heads=4)(x)
-        return nn.Dense(MASK)(nn.relu(nn.Dense(128)(x)))
+        x = x + nn.MultiHeadDotProductAttention(num_heads=4)(x)
+        return nn.Dense(MASK)(nn.relu(nn.Dense(64)(x)))
 
 
 def init(key, batch):
@@ -50,7 +50,7 @@ def sentences(num_rows, seed):
 
 def main():
     ensemble = de.Ensemble(de.as_member(init=init), optax.adam(5e-3), loss_fn, num_members=4)
-    result = de.fit(ensemble, sentences(2000, seed=0), steps=400, batch_size=64)
+    result = de.fit(ensemble, sentences(2000, seed=0), steps=300, batch_size=32)
     scores = de.evaluate(ensemble, result.state, sentences(500, seed=1))
     print(scores)
     return scores

@@ -1,7 +1,6 @@
 """A small language model with a loss, a batch, an optimizer and an iterator of your own.
 
-A row holds documents one after the other: `segments` numbers them, and `mask` says where the next
-character is of the same one. The run is stopped halfway, and resumed. Result: a perplexity below 2.
+`mask` says where the next character is of the same document. Result: a perplexity below 2.
 """
 
 import tempfile
@@ -22,7 +21,7 @@ class Model(nn.Module):
         x = nn.Embed(128, 16)(tokens) + nn.Embed(16, 16)(jnp.arange(16))
         same = segments[:, None, :, None] == segments[:, None, None, :]
         mask = nn.combine_masks(nn.make_causal_mask(tokens), same)
-        x = x + nn.SelfAttention(num_heads=2)(x, mask=mask)
+        x = x + nn.MultiHeadDotProductAttention(num_heads=2)(x, mask=mask)
         return nn.Dense(128)(nn.Dropout(0.1, deterministic=False)(nn.gelu(nn.Dense(64)(x))))
 
 
@@ -51,8 +50,8 @@ def main():
     ensemble = de.Ensemble(de.as_member(init=init), optimizer, loss_fn, num_members=4)
     with tempfile.TemporaryDirectory() as folder:
         saved = de.Checkpoints(folder, every_secs=60)
-        de.fit(ensemble, loader, steps=100, checkpoints=saved)
-        result = de.fit(ensemble, loader, steps=200, checkpoints=saved)
+        de.fit(ensemble, loader, steps=60, checkpoints=saved)  # stops here, and is resumed
+        result = de.fit(ensemble, loader, steps=120, checkpoints=saved)
     print(f"Perplexity of the mean member: {result.history[-1]['train/perplexity']:.2f}")
     return result
 

@@ -35,7 +35,7 @@ def main():
     X, y = cubic(1000, seed=0)
     loss = de.losses.gaussian(standardize=True)
     ensemble = de.Ensemble(MLP(out=2), optax.adam(1e-2), loss, num_members=5)
-    result = de.fit(ensemble, {"inputs": X, "labels": y}, steps=2000, batch_size=100)
+    result = de.fit(ensemble, {"inputs": X, "labels": y}, steps=1000, batch_size=96)
 
     X_test, y_test = cubic(500, seed=1)
     scores = de.evaluate(ensemble, result.state, {"inputs": X_test, "labels": y_test})
