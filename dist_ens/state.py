@@ -134,24 +134,32 @@ def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], ensemble)
 
 
-def as_held(tree: Any) -> Any:
+def as_held(tree: Any, name: str = "") -> Any:
     """Returns a pytree whose NumPy arrays have the types in which JAX holds them.
 
     Args:
         tree: Arrays of JAX, which stay as they are, NumPy arrays and numbers.
+        name: Name of the tree, for error messages.
 
     Raises:
-        UserError: If a number does not fit in 32 bits, which JAX would wrap around silently.
+        UserError: If an array holds no numbers, or a number that does not fit in 32 bits, which JAX
+            would wrap around silently.
     """
 
     def held(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, jax.Array):
             return leaf
         array = np.asarray(leaf)
+        place = f"{name}{jax.tree_util.keystr(path)}" if name else f"leaf {_place(path)}"
+        if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != bool:
+            raise UserError(
+                f"{place} has the type {array.dtype}, which holds no numbers. Convert it to an "
+                "array of numbers, or leave it out."
+            )
         dtype = held_dtype(array.dtype)
         if dtype == array.dtype:
             return leaf
-        return narrowed(array, dtype, f"leaf {_place(path)}")
+        return narrowed(array, dtype, place)
 
     return jax.tree_util.tree_map_with_path(held, tree)
 

@@ -664,7 +664,7 @@ def test_every_callback_is_closed_where_one_of_them_fails(tmp_path):
             closed.append(self.name)
             raise OSError(self.name)
 
-    with pytest.raises(OSError, match="last"):
+    with pytest.raises(RunError, match=r"^The callback .*Closes.close raised OSError: last"):
         train(
             experiment(steps=4),
             tmp_path,

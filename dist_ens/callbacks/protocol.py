@@ -17,12 +17,13 @@ process 0 calls `write`.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dist_ens.ensemble import Ensemble
+from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.state import State
 
 
@@ -74,7 +75,43 @@ class RunInfo(NamedTuple):
     batch_size: int
 
 
+# Methods of a callback that `fit` calls by name.
+HOOKS = ("begin", "evaluated", "write", "sync", "finished", "close", "state", "restore")
+
+
+def name_of_callback(callback: Any) -> str:
+    """Returns the name of a function, or of an object's class, for messages."""
+    return getattr(callback, "__qualname__", type(callback).__qualname__)
+
+
 def call_hook(callback: Any, name: str, *args: Any) -> Any:
-    """Calls a method of a callback, if it has it, and returns the result."""
+    """Calls a method of a callback, if it has it, and returns the result.
+
+    Raises:
+        RunError: If the method raises; a `UserError` is raised as it is.
+    """
     method = getattr(callback, name, None)
-    return None if method is None else method(*args)
+    if method is None:
+        return None
+    return _called(f"{name_of_callback(callback)}.{name}", "", method, *args)
+
+
+def call_after_update(callback: Any, info: StepInfo) -> Any:
+    """Calls a callback after an update, and returns the result.
+
+    Raises:
+        RunError: If the callback raises; a `UserError` is raised as it is.
+    """
+    return _called(name_of_callback(callback), f" at step {info.step:,}", callback, info)
+
+
+def _called(name: str, at: str, fn: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return fn(*args)
+    except (UserError, RunError):
+        raise
+    except Exception as error:  # whatever a user's callback raises
+        raise RunError(
+            f"The callback {name} raised {type(error).__name__}{at}: {first_line(error)} Correct "
+            "the callback, or leave it out."
+        ) from error

@@ -15,7 +15,7 @@ from dist_ens.ensemble import initial_state
 from dist_ens.ensemble.batches import as_batches
 from dist_ens.ensemble.column_checks import check_columns_of_loss
 from dist_ens.ensemble.gradient_step import GradientStep
-from dist_ens.ensemble.loss_checks import check_signature
+from dist_ens.ensemble.loss_checks import check_signature, explained_errors
 from dist_ens.ensemble.optimizer import (
     evaluation_params,
     is_schedule_free,
@@ -423,7 +423,8 @@ class Ensemble:
     def _one_step(self, state: State, batch: Any) -> Any:
         placed = self.layout.placed(batch, BATCH, "The batch")
         if "step" not in self._programs:
-            self.check_loss(state, placed)
+            with explained_errors():
+                self.check_loss(state, placed)
             execution = self._rule(state, placed) if self.execution == AUTO else self.execution
             # Of one step there is nothing to scan or to dispatch.
             way = str(dataclasses.replace(Execution.parse(execution), steps=None))
@@ -434,7 +435,8 @@ class Ensemble:
                 execution=way,
                 donate_argnums=0,
             )
-        return self._programs["step"](state, placed)
+        with explained_errors():
+            return self._programs["step"](state, placed)
 
     def _rule(self, state: State, batch: Any) -> str:
         """Returns the execution that the rule chooses for one step."""

@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr
 
 import dist_ens
 from dist_ens.ensemble.ensemble import Ensemble
+from dist_ens.errors import UserError
 
 # A step that is traced by another version of one of these may read otherwise and compute the same.
 # How this version traces a step: other operations of the same step raise it.
@@ -67,6 +68,12 @@ def _captured(value: Any) -> Iterator[np.ndarray]:
     """Yields the arrays that a traced function captures, and the functions inside it."""
     if isinstance(value, ClosedJaxpr):
         for array in value.consts:
+            if isinstance(array, jax.core.Tracer):
+                raise UserError(
+                    "The loss uses an array of another traced function, which it closes over or "
+                    "keeps from an earlier call. Pass it through the batch, the parameters or the "
+                    "model state."
+                )
             is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
             yield np.asarray(jax.random.key_data(array) if is_key else array)
         value = value.jaxpr

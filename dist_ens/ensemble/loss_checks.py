@@ -76,6 +76,11 @@ def check_loss_outputs(
             "itself. Rename it."
         )
     for name, value in aux.items():
+        if not isinstance(value, bool | int | float | complex) and not hasattr(value, "dtype"):
+            raise UserError(
+                f"The auxiliary value {name!r} of the loss is {_kind(value)}, and it should be one "
+                "number. Leave it out, or return a number."
+            )
         if jnp.shape(value) != ():
             raise UserError(
                 f"The auxiliary value {name!r} of the loss has the shape {list(jnp.shape(value))}, "

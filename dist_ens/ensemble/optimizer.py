@@ -1,5 +1,6 @@
 """The optimizer of one member: its state, its update, and the parameters to evaluate with."""
 
+import functools
 import inspect
 from typing import Any
 
@@ -22,8 +23,9 @@ def require_optimizer(optimizer: Any) -> None:
     has_both = all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
     if has_both and not isinstance(optimizer, type):
         return
-    name = getattr(optimizer, "__name__", repr(optimizer)[:80])
-    if isinstance(optimizer, type) or inspect.isroutine(optimizer):
+    made_by = optimizer.func if isinstance(optimizer, functools.partial) else optimizer
+    name = getattr(made_by, "__name__", repr(optimizer)[:80])
+    if isinstance(made_by, type) or inspect.isroutine(made_by):
         raise UserError(
             f"The optimizer is {name}, which makes an optimizer and is none. Call it: "
             f"{name}(learning_rate)."

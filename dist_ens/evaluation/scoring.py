@@ -8,6 +8,7 @@ import numpy as np
 
 from dist_ens.data import LabelScaledSplit, Source, Spec, Split, Standardization, TreeSplit
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.optimizer import evaluation_params
 from dist_ens.errors import UserError
 from dist_ens.evaluation.evaluator import Evaluator
@@ -15,7 +16,7 @@ from dist_ens.evaluation.row_scores import Evaluation
 from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.lift import lift
 from dist_ens.layout import to_host
-from dist_ens.losses.averaging import tracing_loss
+from dist_ens.losses.averaging import traced_anew, tracing_loss
 from dist_ens.methods import LossInfo
 from dist_ens.methods.label_scale import label_scale
 from dist_ens.metrics import Metric
@@ -87,6 +88,14 @@ def score(
                 "from the loss as an auxiliary scalar."
             )
         return _mean_losses(here, state, split, int(batch_size)), None
+    objective, example = here.objective, split.take(np.zeros(1, np.int64))
+    for key in (objective.INPUTS, objective.LABELS):
+        if not isinstance(example, Mapping) or key not in example:
+            found = ", ".join(map(repr, example)) if isinstance(example, Mapping) else "no dict"
+            raise UserError(
+                f"The objective {objective.name} takes data with the key {key!r}: got {found}. "
+                f"Give a dict with {objective.INPUTS!r} and {objective.LABELS!r}."
+            )
     evaluator, split = evaluator_of(here, state, split, metrics, int(batch_size))
     evaluation = evaluator.evaluate(state, split, by_size=by_size)
     return evaluation.scores(intervals=intervals), evaluation
@@ -131,6 +140,14 @@ def split_of(data: Any) -> Split:
     batches = [jax.tree.map(np.asarray, batch) for batch in data]
     if not batches:
         raise UserError("The data has no batches. Give at least one.")
+    first: Any = jax.tree.structure(batches[0])
+    for number, batch in enumerate(batches):
+        structure: Any = jax.tree.structure(batch)
+        if structure != first:
+            raise UserError(
+                f"Batch {number} of the data is a pytree {structure}, and the first is {first}. "
+                "Give batches of one structure."
+            )
     return TreeSplit(jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches))
 
 
@@ -143,16 +160,21 @@ def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int
         params = evaluation_params(state.params, state.opt_state)
         key = jax.random.fold_in(state.key, PREDICT)
         info = LossInfo(key, state.key, state.member_id, None, None)
-        with tracing_loss():
-            value, (_, aux) = loss(params, state.model_state, batch, info)
-        return {"loss": value, **aux}
+
+        def means(params: Any, model_state: Any, batch: Any) -> dict[str, jax.Array]:
+            with tracing_loss(), explained_errors():
+                results = loss(params, model_state, batch, info)
+                return check_loss_outputs(results, model_state)[2]
+
+        return traced_anew(means)(params, state.model_state, batch)
 
     # Every column has the whole batch, so that the last one need not divide over them.
     program = lift(of_one, layout=ensemble.layout, in_specs=("members", "shared"))
     sums: dict[str, np.ndarray] = {}
     for first in range(0, len(split), batch_size):
         rows = np.arange(first, min(first + batch_size, len(split)))
-        means = to_host(program(state, split.take(rows)))
+        with explained_errors():
+            means = to_host(program(state, split.take(rows)))
         for name, values in means.items():
             total = len(rows) * np.asarray(values, np.float64)
             sums[name] = sums[name] + total if name in sums else total

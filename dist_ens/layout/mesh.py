@@ -14,7 +14,7 @@ import psutil
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dist_ens.errors import UserError
-from dist_ens.layout.placing import put_batch, put_everywhere, put_members
+from dist_ens.layout.placing import check_lengths, put_batch, put_everywhere, put_members
 from dist_ens.layout.specs import (
     DATA,
     ENSEMBLE,
@@ -25,6 +25,7 @@ from dist_ens.layout.specs import (
     named_specs,
 )
 from dist_ens.randomness import member_key, pinned_generator
+from dist_ens.state import as_held
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,11 +294,14 @@ class Layout:
             where: Name of the arguments, for error messages.
 
         Raises:
-            UserError: If an array is committed to devices outside the mesh.
+            UserError: If an array is committed to devices outside the mesh, holds no numbers or
+                numbers that do not fit in 32 bits, or has another number of members or of examples.
         """
         leaves, structure = jax.tree.flatten(tree)
         if all(_lies_on(leaf, self.mesh) for leaf in leaves):
             return tree
+        leaves = jax.tree.leaves(as_held(tree, where))
+        check_lengths(self, tree, specs, where)
         on_mesh = [
             leaf if _lies_on(leaf, self.mesh) else self._put_leaf(leaf, spec, where)
             for leaf, spec in zip(leaves, broadcast(specs, tree), strict=True)

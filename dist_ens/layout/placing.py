@@ -10,7 +10,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 
 from dist_ens.errors import UserError
-from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of
+from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of, is_spec
 from dist_ens.state import as_held
 
 if TYPE_CHECKING:
@@ -123,6 +123,41 @@ def to_host(tree: Any) -> Any:
         return jax.device_get(tree)
     with jax.transfer_guard("allow"):  # to bring it to the host is what is asked for
         return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def check_lengths(layout: "Layout", tree: Any, specs: Any, where: str) -> None:
+    """Checks the members and the examples of arrays that a function is given.
+
+    Args:
+        layout: Layout with the mesh.
+        tree: Pytree of arrays.
+        specs: Specs of the arrays, a tree prefix.
+        where: Name of the arrays, for error messages.
+
+    Raises:
+        UserError: If an array has another number of members than the layout, the leaves of a batch
+            have different lengths, or an array of JAX has examples that do not divide over the data
+            axis.
+    """
+
+    def check(spec: PartitionSpec, branch: Any) -> None:
+        leaves = jax.tree_util.tree_leaves_with_path(branch)
+        members, examples = axis_of(spec, ENSEMBLE), axis_of(spec, DATA)
+        if members is not None:
+            for path, leaf in leaves:
+                count = np.shape(leaf)[members : members + 1]
+                if count not in ((layout.num_members,), (len(layout.host_members),)):
+                    raise UserError(
+                        f"{where}{jax.tree_util.keystr(path)} has the shape "
+                        f"{list(np.shape(leaf))}, and its axis {members} should hold the "
+                        f"{layout.num_members} members. Give every member its part."
+                    )
+        if examples is not None:
+            length = _common_length(branch, examples)
+            if any(isinstance(leaf, jax.Array) for _, leaf in leaves):
+                layout.check_batch_size("batch_size", length)
+
+    jax.tree.map(check, specs, tree, is_leaf=is_spec)
 
 
 def _common_length(tree: Any, axis: int) -> int:

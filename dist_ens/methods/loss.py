@@ -51,6 +51,13 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
     """
 
     def loss(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
+        for name in (objective.INPUTS, objective.LABELS):
+            if not isinstance(batch, dict) or name not in batch:
+                raise UserError(
+                    f"The objective {objective.name} takes batches with the key {name!r}: got "
+                    f"{_keys_of(batch)}. Give a dict with {objective.INPUTS!r} and "
+                    f"{objective.LABELS!r}, or a loss function for other batches."
+                )
         labels, weights = batch[objective.LABELS], batch.get(objective.WEIGHTS)
         if objective.standardize:
             labels = standardized(labels, model_state)
@@ -94,6 +101,12 @@ def loss_of_function(fn: Callable[..., Any], compute_dtype: str | None = None) -
         return fn(params, model_state, batch, info.key)
 
     return loss
+
+
+def _keys_of(batch: Any) -> str:
+    if not isinstance(batch, dict):
+        return f"a {type(batch).__name__}"
+    return ", ".join(map(repr, batch)) or "nothing"
 
 
 def _converted(tree: Any, dtype: str) -> Any:

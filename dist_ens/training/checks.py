@@ -1,18 +1,21 @@
 """Checks of what `fit` is given, before anything is compiled."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dist_ens.callbacks.protocol import HOOKS
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.config import whole_number
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.loss_checks import explained_errors
 from dist_ens.errors import UserError, first_line
 from dist_ens.layout import BATCH, DATA, MEMBER_BATCH, MEMBERS
 from dist_ens.members import check_modes
+from dist_ens.state import State
 from dist_ens.training.data import OrderedSplit
 
 # Labels whose mean or standard deviation is larger train slowly, from outputs near 0.
@@ -27,6 +30,8 @@ def check_arguments(
     eval_every: Any,
     log_every: Any,
     checkpoints: Any,
+    state: Any,
+    callbacks: Any,
 ) -> None:
     """Raises a `UserError` unless the arguments of `fit` have their types and ranges."""
     if not isinstance(ensemble, Ensemble):
@@ -54,6 +59,21 @@ def check_arguments(
             f"checkpoints is a {type(checkpoints).__name__}. Give a folder as "
             "dist_ens.Checkpoints('runs/a')."
         )
+    if state is not None and not isinstance(state, State):
+        raise UserError(
+            f"The given state is a {type(state).__name__}. Give a State, such as that of "
+            "Ensemble.init or of an earlier FitResult."
+        )
+    if not isinstance(callbacks, Sequence):
+        raise UserError(
+            f"callbacks is a {type(callbacks).__name__}. Give a list of callbacks: callbacks=[...]."
+        )
+    for callback in callbacks:
+        if not callable(callback) and not any(hasattr(callback, name) for name in HOOKS):
+            raise UserError(
+                f"The callback {callback!r} has none of the methods of a callback. Give a function "
+                f"of a StepInfo, or an object with one of {', '.join(HOOKS)}."
+            )
 
 
 def check_labels(ensemble: Ensemble, train: Any, say: Callable[[str], None]) -> None:
@@ -144,7 +164,8 @@ def check_ensemble(ensemble: Ensemble, batch: Any) -> None:
         out_specs=MEMBERS,
     )
     try:
-        jax.eval_shape(step, state, batch, index)
+        with explained_errors():
+            jax.eval_shape(step, state, batch, index)
     except UserError:
         raise
     except Exception as error:  # whatever a network or a loss says when it is trained

@@ -117,7 +117,8 @@ class BatchIterable:
         source: The iterable. One that is no iterator is started anew when it ends.
 
     Raises:
-        UserError: If it yields no batch, or one that is no pytree of arrays.
+        UserError: If it yields no batch, or one that is no pytree of arrays, or the hosts' batches
+            have different shapes. Every host must call this.
     """
 
     def __init__(self, source: Any) -> None:
@@ -130,6 +131,7 @@ class BatchIterable:
         if self._first is None:
             raise UserError("The data yielded no batch. Give an iterable of at least one.")
         self._shapes = _shapes(self._first)
+        _check_hosts_agree(self._shapes)
         self._waiting: Any = self._first
 
     @property
@@ -148,14 +150,12 @@ class BatchIterable:
 
     def first_batch(self, layout: Layout) -> Any:
         """See `TrainingData`."""
-        _check_hosts_agree(self._shapes)
         return layout.put(self._first, BATCH)
 
     def batches(
         self, layout: Layout, first_step: int, last_step: int, steps_per_call: int, say: Any
     ) -> Iterator[Any]:
         """See `TrainingData`."""
-        _check_hosts_agree(self._shapes)
         for steps in calls(first_step, last_step, steps_per_call):
             host_batches = [self._next(step, last_step, say) for step in steps]
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *host_batches)

@@ -147,7 +147,17 @@ def fit(
     20
     """
     # 1. Everything is checked before anything is written.
-    check_arguments(ensemble, steps, epochs, steps_per_call, eval_every, log_every, checkpoints)
+    check_arguments(
+        ensemble,
+        steps,
+        epochs,
+        steps_per_call,
+        eval_every,
+        log_every,
+        checkpoints,
+        state,
+        callbacks,
+    )
     if say is None:
         say = _print if progress and cluster.is_main() else _be_silent
     data, held_out = with_validation(data, validation)

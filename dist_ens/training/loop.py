@@ -10,7 +10,7 @@ import jax
 
 from dist_ens import cluster
 from dist_ens.callbacks import STOP, RunInfo, StepInfo
-from dist_ens.callbacks.protocol import call_hook
+from dist_ens.callbacks.protocol import call_after_update, call_hook, name_of_callback
 from dist_ens.callbacks.records import score_record
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.errors import UserError
@@ -172,7 +172,7 @@ class Loop:
         info = StepInfo(step, state, self._reader.unseen(), is_last, self._reader.step)
         asked_to_end = False
         for callback in called:
-            result = callback(info)
+            result = call_after_update(callback, info)
             if result is None:
                 continue
             if result is STOP:
@@ -244,7 +244,7 @@ def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:
 
 def _checked_state(callback: Any, result: Any, state: State, layout: Layout) -> State:
     """Returns the state that a callback returned, on the layout."""
-    name = getattr(callback, "__qualname__", type(callback).__name__)
+    name = name_of_callback(callback)
     if not isinstance(result, State):
         raise UserError(
             f"The callback {name} returned a {type(result).__name__}. Return None, a State, or "

@@ -1,0 +1,415 @@
+"""Section "Bad input" of the Python API: every mistake is an error message, before it costs."""
+
+import itertools
+import json
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dist_ens as de
+from dist_ens.callbacks import EarlyStopping
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import RunError, UserError
+from dist_ens.metrics import Metric
+from test_cluster import finish, free_port, start
+
+EXAMPLES, CLASSES = 16, 3
+_RANDOM = np.random.default_rng(0)
+DATA = {
+    "inputs": _RANDOM.normal(size=(EXAMPLES, 4)).astype(np.float32),
+    "labels": _RANDOM.integers(0, CLASSES, EXAMPLES).astype(np.int32),
+}
+
+
+def init(key, inputs):
+    return {"w": jax.random.normal(key, (4, CLASSES))}, ()
+
+
+def apply(params, model_state, inputs, key, train):
+    return inputs @ params["w"], model_state
+
+
+def nll_of(params, batch):
+    logits = batch["inputs"] @ params["w"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+
+
+def loss_fn(params, model_state, batch, key):
+    return nll_of(params, batch).mean(), (model_state, {})
+
+
+def layout_of(rows=2, columns=1):
+    return de.Layout.make(2, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
+
+
+def classifier(**options):
+    """An ensemble with an objective."""
+    options = {"layout": layout_of(), "execution": "vmap"} | options
+    objective = de.losses.categorical(CLASSES)
+    return de.Ensemble((init, apply), optax.sgd(0.1), objective, num_members=2, **options)
+
+
+def with_loss(loss, **options):
+    """An ensemble with a loss function, which cannot predict."""
+    options = {"layout": layout_of(), "execution": "vmap"} | options
+    return de.Ensemble(de.as_member(init=init), optax.sgd(0.1), loss, num_members=2, **options)
+
+
+def fit(ensemble, data=DATA, **options):
+    return de.fit(ensemble, data, **{"steps": 8, "progress": False} | options)
+
+
+@pytest.fixture
+def no_update(monkeypatch):
+    """The update of an ensemble must not be called, nor compiled."""
+
+    def refuse(ensemble):
+        raise AssertionError("an update was asked for")
+
+    monkeypatch.setattr(Ensemble, "update_steps", property(refuse))
+
+
+# Optimizers and networks
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (optax.adam, "The optimizer is adam, which makes an optimizer and is none. Call it: adam("),
+        (optax.GradientTransformation, "The optimizer is GradientTransformation, which makes an "),
+        (optax.MultiSteps, "The optimizer is MultiSteps, which makes an optimizer and is none."),
+        (
+            optax.nadam,
+            "The optimizer is adam, which makes an optimizer and is none. Call it: adam(",
+        ),
+        (1e-3, "The optimizer is a float without init and update. Give one of Optax's, such as"),
+        (None, "The optimizer is a NoneType without init and update. Give one of Optax's, such"),
+    ],
+    ids=["function", "class", "wrapper", "partial", "number", "nothing"],
+)
+def test_what_is_no_optimizer_is_refused(optimizer, message):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        de.Ensemble((init, apply), optimizer, loss_fn, num_members=2)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        (init, lambda params, inputs: inputs),
+        (lambda a, b, c: None, apply),
+        3,
+        "mlp",
+        None,
+    ],
+    ids=["apply", "init", "number", "text", "nothing"],
+)
+def test_what_is_no_network_is_refused(network):
+    with pytest.raises(UserError, match=r"^(The function (apply|init)|No network|as_member did n)"):
+        de.Ensemble(network, optax.sgd(0.1), loss_fn, num_members=2)
+
+
+# Batches and data
+
+
+SHORT = DATA | {"labels": DATA["labels"][:-1]}
+OBJECTS = DATA | {"names": np.array(["cat"] * EXAMPLES)}
+TOO_LARGE = DATA | {"inputs": np.full((EXAMPLES, 4), 1e300)}
+TOO_LONG = DATA | {"labels": np.full(EXAMPLES, 2**40)}
+SCALAR = DATA | {"scale": 1.0}
+
+BAD_DATA = {
+    "short": (SHORT, "The arrays of the data have different lengths: the data['inputs'] [16, 4], "),
+    "objects": (OBJECTS, "the data['names'] has the type <U3, which holds no numbers. Convert it"),
+    "float64": (TOO_LARGE, "the data['inputs']: the value 1e+300 at index (0, 0) does not fit in"),
+    "int64": (TOO_LONG, "the data['labels']: the value 1099511627776 at index 0 does not fit in "),
+}
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize("kind", BAD_DATA)
+@pytest.mark.parametrize("given", ["data", "eval_data", "evaluate"])
+def test_bad_arrays_are_refused(kind, given):
+    data, message = BAD_DATA[kind]
+    ensemble = classifier()
+    use = {
+        "data": lambda: fit(ensemble, data),
+        "eval_data": lambda: fit(ensemble, eval_data=data),
+        "evaluate": lambda: de.evaluate(ensemble, ensemble.init(DATA), data),
+    }[given]
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        use()
+
+
+BAD_BATCHES = {
+    "short": (SHORT, "The arrays of {batch} have different lengths: ['inputs'] [16, 4], ['lab"),
+    "objects": (OBJECTS, "Leaf ['names'] of {batch} is a ndarray of type <U3, which holds no num"),
+    "float64": (TOO_LARGE, "leaf ['inputs'] of {batch}: the value 1e+300 at index (0, 0) does "),
+    "int64": (TOO_LONG, "leaf ['labels'] of {batch}: the value 1099511627776 at index 0 does no"),
+    "scalar": (SCALAR, "Leaf ['scale'] of {batch} is one number. Yield pytrees of arrays [batch, "),
+}
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize("kind", BAD_BATCHES)
+def test_a_bad_first_batch_of_an_iterable_is_refused(kind):
+    data, message = BAD_BATCHES[kind]
+    expected = message.format(batch="batch 0")
+    for ensemble in (classifier(), with_loss(loss_fn)):
+        with pytest.raises(UserError, match=f"^{re.escape(expected)}"):
+            fit(ensemble, lambda: iter([data]))
+
+
+@pytest.mark.parametrize("kind", BAD_BATCHES)
+def test_a_bad_later_batch_of_an_iterable_is_refused(kind):
+    data, message = BAD_BATCHES[kind]
+    expected = message.format(batch="batch 7")
+    with pytest.raises(UserError, match=f"^{re.escape(expected)}"):
+        fit(classifier(), itertools.chain([DATA] * 7, [data]), steps=9)
+
+
+BAD_UPDATES = {
+    "short": (
+        SHORT,
+        "The leaves of the batch have different lengths along axis 0: 16 in leaf ['in",
+    ),
+    "objects": (OBJECTS, "The batch['names'] has the type <U3, which holds no numbers. Convert"),
+    "float64": (TOO_LARGE, "The batch['inputs']: the value 1e+300 at index (0, 0) does not fit in"),
+    "int64": (TOO_LONG, "The batch['labels']: the value 1099511627776 at index 0 does not fit in"),
+    "scalar": (SCALAR, "Leaf ['scale'] of the batch has the shape [], and its axis 0 should hold"),
+    "empty": ({}, "The objective categorical takes batches with the key 'inputs': got nothing"),
+    "no labels": (
+        {"inputs": DATA["inputs"]},
+        "The objective categorical takes batches with the key 'labels': got 'inputs'.",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_UPDATES)
+def test_update_refuses_a_bad_batch(kind):
+    data, message = BAD_UPDATES[kind]
+    ensemble = classifier()
+    state = ensemble.init(DATA)
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        ensemble.update(state, data)
+    assert not state.params["w"].is_deleted()
+
+
+def test_a_batch_of_another_structure_at_step_7_is_refused():
+    batches = itertools.chain([DATA] * 7, [{"inputs": DATA["inputs"]}])
+    message = r"^The batch of step 7 is a pytree PyTreeDef\({'inputs': \*}\), and the first was "
+    with pytest.raises(UserError, match=message):
+        fit(classifier(), batches, steps=9)
+
+
+def test_a_batch_of_another_shape_at_step_7_is_refused():
+    wider = DATA | {"inputs": np.zeros((EXAMPLES, 5), np.float32)}
+    message = r"^Leaf \['inputs'\] of the batch of step 7 is float32\[16, 5\], and that of the fir"
+    with pytest.raises(UserError, match=message):
+        fit(classifier(), itertools.chain([DATA] * 7, [wider]), steps=9)
+
+
+def test_an_iterator_that_ends_early_is_an_error():
+    message = r"^The data iterator ended after 5 batches, and the run has 9 steps. Give an iterable"
+    with pytest.raises(RunError, match=message):
+        fit(classifier(), iter([DATA] * 5), steps=9)
+
+
+def test_an_iterable_that_cannot_be_started_again_is_an_error():
+    once = iter([DATA] * 5)
+    message = r"^The data yielded no batch when it was started again after step 5. Give an iterable"
+    with pytest.raises(RunError, match=message):
+        fit(classifier(), lambda: once, steps=9)
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        ([], {}, "The data yielded no batch. Give an iterable of at least one."),
+        (3, {}, "The data is a int. Give a dict of arrays, a source of dist_ens.data, an iterab"),
+        ([DATA], {"batch_size": 8}, "batch_size=8 was given with an iterable, whose batches have"),
+        (DATA, {"batch_size": 17}, "batch_size=17 is not between 1 and the 16 training examples"),
+        (DATA, {"batch_size": 2.5}, "batch_size is 2.5. Give a whole number of at least 1."),
+        ([DATA], {"steps": None, "epochs": 1}, "epochs=1 was given with an iterable, whose len"),
+        ([DATA], {"validation": 0.5}, "validation=0.5 holds examples out of arrays, and the da"),
+        (DATA, {"validation": 1.5}, "validation is 1.5. Give a share of the examples in (0, 1)."),
+        (DATA, {"epochs": 1}, "fit takes exactly one of steps and epochs: got steps=8, epochs=1."),
+        (DATA, {"steps": -1}, "steps"),
+        (DATA, {"checkpoints": "runs/a"}, "checkpoints is a str. Give a folder as dist_ens.Check"),
+        (DATA, {"state": 3}, "The given state is a int. Give a State"),
+        (DATA, {"callbacks": [3]}, "The callback 3 has none of the methods of a callback"),
+        (DATA, {"callbacks": print}, "callbacks is a builtin_function_or_method. Give a list"),
+        (DATA, {"eval_data": 3}, "The data is a int. Give a dict of arrays, a source of"),
+    ],
+)
+def test_fit_refuses_bad_arguments(data, options, message):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        fit(classifier(), data, **options)
+
+
+def test_fit_refuses_what_is_no_ensemble():
+    with pytest.raises(UserError, match=r"^ensemble is a tuple. Give a dist_ens.Ensemble, made of"):
+        fit((init, apply))
+
+
+# Callbacks
+
+
+def test_a_callback_that_raises_is_named():
+    def breaks(info):
+        if info.step == 3:
+            raise ValueError("no such column")
+
+    message = (
+        r"^The callback .*breaks raised ValueError at step 3: no such column. Correct the callback"
+    )
+    with pytest.raises(RunError, match=message) as raised:
+        fit(classifier(), steps=5, steps_per_call=1, callbacks=[breaks])
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("hook", ["begin", "evaluated", "write"])
+def test_a_method_of_a_callback_that_raises_is_named(hook):
+    class Breaks:
+        pass
+
+    def method(*args):
+        raise KeyError("loss")
+
+    setattr(Breaks, hook, method)
+    message = rf"^The callback .*Breaks.{hook} raised KeyError: 'loss'. Correct the callback"
+    with pytest.raises(RunError, match=message):
+        fit(classifier(), steps=2, eval_data=DATA, callbacks=[Breaks()])
+
+
+def test_a_callback_that_returns_another_structure_is_refused():
+    def changes(info):
+        return info.state._replace(params={"v": info.state.params["w"]})
+
+    message = r"^The callback .*changes returned a state of another structure: .*\.params\['v'\]"
+    with pytest.raises(UserError, match=message):
+        fit(classifier(), callbacks=[changes])
+
+
+def test_a_callback_that_returns_no_state_is_refused():
+    message = r"^The callback .*<lambda> returned a int. Return None, a State, or"
+    with pytest.raises(UserError, match=message):
+        fit(classifier(), callbacks=[lambda info: 1])
+
+
+def test_early_stopping_of_an_unknown_score_is_refused():
+    stopping = EarlyStopping("nll")
+    stopping.metric = "f1"
+    with pytest.raises(UserError, match="^EarlyStopping waits for 'f1', and the scores are"):
+        fit(classifier(), eval_data=DATA, eval_every=4, callbacks=[stopping])
+
+
+# Metrics, predictions and folders
+
+
+@pytest.mark.parametrize(
+    "statistic",
+    [
+        lambda prediction, labels: prediction["log_probs"][:-1, 0],
+        lambda prediction, labels: prediction["log_probs"],
+        lambda prediction, labels: jnp.float32(1),
+        lambda prediction: prediction["log_probs"][:, 0],
+    ],
+    ids=["short", "wide", "scalar", "signature"],
+)
+def test_a_metric_of_the_wrong_length_is_refused(statistic):
+    ensemble = classifier()
+    metric = Metric("own", statistic)
+    with pytest.raises(UserError, match=r"^The (statistic of the )?metric 'own' r"):
+        de.evaluate(ensemble, ensemble.init(DATA), DATA, metrics=[metric])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (3, "The data is a int. Give a dict of arrays, a source of dist_ens.data, or an iterable"),
+        ([], "The data has no batches. Give at least one."),
+        ([DATA, {"inputs": DATA["inputs"]}], "Batch 1 of the data is a pytree"),
+        (
+            {"x": DATA["inputs"]},
+            "The objective categorical takes data with the key 'inputs': got 'x'.",
+        ),
+    ],
+    ids=["number", "nothing", "structure", "keys"],
+)
+def test_evaluate_refuses_bad_data(data, message):
+    ensemble = classifier()
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        de.evaluate(ensemble, ensemble.init(DATA), data)
+
+
+@pytest.mark.parametrize("method", ["predict", "apply"])
+def test_a_network_without_apply_does_not_predict(method):
+    ensemble = with_loss(loss_fn)
+    state = ensemble.init(DATA)
+    message = r"^This ensemble cannot predict: its network was given by as_member\(init=...\) with"
+    with pytest.raises(UserError, match=message):
+        getattr(ensemble, method)(state, DATA["inputs"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (np.zeros((0, 4), np.float32), "The inputs have no examples. Give at least one."),
+        (np.full((2, 4), 1e300), "The inputs: the value 1e+300 at index (0, 0) does not fit"),
+        (np.array(["a", "b"]), "The inputs has the type <U1, which holds no numbers."),
+        ((np.zeros((2, 4)), np.zeros((3, 4))), "The inputs have leaves of shapes [2, 4], [3, 4]."),
+    ],
+    ids=["none", "float64", "objects", "short"],
+)
+def test_predict_refuses_bad_inputs(inputs, message):
+    ensemble = classifier()
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        ensemble.predict(ensemble.init(DATA), inputs)
+
+
+def test_a_batch_that_does_not_divide_over_the_data_axis_is_refused():
+    ensemble = classifier(layout=layout_of(1, 2))
+    state = ensemble.init(DATA)
+    odd = {name: leaf[:7] for name, leaf in DATA.items()}
+    with pytest.raises(
+        UserError, match="^The batch has 7 examples, which do not divide over 2 col"
+    ):
+        ensemble.update(state, odd)
+    message = "^batch_size must be a multiple of the data axis: got batch_size=7"
+    with pytest.raises(UserError, match=message):
+        ensemble.update(state, jax.tree.map(jnp.asarray, odd))
+
+
+def test_an_argument_of_another_number_of_members_is_refused():
+    message = r"^Argument 0\['w'\] has the shape \[3\], and its axis 0 should hold the 2 members"
+    with pytest.raises(UserError, match=message):
+        de.lift(lambda m: m["w"], layout=layout_of(), in_specs=("members",))({"w": np.ones(3)})
+
+
+def test_an_empty_folder_is_not_loaded(tmp_path):
+    message = r"^There is no checkpoint in .*. Give the folder of a run, which has a folder checkp"
+    for folder in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(UserError, match=message):
+            de.load(folder)
+
+
+def test_hosts_that_yield_different_shapes_are_both_refused(tmp_path):
+    logs = [tmp_path / f"host_{i}.log" for i in range(2)]
+    script = [sys.executable, "tests/two_iterators.py", f"127.0.0.1:{free_port()}"]
+    codes = finish([start([*script, str(i), str(tmp_path)], logs[i]) for i in range(2)], logs)
+    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    said = [json.loads((tmp_path / f"said_{i}.json").read_text()) for i in range(2)]
+    for host, of_host in enumerate(said):
+        assert of_host.pop("alike") is None
+        assert len(of_host) == 3
+        for message in of_host.values():
+            assert message.startswith(
+                "The hosts yield batches of different shapes: hosts [1] differ from host 0, and "
+                f"this host ({host}) yields "
+            )

@@ -1,0 +1,63 @@
+"""One of two hosts whose iterators may yield batches of different shapes.
+
+python tests/two_iterators.py COORDINATOR PROCESS_ID FOLDER
+
+It writes to FOLDER/said_PROCESS_ID.json what `fit` said of each pair of iterators; None where it
+trained.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+import numpy as np
+
+import fast_xla
+
+# For each pair: the shapes that host 0 and host 1 yield.
+PAIRS = {
+    "alike": ({"inputs": (4, 3), "labels": (4,)}, {"inputs": (4, 3), "labels": (4,)}),
+    "width": ({"inputs": (4, 3), "labels": (4,)}, {"inputs": (4, 2), "labels": (4,)}),
+    # 3 examples do not divide over the columns, of which only one host knows.
+    "length": ({"inputs": (4, 3), "labels": (4,)}, {"inputs": (3, 3), "labels": (3,)}),
+    "keys": ({"inputs": (4, 3), "labels": (4,)}, {"inputs": (4, 3), "targets": (4,)}),
+}
+
+
+def main(coordinator, process_id, folder):
+    os.environ["XLA_FLAGS"] = fast_xla.flags(4)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+    import optax
+
+    import dist_ens as de
+    from dist_ens import cluster
+    from dist_ens.errors import UserError
+
+    cluster.start(coordinator, 2, int(process_id))
+    layout = de.Layout.make(2, ensemble_axis=1)
+    network = (
+        lambda key: {"w": jax.random.normal(key, (3, 2))},
+        lambda params, inputs: inputs @ params["w"],
+    )
+    said = {}
+    for name, of_hosts in PAIRS.items():
+        types = {"inputs": np.float32, "labels": np.int32, "targets": np.int32}
+        shapes = of_hosts[int(process_id)]
+        batch = {key: np.zeros(shape, types[key]) for key, shape in shapes.items()}
+        objective = de.losses.categorical(2)
+        ensemble = de.Ensemble(
+            network, optax.sgd(0.1), objective, num_members=2, layout=layout, execution="vmap"
+        )
+        try:
+            de.fit(ensemble, lambda batch=batch: iter([batch]), steps=2, progress=False)
+        except UserError as error:
+            said[name] = str(error)
+        else:
+            said[name] = None
+    (pathlib.Path(folder) / f"said_{process_id}.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
