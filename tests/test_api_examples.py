@@ -154,7 +154,7 @@ def batches_of(data):
     order = Order(len(jax.tree.leaves(data)[0]), BATCH_SIZE)
     indices = order.indices(order.cursor(0, range(STEPS)), np.arange(BATCH_SIZE))
     return [
-        jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[rows]), data)  # noqa: B023
+        jax.tree.map(lambda leaf: np.asarray(leaf)[rows], data)  # noqa: B023
         for rows in indices
     ]
 
@@ -175,7 +175,7 @@ def by_hand(init, loss, batches, columns, optimizer=SGD):
     members = []
     for member_id in range(NUM_MEMBERS):
         key = key_of(member_id)
-        params, model_state = init(jax.random.fold_in(key, 0), batches[0])
+        params, model_state = jax.jit(init)(jax.random.fold_in(key, 0), batches[0])
         opt_state = optimizer.init(params)
         for number, batch in enumerate(batches):
             of_step = jax.random.fold_in(jax.random.fold_in(key, 1), number)
@@ -197,7 +197,7 @@ def fitted(member, loss, data, layout, optimizer=SGD, **options):
     ensemble = de.Ensemble(
         member, optimizer, loss, num_members=NUM_MEMBERS, layout=layout, execution="vmap"
     )
-    return de.fit(ensemble, data, steps=STEPS, progress=False, **options)
+    return de.fit(ensemble, data, steps=STEPS, steps_per_call=1, progress=False, **options)
 
 
 def assert_same(found, expected):
