@@ -14,15 +14,19 @@ Tree = TypeVar("Tree")
 
 
 class State(NamedTuple):
-    """All that a member carries from step to step; an ensemble's has `members` in front of it all.
+    """The state of a member. That of an ensemble has a leading axis [members] in every leaf.
 
     Attributes:
-        step: Updates taken, int32[].
-        member_id: The member's lasting name, int32[].
-        key: The member's key, from (seed, member_id) alone.
-        params: What is trained.
-        model_state: What else the network carries, such as running statistics.
-        opt_state: The optimizer's.
+        step: Number of updates taken, int32[].
+        member_id: Id of the member, which lasts, int32[].
+        key: Key of the member, which depends on the seed and `member_id` alone, [].
+        params: Parameters, a pytree.
+        model_state: Other state of the network, such as running statistics, a pytree.
+        opt_state: State of the optimizer, a pytree.
+
+    >>> state = State(np.int32(3), np.int32(0), jax.random.key(0), {"w": 1.0}, (), ())
+    >>> state._replace(params={"w": 2.0}).params
+    {'w': 2.0}
     """
 
     step: jax.Array
@@ -94,16 +98,19 @@ def stack_members(members: Sequence[Tree]) -> Tree:
 
 
 def unstack_members(ensemble: Tree) -> list[Tree]:
-    """The list of members in one pytree of arrays; the inverse of `stack_members`.
+    """Returns the members of one pytree of arrays as a list; the inverse of `stack_members`.
 
     Args:
-        ensemble: A pytree with leaves [members, ...].
+        ensemble: Pytree with leaves [members, ...].
 
     Returns:
-        One pytree per member, without that axis.
+        A list with one pytree for each member, leaves [...].
 
     Raises:
         UserError: If the leaves disagree about the number of members.
+
+    >>> [member["w"].tolist() for member in unstack_members({"w": np.array([[1, 2], [3, 4]])})]
+    [[1, 2], [3, 4]]
     """
     return [jax.tree.map(lambda leaf: leaf[i], ensemble) for i in range(_count(ensemble))]  # noqa: B023
 

@@ -429,3 +429,16 @@ def test_adversarial_training_takes_weights(microbatches):
     np.testing.assert_allclose(metrics["loss"], [value, value], rtol=1e-5)
     np.testing.assert_allclose(state.params["w"][1], expected, rtol=1e-5)
     assert metrics["zero_weights"].tolist() == [0, 0]
+
+
+def test_a_jitted_mean_counts_examples_as_bootstrap_drew_them():
+    def mean(values, weights):
+        return batch_mean(values, weights)
+
+    def trained_with(mean):
+        ensemble = ensemble_of(of_tokens(mean), methods=[de.methods.bootstrap()], execution="vmap")
+        data = {name: np.concatenate([b[name] for b in BATCHES]) for name in BATCHES[0]}
+        return de.fit(ensemble, data, steps=3, batch_size=BATCH, progress=False).state
+
+    found, expected = trained_with(jax.jit(mean)), trained_with(mean)
+    assert_close(jax.device_get(found.params), jax.device_get(expected.params))

@@ -54,6 +54,18 @@ def evaluate(
 
     Raises:
         UserError: If the data or a metric does not fit the ensemble.
+
+    >>> import optax
+    >>> from dist_ens.losses import categorical
+    >>> network = (
+    ...     lambda key: {"w": jax.random.normal(key, (3, 2))},
+    ...     lambda params, inputs: inputs @ params["w"],
+    ... )
+    >>> ensemble = Ensemble(network, optax.sgd(0.1), categorical(2), num_members=4)
+    >>> data = {"inputs": np.zeros((8, 3)), "labels": np.zeros(8, int)}
+    >>> scores = evaluate(ensemble, ensemble.init(data), data)
+    >>> round(scores.ensemble["nll"], 4)  # of two classes that are equally likely: log 2
+    0.6931
     """
     own = tuple(metrics or ())
     scores, _ = score(

@@ -103,6 +103,22 @@ def load(
     Raises:
         UserError: If the folder has no checkpoint, the run needs `ensemble` or `config` and it is
             not given, or a member or step does not exist.
+
+    >>> import jax, optax, tempfile
+    >>> from dist_ens import Checkpoints, fit, losses
+    >>> network = (
+    ...     lambda key: {"w": jax.random.normal(key, (3, 2))},
+    ...     lambda params, inputs: inputs @ params["w"],
+    ... )
+    >>> ensemble = Ensemble(network, optax.sgd(0.1), losses.categorical(2), num_members=4)
+    >>> data = {"inputs": np.ones((8, 3)), "labels": np.ones(8, int)}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = fit(
+    ...         ensemble, data, steps=3, checkpoints=Checkpoints(folder), progress=False
+    ...     )
+    ...     run = load(folder, ensemble=ensemble)
+    >>> run.step, run.predict(data["inputs"]).mean.shape
+    (3, (8, 2))
     """
     folder = given_path(folder, "folder")
     newest, record = read_newest(folder)

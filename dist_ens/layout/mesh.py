@@ -37,6 +37,10 @@ class Layout:
         num_members: Number of members, a multiple of the ensemble axis.
         is_fixed: Whether somebody chose the rows of the mesh. Instead of a mesh that nobody chose,
             `fit` may use one device where the devices are the cores of one CPU.
+
+    >>> layout = Layout.make(6, devices=jax.devices()[:4])
+    >>> layout.ensemble_axis, layout.data_axis, layout.members_per_device
+    (2, 2, 3)
     """
 
     mesh: Mesh

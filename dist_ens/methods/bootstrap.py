@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dist_ens.errors import UserError
-from dist_ens.losses.averaging import counting_examples, tracing_loss
+from dist_ens.losses.averaging import counting_examples, traced_anew, tracing_loss
 from dist_ens.methods.loss import LossInfo, MemberLoss, Method
 from dist_ens.randomness import EXAMPLES, pinned_generator
 
@@ -87,7 +87,8 @@ def bootstrap() -> Method:
 def _uses_batch_mean(loss: MemberLoss, *args: Any) -> bool:
     params, model_state, batch, info = args
     with tracing_loss() as scope:
-        jax.eval_shape(lambda p, s, b: loss(p, s, b, info)[0], params, model_state, batch)
+        value = traced_anew(lambda p, s, b: loss(p, s, b, info)[0])
+        jax.eval_shape(value, params, model_state, batch)
     return scope.uses_batch_mean
 
 

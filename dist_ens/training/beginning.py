@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from dist_ens import cluster
 from dist_ens.checkpoint import OpenCheckpoints
@@ -159,7 +160,8 @@ def _steps_per_call(
     batch = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), train.batch
     )
-    traced = ensemble.traced_update(state, Batches(batch))
+    index = jax.ShapeDtypeStruct((1, train.order.global_batch_size), jnp.int32)
+    traced = ensemble.traced_update(state, Batches(batch, index))
     return choose_steps_per_call(ensemble.layout, traced, *cadences)
 
 

@@ -1,0 +1,141 @@
+"""The public names: what they cost to import, and that both doors lead to the same engine."""
+
+import doctest
+import inspect
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import dist_ens as de
+from dist_ens.config import Experiment
+from dist_ens.experiment.build import build
+from dist_ens.experiment.train import train
+
+EVERY_ROOM_FIRST = """
+import importlib, inspect, json, pkgutil
+import dist_ens
+rooms = [module.name for module in pkgutil.walk_packages(dist_ens.__path__, "dist_ens.")]
+for room in rooms:
+    importlib.import_module(room)
+kinds = {}
+for name in dist_ens.__all__:
+    value = getattr(dist_ens, name)
+    kinds[name] = "module" if inspect.ismodule(value) else "class or function"
+    assert inspect.ismodule(value) or callable(value), name
+print(json.dumps([rooms, kinds]))
+"""
+
+
+def python(*words):
+    """Returns what a fresh Python prints to standard output and standard error."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    ended = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=True, env=environment
+    )
+    return ended.stdout, ended.stderr
+
+
+def test_no_room_has_the_name_of_a_public_function():
+    # A room of that name would take the function's place as soon as it is imported.
+    rooms, kinds = json.loads(python("-c", EVERY_ROOM_FIRST)[0].splitlines()[-1])
+    assert len(rooms) > 100
+    modules = {name for name, kind in kinds.items() if kind == "module"}
+    assert modules == {"callbacks", "losses", "methods", "metrics", "models"}
+    assert sorted(kinds) == sorted(de.__all__)
+
+
+def test_importing_the_package_imports_no_library():
+    imported = python("-X", "importtime", "-c", "import dist_ens")[1]
+    modules = {line.rpartition("|")[2].strip() for line in imported.splitlines()}
+    assert "dist_ens" in modules
+    packages = {module.partition(".")[0] for module in modules}
+    assert not packages & {"jax", "jaxlib", "numpy", "flax", "optax", "orbax", "grain", "sklearn"}
+    assert not {module for module in modules if module.startswith("dist_ens.")}
+
+
+@pytest.mark.parametrize("name", de.__all__)
+def test_a_public_name_is_documented_with_an_example(name):
+    value = getattr(de, name)
+    assert name in dir(de)
+    assert value.__doc__
+    if not inspect.ismodule(value):  # the suite runs the doctests of every file
+        assert doctest.DocTestParser().get_examples(value.__doc__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'dist_ens' has no attribute 'evalute'"):
+        de.evalute  # noqa: B018
+
+
+# The command line and Python
+
+
+def experiment():
+    return Experiment.from_dict(
+        {
+            "num_members": 4,
+            "steps": 20,
+            "steps_per_call": 5,
+            "execution": "vmap",
+            "layout": {"ensemble_axis": 4},
+            "data": {"source": "digits", "global_batch_size": 32, "std": (16.0,)},
+            "model": {"name": "mlp_bn_dropout", "hidden_sizes": (16,)},
+            "optimizer": {"name": "adam", "learning_rate": 1e-2},
+            "evaluation": {"global_batch_size": 100},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of the command line's `train`."""
+    return train(experiment(), tmp_path_factory.mktemp("run"))
+
+
+def assert_same_bits(found, expected):
+    found, expected = (
+        jax.device_get(state._replace(key=jax.random.key_data(state.key)))
+        for state in (found, expected)
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_fit_with_the_parts_of_a_config_gives_the_bits_of_the_command_line(trained):
+    parts = build(experiment())
+    result = de.fit(
+        parts.ensemble,
+        parts.data,
+        steps=20,
+        steps_per_call=5,
+        eval_data=parts.eval_data,
+        progress=False,
+    )
+    assert_same_bits(result.state, trained.state)
+    assert result.scores.ensemble == trained.scores.ensemble
+    assert result.scores.members == trained.scores.members
+
+
+def test_fit_with_parts_made_in_python_gives_the_bits_of_the_command_line(trained):
+    parts = build(experiment())
+    ensemble = de.Ensemble(
+        parts.ensemble.member,
+        optax.adam(1e-2),
+        de.losses.categorical(10),
+        num_members=4,
+        layout=de.Layout.make(4, ensemble_axis=4),
+        execution="vmap",
+    )
+    source = parts.source
+    data, test = (split.take(np.arange(len(split))) for split in (source.train, source.test))
+    result = de.fit(
+        ensemble, data, steps=20, batch_size=32, steps_per_call=5, eval_data=test, progress=False
+    )
+    assert_same_bits(result.state, trained.state)
+    # The test split is taken in batches of 1,000, not of 100: sums are rounded otherwise.
+    assert result.scores.ensemble == pytest.approx(trained.scores.ensemble, rel=1e-5)
