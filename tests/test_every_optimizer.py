@@ -240,6 +240,11 @@ def init(key, inputs):
     }, ()
 
 
+@functools.cache
+def first_params(member_id):
+    return init(jax.random.fold_in(member_key(SEED, member_id), INIT), INPUTS[0])[0]
+
+
 def outputs(params, inputs):
     return jnp.tanh(inputs @ params["w1"] + params["b1"][None]) @ params["w2"] + params["b2"][None]
 
@@ -256,14 +261,20 @@ def layout():
 def ensemble_of(optimizer):
     objective = de.losses.categorical(CLASSES)
     return de.Ensemble(
-        (init, apply), optimizer, objective, num_members=MEMBERS, seed=SEED, layout=layout()
+        (init, apply),
+        optimizer,
+        objective,
+        num_members=MEMBERS,
+        seed=SEED,
+        layout=layout(),
+        execution="vmap",
     )
 
 
 def trained(optimizer):
     """Returns the ensemble and its state after five steps."""
     ensemble = ensemble_of(optimizer)
-    state = ensemble.init({"inputs": INPUTS[0], "labels": LABELS[0]})
+    state = ensemble.state_of([first_params(number) for number in range(MEMBERS)])
     for inputs, labels in zip(INPUTS, LABELS, strict=True):
         state, _ = ensemble.update(state, {"inputs": inputs, "labels": labels})
     return ensemble, state
@@ -307,7 +318,7 @@ def trained_by_hand(optimizer):
     members = []
     for member_id in range(MEMBERS):
         key = member_key(SEED, member_id)
-        params, _ = init(jax.random.fold_in(key, INIT), INPUTS[0])
+        params = first_params(member_id)
         state = with_own_key(optimizer.init(params), key)
         gradients = []
         for number, (inputs, labels) in enumerate(zip(INPUTS, LABELS, strict=True)):
@@ -347,7 +358,7 @@ def test_four_members_are_trained_as_one_after_another(name):
     _, state = trained(optimizer)
     # Of 83 parameters each, at most one had a gradient that was nearly 0 at some step.
     assert num_left_out(state, members) <= 1
-    first = init(jax.random.fold_in(member_key(SEED, 0), INIT), INPUTS[0])[0]
+    first = first_params(0)
     moved = [np.abs(members[0].params[name] - first[name]).max() for name in first]
     assert max(moved) > 1e-6  # else nothing was compared
 
