@@ -22,7 +22,8 @@ _FIELDS = ("learning_rate", "momentum", "weight_decay")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: function
     for name, function in (vars(optax.contrib) | vars(optax)).items()
-    if inspect.isfunction(function) and not name.startswith("_")
+    if inspect.isfunction(function) or isinstance(function, functools.partial)
+    if not name.startswith("_")
 }
 _WAY_OUT = "Name another one, or write make_optimizer(spec) in the config file."
 
@@ -109,10 +110,12 @@ def _refusal(function: Callable[..., Any]) -> str | None:
     """Returns why a function of Optax cannot be used as optimizer in a config; None if it can."""
     signature = inspect.signature(function)
     returned = signature.return_annotation
+    parameters = signature.parameters.values()
+    if returned is signature.empty and "learning_rate" in signature.parameters:
+        returned = optax.GradientTransformation  # a few optimizers have no annotations
     returned = getattr(returned, "__name__", str(returned)).rpartition(".")[2]
     if returned not in ("GradientTransformation", "GradientTransformationExtraArgs"):
         return "does not return a gradient transformation"
-    parameters = signature.parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.name != "learning_rate"]
     if needed:
         return f"needs {', '.join(needed)}, which have no default"
@@ -120,7 +123,7 @@ def _refusal(function: Callable[..., Any]) -> str | None:
     if inner:
         return f"contains another transformation, {inner[0]}, that calls the loss again"
     descends = any(p.name.endswith("learning_rate") for p in parameters)
-    if not descends or function.__name__.startswith("scale_by_"):
+    if not descends or getattr(function, "__name__", "").startswith("scale_by_"):
         return "transforms gradients without taking a step against them"
     return None
 

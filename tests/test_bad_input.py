@@ -413,3 +413,12 @@ def test_hosts_that_yield_different_shapes_are_both_refused(tmp_path):
                 "The hosts yield batches of different shapes: hosts [1] differ from host 0, and "
                 f"this host ({host}) yields "
             )
+
+
+def test_evaluate_leaves_out_what_the_objective_does_not_read():
+    ensemble = classifier()
+    state = ensemble.init(DATA)
+    more = DATA | {"group": np.arange(EXAMPLES)}
+    assert (
+        de.evaluate(ensemble, state, more).ensemble == de.evaluate(ensemble, state, DATA).ensemble
+    )

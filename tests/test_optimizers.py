@@ -38,6 +38,8 @@ def walk(config, gradients, start=1.0):
         ({"name": "adam", "learning_rate": 0.1}, [2.0], [0.9]),
         # Decoupled: without a gradient 1 - 0.1 * 0.5 * 1 = 0.95
         ({"name": "adamw", "learning_rate": 0.1, "weight_decay": 0.5}, [0.0], [0.95]),
+        # The first step of Adam with Nesterov momentum: 0.9 * 0.2 / 0.19 + 0.1 * 2 / 0.1 over 2
+        ({"name": "nadam", "learning_rate": 0.1}, [2.0], [1 - 0.1 * (0.9 * 0.2 / 0.19 + 2) / 2]),
         # A gradient of 4 is clipped to 1, one of 0.5 is not: 0.9, then 0.9 - 0.05
         ({"name": "sgd", "learning_rate": 0.1, "clip_norm": 1.0}, [4.0, 0.5], [0.9, 0.85]),
         # Rates 0.4, 0.3, 0.2, 0.1, 0

@@ -108,6 +108,9 @@ def score(
                 f"The objective {objective.name} takes data with the key {key!r}: got {found}. "
                 f"Give a dict with {objective.INPUTS!r} and {objective.LABELS!r}."
             )
+    if isinstance(split, TreeSplit):  # an objective reads no other part, here as in training
+        names = (objective.INPUTS, objective.LABELS, objective.WEIGHTS)
+        split = TreeSplit({name: split.tree[name] for name in names if name in split.tree})
     evaluator, split = evaluator_of(here, state, split, metrics, int(batch_size))
     evaluation = evaluator.evaluate(state, split, by_size=by_size)
     return evaluation.scores(intervals=intervals), evaluation
