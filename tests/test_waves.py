@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+import dist_ens as de
 import networks
 from dist_ens.data import ArraySplit
 from dist_ens.ensemble.waves import update_in_waves
@@ -163,3 +164,23 @@ def test_the_execution_of_waves_is_chosen_by_one_of_them(tmp_path, capsys):
     run = train(small(execution="auto", layout={"waves": 2}), tmp_path / "auto")
     assert "Execution vmap" in capsys.readouterr().out
     assert run.ensemble.waves == 2
+
+
+def test_a_given_state_is_trained_on_in_waves_as_at_once():
+    def ensemble(waves):
+        network = (lambda key: {"w": jax.random.normal(key, (3, 2))}, lambda p, x: x @ p["w"])
+        layout = de.Layout.make(4, devices=jax.devices()[:2])
+        objective = de.losses.categorical(2)
+        return de.Ensemble(
+            network, optax.sgd(0.1), objective, num_members=4, waves=waves, layout=layout
+        )
+
+    random = np.random.default_rng(0)
+    data = {"inputs": random.normal(size=(8, 3)), "labels": np.arange(8) % 2}
+    options = {"batch_size": 4, "progress": False}
+    first = de.fit(ensemble(2), data, steps=3, **options).state
+    given = de.fit(ensemble(2), data, steps=6, state=first, **options).state
+    expected = de.fit(ensemble(1), data, steps=6, **options).state
+    assert given.params["w"].sharding.memory_kind == "pinned_host"
+    assert first.step.tolist() == [3] * 4  # not used up
+    np.testing.assert_allclose(given.params["w"], expected.params["w"], rtol=1e-6)

@@ -18,6 +18,7 @@ from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
     copied,
+    copied_like,
     device_bytes,
     put_everywhere,
     put_members,
@@ -61,6 +62,7 @@ __all__ = [
     "axis_of",
     "broadcast",
     "copied",
+    "copied_like",
     "data_index",
     "data_mean",
     "data_size",

@@ -117,6 +117,18 @@ def copied(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.copy(), tree)
 
 
+def copied_like(tree: Any, like: Any) -> Any:
+    """Returns copies of arrays of any layout, each where another array lies.
+
+    Args:
+        tree: Pytree of arrays of this host's devices.
+        like: Pytree of the same structure, of arrays or of shapes with shardings.
+    """
+    return jax.tree.map(
+        lambda leaf, other: jax.device_put(leaf, other.sharding, may_alias=False), tree, like
+    )
+
+
 def to_host(tree: Any) -> Any:
     """Global arrays as whole NumPy arrays; every host must call this, and has all of them."""
     if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):

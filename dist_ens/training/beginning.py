@@ -14,7 +14,7 @@ from dist_ens.config.execution_spec import AUTO
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.errors import UserError
-from dist_ens.layout import MEMBERS, Layout
+from dist_ens.layout import MEMBERS, Layout, copied_like
 from dist_ens.methods.label_scale import set_label_scale
 from dist_ens.state import State
 from dist_ens.training.data import OrderedSplit, TrainingData
@@ -127,12 +127,13 @@ def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 def _given_state(ensemble: Ensemble, state: State, part: Any) -> tuple[State, int]:
     """Returns a copy of a given state on the ensemble's layout, and its step."""
+    like = ensemble.abstract_state(part)
     expected, found = (
         [
             (jax.tree_util.keystr(path), leaf.shape, leaf.dtype)
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         ]
-        for tree in (ensemble.abstract_state(part), state)
+        for tree in (like, state)
     )
     if expected != found:
         raise UserError(
@@ -147,8 +148,7 @@ def _given_state(ensemble: Ensemble, state: State, part: Any) -> tuple[State, in
             f"The members of the given state have seen different numbers of steps: {sorted(steps)}."
             " Give a state whose members have seen the same number."
         )
-    copied = jax.tree.map(lambda leaf: leaf.copy(), state)
-    return ensemble.layout.moved(copied, MEMBERS), steps.pop()
+    return copied_like(state, like), steps.pop()
 
 
 def _steps_per_call(
