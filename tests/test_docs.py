@@ -51,8 +51,25 @@ def test_every_config_tells_its_command_its_duration_and_its_result():
         assert "Result:" in docstring, path
 
 
+def blocks_of_python():
+    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_script_in_readme_reaches_its_score(capsys):
+    namespace = {}
+    exec(blocks_of_python()[0], namespace)
+    scores = namespace["de"].evaluate(
+        namespace["ensemble"],
+        namespace["result"].state,
+        {"inputs": namespace["x"][1400:], "labels": namespace["y"][1400:]},
+    )
+    assert scores.ensemble["accuracy"] > 0.88
+    assert "ensemble of 8" in capsys.readouterr().out
+    assert namespace["p"].epistemic.shape == (397,)
+
+
 def test_the_network_in_readme_fits_its_data(tmp_path):
-    block = re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1)
+    block = next(block for block in blocks_of_python() if "get_config" in block)
     (tmp_path / "own.py").write_text(block)
     file = ConfigFile(str(tmp_path / "own.py"))
     spec = Spec((8, 8), "float32", (), 10)
