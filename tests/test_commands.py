@@ -393,7 +393,7 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
             "--num_members is a field of the config, and not a",
         ),
         ([*train, SMALL[0], "--config.steps=many"], "--config.steps cannot be 'many'"),
-        ([*train, SMALL[0], "--config.num_members=0"], "num_members must be positive."),
+        ([*train, SMALL[0], "--config.num_members=0"], "num_members must be positive:"),
         ([*train, SMALL[0], "--config.model.name=mpl", "--config.model.init=x"], "mean 'mlp'?"),
         (
             [

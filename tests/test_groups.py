@@ -443,7 +443,7 @@ def test_a_group_learns_nothing_of_another_splits_examples(tmp_path):
         ),
         ({"num_members": 4}, "num_members=4 and members_per_group=2, but exactly one"),
         ({"members_per_group": None}, "num_members=None and members_per_group=None, but"),
-        ({"members_per_group": 0}, "members_per_group must be positive."),
+        ({"members_per_group": 0}, "members_per_group must be positive:"),
     ],
 )
 def test_what_does_not_fit_the_groups_is_told(tmp_path, changes, sentence):

@@ -36,8 +36,8 @@ def named_specs(specs: Any) -> Any:
     Raises:
         UserError: If a name is not one of the four.
 
-    >>> named_specs(("members", "batch"))
-    (PartitionSpec('ensemble',), PartitionSpec('data',))
+    >>> [tuple(spec) for spec in named_specs(("members", "batch"))]
+    [('ensemble',), ('data',)]
     """
 
     def spec_of(spec: Any) -> PartitionSpec:
