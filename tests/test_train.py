@@ -734,7 +734,7 @@ def test_a_run_of_another_version_is_told_in_a_sentence(tmp_path):
     del values["crc32"]  # as it was then, or of what that version wrote
     values["experiment"]["loss"] = "softmax_cross_entropy"  # as it once was
     saved.write_text(json.dumps(values))
-    with pytest.raises(RunError, match="cannot be read: loss is 'softmax_cross_entropy', but it is a section.* with that version"):
+    with pytest.raises(RunError, match="cannot be read: loss is .* a section.* with that version"):
         train(experiment(steps=32), tmp_path)
     del values["num_train_examples"]
     saved.write_text(json.dumps(values))
