@@ -190,7 +190,7 @@ def test_a_distribution_that_lacks_a_method_cannot_be_made():
     class Unfinished(Distribution):
         metrics = ()
 
-    with pytest.raises(TypeError, match="abstract methods from_outputs, pool, predict, row_stat"):
+    with pytest.raises(TypeError, match="abstract methods '?from_outputs'?, '?pool"):
         Unfinished()
 
 
