@@ -12,6 +12,8 @@ import dist_ens as de
 from dist_ens.errors import UserError
 from dist_ens.losses import data_mean
 
+pytestmark = pytest.mark.quick
+
 MEMBERS, BATCH = 8, 16
 _RANDOM = np.random.default_rng(0)
 BATCH_OF_ALL = {

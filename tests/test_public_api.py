@@ -17,6 +17,8 @@ from dist_ens.config import Experiment
 from dist_ens.experiment.build import build
 from dist_ens.experiment.train import train
 
+pytestmark = pytest.mark.quick
+
 EVERY_ROOM_FIRST = """
 import importlib, inspect, json, pkgutil
 import dist_ens
