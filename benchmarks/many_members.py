@@ -130,7 +130,7 @@ def _draw(found: dict[int, dict[str, float]], path: pathlib.Path) -> None:
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots(1, 2)
     for name in _COLUMNS:
-        axis = axes[name.endswith("MB")]
+        axis = axes[int(name.endswith("MB"))]
         axis.loglog([*found], [each[name] for each in found.values()], marker="o", label=name)
     for axis, label in zip(axes, ("seconds, or ms a step", "MB"), strict=True):
         axis.set_xlabel("members")
