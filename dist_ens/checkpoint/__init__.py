@@ -20,7 +20,12 @@ which every reader compares.
 """
 
 from dist_ens.checkpoint.checkpoints import Checkpoints, OpenCheckpoints
-from dist_ens.checkpoint.record import StepRecord, check_resumes, require_config_record
+from dist_ens.checkpoint.record import (
+    StepRecord,
+    check_resumes,
+    differing_versions,
+    require_config_record,
+)
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore, read_newest
 
 __all__ = [
@@ -30,6 +35,7 @@ __all__ = [
     "OpenCheckpoints",
     "StepRecord",
     "check_resumes",
+    "differing_versions",
     "read_newest",
     "require_config_record",
 ]

@@ -164,13 +164,7 @@ class StepRecord:
         Args:
             saved: Record of the saved run.
         """
-        names = sorted(saved.versions.keys() | self.versions.keys())
-        pairs = [(name, saved.versions.get(name), self.versions.get(name)) for name in names]
-        listed = ", ".join(
-            f"{name} {there or 'absent'} (here {here or 'absent'})"
-            for name, there, here in pairs
-            if there != here
-        )
+        listed = differing_versions(saved.versions, self.versions)
         if not listed:
             return []
         return [
@@ -263,3 +257,21 @@ def _listed(differences: list[tuple[str, Any, Any]]) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 300 else f"{text[:150]}…{text[-150:]}"
+
+
+def differing_versions(saved: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """Returns the libraries whose versions differ, as a list in words; empty if none does.
+
+    Args:
+        saved: Versions of a saved run by the name of the library.
+        here: Versions of this process.
+
+    >>> differing_versions({"jax": "0.10.1"}, {"jax": "0.10.2", "flax": "0.12"})
+    'flax absent (here 0.12), jax 0.10.1 (here 0.10.2)'
+    """
+    pairs = [(name, saved.get(name), here.get(name)) for name in sorted(saved.keys() | here.keys())]
+    return ", ".join(
+        f"{name} {there or 'absent'} (here {now or 'absent'})"
+        for name, there, now in pairs
+        if there != now
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from dist_ens.checkpoint import differing_versions
 from dist_ens.commands import quoted
 from dist_ens.config import (
     MAY_CHANGE_ON_RESUME,
@@ -189,13 +190,7 @@ class Run:
         """Returns a sentence on versions that keep two training steps from being compared."""
         if saved.versions is None or self.versions is None or saved.versions == self.versions:
             return None
-        names = sorted(saved.versions.keys() | self.versions.keys())
-        pairs = [(name, saved.versions.get(name), self.versions.get(name)) for name in names]
-        listed = ", ".join(
-            f"{name} {there or 'absent'} (here {here or 'absent'})"
-            for name, there, here in pairs
-            if there != here
-        )
+        listed = differing_versions(saved.versions, self.versions)
         return (
             f"The run was begun with {listed}, so that its training step cannot be compared with "
             f"the one here. Its network was {saved.network}, and here it is {self.network}: going "
