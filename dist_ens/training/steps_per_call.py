@@ -9,8 +9,9 @@ from dist_ens.execution.lowerings import CONVOLUTION, PRODUCT
 from dist_ens.execution.rewrite import contains, equations
 from dist_ens.layout import Layout
 
-# A call is to take about so long: to dispatch one takes less than a hundredth of it.
-_CALL_SECS = {"cpu": 0.05}
+# Seconds of a call. Dispatching one takes less than a hundredth of either; on a CPU a call also has
+# to be long enough for a member's state to stay in the cache for several of its steps.
+_CALL_SECS = {"cpu": 0.5}
 _CALL_SECS_OF_ACCELERATORS = 0.02
 # Operations per second of all devices of a CPU together, and of one accelerator, to the order of
 # magnitude.
