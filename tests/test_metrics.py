@@ -406,6 +406,35 @@ def test_a_mixture_as_it_is_has_its_own_quantiles():
     assert float(values["width"][0]) == pytest.approx(2 * 4.281552, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("spread", "deviations"),
+    [(1.0, (0.5, 1.5)), (20.0, (0.5, 1.5)), (1.0, (1e-3, 2.0)), (1.0, (0.0, 0.0))],
+    ids=["of like widths", "far apart", "of unlike widths", "points"],
+)
+def test_the_crps_of_many_members_is_that_of_all_their_pairs(spread, deviations):
+    random = np.random.default_rng(6)
+    means = (spread * random.normal(size=(200, 5))).astype(np.float32)
+    variances = np.square(random.uniform(*deviations, (200, 5))).astype(np.float32)
+    targets = random.normal(size=5).astype(np.float32)
+
+    def mean_distance(mean, variance):  # E|Z| of a normal Z
+        scale = np.sqrt(np.maximum(variance, 1e-30))
+        return mean * (2 * norm.cdf(mean / scale) - 1) + 2 * scale * norm.pdf(mean / scale)
+
+    means_64, variances_64 = means.astype(np.float64), variances.astype(np.float64)
+    to_target = mean_distance(targets - means_64, variances_64).mean(0)
+    between = mean_distance(means_64[:, None] - means_64, variances_64[:, None] + variances_64)
+    expected = (to_target - between.mean((0, 1)) / 2).mean()
+    got = normal_scores(means, variances, targets, names=["crps"])
+    assert got["crps"] == pytest.approx(expected, rel=3e-6)
+
+
+def test_many_members_that_agree_have_the_crps_of_one():
+    # N(1, 4), target 3: the value worked out above for one normal.
+    got = normal_scores(np.ones((500, 1)), np.full((500, 1), 4.0), [3.0], names=["crps"])
+    assert got["crps"] == pytest.approx(1.204882, abs=3e-6)
+
+
 def test_members_that_say_no_variance_are_scored_as_points():
     # Points 0 and 2, target 3: E|X - y| = 2, pairs differ by 0, 2, 2, 0: crps = 2 - 1/2.
     got = normal_scores([[0.0], [2.0]], np.zeros((2, 1)), [3.0], names=["crps"])

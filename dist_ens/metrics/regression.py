@@ -12,6 +12,13 @@ from jax.scipy.stats import norm
 from dist_ens.metrics.catalogue import INTERVAL_LEVEL, REGRESSION
 from dist_ens.metrics.metric import Rows, scores_of
 
+# Of so few members all pairs are cheaper than any grid.
+_FEW_MEMBERS = 32
+# A grid reaches so many standard deviations beyond the outermost members, where less than a part in
+# 1e8 of one is left; its nodes are so close that the rule itself errs less than a float32 rounds.
+_TAIL = 5.5
+_NODES_PER_DEVIATION = 1.5
+
 
 def mixture_moments(
     member_means: jax.Array, member_variances: jax.Array
@@ -152,23 +159,93 @@ def regression_scores(
 
 
 def _crps(means: jax.Array, variances: jax.Array, targets: jax.Array) -> jax.Array:
-    """Continuous ranked probability score of a uniform mixture of normals, float[batch].
+    """Returns the continuous ranked probability score of a uniform mixture of normals.
 
-        E|X - y| - E|X - X'| / 2,  X and X' drawn from the mixture,
+        E|X - y| - E|X - X'| / 2,  X and X' drawn from the mixture
 
-    each a mean over members, or pairs of them, of E|Z| for a normal Z.
+    The second term is a mean over all pairs of members. For many members it is taken in a time that
+    grows with their number: from their sorted order where all are points, and from values of the
+    mixture's distribution function where fewer of those are needed than there are members.
+
+    Args:
+        means: float[members, ...].
+        variances: float[members, ...], at least 0.
+        targets: float[...].
+
+    Returns:
+        float[...], in the targets' unit.
 
     Source: Grimit et al. (2006), "The continuous ranked probability score for circular variables
     and its application to mesoscale forecast ensemble verification", eq. 5.
     """
+    to_target = _mean_distance(targets[None] - means, variances).mean(axis=0)
+    spread = _spread_of_pairs if len(means) <= _FEW_MEMBERS else _spread_of_many
+    return to_target - spread(means, variances)
+
+
+@jax.custom_batching.sequential_vmap  # batched, it would compute every branch
+def _spread_of_many(means: jax.Array, variances: jax.Array) -> jax.Array:
+    """Returns E|X - X'| / 2 of two draws of a mixture, in the fastest way that is exact."""
+    low, width, num_nodes = _grid(means, variances)
+    is_cheaper = num_nodes < len(means)  # not where it is NaN, or infinite
+    num_nodes = jnp.where(is_cheaper, num_nodes, 1).astype(jnp.int32)
+    return jax.lax.switch(
+        jnp.where(jnp.all(variances == 0), 0, jnp.where(is_cheaper, 1, 2)),
+        (
+            lambda: _spread_of_points(means),
+            lambda: _spread_on_grid(means, variances, low, width, num_nodes),
+            lambda: _spread_of_pairs(means, variances),
+        ),
+    )
+
+
+def _spread_of_pairs(means: jax.Array, variances: jax.Array) -> jax.Array:
+    """Returns E|X - X'| / 2 as the mean over all pairs of members."""
 
     def to_all(member: tuple[jax.Array, jax.Array]) -> jax.Array:
         mean, variance = member
         return _mean_distance(mean[None] - means, variance[None] + variances).mean(axis=0)
 
     # One member against all at a time: all pairs at once could be more than there is memory.
-    between = jax.lax.map(to_all, (means, variances)).mean(axis=0)
-    return _mean_distance(targets[None] - means, variances).mean(axis=0) - between / 2
+    return jax.lax.map(to_all, (means, variances)).mean(axis=0) / 2
+
+
+def _spread_of_points(points: jax.Array) -> jax.Array:
+    """Returns E|X - X'| / 2 of points: the integral of F (1 - F), which is constant between two."""
+    ordered = jnp.sort(points, axis=0)
+    below = jnp.arange(1, len(points)) / len(points)
+    weights = (below * (1 - below)).astype(points.dtype)
+    return jnp.tensordot(weights, jnp.diff(ordered, axis=0), axes=1)
+
+
+def _grid(means: jax.Array, variances: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns where a mixture begins and how wide it is, float[...], and the nodes that it needs.
+
+    F (1 - F) varies no faster than the narrowest member, whose tails fall like a normal's, so that
+    the error of the midpoint rule falls like exp(-(pi deviation / step)^2).
+    """
+    deviations = jnp.sqrt(variances)
+    low = (means - _TAIL * deviations).min(axis=0)
+    width = (means + _TAIL * deviations).max(axis=0) - low
+    nodes = _NODES_PER_DEVIATION * width / deviations.min(axis=0)
+    return low, width, jnp.ceil(nodes.max())
+
+
+def _spread_on_grid(
+    means: jax.Array,
+    variances: jax.Array,
+    low: jax.Array,
+    width: jax.Array,
+    num_nodes: jax.Array,
+) -> jax.Array:
+    """Returns E|X - X'| / 2 as the integral of F (1 - F) by the midpoint rule."""
+    deviations, step = jnp.sqrt(variances), width / num_nodes
+
+    def add(node: jax.Array, total: jax.Array) -> jax.Array:
+        below = norm.cdf((low + (node + 0.5) * step)[None], means, deviations).mean(axis=0)
+        return total + below * (1 - below)
+
+    return step * jax.lax.fori_loop(0, num_nodes, add, jnp.zeros_like(low))
 
 
 def _mean_distance(mean: jax.Array, variance: jax.Array) -> jax.Array:
