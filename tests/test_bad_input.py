@@ -392,6 +392,18 @@ def test_an_argument_of_another_number_of_members_is_refused():
         de.lift(lambda m: m["w"], layout=layout_of(), in_specs=("members",))({"w": np.ones(3)})
 
 
+def test_arrays_that_lie_on_the_device_already_are_checked_too():
+    one = de.Layout.make(2, devices=jax.devices()[:1])
+    message = r"^Argument 0\['w'\] has the shape \[3\], and its axis 0 should hold the 2 members"
+    with pytest.raises(UserError, match=message):
+        de.lift(lambda m: m["w"], layout=one, in_specs=("members",))({"w": jnp.ones(3)})
+    ensemble = classifier(layout=one)
+    state = ensemble.init(DATA)
+    batch = {"inputs": jnp.asarray(DATA["inputs"]), "labels": jnp.asarray(DATA["labels"][:-1])}
+    with pytest.raises(UserError, match="^The leaves of the batch have different lengths"):
+        ensemble.update(state, batch)
+
+
 def test_an_empty_folder_is_not_loaded(tmp_path):
     message = r"^There is no checkpoint in .*. Give the folder of a run, which has a folder checkp"
     for folder in (tmp_path, tmp_path / "absent"):

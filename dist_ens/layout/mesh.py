@@ -155,7 +155,8 @@ class Layout:
 
         Raises:
             UserError: If a batch does not divide over the data axis, the leaves of a batch have
-                different lengths, or a number does not fit in 32 bits.
+                different lengths, an array has another number of members, or a number does not fit
+                in 32 bits.
 
         >>> layout = Layout.make(2, devices=jax.devices()[:2])
         >>> layout.put({"x": np.zeros((4, 3))})["x"].shape
@@ -303,6 +304,7 @@ class Layout:
         """
         leaves, structure = jax.tree.flatten(tree)
         if all(_lies_on(leaf, self.mesh) for leaf in leaves):
+            check_lengths(self, tree, specs, where)
             return tree
         leaves = jax.tree.leaves(as_held(tree, where))
         check_lengths(self, tree, specs, where)
