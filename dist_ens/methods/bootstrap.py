@@ -103,10 +103,13 @@ def _example_by_example(
             "whole batch. Write the loss as batch_mean(loss_of_each_example)."
         )
 
-    def of_example(example: Any) -> Any:
+    def of_example(example: Any, row: jax.Array, position: Any) -> Any:
         alone = jax.tree.map(lambda leaf: leaf[None], example)
-        value, (_, aux) = loss(params, model_state, alone, info)
+        # Otherwise every example would have the same dropout mask.
+        key = jax.random.fold_in(info.key, row)
+        own = info._replace(key=key, positions=position[None])
+        value, (_, aux) = loss(params, model_state, alone, own)
         return value, aux
 
-    values, aux = jax.vmap(of_example)(batch)
+    values, aux = jax.vmap(of_example)(batch, jnp.arange(len(counts)), info.positions)
     return (values * counts).mean(), (model_state, jax.tree.map(jnp.mean, aux))
