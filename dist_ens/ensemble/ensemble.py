@@ -23,7 +23,7 @@ from dist_ens.ensemble.optimizer import (
 )
 from dist_ens.ensemble.padding import padded_inputs, unpadded
 from dist_ens.ensemble.update_steps import dispatched, steps_of_all
-from dist_ens.ensemble.waves import outputs_in_waves, update_in_waves
+from dist_ens.ensemble.waves import results_in_waves, update_in_waves
 from dist_ens.errors import UserError
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.heuristics import candidates
@@ -67,8 +67,9 @@ class Ensemble:
             the candidates of `auto`; elsewhere it stands for the first of them.
         methods: Transformations of the loss, the first the innermost.
         member_ids: Ids of the members. Default: 0, 1, 2, …
-        waves: Parts of a device's members that are on it one after another; with more than one, the
-            state is in the hosts' memory.
+        waves: Number of waves in which a device updates its members. The members of one wave are on
+            the device, the others wait in the host's memory. It is raised to the next number that
+            makes all waves equally large.
         microbatches: Parts of a device's batch that are taken one after another, their gradients
             averaged.
         compute_dtype: Type of the network's own arithmetic, such as "bfloat16". Default: float32.
@@ -140,6 +141,7 @@ class Ensemble:
                 f"The layout is for {self.layout.num_members} members, and num_members is "
                 f"{self.num_members}. Make it with Layout.make({self.num_members})."
             )
+        object.__setattr__(self, "waves", Waves.at_least(self.layout, self.waves).count)
         if self.member_ids is not None:
             self.ids  # noqa: B018 - checks the members' ids
 
@@ -207,11 +209,7 @@ class Ensemble:
             the loss function reports beside it, means over the global batch before the step.
         """
         here = self.at(state)
-        if self.waves > 1:
-            of_step = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
-            state, metrics = here.update_steps(state, here.layout.put(of_step, BATCHES))
-            return state, {name: values[0] for name, values in metrics.items()}
-        return here._one_step(state, batch)
+        return (here._one_step_in_waves if self.waves > 1 else here._one_step)(state, batch)
 
     @cached_property
     def update_steps(self) -> Any:
@@ -264,7 +262,7 @@ class Ensemble:
         [members, batch, ...]; with `dropout_samples` [members, batch, samples, ...].
         """
         if self.waves > 1:
-            return outputs_in_waves(self._in_waves, self.of_wave.outputs)
+            return results_in_waves(self._in_waves, self.of_wave.outputs, MEMBER_BATCH)
         return jax.jit(self._outputs)
 
     def check_columns(self, state: State) -> None:
@@ -276,16 +274,13 @@ class Ensemble:
         Raises:
             UserError: If a leaf differs; the message names it.
         """
-        layout = self.layout
-        if self.waves > 1:
-            state = self._in_waves.take(state, 0)
-            layout = self._in_waves.layout_of_one
+        layout, state = self._first_wave(state)
         require_equal_columns(layout, state, MEMBERS)
 
     @property
     def checks_columns_of_loss(self) -> bool:
         """Whether the loss is a function whose mean over the columns of the mesh may be wrong."""
-        return self.objective is None and self.layout.data_axis > 1 and self.waves == 1
+        return self.objective is None and self.layout.data_axis > 1
 
     def check_loss(self, state: State, batch: Any) -> None:
         """Checks that a loss function is the same in every column, or a plain mean.
@@ -299,7 +294,8 @@ class Ensemble:
                 the global batch only in part.
         """
         if self.checks_columns_of_loss:
-            check_columns_of_loss(self.layout, self.gradient_step.loss, state, batch)
+            layout, state = self._first_wave(state)
+            check_columns_of_loss(layout, self.gradient_step.loss, state, batch)
 
     @property
     def step_of_one(self) -> Callable[..., Any]:
@@ -350,6 +346,12 @@ class Ensemble:
     @property
     def _in_waves(self) -> Waves:
         return Waves(self.layout, self.waves)
+
+    def _first_wave(self, state: State) -> tuple[Layout, State]:
+        """Returns layout and state of the members of the first wave, on the devices."""
+        if self.waves == 1:
+            return self.layout, state
+        return self._in_waves.layout_of_one, self._in_waves.take(state, 0)
 
     @cached_property
     def _execution(self) -> Execution:
@@ -437,6 +439,15 @@ class Ensemble:
             )
         with explained_errors():
             return self._programs["step"](state, placed)
+
+    def _one_step_in_waves(self, state: State, batch: Any) -> Any:
+        if self.checks_columns_of_loss and "checked" not in self._programs:
+            with explained_errors():
+                self.check_loss(state, self.layout.placed(batch, BATCH, "The batch"))
+            self._programs["checked"] = True
+        of_step = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
+        state, metrics = self.update_steps(state, self.layout.put(of_step, BATCHES))
+        return state, {name: values[0] for name, values in metrics.items()}
 
     def _rule(self, state: State, batch: Any) -> str:
         """Returns the execution that the rule chooses for one step."""
