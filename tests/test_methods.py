@@ -293,6 +293,30 @@ def test_ranges_are_of_each_groups_training_examples():
         source.with_validation(0.01)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: mixup(0), "The alpha of mixup must be positive and finite: got 0. 0.2 is usual."),
+        (lambda: mixup(float("nan")), "The alpha of mixup must be positive and finite: got nan."),
+        (lambda: mixup(None), "The alpha of mixup is None. Give a number."),
+        (lambda: mixup("much"), "The alpha of mixup is 'much'. Give a number."),
+        (
+            lambda: adversarial(-0.01),
+            "The epsilon of adversarial must be positive and finite: got -0.01.",
+        ),
+        (
+            lambda: adversarial(np.inf),
+            "The epsilon of adversarial must be positive and finite: got inf.",
+        ),
+        (lambda: label_smoothing(2), "The alpha of label_smoothing must lie in [0, 1): got 2."),
+        (lambda: label_smoothing(-0.1), "must lie in [0, 1): got -0.1. 0.1 is usual."),
+    ],
+)
+def test_a_coefficient_out_of_range_is_refused(make, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        make()
+
+
 SPEC = Spec((4,), "float32", (), 3)
 
 

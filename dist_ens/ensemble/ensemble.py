@@ -12,6 +12,12 @@ from jax.extend.core import ClosedJaxpr
 from dist_ens import cluster
 from dist_ens.config.execution_spec import AUTO, Execution
 from dist_ens.ensemble import initial_state
+from dist_ens.ensemble.argument_checks import (
+    checked_counts,
+    checked_dtype,
+    checked_ids,
+    checked_methods,
+)
 from dist_ens.ensemble.batches import as_batches
 from dist_ens.ensemble.column_checks import check_columns_of_loss
 from dist_ens.ensemble.gradient_step import GradientStep
@@ -62,7 +68,8 @@ class Ensemble:
             `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`.
         num_members: Number of members, at least 1.
         seed: Seed of all random numbers, in [0, 2**32).
-        layout: Layout of members and data. Default: all devices, as many rows as divide both.
+        layout: Layout of members and data. Default: all devices, where the ensemble axis is the
+            largest number that divides members and devices.
         execution: How a device runs its members: `auto`, or `WAY[+LOWERING][+STEPS]`. `fit` times
             the candidates of `auto`; elsewhere it stands for the first of them.
         methods: Transformations of the loss, the first the innermost.
@@ -70,13 +77,13 @@ class Ensemble:
         waves: Number of waves in which a device updates its members. The members of one wave are on
             the device, the others wait in the host's memory. It is raised to the next number that
             makes all waves equally large.
-        microbatches: Parts of a device's batch that are taken one after another, their gradients
-            averaged.
+        microbatches: Number of equal parts of a device's batch that are taken one after another,
+            with their gradients averaged.
         compute_dtype: Type of the network's own arithmetic, such as "bfloat16". Default: float32.
-        num_groups: Groups of members, each with examples of its own; a member's group is its id
-            modulo their number.
-        dropout_samples: Predictions of each member that draw what it drops, as in training.
-            Default: one that drops nothing.
+        num_groups: Number of groups of members, each with examples of its own. A member's group is
+            its id modulo this number.
+        dropout_samples: Number of predictions with dropout that are averaged for each member.
+            Default: one, without dropout.
 
     Raises:
         UserError: If an argument cannot be used.
@@ -121,29 +128,27 @@ class Ensemble:
                     "loss_fn(params, model_state, batch, key)."
                 )
             check_signature(self.loss)
-        for name in ("num_members", "waves", "microbatches", "num_groups"):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise UserError(f"{name} is {value!r}. Give a whole number of at least 1.")
-        if not isinstance(self.seed, int | np.integer) or not 0 <= self.seed < 2**32:
-            raise UserError(f"seed is {self.seed!r}. Give a whole number in [0, 2**32).")
         if self.execution != AUTO:
             Execution.parse(self.execution)
-        object.__setattr__(self, "member", as_member(self.member))
-        object.__setattr__(self, "methods", tuple(self.methods))
+        checked: dict[str, Any] = {
+            **checked_counts(self),
+            "member": as_member(self.member),
+            "methods": checked_methods(self.methods),
+            "compute_dtype": checked_dtype(self.compute_dtype),
+        }
         if self.member_ids is not None:
-            object.__setattr__(self, "member_ids", tuple(int(i) for i in self.member_ids))
+            checked["member_ids"] = checked_ids(self.member_ids, checked["num_members"])
         if self.layout is None:
-            devices = cluster.devices_for(self.num_members)
-            object.__setattr__(self, "layout", Layout.make(self.num_members, devices=devices))
+            devices = cluster.devices_for(checked["num_members"])
+            checked["layout"] = Layout.make(checked["num_members"], devices=devices)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         if self.layout.num_members != self.num_members:
             raise UserError(
                 f"The layout is for {self.layout.num_members} members, and num_members is "
                 f"{self.num_members}. Make it with Layout.make({self.num_members})."
             )
         object.__setattr__(self, "waves", Waves.at_least(self.layout, self.waves).count)
-        if self.member_ids is not None:
-            self.ids  # noqa: B018 - checks the members' ids
 
     @property
     def objective(self) -> Objective | None:
@@ -362,13 +367,7 @@ class Ensemble:
         """Ids of the members, int32[members]."""
         if self.member_ids is None:
             return np.arange(self.num_members, dtype=np.int32)
-        ids = np.asarray(self.member_ids)
-        if len(ids) != self.num_members or len(set(ids.tolist())) != len(ids) or (ids < 0).any():
-            raise UserError(
-                f"member_ids is {ids.tolist()} for {self.num_members} members. Give each member "
-                "an id of its own, a whole number from 0 on."
-            )
-        return ids.astype(np.int32)
+        return np.asarray(self.member_ids, np.int32)
 
     @cached_property
     def network(self) -> Member:

@@ -11,6 +11,7 @@ from jax.extend.core import Jaxpr, Literal
 
 from dist_ens.errors import UserError, first_line
 from dist_ens.execution.rewrite import nested
+from dist_ens.signatures import call_error
 
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
 _COLLECTIVES = {"psum", "psum_invariant", "pmean", "pmax", "pmin", "all_gather", "all_to_all"}
@@ -18,16 +19,13 @@ _COLLECTIVES = {"psum", "psum_invariant", "pmean", "pmax", "pmin", "all_gather",
 
 def check_signature(fn: Callable[..., Any]) -> None:
     """Raises a `UserError` unless a function can be called as a loss."""
-    try:
-        inspect.signature(fn).bind("params", "model_state", "batch", "key")
-    except TypeError as error:
+    error = call_error(fn, 4)
+    if error is not None:
         name = getattr(fn, "__name__", type(fn).__name__)
         raise UserError(
             f"The loss {name}{inspect.signature(fn)} cannot be called with four arguments: "
             f"{error}. A loss is {_SIGNATURE}."
-        ) from error
-    except ValueError:  # a builtin, of which Python does not know the signature
-        return
+        )
 
 
 def check_loss_outputs(

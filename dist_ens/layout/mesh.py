@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from dist_ens.config.checks import whole_number
 from dist_ens.errors import UserError
 from dist_ens.layout.placing import check_lengths, put_batch, put_everywhere, put_members
 from dist_ens.layout.specs import (
@@ -67,18 +68,24 @@ class Layout:
             The layout, with `ensemble_axis` rows and `len(devices) / ensemble_axis` columns.
 
         Raises:
-            UserError: If the ensemble axis does not divide the members and the devices.
+            UserError: If the ensemble axis does not divide the members and the devices, or a number
+                is not at least 1.
 
         >>> str(Layout.make(10, devices=jax.devices()[:8]))
         '2 x 4 (ensemble x data)'
         """
         _check_device_flag()
         devices = jax.devices() if devices is None else list(devices)
-        if num_members < 1:
-            raise UserError(f"num_members is {num_members}. An ensemble has at least one member.")
+        num_members = whole_number("num_members", num_members, least=1)
+        if not devices:
+            raise UserError("devices is empty. Give at least one device, such as jax.devices().")
         largest = math.gcd(num_members, len(devices))
         is_fixed = ensemble_axis is not None
-        ensemble_axis = ensemble_axis or largest
+        ensemble_axis = (
+            largest
+            if ensemble_axis is None
+            else whole_number("ensemble_axis", ensemble_axis, least=1)
+        )
         good = ", ".join(str(k) for k in range(1, largest + 1) if largest % k == 0)
         if num_members % ensemble_axis:
             raise UserError(

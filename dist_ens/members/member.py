@@ -42,15 +42,6 @@ class Member:
     is_module: bool = False
 
 
-def name_of(fn: Callable[..., Any]) -> str:
-    """Returns the name of a class or function, for messages.
-
-    >>> name_of(name_of)
-    'name_of'
-    """
-    return getattr(fn, "__qualname__", type(fn).__name__)
-
-
 def require_member(member: Any) -> None:
     """Raises a `UserError` unless an object is a member."""
     if not isinstance(member, Member):

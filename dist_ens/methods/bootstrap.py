@@ -81,6 +81,7 @@ def bootstrap() -> Method:
         return weighted
 
     method.uses_positions = True  # type: ignore[attr-defined]  # see Ensemble.uses_positions
+    method.is_bootstrap = True  # type: ignore[attr-defined]  # see `checked_methods`
     return method
 
 
