@@ -80,12 +80,12 @@ def no_update(monkeypatch):
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (optax.adam, "The optimizer is adam, which makes an optimizer and is none. Call it: adam("),
-        (optax.GradientTransformation, "The optimizer is GradientTransformation, which makes an "),
-        (optax.MultiSteps, "The optimizer is MultiSteps, which makes an optimizer and is none."),
+        (optax.adam, "The optimizer is the function adam, not an optimizer. Call it: adam("),
+        (optax.GradientTransformation, "The optimizer is the class GradientTransformation, not an"),
+        (optax.MultiSteps, "The optimizer is the class MultiSteps, not an optimizer. Call it:"),
         (
             optax.nadam,
-            "The optimizer is adam, which makes an optimizer and is none. Call it: adam(",
+            "The optimizer is the function adam, not an optimizer. Call it: adam(",
         ),
         (1e-3, "The optimizer is a float without init and update. Give one of Optax's, such as"),
         (None, "The optimizer is a NoneType without init and update. Give one of Optax's, such"),
@@ -409,7 +409,7 @@ BAD_OPTIONS = [
     ({"methods": ("mixup",)}, "methods holds 'mixup', which cannot be called with a loss"),
     ({"compute_dtype": "bfloat17"}, "compute_dtype='bfloat17' is unknown. Did you mean 'bfloat16'"),
     ({"compute_dtype": 3}, "compute_dtype='3' is unknown."),
-    ({"dropout_samples": -1}, "dropout_samples is -1, a int. Give a whole number from 1 to 65,536"),
+    ({"dropout_samples": -1}, "dropout_samples is -1. Give a whole number from 1 to 65,536"),
     ({"dropout_samples": 2.0}, "dropout_samples is 2.0. Give a whole number"),
     ({"member_ids": [0.5, 1.5]}, "An id in member_ids is 0.5. Give a whole number from 0"),
     ({"member_ids": 3}, "member_ids is 3. Give a list with one id for each member."),
