@@ -56,24 +56,24 @@ def without_weak_types(tree: Tree) -> Tree:
 
 
 def stack_members(members: Sequence[Tree]) -> Tree:
-    """One pytree of arrays from a list of pytrees: leaves [members, ...].
+    """Stacks a list of pytrees into one pytree of arrays.
 
     Args:
         members: At least one pytree; all of one structure, with leaves of equal shape and type.
 
     Returns:
-        A pytree of the same structure.
+        A pytree of the same structure, leaves [members, ...].
 
     Raises:
-        UserError: If two members do not fit; it names the member, the leaf and both shapes. Or
-            if one is an object of a class that is not registered as a pytree, or a number does
-            not fit in 32 bits.
+        UserError: If the list is empty, or two members differ in structure, shapes or types; the
+            message names the member, the leaf and both shapes. Or if a member is an object of a
+            class that is not registered as a pytree, or a number does not fit in 32 bits.
 
     >>> stack_members([{"w": np.zeros(3)}, {"w": np.ones(3)}])["w"].shape
     (2, 3)
     """
     if not members:
-        raise UserError("An ensemble has at least one member. Received: an empty list. Add one.")
+        raise UserError("The list of members is empty. Give at least one member.")
     for member in members:
         require_arrays(member)
     first = dict(_named_leaves(members[0]))
@@ -116,11 +116,11 @@ def unstack_members(ensemble: Tree) -> list[Tree]:
 
 
 def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
-    """A part of an ensemble, in the order asked for.
+    """Returns a subset of an ensemble, in the order of the given positions.
 
     Args:
-        ensemble: A pytree with leaves [members, ...].
-        positions: Which to take, in [0, members).
+        ensemble: Pytree with leaves [members, ...].
+        positions: Positions of the members to take, in [0, members).
 
     Returns:
         A pytree with leaves [len(positions), ...].
@@ -135,7 +135,8 @@ def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
     wrong = [p for p in positions if not 0 <= p < count]
     if wrong:
         raise UserError(
-            f"Positions of members lie in [0, {count}). Received: {wrong}. Leave them out."
+            f"Positions {wrong} do not exist: the ensemble has {count} members, at the positions "
+            f"[0, {count}). Leave them out."
         )
     index = np.asarray(positions, np.int32)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], ensemble)
@@ -181,8 +182,8 @@ def require_arrays(tree: Any) -> None:
         if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
             name = type(leaf).__name__
             raise UserError(
-                "The parameters of a member are a pytree of arrays. Received: an object of class "
-                f"{name!r} as leaf {_place(path)}, a class that is not registered as a pytree. "
+                f"Leaf {_place(path)} of a member is an object of class {name!r}, which is neither "
+                "an array nor registered as a pytree. "
                 "Register it: put @jax.tree_util.register_dataclass above a dataclass "
                 f"{name}, or call jax.tree_util.register_pytree_node({name}, flatten, unflatten), "
                 "where flatten returns (its arrays, the rest) and unflatten makes the object "
@@ -194,9 +195,12 @@ def _count(ensemble: Any) -> int:
     lengths = {name: np.shape(leaf)[:1] for name, leaf in _named_leaves(ensemble)}
     distinct = set(lengths.values())
     if len(distinct) != 1 or () in distinct:
+        listed = ", ".join(
+            f"{shape[0] if shape else 'none'} in leaf {name}" for name, shape in lengths.items()
+        )
         raise UserError(
-            "Every leaf of an ensemble begins with the members axis, of one length. Received "
-            f"lengths: {lengths}. Make ensembles with stack_members."
+            f"The leaves of the ensemble have different lengths along the members axis: {listed}. "
+            "Make ensembles with stack_members."
         )
     return distinct.pop()[0]
 

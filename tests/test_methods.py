@@ -74,7 +74,9 @@ def test_folds_are_the_same_on_the_host_and_on_the_device():
 
 
 def test_a_fold_without_an_example_is_told():
-    with pytest.raises(UserError, match=r"Received: data\.num_folds=9 for 8 training examples"):
+    with pytest.raises(
+        UserError, match=r"data\.num_folds=9 does not lie between 2 and the 8 training"
+    ):
         Order(8, 1, per_member=True, num_folds=9)
 
 

@@ -357,13 +357,13 @@ def _lines_of_host(grid: np.ndarray) -> tuple[int, ...]:
 
 
 def _check_device_flag() -> None:
-    """Says so when `XLA_FLAGS` asks for CPU devices that JAX, already started, does not have."""
+    """Raises a `UserError` if `XLA_FLAGS` was set after JAX had started, with fewer CPU devices."""
     asked = re.findall(
         r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
     )
     if asked and jax.default_backend() == "cpu" and jax.local_device_count() < int(asked[-1]):
         raise UserError(
-            f"XLA_FLAGS must be set before JAX starts. Received: a flag for {asked[-1]} CPU "
-            f"devices, but JAX had started with {jax.local_device_count()}. "
-            "Export XLA_FLAGS in the shell, or set it before the first import of jax."
+            f"XLA_FLAGS asks for {asked[-1]} CPU devices, and JAX had started with "
+            f"{jax.local_device_count()} when it was set. Export XLA_FLAGS in the shell, or set it "
+            "before the first import of jax."
         )
