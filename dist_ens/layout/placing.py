@@ -108,7 +108,7 @@ def put_members(layout: "Layout", tree: Any) -> Any:
 
 
 def device_bytes(tree: Any) -> int:
-    """Unpadded, of the part of a tree of arrays, or of abstract ones, that is on one device."""
+    """Returns the bytes of arrays, or of abstract arrays, on one device, without padding."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
@@ -116,7 +116,7 @@ def device_bytes(tree: Any) -> int:
 
 
 def copied(tree: Any) -> Any:
-    """Global arrays again, where they are: what uses the copy up leaves the first alone."""
+    """Returns copies of global arrays in place, which can be donated without the originals."""
     return jax.tree.map(lambda leaf: leaf.copy(), tree)
 
 
@@ -133,7 +133,7 @@ def copied_like(tree: Any, like: Any) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-    """Global arrays as whole NumPy arrays; every host must call this, and has all of them."""
+    """Returns global arrays as whole NumPy arrays, on every host. Every host must call this."""
     if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
         return jax.device_get(tree)
     with jax.transfer_guard("allow"):  # to bring it to the host is what is asked for

@@ -14,7 +14,7 @@ from dist_ens.methods.label_scale import standardized
 
 
 class LossInfo(NamedTuple):
-    """What a loss may depend on besides parameters, state and batch.
+    """Inputs of a loss besides parameters, model state and batch.
 
     Attributes:
         key: Key of this member, step and column of the mesh, [].
