@@ -46,9 +46,9 @@ from dist_ens.layout import (
 )
 from dist_ens.losses import Objective, Prediction, predict_leaves
 from dist_ens.members import Member, as_member, with_compute_dtype
+from dist_ens.members.label_scale import member_label_scale, with_label_scale
 from dist_ens.members.modes import on_one_column
 from dist_ens.methods import MemberLoss, Method, loss_of_function, loss_of_objective
-from dist_ens.methods.label_scale import member_label_scale, with_label_scale
 from dist_ens.randomness import PREDICT, pinned_generator
 from dist_ens.state import State
 

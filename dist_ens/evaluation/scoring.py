@@ -18,8 +18,8 @@ from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.lift import lift
 from dist_ens.layout import MEMBERS, Waves, to_host
 from dist_ens.losses.averaging import traced_anew, tracing_loss
+from dist_ens.members.label_scale import label_scale
 from dist_ens.methods import LossInfo
-from dist_ens.methods.label_scale import label_scale
 from dist_ens.metrics import Metric
 from dist_ens.randomness import PREDICT, pinned_generator
 from dist_ens.state import State

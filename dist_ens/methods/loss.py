@@ -10,7 +10,7 @@ from dist_ens.errors import UserError
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import batch_mean, counted_as_drawn
 from dist_ens.members import Member
-from dist_ens.methods.label_scale import standardized
+from dist_ens.members.label_scale import standardized
 
 
 class LossInfo(NamedTuple):

@@ -15,7 +15,7 @@ from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.errors import UserError
 from dist_ens.layout import MEMBERS, Layout, copied_like
-from dist_ens.methods.label_scale import set_label_scale
+from dist_ens.members.label_scale import set_label_scale
 from dist_ens.state import State
 from dist_ens.training.data import OrderedSplit, TrainingData
 from dist_ens.training.steps_per_call import choose_steps_per_call
