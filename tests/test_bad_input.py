@@ -147,9 +147,9 @@ def test_bad_arrays_are_refused(kind, given):
 
 BAD_BATCHES = {
     "short": (SHORT, "The arrays of {batch} have different lengths: ['inputs'] [16, 4], ['lab"),
-    "objects": (OBJECTS, "Leaf ['names'] of {batch} is a ndarray of type <U3, which holds no num"),
-    "float64": (TOO_LARGE, "leaf ['inputs'] of {batch}: the value 1e+300 at index (0, 0) does "),
-    "int64": (TOO_LONG, "leaf ['labels'] of {batch}: the value 1099511627776 at index 0 does no"),
+    "objects": (OBJECTS, "Leaf ['names'] of {batch} has the type <U3, which holds no numbers."),
+    "float64": (TOO_LARGE, "Leaf ['inputs'] of {batch}: the value 1e+300 at index (0, 0) does "),
+    "int64": (TOO_LONG, "Leaf ['labels'] of {batch}: the value 1099511627776 at index 0 does no"),
     "scalar": (SCALAR, "Leaf ['scale'] of {batch} is one number. Yield pytrees of arrays [batch, "),
 }
 

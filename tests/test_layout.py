@@ -211,7 +211,7 @@ def test_a_number_that_does_not_fit_in_32_bits_is_refused_and_not_wrapped(put):
         fits = put(layout, np.array([0, most], dtype))["x"]
         assert fits.dtype == held
         assert np.asarray(fits).tolist() == [0, most]
-        with pytest.raises(UserError, match=rf"leaf \['x'\]: the value {most + 1} at index 1"):
+        with pytest.raises(UserError, match=rf"Leaf \['x'\]: the value {most + 1} at index 1"):
             put(layout, np.array([0, most + 1], dtype))
     assert np.asarray(put(layout, np.array([0.5, 2.0]))["x"]).tolist() == [0.5, 2.0]
     with pytest.raises(UserError, match=r"the value 1e\+300 at index 1 does not fit in float32"):

@@ -350,7 +350,7 @@ SPEC = Spec((4,), "float32", (), 3)
         (
             {"evaluation": {"dropout_samples": 4}},
             SPEC,
-            "Received: evaluation.dropout_samples for a network that draws nothing",
+            "evaluation.dropout_samples was given for a network that draws nothing",
         ),
     ],
 )

@@ -70,5 +70,5 @@ def test_a_number_of_a_member_that_does_not_fit_in_32_bits_is_refused():
     stacked = stack_members([{"w": np.array([1.0, 2.0])}, {"w": np.array([3.0, 4.0])}])
     assert stacked["w"].dtype == np.float32
     for too_large in (np.array([0.0, 1e300]), np.array([0, 2**31])):
-        with pytest.raises(UserError, match=r"leaf \['w'\]: the value .* at index 1 does not fit"):
+        with pytest.raises(UserError, match=r"Leaf \['w'\]: the value .* at index 1 does not fit"):
             stack_members([{"w": too_large}] * 2)

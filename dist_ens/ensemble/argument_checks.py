@@ -96,5 +96,20 @@ def checked_dtype(dtype: Any) -> str | None:
     return name
 
 
+def check_microbatches(field: str, count: int, device_batch_size: int) -> None:
+    """Raises a `UserError` unless a device's part of the batch has so many equal parts.
+
+    Args:
+        field: Name of the number of microbatches.
+        count: Number of microbatches.
+        device_batch_size: Number of examples in a device's part of the batch.
+    """
+    if device_batch_size % count:
+        raise UserError(
+            f"{field}={count} must divide a device's part of the batch, which has "
+            f"{device_batch_size} examples. Use a divisor of {device_batch_size}."
+        )
+
+
 def _shown(value: Any) -> str:
     return f"the function {name_of(value)}" if callable(value) else repr(value)[:80]
