@@ -214,7 +214,7 @@ def test_an_unknown_spec_is_refused(wrong):
 
 @pytest.mark.parametrize("spec", ["shared", "batch"])
 def test_a_result_that_is_no_member_s_is_refused(spec):
-    with pytest.raises(UserError, match="A result of a lifted function has the spec 'members' or"):
+    with pytest.raises(UserError, match="of a result has no members axis, and every member has"):
         de.lift(step, layout=layout_of(1, 1), in_specs=SPECS, out_specs=spec)
 
 
@@ -240,7 +240,7 @@ def test_another_number_of_arguments_is_refused(number):
 @pytest.mark.parametrize(
     ("execution", "message"),
     [
-        ("auto", "lift takes one execution, and 'auto' is chosen by timing inside fit. Use 'vmap'"),
+        ("auto", "execution is 'auto', which only fit resolves, by timing. Use 'vmap'"),
         ("vmap+scanned", "says how several steps are run, and a lifted function is one. Leave"),
         ("vmpa", "vmpa"),
     ],

@@ -70,8 +70,8 @@ class Ensemble:
         seed: Seed of all random numbers, in [0, 2**32).
         layout: Layout of members and data. Default: all devices, where the ensemble axis is the
             largest number that divides members and devices.
-        execution: How a device runs its members: `auto`, or `WAY[+LOWERING][+STEPS]`. `fit` times
-            the candidates of `auto`; elsewhere it stands for the first of them.
+        execution: Execution of the members of a device: `auto`, or `WAY[+LOWERING][+STEPS]`. `fit`
+            times the candidates of `auto`; elsewhere it stands for the first of them.
         methods: Transformations of the loss, the first the innermost.
         member_ids: Ids of the members. Default: 0, 1, 2, …
         waves: Number of waves in which a device updates its members. The members of one wave are on
