@@ -1,27 +1,27 @@
 """The two kinds of failure that are told in a sentence instead of a traceback.
 
-Every message has three parts: the rule, what was received, and the way out.
+A message says what is wrong, with the values, and then what to do.
 """
 
 from collections.abc import Sequence
 
 
 class UserError(ValueError):
-    """What a user gave cannot be used; nothing has been written."""
+    """An argument, a field or a file of the user that cannot be used. Nothing has been written."""
 
 
 class BrokenMembersError(UserError):
-    """Some members predict what is no number, where all are asked for one.
+    """Members whose predictions are NaN, where the predictions of all members are needed.
 
     Args:
-        member_ids: Of these members.
+        member_ids: Ids of these members.
     """
 
     def __init__(self, member_ids: Sequence[int]) -> None:
         super().__init__(
-            "What is asked rests on predictions that are all numbers. Received: members "
-            f"{list(member_ids)}, some of whose are not. Add --leave_out_broken, or train them "
-            "anew with a lower --config.optimizer.learning_rate."
+            f"Members {list(member_ids)} predict NaN, so the ensemble does too. Add "
+            "--leave_out_broken to average the others, or train again with a lower "
+            "--config.optimizer.learning_rate."
         )
         self.member_ids = tuple(member_ids)
 
@@ -31,6 +31,6 @@ class RunError(RuntimeError):
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first, as a sentence."""
+    """Returns the first line of an error's message, as a sentence."""
     line = next((line for line in str(error).splitlines() if line.strip()), "")
     return line if line.endswith((".", "!", "?")) else line + "."

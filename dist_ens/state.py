@@ -56,37 +56,36 @@ def without_weak_types(tree: Tree) -> Tree:
 
 
 def stack_members(members: Sequence[Tree]) -> Tree:
-    """One pytree of arrays from a list of pytrees: leaves [members, ...].
+    """Stacks a list of pytrees into one pytree of arrays.
 
     Args:
         members: At least one pytree; all of one structure, with leaves of equal shape and type.
 
     Returns:
-        A pytree of the same structure.
+        A pytree of the same structure, leaves [members, ...].
 
     Raises:
-        UserError: If two members do not fit; it names the member, the leaf and both shapes. Or
-            if one is an object of a class that is not registered as a pytree, or a number does
-            not fit in 32 bits.
+        UserError: If the list is empty, or two members differ in structure, shapes or types; the
+            message names the member, the leaf and both shapes. Or if a member is an object of a
+            class that is not registered as a pytree, or a number does not fit in 32 bits.
 
     >>> stack_members([{"w": np.zeros(3)}, {"w": np.ones(3)}])["w"].shape
     (2, 3)
     """
     if not members:
-        raise UserError("An ensemble has at least one member. Received: an empty list. Add one.")
+        raise UserError("The list of members is empty. Give at least one member.")
     for member in members:
         require_arrays(member)
-    first = dict(_named_leaves(members[0]))
+    first = leaf_types(members[0])
     for position, member in enumerate(members[1:], start=1):
-        named = dict(_named_leaves(member))
-        for name in [*first, *named]:
-            a, b = (_shape_of(leaves, name) for leaves in (first, named))
-            if a != b:
-                raise UserError(
-                    f"Member {position} cannot be stacked with member 0: leaf {name} is {b} in "
-                    f"member {position} and {a} in member 0. All members of one ensemble share "
-                    "one architecture."
-                )
+        types = leaf_types(member)
+        for name in differing(first, types):
+            raise UserError(
+                f"Member {position} cannot be stacked with member 0: leaf {name} is "
+                f"{types.get(name, 'absent')} in member {position} and "
+                f"{first.get(name, 'absent')} in member 0. All members of one ensemble share one "
+                "architecture."
+            )
         structures: list[Any] = [jax.tree.structure(m) for m in (member, members[0])]
         if structures[0] != structures[1]:
             raise UserError(
@@ -116,11 +115,11 @@ def unstack_members(ensemble: Tree) -> list[Tree]:
 
 
 def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
-    """A part of an ensemble, in the order asked for.
+    """Returns a subset of an ensemble, in the order of the given positions.
 
     Args:
-        ensemble: A pytree with leaves [members, ...].
-        positions: Which to take, in [0, members).
+        ensemble: Pytree with leaves [members, ...].
+        positions: Positions of the members to take, in [0, members).
 
     Returns:
         A pytree with leaves [len(positions), ...].
@@ -135,7 +134,8 @@ def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
     wrong = [p for p in positions if not 0 <= p < count]
     if wrong:
         raise UserError(
-            f"Positions of members lie in [0, {count}). Received: {wrong}. Leave them out."
+            f"Positions {wrong} do not exist: the ensemble has {count} members, at the positions "
+            f"[0, {count}). Leave them out."
         )
     index = np.asarray(positions, np.int32)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], ensemble)
@@ -156,17 +156,8 @@ def as_held(tree: Any, name: str = "") -> Any:
     def held(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, jax.Array):
             return leaf
-        array = np.asarray(leaf)
-        place = f"{name}{jax.tree_util.keystr(path)}" if name else f"leaf {_place(path)}"
-        if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != bool:
-            raise UserError(
-                f"{place} has the type {array.dtype}, which holds no numbers. Convert it to an "
-                "array of numbers, or leave it out."
-            )
-        dtype = held_dtype(array.dtype)
-        if dtype == array.dtype:
-            return leaf
-        return narrowed(array, dtype, place)
+        place = f"{name}{jax.tree_util.keystr(path)}" if name else f"Leaf {leaf_name(path)}"
+        return held_array(leaf, place)
 
     return jax.tree_util.tree_map_with_path(held, tree)
 
@@ -181,35 +172,81 @@ def require_arrays(tree: Any) -> None:
         if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
             name = type(leaf).__name__
             raise UserError(
-                "The parameters of a member are a pytree of arrays. Received: an object of class "
-                f"{name!r} as leaf {_place(path)}, a class that is not registered as a pytree. "
-                "Register it: put @jax.tree_util.register_dataclass above a dataclass "
-                f"{name}, or call jax.tree_util.register_pytree_node({name}, flatten, unflatten), "
-                "where flatten returns (its arrays, the rest) and unflatten makes the object "
-                "again from them."
+                f"Leaf {leaf_name(path)} of a member is an object of class {name!r}, which is "
+                "neither an array nor registered as a pytree. Register it: put "
+                f"@jax.tree_util.register_dataclass above a dataclass {name}, or call "
+                f"jax.tree_util.register_pytree_node({name}, flatten, unflatten), where flatten "
+                "returns (its arrays, the rest) and unflatten makes the object again from them."
             )
 
 
 def _count(ensemble: Any) -> int:
-    lengths = {name: np.shape(leaf)[:1] for name, leaf in _named_leaves(ensemble)}
+    named = jax.tree_util.tree_leaves_with_path(ensemble)
+    lengths = {leaf_name(path): np.shape(leaf)[:1] for path, leaf in named}
     distinct = set(lengths.values())
     if len(distinct) != 1 or () in distinct:
+        listed = ", ".join(
+            f"{shape[0] if shape else 'none'} in leaf {name}" for name, shape in lengths.items()
+        )
         raise UserError(
-            "Every leaf of an ensemble begins with the members axis, of one length. Received "
-            f"lengths: {lengths}. Make ensembles with stack_members."
+            f"The leaves of the ensemble have different lengths along the members axis: {listed}. "
+            "Make ensembles with stack_members."
         )
     return distinct.pop()[0]
 
 
-def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    return [(_place(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-
-
-def _shape_of(leaves: dict[str, Any], name: str) -> str:
-    if name not in leaves:
-        return "absent"
-    return f"{jnp.result_type(leaves[name])}{list(np.shape(leaves[name]))}"
-
-
-def _place(path: Any) -> str:
+def leaf_name(path: Any) -> str:
+    """Returns the name of a leaf, such as `['w']`, from its path."""
     return jax.tree_util.keystr(path) or "(the whole)"
+
+
+def leaf_type(leaf: Any) -> str:
+    """Returns type and shape of an array or a number, such as `float32[3, 2]`."""
+    return f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
+
+
+def differing(types: dict[str, str], others: dict[str, str]) -> list[str]:
+    """Returns the names whose type and shape differ, or that one of two dicts does not have."""
+    return [name for name in {**types, **others} if types.get(name) != others.get(name)]
+
+
+def leaf_types(tree: Any) -> dict[str, str]:
+    """Returns type and shape of each leaf of a pytree by the leaf's name.
+
+    >>> leaf_types({"w": np.zeros((3, 2)), "b": 0})
+    {"['b']": 'int32[]', "['w']": 'float32[3, 2]'}
+    """
+    return {
+        leaf_name(path): leaf_type(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def described(tree: Any) -> str:
+    """Returns the leaves of a pytree with their names, types and shapes, for messages.
+
+    >>> described((np.zeros(3), np.zeros((3, 2), np.uint8)))
+    '[0] float32[3], [1] uint8[3, 2]'
+    """
+    if hasattr(tree, "shape"):
+        return leaf_type(tree)
+    return ", ".join(f"{name} {kind}" for name, kind in leaf_types(tree).items()) or "no arrays"
+
+
+def held_array(leaf: Any, where: str, way_out: str | None = None) -> np.ndarray:
+    """Returns a NumPy array in the type in which JAX holds it.
+
+    Args:
+        leaf: Array of any library, or a number.
+        where: Name of the array, for error messages.
+        way_out: Sentence that says what to do with an array that holds no numbers. Default: to
+            convert it, or to leave it out.
+
+    Raises:
+        UserError: If the array holds no numbers, or a number that does not fit in 32 bits.
+    """
+    array = np.asarray(leaf)
+    if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != bool:
+        way_out = way_out or "Convert it to an array of numbers, or leave it out."
+        raise UserError(f"{where} has the type {array.dtype}, which holds no numbers. {way_out}")
+    dtype = held_dtype(array.dtype)
+    return array if dtype == array.dtype else narrowed(array, dtype, where)

@@ -80,12 +80,12 @@ def no_update(monkeypatch):
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (optax.adam, "The optimizer is adam, which makes an optimizer and is none. Call it: adam("),
-        (optax.GradientTransformation, "The optimizer is GradientTransformation, which makes an "),
-        (optax.MultiSteps, "The optimizer is MultiSteps, which makes an optimizer and is none."),
+        (optax.adam, "The optimizer is the function adam, not an optimizer. Call it: adam("),
+        (optax.GradientTransformation, "The optimizer is the class GradientTransformation, not an"),
+        (optax.MultiSteps, "The optimizer is the class MultiSteps, not an optimizer. Call it:"),
         (
             optax.nadam,
-            "The optimizer is adam, which makes an optimizer and is none. Call it: adam(",
+            "The optimizer is the function adam, not an optimizer. Call it: adam(",
         ),
         (1e-3, "The optimizer is a float without init and update. Give one of Optax's, such as"),
         (None, "The optimizer is a NoneType without init and update. Give one of Optax's, such"),
@@ -147,9 +147,9 @@ def test_bad_arrays_are_refused(kind, given):
 
 BAD_BATCHES = {
     "short": (SHORT, "The arrays of {batch} have different lengths: ['inputs'] [16, 4], ['lab"),
-    "objects": (OBJECTS, "Leaf ['names'] of {batch} is a ndarray of type <U3, which holds no num"),
-    "float64": (TOO_LARGE, "leaf ['inputs'] of {batch}: the value 1e+300 at index (0, 0) does "),
-    "int64": (TOO_LONG, "leaf ['labels'] of {batch}: the value 1099511627776 at index 0 does no"),
+    "objects": (OBJECTS, "Leaf ['names'] of {batch} has the type <U3, which holds no numbers."),
+    "float64": (TOO_LARGE, "Leaf ['inputs'] of {batch}: the value 1e+300 at index (0, 0) does "),
+    "int64": (TOO_LONG, "Leaf ['labels'] of {batch}: the value 1099511627776 at index 0 does no"),
     "scalar": (SCALAR, "Leaf ['scale'] of {batch} is one number. Yield pytrees of arrays [batch, "),
 }
 
@@ -390,6 +390,72 @@ def test_an_argument_of_another_number_of_members_is_refused():
     message = r"^Argument 0\['w'\] has the shape \[3\], and its axis 0 should hold the 2 members"
     with pytest.raises(UserError, match=message):
         de.lift(lambda m: m["w"], layout=layout_of(), in_specs=("members",))({"w": np.ones(3)})
+
+
+BAD_OPTIONS = [
+    (
+        {"methods": (de.methods.mixup(0.2), de.methods.bootstrap())},
+        "The method mixup would mix out-of-bag examples into those of the member, which bootstrap",
+    ),
+    (
+        {"methods": de.methods.bootstrap()},
+        "methods is the function bootstrap.<locals>.method, not a",
+    ),
+    ({"methods": 3}, "methods is 3, not a tuple. Give a tuple of methods"),
+    (
+        {"methods": (de.methods.bootstrap,)},
+        "methods holds the function bootstrap, which cannot be called with a loss: too many",
+    ),
+    ({"methods": ("mixup",)}, "methods holds 'mixup', which cannot be called with a loss"),
+    ({"compute_dtype": "bfloat17"}, "compute_dtype='bfloat17' is unknown. Did you mean 'bfloat16'"),
+    ({"compute_dtype": 3}, "compute_dtype='3' is unknown."),
+    ({"dropout_samples": -1}, "dropout_samples is -1. Give a whole number from 1 to 65,536"),
+    ({"dropout_samples": 2.0}, "dropout_samples is 2.0. Give a whole number"),
+    ({"member_ids": [0.5, 1.5]}, "An id in member_ids is 0.5. Give a whole number from 0"),
+    ({"member_ids": 3}, "member_ids is 3. Give a list with one id for each member."),
+    ({"member_ids": [0, 0]}, "member_ids is [0, 0] for 2 members."),
+    ({"seed": 2**32}, "seed is 4294967296. Give a whole number from 0 to 4,294,967,295."),
+    ({"waves": 0}, "waves is 0. Give a whole number from 1"),
+    ({"microbatches": True}, "microbatches is True. Give a whole number from 1"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS)
+def test_an_ensemble_is_not_made_with_a_bad_argument(options, message):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        classifier(**options)
+
+
+def test_types_and_ids_of_other_libraries_are_arguments():
+    ensemble = classifier(compute_dtype=jnp.bfloat16, member_ids=np.array([5, 3]))
+    assert ensemble.compute_dtype == "bfloat16"
+    assert ensemble.member_ids == (5, 3)
+    assert ensemble.ids.tolist() == [5, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ensemble_axis": 0}, "^ensemble_axis is 0. Give a whole number from 1"),
+        ({"ensemble_axis": 2.0}, "^ensemble_axis is 2.0. Give a whole number from 1"),
+        ({"devices": []}, "^devices is empty. Give at least one device"),
+    ],
+)
+def test_a_layout_is_not_made_with_a_bad_argument(options, message):
+    with pytest.raises(UserError, match=message):
+        de.Layout.make(4, **options)
+
+
+def test_arrays_that_lie_on_the_device_already_are_checked_too():
+    one = de.Layout.make(2, devices=jax.devices()[:1])
+    message = r"^Argument 0\['w'\] has the shape \[3\], and its axis 0 should hold the 2 members"
+    with pytest.raises(UserError, match=message):
+        de.lift(lambda m: m["w"], layout=one, in_specs=("members",))({"w": jnp.ones(3)})
+    ensemble = classifier(layout=one)
+    state = ensemble.init(DATA)
+    batch = {"inputs": jnp.asarray(DATA["inputs"]), "labels": jnp.asarray(DATA["labels"][:-1])}
+    with pytest.raises(UserError, match="^The leaves of the batch have different lengths"):
+        ensemble.update(state, batch)
 
 
 def test_an_empty_folder_is_not_loaded(tmp_path):

@@ -80,7 +80,7 @@ BAD_LOSSES = {
     returns_vector_beside: "The auxiliary value 'nll' of the loss has the shape [16], and it shou",
     returns_text_beside: "The auxiliary value 'name' of the loss is a str, and it should be one nu",
     returns_loss_twice: "The auxiliary output of the loss has a key 'loss', which is the name of",
-    returns_other_state: "The loss returned the model state [(\"['count']\", [], 'float32')], and",
+    returns_other_state: "The loss returned a model state of ['count'] float32[], and",
     returns_integer: "The loss has the type int32, which has no gradient. Return a floating-point",
     uses_numpy: "The loss gives a traced array to NumPy, which cannot be compiled: ",
     branches_on_value: "The loss needs the value of a traced array while it is compiled: ",

@@ -261,6 +261,15 @@ def test_a_weighted_mean_of_one_column_is_refused(name):
         de.fit(ensemble_of(loss), lambda: iter(BATCHES), steps=1, progress=False)
 
 
+def test_a_weighted_mean_of_one_column_is_refused_in_waves_too():
+    ensemble = ensemble_of(of_tokens(local_mean), num_members=4, waves=2)
+    message = "The loss divides by a sum over its own column's part of the batch"
+    with pytest.raises(UserError, match=message):
+        ensemble.update(ensemble.init(BATCHES[0]), BATCHES[0])
+    with pytest.raises(UserError, match=message):
+        de.fit(ensemble, lambda: iter(BATCHES), steps=1, progress=False)
+
+
 def test_a_weighted_mean_of_one_column_is_right_where_there_is_one():
     ensemble = ensemble_of(of_tokens(local_mean), mesh=(2, 1))
     state, _ = trained(ensemble)

@@ -111,7 +111,8 @@ def test_what_was_tried_is_told():
     turns = {"map": 15, "vmap": 15, "unroll": 5}
     told = str(choice.Choice("map", "the fastest of those tried", secs | {"unroll": 5e-4}, turns))
     assert told.endswith(
-        "tried (in 15 turns map 1, vmap 2; in 5 turns unroll 0.5; once loop 4 ms a step)."
+        "tried (median of 15 rounds: map 1, vmap 2; median of 5 rounds: unroll 0.5; once: loop 4 "
+        "ms a step)."
     )
     assert str(choice.Choice("map", "the rule")) == "Execution map: the rule."
 

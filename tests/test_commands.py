@@ -300,7 +300,7 @@ def test_members_without_numbers_are_named_and_left_out_of_predictions_if_asked(
     output = files[1]
     ended = dist_ens("predict", config, workdir, "--out_of_bag", output)
     assert ended.returncode == 2
-    assert f"Received: members {broken}, some of whose" in ended.stderr
+    assert f"Members {broken} predict NaN, so the ensemble does too." in ended.stderr
     ended = dist_ens("predict", config, workdir, "--out_of_bag", output, "--leave_out_broken")
     assert ended.returncode == 0, ended.stderr
     held_out = dict(np.load(tmp_path / "p.npz"))

@@ -64,7 +64,10 @@ def test_a_field_that_is_none_remembers_its_type():
         ({"steps": 1, "epochs": 1.0}, "steps=1 and epochs=1.0, but exactly one of them must be"),
         ({}, "steps=None and epochs=None, but exactly one of them must be set."),
         ({"steps": 1, "seed": -1}, "seed must lie in [0, 2**32): got -1."),
-        ({"steps": 1, "execution": "vmapp"}, "Received: 'vmapp', which is none of vmap"),
+        (
+            {"steps": 1, "execution": "vmapp"},
+            "The execution 'vmapp' is unknown. Did you mean 'vmap'?",
+        ),
         (
             {"steps": 1, "loss": {"name": "msa"}},
             "loss.name='msa' is unknown. Did you mean 'mse'? Choose one of softmax_cross_entropy",
@@ -90,14 +93,17 @@ def test_a_field_that_is_none_remembers_its_type():
             "optimizer.schedule='linear' has no learning rate to start from.",
         ),
         ({"steps": 1, "optimizer": {"options": 3}}, "optimizer.options must be Mapping: got 3"),
-        ({"steps": 1, "execution": "chunk:0"}, "Received: 'chunk:0', which is none"),
+        ({"steps": 1, "execution": "chunk:0"}, "The execution 'chunk:0' is unknown."),
         ({"steps": 1, "execution": "chunk:0"}, "K is a number of members, such as 4 in chunk:4."),
-        ({"steps": 1, "execution": "auto+scanned"}, "Received: 'auto+scanned'. Leave the rest out"),
-        ({"steps": 1, "execution": "vmap+mask"}, "Received: 'mask' in 'vmap+mask', which is none"),
+        (
+            {"steps": 1, "execution": "auto+scanned"},
+            "The execution 'auto+scanned' adds words to auto,",
+        ),
+        ({"steps": 1, "execution": "vmap+mask"}, "The execution 'mask' in 'vmap+mask' is unknown."),
         ({"steps": 1, "execution": "vmap+mask"}, "Did you mean 'masks'?"),
         (
             {"steps": 1, "execution": "vmap+patches+apart"},
-            "which says patches and apart. Leave one out.",
+            "says twice how to run convolutions: patches and apart. Leave one out.",
         ),
         ({"steps": 1, "data": {"std": (0.0,)}}, "data.std must be positive: got 0.0."),
     ],

@@ -40,6 +40,7 @@ FLOORS = {
     "dist_ens.paths": 0,
     "dist_ens.commands": 0,
     "dist_ens.json_text": 0,
+    "dist_ens.signatures": 0,
     "dist_ens.errors": 0,
     "dist_ens": -1,
 }

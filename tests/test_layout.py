@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 
 from dist_ens.errors import UserError
-from dist_ens.layout import BATCH, BATCHES, MEMBERS, Layout, copied, read_onto_devices, to_host
+from dist_ens.layout import (
+    BATCH,
+    BATCHES,
+    MEMBER_BATCH,
+    MEMBERS,
+    Layout,
+    copied,
+    read_onto_devices,
+    to_host,
+)
+from dist_ens.layout.placing import check_lengths
 
 pytestmark = pytest.mark.quick
 
@@ -124,9 +134,32 @@ def test_members_arrive_at_their_devices():
     assert to_host(placed["w"]).tolist() == list(range(8))
 
 
+@pytest.mark.parametrize("spec", ["members", "member_batch"])
+def test_another_number_of_members_is_not_put(spec):
+    layout = Layout.make(4, devices=jax.devices()[:1])
+    message = r"^The array\['x'\] has the shape \[3, 2\], and its axis 0 should hold the 4 members"
+    with pytest.raises(UserError, match=message):
+        layout.put({"x": np.zeros((3, 2))}, spec)
+
+
+def test_a_host_gives_its_own_members_of_a_batch_and_all_members_of_a_state():
+    layout = Layout.make(8, ensemble_axis=4)  # 4 x 2, two members on each row
+    layout.__dict__["host_mesh_rows"] = (2, 3)  # as on the second of two hosts
+    of_host, of_all = np.zeros((4, 2)), np.zeros((8, 2))
+    check_lengths(layout, of_host, MEMBER_BATCH, "x")
+    check_lengths(layout, of_all, MEMBERS, "x")
+    check_lengths(layout, jax.numpy.asarray(of_all), MEMBER_BATCH, "x")
+    with pytest.raises(UserError, match="axis 0 should hold the 4 members of this host, of 8"):
+        check_lengths(layout, of_all, MEMBER_BATCH, "x")
+    with pytest.raises(UserError, match=r"axis 0 should hold the 8 members\."):
+        check_lengths(layout, of_host, MEMBERS, "x")
+
+
 def test_a_flag_for_more_devices_than_jax_started_with_is_told(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
-    with pytest.raises(UserError, match=r"XLA_FLAGS must be set before JAX starts.*16 CPU devices"):
+    with pytest.raises(
+        UserError, match="XLA_FLAGS asks for 16 CPU devices, and JAX had started with 8"
+    ):
         Layout.make(8)
 
 
@@ -178,7 +211,7 @@ def test_a_number_that_does_not_fit_in_32_bits_is_refused_and_not_wrapped(put):
         fits = put(layout, np.array([0, most], dtype))["x"]
         assert fits.dtype == held
         assert np.asarray(fits).tolist() == [0, most]
-        with pytest.raises(UserError, match=rf"leaf \['x'\]: the value {most + 1} at index 1"):
+        with pytest.raises(UserError, match=rf"Leaf \['x'\]: the value {most + 1} at index 1"):
             put(layout, np.array([0, most + 1], dtype))
     assert np.asarray(put(layout, np.array([0.5, 2.0]))["x"]).tolist() == [0.5, 2.0]
     with pytest.raises(UserError, match=r"the value 1e\+300 at index 1 does not fit in float32"):

@@ -168,6 +168,22 @@ def test_a_donated_argument_is_used_up_and_others_are_not(execution):
     assert not kept["w"].is_deleted()
 
 
+@pytest.mark.parametrize(
+    ("change", "dtype"),
+    [(lambda w: w[:2], np.float32), (lambda w: w.astype(jnp.bfloat16), jnp.bfloat16)],
+    ids=["shape", "type"],
+)
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_a_result_of_another_shape_or_type_does_not_take_the_place_of_the_argument(change, dtype):
+    w = np.arange(24, dtype=np.float32).reshape(8, 3)
+    lifted = de.lift(
+        change, layout=layout_of(2, 1), in_specs=("members",), execution="loop", donate_argnums=0
+    )
+    result = lifted(w)
+    assert result.dtype == dtype
+    assert result.tolist() == [change(jnp.asarray(row)).tolist() for row in w]
+
+
 def test_a_spec_is_a_name_or_a_tree_of_names():
     layout = layout_of(2, 2, num_members=2)
 
@@ -198,7 +214,7 @@ def test_an_unknown_spec_is_refused(wrong):
 
 @pytest.mark.parametrize("spec", ["shared", "batch"])
 def test_a_result_that_is_no_member_s_is_refused(spec):
-    with pytest.raises(UserError, match="A result of a lifted function has the spec 'members' or"):
+    with pytest.raises(UserError, match="of a result has no members axis, and every member has"):
         de.lift(step, layout=layout_of(1, 1), in_specs=SPECS, out_specs=spec)
 
 
@@ -224,7 +240,7 @@ def test_another_number_of_arguments_is_refused(number):
 @pytest.mark.parametrize(
     ("execution", "message"),
     [
-        ("auto", "lift takes one execution, and 'auto' is chosen by timing inside fit. Use 'vmap'"),
+        ("auto", "execution is 'auto', which only fit resolves, by timing. Use 'vmap'"),
         ("vmap+scanned", "says how several steps are run, and a lifted function is one. Leave"),
         ("vmpa", "vmpa"),
     ],

@@ -74,8 +74,24 @@ def test_folds_are_the_same_on_the_host_and_on_the_device():
 
 
 def test_a_fold_without_an_example_is_told():
-    with pytest.raises(UserError, match=r"Received: data\.num_folds=9 for 8 training examples"):
+    with pytest.raises(
+        UserError, match=r"data\.num_folds=9 does not lie between 2 and the 8 training"
+    ):
         Order(8, 1, per_member=True, num_folds=9)
+
+
+def test_an_example_that_is_weighted_alone_has_a_key_and_a_position_of_its_own():
+    def loss(params, model_state, batch, info):
+        return jax.random.uniform(info.key) * info.positions.mean(), (model_state, {})
+
+    positions = np.array([7, 3, 5, 11])
+    keys = [jax.random.key(seed) for seed in (0, 1)]
+    info = LossInfo(*keys, np.int32(0), jnp.asarray(positions), None)
+    value, _ = bootstrap()(loss)({}, (), {"x": np.zeros((4, 2))}, info)
+    counts = np.asarray(poisson_weight(jax.random.fold_in(keys[1], EXAMPLES), positions))
+    draws = np.array([jax.random.uniform(jax.random.fold_in(keys[0], row)) for row in range(4)])
+    assert np.count_nonzero(counts) > 1
+    assert value == pytest.approx((counts * draws * positions).mean())
 
 
 def test_a_bootstrap_sample_has_each_example_as_often_as_chance_would():
@@ -278,6 +294,30 @@ def test_ranges_are_of_each_groups_training_examples():
         source.with_validation(0.01)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: mixup(0), "The alpha of mixup must be positive and finite: got 0. 0.2 is usual."),
+        (lambda: mixup(float("nan")), "The alpha of mixup must be positive and finite: got nan."),
+        (lambda: mixup(None), "The alpha of mixup is None. Give a number."),
+        (lambda: mixup("much"), "The alpha of mixup is 'much'. Give a number."),
+        (
+            lambda: adversarial(-0.01),
+            "The epsilon of adversarial must be positive and finite: got -0.01.",
+        ),
+        (
+            lambda: adversarial(np.inf),
+            "The epsilon of adversarial must be positive and finite: got inf.",
+        ),
+        (lambda: label_smoothing(2), "The alpha of label_smoothing must lie in [0, 1): got 2."),
+        (lambda: label_smoothing(-0.1), "must lie in [0, 1): got -0.1. 0.1 is usual."),
+    ],
+)
+def test_a_coefficient_out_of_range_is_refused(make, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        make()
+
+
 SPEC = Spec((4,), "float32", (), 3)
 
 
@@ -310,7 +350,7 @@ SPEC = Spec((4,), "float32", (), 3)
         (
             {"evaluation": {"dropout_samples": 4}},
             SPEC,
-            "Received: evaluation.dropout_samples for a network that draws nothing",
+            "evaluation.dropout_samples was given for a network that draws nothing",
         ),
     ],
 )

@@ -162,9 +162,9 @@ def _growing_state(params, model_state, inputs, key, train):
 @pytest.mark.parametrize(
     ("apply", "sentence"),
     [
-        (_raises, "when it was trained: ZeroDivisionError"),
-        (_few_logits, r"when it was trained: float32\[32, 3\]"),
-        (_growing_state, "returns the model state as init made it"),
+        (_raises, "The network raised ZeroDivisionError with a key and train=True:"),
+        (_few_logits, r"The network returned float32\[32, 3\] with train=True"),
+        (_growing_state, r"model state of float32\[5\], and init made one of float32\[3\]"),
     ],
 )
 def test_a_network_that_cannot_be_trained_is_told_before_anything_is_written(

@@ -6,6 +6,7 @@ import logging
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -164,6 +165,36 @@ def test_the_execution_of_waves_is_chosen_by_one_of_them(tmp_path, capsys):
     run = train(small(execution="auto", layout={"waves": 2}), tmp_path / "auto")
     assert "Execution vmap" in capsys.readouterr().out
     assert run.ensemble.waves == 2
+
+
+@pytest.mark.parametrize(("asked", "waves"), [(1, 1), (3, 4), (9, 8)])
+def test_waves_are_equally_large(asked, waves):
+    network = (lambda key: {"w": jax.random.normal(key, (3, 2))}, lambda p, x: x @ p["w"])
+    layout = de.Layout.make(8, devices=jax.devices()[:1])
+    objective = de.losses.categorical(2)
+    ensemble = de.Ensemble(
+        network, optax.sgd(0.1), objective, num_members=8, waves=asked, layout=layout
+    )
+    assert ensemble.waves == waves
+
+
+def test_a_loss_function_is_scored_in_waves_as_at_once():
+    def loss(params, model_state, batch, key):
+        error = jnp.square(batch["inputs"] @ params["w"] - batch["labels"])
+        return error.mean(), (model_state, {"largest": error.max()})
+
+    def scores(waves):
+        member = de.as_member(init=lambda key: {"w": jax.random.normal(key, (3,))})
+        layout = de.Layout.make(4, devices=jax.devices()[:2])
+        ensemble = de.Ensemble(
+            member, optax.sgd(0.1), loss, num_members=4, waves=waves, layout=layout
+        )
+        return de.evaluate(ensemble, ensemble.init(data), data).members
+
+    data = {"inputs": np.ones((8, 3), np.float32), "labels": np.arange(8, dtype=np.float32)}
+    expected = scores(1)
+    assert set(expected[0]) == {"member_id", "loss", "largest"}
+    assert scores(2) == [pytest.approx(member) for member in expected]
 
 
 def test_a_given_state_is_trained_on_in_waves_as_at_once():

@@ -10,6 +10,8 @@ from dist_ens.errors import UserError
 
 # Steps, members and their ids are counted in int32.
 MOST = 2**31 - 1
+MOST_SEED = 2**32 - 1
+MOST_DROPOUT_SAMPLES = 2**16
 
 
 def require(holds: bool, message: str) -> None:
@@ -45,6 +47,57 @@ def require_positive(field: str, value: int | float | None, most: int = MOST) ->
         raise UserError(f"{field} must be at most {most:,}: got {shown}. Lower it.")
 
 
+def require_coefficient(field: str, value: float, hint: str) -> None:
+    """Raises a `UserError` unless a coefficient is positive and finite.
+
+    Args:
+        field: Name of the coefficient.
+        value: Value of the coefficient.
+        hint: Sentence that says what to do.
+    """
+    if not 0 < _number(field, value) < math.inf:
+        raise UserError(f"{field} must be positive and finite: got {str(value)[:200]}. {hint}")
+
+
+def require_fraction(field: str, value: float, hint: str) -> None:
+    """Raises a `UserError` unless a value lies in [0, 1).
+
+    Args:
+        field: Name of the value.
+        value: Value to check.
+        hint: Sentence that says what to do.
+    """
+    if not 0 <= _number(field, value) < 1:
+        raise UserError(f"{field} must lie in [0, 1): got {str(value)[:200]}. {hint}")
+
+
+def refuse_mixed_bootstrap(mixup: str | None, bootstrap: str | None, hint: str) -> None:
+    """Raises a `UserError` if members are trained on mixed examples of a bootstrap sample.
+
+    Args:
+        mixup: Text that says how examples are mixed; None if they are not.
+        bootstrap: Text that says how samples are drawn; None if they are not.
+        hint: Sentence that says what to do.
+    """
+    if mixup is not None and bootstrap is not None:
+        raise UserError(
+            f"{mixup} would mix out-of-bag examples into those of the member, which {bootstrap} "
+            f"draws. {hint}"
+        )
+
+
+def _number(field: str, value: Any) -> int | float:
+    """Returns a value as a Python number; a string is none."""
+    if isinstance(value, int | float):
+        return value
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"{field} is {repr(value)[:200]}. Give a number.") from None
+
+
 def whole_number(field: str, value: Any, *, least: int, most: int = MOST) -> int:
     """Returns a field's value as an int. NumPy's integers are converted.
 
@@ -63,8 +116,7 @@ def whole_number(field: str, value: Any, *, least: int, most: int = MOST) -> int
         number = None
     if number is None or not least <= number <= most:
         raise UserError(
-            f"{field} is {str(value)[:200]}, a {type(value).__name__}. Give a whole number from "
-            f"{least:,} to {most:,}."
+            f"{field} is {repr(value)[:200]}. Give a whole number from {least:,} to {most:,}."
         )
     return number
 

@@ -34,16 +34,16 @@ STEPS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How a device runs its members. No way changes what a member computes, beyond rounding.
+    """The execution of the members of a device. It changes their numbers by rounding only.
 
     Attributes:
-        members: A key of `WAYS`, without the size.
-        chunk_size: Members batched at a time; of `chunk` only.
-        convolutions: A key of `CONVOLUTIONS`; None leaves them to XLA.
-        products: A key of `PRODUCTS`; None leaves them to XLA.
-        max_pooling: A key of `MAX_POOLING`; None leaves it to XLA.
-        steps: A key of `STEPS`; None: scanned, but for one step, or for convolutions left to XLA
-            on a CPU, whose gradient is slow inside a loop.
+        members: Way to run the members, a key of `WAYS` without the size.
+        chunk_size: Number of members batched at a time, for `chunk` only.
+        convolutions: Lowering of convolutions, a key of `CONVOLUTIONS`. None leaves them to XLA.
+        products: Lowering of matrix products, a key of `PRODUCTS`. None leaves them to XLA.
+        max_pooling: Lowering of max-pooling, a key of `MAX_POOLING`. None leaves it to XLA.
+        steps: Way to run the steps of a call, a key of `STEPS`. None scans them, except for one
+            step, and for convolutions left to XLA on a CPU, whose gradient is slow inside a loop.
     """
 
     members: str = "vmap"
@@ -87,8 +87,8 @@ class Execution:
                 raise _unknown(word, text, [w for known in kinds.values() for w in known])
             if field in fields:
                 raise UserError(
-                    f"An execution says how to run {field.replace('_', '-')} once. Received: "
-                    f"{text!r}, which says {fields[field]} and {word}. Leave one out."
+                    f"The execution {text!r} says twice how to run {field.replace('_', '-')}: "
+                    f"{fields[field]} and {word}. Leave one out."
                 )
             fields[field] = word
         return cls(members=name, chunk_size=int(size) if colon else None, **fields)
@@ -103,15 +103,15 @@ def _unknown(word: str, text: str, known: list[str]) -> UserError:
     near = difflib.get_close_matches(word, known, n=1)
     if word == AUTO:
         return UserError(
-            f"An execution is {AUTO}, or WAY[+LOWERING][+STEPS]. Received: {text!r}. Leave the "
-            f"rest out: {AUTO} chooses that too."
+            f"The execution {text!r} adds words to {AUTO}, which chooses lowering and steps too. "
+            f"Use {AUTO} alone."
         )
     if word.startswith("chunk") and "chunk:K" in known:
         hint = " K is a number of members, such as 4 in chunk:4."
     else:
         hint = f" Did you mean {near[0]!r}?" if near else ""
-    came = repr(word) if word == text else f"{word!r} in {text!r}"
+    within = "" if word == text else f" in {text!r}"
     return UserError(
-        f"An execution is WAY[+LOWERING][+STEPS]. Received: {came}, which is none of "
-        f"{', '.join(known)}.{hint} Try --config.execution=auto."
+        f"The execution {word!r}{within} is unknown.{hint} Choose one of {', '.join(known)}, as in "
+        "WAY[+LOWERING][+STEPS], or use auto."
     )

@@ -7,7 +7,12 @@ from typing import Any, Self
 
 from ml_collections import ConfigDict
 
-from dist_ens.config.checks import require, require_positive
+from dist_ens.config.checks import (
+    MOST_SEED,
+    refuse_mixed_bootstrap,
+    require,
+    require_positive,
+)
 from dist_ens.config.execution_spec import AUTO, Execution
 from dist_ens.config.reading import from_mapping, leaves, to_config_dict_of
 from dist_ens.config.schema import (
@@ -91,7 +96,7 @@ class Experiment:
             "--config.members_per_group=5; a config file sets the other to None.",
         )
         require(
-            0 <= self.seed < 2**32,
+            0 <= self.seed <= MOST_SEED,
             f"seed must lie in [0, 2**32): got {self.seed}. Try --config.seed=0.",
         )
         require(
@@ -106,11 +111,10 @@ class Experiment:
             f"loss.mixup={self.loss.mixup} needs shuffled examples, and data.shuffle=False. Set "
             "--config.data.shuffle=True.",
         )
-        require(
-            self.loss.mixup == 0 or self.data.examples != "bootstrap",
-            f"loss.mixup={self.loss.mixup} would mix out-of-bag examples into those of the member, "
-            "and data.examples='bootstrap'. Set --config.loss.mixup=0, or "
-            "--config.data.examples=permuted.",
+        refuse_mixed_bootstrap(
+            f"loss.mixup={self.loss.mixup}" if self.loss.mixup else None,
+            "data.examples='bootstrap'" if self.data.examples == "bootstrap" else None,
+            "Set --config.loss.mixup=0, or --config.data.examples=permuted.",
         )
 
     @classmethod

@@ -5,7 +5,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dist_ens.config.checks import require, require_one_of, require_positive
+from dist_ens.config.checks import (
+    MOST_DROPOUT_SAMPLES,
+    require,
+    require_coefficient,
+    require_fraction,
+    require_one_of,
+    require_positive,
+)
 
 LOSSES_OF_CLASSES = (
     "softmax_cross_entropy",
@@ -100,10 +107,8 @@ class DataConfig:
             self.num_folds is None or self.num_folds >= 2,
             f"data.num_folds must be 2 or more: got {self.num_folds}. 5 is usual.",
         )
-        require(
-            0 <= self.validation < 1,
-            f"data.validation must lie in [0, 1): got {self.validation}. 0.1 is usual, 0 holds no "
-            "examples out.",
+        require_fraction(
+            "data.validation", self.validation, "0.1 is usual, 0 holds no examples out."
         )
         require(
             self.shuffle or self.examples in ("shared", "bootstrap"),
@@ -173,10 +178,8 @@ class LossConfig:
             "loss.levels must ascend in (0, 1), with 0.5 in the middle: got "
             f'{self.levels}. Try --config.loss.levels="(0.05, 0.5, 0.95)".',
         )
-        require(
-            0 <= self.label_smoothing < 1,
-            f"loss.label_smoothing must lie in [0, 1): got {self.label_smoothing}. 0.1 is usual, 0 "
-            "disables it.",
+        require_fraction(
+            "loss.label_smoothing", self.label_smoothing, "0.1 is usual, 0 disables it."
         )
         require(
             self.label_smoothing == 0 or self.name in LOSSES_OF_CLASSES,
@@ -185,10 +188,8 @@ class LossConfig:
         )
         for name in ("mixup", "adversarial"):
             value = getattr(self, name)
-            require(
-                0 <= value < math.inf,
-                f"loss.{name} must be zero or positive: got {value}. 0 disables it.",
-            )
+            if value != 0:
+                require_coefficient(f"loss.{name}", value, "Set it to 0 to disable it.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,11 +239,7 @@ class OptimizerConfig:
             f"optimizer.schedule={self.schedule!r} has no learning rate to start from. Set "
             "--config.optimizer.learning_rate.",
         )
-        require(
-            0 <= self.momentum < 1,
-            f"optimizer.momentum must lie in [0, 1): got {self.momentum}. 0.9 is usual, 0 disables "
-            "it.",
-        )
+        require_fraction("optimizer.momentum", self.momentum, "0.9 is usual, 0 disables it.")
         require(
             0 <= self.weight_decay < math.inf,
             f"optimizer.weight_decay must be zero or positive: got {self.weight_decay}. 0 disables "
@@ -321,7 +318,7 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         require_positive("evaluation.every_steps", self.every_steps)
         require_positive("evaluation.global_batch_size", self.global_batch_size, most=2**20)
-        require_positive("evaluation.dropout_samples", self.dropout_samples, most=2**16)
+        require_positive("evaluation.dropout_samples", self.dropout_samples, MOST_DROPOUT_SAMPLES)
         require_one_of("evaluation.pooling", self.pooling, POOLINGS)
 
 

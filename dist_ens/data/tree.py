@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 from dist_ens.errors import UserError
-from dist_ens.narrowing import held_dtype, narrowed
+from dist_ens.narrowing import held_dtype
+from dist_ens.state import held_array
 
 
 class TreeSplit:
@@ -30,17 +31,7 @@ class TreeSplit:
 
     def __init__(self, tree: Any, name: str = "the data") -> None:
         def held(path: Any, leaf: Any) -> np.ndarray:
-            where = f"{name}{jax.tree_util.keystr(path)}"
-            array = np.asarray(leaf)
-            is_number = jax.numpy.issubdtype(array.dtype, jax.numpy.number)
-            if not is_number and array.dtype != bool:
-                raise UserError(
-                    f"{where} has the type {array.dtype}, which holds no numbers. Convert it to an "
-                    "array of numbers, or leave it out."
-                )
-            if array.dtype.kind not in "iuf":
-                return array
-            return narrowed(array, held_dtype(array.dtype), where)
+            return held_array(leaf, f"{name}{jax.tree_util.keystr(path)}")
 
         self.tree = jax.tree_util.tree_map_with_path(held, tree)
         lengths = {

@@ -12,6 +12,12 @@ from jax.extend.core import ClosedJaxpr
 from dist_ens import cluster
 from dist_ens.config.execution_spec import AUTO, Execution
 from dist_ens.ensemble import initial_state
+from dist_ens.ensemble.argument_checks import (
+    checked_counts,
+    checked_dtype,
+    checked_ids,
+    checked_methods,
+)
 from dist_ens.ensemble.batches import as_batches
 from dist_ens.ensemble.column_checks import check_columns_of_loss
 from dist_ens.ensemble.gradient_step import GradientStep
@@ -23,7 +29,7 @@ from dist_ens.ensemble.optimizer import (
 )
 from dist_ens.ensemble.padding import padded_inputs, unpadded
 from dist_ens.ensemble.update_steps import dispatched, steps_of_all
-from dist_ens.ensemble.waves import outputs_in_waves, update_in_waves
+from dist_ens.ensemble.waves import results_in_waves, update_in_waves
 from dist_ens.errors import UserError
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.heuristics import candidates
@@ -40,9 +46,9 @@ from dist_ens.layout import (
 )
 from dist_ens.losses import Objective, Prediction, predict_leaves
 from dist_ens.members import Member, as_member, with_compute_dtype
+from dist_ens.members.label_scale import member_label_scale, with_label_scale
 from dist_ens.members.modes import on_one_column
 from dist_ens.methods import MemberLoss, Method, loss_of_function, loss_of_objective
-from dist_ens.methods.label_scale import member_label_scale, with_label_scale
 from dist_ens.randomness import PREDICT, pinned_generator
 from dist_ens.state import State
 
@@ -62,20 +68,22 @@ class Ensemble:
             `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`.
         num_members: Number of members, at least 1.
         seed: Seed of all random numbers, in [0, 2**32).
-        layout: Layout of members and data. Default: all devices, as many rows as divide both.
-        execution: How a device runs its members: `auto`, or `WAY[+LOWERING][+STEPS]`. `fit` times
-            the candidates of `auto`; elsewhere it stands for the first of them.
+        layout: Layout of members and data. Default: all devices, where the ensemble axis is the
+            largest number that divides members and devices.
+        execution: Execution of the members of a device: `auto`, or `WAY[+LOWERING][+STEPS]`. `fit`
+            times the candidates of `auto`; elsewhere it stands for the first of them.
         methods: Transformations of the loss, the first the innermost.
         member_ids: Ids of the members. Default: 0, 1, 2, …
-        waves: Parts of a device's members that are on it one after another; with more than one, the
-            state is in the hosts' memory.
-        microbatches: Parts of a device's batch that are taken one after another, their gradients
-            averaged.
+        waves: Number of waves in which a device updates its members. The members of one wave are on
+            the device, the others wait in the host's memory. It is raised to the next number that
+            makes all waves equally large.
+        microbatches: Number of equal parts of a device's batch that are taken one after another,
+            with their gradients averaged.
         compute_dtype: Type of the network's own arithmetic, such as "bfloat16". Default: float32.
-        num_groups: Groups of members, each with examples of its own; a member's group is its id
-            modulo their number.
-        dropout_samples: Predictions of each member that draw what it drops, as in training.
-            Default: one that drops nothing.
+        num_groups: Number of groups of members, each with examples of its own. A member's group is
+            its id modulo this number.
+        dropout_samples: Number of predictions with dropout that are averaged for each member.
+            Default: one, without dropout.
 
     Raises:
         UserError: If an argument cannot be used.
@@ -120,28 +128,27 @@ class Ensemble:
                     "loss_fn(params, model_state, batch, key)."
                 )
             check_signature(self.loss)
-        for name in ("num_members", "waves", "microbatches", "num_groups"):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise UserError(f"{name} is {value!r}. Give a whole number of at least 1.")
-        if not isinstance(self.seed, int | np.integer) or not 0 <= self.seed < 2**32:
-            raise UserError(f"seed is {self.seed!r}. Give a whole number in [0, 2**32).")
         if self.execution != AUTO:
             Execution.parse(self.execution)
-        object.__setattr__(self, "member", as_member(self.member))
-        object.__setattr__(self, "methods", tuple(self.methods))
+        checked: dict[str, Any] = {
+            **checked_counts(self),
+            "member": as_member(self.member),
+            "methods": checked_methods(self.methods),
+            "compute_dtype": checked_dtype(self.compute_dtype),
+        }
         if self.member_ids is not None:
-            object.__setattr__(self, "member_ids", tuple(int(i) for i in self.member_ids))
+            checked["member_ids"] = checked_ids(self.member_ids, checked["num_members"])
         if self.layout is None:
-            devices = cluster.devices_for(self.num_members)
-            object.__setattr__(self, "layout", Layout.make(self.num_members, devices=devices))
+            devices = cluster.devices_for(checked["num_members"])
+            checked["layout"] = Layout.make(checked["num_members"], devices=devices)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         if self.layout.num_members != self.num_members:
             raise UserError(
                 f"The layout is for {self.layout.num_members} members, and num_members is "
                 f"{self.num_members}. Make it with Layout.make({self.num_members})."
             )
-        if self.member_ids is not None:
-            self.ids  # noqa: B018 - checks the members' ids
+        object.__setattr__(self, "waves", Waves.at_least(self.layout, self.waves).count)
 
     @property
     def objective(self) -> Objective | None:
@@ -207,11 +214,7 @@ class Ensemble:
             the loss function reports beside it, means over the global batch before the step.
         """
         here = self.at(state)
-        if self.waves > 1:
-            of_step = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
-            state, metrics = here.update_steps(state, here.layout.put(of_step, BATCHES))
-            return state, {name: values[0] for name, values in metrics.items()}
-        return here._one_step(state, batch)
+        return (here._one_step_in_waves if self.waves > 1 else here._one_step)(state, batch)
 
     @cached_property
     def update_steps(self) -> Any:
@@ -264,7 +267,7 @@ class Ensemble:
         [members, batch, ...]; with `dropout_samples` [members, batch, samples, ...].
         """
         if self.waves > 1:
-            return outputs_in_waves(self._in_waves, self.of_wave.outputs)
+            return results_in_waves(self._in_waves, self.of_wave.outputs, MEMBER_BATCH)
         return jax.jit(self._outputs)
 
     def check_columns(self, state: State) -> None:
@@ -276,16 +279,13 @@ class Ensemble:
         Raises:
             UserError: If a leaf differs; the message names it.
         """
-        layout = self.layout
-        if self.waves > 1:
-            state = self._in_waves.take(state, 0)
-            layout = self._in_waves.layout_of_one
+        layout, state = self._first_wave(state)
         require_equal_columns(layout, state, MEMBERS)
 
     @property
     def checks_columns_of_loss(self) -> bool:
         """Whether the loss is a function whose mean over the columns of the mesh may be wrong."""
-        return self.objective is None and self.layout.data_axis > 1 and self.waves == 1
+        return self.objective is None and self.layout.data_axis > 1
 
     def check_loss(self, state: State, batch: Any) -> None:
         """Checks that a loss function is the same in every column, or a plain mean.
@@ -299,7 +299,8 @@ class Ensemble:
                 the global batch only in part.
         """
         if self.checks_columns_of_loss:
-            check_columns_of_loss(self.layout, self.gradient_step.loss, state, batch)
+            layout, state = self._first_wave(state)
+            check_columns_of_loss(layout, self.gradient_step.loss, state, batch)
 
     @property
     def step_of_one(self) -> Callable[..., Any]:
@@ -351,6 +352,12 @@ class Ensemble:
     def _in_waves(self) -> Waves:
         return Waves(self.layout, self.waves)
 
+    def _first_wave(self, state: State) -> tuple[Layout, State]:
+        """Returns layout and state of the members of the first wave, on the devices."""
+        if self.waves == 1:
+            return self.layout, state
+        return self._in_waves.layout_of_one, self._in_waves.take(state, 0)
+
     @cached_property
     def _execution(self) -> Execution:
         return Execution.parse("vmap" if self.execution == AUTO else self.execution)
@@ -360,13 +367,7 @@ class Ensemble:
         """Ids of the members, int32[members]."""
         if self.member_ids is None:
             return np.arange(self.num_members, dtype=np.int32)
-        ids = np.asarray(self.member_ids)
-        if len(ids) != self.num_members or len(set(ids.tolist())) != len(ids) or (ids < 0).any():
-            raise UserError(
-                f"member_ids is {ids.tolist()} for {self.num_members} members. Give each member "
-                "an id of its own, a whole number from 0 on."
-            )
-        return ids.astype(np.int32)
+        return np.asarray(self.member_ids, np.int32)
 
     @cached_property
     def network(self) -> Member:
@@ -437,6 +438,15 @@ class Ensemble:
             )
         with explained_errors():
             return self._programs["step"](state, placed)
+
+    def _one_step_in_waves(self, state: State, batch: Any) -> Any:
+        if self.checks_columns_of_loss and "checked" not in self._programs:
+            with explained_errors():
+                self.check_loss(state, self.layout.placed(batch, BATCH, "The batch"))
+            self._programs["checked"] = True
+        of_step = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
+        state, metrics = self.update_steps(state, self.layout.put(of_step, BATCHES))
+        return state, {name: values[0] for name, values in metrics.items()}
 
     def _rule(self, state: State, batch: Any) -> str:
         """Returns the execution that the rule chooses for one step."""

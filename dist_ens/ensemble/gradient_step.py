@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dist_ens.ensemble.argument_checks import check_microbatches
 from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.optimizer import update_of
-from dist_ens.errors import UserError
 from dist_ens.layout import data_index, data_mean, data_size, data_sum
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import traced_anew, tracing_loss
@@ -119,11 +119,7 @@ class GradientStep:
         """Returns the same for a batch that is taken in parts."""
         count = self.microbatches
         for leaf in jax.tree.leaves(batch):
-            if leaf.shape[0] % count:
-                raise UserError(
-                    f"microbatches={count} must divide a device's part of the batch, which has "
-                    f"{leaf.shape[0]} examples. Use a divisor of {leaf.shape[0]}."
-                )
+            check_microbatches("microbatches", count, leaf.shape[0])
         in_parts = jax.tree.map(
             lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]), (batch, index)
         )

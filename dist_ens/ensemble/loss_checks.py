@@ -11,6 +11,8 @@ from jax.extend.core import Jaxpr, Literal
 
 from dist_ens.errors import UserError, first_line
 from dist_ens.execution.rewrite import nested
+from dist_ens.signatures import call_error
+from dist_ens.state import described, leaf_type, leaf_types
 
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
 _COLLECTIVES = {"psum", "psum_invariant", "pmean", "pmax", "pmin", "all_gather", "all_to_all"}
@@ -18,16 +20,13 @@ _COLLECTIVES = {"psum", "psum_invariant", "pmean", "pmax", "pmin", "all_gather",
 
 def check_signature(fn: Callable[..., Any]) -> None:
     """Raises a `UserError` unless a function can be called as a loss."""
-    try:
-        inspect.signature(fn).bind("params", "model_state", "batch", "key")
-    except TypeError as error:
+    error = call_error(fn, 4)
+    if error is not None:
         name = getattr(fn, "__name__", type(fn).__name__)
         raise UserError(
             f"The loss {name}{inspect.signature(fn)} cannot be called with four arguments: "
             f"{error}. A loss is {_SIGNATURE}."
-        ) from error
-    except ValueError:  # a builtin, of which Python does not know the signature
-        return
+        )
 
 
 def check_loss_outputs(
@@ -86,11 +85,11 @@ def check_loss_outputs(
                 f"The auxiliary value {name!r} of the loss has the shape {list(jnp.shape(value))}, "
                 "and it should be one number. Average over the examples."
             )
-    before, after = (_leaves(tree) for tree in (model_state, new_state))
-    if before != after:
+    if leaf_types(new_state) != leaf_types(model_state):
         raise UserError(
-            f"The loss returned the model state {after or '()'}, and it was given "
-            f"{before or '()'}. Return it with the structure, shapes and types that init gave it."
+            f"The loss returned a model state of {described(new_state)}, and it was given one "
+            f"of {described(model_state)}. Return it with the structure, shapes and types that "
+            "init gave it."
         )
     metrics = {"loss": loss} | {name: jnp.asarray(value) for name, value in aux.items()}
     return loss, new_state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
@@ -190,14 +189,7 @@ def _is_scalar(variable: Any) -> bool:
     return getattr(variable.aval, "shape", None) == ()
 
 
-def _leaves(tree: Any) -> list[tuple[str, list[int], str]]:
-    return [
-        (jax.tree_util.keystr(path), list(jnp.shape(leaf)), str(jnp.result_type(leaf)))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-
-
 def _kind(value: Any) -> str:
     if hasattr(value, "shape"):
-        return f"an array {value.dtype}{list(value.shape)}"
+        return f"an array {leaf_type(value)}"
     return f"a {type(value).__name__}"

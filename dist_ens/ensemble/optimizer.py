@@ -26,9 +26,9 @@ def require_optimizer(optimizer: Any) -> None:
     made_by = optimizer.func if isinstance(optimizer, functools.partial) else optimizer
     name = getattr(made_by, "__name__", repr(optimizer)[:80])
     if isinstance(made_by, type) or inspect.isroutine(made_by):
+        kind = "class" if isinstance(made_by, type) else "function"
         raise UserError(
-            f"The optimizer is {name}, which makes an optimizer and is none. Call it: "
-            f"{name}(learning_rate)."
+            f"The optimizer is the {kind} {name}, not an optimizer. Call it: {name}(learning_rate)."
         )
     raise UserError(
         f"The optimizer is a {type(optimizer).__name__} without init and update. Give one of "

@@ -29,8 +29,8 @@ class Choice:
 
     Attributes:
         option: `WAY[+LOWERING][+STEPS]`, and `on one device` where that is part of it.
-        why: A sentence.
-        step_secs: What was tried, and the seconds per step that it took.
+        why: Reason of the choice, for people.
+        step_secs: Seconds per step of each execution that was timed, by its name.
         num_turns: See `autotune.Timing`.
         failed: Error of each candidate that raised one, by its name.
     """
@@ -46,7 +46,7 @@ class Choice:
         for name, secs in sorted(self.step_secs.items(), key=lambda item: item[1]):
             alike.setdefault(self.num_turns.get(name, 0), []).append(f"{name} {secs * 1e3:.3g}")
         tried = "; ".join(
-            (f"in {count} turns " if count else "once " if len(alike) > 1 else "")
+            (f"median of {count} rounds: " if count else "once: " if len(alike) > 1 else "")
             + ", ".join(alike[count])
             for count in sorted(alike, reverse=True)
         )
@@ -64,23 +64,23 @@ def choose(
     workdir: pathlib.Path | None = None,
     may_move: bool = True,
 ) -> tuple[Ensemble, Choice]:
-    """The ensemble with the fastest execution that could be found in the time there is.
+    """Returns the ensemble with the fastest execution that is found in the time for timing.
 
-    What was chosen before for the same program on the same kind of device is taken again. Several
-    hosts time together, and process 0 decides: by what it has kept, or by its clock. Where the
-    devices are the cores of one CPU, the fastest is tried on one of them too.
+    An earlier choice for the same program on the same kind of device is used again. Several hosts
+    time together, and process 0 decides. Where the devices are the cores of one CPU, the fastest
+    execution is tried on one of them too.
 
     Args:
-        ensemble: Of any execution.
-        state: Of the ensemble; copied, not used up.
-        batches: Of the first call, from `Layout.put`.
-        num_steps: Steps that the run is going to take.
-        workdir: The run's folder: what is chosen is kept there too, for a run that ends before its
-            first checkpoint and begins again where nothing else remembers; None for no run.
-        may_move: Whether the layout is open too; not where somebody says it.
+        ensemble: Ensemble of any execution.
+        state: State of the ensemble; it is copied, not used up.
+        batches: Batches of the first call, from `Layout.put`.
+        num_steps: Number of steps of the run.
+        workdir: Folder of the run, where the choice is kept too: a run that ends before its first
+            checkpoint may start again on a machine without a cache of choices. None keeps nothing.
+        may_move: Whether the ensemble may move to one device.
 
     Returns:
-        The ensemble with the execution chosen, of the same layout or of one device; and the choice.
+        The ensemble with the chosen execution, on its layout or on one device; and the choice.
     """
     if ensemble.waves > 1:  # what is best for the members of one is for those of all
         waves = Waves(ensemble.layout, ensemble.waves)
@@ -172,7 +172,7 @@ def _first_that_traces(
 def _program(
     ensemble: Ensemble, traced: ClosedJaxpr, names: list[str], state: State, batches: Any
 ) -> str:
-    """A name for the program, the choice that there is, and the kind of device."""
+    """Returns a fingerprint of the program, its candidates and the kind of device."""
     device = ensemble.layout.mesh.devices.flat[0]
     parts = (
         re.sub(r"0x[0-9a-f]+", "", str(traced)),  # addresses, which no two runs share

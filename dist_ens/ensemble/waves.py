@@ -11,10 +11,9 @@ from typing import Any
 import jax
 
 from dist_ens.ensemble.batches import MemberBatches
-from dist_ens.layout import MEMBER_BATCH, MEMBER_METRICS, MEMBERS, Waves
+from dist_ens.layout import MEMBER_METRICS, MEMBERS, Waves
 
 Update = Callable[[Any, Any], tuple[Any, Any]]
-Outputs = Callable[[Any, Any], Any]
 
 
 def update_in_waves(waves: Waves, update: Update) -> Update:
@@ -41,19 +40,22 @@ def update_in_waves(waves: Waves, update: Update) -> Update:
     return update_all
 
 
-def outputs_in_waves(waves: Waves, outputs: Outputs) -> Outputs:
-    """Returns the outputs of members that are off the devices; see `Ensemble.outputs`.
+def results_in_waves(
+    waves: Waves, fn: Callable[[Any, Any], Any], spec: Any
+) -> Callable[[Any, Any], Any]:
+    """Returns a function of members that are off the devices, such as `Ensemble.outputs`.
 
     Args:
         waves: Parts of the members.
-        outputs: Outputs of the members of one wave.
+        fn: Function of the state of one wave's members, and of inputs that all members share.
+        spec: Spec of its results, `MEMBERS` or `MEMBER_BATCH`.
     """
 
-    def outputs_of_all(state: Any, inputs: Any) -> Any:
-        of_waves = [outputs(waves.take(state, number), inputs) for number in range(waves.count)]
-        return waves.join(of_waves, MEMBER_BATCH)
+    def results_of_all(state: Any, inputs: Any) -> Any:
+        of_waves = [fn(waves.take(state, number), inputs) for number in range(waves.count)]
+        return waves.join(of_waves, spec)
 
-    return outputs_of_all
+    return results_of_all
 
 
 def batches_of_wave(waves: Waves, batches: Any, number: int) -> Any:

@@ -10,15 +10,16 @@ from dist_ens.data import LabelScaledSplit, Source, Spec, Split, Standardization
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.optimizer import evaluation_params
+from dist_ens.ensemble.waves import results_in_waves
 from dist_ens.errors import UserError
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.row_scores import Evaluation
 from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.lift import lift
-from dist_ens.layout import to_host
+from dist_ens.layout import MEMBERS, Waves, to_host
 from dist_ens.losses.averaging import traced_anew, tracing_loss
+from dist_ens.members.label_scale import label_scale
 from dist_ens.methods import LossInfo
-from dist_ens.methods.label_scale import label_scale
 from dist_ens.metrics import Metric
 from dist_ens.randomness import PREDICT, pinned_generator
 from dist_ens.state import State
@@ -183,8 +184,11 @@ def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int
 
         return traced_anew(means)(params, state.model_state, batch)
 
+    waves = Waves(ensemble.layout, ensemble.waves)
     # Every column has the whole batch, so that the last one need not divide over them.
-    program = lift(of_one, layout=ensemble.layout, in_specs=("members", "shared"))
+    program: Any = lift(of_one, layout=waves.layout_of_one, in_specs=("members", "shared"))
+    if waves.count > 1:
+        program = results_in_waves(waves, program, MEMBERS)
     sums: dict[str, np.ndarray] = {}
     for first in range(0, len(split), batch_size):
         rows = np.arange(first, min(first + batch_size, len(split)))

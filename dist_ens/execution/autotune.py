@@ -17,17 +17,17 @@ from dist_ens.layout import MEMBERS, Layout, copied
 # Timing takes at most the smaller of the two: seconds, and this part of the expected run.
 LONGEST_SECS = 20.0
 PART_OF_THE_RUN = 0.05
-# A candidate is timed for at least so many calls and seconds; or, where calls are long, for so many
-# seconds, be it one call.
+# A candidate is timed for at least this many calls and seconds. Long calls end after the third
+# number of seconds, even if it was one call.
 _FEWEST_CALLS = 3
 _FEWEST_SECS = 0.1
 _ENOUGH_SECS = 0.5
-# Candidates that are less than so many times slower than the fastest are timed again, and the
-# rule's, in turns, of which calls that are long need fewer: as many of them as there is time for.
+# The rule's candidate, and those that are at most this factor slower than the fastest, are timed
+# again in interleaved turns, as many as there is time for. Long calls need fewer turns.
 _CLOSE = 1.6
 _TURNS, _TURNS_OF_LONG_CALLS = 5, 3
 _LONG_CALL_SECS = 0.2
-# Those that are so close after their turns take as many again, and once more, while there is time.
+# Candidates that are this close after their turns take further rounds, while there is time.
 _VERY_CLOSE = 1.1
 _ROUNDS = 3
 # One member's own program, all operations as the user wrote them.
@@ -39,7 +39,7 @@ class Program(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Where its members lie."""
+        """Layout of the members."""
         ...
 
     @property
@@ -74,15 +74,15 @@ class Call(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """What was found out of the candidates.
+    """Times of the candidates.
 
     Attributes:
-        fastest: The one to take.
-        step_secs: Of those tried.
-        num_turns: Of those timed again, in so many turns. Only those of as many are compared: in
-            other turns the machine was another.
-        settled: Whether a longer run has nothing more to find out.
-        budget_secs: That there were for all but the first.
+        fastest: Name of the candidate to use.
+        step_secs: Seconds per step of each candidate that was timed, by its name.
+        num_turns: Number of turns of each candidate that was timed again, by its name. Only
+            candidates with equally many turns are compared, as the machine's speed varies.
+        settled: Whether a longer run would make the same choice.
+        budget_secs: Seconds that were allowed for all candidates but the first.
         failed: Error of each candidate that raised one, by its name.
     """
 
@@ -98,14 +98,14 @@ def timed(options: Mapping[str, Program], names: list[str], call: Call, num_step
     """Times executions of an ensemble: the rule's, then others while there is time for them.
 
     Args:
-        options: The ensemble by the names of its candidates, also of those on one device, and of
-            the reference.
-        names: Of the candidates on the ensemble's own layout, the rule's first.
+        options: Programs by the names of the candidates, those on one device and the reference
+            included.
+        names: Names of the candidates on the ensemble's own layout, the rule's first.
         call: Arguments of one call.
-        num_steps: That the run is going to take.
+        num_steps: Number of steps of the run.
 
     Returns:
-        What was found out.
+        Times of the candidates.
 
     Raises:
         Exception: The error of the first candidate, if every candidate raises one.
@@ -130,14 +130,14 @@ class _Trial:
         self.steps_per_call = call.num_steps
 
     def call(self, update: Any) -> None:
-        """The steps of one call."""
+        """Takes the steps of one call."""
         self.state, metrics = update(self.state, self.batches)
         jax.block_until_ready((self.state, metrics))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Candidate:
-    """One that takes turns."""
+    """A candidate, which can be timed in turns."""
 
     update: Any
     trial: _Trial
@@ -148,7 +148,7 @@ class _Candidate:
             self.trial.call(self.update)
 
     def call_secs(self) -> list[float]:
-        """Seconds of some calls, after one to warm up."""
+        """Returns the seconds of some calls, after one to warm up."""
         self.trial.call(self.update)
         secs: list[float] = []
         while sum(secs) < (_FEWEST_SECS if len(secs) >= _FEWEST_CALLS else _ENOUGH_SECS):
@@ -160,11 +160,11 @@ class _Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class _Moment:
-    """One in time, the same on every host.
+    """A moment in time, the same on every host.
 
     Attributes:
         clock: Seconds by process 0's clock.
-        cached_secs: That its cache has spared its compiler.
+        cached_secs: Seconds of compiling that process 0's cache has spared so far.
     """
 
     clock: float
@@ -172,27 +172,28 @@ class _Moment:
 
     @classmethod
     def now(cls) -> Self:
-        """This one."""
+        """Returns the current moment."""
         return cls(cluster.clock(), cluster.as_main_sees(int(1e3 * spared_secs())) / 1e3)
 
 
 class _Contest:
-    """What the candidates take, as far as there is time to find out.
+    """The timing of the candidates, within a budget of time.
 
-    To have tried one more is worth less than to be sure of the best two: where those are close, the
-    time for a round of their turns is kept; of further rounds there are as many as time is left for
-    when all have been tried. The rule's has a second chance whatever its first time was: it is
-    the likeliest to win, and what disturbs a machine may last as long as one timing.
+    Being sure of the best two is worth more than trying one more candidate. So the time for a round
+    of turns of the two is reserved where they are close. Further rounds take the time that is left
+    when all have been tried. The rule's candidate is timed again whatever its first time was: it
+    is the likeliest to win, and a disturbance of the machine may last as long as one timing.
 
-    Nothing can stop a compiler that has begun, so what one more will take is told beforehand: to
-    compile as long as the slowest did, without its cache, for each copy of a step in the program.
+    A compiler that has begun cannot be stopped, so the time of the next candidate is estimated
+    first. Its compilation is expected to take as long as the slowest so far without its cache, for
+    each copy of a step in the program.
 
     Args:
-        options: The candidates.
-        names: Those on the ensemble's own layout, the rule's first. The first that raises no error
-            is timed in any case.
+        options: Programs by the names of the candidates.
+        names: Names of the candidates on the ensemble's own layout, the rule's first. The first
+            that raises no error is timed in any case.
         call: Arguments of one call.
-        num_steps: That the run is going to take.
+        num_steps: Number of steps of the run.
     """
 
     def __init__(
@@ -259,11 +260,11 @@ class _Contest:
 
     @property
     def fastest(self) -> str:
-        """Of those tried."""
+        """Name of the fastest candidate so far."""
         return min(self.step_secs, key=self.step_secs.__getitem__)
 
     def try_next(self, name: str) -> None:
-        """Times one more, if there is time for what it will take."""
+        """Times one more candidate, if there is enough time left."""
         expected_secs = self._timing_secs + self._compiling_secs * self._num_copies(name)
         for_turns = sum(map(self._turns_secs, self._that_take_turns(most=2)))
         if expected_secs + for_turns > self._left_secs():
@@ -290,7 +291,7 @@ class _Contest:
         self._error_of(name, time)
 
     def _time(self, name: str, candidate: _Candidate, started: "_Moment") -> None:
-        """Times one, and counts what it took since some moment."""
+        """Times a candidate, and notes the time for it since some moment."""
         call_secs = candidate.call_secs()
         self._tried[name] = candidate
         self.step_secs[name] = min(call_secs) / self._trial.steps_per_call
@@ -304,7 +305,7 @@ class _Contest:
         self._compiling_secs = max(self._compiling_secs, secs / self._num_copies(name))
 
     def _num_copies(self, name: str) -> int:
-        """Copies of one step, of one member or of several batched, in an execution's program."""
+        """Returns the number of copies of a step in an execution's program."""
         option = self._options[name]
         way, rule = (Execution.parse(e.execution) for e in (option, self._options[self._first]))
         members = option.layout.members_per_device if way.members == "unroll" else 1
@@ -313,9 +314,9 @@ class _Contest:
         return members * (self._trial.steps_per_call if unrolls_steps else 1)
 
     def decided(self) -> Timing:
-        """What came of it, after turns of those that are close.
+        """Returns the times, after further turns of the candidates that are close.
 
-        What disturbed the machine while one was timed may have decided between them.
+        Without them, a disturbance while one candidate was timed might have decided.
         """
         fastest, close, in_turns = self.fastest, self._close(), self._that_take_turns()
         is_sure = bool(in_turns) or close == [fastest]
@@ -329,7 +330,7 @@ class _Contest:
         )
 
     def _fastest_in_turns(self, names: list[str]) -> str:
-        """The fastest in the median of its turns; what is very close to it takes further rounds."""
+        """Returns the candidate with the lowest median; those very close take further rounds."""
         num_turns = _num_turns(self._call_secs(names[-1]))
         call_secs: dict[str, list[float]] = {name: [] for name in names}
         for further_rounds in reversed(range(_ROUNDS)):
@@ -352,7 +353,7 @@ class _Contest:
     def _take_turns(
         self, names: list[str], num_turns: int, call_secs: dict[str, list[float]]
     ) -> None:
-        """One round, whose calls' seconds are added to those of the rounds before."""
+        """Takes one round, and adds the seconds of its calls to those of the rounds before."""
         ways = [self._tried[name] for name in names]
         of_ways = timing.step_secs_of_short_turns(ways, num_turns)
         for name, secs in zip(names, of_ways, strict=True):
@@ -361,13 +362,13 @@ class _Contest:
             self.step_secs[name] = statistics.median(call_secs[name]) / self._trial.steps_per_call
 
     def _close(self) -> list[str]:
-        """The fastest, those that are close to it, and the rule's; the fastest first."""
+        """Returns the candidates close to the fastest, and the rule's; the fastest first."""
         limit = _CLOSE * self.step_secs[self.fastest]
         by_secs = sorted(self.step_secs, key=self.step_secs.__getitem__)
         return [name for name in by_secs if self.step_secs[name] <= limit or name == self._first]
 
     def _that_take_turns(self, most: int | None = None) -> list[str]:
-        """As many of `_close` as there is time for, the fastest first; none if that is one."""
+        """Returns as many of `_close` as there is time for; none if that is only one."""
         close = self._close()[:most]
         while len(close) > 1 and sum(map(self._turns_secs, close)) > self._left_secs():
             close.pop()
@@ -394,10 +395,9 @@ def _num_turns(call_secs: float) -> int:
 
 
 def _update_that_fits(program: Program, trial: _Trial) -> Any:
-    """The compiled update; None if its device has no room for it beside what is there."""
-    if not hasattr(
-        program.update_steps, "lower"
-    ):  # dispatches smaller programs than the others are
+    """Returns the compiled update; None if it does not fit in the free memory of its device."""
+    # An update without `lower` dispatches programs that are smaller than the others.
+    if not hasattr(program.update_steps, "lower"):
         return program.update_steps
     compiled = program.update_steps.lower(trial.state, trial.batches).compile()
     memory = compiled.memory_analysis()

@@ -45,7 +45,7 @@ def lift(
             prefix of these.
         out_specs: Specs of the results: "members" or "member_batch", or a tree prefix of these. A
             result with the spec "members" must be the same in every column of the mesh.
-        execution: How a device runs its members, `WAY[+LOWERING]`, such as "vmap", "unroll",
+        execution: Execution of the members of a device, `WAY[+LOWERING]`, such as "vmap", "unroll",
             "map", "chunk:4", "loop" or "unroll+canonical+masks".
         donate_argnums: Positions of arguments whose memory the results may take over. They must
             not be used again.
@@ -56,8 +56,9 @@ def lift(
 
     Raises:
         UserError: If a spec or the execution is unknown; when it is called, if an argument is
-            committed to devices outside the layout, or a result with the spec "members" differs
-            between columns.
+            committed to devices outside the layout or has another number of members, the leaves of
+            a batch have different lengths, or a result with the spec "members" differs between
+            columns.
 
     >>> import numpy as np
     >>> layout = Layout.make(4, devices=jax.devices()[:2])
@@ -74,8 +75,8 @@ def lift(
         )
     if execution == AUTO:
         raise UserError(
-            "lift takes one execution, and 'auto' is chosen by timing inside fit. Use 'vmap', "
-            "'unroll', 'map', 'chunk:4' or 'loop'."
+            "execution is 'auto', which only fit resolves, by timing. Use 'vmap', 'unroll', 'map', "
+            "'chunk:4' or 'loop'."
         )
     parsed = Execution.parse(execution)
     if parsed.steps is not None:
@@ -113,8 +114,8 @@ def sharded(
     for spec in jax.tree.leaves(out_specs, is_leaf=is_spec):
         if axis_of(spec, ENSEMBLE) is None:
             raise UserError(
-                "A result of a lifted function has the spec 'members' or 'member_batch', since "
-                f"every member has its own: got {spec}."
+                f"The spec {spec} of a result has no members axis, and every member has its own "
+                "result. Use 'members' or 'member_batch'."
             )
     of_device = over_members(fn, way, members_axes(in_specs), members_axes(out_specs))
     return layout.shard_map(of_device, in_specs=in_specs, out_specs=out_specs)

@@ -33,8 +33,8 @@ class Loop:
         in_specs: Specs of the arguments, a tuple of tree prefixes.
         out_specs: Specs of the results, a tree prefix; each has the members axis.
         program_of: Function that makes the program of one member from a layout of one row.
-        in_place: Whether the first argument is donated. If the first result has its structure, it
-            is the members' state, and is updated in place.
+        in_place: Whether the first argument is donated. If the first result has its structure,
+            shapes and types, it is the members' state, and is updated in place.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Loop:
             for row in rows:  # the rows' devices work side by side
                 place, of_row = self._positions[row][position], parts[row]
                 own = [_own(arg, spec, place) for arg, spec in zip(of_row, specs, strict=True)]
-                structure: Any = jax.tree.structure(own[0])
                 result = self._programs[row](*own)
                 is_tuple = type(result) is tuple
                 first = result[0] if is_tuple else result
-                in_place = in_place and jax.tree.structure(first) == structure
+                if position == 0:  # all members have results of the same types
+                    in_place = in_place and _types(first) == _types(own[0])
                 if in_place:
                     of_row[0] = _put_back(of_row[0], first, place)
                     result = result[1:] if is_tuple else ()
@@ -89,6 +89,12 @@ class Loop:
         state = join_rows(self._layout, {row: parts[row][0] for row in rows}, MEMBERS)
         others = join_rows(self._layout, rest, out_specs) if jax.tree.leaves(rest) else ()
         return (state, *others) if is_tuple else state
+
+
+def _types(tree: Any) -> tuple[Any, list[Any]]:
+    """Returns the structure of a pytree of arrays, and their shapes and types."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 def _own(arg: Any, specs: Any, position: jax.Array) -> Any:

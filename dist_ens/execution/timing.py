@@ -1,4 +1,4 @@
-"""Time, taken in turns: A B C A B C …, so that what disturbs the machine disturbs all alike."""
+"""Interleaved timing, A B C A B C …, so that a disturbance of the machine meets all alike."""
 
 import contextlib
 import gc
@@ -9,30 +9,30 @@ from typing import Protocol
 
 from dist_ens import cluster
 
-# A turn takes at least so long, and is of whole steps.
+# A turn takes at least this long, and consists of whole steps.
 TURN_SECS = 0.5
-# Where ways are only chosen among.
+# Turns that only choose between ways are shorter.
 _SHORT_TURN_SECS = 0.1
-# Before a turn: the threads of the way before it stop waiting for work.
+# In the pause before a turn, the threads of the way before it stop waiting for work.
 _PAUSE_SECS = 0.05
 
 
 class Way(Protocol):
-    """A way to train an ensemble. What it compiles it does when it first runs."""
+    """A way to train an ensemble. It compiles its programs when it first runs."""
 
     def run(self, num_steps: int) -> None:
         """Trains every member for some steps more, and waits for the last."""
 
 
 def step_ms_of_turns(ways: Mapping[str, Way], num_turns: int) -> dict[str, list[float]]:
-    """Milliseconds per step of each way in each of its turns.
+    """Returns the milliseconds per step of each way in each of its turns.
 
     Args:
-        ways: By name.
-        num_turns: Of each way, after those that find out how many steps a turn takes.
+        ways: Ways by name.
+        num_turns: Number of turns of each way, after those that find the number of steps of a turn.
 
     Returns:
-        By name: float[num_turns].
+        Milliseconds per step by name, float[num_turns].
     """
     step_secs = _step_secs_of_turns([*ways.values()], num_turns, TURN_SECS)
     return {
@@ -41,36 +41,33 @@ def step_ms_of_turns(ways: Mapping[str, Way], num_turns: int) -> dict[str, list[
 
 
 def step_secs_of_short_turns(ways: Sequence[Way], num_turns: int) -> list[list[float]]:
-    """Seconds per step of each way in each of its turns, which are short: [ways, num_turns]."""
+    """Returns the seconds per step of each way in each of its short turns, [ways, num_turns]."""
     return _step_secs_of_turns(ways, num_turns, _SHORT_TURN_SECS)
 
 
 def expected_secs(step_secs: float, num_turns: int) -> float:
-    """About how long a way takes in `step_secs_of_short_turns`.
+    """Estimates the seconds that a way takes in `step_secs_of_short_turns`.
 
     Args:
-        step_secs: Seconds that one of its steps takes.
-        num_turns: Of the way.
-
-    Returns:
-        Seconds.
+        step_secs: Seconds of one step of the way.
+        num_turns: Number of turns of the way.
     """
-    # How many steps a turn takes is found out in one as long, where steps are short in two; and
-    # each turn is taken twice, to warm up.
+    # Finding the number of steps of a turn takes one turn, or two where steps are short. Each turn
+    # is taken twice, to warm up.
     short = step_secs < _SHORT_TURN_SECS
     turn_secs = _SHORT_TURN_SECS + step_secs if short else step_secs
     return (num_turns + (2 if short else 1)) * (2 * turn_secs + _PAUSE_SECS)
 
 
 def fastest(ways: Sequence[Way]) -> Way:
-    """Of ways to do the same, the one that takes the least in the median of three turns."""
-    # Not in the shortest: where ways are close, that is the luckiest.
+    """Returns the way with the lowest median time over three interleaved rounds."""
+    # Of ways that are close, the one with the shortest turn is only the luckiest.
     medians = [statistics.median(of_way) for of_way in step_secs_of_short_turns(ways, 3)]
     return ways[medians.index(min(medians))]
 
 
 def spread(values: Sequence[float]) -> float:
-    """The range of some values as a part of their median.
+    """Returns the range of some values as a fraction of their median.
 
     >>> spread([2.0, 4.0, 5.0])
     0.75
@@ -79,15 +76,15 @@ def spread(values: Sequence[float]) -> float:
 
 
 def _step_secs_of_turns(ways: Sequence[Way], num_turns: int, turn_secs: float) -> list[list[float]]:
-    """Seconds per step of each way in each of its turns, [ways, num_turns]."""
+    """Returns the seconds per step of each way in each of its turns, [ways, num_turns]."""
     step_secs: list[list[float]] = [[] for _ in ways]
     with _no_collection():
         steps = [_steps_of_a_turn(way, turn_secs) for way in ways]
         for _ in range(num_turns):
             gc.collect()
             for i, way in enumerate(ways):
-                # What waited for its turn is cold: its caches, its clock, and the memory that a
-                # virtual machine has given back meanwhile.
+                # A way that waited for its turn is cold: its caches, its clock, and the memory that
+                # a virtual machine has given back meanwhile.
                 way.run(steps[i])
                 step_secs[i].append(_secs(way, steps[i]) / steps[i])
     return step_secs
@@ -95,7 +92,7 @@ def _step_secs_of_turns(ways: Sequence[Way], num_turns: int, turn_secs: float) -
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """The garbage collector runs only when it is called; afterwards it is as it was."""
+    """Disables the garbage collector inside a `with` block, and restores it afterwards."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -106,7 +103,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _steps_of_a_turn(way: Way, turn_secs: float) -> int:
-    """Enough for a turn of so long; they have been taken before, so that they are compiled."""
+    """Returns the number of steps of a turn. The way has taken them, so they are compiled."""
     steps = 1
     while True:
         way.run(steps)

@@ -17,7 +17,7 @@ from dist_ens.evaluation.scoring import score
 from dist_ens.experiment.checks import check_room, check_training, require_draws
 from dist_ens.experiment.objectives import make_objective
 from dist_ens.experiment.record import Run
-from dist_ens.layout import Layout, Waves
+from dist_ens.layout import Layout
 from dist_ens.losses import Distribution, Objective
 from dist_ens.members import (
     Member,
@@ -210,7 +210,7 @@ def build_ensemble(
         layout=layout,
         execution=run.execution or experiment.execution,
         methods=methods,
-        waves=Waves.at_least(layout, experiment.layout.waves).count,
+        waves=experiment.layout.waves,
         microbatches=experiment.compute.microbatches,
         compute_dtype=experiment.compute.dtype if parts.loss is not None else None,
         num_groups=run.spec.num_groups,

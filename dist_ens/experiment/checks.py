@@ -6,10 +6,12 @@ import jax
 
 from dist_ens import cluster
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.argument_checks import check_microbatches
 from dist_ens.errors import UserError, first_line
 from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCH, DATA, REPLICATED, device_bytes
 from dist_ens.members import Member, check_modes
+from dist_ens.state import described, leaf_type, leaf_types
 
 
 def check_room(ensemble: Ensemble, batch: Any) -> None:
@@ -48,12 +50,7 @@ def check_training(run: Run, ensemble: Ensemble) -> None:
     batch_size = run.experiment.data.global_batch_size
     microbatches = run.experiment.compute.microbatches
     device_batch_size = batch_size // ensemble.layout.data_axis
-    if device_batch_size % microbatches:
-        raise UserError(
-            "Microbatches are equal parts of a device's batch. Received: "
-            f"compute.microbatches={microbatches} for {device_batch_size} examples. Choose a "
-            f"divisor of {device_batch_size}."
-        )
+    check_microbatches("compute.microbatches", microbatches, device_batch_size)
     state = jax.eval_shape(
         lambda: ensemble.member.init(
             jax.random.key(0),
@@ -74,8 +71,8 @@ def check_training(run: Run, ensemble: Ensemble) -> None:
         raise
     except Exception as error:  # whatever a user's network says when it is trained
         raise UserError(
-            "The network must take a key and train=True. Received, when it was trained: "
-            f"{type(error).__name__}: {first_line(error)} Correct the network."
+            f"The network raised {type(error).__name__} with a key and train=True: "
+            f"{first_line(error)} Correct the network."
         ) from error
     objective = ensemble.objective
     if objective is None:
@@ -83,21 +80,14 @@ def check_training(run: Run, ensemble: Ensemble) -> None:
     expected = (batch_size, *run.spec.label_shape, objective.num_outputs)
     if outputs.shape != expected or not jax.numpy.issubdtype(outputs.dtype, jax.numpy.floating):
         raise UserError(
-            f"Trained or not, the network returns float{list(expected)}. Received, when it was "
-            f"trained: {outputs.dtype}{list(outputs.shape)}. Correct the network."
+            f"The network returned {leaf_type(outputs)} with train=True, and the objective takes "
+            f"float{list(expected)}. Correct the network."
         )
-    before, after = (
-        [
-            (jax.tree_util.keystr(path), leaf.shape, leaf.dtype)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        ]
-        for tree in (state[1], model_state)
-    )
-    if before != after:
+    if leaf_types(model_state) != leaf_types(state[1]):
         raise UserError(
-            "Trained or not, the network returns the model state as init made it, leaf by "
-            f"leaf. Received, when it was trained: {after} instead of {before}. Correct the "
-            "network."
+            f"With train=True the network returned a model state of {described(model_state)}, and "
+            f"init made one of {described(state[1])}. Return the leaves of init with their shapes "
+            "and types."
         )
     check_modes(ensemble.member, run.batch(2)["inputs"], DATA)
 
@@ -111,8 +101,7 @@ def require_draws(member: Member, inputs: jax.ShapeDtypeStruct) -> None:
     )
     if "random_bits" not in str(traced):
         raise UserError(
-            "Samples of a prediction differ by what the network draws when it is given a key. "
-            "Received: evaluation.dropout_samples for a network that draws nothing with train=False"
-            ". Leave it out, or let a key switch its dropout on, as in linen by deterministic=not "
-            'self.has_rng("dropout").'
+            "evaluation.dropout_samples was given for a network that draws nothing with "
+            "train=False, so that all samples would be equal. Leave it out, or let a key switch "
+            'dropout on, as in linen by deterministic=not self.has_rng("dropout").'
         )

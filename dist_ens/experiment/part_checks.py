@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dist_ens.errors import UserError
+from dist_ens.signatures import call_error
 
 
 def _has(part: Any, *names: str) -> bool:
@@ -15,16 +16,6 @@ def _is_list(part: Any) -> bool:
     return isinstance(part, list | tuple)
 
 
-def _takes_four_arguments(part: Any) -> bool:
-    try:
-        inspect.signature(part).bind(*[None] * 4)
-    except TypeError:  # It is not a function, or takes another number of arguments.
-        return False
-    except ValueError:  # A builtin may have no signature.
-        return True
-    return True
-
-
 # What each function must return, in words and as a condition.
 _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "make_objective": (
@@ -33,7 +24,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "make_loss": (
         "a function loss(params, model_state, batch, key) of four arguments",
-        _takes_four_arguments,
+        lambda part: call_error(part, 4) is None,
     ),
     "make_optimizer": (
         "an optimizer with init and update, such as optax.adam(1e-3)",

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from dist_ens.config.checks import whole_number
 from dist_ens.errors import UserError
 from dist_ens.layout.placing import check_lengths, put_batch, put_everywhere, put_members
 from dist_ens.layout.specs import (
@@ -67,18 +68,24 @@ class Layout:
             The layout, with `ensemble_axis` rows and `len(devices) / ensemble_axis` columns.
 
         Raises:
-            UserError: If the ensemble axis does not divide the members and the devices.
+            UserError: If the ensemble axis does not divide the members and the devices, or a number
+                is not at least 1.
 
         >>> str(Layout.make(10, devices=jax.devices()[:8]))
         '2 x 4 (ensemble x data)'
         """
         _check_device_flag()
         devices = jax.devices() if devices is None else list(devices)
-        if num_members < 1:
-            raise UserError(f"num_members is {num_members}. An ensemble has at least one member.")
+        num_members = whole_number("num_members", num_members, least=1)
+        if not devices:
+            raise UserError("devices is empty. Give at least one device, such as jax.devices().")
         largest = math.gcd(num_members, len(devices))
         is_fixed = ensemble_axis is not None
-        ensemble_axis = ensemble_axis or largest
+        ensemble_axis = (
+            largest
+            if ensemble_axis is None
+            else whole_number("ensemble_axis", ensemble_axis, least=1)
+        )
         good = ", ".join(str(k) for k in range(1, largest + 1) if largest % k == 0)
         if num_members % ensemble_axis:
             raise UserError(
@@ -155,7 +162,8 @@ class Layout:
 
         Raises:
             UserError: If a batch does not divide over the data axis, the leaves of a batch have
-                different lengths, or a number does not fit in 32 bits.
+                different lengths, an array has another number of members, or a number does not fit
+                in 32 bits.
 
         >>> layout = Layout.make(2, devices=jax.devices()[:2])
         >>> layout.put({"x": np.zeros((4, 3))})["x"].shape
@@ -303,6 +311,7 @@ class Layout:
         """
         leaves, structure = jax.tree.flatten(tree)
         if all(_lies_on(leaf, self.mesh) for leaf in leaves):
+            check_lengths(self, tree, specs, where)
             return tree
         leaves = jax.tree.leaves(as_held(tree, where))
         check_lengths(self, tree, specs, where)
@@ -348,13 +357,13 @@ def _lines_of_host(grid: np.ndarray) -> tuple[int, ...]:
 
 
 def _check_device_flag() -> None:
-    """Says so when `XLA_FLAGS` asks for CPU devices that JAX, already started, does not have."""
+    """Raises a `UserError` if `XLA_FLAGS` was set after JAX had started, with fewer CPU devices."""
     asked = re.findall(
         r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
     )
     if asked and jax.default_backend() == "cpu" and jax.local_device_count() < int(asked[-1]):
         raise UserError(
-            f"XLA_FLAGS must be set before JAX starts. Received: a flag for {asked[-1]} CPU "
-            f"devices, but JAX had started with {jax.local_device_count()}. "
-            "Export XLA_FLAGS in the shell, or set it before the first import of jax."
+            f"XLA_FLAGS asks for {asked[-1]} CPU devices, and JAX had started with "
+            f"{jax.local_device_count()} when it was set. Export XLA_FLAGS in the shell, or set it "
+            "before the first import of jax."
         )

@@ -19,8 +19,8 @@ class Piece:
     """A part of a global array.
 
     Attributes:
-        index: Where it lies in the whole.
-        array: The part.
+        index: Index of the part in the whole array.
+        array: Array of the part.
     """
 
     index: tuple[slice, ...]
@@ -28,12 +28,12 @@ class Piece:
 
 
 def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]]:
-    """This host's parts of global arrays, copied to its memory; each is one host's, and that once.
+    """Copies this host's parts of global arrays to its memory. Each part is copied by one host.
 
-    The copies are begun and not waited for: what uses the arrays up may be called at once.
+    The copies are begun and not waited for. The arrays may be donated at once.
 
     Args:
-        arrays: On a mesh, or off the devices.
+        arrays: Arrays by name, on a mesh or off the devices.
     """
     shards = [
         (name, shard)
@@ -56,15 +56,14 @@ def read_onto_devices(
     abstract: Mapping[str, jax.ShapeDtypeStruct],
     read: Callable[[str, tuple[slice, ...]], Any],
 ) -> dict[str, jax.Array]:
-    """Global arrays, of which every host reads the parts that its devices hold, each part once.
+    """Reads global arrays: every host reads the parts that its devices hold, each part once.
 
-    Others are asked for while one is waited for, but no more than the host's memory will hold
-    beside what is on the devices.
+    Several parts are read at a time, as many as the host's memory holds beside the devices' arrays.
 
     Args:
         abstract: Shapes, types and shardings, by name.
-        read: Begins to read a part, given a name and where the part lies in the whole; `result()`
-            of what it returns is a NumPy array.
+        read: Function that begins to read a part, given a name and the part's index in the whole.
+            The `result()` of what it returns is a NumPy array.
     """
     arrays: dict[str, jax.Array] = {}
     begun: collections.deque[tuple[str, dict[str, Any], int]] = collections.deque()

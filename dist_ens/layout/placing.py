@@ -33,10 +33,12 @@ def put_batch(layout: "Layout", host_tree: Any, spec: PartitionSpec) -> Any:
         The same tree of global arrays. Every host must call this.
 
     Raises:
-        UserError: If the leaves have different lengths along the batch axis, or this length does
-            not divide over the columns of the mesh that this host feeds.
+        UserError: If the leaves have different lengths along the batch axis, this length does not
+            divide over the columns of the mesh that this host feeds, or the members axis does not
+            hold `Layout.host_members`.
     """
     axis = tuple(spec).index(DATA)
+    _check_members(layout, host_tree, spec, "The array", jax_arrays_are_whole=False)
     host_batch_size = _common_length(host_tree, axis)
     columns = len(layout.host_columns)
     if host_batch_size % columns:
@@ -93,6 +95,7 @@ def put_numbers(layout: "Layout", count: int) -> list[jax.Array]:
 
 def put_members(layout: "Layout", tree: Any) -> Any:
     """Puts host arrays [members, ...], whole on every host, on the mesh as the members' state."""
+    _check_members(layout, tree, MEMBERS, "The array", jax_arrays_are_whole=False)
     sharding = layout.sharding(MEMBERS)
 
     def put(leaf: Any) -> jax.Array:
@@ -105,7 +108,7 @@ def put_members(layout: "Layout", tree: Any) -> Any:
 
 
 def device_bytes(tree: Any) -> int:
-    """Unpadded, of the part of a tree of arrays, or of abstract ones, that is on one device."""
+    """Returns the bytes of arrays, or of abstract arrays, on one device, without padding."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
@@ -113,7 +116,7 @@ def device_bytes(tree: Any) -> int:
 
 
 def copied(tree: Any) -> Any:
-    """Global arrays again, where they are: what uses the copy up leaves the first alone."""
+    """Returns copies of global arrays in place, which can be donated without the originals."""
     return jax.tree.map(lambda leaf: leaf.copy(), tree)
 
 
@@ -130,7 +133,7 @@ def copied_like(tree: Any, like: Any) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-    """Global arrays as whole NumPy arrays; every host must call this, and has all of them."""
+    """Returns global arrays as whole NumPy arrays, on every host. Every host must call this."""
     if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
         return jax.device_get(tree)
     with jax.transfer_guard("allow"):  # to bring it to the host is what is asked for
@@ -153,27 +156,60 @@ def check_lengths(layout: "Layout", tree: Any, specs: Any, where: str) -> None:
     """
 
     def check(spec: PartitionSpec, branch: Any) -> None:
-        leaves = jax.tree_util.tree_leaves_with_path(branch)
-        members, examples = axis_of(spec, ENSEMBLE), axis_of(spec, DATA)
-        if members is not None:
-            for path, leaf in leaves:
-                count = np.shape(leaf)[members : members + 1]
-                if count not in ((layout.num_members,), (len(layout.host_members),)):
-                    raise UserError(
-                        f"{where}{jax.tree_util.keystr(path)} has the shape "
-                        f"{list(np.shape(leaf))}, and its axis {members} should hold the "
-                        f"{layout.num_members} members. Give every member its part."
-                    )
+        leaves = jax.tree.leaves(branch)
+        if not leaves:
+            return
+        _check_members(layout, branch, spec, where, jax_arrays_are_whole=True)
+        examples = axis_of(spec, DATA)
         if examples is not None:
             length = _common_length(branch, examples)
-            if any(isinstance(leaf, jax.Array) for _, leaf in leaves):
+            if any(isinstance(leaf, jax.Array) for leaf in leaves):
                 layout.check_batch_size("batch_size", length)
 
     jax.tree.map(check, specs, tree, is_leaf=is_spec)
 
 
+def _check_members(
+    layout: "Layout", tree: Any, spec: PartitionSpec, where: str, *, jax_arrays_are_whole: bool
+) -> None:
+    """Raises a `UserError` unless the members axis of every leaf has the right length.
+
+    It is the number of members of this host where each host gives its own part of the batch. Where
+    the spec has no data axis, every host gives all members.
+
+    Args:
+        layout: Layout with the mesh.
+        tree: Pytree of arrays.
+        spec: Spec of every leaf. Without the members axis, nothing is checked.
+        where: Name of the tree, for error messages.
+        jax_arrays_are_whole: Whether arrays of JAX hold the batch of all hosts.
+    """
+    axis = axis_of(spec, ENSEMBLE)
+    if axis is None:
+        return
+    of_all = of_host = layout.num_members
+    if axis_of(spec, DATA) is not None:
+        of_host = len(layout.host_mesh_rows) * layout.members_per_device
+    for number, leaf in enumerate(jax.tree.leaves(tree)):
+        is_whole = jax_arrays_are_whole and isinstance(leaf, jax.Array)
+        count = of_all if is_whole else of_host
+        # `np.shape` of an array of JAX takes longer than all the rest, in every call of an update.
+        shape = leaf.shape if isinstance(leaf, jax.Array) else np.shape(leaf)
+        if shape[axis : axis + 1] != (count,):
+            path, _ = jax.tree_util.tree_leaves_with_path(tree)[number]
+            whose = "" if count == of_all else f" of this host, of {of_all}"
+            raise UserError(
+                f"{where}{jax.tree_util.keystr(path)} has the shape {list(shape)}, and its axis "
+                f"{axis} should hold the {count} members{whose}. Give one row for each of them."
+            )
+
+
 def _common_length(tree: Any, axis: int) -> int:
     """Returns the length that all leaves have along an axis."""
+    leaves = jax.tree.leaves(tree)
+    common = {np.shape(leaf)[axis : axis + 1] for leaf in leaves}
+    if len(common) == 1 and () not in common:
+        return common.pop()[0]
     lengths: dict[int, str] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path) or "(the whole)"
@@ -186,10 +222,8 @@ def _common_length(tree: Any, axis: int) -> int:
         lengths.setdefault(shape[axis], name)
     if not lengths:
         raise UserError("The batch has no arrays. Give at least one.")
-    if len(lengths) > 1:
-        listed = ", ".join(f"{length} in leaf {name}" for length, name in lengths.items())
-        raise UserError(
-            f"The leaves of the batch have different lengths along axis {axis}: {listed}. Give "
-            "every leaf one row for each example."
-        )
-    return next(iter(lengths))
+    listed = ", ".join(f"{length} in leaf {name}" for length, name in lengths.items())
+    raise UserError(
+        f"The leaves of the batch have different lengths along axis {axis}: {listed}. Give every "
+        "leaf one row for each example."
+    )

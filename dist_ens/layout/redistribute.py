@@ -1,4 +1,4 @@
-"""Examples that lie divided along the data axis, brought to the columns that are to have them."""
+"""Gathers batches of each column of the mesh from examples that are sharded over all columns."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from dist_ens.layout.specs import BATCH, BATCHES, DATA
 
 
 def dealing_program(layout: Layout) -> Any:
-    """The program that deals examples out as batches: `deal(parts, indices) -> batches`.
+    """Returns the program that gathers batches from a sharded split: `deal(parts, indices)`.
 
-    `parts` are leaves [examples, ...], laid by `BATCH`; `indices`, int32[steps, batch], laid by
-    `BATCHES`, say where in them the batches' examples are. The batches are leaves [steps, batch,
-    ...], laid by `BATCHES`.
+    `parts` has leaves [examples, ...] with the spec `BATCH`. `indices` holds the positions of the
+    batches' examples, int32[steps, batch] with the spec `BATCHES`. The program returns leaves
+    [steps, batch, ...] with the spec `BATCHES`.
 
-    A copy of each column's part is passed around the columns of its row of the mesh, and each takes
-    from what passes what its batches have of it. So no device ever holds the whole, and nothing
-    crosses the ensemble axis.
+    A copy of each column's part is passed around the columns of its row of the mesh. Each column
+    gathers its own examples from the passing part. So no device ever holds the whole split, and
+    nothing crosses the ensemble axis.
 
     Args:
-        layout: Of the mesh; its data axis divides the examples and the batch.
+        layout: Layout of the mesh, whose data axis divides the examples and the batch.
     """
     columns = layout.data_axis
 

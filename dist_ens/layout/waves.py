@@ -1,4 +1,4 @@
-"""Members that do not fit on the devices together: one part after another, the others in memory."""
+"""Members that do not fit on the devices together: they take turns there, in waves."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ class Waves:
     """Equal parts of each device's members, which take turns on it.
 
     Attributes:
-        layout: Of all members.
-        count: Of the waves; divides the members of a device.
+        layout: Layout of all members.
+        count: Number of waves, a divisor of the members of a device.
     """
 
     layout: Layout
@@ -28,7 +28,7 @@ class Waves:
 
     @classmethod
     def at_least(cls, layout: Layout, count: int) -> "Waves":
-        """So many, or the next number that divides the members of a device.
+        """Returns a number of waves, raised to the next divisor of the members of a device.
 
         >>> from dist_ens.layout import Layout
         >>> Waves.at_least(Layout.make(8, devices=jax.devices()[:1]), 3).count
@@ -39,15 +39,15 @@ class Waves:
 
     @property
     def layout_of_one(self) -> Layout:
-        """Of the members of one wave."""
+        """Layout of the members of one wave."""
         return dataclasses.replace(self.layout, num_members=self.layout.num_members // self.count)
 
     def take(self, tree: Any, number: int) -> Any:
-        """One wave of the members, on the devices.
+        """Returns one wave of the members, on the devices.
 
         Args:
             tree: Global arrays [members, ...] of `layout`, on the devices or off them.
-            number: Of the wave.
+            number: Number of the wave.
 
         Returns:
             The tree as global arrays of `layout_of_one`.
@@ -70,27 +70,29 @@ class Waves:
         return jax.tree.map(part, tree)
 
     def off_devices(self, tree: Any) -> Any:
-        """Members' arrays, of one wave or of all, in the memory of the hosts that feed the devices.
+        """Returns members' arrays, of one wave or of all, in the memory of the hosts.
 
-        Keys, which are small, stay where they are: there is nothing but JAX that can slice them.
+        Keys, which are small, stay on the devices: only JAX can slice them.
         """
         return jax.tree.map(
             lambda leaf: jax.device_put(leaf, self.resting_sharding(leaf.dtype)), tree
         )
 
     def resting_sharding(self, dtype: Any) -> NamedSharding:
-        """Of members' arrays that `off_devices` has put aside."""
+        """Returns the sharding of members' arrays that `off_devices` returns."""
         on_devices = self.layout.sharding(MEMBERS)
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return on_devices
         return on_devices.with_memory_kind(HOST_MEMORY)
 
     def join(self, trees: Sequence[Any], spec: PartitionSpec) -> Any:
-        """The global arrays of all members; the inverse of `take`, each where its waves' are.
+        """Returns the global arrays of all members, in the memory of their waves' arrays.
+
+        It is the inverse of `take`.
 
         Args:
-            trees: Of all waves, in their order.
-            spec: `MEMBERS`, `MEMBER_METRICS` or `MEMBER_BATCH`.
+            trees: Trees of all waves, in their order.
+            spec: Spec of the arrays: `MEMBERS`, `MEMBER_METRICS` or `MEMBER_BATCH`.
         """
         axis = tuple(spec).index(ENSEMBLE)
 

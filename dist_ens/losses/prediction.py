@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dist_ens.state import leaf_type
+
 
 @partial(
     jax.tree_util.register_dataclass,
@@ -134,10 +136,6 @@ def _described(tree: Any) -> str:
     """Returns the types and shapes of a pytree's leaves."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if len(leaves) == 1 and not leaves[0][0]:
-        return _shape(tree)
-    named = (f"{jax.tree_util.keystr(path)}: {_shape(leaf)}" for path, leaf in leaves)
+        return leaf_type(tree)
+    named = (f"{jax.tree_util.keystr(path)}: {leaf_type(leaf)}" for path, leaf in leaves)
     return "{" + ", ".join(named) + "}"
-
-
-def _shape(leaf: Any) -> str:
-    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from dist_ens.errors import UserError
-from dist_ens.members.member import Member, name_of, require_parameters
+from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
     Layers,
     idle_layers_of,
@@ -14,6 +14,7 @@ from dist_ens.members.modes import (
     switch_arguments,
     switches,
 )
+from dist_ens.signatures import name_of
 
 
 def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) -> Member:

@@ -2,15 +2,16 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dist_ens.errors import UserError
-from dist_ens.members.member import Member, name_of, require_parameters
+from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import switch_arguments
+from dist_ens.signatures import call_error, name_of
 
 _FULL_INIT = "init(key, inputs) -> (params, model_state)"
 _FULL_APPLY = "apply(params, model_state, inputs, key, train) -> (outputs, model_state)"
@@ -97,18 +98,18 @@ def from_init_and_apply(
         member = from_init_and_apply(init, _missing_apply)
         return dataclasses.replace(member, name=name_of(init), has_apply=False)
     if _is_full(init):
-        if not _takes(apply, 5):
+        if call_error(apply, 5):
             raise UserError(
                 f"The function apply has the parameters {_parameters(apply)}. Beside {_FULL_INIT} "
                 f"it must be {_FULL_APPLY}. Beside {_SHORT_INIT} it may be {_SHORT_APPLY}."
             )
         return _from_full_functions(init, apply)
-    if not _takes(init, 1):
+    if call_error(init, 1):
         raise UserError(
             f"The function init has the parameters {_parameters(init)}. It must be "
             f"{_FULL_INIT}, with () for no model state, or {_SHORT_INIT}. Change its parameters."
         )
-    if not _takes(apply, 2, [*switch_arguments(apply, True)]):
+    if call_error(apply, 2, [*switch_arguments(apply, True)]):
         raise UserError(
             f"The function apply has the parameters {_parameters(apply)}. Beside {_SHORT_INIT} it "
             f"must be {_SHORT_APPLY}. Beside {_FULL_INIT} it must be {_FULL_APPLY}."
@@ -155,16 +156,7 @@ def _is_full(init: Callable[..., Any]) -> bool:
         parameter.kind is parameter.VAR_POSITIONAL
         for parameter in inspect.signature(init).parameters.values()
     )
-    return _takes(init, 2) and (takes_any_number or not _takes(init, 1))
-
-
-def _takes(fn: Callable[..., Any], count: int, named: Sequence[str] = ()) -> bool:
-    """Returns whether a function accepts `count` positional arguments and those in `named`."""
-    try:
-        inspect.signature(fn).bind(*[None] * count, **dict.fromkeys(named))
-    except TypeError:
-        return False
-    return True
+    return not call_error(init, 2) and (takes_any_number or call_error(init, 1) is not None)
 
 
 def _parameters(fn: Callable[..., Any]) -> str:

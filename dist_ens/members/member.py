@@ -11,7 +11,7 @@ import numpy as np
 from dist_ens.errors import UserError, first_line
 from dist_ens.members.modes import EVALUATION_ARGUMENTS, TRAINING, IdleLayers
 from dist_ens.randomness import pinned_generator
-from dist_ens.state import require_arrays
+from dist_ens.state import described, leaf_name, require_arrays
 
 _MOST_LISTED = 5  # A message names at most this many layers.
 
@@ -42,15 +42,6 @@ class Member:
     is_module: bool = False
 
 
-def name_of(fn: Callable[..., Any]) -> str:
-    """Returns the name of a class or function, for messages.
-
-    >>> name_of(name_of)
-    'name_of'
-    """
-    return getattr(fn, "__qualname__", type(fn).__name__)
-
-
 def require_member(member: Any) -> None:
     """Raises a `UserError` unless an object is a member."""
     if not isinstance(member, Member):
@@ -71,7 +62,7 @@ def require_parameters(params: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise UserError(
-                f"Parameter {_place(path)} has the type {jnp.result_type(leaf)}, which has no "
+                f"Parameter {leaf_name(path)} has the type {jnp.result_type(leaf)}, which has no "
                 "gradient. Parameters must be floating-point arrays. Keep arrays of other types in "
                 "the model state, or in the static part of the network's class."
             )
@@ -98,7 +89,7 @@ def check_member(
         UserError: If the network does not accept the inputs, or its outputs have another shape.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
-    given = _described(inputs)
+    given = described(inputs)
 
     def init(key: jax.Array, inputs: jax.Array) -> tuple[Any, Any]:
         params, model_state = member.init(key, inputs)
@@ -119,18 +110,18 @@ def check_member(
             f"{type(error).__name__}: {first_line(error)} Choose a model for inputs of "
             "this shape and type, or another data source."
         ) from error
-    empty = [name for name, leaf in _named(params) if 0 in leaf.shape]
+    empty = [p for p, leaf in jax.tree_util.tree_leaves_with_path(params) if 0 in leaf.shape]
     if empty:
         raise UserError(
             f"The inputs are too small for the network. With a batch {given} its parameter "
-            f"{empty[0]} is empty. Choose a model for smaller inputs, or larger inputs."
+            f"{leaf_name(empty[0])} is empty. Choose a model for smaller inputs, or larger inputs."
         )
     if not member.has_apply:
         return params, model_state
     if output_shape is not None and getattr(outputs, "shape", None) != tuple(output_shape):
         raise UserError(
             f"The network's outputs have the wrong shape: for a batch {given} it returned "
-            f"{_described(outputs)} instead of shape {list(output_shape)}, one row per example and "
+            f"{described(outputs)} instead of shape {list(output_shape)}, one row per example and "
             "one column per class or per number that the loss takes. Change the network's last "
             "layer, or data.num_classes."
         )
@@ -235,22 +226,23 @@ def with_compute_dtype(member: Member, dtype: str) -> Member:
     if dtype == "float32":
         return member
 
-    def converted(tree: Any, dtype: str) -> Any:
-        return jax.tree.map(
-            lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf,
-            tree,
-        )
-
     def apply(
         params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
     ) -> tuple[Any, Any]:
         outputs, new_state = member.apply(
-            converted(params, dtype), model_state, converted(inputs, dtype), key, train
+            floats_as(params, dtype), model_state, floats_as(inputs, dtype), key, train
         )
         new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
-        return converted(outputs, "float32"), new_state
+        return floats_as(outputs, "float32"), new_state
 
     return dataclasses.replace(member, apply=apply)
+
+
+def floats_as(tree: Any, dtype: str) -> Any:
+    """Returns a pytree of arrays with its floating-point leaves in another type."""
+    return jax.tree.map(
+        lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree
+    )
 
 
 def rematerialized(member: Member) -> Member:
@@ -269,20 +261,3 @@ def rematerialized(member: Member) -> Member:
         member.apply, policy=lambda primitive, *_, **__: primitive in kept, static_argnums=4
     )
     return dataclasses.replace(member, apply=apply)
-
-
-def _place(path: Any) -> str:
-    return jax.tree_util.keystr(path) or "(the whole)"
-
-
-def _named(tree: Any) -> list[tuple[str, Any]]:
-    return [
-        (jax.tree_util.keystr(p), leaf) for p, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-
-
-def _described(tree: Any) -> str:
-    """Returns the types and shapes of a pytree of arrays, for messages."""
-    if hasattr(tree, "shape"):
-        return f"{tree.dtype}{list(tree.shape)}"
-    return ", ".join(f"{name}: {_described(leaf)}" for name, leaf in _named(tree)) or "no arrays"

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 
 from dist_ens.members.functions import from_functions
-from dist_ens.members.member import Member, name_of
+from dist_ens.members.member import Member
 from dist_ens.members.modes import switch_arguments
+from dist_ens.signatures import name_of
 
 
 def from_pytree(

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dist_ens.config.checks import require_coefficient
 from dist_ens.losses.averaging import inside_transformation
 from dist_ens.methods.loss import LossInfo, MemberLoss, Method, with_float_inputs
 
@@ -26,9 +27,13 @@ def adversarial(epsilon: float, input_ranges: Any = 1.0, *, key: str = "inputs")
     Returns:
         The method. Model state and auxiliary scalars are those of the unperturbed examples.
 
+    Raises:
+        UserError: If `epsilon` is not positive and finite.
+
     Source: Goodfellow et al. (2015), https://arxiv.org/abs/1412.6572; Lakshminarayanan et al.
     (2017), https://arxiv.org/abs/1612.01474, algorithm 1.
     """
+    require_coefficient("The epsilon of adversarial", epsilon, "0.01 is usual.")
 
     def method(loss: MemberLoss) -> MemberLoss:
         def attacked(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:

@@ -1,4 +1,4 @@
-"""The bootstrap: each member counts every example as often as its own sample holds it."""
+"""The bootstrap: each member weights every example by its count in the member's own sample."""
 
 import functools
 import itertools
@@ -13,30 +13,31 @@ from dist_ens.losses.averaging import counting_examples, traced_anew, tracing_lo
 from dist_ens.methods.loss import LossInfo, MemberLoss, Method
 from dist_ens.randomness import EXAMPLES, pinned_generator
 
-# Beyond it a Poisson variable of mean 1 goes less than once in 10**9 draws.
+# A Poisson variable of mean 1 is larger less than once in 10**9 draws.
 _MOST = 12
 
 
 @pinned_generator()
 def poisson_weight(key: jax.Array, index: jax.Array) -> jax.Array:
-    """How often an example is in a member's bootstrap sample: Poisson, of mean 1.
+    """Draws the count of each example in a member's bootstrap sample: Poisson, of mean 1.
 
-    For many examples it is what drawing as many of them with replacement gives; a third of them,
-    1 / e, are left out.
+    For many examples these are the counts of as many draws with replacement. A share of 1 / e of
+    the examples, about a third, is left out.
 
     Args:
-        key: The member's own.
-        index: Positions in the split, int32[...].
+        key: Key of the member's examples, [].
+        index: Positions of the examples in the split, int32[...].
 
     Returns:
-        float32[...], whole numbers. A pure function of key and index: the same at every step.
+        Counts, whole numbers; float32[...]. They depend on key and index alone, and so are the same
+        at every step.
 
     Source: Oza and Russell (2001), "Online Bagging and Boosting".
     """
     draw = jnp.vectorize(
         lambda at: jax.random.uniform(jax.random.fold_in(key, at), dtype=jnp.float32)
     )
-    # As often as the draw lies beyond the probability of so few.
+    # The count is the number of bounds of the distribution function that the draw reaches.
     bounds = itertools.accumulate(math.exp(-1) / math.factorial(k) for k in range(_MOST))
     draws = draw(index)
     return functools.reduce(jnp.add, [(draws >= bound).astype(jnp.float32) for bound in bounds])
@@ -81,6 +82,7 @@ def bootstrap() -> Method:
         return weighted
 
     method.uses_positions = True  # type: ignore[attr-defined]  # see Ensemble.uses_positions
+    method.is_bootstrap = True  # type: ignore[attr-defined]  # see `checked_methods`
     return method
 
 
@@ -103,10 +105,13 @@ def _example_by_example(
             "whole batch. Write the loss as batch_mean(loss_of_each_example)."
         )
 
-    def of_example(example: Any) -> Any:
+    def of_example(example: Any, row: jax.Array, position: Any) -> Any:
         alone = jax.tree.map(lambda leaf: leaf[None], example)
-        value, (_, aux) = loss(params, model_state, alone, info)
+        # Otherwise every example would have the same dropout mask.
+        key = jax.random.fold_in(info.key, row)
+        own = info._replace(key=key, positions=position[None])
+        value, (_, aux) = loss(params, model_state, alone, own)
         return value, aux
 
-    values, aux = jax.vmap(of_example)(batch)
+    values, aux = jax.vmap(of_example)(batch, jnp.arange(len(counts)), info.positions)
     return (values * counts).mean(), (model_state, jax.tree.map(jnp.mean, aux))

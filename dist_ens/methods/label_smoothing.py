@@ -4,6 +4,7 @@ from typing import Any
 
 import optax
 
+from dist_ens.config.checks import require_fraction
 from dist_ens.errors import UserError
 from dist_ens.methods.loss import LossInfo, MemberLoss, Method, require_objective
 
@@ -20,10 +21,12 @@ def label_smoothing(alpha: float) -> Method:
         The method, for ensembles with an objective of classes.
 
     Raises:
-        UserError: When the loss is traced, if the labels are real targets.
+        UserError: If `alpha` is not in [0, 1); when the loss is traced, if the labels are real
+            targets.
 
     Source: Szegedy et al. (2016), https://arxiv.org/abs/1512.00567.
     """
+    require_fraction("The alpha of label_smoothing", alpha, "0.1 is usual.")
 
     def method(loss: MemberLoss) -> MemberLoss:
         def smoothed(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:

@@ -10,11 +10,12 @@ from dist_ens.errors import UserError
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import batch_mean, counted_as_drawn
 from dist_ens.members import Member
-from dist_ens.methods.label_scale import standardized
+from dist_ens.members.label_scale import standardized
+from dist_ens.members.member import floats_as
 
 
 class LossInfo(NamedTuple):
-    """What a loss may depend on besides parameters, state and batch.
+    """Inputs of a loss besides parameters, model state and batch.
 
     Attributes:
         key: Key of this member, step and column of the mesh, [].
@@ -97,7 +98,7 @@ def loss_of_function(fn: Callable[..., Any], compute_dtype: str | None = None) -
 
     def loss(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
         if compute_dtype is not None:
-            params, batch = _converted((params, batch), compute_dtype)
+            params, batch = floats_as((params, batch), compute_dtype)
         return fn(params, model_state, batch, info.key)
 
     return loss
@@ -107,15 +108,6 @@ def _keys_of(batch: Any) -> str:
     if not isinstance(batch, dict):
         return f"a {type(batch).__name__}"
     return ", ".join(map(repr, batch)) or "nothing"
-
-
-def _converted(tree: Any, dtype: str) -> Any:
-    return jax.tree.map(
-        lambda leaf: (
-            leaf.astype(dtype) if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) else leaf
-        ),
-        tree,
-    )
 
 
 def require_objective(info: LossInfo, method: str) -> Objective:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from dist_ens.config.checks import require_coefficient
 from dist_ens.methods.loss import (
     LossInfo,
     MemberLoss,
@@ -31,8 +32,12 @@ def mixup(alpha: float) -> Method:
         The method, for ensembles with an objective: labels of classes become shares of classes,
         real targets are mixed themselves.
 
+    Raises:
+        UserError: If `alpha` is not positive and finite.
+
     Source: Zhang et al. (2018), https://arxiv.org/abs/1710.09412.
     """
+    require_coefficient("The alpha of mixup", alpha, "0.2 is usual.")
 
     def method(loss: MemberLoss) -> MemberLoss:
         def mixed(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
@@ -48,4 +53,5 @@ def mixup(alpha: float) -> Method:
 
         return mixed
 
+    method.is_mixup = True  # type: ignore[attr-defined]  # see `checked_methods`
     return method

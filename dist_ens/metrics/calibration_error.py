@@ -15,7 +15,7 @@ def expected_calibration_error(
     weights: np.ndarray | None = None,
     num_bins: int = 15,
 ) -> float | np.ndarray:
-    """The mean gap between accuracy and confidence, in bins of equal width (ECE).
+    """Computes the mean gap between accuracy and confidence, in bins of equal width (ECE).
 
         ece = sum_b weight_b / total * |accuracy_b - confidence_b|
 
@@ -60,7 +60,7 @@ def adaptive_calibration_error(
     weights: np.ndarray | None = None,
     num_bins: int = 15,
 ) -> float | np.ndarray:
-    """The mean gap between accuracy and confidence, in bins of equally many rows (adaptive ECE).
+    """Computes the adaptive ECE: the gap of accuracy and confidence, in bins of equally many rows.
 
         aece = 1 / bins * sum_b |accuracy_b - confidence_b|
 
@@ -106,7 +106,7 @@ def adaptive_calibration_error(
 def classwise_calibration_error(
     count: np.ndarray, hits: np.ndarray, confidence: np.ndarray
 ) -> float | np.ndarray:
-    """The mean over classes of the gap between how often a class comes and its probability.
+    """Computes the mean over classes of the gap between a class's frequency and its probability.
 
         mean_c sum_b count_cb / total_c * |hits_cb / count_cb - confidence_cb / count_cb|
 
@@ -144,7 +144,7 @@ def classwise_calibration_error(
 
 
 def drawn_classwise_errors(sums: np.ndarray, num_draws: int, seed: int) -> np.ndarray:
-    """What `classwise_calibration_error` would be in resamples of the examples, of sums alone.
+    """Draws `classwise_calibration_error` in resamples of the examples, from sums alone.
 
     In a resample a cell's hits less its confidence are taken as normal, which a sum of many
     examples is, of the mean and the variance that a resample's sum has (of examples of many
@@ -180,7 +180,7 @@ def drawn_classwise_errors(sums: np.ndarray, num_draws: int, seed: int) -> np.nd
 def reliability_bins(
     confidence: np.ndarray, correct: np.ndarray, num_bins: int = 15
 ) -> dict[str, np.ndarray]:
-    """What a reliability diagram shows: accuracy against confidence, by bin of confidence.
+    """Computes a reliability diagram: accuracy against confidence, by bin of confidence.
 
     Args:
         confidence: Probability of the predicted class, in [0, 1]; float[rows].
@@ -229,7 +229,7 @@ def _checked(
 
 
 def _bins(confidence: np.ndarray, num_bins: int) -> np.ndarray:
-    """The bin of each confidence; int[rows] in [0, num_bins)."""
+    """Returns the bin of each confidence; int[rows] in [0, num_bins)."""
     # In float32, where 0.6 * 15 is 9 and so on the edge, whichever precision it came in.
     edges = np.ceil(confidence.astype(np.float32) * np.float32(num_bins)).astype(np.intp)
     return np.clip(edges - 1, 0, num_bins - 1)

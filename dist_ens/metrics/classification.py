@@ -96,7 +96,7 @@ def votes_of(log_probs: jax.Array) -> jax.Array:
 def diversity_values(
     member_log_probs: jax.Array, member_aleatoric: jax.Array | None = None
 ) -> dict[str, jax.Array]:
-    """How far members differ in each prediction.
+    """Computes the diversity of the members in each prediction.
 
         aleatoric          = mean_m H(p_m), of members that are samples' means mean_m mean_s H(p_ms)
         mutual_information = H(mean_m p_m) - aleatoric,  the epistemic part of the entropy
@@ -105,13 +105,13 @@ def diversity_values(
 
     Args:
         member_log_probs: Normalised log-probabilities, in nats; float[members, ..., classes].
-        member_aleatoric: Of each member the mean entropy of the samples that it is the mean of,
-            float[members, ...]; None: members are no means.
+        member_aleatoric: Mean entropy of the samples whose mean a member is, in nats;
+            float[members, ...]. Default: members are not means of samples.
 
     Returns:
-        float32[...] each, in nats the first two. One member alone differs by nothing, 0, but in
-        its samples. Of classes that are tied a member chooses the first, so that equal members
-        never disagree.
+        float32[...] for each name, the first two in nats. A single member has a diversity of 0,
+        except in its samples. Among tied classes a member chooses the first, so that equal
+        members never disagree.
 
     Source: Depeweg et al. (2018), https://arxiv.org/abs/1710.07283, for the entropies; Lakshmi-
     narayanan et al. (2017), for the variance as a disagreement.
@@ -233,12 +233,14 @@ def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:
 
 
 def entropy(log_probs: jax.Array) -> jax.Array:
-    """Of distributions, in nats; a probability of 0 adds nothing.
+    """Computes the entropy of distributions over classes.
+
+        H(p) = -sum_c p(c) log p(c),  0 log 0 = 0
 
     Args:
         log_probs: Normalised log-probabilities, in nats; float[..., classes].
 
     Returns:
-        float[...].
+        Entropy, in nats; float[...].
     """
     return -jnp.where(jnp.isneginf(log_probs), 0, jnp.exp(log_probs) * log_probs).sum(axis=-1)

@@ -13,7 +13,7 @@ _DETECTED = 0.95
 def area_under_risk_coverage(
     confidence: np.ndarray, errors: np.ndarray, weights: np.ndarray | None = None
 ) -> float | np.ndarray:
-    """The mean risk over all coverages (AURC): that of the k most confident rows, for every k.
+    """Computes the mean risk over all coverages (AURC), of the k most confident rows for every k.
 
         aurc = 1/n sum_{k=1..n} 1/k sum_{j=1..k} e_j,  rows from the most confident to the least
 
@@ -68,7 +68,7 @@ def risk_at_coverage(
     coverage: float,
     weights: np.ndarray | None = None,
 ) -> float | np.ndarray:
-    """The mean error of the most confident share of the rows.
+    """Computes the mean error of the most confident share of the rows.
 
     Where the share ends within a row, or within rows of one confidence, they count in part.
 
@@ -111,7 +111,7 @@ def risk_at_coverage(
 def risk_coverage_curve(
     confidence: np.ndarray, errors: np.ndarray, num_points: int = 101
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The mean error of the most confident share of the rows, for shares from 0 to 1.
+    """Computes the mean error of the most confident share of the rows, for shares from 0 to 1.
 
     At 0 it is the limit: the mean error of the rows of the highest confidence.
 
@@ -149,7 +149,7 @@ def detection_scores(
     weights_in: np.ndarray | None = None,
     weights_out: np.ndarray | None = None,
 ) -> dict[str, float | np.ndarray]:
-    """How well a higher score tells rows out of distribution, the positives, from those within.
+    """Scores the detection of rows out of distribution, the positives, by a higher score.
 
         auroc = P(out > in) + P(out = in) / 2
         aupr  = sum_t (recall_t - recall_t') precision_t,  over thresholds t, t' the next higher

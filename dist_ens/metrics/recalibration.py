@@ -44,7 +44,9 @@ class Recalibration:
     warnings: tuple[str, ...] = ()
 
     def __call__(self, log_probs: np.ndarray) -> np.ndarray:
-        """Calibrated log-probabilities, in nats; float64[rows, classes], finite and normalised.
+        """Returns calibrated log-probabilities, in nats; float64[rows, classes].
+
+        They are finite and normalised.
 
         Args:
             log_probs: Of the ensemble, in nats, -inf for a probability of 0; float[rows, classes].
@@ -64,7 +66,7 @@ class Recalibration:
 
 
 def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
-    """One temperature for all classes, which changes no prediction's order of classes.
+    """Fits one temperature for all classes, which changes no prediction's order of classes.
 
         p(c | x) = softmax_c(log_probs(x) / T),  T minimises the mean of -log p(label | x)
 
@@ -128,7 +130,7 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
 
 
 def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
-    """A scale and a bias for each class.
+    """Fits a scale and a bias for each class.
 
         p(c | x) = softmax_c(scale * log_probs(x) + bias)
 
@@ -205,7 +207,7 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
 
 
 def fit_isotonic(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
-    """For each class the rising step function of its probability with the least squared error.
+    """Fits for each class the rising function of its probability with the least squared error.
 
         p(c | x) = f_c(p_c(x)) / sum_k f_k(p_k(x)),  f_c fitted to [label = c], linear between steps
 
@@ -269,7 +271,7 @@ RECALIBRATIONS: dict[str, Callable[[np.ndarray, np.ndarray], Recalibration]] = {
 
 
 def fit_variance_scale(means: np.ndarray, variances: np.ndarray, targets: np.ndarray) -> float:
-    """The factor on all variances with which normal distributions fit real targets best.
+    """Fits the factor on all variances with which normal distributions match real targets best.
 
         scale = mean((y - mean)^2 / variance)
 
@@ -316,7 +318,7 @@ def fit_variance_scale(means: np.ndarray, variances: np.ndarray, targets: np.nda
 
 
 def check_labels(labels: np.ndarray, num_rows: int, num_classes: int) -> np.ndarray:
-    """Labels, int[num_rows], if they are those of so many rows and classes.
+    """Returns labels, int[num_rows], if they fit the number of rows and of classes.
 
     Args:
         labels: int[num_rows], in [0, num_classes).

@@ -23,17 +23,17 @@ _NODES_PER_DEVIATION = 1.5
 def mixture_moments(
     member_means: jax.Array, member_variances: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance of the uniform mixture of the members.
+    """Computes mean and variance of the uniform mixture of the members.
 
         mean     = mean_m(mean_m)
         variance = mean_m(variance_m) + mean_m((mean_m - mean)^2)
 
     Args:
-        member_means: float[members, ...].
-        member_variances: Likewise, positive.
+        member_means: Means of the members, float[members, ...].
+        member_variances: Variances of the members, positive; float[members, ...].
 
     Returns:
-        Two arrays, float[...]. Those of one member alone are its own.
+        Mean and variance, float[...]. Those of a single member are its own.
 
     >>> mean, variance = mixture_moments(jnp.array([1.0, 3.0]), jnp.array([0.5, 0.5]))
     >>> float(mean), float(variance)
@@ -49,13 +49,13 @@ def mixture_moments(
 def regression_values(
     member_means: jax.Array, member_variances: jax.Array, targets: jax.Array, *, as_one: bool
 ) -> dict[str, jax.Array]:
-    """What each prediction of a mixture of normal distributions adds to the scores.
+    """Computes the scores of each prediction of a uniform mixture of normal distributions.
 
     Args:
-        member_means: float[members, ...]; of one member alone its own scores come out.
-        member_variances: Likewise, positive.
-        targets: float[...], in the same unit. JAX takes all three as float32 unless x64 is enabled,
-            so an offset that is large beside the deviations has to be taken off first.
+        member_means: Means of the members, float[members, ...]. One member gives its own scores.
+        member_variances: Variances of the members, positive; float[members, ...].
+        targets: Targets in the unit of the means, float[...]. JAX takes all three arrays as float32
+            unless x64 is enabled, so subtract an offset that is large beside the deviations first.
         as_one: Whether the mixture is taken as one normal distribution of its mean and variance,
             for all but `mixture_nll` and `crps`.
 
@@ -98,7 +98,7 @@ def regression_values(
 
 
 def mixture_quantile(means: jax.Array, variances: jax.Array, level: float) -> jax.Array:
-    """Where the distribution function of a uniform mixture of normals takes a value.
+    """Computes a quantile of a uniform mixture of normal distributions.
 
     Args:
         means: float[members, ...].

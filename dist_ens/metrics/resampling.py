@@ -13,15 +13,15 @@ BLOCK_SIZE = 2**13
 
 
 def bootstrap_weights(num_examples: int, draws: int, seed: int) -> np.ndarray:
-    """How often each example is drawn in each of some resamples with replacement.
+    """Draws bootstrap weights: the count of each example in resamples with replacement.
 
     They depend on the arguments alone. So predictors that are scored with the same weights meet
     the same resamples, and the differences of their scores are paired.
 
     Args:
-        num_examples: In the split, and in each resample; at least 1.
+        num_examples: Number of examples in the split and in each resample, at least 1.
         draws: Number of resamples, at least 1.
-        seed: Of NumPy's generator; not negative.
+        seed: Seed of NumPy's generator, not negative.
 
     Returns:
         Counts; float32[draws, examples]. Every row sums to `num_examples`.
@@ -36,8 +36,7 @@ def bootstrap_weights(num_examples: int, draws: int, seed: int) -> np.ndarray:
     """
     if num_examples < 1 or draws < 1:
         raise ValueError(
-            "A bootstrap needs at least one example and one draw. Received: "
-            f"num_examples={num_examples}, draws={draws}. Add some."
+            f"num_examples={num_examples}, draws={draws} give no resample. Both must be at least 1."
         )
     random = np.random.default_rng(seed)
     weights = np.empty((draws, num_examples), np.float32)
@@ -48,7 +47,7 @@ def bootstrap_weights(num_examples: int, draws: int, seed: int) -> np.ndarray:
 
 
 def interval(samples: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """The percentile interval of a score.
+    """Computes the percentile interval of a score.
 
         [q((1 - level) / 2), q((1 + level) / 2)],  q: quantile, linear between two samples
 
@@ -91,7 +90,7 @@ def interval(samples: np.ndarray, level: float = 0.95) -> tuple[float, float]:
 
 
 def over_draws(score: Callable[..., np.ndarray], *weighted: tuple[np.ndarray | None, int]) -> Any:
-    """A score in every draw, or of the rows as they are.
+    """Computes a score in every draw, or of the rows as they are.
 
     Args:
         score: From weights, a float64[draws, rows] of each of `weighted`, to float64[draws, ...].

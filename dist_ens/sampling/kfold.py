@@ -8,27 +8,27 @@ from dist_ens.sampling.shuffle import fold_in, mixed, shuffled
 
 
 def epoch_length(num_examples: int, num_folds: int) -> int:
-    """Examples that a member sees in an epoch: all but the largest fold's number of them."""
+    """Returns the number of examples of a member's epoch: all but as many as the largest fold."""
     return num_examples - -(-num_examples // num_folds)
 
 
 def fold_of_member(member_id: Any, num_folds: int, num_groups: int = 1) -> Any:
-    """The fold that a member leaves out: members of a group leave out one after the other."""
+    """Returns the fold that a member leaves out; members of a group take the folds in turn."""
     return member_id // num_groups % num_folds
 
 
 def kept(chosen: Any, fold: Any, epoch_key: list[Any], num_examples: int, num_folds: int) -> Any:
-    """Examples, in the order of the folds, that the positions of an epoch stand for.
+    """Returns the examples, in the order of the folds, at some positions of an epoch.
 
     Where the folds are not equally long, a member that leaves out a short one passes over one
     example more in each epoch, another one every time, so that all epochs are equally long.
 
     Args:
         chosen: Positions in [0, `epoch_length`), uint32[...].
-        fold: The member's, int32[].
+        fold: Fold that the member leaves out, int32[].
         epoch_key: Two words, uint32[...] each.
-        num_examples: Of the member's group.
-        num_folds: Of the examples.
+        num_examples: Number of examples of the member's group.
+        num_folds: Number of folds.
 
     Returns:
         uint32[...], in [0, num_examples), none in the fold.
@@ -44,7 +44,7 @@ def kept(chosen: Any, fold: Any, epoch_key: list[Any], num_examples: int, num_fo
 
 
 def example_at(place: Any, seed: Any, num_examples: int, xp: Any) -> Any:
-    """The example at a place in the order of the folds, which the seed alone decides."""
+    """Returns the example at a place in the order of the folds, which depends on the seed alone."""
     # Not a scalar, whose words NumPy would not let overflow.
     key = fold_in(xp.zeros((1, 2), np.uint32), xp.asarray(seed).reshape(1))
     words = [key[:, i].reshape((1,) * place.ndim) for i in (0, 1)]
@@ -52,12 +52,12 @@ def example_at(place: Any, seed: Any, num_examples: int, xp: Any) -> Any:
 
 
 def fold_of_example(seed: int, num_examples: int, num_folds: int) -> np.ndarray:
-    """In which fold each example is.
+    """Returns the fold of each example.
 
     Args:
-        seed: Of the order of the examples, in [0, 2**32).
-        num_examples: Of a group.
-        num_folds: Folds as equally long as can be.
+        seed: Seed of the order of the examples, in [0, 2**32).
+        num_examples: Number of examples of a group.
+        num_folds: Number of folds, whose lengths differ by at most one.
 
     Returns:
         int32[examples], in [0, num_folds).
@@ -72,6 +72,6 @@ def fold_of_example(seed: int, num_examples: int, num_folds: int) -> np.ndarray:
 
 
 def _begin(fold: Any, num_examples: int, num_folds: int) -> Any:
-    """The place at which a fold begins: of equal parts, rounded down."""
+    """Returns the place at which a fold begins: that of equal parts, rounded down."""
     short, longer = divmod(num_examples, num_folds)
     return fold * short + fold * longer // num_folds  # in halves, lest the product overflow

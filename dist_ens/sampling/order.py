@@ -26,14 +26,16 @@ class Order:
     """The order in which a split's examples come.
 
     Attributes:
-        num_examples: Of a group; of all groups together at most 2**30.
-        global_batch_size: Examples per step, at most `epoch_length`.
-        shuffle: A new order in every epoch; False: the order of the split.
-        per_member: Each member has an order of its own; False: all see the same batches.
-        num_groups: The split is so many sets of `num_examples`, one after the other, and a member
-            sees only that of its group: its id modulo their number. More than one are shuffled,
-            `per_member`.
-        num_folds: With more than none, each member leaves one fold out; shuffled, `per_member`.
+        num_examples: Number of examples of a group; at most 2**30 in all groups together.
+        global_batch_size: Number of examples of a step, at most `epoch_length`.
+        shuffle: Whether every epoch has a new order. False keeps the order of the split.
+        per_member: Whether each member has an order of its own. Otherwise all members see the same
+            batches.
+        num_groups: Number of sets of `num_examples` in the split, one after the other. A member
+            sees only the set of its group, its id modulo this number. More than one group needs
+            `shuffle` and `per_member`.
+        num_folds: Number of folds, of which each member leaves one out. 0 leaves none out; other
+            numbers need `shuffle` and `per_member`.
     """
 
     num_examples: int
@@ -46,40 +48,39 @@ class Order:
     def __post_init__(self) -> None:
         if self.num_examples * self.num_groups > _MOST_EXAMPLES:
             raise UserError(
-                f"A split has at most {_MOST_EXAMPLES:,} examples. Received: "
-                f"{self.num_examples * self.num_groups:,}. Train on parts of it."
+                f"The split has {self.num_examples * self.num_groups:,} examples, more than the "
+                f"largest number, {_MOST_EXAMPLES:,}. Train on parts of it."
             )
         if self.num_groups > 1 and not (self.per_member and self.shuffle):
             raise UserError(
-                "Members of several groups have shuffled orders of their own. Received: "
-                f"num_groups={self.num_groups}, per_member={self.per_member}, "
-                f"shuffle={self.shuffle}. Set both to True."
+                f"num_groups={self.num_groups} needs a shuffled order for each member: got "
+                f"per_member={self.per_member}, shuffle={self.shuffle}. Set both to True."
             )
         if self.num_folds and not 2 <= self.num_folds <= self.num_examples:
             raise UserError(
-                "Each of two or more folds holds an example. Received: "
-                f"data.num_folds={self.num_folds} for {self.num_examples:,} training examples. "
-                "Try --config.data.num_folds=5, or more data."
+                f"data.num_folds={self.num_folds} does not lie between 2 and the "
+                f"{self.num_examples:,} training examples. Try --config.data.num_folds=5, or more "
+                "data."
             )
         if self.global_batch_size > self.epoch_length:
             raise UserError(
-                "A batch is no longer than an epoch. Received: data.global_batch_size="
-                f"{self.global_batch_size:,} of {self.epoch_length:,} training examples. Lower it."
+                f"data.global_batch_size={self.global_batch_size:,} is larger than an epoch of "
+                f"{self.epoch_length:,} training examples. Lower it."
             )
 
     @property
     def epoch_length(self) -> int:
-        """Examples that a member sees in an epoch, each once."""
+        """Number of examples that a member sees in an epoch, each once."""
         if self.num_folds:
             return kfold.epoch_length(self.num_examples, self.num_folds)
         return self.num_examples
 
     def cursor(self, seed: int, steps: range) -> np.ndarray:
-        """Where some steps stand in the stream of examples.
+        """Returns the positions of some steps in the stream of examples.
 
         Args:
-            seed: Of the order, in [0, 2**32).
-            steps: Their numbers, from 0.
+            seed: Seed of the order, in [0, 2**32).
+            steps: Numbers of the steps, from 0.
 
         Returns:
             The seed, the epoch in which the step begins (modulo 2**32) and the positions of that
@@ -91,12 +92,12 @@ class Order:
         return np.array(places, np.uint32).reshape(-1, 3)
 
     def indices(self, cursor: Any, rows: Any, member_id: Any = None) -> Any:
-        """The examples of some rows of a batch.
+        """Returns the examples of some rows of a batch.
 
         Args:
-            cursor: Of some steps.
+            cursor: Cursor of some steps.
             rows: Positions in the global batch, int[rows].
-            member_id: The member's, int32[]; needed where each has an order of its own.
+            member_id: Id of the member, int32[]; needed where each has an order of its own.
 
         Returns:
             Positions in the split, int32[steps, rows]: a JAX array where the cursor is one.
@@ -125,12 +126,12 @@ class Order:
         return index + member_id % self.num_groups * self.num_examples
 
     def member_indices(self, cursor: jax.Array, rows: Any, member_ids: Any) -> jax.Array:
-        """The examples of some rows of the batches of some members.
+        """Returns the examples of some rows of the batches of some members.
 
         Args:
-            cursor: Of some steps.
+            cursor: Cursor of some steps.
             rows: Positions in the global batch, int[rows].
-            member_ids: The members', int32[members].
+            member_ids: Ids of the members, int32[members].
 
         Returns:
             Positions in the split, int32[steps, rows]; int32[members, steps, rows] where each

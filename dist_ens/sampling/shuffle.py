@@ -17,7 +17,7 @@ _ROUNDS_AT_ONCE = 4
 
 
 def shuffled(position: Any, key: list[Any], count: int, xp: Any) -> Any:
-    """Where a keyed permutation of [0, count) takes positions: uint32, in the positions' shape.
+    """Returns positions under a keyed permutation of [0, count), uint32[...].
 
     A Feistel network on the pairs of a grid that is hardly larger than `count`; what falls outside
     is sent through it again, as often as there are places outside, so that none is left there.
@@ -55,7 +55,7 @@ def shuffled(position: Any, key: list[Any], count: int, xp: Any) -> Any:
 
 @cache
 def _grid(count: int) -> tuple[int, int]:
-    """Rows and columns, at most about 1 to 4, with the fewest places too many."""
+    """Returns rows and columns, at most about 1 to 4, with the fewest superfluous places."""
     root = math.isqrt(count - 1) + 1
     smallest = min(root, max(2, root // 2))
     rows = min(range(root, smallest - 1, -1), key=lambda n: -count % n)
@@ -63,7 +63,7 @@ def _grid(count: int) -> tuple[int, int]:
 
 
 def _add_below(value: Any, word: Any, bound: int, xp: Any) -> Any:
-    """`value` and an amount in [0, bound) that the word chooses, added modulo the bound."""
+    """Returns `value` plus an amount in [0, bound) that the word chooses, modulo the bound."""
     word = word * np.uint32(0x85EBCA6B)
     word = (word ^ (word >> np.uint32(15))) * np.uint32(0xC2B2AE35)  # its upper half depends on all
     total = value + ((word >> np.uint32(16)) * np.uint32(bound) >> np.uint32(16))
@@ -71,7 +71,7 @@ def _add_below(value: Any, word: Any, bound: int, xp: Any) -> Any:
 
 
 def mixed(word: Any) -> Any:
-    """A word whose every bit depends on every bit of the given one.
+    """Returns a word, each bit of which depends on every bit of the given one.
 
     Source: Appleby, MurmurHash3's finaliser, in the public domain.
     """
@@ -81,7 +81,7 @@ def mixed(word: Any) -> Any:
 
 
 def fold_in(key: Any, word: Any) -> Any:
-    """Another key, uint32[..., 2], from one and a word [...]."""
+    """Returns a new key, uint32[..., 2], from a key and a word [...]."""
     word = word.astype(np.uint32)
     first = mixed(key[..., 0] ^ mixed(word + np.uint32(_GOLDEN)))
     second = mixed(key[..., 1] + mixed(word ^ np.uint32(_GOLDEN)))

@@ -15,8 +15,8 @@ from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.errors import UserError
 from dist_ens.layout import MEMBERS, Layout, copied_like
-from dist_ens.methods.label_scale import set_label_scale
-from dist_ens.state import State
+from dist_ens.members.label_scale import set_label_scale
+from dist_ens.state import State, leaf_types
 from dist_ens.training.data import OrderedSplit, TrainingData
 from dist_ens.training.steps_per_call import choose_steps_per_call
 
@@ -128,14 +128,7 @@ def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 def _given_state(ensemble: Ensemble, state: State, part: Any) -> tuple[State, int]:
     """Returns a copy of a given state on the ensemble's layout, and its step."""
     like = ensemble.abstract_state(part)
-    expected, found = (
-        [
-            (jax.tree_util.keystr(path), leaf.shape, leaf.dtype)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        ]
-        for tree in (like, state)
-    )
-    if expected != found:
+    if leaf_types(state) != leaf_types(like):
         raise UserError(
             "The given state does not fit this ensemble: its leaves have other names, shapes or "
             "types. Give a state that an ensemble of the same network, optimizer and number of "

@@ -11,11 +11,12 @@ from dist_ens.callbacks.protocol import HOOKS
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.config import whole_number
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.argument_checks import check_microbatches
 from dist_ens.ensemble.loss_checks import explained_errors
 from dist_ens.errors import UserError, first_line
 from dist_ens.layout import BATCH, DATA, MEMBER_BATCH, MEMBERS
 from dist_ens.members import check_modes
-from dist_ens.state import State
+from dist_ens.state import State, described
 from dist_ens.training.data import OrderedSplit
 
 # Labels whose mean or standard deviation is larger train slowly, from outputs near 0.
@@ -99,7 +100,7 @@ def check_labels(ensemble: Ensemble, train: Any, say: Callable[[str], None]) -> 
     if not isinstance(examples, Mapping) or objective.LABELS not in examples:
         raise UserError(
             f"The objective {objective.name} takes data with the key {objective.LABELS!r}: got "
-            f"{_described(examples)}."
+            f"{described(examples)}."
         )
     labels = np.asarray(examples[objective.LABELS])
     if objective.num_classes is not None:
@@ -136,19 +137,14 @@ def check_ensemble(ensemble: Ensemble, batch: Any) -> None:
     layout = ensemble.layout
     size = jax.tree.leaves(batch)[0].shape[0]
     layout.check_batch_size("batch_size", size)
-    part = size // layout.data_axis
-    if part % ensemble.microbatches:
-        raise UserError(
-            f"microbatches={ensemble.microbatches} must divide a device's part of the batch, which "
-            f"has {part} examples. Use a divisor of {part}."
-        )
+    check_microbatches("microbatches", ensemble.microbatches, size // layout.data_axis)
     try:
         state = ensemble.abstract_state(batch)
     except UserError:
         raise
     except Exception as error:  # whatever a network says when it is given the wrong inputs
         raise UserError(
-            f"The network could not be initialised on {_described(ensemble.inputs_of(batch))}: "
+            f"The network could not be initialised on {described(ensemble.inputs_of(batch))}: "
             f"{type(error).__name__}: {first_line(error)} Correct the network or the data."
         ) from error
     objective = ensemble.objective
@@ -199,23 +195,14 @@ def _check_outputs(ensemble: Ensemble, state: Any, batch: Any) -> None:
         raise
     except Exception as error:
         raise UserError(
-            f"The network does not take the inputs {_described(inputs)}: {type(error).__name__}: "
+            f"The network does not take the inputs {described(inputs)}: {type(error).__name__}: "
             f"{first_line(error)} Correct the network or the data."
         ) from error
     shape = getattr(found, "shape", None)
     if objective is not None and (shape is None or shape[-1] != objective.num_outputs):
         kind = f"{found.dtype}{list(shape[1:])}" if shape else f"a {type(found).__name__}"
         raise UserError(
-            f"The network returned {kind} for inputs {_described(inputs)}, and {objective.name} "
+            f"The network returned {kind} for inputs {described(inputs)}, and {objective.name} "
             f"takes {objective.num_outputs} outputs in the last axis. Change the network's last "
             "layer, or the objective."
         )
-
-
-def _described(tree: Any) -> str:
-    """Returns the leaves of a pytree with their names, types and shapes."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return ", ".join(
-        f"{jax.tree_util.keystr(path)} {jnp.result_type(leaf)}{list(jnp.shape(leaf))}".strip()
-        for path, leaf in leaves
-    )

@@ -17,8 +17,8 @@ from dist_ens.ensemble import Batches
 from dist_ens.errors import RunError, UserError
 from dist_ens.feed import feed
 from dist_ens.layout import BATCH, BATCHES, Layout
-from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.sampling import Order
+from dist_ens.state import held_array, leaf_name, leaf_type
 
 DEFAULT_BATCH_SIZE = 128
 
@@ -254,11 +254,9 @@ class BatchIterable:
             if is_part and leaf.shape[0] < first.shape[0]:
                 is_shorter = True
                 continue
-            name = jax.tree_util.keystr(path) or "(the whole)"
             raise UserError(
-                f"Leaf {name} of the batch of step {step} is {leaf.dtype}{list(leaf.shape)}, and "
-                f"that of the first batch {first.dtype}{list(first.shape)}. Yield batches of one "
-                "shape and type."
+                f"Leaf {leaf_name(path)} of the batch of step {step} is {leaf_type(leaf)}, and "
+                f"that of the first batch {leaf_type(first)}. Yield batches of one shape and type."
             )
         if is_shorter and not self._has_dropped:
             self._has_dropped = True
@@ -339,21 +337,12 @@ def _as_arrays(batch: Any, number: int) -> Any:
     """Returns a batch of any library as NumPy arrays in the types in which JAX holds them."""
 
     def held(path: Any, leaf: Any) -> np.ndarray:
-        name = jax.tree_util.keystr(path) or "(the whole)"
-        array = np.asarray(leaf)
-        if not jax.numpy.issubdtype(array.dtype, jax.numpy.number) and array.dtype != bool:
-            raise UserError(
-                f"Leaf {name} of batch {number} is a {type(leaf).__name__} of type {array.dtype}, "
-                "which holds no numbers. Yield pytrees of arrays [batch, ...]."
-            )
+        name = f"Leaf {leaf_name(path)} of batch {number}"
+        way_out = "Yield pytrees of arrays [batch, ...]."
+        array = held_array(leaf, name, way_out)
         if not array.ndim:
-            raise UserError(
-                f"Leaf {name} of batch {number} is one number. Yield pytrees of arrays "
-                "[batch, ...]."
-            )
-        if array.dtype.kind not in "iuf":
-            return array
-        return narrowed(array, held_dtype(array.dtype), f"leaf {name} of batch {number}")
+            raise UserError(f"{name} is one number. {way_out}")
+        return array
 
     arrays = jax.tree_util.tree_map_with_path(held, batch)
     leaves = jax.tree_util.tree_leaves_with_path(arrays)

@@ -15,7 +15,7 @@ from dist_ens.callbacks.records import score_record
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.errors import UserError
 from dist_ens.layout import MEMBERS, Layout
-from dist_ens.state import State
+from dist_ens.state import State, differing, leaf_types
 from dist_ens.training.evaluation_data import EvalData
 from dist_ens.training.metrics import MetricsReader
 
@@ -250,15 +250,8 @@ def _checked_state(callback: Any, result: Any, state: State, layout: Layout) -> 
             f"The callback {name} returned a {type(result).__name__}. Return None, a State, or "
             "dist_ens.callbacks.STOP."
         )
-    before, after = (
-        [
-            (jax.tree_util.keystr(path), leaf.shape, leaf.dtype)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        ]
-        for tree in (state, result)
-    )
-    if before != after:
-        different = sorted({p for p, *_ in set(before) ^ set(after)})
+    different = differing(leaf_types(state), leaf_types(result))
+    if different:
         raise UserError(
             f"The callback {name} returned a state of another structure: {', '.join(different)} "
             "differ in shape or type, or are absent. Return the state with other values only, such "

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.layout import MEMBERS, Layout, to_host
-from dist_ens.members import Member
+from dist_ens.members.member import Member
 from dist_ens.state import State
 
 _NETWORK, _MEAN, _STD = "network", "label_mean", "label_std"

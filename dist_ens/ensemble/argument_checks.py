@@ -1,0 +1,115 @@
+"""Checks of the arguments of an `Ensemble`, when it is made."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax.numpy as jnp
+
+from dist_ens.config.checks import (
+    MOST_DROPOUT_SAMPLES,
+    MOST_SEED,
+    refuse_mixed_bootstrap,
+    require_one_of,
+    whole_number,
+)
+from dist_ens.config.schema import COMPUTE_DTYPES
+from dist_ens.errors import UserError
+from dist_ens.methods import Method
+from dist_ens.signatures import call_error, name_of
+
+
+def checked_counts(ensemble: Any) -> dict[str, int]:
+    """Returns the whole numbers among the arguments of an ensemble, as Python integers.
+
+    Raises:
+        UserError: If one is no whole number, or out of range.
+    """
+    counts = {
+        name: whole_number(name, getattr(ensemble, name), least=1)
+        for name in ("num_members", "waves", "microbatches", "num_groups")
+    }
+    counts["seed"] = whole_number("seed", ensemble.seed, least=0, most=MOST_SEED)
+    if ensemble.dropout_samples is not None:
+        counts["dropout_samples"] = whole_number(
+            "dropout_samples", ensemble.dropout_samples, least=1, most=MOST_DROPOUT_SAMPLES
+        )
+    return counts
+
+
+def checked_ids(member_ids: Any, num_members: int) -> tuple[int, ...]:
+    """Returns the members' ids as Python integers.
+
+    Raises:
+        UserError: If one is no whole number, or the members do not have one id each.
+    """
+    if not isinstance(member_ids, Iterable):
+        raise UserError(f"member_ids is {member_ids!r}. Give a list with one id for each member.")
+    ids = tuple(whole_number("An id in member_ids", each, least=0) for each in member_ids)
+    if len(ids) != num_members or len(set(ids)) != len(ids):
+        raise UserError(
+            f"member_ids is {list(ids)} for {num_members} members. Give each member an id of its "
+            "own, a whole number from 0 on."
+        )
+    return ids
+
+
+def checked_methods(methods: Any) -> tuple[Method, ...]:
+    """Returns the methods of an ensemble as a tuple.
+
+    Raises:
+        UserError: If they are no functions from a loss to a loss, or contradict one another.
+    """
+    if callable(methods) or not isinstance(methods, Iterable):
+        raise UserError(
+            f"methods is {_shown(methods)}, not a tuple. Give a tuple of methods, such as "
+            "methods=(dist_ens.methods.bootstrap(),)."
+        )
+    methods = tuple(methods)
+    for method in methods:
+        error = call_error(method, 1)
+        if error is not None:
+            raise UserError(
+                f"methods holds {_shown(method)}, which cannot be called with a loss: {error}. "
+                "Give a function from a loss to a loss, such as dist_ens.methods.bootstrap()."
+            )
+    refuse_mixed_bootstrap(
+        "The method mixup" if any(getattr(each, "is_mixup", False) for each in methods) else None,
+        "bootstrap" if any(getattr(each, "is_bootstrap", False) for each in methods) else None,
+        "Leave one of the two methods out.",
+    )
+    return methods
+
+
+def checked_dtype(dtype: Any) -> str | None:
+    """Returns the name of the type in which a network computes; None for None.
+
+    Raises:
+        UserError: If it is not one of `COMPUTE_DTYPES`.
+    """
+    if dtype is None:
+        return None
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
+    require_one_of("compute_dtype", name, COMPUTE_DTYPES)
+    return name
+
+
+def check_microbatches(field: str, count: int, device_batch_size: int) -> None:
+    """Raises a `UserError` unless a device's part of the batch has so many equal parts.
+
+    Args:
+        field: Name of the number of microbatches.
+        count: Number of microbatches.
+        device_batch_size: Number of examples in a device's part of the batch.
+    """
+    if device_batch_size % count:
+        raise UserError(
+            f"{field}={count} must divide a device's part of the batch, which has "
+            f"{device_batch_size} examples. Use a divisor of {device_batch_size}."
+        )
+
+
+def _shown(value: Any) -> str:
+    return f"the function {name_of(value)}" if callable(value) else repr(value)[:80]
