@@ -199,8 +199,8 @@ class Ensemble:
 
         Args:
             state: State of the ensemble. It is donated and must not be used again.
-            batch: Batch of the step, any pytree with leaves [batch, ...]; on several hosts each
-                gives its own part.
+            batch: Batch of the step, any pytree with leaves [batch, ...]. On several hosts each
+                gives the examples of its columns of the mesh, `layout.host_columns`.
 
         Returns:
             The new state, and metrics by name, float32[members]: `loss` and what the objective or
