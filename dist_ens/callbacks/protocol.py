@@ -9,7 +9,7 @@ A callback is any object with some of these methods; `fit` calls those that it h
     sync() -> None                                     before a checkpoint: records must be on disk
     finished(step, scores, evaluation, split) -> None  after the last evaluation
     close() -> None                                    at the end, also after an error
-    state() -> Any, restore(state) -> None             saved with the checkpoint
+    state() -> what JSON can hold, restore(state)      saved with the checkpoint
 
 A record is a flat dict from names such as `train/loss` or `test/nll/member_03` to numbers. A plain
 function of a `StepInfo` is a callback too. On several hosts every host has its callbacks, and only

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,13 +12,13 @@ from rich.console import Console
 
 from dist_ens import cluster
 from dist_ens.callbacks import ProgressBar, RunInfo
-from dist_ens.callbacks.protocol import call_hook
-from dist_ens.checkpoint import Checkpoints, OpenCheckpoints
+from dist_ens.checkpoint import Checkpoints
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.metrics import Metric
 from dist_ens.state import State
 from dist_ens.training.beginning import begin_run
+from dist_ens.training.callback_states import restore_states, saved_states
 from dist_ens.training.checks import check_arguments, check_ensemble, check_labels
 from dist_ens.training.data import TrainingData, training_data
 from dist_ens.training.held_out import eval_data_of, with_validation
@@ -191,7 +190,13 @@ def fit(
             folder=checkpoints.folder if checkpoints else None,
             say=say,
         )
-        _restore(train, callbacks, opened, begun.first_step, say)
+        resumed = opened is not None and opened.saved_step > 0
+        position = opened.restore_host_file(_POSITION_FILE) if resumed and opened else None
+        train.restore(position, begun.first_step, say)
+        if checkpoints is not None and opened is not None and opened.saved_step:
+            stored = opened.restore_host_file(_CALLBACKS_FILE, is_shared=True)
+            if stored is not None:
+                restore_states(callbacks, stored, checkpoints.folder, checkpoints.resume)
         record = record.chosen(
             begun.ensemble.execution, begun.ensemble.layout.mesh.size, begun.steps_per_call
         )
@@ -219,33 +224,15 @@ def fit(
     return _result(begun.ensemble, outcome)
 
 
-def _restore(
-    train: TrainingData,
-    callbacks: Sequence[Any],
-    opened: OpenCheckpoints | None,
-    first_step: int,
-    say: Callable[[str], None],
-) -> None:
-    """Puts the data and the callbacks where they were at a checkpoint."""
-    resumed = opened is not None and opened.saved_step > 0
-    position = opened.restore_host_file(_POSITION_FILE) if resumed and opened else None
-    train.restore(position, first_step, say)
-    stored = opened.restore_host_file(_CALLBACKS_FILE) if resumed and opened else None
-    states = json.loads(stored) if stored else []
-    with_state = [callback for callback in callbacks if hasattr(callback, "restore")]
-    for callback, of_callback in zip(with_state, states, strict=False):
-        callback.restore(of_callback)
-
-
 def _host_files(train: TrainingData, callbacks: Sequence[Any]) -> dict[str, bytes]:
     """Returns what this host saves beside the state: positions in data, and states of callbacks."""
     files = {}
     position = train.position()
     if position is not None:
         files[_POSITION_FILE] = position
-    states = [call_hook(each, "state") for each in callbacks if hasattr(each, "restore")]
-    if states:
-        files[_CALLBACKS_FILE] = json.dumps(states).encode()
+    states = saved_states(callbacks)
+    if states is not None:
+        files[_CALLBACKS_FILE] = states
     return files
 
 
