@@ -9,8 +9,16 @@ import optax
 import pytest
 
 import dist_ens as de
-from dist_ens.errors import UserError
-from test_bad_input import DATA, classifier, fit, layout_of
+from dist_ens.callbacks import EarlyStopping, Report
+from dist_ens.data import ArraySplit, Source, Spec
+from dist_ens.errors import RunError, UserError
+from dist_ens.metrics import Metric
+from test_bad_input import CLASSES, DATA, classifier, fit, layout_of, loss_fn, with_loss
+from test_bad_input import no_update as no_update
+
+
+def hit(prediction, labels):
+    return (prediction["log_probs"].argmax(-1) == labels) * 1.0
 
 
 def regression(**options):
@@ -22,6 +30,121 @@ def regression(**options):
     options = {"layout": layout_of(), "execution": "vmap", "num_members": 2} | options
     objective = de.losses.squared_error(standardize=True)
     return de.Ensemble(network, optax.sgd(0.1), objective, **options)
+
+
+# Evaluation data and metrics
+
+WITHOUT_LABELS = {"x": DATA["inputs"], "labels": DATA["labels"]}
+NARROW = DATA | {"inputs": DATA["inputs"][:, :3]}
+TALL_LABELS = DATA | {"labels": np.zeros((16, 2, 2), np.int32)}
+NO_CLASS = DATA | {"labels": np.full(16, CLASSES, np.int32)}
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eval_data": WITHOUT_LABELS}, "The objective categorical takes data with the key 'inp"),
+        ({"eval_data": NARROW}, "The evaluation data cannot be scored: "),
+        ({"eval_data": TALL_LABELS}, "The evaluation data cannot be scored: "),
+        ({"eval_data": NO_CLASS}, "The labels of the evaluation data lie in [3, 3], and categori"),
+        (
+            {"eval_data": DATA, "metrics": [Metric("own", lambda p, y: jnp.float32(1))]},
+            "The metric 'own' returns values of shape [] for labels",
+        ),
+        (
+            {"eval_data": DATA, "metrics": [Metric("nll", hit)]},
+            "Two metrics are called 'nll'.",
+        ),
+        (
+            {"eval_data": DATA, "eval_every": 4, "callbacks": [EarlyStopping("f1")]},
+            "EarlyStopping waits for 'f1', and the scores are accuracy, nll, ",
+        ),
+        (
+            {"eval_data": DATA, "eval_every": 4, "callbacks": [EarlyStopping("entropy")]},
+            "EarlyStopping waits for 'entropy', of which neither a lower nor a higher score is kn",
+        ),
+        ({"eval_data": DATA, "callbacks": [EarlyStopping()]}, "EarlyStopping waits for 'nll', an"),
+        ({"callbacks": [EarlyStopping()]}, "EarlyStopping waits for 'nll', and nothing is scored"),
+        ({"callbacks": [Report("absent")]}, "Report shows the scores of the evaluation data, and"),
+        ({"eval_every": 4}, "eval_every was given, and there is no data to score. Give eval_data,"),
+        ({"metrics": [Metric("hit", hit)]}, "metrics was given, and there is no data to score."),
+        (
+            {"eval_data": DATA, "validation": 0.25},
+            "fit scores one set of examples, and got both eval_data and validation=0.25.",
+        ),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_before_training(options, message):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        fit(classifier(), **options)
+
+
+@pytest.mark.usefixtures("no_update")
+def test_evaluation_data_that_a_loss_function_does_not_take_are_refused_before_training():
+    message = (
+        r"^The loss function does not take the evaluation data, \['x'\] float32\[16, 4\]: KeyE"
+    )
+    with pytest.raises(UserError, match=message):
+        fit(with_loss(loss_fn), eval_data={"x": DATA["inputs"]})
+    with pytest.raises(UserError, match="^The metric 'hit' is computed from a predictive distri"):
+        fit(with_loss(loss_fn), eval_data=DATA, metrics=[Metric("hit", hit)])
+
+
+def test_the_scores_of_an_evaluation_are_known_before_training():
+    class Begins:
+        def begin(self, run):
+            self.directions = run.directions
+
+    begins, metric = Begins(), Metric("hit", hit, direction="higher")
+    result = fit(classifier(), eval_data=DATA, metrics=[metric], callbacks=[begins])
+    assert list(begins.directions) == list(result.scores.ensemble)
+    assert {name: begins.directions[name] for name in ("hit", "nll", "entropy")} == {
+        "hit": "higher",
+        "nll": "lower",
+        "entropy": None,
+    }
+    result = fit(with_loss(loss_fn), eval_data=DATA, callbacks=[begins])
+    assert begins.directions == {"loss": "lower"}
+    assert result.scores.mean_member.keys() == {"loss"}
+
+
+@pytest.mark.parametrize("waves", [1, 2])
+def test_data_in_columns_and_members_in_waves_can_be_checked(waves):
+    layout = de.Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
+    ensemble = de.Ensemble(
+        classifier().member,
+        optax.sgd(0.1),
+        de.losses.categorical(CLASSES),
+        num_members=4,
+        layout=layout,
+        execution="vmap",
+        waves=waves,
+    )
+    metric = Metric("hit", hit)
+    scores = fit(ensemble, steps=1, eval_data=DATA, metrics=[metric]).scores.ensemble
+    assert scores["hit"] == scores["accuracy"]
+
+
+@pytest.mark.parametrize("error", [KeyError, UserError])
+@pytest.mark.parametrize("where", ["metric", "callback"])
+def test_the_state_is_saved_when_an_evaluation_fails(tmp_path, error, where):
+    def breaks(*_):
+        raise error("what nobody could know before")
+
+    class Breaks:
+        evaluated = breaks
+
+    metric = Metric("own", hit, reduce=breaks) if where == "metric" else Metric("own", hit)
+    callbacks = [Breaks()] if where == "callback" else []
+    checkpoints = de.Checkpoints(tmp_path, every_secs=None)
+    options = {"steps": 4, "checkpoints": checkpoints, "eval_data": DATA}
+    with pytest.raises((error, RunError), match="what nobody could know before"):
+        fit(classifier(), metrics=[metric], callbacks=callbacks, **options)
+    result = fit(classifier(), **options)
+    assert result.steps_per_second == 0  # nothing was trained again
+    expected = fit(classifier(), steps=4).state.params["w"]
+    np.testing.assert_array_equal(result.state.params["w"], expected)
 
 
 # A given state
@@ -105,6 +228,35 @@ def test_networks_that_were_trained_elsewhere_predict_and_train_with_standardise
     parts = de.unstack_members(trained.state.model_state)
     again = ensemble.state_of(de.unstack_members(trained.state.params), parts)
     assert jax.tree.structure(again.model_state) == jax.tree.structure(trained.state.model_state)
+
+
+# Groups of examples
+
+
+def source_of_groups(num_groups):
+    spec = Spec((4,), "float32", (), CLASSES, num_groups=num_groups)
+    split = ArraySplit(DATA["inputs"], DATA["labels"])
+    return Source(spec, split, split)
+
+
+@pytest.mark.usefixtures("no_update")
+def test_other_groups_of_examples_than_the_ensemble_has_are_refused():
+    message = "The training data has num_groups=2, and the ensemble has num_groups=1: each member"
+    with pytest.raises(UserError, match=f"^{message}"):
+        fit(classifier(), source_of_groups(2), batch_size=4)
+    with pytest.raises(UserError, match="^The training data has num_groups=1, and the ensemble ha"):
+        fit(classifier(num_groups=2))
+    message = "The data has 2 groups of examples, and the ensemble 1: members would be scored on"
+    with pytest.raises(UserError, match=f"^{message}"):
+        fit(classifier(), eval_data=source_of_groups(2))
+    with pytest.raises(UserError, match=f"^{message}"):
+        de.evaluate(classifier(), classifier().init(DATA), source_of_groups(2))
+
+
+def test_as_many_groups_of_examples_as_the_ensemble_has_are_trained_and_scored():
+    ensemble, source = classifier(num_groups=2), source_of_groups(2)
+    scores = fit(ensemble, source, batch_size=4, steps=2, eval_data=source).scores
+    assert len(scores.groups) == 2
 
 
 def test_the_message_of_a_structure_names_at_most_five_leaves():

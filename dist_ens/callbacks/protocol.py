@@ -26,6 +26,7 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.state import State
 
+from types import MappingProxyType
 
 class Stop(enum.Enum):
     """The type of `STOP`."""
@@ -76,6 +77,9 @@ class RunInfo(NamedTuple):
 
 
 # Methods of a callback that `fit` calls by name.
+        directions: Whether "lower" or "higher" is better of each score of an evaluation, by the
+            score's name; None for a score of which neither is. Empty if there is no data to score.
+        eval_every: Number of steps between two evaluations; None for only at the end.
 HOOKS = ("begin", "evaluated", "write", "sync", "finished", "close", "state", "restore")
 
 
@@ -83,6 +87,8 @@ def name_of_callback(callback: Any) -> str:
     """Returns the name of a function, or of an object's class, for messages."""
     return getattr(callback, "__qualname__", type(callback).__qualname__)
 
+    directions: Mapping[str, str | None] = MappingProxyType({})
+    eval_every: int | None = None
 
 def call_hook(callback: Any, name: str, *args: Any) -> Any:
     """Calls a method of a callback, if it has it, and returns the result.

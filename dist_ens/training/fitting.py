@@ -19,7 +19,13 @@ from dist_ens.metrics import Metric
 from dist_ens.state import State
 from dist_ens.training.beginning import POSITION_FILE, begin_run
 from dist_ens.training.callback_states import restore_states, saved_states
-from dist_ens.training.checks import check_arguments, check_ensemble, check_labels
+from dist_ens.training.checks import (
+    check_arguments,
+    check_ensemble,
+    check_groups,
+    check_labels,
+    check_scoring,
+)
 from dist_ens.training.data import TrainingData, training_data
 from dist_ens.training.held_out import eval_data_of, with_validation
 from dist_ens.training.loop import Loop, Outcome
@@ -130,7 +136,8 @@ def fit(
             drawing them again, so that it must begin where it began in the first run.
         eval_data: Data to score, of the same keys as the training data.
         eval_every: Number of steps between two evaluations. Default: only at the end.
-        validation: Share of the training examples that are held out and scored, in (0, 1).
+        validation: Share of the training examples that are held out and scored, in (0, 1), in
+            place of `eval_data`.
         metrics: Metrics of the scores beside those of the objective.
         steps_per_call: Number of steps in one call of the update, after which the callbacks are
             called. Default: as many as keep the devices busy, at most 64.
@@ -175,12 +182,20 @@ def fit(
     )
     if say is None:
         say = _print if progress and cluster.is_main() else _be_silent
+    if eval_data is not None and validation is not None:
+        raise UserError(
+            f"fit scores one set of examples, and got both eval_data and validation={validation}. "
+            "Leave one of them out."
+        )
     data, held_out = with_validation(data, validation)
     train = training_data(data, batch_size, ensemble.seed, ensemble.layout)
     if eval_data is not None or held_out is not None:
         eval_data = eval_data_of(eval_data, held_out, metrics)
+    check_scoring(eval_data, eval_every, metrics)
+    check_groups(ensemble, train)
     check_labels(ensemble, train, say)
     check_ensemble(ensemble, train.batch)
+    directions = {} if eval_data is None else eval_data.check(ensemble, train.batch)
     last_step = _last_step(steps, epochs, train)
     record = record or record_of(ensemble, train.batch)
     callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
@@ -219,6 +234,8 @@ def fit(
             begun.first_step,
             last_step,
             jax.tree.leaves(train.batch)[0].shape[0],
+            directions,
+            eval_every,
         )
         loop = Loop(
             run,

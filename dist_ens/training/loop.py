@@ -193,12 +193,9 @@ class Loop:
         if self._eval_data is None:
             return False
         self._reader.catch_up()
-        since = time.monotonic()
         try:
-            self._scores, self._evaluation = self._eval_data.evaluate(
-                self._info.ensemble, state, is_last
-            )
-        except UserError:  # of data that are looked at when they are read
+            return self._scored(step, state, self._eval_data, is_last=is_last)
+        except Exception:  # whatever the data, a metric or a callback raises
             if jax.process_count() == 1:  # else the hosts that go on do not save
                 self._save(step, state)
             raise
@@ -206,11 +203,16 @@ class Loop:
         if step == self._scored_step:
             return False
         self._scored_step = step
+
+    def _scored(self, step: int, state: State, eval_data: EvalData, *, is_last: bool) -> bool:
+        """Scores, records and tells the callbacks; see `_evaluate`."""
+        since = time.monotonic()
+        self._scores, self._evaluation = eval_data.evaluate(self._info.ensemble, state, is_last)
         values = self._scores.ensemble or self._scores.mean_member
-        record = score_record(self._eval_data.name, values, self._scores.members)
-        self._write(step, record)
-        answers = [call_hook(each, "evaluated", step, self._scores) for each in self._callbacks]
-        return any(answer is STOP for answer in answers)
+        self._write(step, score_record(eval_data.name, values, self._scores.members))
+        return _any_stops(
+            [call_hook(each, "evaluated", step, self._scores) for each in self._callbacks]
+        )
 
     def _save(self, step: int, state: State) -> None:
         if self._opened is None:
@@ -240,6 +242,11 @@ class Loop:
 def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:
     """Returns whether a multiple of `every_steps` lies in (previous_step, step]."""
     return every_steps is not None and step // every_steps > previous_step // every_steps
+
+def _any_stops(answers: Sequence[Any]) -> bool:
+    """Returns whether a callback of one of the hosts answered `STOP`."""
+    return cluster.any_host(any(answer is STOP for answer in answers))
+
 
 
 def _checked_state(callback: Any, result: Any, state: State, layout: Layout) -> State:
