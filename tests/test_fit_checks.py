@@ -109,8 +109,7 @@ def test_the_scores_of_an_evaluation_are_known_before_training():
     assert result.scores.mean_member.keys() == {"loss"}
 
 
-@pytest.mark.parametrize("waves", [1, 2])
-def test_data_in_columns_and_members_in_waves_can_be_checked(waves):
+def test_data_in_columns_and_members_in_waves_can_be_checked():
     layout = de.Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
     ensemble = de.Ensemble(
         classifier().member,
@@ -119,31 +118,36 @@ def test_data_in_columns_and_members_in_waves_can_be_checked(waves):
         num_members=4,
         layout=layout,
         execution="vmap",
-        waves=waves,
+        waves=2,
     )
     metric = Metric("hit", hit)
     scores = fit(ensemble, steps=1, eval_data=DATA, metrics=[metric]).scores.ensemble
     assert scores["hit"] == scores["accuracy"]
 
 
-@pytest.mark.parametrize("error", [KeyError, UserError])
-@pytest.mark.parametrize("where", ["metric", "callback"])
-def test_the_state_is_saved_when_an_evaluation_fails(tmp_path, error, where):
-    def breaks(*_):
-        raise error("what nobody could know before")
+def breaks(*_):
+    raise KeyError("what nobody could know before")
 
-    class Breaks:
-        evaluated = breaks
 
-    metric = Metric("own", hit, reduce=breaks) if where == "metric" else Metric("own", hit)
-    callbacks = [Breaks()] if where == "callback" else []
+class BreaksInCallback:
+    evaluated = breaks
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "options"),
+    [
+        (classifier, {"metrics": [Metric("own", hit, reduce=breaks)]}),
+        (lambda: with_loss(loss_fn), {"callbacks": [BreaksInCallback()]}),
+    ],
+    ids=["metric", "callback"],
+)
+def test_the_state_is_saved_when_an_evaluation_fails(tmp_path, ensemble, options):
     checkpoints = de.Checkpoints(tmp_path, every_secs=None)
-    options = {"steps": 4, "checkpoints": checkpoints, "eval_data": DATA}
-    with pytest.raises((error, RunError), match="what nobody could know before"):
-        fit(classifier(), metrics=[metric], callbacks=callbacks, **options)
-    result = fit(classifier(), **options)
+    with pytest.raises((KeyError, RunError), match="what nobody could know before"):
+        fit(ensemble(), steps=4, checkpoints=checkpoints, eval_data=DATA, **options)
+    result = fit(ensemble(), steps=4, checkpoints=checkpoints)
     assert result.steps_per_second == 0  # nothing was trained again
-    expected = fit(classifier(), steps=4).state.params["w"]
+    expected = fit(ensemble(), steps=4).state.params["w"]
     np.testing.assert_array_equal(result.state.params["w"], expected)
 
 
@@ -174,16 +178,21 @@ def test_the_leaves_in_which_a_given_state_differs_are_named():
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_a_state_that_has_all_steps_already_is_returned(tmp_path, steps):
+def test_a_state_that_has_all_steps_already_is_returned(steps):
     auto = classifier(execution="auto")
     state = fit(classifier(), steps=steps).state if steps else auto.init(DATA)
-    result = fit(auto, steps=steps, state=state, eval_data=DATA)
+    result = fit(auto, steps=steps, state=state)
     assert result.step == steps
     np.testing.assert_array_equal(result.state.params["w"], state.params["w"])
-    # Saved like that, the run can be trained further, and its execution is chosen then.
-    checkpoints = de.Checkpoints(tmp_path, every_secs=None)
-    fit(auto, steps=steps, state=state, checkpoints=checkpoints)
-    assert fit(auto, steps=3, state=state, checkpoints=checkpoints).step == 3
+
+
+def test_a_run_that_was_saved_without_a_step_chooses_its_execution_when_it_is_resumed(tmp_path):
+    state = fit(classifier(), steps=2).state
+    auto, checkpoints = classifier(execution="auto"), de.Checkpoints(tmp_path, every_secs=None)
+    for steps in (2, 3):
+        result = fit(auto, steps=steps, state=state, checkpoints=checkpoints)
+        assert result.step == steps
+    assert result.ensemble.execution != "auto"
 
 
 def test_a_folder_that_is_resumed_says_that_a_given_state_is_not_used(tmp_path):
@@ -201,7 +210,7 @@ def test_a_folder_that_is_resumed_says_that_a_given_state_is_not_used(tmp_path):
 
 # Standardised labels
 
-LABELS = 100 + 10 * np.random.default_rng(1).normal(size=(16, 1)).astype(np.float32)
+LABELS = 100 + 10 * np.random.default_rng(1).normal(size=16).astype(np.float32)
 TARGETS = {"inputs": DATA["inputs"], "labels": LABELS}
 
 
