@@ -155,6 +155,14 @@ def as_main_sees(value: int) -> int:
     return int(_broadcast(np.int32(value)))
 
 
+def any_host(value: bool) -> bool:
+    """Returns whether the value is true on one of the hosts; none goes on before all have asked."""
+    if jax.process_count() == 1:
+        return value
+    with jax.transfer_guard("allow"):
+        return bool(np.any(multihost_utils.process_allgather(np.bool_(value))))
+
+
 def clock() -> float:
     """Seconds by process 0's clock, the same on every host; none goes on before all have asked.
 

@@ -1,9 +1,7 @@
 """Section "Bad input" of the Python API: every mistake is an error message, before it costs."""
 
 import itertools
-import json
 import re
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +14,6 @@ from dist_ens.callbacks import EarlyStopping
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import RunError, UserError
 from dist_ens.metrics import Metric
-from test_cluster import finish, free_port, start
 
 EXAMPLES, CLASSES = 16, 3
 _RANDOM = np.random.default_rng(0)
@@ -463,22 +460,6 @@ def test_an_empty_folder_is_not_loaded(tmp_path):
     for folder in (tmp_path, tmp_path / "absent"):
         with pytest.raises(UserError, match=message):
             de.load(folder)
-
-
-def test_hosts_that_yield_different_shapes_are_both_refused(tmp_path):
-    logs = [tmp_path / f"host_{i}.log" for i in range(2)]
-    script = [sys.executable, "tests/two_iterators.py", f"127.0.0.1:{free_port()}"]
-    codes = finish([start([*script, str(i), str(tmp_path)], logs[i]) for i in range(2)], logs)
-    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
-    said = [json.loads((tmp_path / f"said_{i}.json").read_text()) for i in range(2)]
-    for host, of_host in enumerate(said):
-        assert of_host.pop("alike") is None
-        assert len(of_host) == 3
-        for message in of_host.values():
-            assert message.startswith(
-                "The hosts yield batches of different shapes: hosts [1] differ from host 0, and "
-                f"this host ({host}) yields "
-            )
 
 
 def test_evaluate_leaves_out_what_the_objective_does_not_read():

@@ -535,7 +535,7 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
     loop = Loop(
         RunInfo(Slow(), [0], 0, 30, 8),
         callbacks=[],
-        eval_data=EvalData("test", evaluate),
+        eval_data=EvalData("test", evaluate, lambda ensemble, batch: {}),
         eval_every=10,
         log_every=100,
         opened=Slow(),

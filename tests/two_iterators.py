@@ -1,9 +1,9 @@
-"""One of two hosts whose iterators may yield batches of different shapes.
+"""One of two hosts whose iterators may yield batches that do not fit together.
 
 python tests/two_iterators.py COORDINATOR PROCESS_ID FOLDER
 
-It writes to FOLDER/said_PROCESS_ID.json what `fit` said of each pair of iterators; None where it
-trained.
+It writes to FOLDER/said_PROCESS_ID.json what `fit` said of each pair of iterators, or the batch
+size where it trained.
 """
 
 import json
@@ -15,14 +15,19 @@ import numpy as np
 
 import fast_xla
 
+ALIKE = ({"inputs": (4, 3), "labels": (4,)}, {"inputs": (4, 3), "labels": (4,)})
 # For each pair: the shapes that host 0 and host 1 yield.
 PAIRS = {
-    "alike": ({"inputs": (4, 3), "labels": (4,)}, {"inputs": (4, 3), "labels": (4,)}),
+    "alike": ALIKE,
     "width": ({"inputs": (4, 3), "labels": (4,)}, {"inputs": (4, 2), "labels": (4,)}),
     # 3 examples do not divide over the columns, of which only one host knows.
     "length": ({"inputs": (4, 3), "labels": (4,)}, {"inputs": (3, 3), "labels": (3,)}),
     "keys": ({"inputs": (4, 3), "labels": (4,)}, {"inputs": (4, 3), "targets": (4,)}),
+    # Both hosts feed the only column of the mesh.
+    "shared": ALIKE,
+    "different": ALIKE,
 }
+IN_ONE_COLUMN = ("shared", "different")
 
 
 def main(coordinator, process_id, folder):
@@ -36,26 +41,33 @@ def main(coordinator, process_id, folder):
     from dist_ens.errors import UserError
 
     cluster.start(coordinator, 2, int(process_id))
-    layout = de.Layout.make(2, ensemble_axis=1)
     network = (
         lambda key: {"w": jax.random.normal(key, (3, 2))},
         lambda params, inputs: inputs @ params["w"],
     )
     said = {}
+
+    class Remembers:
+        def begin(self, run):
+            said[name] = {"batch_size": run.batch_size}
+
     for name, of_hosts in PAIRS.items():
+        rows = 8 if name in IN_ONE_COLUMN else 1
+        layout = de.Layout.make(8, ensemble_axis=rows)
         types = {"inputs": np.float32, "labels": np.int32, "targets": np.int32}
         shapes = of_hosts[int(process_id)]
         batch = {key: np.zeros(shape, types[key]) for key, shape in shapes.items()}
+        if name == "different":
+            batch["inputs"] += int(process_id)
         objective = de.losses.categorical(2)
         ensemble = de.Ensemble(
-            network, optax.sgd(0.1), objective, num_members=2, layout=layout, execution="vmap"
+            network, optax.sgd(0.1), objective, num_members=8, layout=layout, execution="vmap"
         )
         try:
-            de.fit(ensemble, lambda batch=batch: iter([batch]), steps=2, progress=False)
+            data, callbacks = (lambda batch=batch: iter([batch])), [Remembers()]
+            de.fit(ensemble, data, steps=2, progress=False, callbacks=callbacks)
         except UserError as error:
             said[name] = str(error)
-        else:
-            said[name] = None
     (pathlib.Path(folder) / f"said_{process_id}.json").write_text(json.dumps(said))
 
 

@@ -3,47 +3,80 @@
 import math
 from typing import Any
 
-from dist_ens.callbacks.protocol import STOP
+from dist_ens.callbacks.protocol import STOP, RunInfo
 from dist_ens.errors import UserError
-from dist_ens.metrics.catalogue import described
+from dist_ens.metrics.catalogue import direction_of
 
 
 class EarlyStopping:
     """Ends a run when a score of the ensemble has not improved for some evaluations.
 
-    The run needs `eval_data` or `validation`, and `eval_every`.
+    The run needs `eval_data` or `validation`, and `eval_every`. A run that has ended is not trained
+    further when it is started again with the same patience.
 
     Args:
         metric: Name of the score, such as "nll" or "accuracy".
         patience: Number of evaluations without an improvement after which the run ends, at least 1.
         min_delta: Smallest change that counts as an improvement, in the unit of the score.
+        direction: Whether a "lower" or a "higher" score is better. Default: the metric's own
+            direction. Auxiliary scalars of a loss function have none.
 
     Raises:
-        UserError: If the metric has no direction, or `patience` or `min_delta` is out of range.
+        UserError: If `patience`, `min_delta` or `direction` is out of range; when the run begins,
+            if nothing is scored during training, or the score is unknown or has no direction.
 
     >>> EarlyStopping("nll", patience=3).patience
     3
     """
 
-    def __init__(self, metric: str = "nll", *, patience: int = 5, min_delta: float = 0.0) -> None:
+    def __init__(
+        self,
+        metric: str = "nll",
+        *,
+        patience: int = 5,
+        min_delta: float = 0.0,
+        direction: str | None = None,
+    ) -> None:
         if patience < 1 or min_delta < 0:
             raise UserError(
                 f"EarlyStopping takes a patience of at least 1 and a min_delta of at least 0: got "
                 f"patience={patience}, min_delta={min_delta}."
             )
+        if direction not in (None, "lower", "higher"):
+            raise UserError(
+                f"direction is {direction!r}. Give 'lower' or 'higher', or leave it out to take "
+                "the metric's own."
+            )
         self.metric, self.patience, self.min_delta = metric, patience, min_delta
-        self._sign = -1.0 if described(metric, {})[1] == "higher" else 1.0
-        self._best, self._num_without = math.inf, 0
+        self.direction = direction
+        self._direction = direction
+        self._best, self._num_without, self._is_restored = math.inf, 0, False
+
+    def begin(self, run: RunInfo) -> Any:
+        """Checks the score, and returns `STOP` if the run that is resumed has ended already.
+
+        A run that resumes no other begins anew: the best score of an earlier run is forgotten.
+        """
+        if not self._is_restored:
+            self._best, self._num_without = math.inf, 0
+        self._is_restored = False
+        if not run.directions or run.eval_every is None:
+            missing = "eval_every" if run.directions else "eval_data or validation, and eval_every"
+            raise UserError(
+                f"EarlyStopping waits for {self.metric!r}, and nothing is scored during training. "
+                f"Give fit {missing}."
+            )
+        self._require(run.directions)
+        self._direction = self.direction or run.directions[self.metric]
+        self._sign()
+        return STOP if self._num_without >= self.patience else None
 
     def evaluated(self, step: int, scores: Any) -> Any:
         """Returns `STOP` if the score has not improved for `patience` evaluations."""
         values = scores.ensemble or scores.mean_member
-        if self.metric not in values:
-            raise UserError(
-                f"EarlyStopping waits for {self.metric!r}, and the scores are "
-                f"{', '.join(values)}. Choose one of these."
-            )
-        value = self._sign * values[self.metric]
+        self._require(values)
+        self._direction = self._direction or direction_of(self.metric, scores.metrics)
+        value = self._sign() * values[self.metric]
         if value < self._best - self.min_delta:
             self._best, self._num_without = value, 0
             return None
@@ -58,4 +91,22 @@ class EarlyStopping:
     def restore(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned."""
         self._best = math.inf if state["best"] is None else state["best"]
-        self._num_without = state["num_without"]
+        self._num_without, self._is_restored = state["num_without"], True
+
+    def _require(self, names: Any) -> None:
+        """Raises a `UserError` unless the score is among some names."""
+        if self.metric not in names:
+            raise UserError(
+                f"EarlyStopping waits for {self.metric!r}, and the scores are "
+                f"{', '.join(names)}. Choose one of these."
+            )
+
+    def _sign(self) -> float:
+        """Returns 1 if a lower score is better, and -1 if a higher one is."""
+        if self._direction is None:
+            raise UserError(
+                f"EarlyStopping waits for {self.metric!r}, of which neither a lower nor a higher "
+                "score is known to be better. Choose another score, or give direction='lower' or "
+                "'higher'."
+            )
+        return -1.0 if self._direction == "higher" else 1.0

@@ -23,7 +23,8 @@ class JsonLines:
     lines that are not records, with a warning. On several hosts process 0 writes.
 
     Args:
-        path: Path of the file, such as `runs/a/metrics.jsonl`.
+        path: Path of the file, such as `runs/a/metrics.jsonl`. Its folder is made if it does not
+            exist.
 
     Raises:
         RunError: When the run begins or a record is written, if the file cannot be read or written.
@@ -39,6 +40,7 @@ class JsonLines:
         if not cluster.is_main():
             return
         with self._explained():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             records = records_in(self._path)
             kept = [line for line, record in records if record["step"] <= run.first_step]
             write_atomically(self._path, b"".join(kept))

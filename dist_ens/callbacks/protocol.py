@@ -3,21 +3,30 @@
 A callback is any object with some of these methods; `fit` calls those that it has.
 
     __call__(info: StepInfo) -> None | State | STOP    after each call of the update
-    begin(run: RunInfo) -> None                        before the first step
+    begin(run: RunInfo) -> None | STOP                 before the first step
     evaluated(step, scores) -> None | STOP             after each evaluation
     write(step, record) -> None                        for each record of metrics: a *writer*
     sync() -> None                                     before a checkpoint: records must be on disk
     finished(step, scores, evaluation, split) -> None  after the last evaluation
     close() -> None                                    at the end, also after an error
-    state() -> Any, restore(state) -> None             saved with the checkpoint
+    state() -> what JSON can hold, restore(state)      saved with the checkpoint
 
 A record is a flat dict from names such as `train/loss` or `test/nll/member_03` to numbers. A plain
-function of a `StepInfo` is a callback too. On several hosts every host has its callbacks, and only
-process 0 calls `write`.
+function of a `StepInfo` is a callback too. `write` and `sync` may be called in the thread that
+saves, while the other methods are called in the main thread. A state is a number, a text, a bool,
+None, or a list or dict of these.
+
+One call of the update takes `steps_per_call` steps, so that a callback is not called at every step:
+give `fit` `steps_per_call=1` for that. After a callback has returned `STOP`, all callbacks are
+called once more, with `is_last`; a state that they then return is not used.
+
+On several hosts every host has its callbacks, and only process 0 calls `write`. The run ends on all
+hosts as soon as a callback of one of them returns `STOP`.
 """
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +49,9 @@ class StepInfo(NamedTuple):
     """What a callback knows after a call of the update.
 
     Attributes:
-        step: Number of steps that the state has seen.
+        step: Number of steps that the state has seen. It grows by the number of steps of a call,
+            `steps_per_call` of `fit`, which may be 50: a callback that acts every 20 steps needs
+            `steps_per_call=20` or a divisor of it.
         state: State of the ensemble. It may still be computed, and is donated to the next call: a
             callback that keeps it must copy it.
         metrics: Metrics by name of the steps since the last call of the callback whose values are
@@ -66,6 +77,9 @@ class RunInfo(NamedTuple):
         first_step: Number of steps already taken.
         last_step: Number of steps of the whole run.
         batch_size: Number of examples of a step, over all hosts.
+        directions: Whether "lower" or "higher" is better of each score of an evaluation, by the
+            score's name; None for a score of which neither is. Empty if there is no data to score.
+        eval_every: Number of steps between two evaluations; None for only at the end.
     """
 
     ensemble: Ensemble
@@ -73,6 +87,8 @@ class RunInfo(NamedTuple):
     first_step: int
     last_step: int
     batch_size: int
+    directions: Mapping[str, str | None] = MappingProxyType({})
+    eval_every: int | None = None
 
 
 # Methods of a callback that `fit` calls by name.

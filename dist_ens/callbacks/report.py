@@ -8,6 +8,7 @@ import numpy as np
 
 from dist_ens import cluster
 from dist_ens.callbacks.protocol import RunInfo
+from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, curves_of, pictures_of
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.paths import given_path
@@ -24,6 +25,7 @@ class Report:
         folder: Folder of the run, made if it does not exist.
 
     Raises:
+        UserError: When the run begins, if there is no data to score.
         RunError: When the run ends, if the files cannot be written.
     """
 
@@ -33,6 +35,11 @@ class Report:
 
     def begin(self, run: RunInfo) -> None:
         """Remembers what is trained."""
+        if not run.directions:
+            raise UserError(
+                "Report shows the scores of the evaluation data, and there is no data to score. "
+                "Give fit eval_data or validation, or leave Report out."
+            )
         self._run = run
 
     def finished(self, step: int, scores: Any, evaluation: Evaluation | None, split: Any) -> None:

@@ -137,9 +137,9 @@ class OpenCheckpoints:
         """Returns the state at `saved_step`; see `CheckpointStore.restore_state`."""
         return self._store.restore_state(self.saved_step, abstract)
 
-    def restore_host_file(self, name: str) -> bytes | None:
+    def restore_host_file(self, name: str, *, is_shared: bool = False) -> bytes | None:
         """Returns this host's bytes at `saved_step`; see `CheckpointStore.restore_host_file`."""
-        return self._store.restore_host_file(self.saved_step, name)
+        return self._store.restore_host_file(self.saved_step, name, is_shared=is_shared)
 
     def is_due(self, step: int) -> bool:
         """Returns whether to save now, the same on every host.

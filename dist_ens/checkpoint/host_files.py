@@ -44,15 +44,17 @@ def host_file_contents(host_files: Mapping[str, bytes]) -> dict[str, bytes]:
     return files
 
 
-def read_host_file(checkpoint: pathlib.Path, name: str) -> bytes | None:
+def read_host_file(checkpoint: pathlib.Path, name: str, *, is_shared: bool = False) -> bytes | None:
     """Returns the bytes that this host saved under a name; None if it saved none.
 
     Args:
         checkpoint: Folder of the checkpoint, which must exist.
         name: Name that the bytes were saved under.
+        is_shared: Whether every host saved bytes that fit any host. Where another number of hosts
+            wrote them, those of process 0 are returned.
 
     Raises:
-        RunError: If another number of hosts wrote the file.
+        RunError: If another number of hosts wrote the file, and it is not shared.
         ValueError: If the file is damaged.
         OSError: If the file or the checkpoint cannot be read.
     """
@@ -64,6 +66,8 @@ def read_host_file(checkpoint: pathlib.Path, name: str) -> bytes | None:
     mine = folder / f"{name}.{jax.process_index()}"
     num_hosts, content = _read(mine if mine in files else files[0])
     if num_hosts != jax.process_count():
+        if is_shared:
+            return _read(folder / f"{name}.0")[1]
         raise RunError(
             f"{quoted(checkpoint)} has a host file {name!r} for each of its {num_hosts} host(s), "
             f"and this run has {jax.process_count()} host(s). Resume on as many hosts as before."

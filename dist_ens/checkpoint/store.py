@@ -186,22 +186,23 @@ class CheckpointStore:
             _check_leaves(path, saved, named)
             return state_of(read_arrays(saved, named), abstract)
 
-    def restore_host_file(self, step: int, name: str) -> bytes | None:
+    def restore_host_file(self, step: int, name: str, *, is_shared: bool = False) -> bytes | None:
         """Returns the bytes that this host saved under a name in a checkpoint.
 
         Args:
             step: Step of the checkpoint.
             name: Key in the `host_files` of `save`.
+            is_shared: Whether every host saved bytes that fit any host; see `read_host_file`.
 
         Returns:
             The bytes; None if this host saved nothing under that name.
 
         Raises:
             RunError: If the file is damaged, or another number of hosts wrote the checkpoint and
-                saved something under that name.
+                saved something under that name that is not shared.
         """
         with self._damage_is_reported(step):
-            return read_host_file(self._folder / str(step), name)
+            return read_host_file(self._folder / str(step), name, is_shared=is_shared)
 
     def _steps(self) -> list[int]:
         if not self._folder.is_dir():

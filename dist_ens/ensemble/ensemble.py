@@ -46,7 +46,11 @@ from dist_ens.layout import (
 )
 from dist_ens.losses import Objective, Prediction, predict_leaves
 from dist_ens.members import Member, as_member, with_compute_dtype
-from dist_ens.members.label_scale import member_label_scale, with_label_scale
+from dist_ens.members.label_scale import (
+    begin_label_scale,
+    member_label_scale,
+    with_label_scale,
+)
 from dist_ens.members.modes import on_one_column
 from dist_ens.methods import MemberLoss, Method, loss_of_function, loss_of_objective
 from dist_ens.randomness import PREDICT, pinned_generator
@@ -186,12 +190,14 @@ class Ensemble:
             model_states: Model states, one pytree for each member. Default: the networks have none.
 
         Returns:
-            The state, to predict with or to train on.
+            The state, to predict with or to train on. Where the objective standardises labels, the
+            networks predict standardised ones: the scale is mean 0 and standard deviation 1, until
+            `fit` sets it.
 
         Raises:
             UserError: If the members cannot be stacked, or their number is not `num_members`.
         """
-        return initial_state.state_from(
+        state = initial_state.state_from(
             params,
             model_states,
             optimizer=self.optimizer,
@@ -200,14 +206,20 @@ class Ensemble:
             seed=self.seed,
             waves=self.waves,
         )
+        if self.objective is not None and self.objective.standardize:
+            return begin_label_scale(self.layout, state)
+        return state
 
     def update(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
         """Takes one step.
 
+        An objective with `standardize=True` learns labels as they are here, since only `fit` knows
+        all training labels and sets their mean and standard deviation in the state.
+
         Args:
             state: State of the ensemble. It is donated and must not be used again.
-            batch: Batch of the step, any pytree with leaves [batch, ...]; on several hosts each
-                gives its own part.
+            batch: Batch of the step, any pytree with leaves [batch, ...]. On several hosts each
+                gives the examples of its columns of the mesh, `layout.host_columns`.
 
         Returns:
             The new state, and metrics by name, float32[members]: `loss` and what the objective or

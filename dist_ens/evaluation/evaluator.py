@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.data import ArraySplit, Spec, Split, evaluation_batches
+from dist_ens.data.source_check import check_parts
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import BrokenMembersError, UserError
+from dist_ens.ensemble.initial_state import shapes_of
+from dist_ens.errors import BrokenMembersError, UserError, first_line
 from dist_ens.evaluation.predictions import broken_positions, joined, shown
 from dist_ens.evaluation.programs import Programs
 from dist_ens.evaluation.row_scores import Evaluation, scores_of_rows
@@ -122,9 +124,9 @@ class Evaluator:
         for number, batch in enumerate(self._batches(split)):
             inputs, labels = batch[Objective.INPUTS], batch[Objective.LABELS]
             weights = batch.get(Objective.WEIGHTS)
-            if not number:
-                programs.check_metrics(self._own_metrics, state, inputs, labels)
             outputs = programs.outputs(state, inputs)
+            if not number:
+                programs.check_metrics(self._own_metrics, outputs, labels)
             values, sums = to_host(programs.score(outputs, labels, batch["mask"], weights))
             of_sizes = to_host(programs.score_by_size(outputs, labels)) if by_size else {}
             there = min(self._batch_size, length - number * self._batch_size)
@@ -170,6 +172,46 @@ class Evaluator:
                 for name, leaf in of_sizes.items()
             },
         )
+
+    def check(self, state: State, split: Split) -> dict[str, str | None]:
+        """Checks that a split can be scored, by the shapes of its examples alone.
+
+        Args:
+            state: Shapes of the state of the ensemble, of one wave where it has waves.
+            split: Examples, see `evaluate`.
+
+        Returns:
+            Direction of each score of the ensemble by its name: "lower", "higher" or None.
+
+        Raises:
+            UserError: If the network, the predictive distribution or a metric does not fit.
+        """
+        example = split.take(np.zeros(1, np.int64))
+        check_parts("The evaluation data", example, may_have_weights=True)
+        groups = (self._num_groups,) if self._num_groups > 1 else ()
+        of_batch = (*groups, self._batch_size)
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((*of_batch, *leaf.shape[1:]), leaf.dtype),
+            shapes_of(example),
+        )
+        labels, programs = shapes[Objective.LABELS], self.programs
+        try:
+            outputs = programs.outputs_shape(state, shapes[Objective.INPUTS])
+            programs.check_metrics(self._own_metrics, outputs, labels)
+            mask = jax.ShapeDtypeStruct((self._batch_size,), bool)
+            return programs.scored(outputs, labels, mask, shapes.get(Objective.WEIGHTS))
+        except UserError:
+            raise
+        except Exception as error:  # whatever a network or a distribution says of other shapes
+            listed = ", ".join(
+                f"{name!r} {leaf.dtype}{list(leaf.shape[len(of_batch) :])}"
+                for name, leaf in shapes.items()
+            )
+            raise UserError(
+                f"The evaluation data cannot be scored: {type(error).__name__}: "
+                f"{first_line(error)} Its examples are {listed}. Give examples like those of the "
+                "training data."
+            ) from error
 
     def predict(self, state: State, inputs: np.ndarray) -> dict[str, np.ndarray]:
         """Returns predictions for examples in their own units.

@@ -1,5 +1,6 @@
 """The programs that read members' outputs on the devices."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -67,16 +68,14 @@ class Programs:
             values |= {name: own(summary, labels) for name, own in self._own.items()}
         return values
 
-    def check_metrics(
-        self, metrics: Sequence[Metric], state: State, inputs: jax.Array, labels: jax.Array
-    ) -> None:
+    def check_metrics(self, metrics: Sequence[Metric], outputs: Any, labels: Any) -> None:
         """Checks metrics of the user's by the shapes of their statistics alone.
 
         Args:
             metrics: Metrics beside those of the distribution.
-            state: State of the ensemble.
-            inputs: Inputs of a batch.
-            labels: Labels of the batch; of several groups with a leading axis [groups].
+            outputs: Outputs of the members for a batch, or their shape.
+            labels: Labels of the batch, or their shape; of several groups with a leading axis
+                [groups].
 
         Raises:
             UserError: If a statistic raises, is not one number for each label, has the name of
@@ -84,12 +83,6 @@ class Programs:
         """
         if not metrics:
             return
-        # Members that take turns on the device are not one program that could be traced.
-        outputs = (
-            self.outputs(state, inputs)
-            if self._ensemble.waves > 1
-            else jax.eval_shape(self.outputs, state, inputs)
-        )
         of_group = labels.shape[1:] if self._num_groups > 1 else labels.shape
         rows = jax.ShapeDtypeStruct(of_group, labels.dtype)
         known, summary = jax.eval_shape(self._read, outputs, rows)
@@ -111,6 +104,33 @@ class Programs:
         one = jax.tree.map(lambda leaf: leaf[0], predictions)
         known = distribution.row_statistics(one, labels) | distribution.diversity(predictions)
         return known, distribution.summary(one)
+
+    def outputs_shape(self, state: State, inputs: Any) -> Any:
+        """Returns shape and type of `outputs`, from those of the arguments.
+
+        Args:
+            state: State of the ensemble, or its shapes; of an ensemble in waves those of one wave.
+            inputs: Shapes and types of inputs.
+        """
+        ensemble = self._ensemble
+        of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
+        found = jax.eval_shape(of_wave.outputs, state, inputs)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                (self._layout.num_members, *leaf.shape[1:]), leaf.dtype
+            ),
+            found,
+        )
+
+    def scored(self, outputs: Any, labels: Any, mask: Any, weights: Any) -> dict[str, str | None]:
+        """Returns the direction of each score by its name, from the shapes that `score` takes."""
+        (groups, _), (sums, _) = jax.eval_shape(self.score, outputs, labels, mask, weights)
+        known = {*groups, WHOLE_WEIGHTS, *([CLASSWISE] if math.prod(sums.shape) else [])}
+        directions: dict[str, str | None] = {}
+        for metric in self._metrics:
+            if known.issuperset(metric.statistics):
+                directions.setdefault(metric.name, metric.direction)
+        return directions
 
     def score(
         self, outputs: jax.Array, labels: jax.Array, mask: jax.Array, weights: jax.Array | None

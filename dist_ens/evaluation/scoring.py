@@ -1,6 +1,6 @@
 """`evaluate`: the scores of an ensemble and of its members on some data."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,19 +8,22 @@ import numpy as np
 
 from dist_ens.data import LabelScaledSplit, Source, Spec, Split, Standardization, TreeSplit
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.optimizer import evaluation_params
 from dist_ens.ensemble.waves import results_in_waves
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, first_line
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.row_scores import Evaluation
 from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.lift import lift
-from dist_ens.layout import MEMBERS, Waves, to_host
+from dist_ens.layout import MEMBERS, Waves, named_specs, to_host
+from dist_ens.losses import Objective
 from dist_ens.losses.averaging import traced_anew, tracing_loss
 from dist_ens.members.label_scale import label_scale
 from dist_ens.methods import LossInfo
 from dist_ens.metrics import Metric
+from dist_ens.metrics.catalogue import direction_of
 from dist_ens.randomness import PREDICT, pinned_generator
 from dist_ens.state import State
 
@@ -92,29 +95,56 @@ def score(
     """
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UserError(f"batch_size is {batch_size!r}. Give a whole number of at least 1.")
+    check_groups(ensemble, data)
     here, split = ensemble.at(state), split_of(data)
     if here.objective is None:
-        if metrics:
-            raise UserError(
-                f"The metric {metrics[0].name!r} is computed from a predictive distribution, and "
-                "the loss of this ensemble is a function. Use an objective, or return the metric "
-                "from the loss as an auxiliary scalar."
-            )
+        _check_no_metrics(metrics)
         return _mean_losses(here, state, split, int(batch_size)), None
-    objective, example = here.objective, split.take(np.zeros(1, np.int64))
-    for key in (objective.INPUTS, objective.LABELS):
-        if not isinstance(example, Mapping) or key not in example:
-            found = ", ".join(map(repr, example)) if isinstance(example, Mapping) else "no dict"
-            raise UserError(
-                f"The objective {objective.name} takes data with the key {key!r}: got {found}. "
-                f"Give a dict with {objective.INPUTS!r} and {objective.LABELS!r}."
-            )
-    if isinstance(split, TreeSplit):  # an objective reads no other part, here as in training
-        names = (objective.INPUTS, objective.LABELS, objective.WEIGHTS)
-        split = TreeSplit({name: split.tree[name] for name in names if name in split.tree})
+    split = _parts_of_objective(here.objective, split)
     evaluator, split = evaluator_of(here, state, split, metrics, int(batch_size))
     evaluation = evaluator.evaluate(state, split, by_size=by_size)
     return evaluation.scores(intervals=intervals), evaluation
+
+
+def check_score(
+    ensemble: Ensemble, batch: Any, split: Split, *, metrics: Sequence[Metric] = ()
+) -> dict[str, str | None]:
+    """Checks by shapes alone that examples can be scored; see `evaluate`.
+
+    Args:
+        ensemble: Ensemble, whose objective brings the metrics.
+        batch: Shapes and types of a training batch.
+        split: Examples to score.
+        metrics: Metrics beside those of the objective.
+
+    Returns:
+        Direction of each score by its name: "lower", "higher" or None.
+
+    Raises:
+        UserError: If the examples or a metric do not fit the ensemble.
+    """
+    of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
+    state = of_wave.abstract_state(batch)
+    if ensemble.objective is None:
+        _check_no_metrics(metrics)
+        return _checked_means(of_wave, state, split)
+    objective, split = ensemble.objective, _parts_of_objective(ensemble.objective, split)
+    if objective.standardize:
+        split = LabelScaledSplit(split, objective.LABELS, 0.0, 1.0)
+    evaluator = Evaluator(
+        ensemble, BATCH_SIZE, distribution=objective.distribution, metrics=metrics
+    )
+    return evaluator.check(state, split)
+
+
+def check_groups(ensemble: Ensemble, data: Any) -> None:
+    """Raises a `UserError` if a source has other groups of examples than the ensemble."""
+    if isinstance(data, Source) and data.spec.num_groups != ensemble.num_groups:
+        raise UserError(
+            f"The data has {data.spec.num_groups} groups of examples, and the ensemble "
+            f"{ensemble.num_groups}: members would be scored on examples that they were trained "
+            f"on. Make the ensemble with num_groups={data.spec.num_groups}."
+        )
 
 
 def evaluator_of(
@@ -130,6 +160,37 @@ def evaluator_of(
         split = LabelScaledSplit(split, objective.LABELS, mean, std)
         spec = Spec((), "float32", (), None, standardization=Standardization.of_labels(mean, std))
     return Evaluator(ensemble, batch_size, spec, objective.distribution, metrics), split
+
+
+def _check_no_metrics(metrics: Sequence[Metric]) -> None:
+    """Raises a `UserError` if metrics are given for a loss function."""
+    if metrics:
+        raise UserError(
+            f"The metric {metrics[0].name!r} is computed from a predictive distribution, and "
+            "the loss of this ensemble is a function. Use an objective, or return the metric "
+            "from the loss as an auxiliary scalar."
+        )
+
+
+def _parts_of_objective(objective: Objective, split: Split) -> Split:
+    """Returns a split with the parts that an objective reads.
+
+    Raises:
+        UserError: If the inputs or the labels are absent.
+    """
+    example = split.take(np.zeros(1, np.int64))
+    for key in (objective.INPUTS, objective.LABELS):
+        if not isinstance(example, Mapping) or key not in example:
+            found = ", ".join(map(repr, example)) if isinstance(example, Mapping) else "no dict"
+            raise UserError(
+                f"The objective {objective.name} takes data with the key {key!r}: got {found}. "
+                f"Give a dict with {objective.INPUTS!r} and {objective.LABELS!r}."
+            )
+    if not isinstance(split, TreeSplit):
+        return split
+    # An objective reads no other part, here as in training.
+    names = (objective.INPUTS, objective.LABELS, objective.WEIGHTS)
+    return TreeSplit({name: split.tree[name] for name in names if name in split.tree})
 
 
 def split_of(data: Any) -> Split:
@@ -167,8 +228,8 @@ def split_of(data: Any) -> Split:
     return TreeSplit(jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches))
 
 
-def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int) -> Scores:
-    """Returns the means of a loss function and its auxiliary scalars over the batches."""
+def _means_of_one(ensemble: Ensemble) -> Callable[[State, Any], dict[str, jax.Array]]:
+    """Returns the function of a member and a batch that computes the loss and its scalars."""
     loss = ensemble.bare_loss
 
     @pinned_generator()
@@ -184,9 +245,46 @@ def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int
 
         return traced_anew(means)(params, state.model_state, batch)
 
+    return of_one
+
+
+def _checked_means(ensemble: Ensemble, state: State, split: Split) -> dict[str, str | None]:
+    """Traces a loss function on a batch, and returns the directions of its scores."""
+    size = min(len(split), BATCH_SIZE)
+    examples = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype),
+        shapes_of(split.take(np.zeros(1, np.int64))),
+    )
+    program = ensemble.layout.shard_map(
+        lambda state, batch: jax.vmap(_means_of_one(ensemble), (0, None))(state, batch),
+        in_specs=named_specs(("members", "shared")),
+        out_specs=named_specs("members"),
+    )
+    try:
+        with explained_errors():
+            means = jax.eval_shape(program, state, examples)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a loss function says of other data
+        listed = ", ".join(
+            f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(examples)
+        )
+        raise UserError(
+            f"The loss function does not take the evaluation data, {listed}: "
+            f"{type(error).__name__}: {first_line(error)} Give data with the keys and shapes of "
+            "the training data."
+        ) from error
+    return {name: direction_of(name) for name in means}
+
+
+def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int) -> Scores:
+    """Returns the means of a loss function and its auxiliary scalars over the batches."""
     waves = Waves(ensemble.layout, ensemble.waves)
     # Every column has the whole batch, so that the last one need not divide over them.
-    program: Any = lift(of_one, layout=waves.layout_of_one, in_specs=("members", "shared"))
+    program: Any = lift(
+        _means_of_one(ensemble), layout=waves.layout_of_one, in_specs=("members", "shared")
+    )
     if waves.count > 1:
         program = results_in_waves(waves, program, MEMBERS)
     sums: dict[str, np.ndarray] = {}

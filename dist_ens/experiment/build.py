@@ -1,6 +1,7 @@
 """From the record of a run to the things that `fit` takes: ensemble, data, evaluation."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, Scores
-from dist_ens.evaluation.scoring import score
+from dist_ens.evaluation.scoring import check_score, score
 from dist_ens.experiment.checks import check_room, check_training, require_draws
 from dist_ens.experiment.objectives import make_objective
 from dist_ens.experiment.record import Run
@@ -150,7 +151,14 @@ def eval_data_of(run: Run, source: Source, parts: OwnParts) -> EvalData:
         evaluation = evaluator.evaluate(state, source.test, by_size=is_last)
         return evaluation.scores(intervals=is_last), evaluation
 
-    return EvalData("test", evaluate, source.test)
+    def check(ensemble: Ensemble, batch: Any) -> Mapping[str, str | None]:
+        if ensemble.objective is None:
+            return check_score(ensemble, batch, source.test)
+        of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
+        evaluator = evaluator_of_run(run, ensemble, parts=parts)
+        return evaluator.check(of_wave.abstract_state(batch), source.test)
+
+    return EvalData("test", evaluate, check, source.test)
 
 
 def methods_of(run: Run, input_ranges: np.ndarray | None) -> tuple[Method, ...]:

@@ -98,7 +98,7 @@ class Run:
                 "dist_ens wrote it: read it with that version, or train anew in another folder."
             ) from error
 
-    def chosen(self, execution: str, num_devices: int, steps_per_call: int) -> "Run":
+    def chosen(self, execution: str | None, num_devices: int, steps_per_call: int) -> "Run":
         """Returns the run with what was chosen when it began; the experiment has the last."""
         return dataclasses.replace(self, execution=execution, num_devices=num_devices)
 

@@ -201,7 +201,8 @@ def gaussian(standardize: bool = False) -> Objective:
 
     Args:
         standardize: Whether the targets are standardised by their training mean and standard
-            deviation, and predictions are in the targets' own unit again.
+            deviation, and predictions are in the targets' own unit again. `fit` sets the two
+            numbers in a state at step 0; `Ensemble.update` alone does not.
 
     >>> gaussian().num_outputs
     2

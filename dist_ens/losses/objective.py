@@ -27,7 +27,7 @@ class Objective:
         num_outputs: Number of outputs of the network for each label.
         num_classes: Number of classes; None for real targets.
         standardize: Whether the targets are standardised by their training mean and standard
-            deviation.
+            deviation, which `fit` sets in a state at step 0.
     """
 
     # Keys of the parts of a batch.

@@ -114,7 +114,8 @@ def quantiles(
     Args:
         levels: Quantile levels, ascending, in (0, 1); an odd number of them with 0.5 in the middle.
         standardize: Whether the targets are standardised by their training mean and standard
-            deviation, and predictions are in the targets' own unit again.
+            deviation, and predictions are in the targets' own unit again. `fit` sets the two
+            numbers in a state at step 0; `Ensemble.update` alone does not.
 
     Raises:
         UserError: If the levels are others.

@@ -106,7 +106,8 @@ def squared_error(standardize: bool = False) -> Objective:
 
     Args:
         standardize: Whether the targets are standardised by their training mean and standard
-            deviation, and predictions are in the targets' own unit again.
+            deviation, and predictions are in the targets' own unit again. `fit` sets the two
+            numbers in a state at step 0; `Ensemble.update` alone does not.
     """
     return Objective(
         "squared_error", mse, Point(), squared_error_score, num_outputs=1, standardize=standardize

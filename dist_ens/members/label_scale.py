@@ -41,6 +41,20 @@ def standardized(labels: jax.Array, model_state: Any) -> jax.Array:
     return (labels - model_state[_MEAN]) / model_state[_STD]
 
 
+def begin_label_scale(layout: Layout, state: State) -> State:
+    """Returns a state whose model state also holds a scale of labels; see `with_label_scale`.
+
+    Args:
+        layout: Layout of the state.
+        state: State of the ensemble, with the model state of its network alone, or with a scale
+            already, which is kept.
+    """
+    given = state.model_state
+    if isinstance(given, dict) and given.keys() == {_NETWORK, _MEAN, _STD}:
+        return state
+    return state._replace(model_state={_NETWORK: given, **_held(layout, 0.0, 1.0)})
+
+
 def set_label_scale(layout: Layout, state: State, labels: np.ndarray) -> State:
     """Returns a state that standardises labels as the training labels say.
 
@@ -51,12 +65,16 @@ def set_label_scale(layout: Layout, state: State, labels: np.ndarray) -> State:
     """
     values = np.asarray(labels, np.float64)
     std = float(values.std())
-    numbers = {_MEAN: float(values.mean()), _STD: std if std > 0 else 1.0}
-    held = {
-        name: layout.put(np.full(layout.num_members, number, np.float32), MEMBERS)
-        for name, number in numbers.items()
-    }
+    held = _held(layout, float(values.mean()), std if std > 0 else 1.0)
     return state._replace(model_state={**state.model_state, **held})
+
+
+def _held(layout: Layout, mean: float, std: float) -> dict[str, jax.Array]:
+    """Returns the mean and the standard deviation as every member holds them, float32[members]."""
+    return {
+        name: layout.put(np.full(layout.num_members, number, np.float32), MEMBERS)
+        for name, number in ((_MEAN, mean), (_STD, std))
+    }
 
 
 def label_scale(state: State) -> tuple[float, float]:

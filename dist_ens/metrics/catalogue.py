@@ -23,6 +23,8 @@ from dist_ens.metrics.metric import (
 )
 from dist_ens.metrics.ranking import area_under_risk_coverage, risk_at_coverage
 
+# Name of the score of a loss function, where an ensemble has no objective.
+LOSS = "loss"
 # Bins of the calibration errors.
 NUM_BINS = 15
 # Probability of the central intervals whose coverage and width are scored.
@@ -253,6 +255,20 @@ def described(name: str, others: Mapping[str, Any]) -> tuple[str, str | None]:
         return CATALOGUE[name].label, CATALOGUE[name].direction
     other = others.get(name, {})
     return other.get("label", name.replace("_", " ")), other.get("direction")
+
+
+def direction_of(name: str, metrics: Sequence[Metric] = ()) -> str | None:
+    """Returns whether "lower" or "higher" is better of a score; None if that is not known.
+
+    Args:
+        name: Name of a metric, or of a loss function or its auxiliary scalar.
+        metrics: Metrics beside those of the catalogue.
+
+    >>> direction_of("accuracy"), direction_of("loss"), direction_of("entropy")
+    ('higher', 'lower', None)
+    """
+    own = {metric.name: metric.describe() for metric in metrics}
+    return "lower" if name == LOSS else described(name, own)[1]
 
 
 def label_of(name: str) -> str:

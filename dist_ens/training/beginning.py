@@ -7,18 +7,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dist_ens import cluster
 from dist_ens.checkpoint import OpenCheckpoints
+from dist_ens.commands import quoted
 from dist_ens.config.execution_spec import AUTO
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.errors import UserError
-from dist_ens.layout import MEMBERS, Layout, copied_like
+from dist_ens.layout import MEMBERS, Layout, copied_like, to_host
 from dist_ens.members.label_scale import set_label_scale
-from dist_ens.state import State, leaf_types
+from dist_ens.state import State, differing, leaf_types
 from dist_ens.training.data import OrderedSplit, TrainingData
 from dist_ens.training.steps_per_call import choose_steps_per_call
+
+# Name of the file of a checkpoint that holds this host's position in the data.
+POSITION_FILE = "position"
+# Leaves that a message names, where more differ.
+_MOST_NAMED = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +37,11 @@ class Begun:
     first_step: int
     steps_per_call: int
     batches: Iterator[Any]
+
+    @property
+    def execution(self) -> str | None:
+        """Execution of the run; None if no step is left, for which none was chosen."""
+        return None if self.ensemble.execution == AUTO else self.ensemble.execution
 
 
 def begin_run(
@@ -68,18 +80,23 @@ def begin_run(
         if had_one_device and not layout.is_fixed:
             layout = layout.on_one_device()
         ensemble, is_open = ensemble.on(layout, saved["execution"]), False
-    first_step = opened.saved_step if opened else 0
     layout = ensemble.layout
     part = _of_column(train.batch, layout)
-    if first_step and opened is not None:
-        state = opened.restore_state(ensemble.abstract_state(part))
+    saved_step = opened.saved_step if opened else 0
+    if saved_step and opened is not None:
+        if state is not None:
+            say(
+                f"Note: the given state is not used, since the folder {quoted(folder)} holds step "
+                f"{saved_step:,} of this run, which is resumed. Choose another folder to start "
+                "from the given state."
+            )
+        state, first_step = opened.restore_state(ensemble.abstract_state(part)), saved_step
     elif state is not None:
         state, first_step = _given_state(ensemble, state, part)
     else:
-        state = ensemble.init(part)
-        if ensemble.objective is not None and ensemble.objective.standardize:
-            labels = train.split.take(range(len(train.split)))[ensemble.objective.LABELS]  # type: ignore[attr-defined]
-            state = set_label_scale(layout, state, labels)
+        state, first_step = ensemble.init(part), 0
+    if first_step == 0:
+        state = _with_label_scale(ensemble, state, train)
     if ensemble.checks_columns_of_loss:
         ensemble.check_loss(state, train.first_batch(layout))
     if first_step > last_step:
@@ -87,6 +104,8 @@ def begin_run(
             f"The run has {first_step:,} steps already, and {last_step:,} are asked for. Give more "
             "steps, or another folder."
         )
+    if saved_step and opened is not None:  # before the first batch is drawn to choose with
+        train.restore(opened.restore_host_file(POSITION_FILE), first_step, say)
     if steps_per_call is None:
         steps_per_call = saved.get("steps_per_call") or _steps_per_call(
             ensemble, state, train, cadences
@@ -128,20 +147,46 @@ def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 def _given_state(ensemble: Ensemble, state: State, part: Any) -> tuple[State, int]:
     """Returns a copy of a given state on the ensemble's layout, and its step."""
     like = ensemble.abstract_state(part)
-    if leaf_types(state) != leaf_types(like):
+    expected, found = leaf_types(like), leaf_types(state)
+    if expected != found:
         raise UserError(
-            "The given state does not fit this ensemble: its leaves have other names, shapes or "
-            "types. Give a state that an ensemble of the same network, optimizer and number of "
-            "members made."
+            "The given state does not fit this ensemble: "
+            f"{'; '.join(_differences(expected, found))}. Give a state that an "
+            "ensemble of the same network, optimizer and number of members made."
         )
     with jax.transfer_guard("allow"):
-        steps = {int(step) for step in jax.device_get(state.step)}
+        member_ids = to_host(state.member_id).tolist()
+        steps = {int(step) for step in to_host(state.step)}
+    if member_ids != ensemble.ids.tolist():
+        raise UserError(
+            f"The given state holds the members {member_ids}, and the ensemble has the members "
+            f"{ensemble.ids.tolist()}. Make the ensemble with member_ids={member_ids}."
+        )
     if len(steps) != 1:
         raise UserError(
             f"The members of the given state have seen different numbers of steps: {sorted(steps)}."
             " Give a state whose members have seen the same number."
         )
     return copied_like(state, like), steps.pop()
+
+
+def _differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """Returns a clause on each leaf that differs, the first of many."""
+    different = [
+        f"leaf {name} is {found.get(name, 'absent')} there and {expected.get(name, 'absent')} here"
+        for name in differing(expected, found)
+    ]
+    more = len(different) - _MOST_NAMED
+    return [*different[:_MOST_NAMED], *([f"{more} more leaves differ"] if more > 0 else [])]
+
+
+def _with_label_scale(ensemble: Ensemble, state: State, train: TrainingData) -> State:
+    """Returns a state at step 0 that standardises labels as the training labels say."""
+    objective = ensemble.objective
+    if objective is None or not objective.standardize or not isinstance(train, OrderedSplit):
+        return state
+    labels = train.split.take(np.arange(len(train.split)))[objective.LABELS]
+    return set_label_scale(ensemble.layout, state, labels)
 
 
 def _steps_per_call(

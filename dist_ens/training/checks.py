@@ -10,14 +10,18 @@ import numpy as np
 from dist_ens.callbacks.protocol import HOOKS
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.config import whole_number
+from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.argument_checks import check_microbatches
 from dist_ens.ensemble.loss_checks import explained_errors
 from dist_ens.errors import UserError, first_line
 from dist_ens.layout import BATCH, DATA, MEMBER_BATCH, MEMBERS
+from dist_ens.losses import Objective
 from dist_ens.members import check_modes
+from dist_ens.metrics import Metric
 from dist_ens.state import State, described
 from dist_ens.training.data import OrderedSplit
+from dist_ens.training.evaluation_data import EvalData
 
 # Labels whose mean or standard deviation is larger train slowly, from outputs near 0.
 _LARGE = 10.0
@@ -104,14 +108,7 @@ def check_labels(ensemble: Ensemble, train: Any, say: Callable[[str], None]) -> 
         )
     labels = np.asarray(examples[objective.LABELS])
     if objective.num_classes is not None:
-        if labels.dtype.kind in "iu" and labels.size:
-            low, high = int(labels.min()), int(labels.max())
-            if low < 0 or high >= objective.num_classes:
-                raise UserError(
-                    f"The labels lie in [{low}, {high}], and {objective.name} has "
-                    f"{objective.num_classes} classes, [0, {objective.num_classes}). Correct the "
-                    "labels or the number of classes."
-                )
+        _check_classes(objective, labels, "The labels")
         return
     mean, std = float(np.mean(labels)), float(np.std(labels))
     if not objective.standardize and max(abs(mean), std) > _LARGE:
@@ -119,6 +116,49 @@ def check_labels(ensemble: Ensemble, train: Any, say: Callable[[str], None]) -> 
             f"Note: the labels have mean {mean:.4g} and standard deviation {std:.4g}. Networks "
             f"train faster on labels near 0: consider {objective.name}(standardize=True)."
         )
+
+
+def check_eval_labels(objective: Objective, split: Split) -> None:
+    """Raises a `UserError` if an evaluation label, of a split in memory, is no class."""
+    labels = split.take(np.arange(len(split)))[objective.LABELS]
+    _check_classes(objective, np.asarray(labels), "The labels of the evaluation data")
+
+
+def _check_classes(objective: Objective, labels: np.ndarray, subject: str) -> None:
+    """Raises a `UserError` unless the labels of an objective of classes are classes."""
+    if objective.num_classes is None or labels.dtype.kind not in "iu" or not labels.size:
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= objective.num_classes:
+        raise UserError(
+            f"{subject} lie in [{low}, {high}], and {objective.name} has {objective.num_classes} "
+            f"classes, [0, {objective.num_classes}). Correct the labels or the number of classes."
+        )
+
+
+def check_groups(ensemble: Ensemble, train: Any) -> None:
+    """Raises a `UserError` if the training data has other groups of examples than the ensemble."""
+    num_groups = train.order.num_groups if isinstance(train, OrderedSplit) else 1
+    if num_groups != ensemble.num_groups:
+        raise UserError(
+            f"The training data has num_groups={num_groups}, and the ensemble has "
+            f"num_groups={ensemble.num_groups}: each member belongs to one group, and learns from "
+            f"its examples alone. Make the ensemble with num_groups={num_groups}."
+        )
+
+
+def check_scoring(
+    eval_data: EvalData | None, eval_every: int | None, metrics: Sequence[Metric]
+) -> None:
+    """Raises a `UserError` if something is said of evaluations, and there is no data to score."""
+    if eval_data is not None:
+        return
+    for name, is_given in (("eval_every", eval_every is not None), ("metrics", bool(metrics))):
+        if is_given:
+            raise UserError(
+                f"{name} was given, and there is no data to score. Give eval_data, or "
+                f"validation=0.1 to hold out training examples, or leave {name} out."
+            )
 
 
 def check_ensemble(ensemble: Ensemble, batch: Any) -> None:

@@ -1,7 +1,7 @@
 """Data on which a running loop scores the ensemble."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dist_ens.ensemble import Ensemble
@@ -16,9 +16,13 @@ class EvalData:
         name: Name of the split in records, such as `test`.
         evaluate: Function of an ensemble, its state and whether the evaluation is the run's last.
             It returns scores, and whatever else a report needs of the evaluation.
+        check: Function of an ensemble and the shapes of a training batch. It raises a `UserError`
+            if the split cannot be scored, and returns the direction of each score by its name:
+            "lower", "higher" or None.
         split: Examples that are scored.
     """
 
     name: str
     evaluate: Callable[[Ensemble, State, bool], tuple[Any, Any]]
+    check: Callable[[Ensemble, Any], Mapping[str, str | None]]
     split: Any = None

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,20 +12,27 @@ from rich.console import Console
 
 from dist_ens import cluster
 from dist_ens.callbacks import ProgressBar, RunInfo
-from dist_ens.callbacks.protocol import call_hook
-from dist_ens.checkpoint import Checkpoints, OpenCheckpoints
+from dist_ens.checkpoint import Checkpoints
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.metrics import Metric
 from dist_ens.state import State
-from dist_ens.training.beginning import begin_run
-from dist_ens.training.checks import check_arguments, check_ensemble, check_labels
+from dist_ens.training.beginning import POSITION_FILE, begin_run
+from dist_ens.training.callback_states import restore_states, saved_states
+from dist_ens.training.checks import (
+    check_arguments,
+    check_ensemble,
+    check_groups,
+    check_labels,
+    check_scoring,
+)
 from dist_ens.training.data import TrainingData, training_data
 from dist_ens.training.held_out import eval_data_of, with_validation
 from dist_ens.training.loop import Loop, Outcome
 from dist_ens.training.run_record import record_of
 
-_CALLBACKS_FILE, _POSITION_FILE = "callbacks", "position"
+# Name of the file of a checkpoint that holds the states of this host's callbacks.
+_CALLBACKS_FILE = "callbacks"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +73,14 @@ class FitResult:
 class RunRecord(Protocol):
     """What a checkpoint belongs to, in the words of one of the two doors."""
 
-    def chosen(self, execution: str, num_devices: int, steps_per_call: int) -> "RunRecord":
-        """Returns the record with what was chosen when the run began."""
+    def chosen(self, execution: str | None, num_devices: int, steps_per_call: int) -> "RunRecord":
+        """Returns the record with what was chosen when the run began.
+
+        Args:
+            execution: Execution that was chosen; None if no step was left to train.
+            num_devices: Number of devices of the mesh.
+            steps_per_call: Number of steps in one call of the update.
+        """
         ...
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,21 +116,31 @@ def fit(
         data: Training data: a dict (or another pytree) of arrays [examples, ...], which stay on the
             devices if they fit; a source of `dist_ens.data`; or an iterable of batches, such as a
             Grain dataset, a PyTorch DataLoader or a function that returns an iterator. On several
-            hosts an iterable yields each host's own part of the batch.
+            hosts an iterable yields the examples of the columns of the mesh in which its host has
+            a device (`layout.host_columns`), and hosts of the same columns yield the same examples.
+            Every host has columns of its own on `Layout.make(num_members, ensemble_axis=1)`, and
+            all hosts share one column where the ensemble axis is as long as there are devices.
         steps: Number of steps that the state will have seen at the end, those of a given or
             restored state included. Exactly one of `steps` and `epochs` must be given.
         epochs: Number of passes over the training examples.
         batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
             there are fewer.
-        state: State to start from, of any layout; it is not used up. Default: `ensemble.init`.
-        callbacks: Callbacks and writers; see `dist_ens.callbacks`.
-        checkpoints: Where and when to save. A folder that holds this run resumes it.
+        state: State to start from, of any layout; it is not used up. Arrays and sources continue in
+            their order at the state's step, and an iterable is taken from where it is. Default:
+            `ensemble.init`.
+        callbacks: Callbacks and writers; see `dist_ens.callbacks`. They are called after each call
+            of the update, not after each step.
+        checkpoints: Where and when to save. A folder that holds this run resumes it; `state` is not
+            used then, and an iterable is moved past the batches that the run has seen: to the
+            position that was saved, if its iterator has `get_state` and `set_state`, else by
+            drawing them again, so that it must begin where it began in the first run.
         eval_data: Data to score, of the same keys as the training data.
         eval_every: Number of steps between two evaluations. Default: only at the end.
-        validation: Share of the training examples that are held out and scored, in (0, 1).
+        validation: Share of the training examples that are held out and scored, in (0, 1), in
+            place of `eval_data`.
         metrics: Metrics of the scores beside those of the objective.
-        steps_per_call: Number of steps in one call of the update. Default: as many as keep the
-            devices busy.
+        steps_per_call: Number of steps in one call of the update, after which the callbacks are
+            called. Default: as many as keep the devices busy, at most 64.
         log_every: Number of steps between two records of training metrics.
         progress: Whether to show the progress.
         record: What a checkpoint belongs to. Default: the names of the ensemble's parts and a
@@ -160,12 +182,20 @@ def fit(
     )
     if say is None:
         say = _print if progress and cluster.is_main() else _be_silent
+    if eval_data is not None and validation is not None:
+        raise UserError(
+            f"fit scores one set of examples, and got both eval_data and validation={validation}. "
+            "Leave one of them out."
+        )
     data, held_out = with_validation(data, validation)
     train = training_data(data, batch_size, ensemble.seed, ensemble.layout)
     if eval_data is not None or held_out is not None:
         eval_data = eval_data_of(eval_data, held_out, metrics)
+    check_scoring(eval_data, eval_every, metrics)
+    check_groups(ensemble, train)
     check_labels(ensemble, train, say)
     check_ensemble(ensemble, train.batch)
+    directions = {} if eval_data is None else eval_data.check(ensemble, train.batch)
     last_step = _last_step(steps, epochs, train)
     record = record or record_of(ensemble, train.batch)
     callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
@@ -191,9 +221,12 @@ def fit(
             folder=checkpoints.folder if checkpoints else None,
             say=say,
         )
-        _restore(train, callbacks, opened, begun.first_step, say)
+        if checkpoints is not None and opened is not None and opened.saved_step:
+            stored = opened.restore_host_file(_CALLBACKS_FILE, is_shared=True)
+            if stored is not None:
+                restore_states(callbacks, stored, checkpoints.folder, checkpoints.resume)
         record = record.chosen(
-            begun.ensemble.execution, begun.ensemble.layout.mesh.size, begun.steps_per_call
+            begun.execution, begun.ensemble.layout.mesh.size, begun.steps_per_call
         )
         run = RunInfo(
             begun.ensemble,
@@ -201,6 +234,8 @@ def fit(
             begun.first_step,
             last_step,
             jax.tree.leaves(train.batch)[0].shape[0],
+            directions,
+            eval_every,
         )
         loop = Loop(
             run,
@@ -219,33 +254,15 @@ def fit(
     return _result(begun.ensemble, outcome)
 
 
-def _restore(
-    train: TrainingData,
-    callbacks: Sequence[Any],
-    opened: OpenCheckpoints | None,
-    first_step: int,
-    say: Callable[[str], None],
-) -> None:
-    """Puts the data and the callbacks where they were at a checkpoint."""
-    resumed = opened is not None and opened.saved_step > 0
-    position = opened.restore_host_file(_POSITION_FILE) if resumed and opened else None
-    train.restore(position, first_step, say)
-    stored = opened.restore_host_file(_CALLBACKS_FILE) if resumed and opened else None
-    states = json.loads(stored) if stored else []
-    with_state = [callback for callback in callbacks if hasattr(callback, "restore")]
-    for callback, of_callback in zip(with_state, states, strict=False):
-        callback.restore(of_callback)
-
-
 def _host_files(train: TrainingData, callbacks: Sequence[Any]) -> dict[str, bytes]:
     """Returns what this host saves beside the state: positions in data, and states of callbacks."""
     files = {}
     position = train.position()
     if position is not None:
-        files[_POSITION_FILE] = position
-    states = [call_hook(each, "state") for each in callbacks if hasattr(each, "restore")]
-    if states:
-        files[_CALLBACKS_FILE] = json.dumps(states).encode()
+        files[POSITION_FILE] = position
+    states = saved_states(callbacks)
+    if states is not None:
+        files[_CALLBACKS_FILE] = states
     return files
 
 

@@ -1,6 +1,6 @@
 """Data that `fit` scores: given, or held out of the training examples."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,10 @@ from dist_ens.data import PartOfSplit, Source, Split, TreeSplit
 from dist_ens.data.source import num_held_out
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
-from dist_ens.evaluation.scoring import score, split_of
+from dist_ens.evaluation.scoring import check_groups, check_score, score, split_of
 from dist_ens.metrics import Metric
 from dist_ens.state import State
+from dist_ens.training.checks import check_eval_labels
 from dist_ens.training.data import OrderedSplit, is_tree_of_arrays
 from dist_ens.training.evaluation_data import EvalData
 
@@ -61,4 +62,11 @@ def eval_data_of(given: Any, held_out: Split | None, metrics: Sequence[Metric]) 
     def evaluate(ensemble: Ensemble, state: State, is_last: bool) -> tuple[Any, Any]:
         return score(ensemble, state, split, metrics=metrics, intervals=is_last, by_size=is_last)
 
-    return EvalData("valid" if given is None else "test", evaluate, split)
+    def check(ensemble: Ensemble, batch: Any) -> Mapping[str, str | None]:
+        check_groups(ensemble, given)
+        directions = check_score(ensemble, batch, split, metrics=metrics)
+        if ensemble.objective is not None and split.in_memory:
+            check_eval_labels(ensemble.objective, split)
+        return directions
+
+    return EvalData("valid" if given is None else "test", evaluate, check, split)

@@ -86,9 +86,8 @@ class Loop:
         """
         failed: type[BaseException] | None = None
         try:
-            for callback in self._callbacks:
-                call_hook(callback, "begin", self._info)
-            return self._steps(state, batches, stop)
+            answers = [call_hook(each, "begin", self._info) for each in self._callbacks]
+            return self._steps(state, batches, stop, has_ended=_any_stops(answers))
         except BaseException as error:
             failed = type(error)
             raise
@@ -102,12 +101,17 @@ class Loop:
                 if failed is None or waits:
                     self._reader.catch_up()
 
-    def _steps(self, state: State, batches: Iterator[Any], stop: cluster.StopSignal) -> Outcome:
+    def _steps(
+        self, state: State, batches: Iterator[Any], stop: cluster.StopSignal, *, has_ended: bool
+    ) -> Outcome:
         ensemble, last_step = self._info.ensemble, self._info.last_step
         step = previous_step = self._info.first_step
+        may_be_asked = cluster.any_host(any(map(callable, self._callbacks)))
+        asked_to_end = has_ended
         if step == last_step:  # nothing is trained: callbacks see the last state all the same
             state, _ = self._call_callbacks(step, state, is_last=True)
-        asked_to_end = False
+        elif has_ended:
+            self._call_callbacks(step, state, is_last=True)
         # The order matters: what is evaluated and saved is the state at `step`, which has seen
         # exactly `step` batches.
         while True:
@@ -116,7 +120,7 @@ class Loop:
             if is_last or _crossed(self._eval_every, previous_step, step):
                 ends_here = self._evaluate(step, state, is_last=is_last) and not is_last
                 if ends_here:  # the scores are taken again, with intervals
-                    state, _ = self._call_callbacks(step, state, is_last=True)
+                    self._call_callbacks(step, state, is_last=True)
                     is_last, stopping = True, False
                     self._evaluate(step, state, is_last=True)
             due = self._opened is not None and self._opened.is_due(step)
@@ -135,8 +139,9 @@ class Loop:
                 self._reader.dispatched(previous_step, step, metrics)
             ends = step >= last_step
             state, asked_to_end = self._call_callbacks(step, state, is_last=ends)
-            if asked_to_end and not ends:
-                state, _ = self._call_callbacks(step, state, is_last=True)
+            asked_to_end = may_be_asked and cluster.any_host(asked_to_end)
+            if asked_to_end and not ends:  # a state that is returned now would be a second change
+                self._call_callbacks(step, state, is_last=True)
         if self._opened is not None:
             self._opened.wait()
         self._reader.catch_up()
@@ -164,12 +169,11 @@ class Loop:
 
     def _call_callbacks(self, step: int, state: State, *, is_last: bool) -> tuple[State, bool]:
         """Calls the callbacks; returns the state that they leave, and whether one said `STOP`."""
-        called = [callback for callback in self._callbacks if callable(callback)]
-        if not called:
-            return state, False
         if is_last:
             self._reader.catch_up()
-        info = StepInfo(step, state, self._reader.unseen(), is_last, self._reader.step)
+        metrics = self._reader.unseen()  # also where no callback looks at them: they add up
+        called = [callback for callback in self._callbacks if callable(callback)]
+        info = StepInfo(step, state, metrics, is_last, self._reader.step)
         asked_to_end = False
         for callback in called:
             result = call_after_update(callback, info)
@@ -193,24 +197,26 @@ class Loop:
         if self._eval_data is None:
             return False
         self._reader.catch_up()
-        since = time.monotonic()
         try:
-            self._scores, self._evaluation = self._eval_data.evaluate(
-                self._info.ensemble, state, is_last
-            )
-        except UserError:  # of data that are looked at when they are read
+            return self._scored(step, state, self._eval_data, is_last=is_last)
+        except Exception:  # whatever the data, a metric or a callback raises
             if jax.process_count() == 1:  # else the hosts that go on do not save
                 self._save(step, state)
             raise
+
+    def _scored(self, step: int, state: State, eval_data: EvalData, *, is_last: bool) -> bool:
+        """Scores, records and tells the callbacks; see `_evaluate`."""
+        since = time.monotonic()
+        self._scores, self._evaluation = eval_data.evaluate(self._info.ensemble, state, is_last)
         self._reader.paused(time.monotonic() - since)
         if step == self._scored_step:
             return False
         self._scored_step = step
         values = self._scores.ensemble or self._scores.mean_member
-        record = score_record(self._eval_data.name, values, self._scores.members)
-        self._write(step, record)
-        answers = [call_hook(each, "evaluated", step, self._scores) for each in self._callbacks]
-        return any(answer is STOP for answer in answers)
+        self._write(step, score_record(eval_data.name, values, self._scores.members))
+        return _any_stops(
+            [call_hook(each, "evaluated", step, self._scores) for each in self._callbacks]
+        )
 
     def _save(self, step: int, state: State) -> None:
         if self._opened is None:
@@ -235,6 +241,11 @@ class Loop:
             with jax.transfer_guard("allow"):  # A user's writer may transfer what it likes.
                 for callback in self._callbacks:
                     call_hook(callback, "write", step, record)
+
+
+def _any_stops(answers: Sequence[Any]) -> bool:
+    """Returns whether a callback of one of the hosts answered `STOP`."""
+    return cluster.any_host(any(answer is STOP for answer in answers))
 
 
 def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:

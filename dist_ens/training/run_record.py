@@ -16,7 +16,9 @@ class PythonRecord:
     def __init__(self, record: StepRecord) -> None:
         self._record = record
 
-    def chosen(self, execution: str, num_devices: int, steps_per_call: int) -> "PythonRecord":
+    def chosen(
+        self, execution: str | None, num_devices: int, steps_per_call: int
+    ) -> "PythonRecord":
         """See `RunRecord`."""
         return PythonRecord(
             dataclasses.replace(

@@ -1,0 +1,219 @@
+"""Training data that come as batches, from an iterable of the user's."""
+
+import collections.abc
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from dist_ens.data import calls
+from dist_ens.ensemble import Batches
+from dist_ens.errors import RunError, UserError
+from dist_ens.layout import BATCH, BATCHES, Layout
+from dist_ens.state import held_array, leaf_name, leaf_type
+from dist_ens.training.host_batches import check_columns_agree, check_hosts_agree
+
+# Begins the position of data without a state of their own that were first used after step 0.
+_BEGAN_AT = b"began"
+
+
+class BatchIterable:
+    """Batches of the user's: a function that returns an iterator, an iterable, or an iterator.
+
+    On several hosts a batch holds the examples of the columns of the mesh in which the host has a
+    device, `Layout.host_columns`. Hosts of the same columns yield the same examples.
+
+    Args:
+        source: The iterable. One that is no iterator is started anew when it ends.
+        layout: Layout of the members and the data.
+
+    Raises:
+        UserError: If it yields no batch, or one that is no pytree of arrays, or the hosts' batches
+            have different shapes, or differ in a column that they share. Every host must call this.
+    """
+
+    def __init__(self, source: Any, layout: Layout) -> None:
+        self._source, self._layout = source, layout
+        self._is_iterator = isinstance(source, collections.abc.Iterator)
+        self._iterator = self._start()
+        self._num_passes, self._num_batches = 0, 0
+        self._has_dropped = False
+        self._first = self._next_of_pass()
+        if self._first is None:
+            raise UserError("The data yielded no batch. Give an iterable of at least one.")
+        self._shapes = _shapes(self._first)
+        check_hosts_agree(self._shapes)
+        check_columns_agree(layout, self._first)
+        self._waiting: Any = self._first
+        # Number of steps that the state had seen when it was given the data's first batch.
+        self._began_at: int | None = None
+
+    @property
+    def batch(self) -> Any:
+        """See `TrainingData`; of several hosts the parts of all columns together."""
+        return _of_all_columns(self._layout, self._shapes)
+
+    @property
+    def epoch_steps(self) -> int | None:
+        """See `TrainingData`."""
+        return None
+
+    def first_batch(self, layout: Layout) -> Any:
+        """See `TrainingData`."""
+        return layout.put(self._first, BATCH)
+
+    def batches(
+        self, layout: Layout, first_step: int, last_step: int, steps_per_call: int, say: Any
+    ) -> Iterator[Any]:
+        """See `TrainingData`."""
+        if self._began_at is None:
+            self._began_at = first_step
+        for steps in calls(first_step, last_step, steps_per_call):
+            host_batches = [self._next(step, last_step, say) for step in steps]
+            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *host_batches)
+            yield Batches(layout.put(stacked, BATCHES))
+
+    def position(self) -> bytes | None:
+        """See `TrainingData`: the iterator's own state, if it has one."""
+        get_state = getattr(self._iterator, "get_state", None)
+        if self._waiting is not None:
+            return None
+        if get_state is None:
+            return _BEGAN_AT + self._began_at.to_bytes(8, "big") if self._began_at else None
+        state = get_state()
+        if isinstance(state, bytes):
+            return b"bytes" + self._num_passes.to_bytes(8, "big") + state
+        return b"json " + self._num_passes.to_bytes(8, "big") + json.dumps(state).encode()
+
+    def restore(self, position: bytes | None, step: int, say: Callable[[str], None]) -> None:
+        """See `TrainingData`."""
+        self._began_at = 0
+        if position is not None and position.startswith(_BEGAN_AT):
+            self._began_at = int.from_bytes(position[len(_BEGAN_AT) :], "big")
+        elif position is not None:
+            kind, passes, state = position[:5], position[5:13], position[13:]
+            self._iterator.set_state(  # type: ignore[attr-defined]  # it has get_state
+                state if kind == b"bytes" else json.loads(state)
+            )
+            self._num_passes = int.from_bytes(passes, "big")
+            self._num_batches, self._waiting = step, None
+            return
+        say(
+            f"The data iterator has no state to restore (get_state and set_state): it is started "
+            f"anew and advanced by {step - self._began_at:,} batches."
+        )
+        for number in range(self._began_at, step):
+            self._next(number, step, say)
+
+    def _start(self) -> Iterator[Any]:
+        source = self._source
+        if self._is_iterator:
+            return source
+        return iter(source() if callable(source) and not hasattr(source, "__iter__") else source)
+
+    def _next_of_pass(self) -> Any:
+        """Returns the next batch as NumPy arrays; None where the iterator ends."""
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            return None
+        return _as_arrays(batch, self._num_batches)
+
+    def _next(self, step: int, last_step: int, say: Any) -> Any:
+        """Returns the batch of a step, of the shapes of the first."""
+        batch, self._waiting = self._waiting, None
+        while True:
+            if batch is None:
+                batch = self._next_of_pass()
+            if batch is None:
+                self._start_again(step, last_step)
+                batch = self._next_of_pass()
+                if batch is None:
+                    raise RunError(
+                        f"The data yielded no batch when it was started again after step {step:,}. "
+                        "Give an iterable that can be started several times, or a function that "
+                        "returns a new iterator."
+                    )
+            self._num_batches += 1
+            if self._fits(batch, step, say):
+                return batch
+            batch = None
+
+    def _start_again(self, step: int, last_step: int) -> None:
+        if self._is_iterator:
+            raise RunError(
+                f"The data iterator ended after {self._num_batches:,} batches, and the run has "
+                f"{last_step:,} steps. Give an iterable that can be started again (such as a list, "
+                f"a loader, or a function that returns an iterator), or steps={step}."
+            )
+        self._iterator = self._start()
+        self._num_passes += 1
+
+    def _fits(self, batch: Any, step: int, say: Any) -> bool:
+        """Returns whether a batch has the shapes of the first; False for a shorter last one."""
+        structure: Any = jax.tree.structure(batch)
+        expected: Any = jax.tree.structure(self._shapes)
+        if structure != expected:
+            raise UserError(
+                f"The batch of step {step} is a pytree {structure}, and the first was {expected}. "
+                "Yield batches of one structure."
+            )
+        named = zip(
+            jax.tree_util.tree_leaves_with_path(batch), jax.tree.leaves(self._shapes), strict=True
+        )
+        is_shorter = False
+        for (path, leaf), first in named:
+            if leaf.shape == first.shape and leaf.dtype == first.dtype:
+                continue
+            is_part = leaf.shape[1:] == first.shape[1:] and leaf.dtype == first.dtype
+            if is_part and leaf.shape[0] < first.shape[0]:
+                is_shorter = True
+                continue
+            raise UserError(
+                f"Leaf {leaf_name(path)} of the batch of step {step} is {leaf_type(leaf)}, and "
+                f"that of the first batch {leaf_type(first)}. Yield batches of one shape and type."
+            )
+        if is_shorter and not self._has_dropped:
+            self._has_dropped = True
+            say("A batch shorter than the first, such as the last of a pass, is dropped.")
+        return not is_shorter
+
+
+def _as_arrays(batch: Any, number: int) -> Any:
+    """Returns a batch of any library as NumPy arrays in the types in which JAX holds them."""
+
+    def held(path: Any, leaf: Any) -> np.ndarray:
+        name = f"Leaf {leaf_name(path)} of batch {number}"
+        way_out = "Yield pytrees of arrays [batch, ...]."
+        array = held_array(leaf, name, way_out)
+        if not array.ndim:
+            raise UserError(f"{name} is one number. {way_out}")
+        return array
+
+    arrays = jax.tree_util.tree_map_with_path(held, batch)
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    lengths = {len(leaf) for _, leaf in leaves}
+    if len(lengths) != 1:
+        listed = ", ".join(f"{jax.tree_util.keystr(p)} {list(leaf.shape)}" for p, leaf in leaves)
+        raise UserError(
+            f"The arrays of batch {number} have different lengths: {listed or 'there are none'}. "
+            "Yield pytrees of arrays with one row for each example."
+        )
+    return arrays
+
+
+def _shapes(batch: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
+
+
+def _of_all_columns(layout: Layout, host_shapes: Any) -> Any:
+    """Returns the shapes of the global batch, of which a host has the part of its columns."""
+    columns = len(layout.host_columns)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            (leaf.shape[0] * layout.data_axis // columns, *leaf.shape[1:]), leaf.dtype
+        ),
+        host_shapes,
+    )

@@ -1,0 +1,64 @@
+"""Checks that the hosts of a run yield batches that fit together."""
+
+import hashlib
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from dist_ens.errors import UserError
+from dist_ens.layout import Layout
+
+_DIGEST_NUMBERS = 4
+
+
+def check_columns_agree(layout: Layout, batch: Any) -> None:
+    """Raises a `UserError` on every host if hosts yield different examples for one column.
+
+    Args:
+        layout: Layout of the members and the data.
+        batch: This host's part of the first batch.
+    """
+    if jax.process_count() == 1:
+        return
+    parts = len(layout.host_columns)
+    digests = np.zeros((layout.data_axis, _DIGEST_NUMBERS), np.int32)
+    divides = all(len(leaf) % parts == 0 for leaf in jax.tree.leaves(batch))
+    for number, column in enumerate(layout.host_columns if divides else ()):
+        rows = [np.split(leaf, parts)[number] for leaf in jax.tree.leaves(batch)]
+        digests[column] = _digest(b"".join(leaf.tobytes() for leaf in rows))
+    of_hosts = multihost_utils.process_allgather(digests)  # [hosts, columns, numbers]
+    for column in range(layout.data_axis):
+        feeding = np.flatnonzero(of_hosts[:, column].any(axis=1))
+        if (of_hosts[feeding, column] != of_hosts[feeding[:1], column]).any():
+            raise UserError(
+                f"Hosts {feeding.tolist()} feed column {column} of the mesh {layout}, and yield "
+                "different examples for it, so that members would not see the same batch. Yield "
+                "the same examples on hosts that share columns (layout.host_columns), or give "
+                "each host columns of its own with Layout.make(num_members, ensemble_axis=1)."
+            )
+
+
+def _digest(content: bytes) -> np.ndarray:
+    """Returns a hash of bytes, int32[_DIGEST_NUMBERS]."""
+    return np.frombuffer(hashlib.sha256(content).digest()[: 4 * _DIGEST_NUMBERS], np.int32)
+
+
+def check_hosts_agree(shapes: Any) -> None:
+    """Raises a `UserError` on every host if the hosts' batches have different shapes.
+
+    Args:
+        shapes: Shapes of this host's part of a batch.
+    """
+    if jax.process_count() == 1:
+        return
+    text = str(jax.tree_util.tree_leaves_with_path(shapes))
+    digests = multihost_utils.process_allgather(_digest(text.encode()))
+    if (digests != digests[0]).any():
+        different = [i for i, row in enumerate(digests) if (row != digests[0]).any()]
+        raise UserError(
+            f"The hosts yield batches of different shapes: hosts {different} differ from host 0, "
+            f"and this host ({jax.process_index()}) yields {text}. Yield the same shapes on every "
+            "host."
+        )

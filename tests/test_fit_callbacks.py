@@ -1,0 +1,249 @@
+"""What callbacks of `fit` are told and save, and when they end a run."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dist_ens as de
+from dist_ens import cluster
+from dist_ens.callbacks import STOP, EarlyStopping, JsonLines, RunInfo
+from dist_ens.checkpoint import CheckpointStore
+from dist_ens.errors import UserError
+from dist_ens.evaluation.scores import Scores
+from dist_ens.metrics import Metric
+from dist_ens.training import loop
+from dist_ens.training.callback_states import restore_states, saved_states
+from dist_ens.training.metrics import MetricsReader
+from test_bad_input import DATA, classifier, fit, loss_fn, with_loss
+
+
+def saved_in(folder):
+    return de.Checkpoints(folder, every_secs=None)
+
+
+def scores_of(name, value, metrics=()):
+    return Scores([{name: value}], [{"member_id": 0, name: value}], metrics=tuple(metrics))
+
+
+# Early stopping
+
+
+def stopped_at(stopping, name, values, metrics=()):
+    """The number of evaluations after which a run ends; None if it does not."""
+    for number, value in enumerate(values, start=1):
+        if stopping.evaluated(number, scores_of(name, value, metrics)) is STOP:
+            return number
+    return None
+
+
+def test_early_stopping_knows_which_direction_of_a_metric_is_better():
+    own = [Metric("hit", lambda prediction, labels: labels, direction="higher")]
+    rising = [0.1, 0.2, 0.3, 0.4]
+    assert stopped_at(EarlyStopping("hit", patience=1), "hit", rising, own) is None
+    assert stopped_at(EarlyStopping("hit", patience=1), "hit", rising[::-1], own) == 2
+    assert stopped_at(EarlyStopping("accuracy", patience=1), "accuracy", rising) is None
+    assert stopped_at(EarlyStopping("nll", patience=1), "nll", rising) == 2
+    assert stopped_at(EarlyStopping("loss", patience=1), "loss", rising) == 2
+    for name in ("coverage", "entropy", "force_error"):
+        with pytest.raises(UserError, match=f"^EarlyStopping waits for '{name}', of which neither"):
+            stopped_at(EarlyStopping(name, patience=1), name, rising)
+        given = EarlyStopping(name, patience=1, direction="higher")
+        assert stopped_at(given, name, rising) is None
+    with pytest.raises(UserError, match="^direction is 'up'. Give 'lower' or 'higher', or leave"):
+        EarlyStopping("hit", direction="up")
+
+
+def test_early_stopping_of_an_auxiliary_scalar_takes_the_direction_that_is_given():
+    def with_scalar(params, model_state, batch, key):
+        loss, (model_state, _) = loss_fn(params, model_state, batch, key)
+        return loss, (model_state, {"minus_loss": -loss})
+
+    stopping = EarlyStopping("minus_loss", patience=1, direction="higher")
+    options = {"eval_data": DATA, "eval_every": 1, "steps_per_call": 1}
+    assert fit(with_loss(with_scalar), callbacks=[stopping], **options).step == 8
+    stopping = EarlyStopping("minus_loss", patience=1, direction="lower")
+    assert fit(with_loss(with_scalar), callbacks=[stopping], **options).step == 2
+
+
+def impatient():
+    """Stops at the second evaluation: no score improves by as much."""
+    return EarlyStopping("loss", patience=1, min_delta=1e3)
+
+
+def test_a_run_that_was_stopped_early_is_not_trained_further(tmp_path):
+    ensemble = with_loss(loss_fn)
+    options = {"eval_data": DATA, "eval_every": 2, "steps_per_call": 1}
+    for _ in range(3):
+        result = fit(ensemble, callbacks=[impatient()], checkpoints=saved_in(tmp_path), **options)
+        assert result.step == 4
+        assert result.scores is not None
+    patient = EarlyStopping("loss", patience=2, min_delta=1e3)
+    result = fit(ensemble, callbacks=[patient], checkpoints=saved_in(tmp_path), **options)
+    assert result.step == 6
+
+
+def test_early_stopping_forgets_the_scores_of_a_run_that_is_not_resumed():
+    stopping = impatient()
+    for _ in range(2):
+        options = {"eval_data": DATA, "eval_every": 2, "steps_per_call": 1}
+        assert fit(with_loss(loss_fn), callbacks=[stopping], **options).step == 4
+
+
+# STOP
+
+
+@pytest.mark.parametrize("who", ["step", "evaluation"])
+def test_a_callback_changes_the_state_once_at_the_step_at_which_a_run_is_stopped(who):
+    seen = []
+
+    def adds_one(info):
+        seen.append((info.step, info.is_last))
+        return info.state._replace(params=jax.tree.map(lambda leaf: leaf + 1, info.state.params))
+
+    class Stops:
+        def __call__(self, info):
+            return STOP if who == "step" and info.step == 2 else None
+
+        def evaluated(self, step, scores):
+            return STOP if who == "evaluation" and step == 2 else None
+
+    plain = classifier().init(DATA).params["w"]
+    options = {"eval_data": DATA, "eval_every": 2, "steps_per_call": 1}
+    frozen = dataclasses.replace(with_loss(loss_fn), optimizer=optax.set_to_zero())
+    result = fit(frozen, callbacks=[adds_one, Stops()], **options)
+    assert result.step == 2
+    assert seen == [(1, False), (2, False), (2, True)]
+    np.testing.assert_allclose(result.state.params["w"], plain + 2, rtol=1e-6)
+
+
+def test_a_callback_of_one_host_ends_the_run_of_all(monkeypatch):
+    # Another host asks to stop in its third call; `any_host` is what the hosts agree on.
+    asked = iter([False, False, True])
+    monkeypatch.setattr(cluster, "any_host", lambda value: value or next(asked, False))
+    monkeypatch.setattr(loop, "_any_stops", lambda answers: False)
+    seen = []
+
+    def looks(info):
+        seen.append((info.step, info.is_last))
+
+    assert fit(classifier(), steps_per_call=1, callbacks=[looks]).step == 3
+    assert seen[-2:] == [(3, False), (3, True)]
+
+
+# Metrics that nobody looks at
+
+
+def test_metrics_that_no_callback_looks_at_are_not_kept(monkeypatch):
+    readers = []
+    begin = MetricsReader.__init__
+
+    def remember(reader, *args, **options):
+        readers.append(reader)
+        begin(reader, *args, **options)
+
+    monkeypatch.setattr(MetricsReader, "__init__", remember)
+    fit(classifier(), steps=8, steps_per_call=1)
+    assert len(readers[0]._unseen) <= 1
+
+
+# States of callbacks
+
+
+class Counts:
+    """A callback with a state."""
+
+    def __init__(self, value=None):
+        self.value = value
+
+    def state(self):
+        return self.value
+
+    def restore(self, state):
+        self.value = state
+
+
+class CountsToo(Counts):
+    """Another one."""
+
+
+def test_states_belong_to_callbacks_by_their_names():
+    stored = saved_states([print, Counts(1), CountsToo({"best": 0.5}), Counts(3)])
+    callbacks = [Counts(), CountsToo(), print, Counts()]
+    restore_states(callbacks, stored, "runs/a", "same")
+    assert [each.value for each in callbacks if each is not print] == [1, {"best": 0.5}, 3]
+
+
+def test_the_state_of_one_callback_is_not_given_to_another():
+    stored = saved_states([Counts(1)])
+    callbacks = [CountsToo(), Counts()]
+    message = (
+        "runs/a holds a run with states of the callbacks Counts, and this run has CountsToo, "
+        "Counts. Give the same callbacks in the same order, or set resume='anyway'"
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        restore_states(callbacks, stored, "runs/a", "same")
+    with pytest.raises(UserError, match="of the callbacks Counts, and this run has none. Give"):
+        restore_states([], stored, "runs/a", "same")
+    restore_states(callbacks, stored, "runs/a", "anyway")
+    assert [each.value for each in callbacks] == [None, 1]
+
+
+def test_states_that_were_saved_without_names_are_restored_in_their_order():
+    stored = json.dumps([1, {"best": None}]).encode()
+    callbacks = [Counts(), CountsToo()]
+    restore_states(callbacks, stored, "runs/a", "same")
+    assert [each.value for each in callbacks] == [1, {"best": None}]
+    for given in ([Counts()], [Counts(), Counts(), Counts()]):
+        with pytest.raises(UserError, match="holds a run with states of the callbacks"):
+            restore_states(given, stored, "runs/a", "same")
+
+
+def test_a_state_is_what_json_can_hold():
+    stored = saved_states([Counts({"best": np.float32(0.5), "steps": [np.int64(3), jnp.int32(4)]})])
+    callback = Counts()
+    restore_states([callback], stored, "runs/a", "same")
+    assert callback.value == {"best": 0.5, "steps": [3, 4]}
+    message = (
+        "The state of the callback Counts cannot be saved: a ndarray is not what JSON can hold. "
+        "Return what JSON can hold from Counts.state: numbers, texts, bools, None, and lists and "
+        "dicts of these."
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        saved_states([Counts(np.zeros(2))])
+
+
+def test_a_resumed_run_restores_its_callbacks(tmp_path):
+    fit(classifier(), steps=2, callbacks=[Counts(7)], checkpoints=saved_in(tmp_path))
+    callback = Counts()
+    fit(classifier(), steps=4, callbacks=[callback], checkpoints=saved_in(tmp_path))
+    assert callback.value == 7
+    with pytest.raises(UserError, match="holds a run with states of the callbacks Counts, and th"):
+        fit(classifier(), steps=6, callbacks=[CountsToo()], checkpoints=saved_in(tmp_path))
+
+
+def test_states_of_callbacks_are_read_by_another_number_of_hosts(tmp_path, monkeypatch):
+    fit(classifier(), steps=2, callbacks=[Counts(7)], checkpoints=saved_in(tmp_path))
+    store = CheckpointStore(tmp_path, read_only=True)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for host in (0, 1):
+        monkeypatch.setattr(jax, "process_index", lambda host=host: host)
+        stored = store.restore_host_file(2, "callbacks", is_shared=True)
+        assert json.loads(stored)["callbacks"] == [{"name": "Counts", "state": 7}]
+
+
+# Metrics as JSON lines
+
+
+def test_the_folder_of_json_lines_is_made(tmp_path):
+    path = tmp_path / "absent" / "too" / "metrics.jsonl"
+    writer = JsonLines(path)
+    writer.begin(RunInfo(None, [0], 0, 8, 8))
+    writer.write(1, {"train/loss": 0.5})
+    writer.close()
+    assert json.loads(path.read_text()) == {"step": 1, "train/loss": 0.5}

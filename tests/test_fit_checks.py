@@ -1,0 +1,275 @@
+"""What `fit` is given is checked before anything is trained, and what was trained is not lost."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dist_ens as de
+from dist_ens.callbacks import EarlyStopping, Report
+from dist_ens.data import ArraySplit, Source, Spec
+from dist_ens.errors import RunError, UserError
+from dist_ens.metrics import Metric
+from test_bad_input import CLASSES, DATA, classifier, fit, layout_of, loss_fn, with_loss
+from test_bad_input import no_update as no_update
+
+
+def hit(prediction, labels):
+    return (prediction["log_probs"].argmax(-1) == labels) * 1.0
+
+
+def regression(**options):
+    """An ensemble of linear networks whose labels are standardised."""
+    network = (
+        lambda key, inputs: ({"w": jax.random.normal(key, (4, 1))}, ()),
+        lambda params, model_state, inputs, key, train: (inputs @ params["w"], model_state),
+    )
+    options = {"layout": layout_of(), "execution": "vmap", "num_members": 2} | options
+    objective = de.losses.squared_error(standardize=True)
+    return de.Ensemble(network, optax.sgd(0.1), objective, **options)
+
+
+# Evaluation data and metrics
+
+WITHOUT_LABELS = {"x": DATA["inputs"], "labels": DATA["labels"]}
+NARROW = DATA | {"inputs": DATA["inputs"][:, :3]}
+TALL_LABELS = DATA | {"labels": np.zeros((16, 2, 2), np.int32)}
+NO_CLASS = DATA | {"labels": np.full(16, CLASSES, np.int32)}
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eval_data": WITHOUT_LABELS}, "The objective categorical takes data with the key 'inp"),
+        ({"eval_data": NARROW}, "The evaluation data cannot be scored: "),
+        ({"eval_data": TALL_LABELS}, "The evaluation data cannot be scored: "),
+        ({"eval_data": NO_CLASS}, "The labels of the evaluation data lie in [3, 3], and categori"),
+        (
+            {"eval_data": DATA, "metrics": [Metric("own", lambda p, y: jnp.float32(1))]},
+            "The metric 'own' returns values of shape [] for labels",
+        ),
+        (
+            {"eval_data": DATA, "metrics": [Metric("nll", hit)]},
+            "Two metrics are called 'nll'.",
+        ),
+        (
+            {"eval_data": DATA, "eval_every": 4, "callbacks": [EarlyStopping("f1")]},
+            "EarlyStopping waits for 'f1', and the scores are accuracy, nll, ",
+        ),
+        (
+            {"eval_data": DATA, "eval_every": 4, "callbacks": [EarlyStopping("entropy")]},
+            "EarlyStopping waits for 'entropy', of which neither a lower nor a higher score is kn",
+        ),
+        ({"eval_data": DATA, "callbacks": [EarlyStopping()]}, "EarlyStopping waits for 'nll', an"),
+        ({"callbacks": [EarlyStopping()]}, "EarlyStopping waits for 'nll', and nothing is scored"),
+        ({"callbacks": [Report("absent")]}, "Report shows the scores of the evaluation data, and"),
+        ({"eval_every": 4}, "eval_every was given, and there is no data to score. Give eval_data,"),
+        ({"metrics": [Metric("hit", hit)]}, "metrics was given, and there is no data to score."),
+        (
+            {"eval_data": DATA, "validation": 0.25},
+            "fit scores one set of examples, and got both eval_data and validation=0.25.",
+        ),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_before_training(options, message):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        fit(classifier(), **options)
+
+
+@pytest.mark.usefixtures("no_update")
+def test_evaluation_data_that_a_loss_function_does_not_take_are_refused_before_training():
+    message = (
+        r"^The loss function does not take the evaluation data, \['x'\] float32\[16, 4\]: KeyE"
+    )
+    with pytest.raises(UserError, match=message):
+        fit(with_loss(loss_fn), eval_data={"x": DATA["inputs"]})
+    with pytest.raises(UserError, match="^The metric 'hit' is computed from a predictive distri"):
+        fit(with_loss(loss_fn), eval_data=DATA, metrics=[Metric("hit", hit)])
+
+
+def test_the_scores_of_an_evaluation_are_known_before_training():
+    class Begins:
+        def begin(self, run):
+            self.directions = run.directions
+
+    begins, metric = Begins(), Metric("hit", hit, direction="higher")
+    result = fit(classifier(), eval_data=DATA, metrics=[metric], callbacks=[begins])
+    assert list(begins.directions) == list(result.scores.ensemble)
+    assert {name: begins.directions[name] for name in ("hit", "nll", "entropy")} == {
+        "hit": "higher",
+        "nll": "lower",
+        "entropy": None,
+    }
+    result = fit(with_loss(loss_fn), eval_data=DATA, callbacks=[begins])
+    assert begins.directions == {"loss": "lower"}
+    assert result.scores.mean_member.keys() == {"loss"}
+
+
+def test_data_in_columns_and_members_in_waves_can_be_checked():
+    layout = de.Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
+    ensemble = de.Ensemble(
+        classifier().member,
+        optax.sgd(0.1),
+        de.losses.categorical(CLASSES),
+        num_members=4,
+        layout=layout,
+        execution="vmap",
+        waves=2,
+    )
+    metric = Metric("hit", hit)
+    scores = fit(ensemble, steps=1, eval_data=DATA, metrics=[metric]).scores.ensemble
+    assert scores["hit"] == scores["accuracy"]
+
+
+def breaks(*_):
+    raise KeyError("what nobody could know before")
+
+
+class BreaksInCallback:
+    evaluated = breaks
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "options"),
+    [
+        (classifier, {"metrics": [Metric("own", hit, reduce=breaks)]}),
+        (lambda: with_loss(loss_fn), {"callbacks": [BreaksInCallback()]}),
+    ],
+    ids=["metric", "callback"],
+)
+def test_the_state_is_saved_when_an_evaluation_fails(tmp_path, ensemble, options):
+    checkpoints = de.Checkpoints(tmp_path, every_secs=None)
+    with pytest.raises((KeyError, RunError), match="what nobody could know before"):
+        fit(ensemble(), steps=4, checkpoints=checkpoints, eval_data=DATA, **options)
+    result = fit(ensemble(), steps=4, checkpoints=checkpoints)
+    assert result.steps_per_second == 0  # nothing was trained again
+    expected = fit(ensemble(), steps=4).state.params["w"]
+    np.testing.assert_array_equal(result.state.params["w"], expected)
+
+
+# A given state
+
+
+def test_a_state_of_other_members_is_refused():
+    of_others = classifier(member_ids=(2, 5))
+    state = of_others.init(DATA)
+    message = (
+        "The given state holds the members [2, 5], and the ensemble has the members [0, 1]. Make "
+        "the ensemble with member_ids=[2, 5]."
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        fit(classifier(), state=state)
+    fit(of_others, steps=1, state=state)
+
+
+def test_the_leaves_in_which_a_given_state_differs_are_named():
+    state = classifier().init(DATA)
+    other = state._replace(params={"w": jnp.zeros((2, 5, 3)), "b": jnp.zeros((2, 3))})
+    message = (
+        "The given state does not fit this ensemble: leaf .params['w'] is float32[2, 5, 3] there "
+        "and float32[2, 4, 3] here; leaf .params['b'] is float32[2, 3] there and absent here. Give"
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        fit(classifier(), state=other)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_state_that_has_all_steps_already_is_returned(steps):
+    auto = classifier(execution="auto")
+    state = fit(classifier(), steps=steps).state if steps else auto.init(DATA)
+    result = fit(auto, steps=steps, state=state)
+    assert result.step == steps
+    np.testing.assert_array_equal(result.state.params["w"], state.params["w"])
+
+
+def test_a_run_that_was_saved_without_a_step_chooses_its_execution_when_it_is_resumed(tmp_path):
+    state = fit(classifier(), steps=2).state
+    auto, checkpoints = classifier(execution="auto"), de.Checkpoints(tmp_path, every_secs=None)
+    for steps in (2, 3):
+        result = fit(auto, steps=steps, state=state, checkpoints=checkpoints)
+        assert result.step == steps
+    assert result.ensemble.execution != "auto"
+
+
+def test_a_folder_that_is_resumed_says_that_a_given_state_is_not_used(tmp_path):
+    state, said = classifier().init(DATA), []
+    for steps in (2, 4):
+        checkpoints = de.Checkpoints(tmp_path, every_secs=None)
+        options = {"steps": steps, "checkpoints": checkpoints, "say": said.append}
+        result = fit(classifier(), state=state, **options)
+    assert result.step == 4
+    assert [sentence for sentence in said if "given state" in sentence] == [
+        f"Note: the given state is not used, since the folder {tmp_path} holds step 2 of this "
+        "run, which is resumed. Choose another folder to start from the given state."
+    ]
+
+
+# Standardised labels
+
+LABELS = 100 + 10 * np.random.default_rng(1).normal(size=16).astype(np.float32)
+TARGETS = {"inputs": DATA["inputs"], "labels": LABELS}
+
+
+def test_the_labels_of_a_given_state_at_step_0_are_standardised():
+    ensemble = regression()
+    new = fit(ensemble, TARGETS).state
+    given = fit(ensemble, TARGETS, state=ensemble.init(TARGETS)).state
+    jax.tree.map(np.testing.assert_array_equal, given.params, new.params)
+    np.testing.assert_allclose(given.model_state["label_mean"], np.full(2, LABELS.mean()), 1e-6)
+
+
+def test_networks_that_were_trained_elsewhere_predict_and_train_with_standardised_labels():
+    ensemble = regression()
+    state = ensemble.state_of([{"w": np.full((4, 1), k, np.float32)} for k in (1, 3)])
+    # The networks predict sums of inputs, times 1 and 3; nothing is scaled yet.
+    mean = ensemble.predict(state, DATA["inputs"]).mean
+    np.testing.assert_allclose(np.ravel(mean), 2 * DATA["inputs"].sum(axis=1), rtol=1e-4)
+    trained = fit(ensemble, TARGETS, steps=1, state=state)
+    mean, std = LABELS.mean(), LABELS.std()
+    expected = mean + std * (DATA["inputs"] @ np.mean(trained.state.params["w"], axis=0))
+    found = trained.ensemble.predict(trained.state, DATA["inputs"]).mean
+    np.testing.assert_allclose(np.ravel(found), np.ravel(expected), rtol=1e-4)
+    # A state that was taken apart is put together as it was.
+    parts = de.unstack_members(trained.state.model_state)
+    again = ensemble.state_of(de.unstack_members(trained.state.params), parts)
+    assert jax.tree.structure(again.model_state) == jax.tree.structure(trained.state.model_state)
+
+
+# Groups of examples
+
+
+def source_of_groups(num_groups):
+    spec = Spec((4,), "float32", (), CLASSES, num_groups=num_groups)
+    split = ArraySplit(DATA["inputs"], DATA["labels"])
+    return Source(spec, split, split)
+
+
+@pytest.mark.usefixtures("no_update")
+def test_other_groups_of_examples_than_the_ensemble_has_are_refused():
+    message = "The training data has num_groups=2, and the ensemble has num_groups=1: each member"
+    with pytest.raises(UserError, match=f"^{message}"):
+        fit(classifier(), source_of_groups(2), batch_size=4)
+    with pytest.raises(UserError, match="^The training data has num_groups=1, and the ensemble ha"):
+        fit(classifier(num_groups=2))
+    message = "The data has 2 groups of examples, and the ensemble 1: members would be scored on"
+    with pytest.raises(UserError, match=f"^{message}"):
+        fit(classifier(), eval_data=source_of_groups(2))
+    with pytest.raises(UserError, match=f"^{message}"):
+        de.evaluate(classifier(), classifier().init(DATA), source_of_groups(2))
+
+
+def test_as_many_groups_of_examples_as_the_ensemble_has_are_trained_and_scored():
+    ensemble, source = classifier(num_groups=2), source_of_groups(2)
+    scores = fit(ensemble, source, batch_size=4, steps=2, eval_data=source).scores
+    assert len(scores.groups) == 2
+
+
+def test_the_message_of_a_structure_names_at_most_five_leaves():
+    state = classifier().init(DATA)
+    params = {f"w{k}": jnp.zeros(2) for k in range(8)}
+    with pytest.raises(UserError, match=r"is absent there .*; 4 more leaves differ\. Give a state"):
+        fit(classifier(), state=state._replace(params=params))

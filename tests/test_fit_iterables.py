@@ -1,0 +1,117 @@
+"""Which batches of an iterable `fit` trains on: from a checkpoint, a given state, several hosts."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import dist_ens as de
+from test_bad_input import DATA, classifier
+from test_cluster import finish, free_port, start
+
+
+def loss_fn(params, model_state, batch, key):
+    return (params["w"] ** 2).sum(), (model_state, {"number": batch["number"].mean()})
+
+
+def numbered(execution="vmap"):
+    """An ensemble that reports the number of each batch."""
+    given = classifier()
+    network = de.as_member(init=given.member.init)
+    return de.Ensemble(
+        network,
+        given.optimizer,
+        loss_fn,
+        num_members=2,
+        layout=given.layout,
+        execution=execution,
+    )
+
+
+def batches():
+    """Batches whose numbers are 0, 1, 2, …"""
+    for number in range(100):
+        yield {"inputs": DATA["inputs"], "number": np.full(16, number, np.float32)}
+
+
+def fit(data, steps, *, seen, execution="vmap", **options):
+    """Trains, and adds the numbers of the batches that were trained on to a list."""
+
+    def looks(info):
+        if info.metrics:
+            seen.extend(info.metrics["number"][:, 0].astype(int).tolist())
+
+    options = {"progress": False, "steps_per_call": 1, "callbacks": [looks]} | options
+    return de.fit(numbered(execution), data, steps=steps, **options)
+
+
+@pytest.mark.parametrize("execution", ["vmap", "auto"])
+def test_an_iterable_is_taken_from_where_it_is_for_a_given_state(execution):
+    seen = []
+    state = fit(batches, 3, seen=seen).state
+    assert seen == [0, 1, 2]
+    seen.clear()
+    fit(batches, 5, seen=seen, state=state, execution=execution)
+    assert seen == [0, 1]
+
+
+@pytest.mark.parametrize("execution", ["vmap", "auto"])
+def test_an_iterator_that_is_passed_on_loses_no_batch(execution):
+    seen, iterator = [], batches()
+    state = fit(iterator, 3, seen=seen, execution=execution).state
+    fit(iterator, 5, seen=seen, state=state, execution=execution)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_a_run_that_is_resumed_skips_the_batches_that_it_has_seen(tmp_path):
+    seen = []
+    for steps in (3, 5):
+        fit(batches, steps, seen=seen, checkpoints=de.Checkpoints(tmp_path, every_secs=None))
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_a_resumed_run_that_began_from_a_given_state_skips_only_its_own_batches(tmp_path):
+    state = fit(batches, 3, seen=[]).state
+    seen, said = [], []
+    for steps in (5, 6, 7):
+        checkpoints = de.Checkpoints(tmp_path, every_secs=None)
+        fit(batches, steps, seen=seen, state=state, checkpoints=checkpoints, say=said.append)
+    assert seen == [0, 1, 2, 3]
+    assert sum("advanced by 2 batches" in sentence for sentence in said) == 1
+    assert sum("advanced by 3 batches" in sentence for sentence in said) == 1
+
+
+@pytest.fixture(scope="module")
+def said_by_two(tmp_path_factory):
+    """What `fit` said on each of two hosts, of each pair of iterators."""
+    folder = tmp_path_factory.mktemp("two_iterators")
+    logs = [folder / f"host_{i}.log" for i in range(2)]
+    script = [sys.executable, "tests/two_iterators.py", f"127.0.0.1:{free_port()}"]
+    codes = finish([start([*script, str(i), str(folder)], logs[i]) for i in range(2)], logs)
+    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    return [json.loads((folder / f"said_{i}.json").read_text()) for i in range(2)]
+
+
+def test_hosts_that_yield_different_shapes_are_both_refused(said_by_two):
+    for host, of_host in enumerate(said_by_two):
+        for name in ("width", "length", "keys"):
+            assert of_host[name].startswith(
+                "The hosts yield batches of different shapes: hosts [1] differ from host 0, and "
+                f"this host ({host}) yields "
+            )
+
+
+def test_a_batch_has_the_examples_of_each_column_once(said_by_two):
+    for of_host in said_by_two:
+        # 4 examples of each host: of columns of its own, and of one column that both feed.
+        assert of_host["alike"] == {"batch_size": 8}
+        assert of_host["shared"] == {"batch_size": 4}
+
+
+def test_hosts_that_yield_different_examples_for_one_column_are_both_refused(said_by_two):
+    for of_host in said_by_two:
+        assert of_host["different"].startswith(
+            "Hosts [0, 1] feed column 0 of the mesh 8 x 1 (ensemble x data), and yield different "
+            "examples for it, so that members would not see the same batch. Yield the same"
+        )
