@@ -11,6 +11,7 @@ import numpy as np
 from dist_ens.data import ArraySplit, Spec, Split, evaluation_batches
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import BrokenMembersError, UserError
+from dist_ens.evaluation.label_checks import check_labels, check_weights
 from dist_ens.evaluation.predictions import broken_positions, joined, shown
 from dist_ens.evaluation.programs import Programs
 from dist_ens.evaluation.row_scores import Evaluation, scores_of_rows
@@ -112,8 +113,8 @@ class Evaluator:
             The evaluation, on every host. Rows of weight 0 are not part of it.
 
         Raises:
-            UserError: If a metric does not fit, or weights are negative, NaN, all 0, or given for
-                several groups.
+            UserError: If the labels do not have the shape of the outputs' rows, a metric does not
+                fit, or weights are negative, NaN, all 0, or given for several groups.
         """
         member_ids, programs = self._member_ids(state), self.programs
         length = len(split) // self._num_groups
@@ -122,9 +123,10 @@ class Evaluator:
         for number, batch in enumerate(self._batches(split)):
             inputs, labels = batch[Objective.INPUTS], batch[Objective.LABELS]
             weights = batch.get(Objective.WEIGHTS)
-            if not number:
-                programs.check_metrics(self._own_metrics, state, inputs, labels)
             outputs = programs.outputs(state, inputs)
+            if not number:
+                self._check_labels(outputs, labels, weights)
+                programs.check_metrics(self._own_metrics, outputs, labels)
             values, sums = to_host(programs.score(outputs, labels, batch["mask"], weights))
             of_sizes = to_host(programs.score_by_size(outputs, labels)) if by_size else {}
             there = min(self._batch_size, length - number * self._batch_size)
@@ -142,7 +144,8 @@ class Evaluator:
         rows = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
         example_of_row = np.repeat(np.arange(length), rows_per_example)
         if rows[-1] is not None:
-            counts = _checked_weights(rows[-1][0]) > 0
+            check_weights(rows[-1][0])
+            counts = rows[-1][0] > 0
             rows = jax.tree.map(lambda leaf: leaf[..., counts], rows)
             example_of_row = example_of_row[counts]
         labels, groups, members, of_sizes, weights = rows
@@ -315,6 +318,18 @@ class Evaluator:
             )
         return ids
 
+    def _check_labels(
+        self, outputs: jax.Array, labels: jax.Array, weights: jax.Array | None
+    ) -> None:
+        rows = 3 if self._ensemble.dropout_samples else 2  # the axes of samples have no labels
+        check_labels(
+            self.distribution,
+            (outputs.shape[1], *outputs.shape[rows:]),
+            labels.shape if self._num_groups == 1 else labels.shape[1:],
+            labels.dtype,
+            None if weights is None else weights.shape,
+        )
+
     def _batches(self, split: Split) -> Iterator[dict[str, jax.Array]]:
         rows, size = self._layout.host_rows(self._batch_size), self._batch_size
         for batch in evaluation_batches(
@@ -333,22 +348,3 @@ def _weights_like(weights: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Returns the weights of rows, float64[1, batch, rows of an example]."""
     of_examples = np.asarray(weights, np.float64).reshape(1, len(weights), -1)
     return np.broadcast_to(of_examples, labels.shape)
-
-
-def _checked_weights(weights: np.ndarray) -> np.ndarray:
-    """Returns weights [rows] if they can weight a mean.
-
-    Raises:
-        UserError: If one is negative or not finite, or all are 0.
-    """
-    wrong = ~np.isfinite(weights) | (weights < 0)
-    if wrong.any():
-        raise UserError(
-            f"{wrong.sum()} of {len(weights)} weights are negative or not finite, such as "
-            f"{weights[wrong][0]}. Give weights of 0 or more."
-        )
-    if not weights.any():
-        raise UserError(
-            "All weights are 0, so no example can be scored. Give some a positive weight."
-        )
-    return weights

@@ -68,14 +68,13 @@ class Programs:
         return values
 
     def check_metrics(
-        self, metrics: Sequence[Metric], state: State, inputs: jax.Array, labels: jax.Array
+        self, metrics: Sequence[Metric], outputs: jax.Array, labels: jax.Array
     ) -> None:
         """Checks metrics of the user's by the shapes of their statistics alone.
 
         Args:
             metrics: Metrics beside those of the distribution.
-            state: State of the ensemble.
-            inputs: Inputs of a batch.
+            outputs: Outputs of the members for a batch, [members, batch, ...].
             labels: Labels of the batch; of several groups with a leading axis [groups].
 
         Raises:
@@ -84,12 +83,6 @@ class Programs:
         """
         if not metrics:
             return
-        # Members that take turns on the device are not one program that could be traced.
-        outputs = (
-            self.outputs(state, inputs)
-            if self._ensemble.waves > 1
-            else jax.eval_shape(self.outputs, state, inputs)
-        )
         of_group = labels.shape[1:] if self._num_groups > 1 else labels.shape
         rows = jax.ShapeDtypeStruct(of_group, labels.dtype)
         known, summary = jax.eval_shape(self._read, outputs, rows)

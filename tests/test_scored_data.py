@@ -1,0 +1,88 @@
+"""Data that `evaluate` scores: its labels, weights and kinds, and whose members score it."""
+
+import numpy as np
+import optax
+import pytest
+
+import dist_ens as de
+from dist_ens.errors import UserError
+
+pytestmark = pytest.mark.quick
+
+EXAMPLES = 8
+INPUTS = np.linspace(-1, 1, 3 * EXAMPLES, dtype=np.float32).reshape(EXAMPLES, 3)
+
+
+def linear(num_outputs):
+    return (
+        lambda key: {"w": np.linspace(-1, 1, 3 * num_outputs, dtype=np.float32).reshape(3, -1)},
+        lambda params, inputs: inputs @ params["w"],
+    )
+
+
+def ensemble_of(objective, num_members=2, **options):
+    network = linear(objective.num_outputs)
+    return de.Ensemble(network, optax.sgd(0.1), objective, num_members=num_members, **options)
+
+
+def data_with(labels, **others):
+    return {"inputs": INPUTS, "labels": labels, **others}
+
+
+OBJECTIVES = {
+    "gaussian": (de.losses.gaussian(), np.zeros(EXAMPLES, np.float32)),
+    "squared_error": (de.losses.squared_error(), np.zeros(EXAMPLES, np.float32)),
+    "quantiles": (de.losses.quantiles(), np.zeros(EXAMPLES, np.float32)),
+    "categorical": (de.losses.categorical(3), np.zeros(EXAMPLES, np.int32)),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("intervals", [True, False])
+def test_a_column_of_labels_is_refused_whatever_is_predicted(name, intervals):
+    objective, labels = OBJECTIVES[name]
+    ensemble = ensemble_of(objective)
+    state = ensemble.init(data_with(labels))
+    message = (
+        r"^The labels have the shape \[examples, 1\], and the outputs of a member have the shape "
+        rf"\[examples, {objective.num_outputs}\]\. Take the column: labels\[:, 0\]\."
+    )
+    with pytest.raises(UserError, match=message):
+        de.evaluate(ensemble, state, data_with(labels[:, None]), intervals=intervals)
+
+
+def test_labels_of_classes_are_whole_numbers_and_not_one_hot():
+    ensemble = ensemble_of(de.losses.categorical(3))
+    labels = np.arange(EXAMPLES) % 3
+    state = ensemble.init(data_with(labels))
+    with pytest.raises(UserError, match="Convert one-hot rows with argmax"):
+        de.evaluate(ensemble, state, data_with(np.eye(3, dtype=np.float32)[labels]))
+    with pytest.raises(UserError, match="^The labels have the type float32, and classes are whole"):
+        de.evaluate(ensemble, state, data_with(labels.astype(np.float32)))
+
+
+def test_weights_are_of_examples_or_of_labels():
+    ensemble = ensemble_of(de.losses.gaussian())
+    labels = np.zeros(EXAMPLES, np.float32)
+    state = ensemble.init(data_with(labels))
+    message = r"^The weights have the shape \[examples, 3\], and the labels .* \[examples\]\."
+    with pytest.raises(UserError, match=message):
+        de.evaluate(ensemble, state, data_with(labels, weights=np.ones((EXAMPLES, 3))))
+
+
+@pytest.mark.parametrize("dropout_samples", [None, 2])
+def test_a_text_has_a_label_for_each_position(dropout_samples):
+    network = (lambda key: {"w": np.ones((3, 2))}, lambda params, x: x[..., None] * params["w"][0])
+    ensemble = de.Ensemble(
+        network,
+        optax.sgd(0.1),
+        de.losses.categorical(2),
+        num_members=2,
+        dropout_samples=dropout_samples,
+    )
+    labels = np.zeros((EXAMPLES, 3), np.int32)
+    state = ensemble.init(data_with(labels))
+    scores = de.evaluate(ensemble, state, data_with(labels), intervals=False)
+    assert scores.ensemble["nll"] == pytest.approx(np.log(2))  # of two equal logits
+    with pytest.raises(UserError, match=r"shape \[examples, 3, 2\].* rows?.*: shape \[examples, 3\]"):
+        de.evaluate(ensemble, state, data_with(labels[:, 0]))
