@@ -1,11 +1,18 @@
 """Data that `evaluate` scores: its labels, weights and kinds, and whose members score it."""
 
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import dist_ens as de
+from dist_ens.data import ArraySplit, Source, Spec, Standardization
 from dist_ens.errors import UserError
+from dist_ens.metrics import Metric
 
 pytestmark = pytest.mark.quick
 
@@ -72,7 +79,10 @@ def test_weights_are_of_examples_or_of_labels():
 
 @pytest.mark.parametrize("dropout_samples", [None, 2])
 def test_a_text_has_a_label_for_each_position(dropout_samples):
-    network = (lambda key: {"w": np.ones((3, 2))}, lambda params, x: x[..., None] * params["w"][0])
+    network = (
+        lambda key: {"w": np.float32(3)},
+        lambda params, x: params["w"] * jnp.stack([x, x], axis=-1),
+    )
     ensemble = de.Ensemble(
         network,
         optax.sgd(0.1),
@@ -84,5 +94,59 @@ def test_a_text_has_a_label_for_each_position(dropout_samples):
     state = ensemble.init(data_with(labels))
     scores = de.evaluate(ensemble, state, data_with(labels), intervals=False)
     assert scores.ensemble["nll"] == pytest.approx(np.log(2))  # of two equal logits
-    with pytest.raises(UserError, match=r"shape \[examples, 3, 2\].* rows?.*: shape \[examples, 3\]"):
+    with pytest.raises(
+        UserError, match=r"shape \[examples, 3, 2\].* rows?.*: shape \[examples, 3\]"
+    ):
         de.evaluate(ensemble, state, data_with(labels[:, 0]))
+
+
+# Once compiled
+
+
+@pytest.fixture
+def compiled():
+    """How often the compiler was asked, in a list that grows."""
+    times = []
+
+    def count(event, *_, **__):
+        if event == "/jax/core/compile/backend_compile_duration":
+            times.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    yield times
+    jax.monitoring.unregister_event_duration_listener(count)
+
+
+def mean_square(params, model_state, batch, key):
+    error = batch["inputs"] @ params["w"][:, 0] - batch["labels"]
+    return jnp.square(error).mean(), (model_state, {})
+
+
+@pytest.mark.parametrize("loss", [de.losses.gaussian(standardize=True), mean_square])
+def test_a_second_evaluation_compiles_nothing_and_keeps_no_state(compiled, loss):
+    ensemble = de.Ensemble(linear(2), optax.sgd(0.1), loss, num_members=2)
+    data = data_with(np.arange(EXAMPLES, dtype=np.float32))
+    own = () if loss is mean_square else (Metric("first", lambda p, labels: labels),)
+    first, second = (ensemble.init(data) for _ in range(2))
+    expected = de.evaluate(ensemble, first, data, metrics=own, batch_size=4)
+    assert compiled
+    compiled.clear()
+    alive = weakref.ref(first.params["w"])
+    del first
+    gc.collect()
+    assert alive() is None
+    scores = de.evaluate(ensemble, second, data, metrics=own, batch_size=4)
+    assert scores.members == expected.members
+    assert not compiled
+
+
+def test_other_metrics_are_scored_after_the_first_ones():
+    ensemble = ensemble_of(de.losses.gaussian())
+    data = data_with(np.full(EXAMPLES, 2.0, np.float32))
+    state = ensemble.init(data)
+    for factor in (1, 3):
+        metric = Metric("scaled", lambda p, labels, by=factor: by * labels)
+        scores = de.evaluate(ensemble, state, data, metrics=[metric], intervals=False)
+        assert scores.ensemble["scaled"] == pytest.approx(2 * factor)
+
+

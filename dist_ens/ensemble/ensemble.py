@@ -420,6 +420,11 @@ class Ensemble:
         """What is known once there is a state: the program of one step, and more."""
         return {}
 
+    @cached_property
+    def evaluation_programs(self) -> dict[str, Any]:
+        """Programs that score this ensemble, kept with it so that they are compiled once."""
+        return {}
+
     def _one_step(self, state: State, batch: Any) -> Any:
         placed = self.layout.placed(batch, BATCH, "The batch")
         if "step" not in self._programs:

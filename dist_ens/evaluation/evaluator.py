@@ -13,7 +13,7 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluation.label_checks import check_labels, check_weights
 from dist_ens.evaluation.predictions import broken_positions, joined, shown
-from dist_ens.evaluation.programs import Programs
+from dist_ens.evaluation.programs import programs_of
 from dist_ens.evaluation.row_scores import Evaluation, scores_of_rows
 from dist_ens.layout import BATCH, to_host
 from dist_ens.losses import Categorical, Distribution, Gaussian, Objective
@@ -81,7 +81,7 @@ class Evaluator:
                     f"Two metrics are called {metric.name!r}. Give one of them another name."
                 )
             known.add(metric.name)
-        self.programs = Programs(ensemble, self.distribution, self.metrics, self.left_out)
+        self.programs = programs_of(ensemble, self.distribution, self.metrics, self.left_out)
 
     def without(self, positions: Sequence[int]) -> "Evaluator":
         """Returns an evaluator that also leaves out the members at some positions.

@@ -168,6 +168,23 @@ def split_of(data: Any) -> Split:
 
 def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int) -> Scores:
     """Returns the means of a loss function and its auxiliary scalars over the batches."""
+    kept = ensemble.evaluation_programs
+    if "mean_losses" not in kept:
+        kept["mean_losses"] = _mean_losses_program(ensemble)
+    program = kept["mean_losses"]
+    sums: dict[str, np.ndarray] = {}
+    for first in range(0, len(split), batch_size):
+        rows = np.arange(first, min(first + batch_size, len(split)))
+        with explained_errors():
+            means = to_host(program(state, split.take(rows)))
+        for name, values in means.items():
+            total = len(rows) * np.asarray(values, np.float64)
+            sums[name] = sums[name] + total if name in sums else total
+    return scores_of_means(to_host(state.member_id).tolist(), sums, len(split))
+
+
+def _mean_losses_program(ensemble: Ensemble) -> Any:
+    """Returns the program from a state and a batch to each member's means, float32[members]."""
     loss = ensemble.bare_loss
 
     @pinned_generator()
@@ -184,13 +201,4 @@ def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int
         return traced_anew(means)(params, state.model_state, batch)
 
     # Every column has the whole batch, so that the last one need not divide over them.
-    program = lift(of_one, layout=ensemble.layout, in_specs=("members", "shared"))
-    sums: dict[str, np.ndarray] = {}
-    for first in range(0, len(split), batch_size):
-        rows = np.arange(first, min(first + batch_size, len(split)))
-        with explained_errors():
-            means = to_host(program(state, split.take(rows)))
-        for name, values in means.items():
-            total = len(rows) * np.asarray(values, np.float64)
-            sums[name] = sums[name] + total if name in sums else total
-    return scores_of_means(to_host(state.member_id).tolist(), sums, len(split))
+    return lift(of_one, layout=ensemble.layout, in_specs=("members", "shared"))
