@@ -150,3 +150,27 @@ def test_other_metrics_are_scored_after_the_first_ones():
         assert scores.ensemble["scaled"] == pytest.approx(2 * factor)
 
 
+# Members
+
+
+def test_a_subset_of_the_members_is_scored_and_predicts():
+    network = (
+        lambda key: {"w": jax.random.normal(key, (3, 2))},
+        lambda params, inputs: inputs @ params["w"],
+    )
+    ensemble = de.Ensemble(network, optax.sgd(0.1), de.losses.gaussian(), num_members=4)
+    data = data_with(np.zeros(EXAMPLES, np.float32))
+    state = ensemble.init(data)
+    everyone = de.evaluate(ensemble, state, data, intervals=False)
+    for positions in ([2, 0], [1], [3, 2, 1, 0]):
+        chosen = de.select_members(state, positions)
+        scores = de.evaluate(ensemble, chosen, data, intervals=False)
+        assert [m["member_id"] for m in scores.members] == positions
+        for scored, position in zip(scores.members, positions, strict=True):
+            assert scored == pytest.approx(everyone.members[position], rel=1e-5)
+        outputs = ensemble.apply(state, INPUTS)[np.array(positions)]
+        np.testing.assert_allclose(ensemble.apply(chosen, INPUTS), outputs, rtol=1e-5)
+        mean = ensemble.predict(chosen, INPUTS).mean
+        np.testing.assert_allclose(mean, outputs[..., 0].mean(0), rtol=1e-5)
+        stepped, _ = ensemble.update(chosen, data)
+        assert stepped.step.tolist() == [1] * len(positions)

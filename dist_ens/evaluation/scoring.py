@@ -39,7 +39,7 @@ def evaluate(
 
     Args:
         ensemble: Ensemble, whose objective brings the metrics.
-        state: State of the ensemble, of any layout.
+        state: State of the ensemble or of some members, of any layout.
         data: Data with the keys of the training data: a dict of arrays [examples, ...], a source
             of `dist_ens.data` (its test split), or a finite iterable of batches. Examples under the
             key `weights` count as often.
@@ -91,7 +91,7 @@ def score(
     """
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UserError(f"batch_size is {batch_size!r}. Give a whole number of at least 1.")
-    here, split = ensemble.at(state), split_of(data)
+    (here, state), split = ensemble.at(state), split_of(data)
     if here.objective is None:
         if metrics:
             raise UserError(

@@ -17,7 +17,7 @@ from dist_ens.evaluation import Scores, evaluate
 from dist_ens.experiment.build import NOTHING, evaluator_of_run
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.workdir import open_finished
-from dist_ens.layout import MEMBERS, Layout, to_host
+from dist_ens.layout import MEMBERS, to_host
 from dist_ens.losses import Prediction
 from dist_ens.paths import given_path
 from dist_ens.state import State, select_members
@@ -183,13 +183,6 @@ def _with_members(loaded: LoadedRun, members: Sequence[int]) -> LoadedRun:
             else "members is empty. Give at least one id."
         )
     positions = [ids.index(member) for member in members]
-    layout = Layout.make(len(positions))
-    state = layout.moved(select_members(loaded.state, positions), MEMBERS)
-    ensemble = dataclasses.replace(
-        loaded.ensemble,
-        layout=layout,
-        num_members=len(positions),
-        member_ids=[ids[position] for position in positions],
-        waves=1,
-    )
+    ensemble = loaded.ensemble.with_members([ids[position] for position in positions])
+    state = ensemble.layout.moved(select_members(loaded.state, positions), MEMBERS)
     return dataclasses.replace(loaded, ensemble=ensemble, state=state)
