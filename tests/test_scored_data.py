@@ -150,6 +150,74 @@ def test_other_metrics_are_scored_after_the_first_ones():
         assert scores.ensemble["scaled"] == pytest.approx(2 * factor)
 
 
+# Kinds of data
+
+
+class Frame:
+    """A table that has `take` and a length, and yields the names of its columns."""
+
+    def __len__(self):
+        return EXAMPLES
+
+    def __iter__(self):
+        return iter(["inputs", "labels"])
+
+    def take(self, indices):
+        raise TypeError("take() of a table takes an axis")
+
+
+class Batches(Frame):
+    """A data set of another library: batches, and a `take` of its own meaning."""
+
+    def __iter__(self):
+        data = data_with(np.arange(EXAMPLES, dtype=np.float32))
+        for rows in (slice(0, 5), slice(5, 8)):
+            yield {name: leaf[rows] for name, leaf in data.items()}
+
+
+def test_an_iterable_with_a_take_of_its_own_is_read_as_batches():
+    ensemble = ensemble_of(de.losses.gaussian())
+    data = data_with(np.arange(EXAMPLES, dtype=np.float32))
+    state = ensemble.init(data)
+    expected = de.evaluate(ensemble, state, data, intervals=False)
+    scores = de.evaluate(ensemble, state, Batches(), intervals=False)
+    assert scores.members == expected.members
+
+
+def test_a_table_of_another_library_is_refused_by_its_name():
+    ensemble = ensemble_of(de.losses.gaussian())
+    state = ensemble.init(data_with(np.zeros(EXAMPLES, np.float32)))
+    with pytest.raises(UserError, match=r"^The data is a Frame, and its item 0 holds an array <U6"):
+        de.evaluate(ensemble, state, Frame())
+
+
+# Units
+
+
+def test_scores_of_a_source_that_standardises_are_in_the_targets_own_unit():
+    # Members that predict the training mean, 10, and targets 10, 14, 6, 10.
+    standardization = Standardization(((0.0,) * 3,), ((1.0,) * 3,), (10.0,), (4.0,))
+    spec = Spec((3,), "float32", (), None, standardization=standardization)
+    split = ArraySplit(INPUTS[:4], np.array([0, 1, -1, 0], np.float32))
+    source = Source(spec, split, split)
+    network = (lambda key: {"w": np.zeros((3, 1))}, linear(1)[1])
+    ensemble = de.Ensemble(network, optax.sgd(0.0), de.losses.squared_error(), num_members=2)
+    result = de.fit(ensemble, source, steps=1, batch_size=4, eval_data=source, progress=False)
+    # sqrt((0 + 16 + 16 + 0) / 4)
+    assert result.scores.ensemble["rmse"] == pytest.approx(np.sqrt(8))
+    scores = de.evaluate(ensemble, result.state, source, intervals=False)
+    assert scores.ensemble["rmse"] == pytest.approx(np.sqrt(8))
+
+
+def test_groups_of_a_source_are_those_of_the_ensemble():
+    split = ArraySplit(INPUTS, np.zeros(EXAMPLES, np.float32))
+    source = Source(Spec((3,), "float32", (), None, num_groups=2), split, split)
+    ensemble = ensemble_of(de.losses.gaussian())
+    state = ensemble.init(split.take(np.arange(EXAMPLES)))
+    with pytest.raises(UserError, match="^The source has 2 groups of examples, and the ensemble"):
+        de.evaluate(ensemble, state, source)
+
+
 # Members
 
 

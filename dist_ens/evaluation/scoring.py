@@ -1,7 +1,7 @@
 """`evaluate`: the scores of an ensemble and of its members on some data."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,6 +26,18 @@ from dist_ens.state import State
 BATCH_SIZE = 1000
 
 
+class Examples(NamedTuple):
+    """Examples to score.
+
+    Attributes:
+        split: Examples with random access.
+        spec: Description of the source whose examples they are; None if they come from no source.
+    """
+
+    split: Split
+    spec: Spec | None = None
+
+
 def evaluate(
     ensemble: Ensemble,
     state: State,
@@ -42,7 +54,8 @@ def evaluate(
         state: State of the ensemble or of some members, of any layout.
         data: Data with the keys of the training data: a dict of arrays [examples, ...], a source
             of `dist_ens.data` (its test split), or a finite iterable of batches. Examples under the
-            key `weights` count as often.
+            key `weights` count as often. Scores of a source that standardises its targets are in
+            the targets' own unit.
         metrics: Metrics beside those of the objective.
         batch_size: Number of examples at a time.
         intervals: Whether to compute 95 % bootstrap intervals.
@@ -91,7 +104,7 @@ def score(
     """
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UserError(f"batch_size is {batch_size!r}. Give a whole number of at least 1.")
-    (here, state), split = ensemble.at(state), split_of(data)
+    (here, state), examples = ensemble.at(state), examples_of(data)
     if here.objective is None:
         if metrics:
             raise UserError(
@@ -99,8 +112,8 @@ def score(
                 "the loss of this ensemble is a function. Use an objective, or return the metric "
                 "from the loss as an auxiliary scalar."
             )
-        return _mean_losses(here, state, split, int(batch_size)), None
-    objective, example = here.objective, split.take(np.zeros(1, np.int64))
+        return _mean_losses(here, state, examples.split, int(batch_size)), None
+    objective, example = here.objective, examples.split.take(np.zeros(1, np.int64))
     for key in (objective.INPUTS, objective.LABELS):
         if not isinstance(example, Mapping) or key not in example:
             found = ", ".join(map(repr, example)) if isinstance(example, Mapping) else "no dict"
@@ -108,45 +121,84 @@ def score(
                 f"The objective {objective.name} takes data with the key {key!r}: got {found}. "
                 f"Give a dict with {objective.INPUTS!r} and {objective.LABELS!r}."
             )
-    if isinstance(split, TreeSplit):  # an objective reads no other part, here as in training
-        names = (objective.INPUTS, objective.LABELS, objective.WEIGHTS)
-        split = TreeSplit({name: split.tree[name] for name in names if name in split.tree})
-    evaluator, split = evaluator_of(here, state, split, metrics, int(batch_size))
+    if isinstance(examples.split, TreeSplit):  # an objective reads no other part
+        names, tree = (objective.INPUTS, objective.LABELS, objective.WEIGHTS), examples.split.tree
+        read = TreeSplit({name: tree[name] for name in names if name in tree})
+        examples = examples._replace(split=read)
+    evaluator, split = evaluator_of(here, state, examples, metrics, int(batch_size))
     evaluation = evaluator.evaluate(state, split, by_size=by_size)
     return evaluation.scores(intervals=intervals), evaluation
 
 
 def evaluator_of(
-    ensemble: Ensemble, state: State, split: Split, metrics: Sequence[Metric], batch_size: int
+    ensemble: Ensemble, state: State, examples: Examples, metrics: Sequence[Metric], batch_size: int
 ) -> tuple[Evaluator, Split]:
-    """Returns the evaluator of an ensemble with an objective, and a split in its labels' unit."""
+    """Returns the evaluator of an ensemble with an objective, and a split in its labels' unit.
+
+    Raises:
+        UserError: If the examples are of another number of groups than the ensemble.
+    """
     objective = ensemble.objective
     if objective is None:
         raise RuntimeError("An evaluator needs an objective.")
-    spec = None
+    split, spec = examples
+    if spec is not None and spec.num_groups != ensemble.num_groups:
+        raise UserError(
+            f"The source has {spec.num_groups} groups of examples, and the ensemble has "
+            f"{ensemble.num_groups} groups of members. Make the ensemble with "
+            f"num_groups={spec.num_groups}."
+        )
     if objective.standardize:
         mean, std = label_scale(state)
         split = LabelScaledSplit(split, objective.LABELS, mean, std)
-        spec = Spec((), "float32", (), None, standardization=Standardization.of_labels(mean, std))
+        spec = _with_label_scale(spec, ensemble.num_groups, mean, std)
     return Evaluator(ensemble, batch_size, spec, objective.distribution, metrics), split
 
 
-def split_of(data: Any) -> Split:
+def _with_label_scale(spec: Spec | None, num_groups: int, mean: float, std: float) -> Spec:
+    """Returns a description of labels that the ensemble standardises after the source did."""
+    given = spec.standardization if spec else None
+    zeros = given.target_mean if given else (0.0,) * num_groups
+    units = given.target_std if given else (1.0,) * num_groups
+    both = Standardization(
+        input_mean=((),) * num_groups,
+        input_std=((),) * num_groups,
+        target_mean=tuple(mean * unit + zero for zero, unit in zip(zeros, units, strict=True)),
+        target_std=tuple(std * unit for unit in units),
+    )
+    return Spec((), "float32", (), None, num_groups, both)
+
+
+def examples_of(data: Any) -> Examples:
     """Returns data as examples with random access.
 
     Args:
-        data: A split, a source (its test split), a pytree of arrays, or a finite iterable of
-            batches, which is read whole.
+        data: Examples, a source (its test split), a split, a pytree of arrays, or a finite iterable
+            of batches, which is read whole.
 
     Raises:
         UserError: If it is none of these.
     """
-    if isinstance(data, Source):
-        return data.test
-    if hasattr(data, "take") and hasattr(data, "__len__") and not hasattr(data, "dtype"):
+    if isinstance(data, Examples):
         return data
+    if isinstance(data, Source):
+        return Examples(data.test, data.spec)
+    if isinstance(data, Split):
+        return Examples(data)
+    return Examples(TreeSplit(arrays_of(data)))
+
+
+def arrays_of(data: Any) -> Any:
+    """Returns a pytree of arrays [examples, ...]: the data itself, or its batches joined.
+
+    Args:
+        data: A pytree of arrays (a dict, a tuple or an array), or a finite iterable of batches.
+
+    Raises:
+        UserError: If it is neither, or the batches are not pytrees of one structure.
+    """
     if isinstance(data, Mapping | tuple) or hasattr(data, "dtype"):
-        return TreeSplit(data)
+        return data
     if not isinstance(data, Iterable):
         raise UserError(
             f"The data is a {type(data).__name__}. Give a dict of arrays, a source of "
@@ -157,13 +209,27 @@ def split_of(data: Any) -> Split:
         raise UserError("The data has no batches. Give at least one.")
     first: Any = jax.tree.structure(batches[0])
     for number, batch in enumerate(batches):
+        _check_batch(type(data).__name__, number, batch)
         structure: Any = jax.tree.structure(batch)
         if structure != first:
             raise UserError(
                 f"Batch {number} of the data is a pytree {structure}, and the first is {first}. "
                 "Give batches of one structure."
             )
-    return TreeSplit(jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
+
+
+def _check_batch(kind: str, number: int, batch: Any) -> None:
+    """Raises a `UserError` unless every leaf of a batch is an array of numbers [batch, ...]."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        is_number = jax.numpy.issubdtype(leaf.dtype, jax.numpy.number) or leaf.dtype == bool
+        if not leaf.ndim or not is_number:
+            name = jax.tree_util.keystr(path)
+            raise UserError(
+                f"The data is a {kind}, and its item {number} holds{name and f' at {name}'} an "
+                f"array {leaf.dtype}{list(leaf.shape)}, which is no batch of examples. Give a dict "
+                "of arrays [examples, ...], or an iterable of such batches."
+            )
 
 
 def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int) -> Scores:
