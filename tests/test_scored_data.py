@@ -58,6 +58,21 @@ def test_a_column_of_labels_is_refused_whatever_is_predicted(name, intervals):
         de.evaluate(ensemble, state, data_with(labels[:, None]), intervals=intervals)
 
 
+def test_labels_that_do_not_fit_are_refused_before_anything_is_trained():
+    objective, labels = OBJECTIVES["gaussian"]
+    steps = []
+    with pytest.raises(UserError, match=r"^The labels have the shape \[examples, 1\]"):
+        de.fit(
+            ensemble_of(objective),
+            data_with(labels),
+            steps=1,
+            eval_data=data_with(labels[:, None]),
+            callbacks=[steps.append],
+            progress=False,
+        )
+    assert not steps
+
+
 def test_labels_of_classes_are_whole_numbers_and_not_one_hot():
     ensemble = ensemble_of(de.losses.categorical(3))
     labels = np.arange(EXAMPLES) % 3

@@ -125,7 +125,7 @@ class Evaluator:
             weights = batch.get(Objective.WEIGHTS)
             outputs = programs.outputs(state, inputs)
             if not number:
-                self._check_labels(outputs, labels, weights)
+                check_labels(self._ensemble, self.distribution, outputs, labels, weights)
                 programs.check_metrics(self._own_metrics, outputs, labels)
             values, sums = to_host(programs.score(outputs, labels, batch["mask"], weights))
             of_sizes = to_host(programs.score_by_size(outputs, labels)) if by_size else {}
@@ -317,18 +317,6 @@ class Evaluator:
                 "by their ids. Put them in the order of their ids."
             )
         return ids
-
-    def _check_labels(
-        self, outputs: jax.Array, labels: jax.Array, weights: jax.Array | None
-    ) -> None:
-        rows = 3 if self._ensemble.dropout_samples else 2  # the axes of samples have no labels
-        check_labels(
-            self.distribution,
-            (outputs.shape[1], *outputs.shape[rows:]),
-            labels.shape if self._num_groups == 1 else labels.shape[1:],
-            labels.dtype,
-            None if weights is None else weights.shape,
-        )
 
     def _batches(self, split: Split) -> Iterator[dict[str, jax.Array]]:
         rows, size = self._layout.host_rows(self._batch_size), self._batch_size

@@ -22,7 +22,7 @@ from dist_ens.state import State
 from dist_ens.training.beginning import begin_run
 from dist_ens.training.checks import check_arguments, check_ensemble, check_labels
 from dist_ens.training.data import TrainingData, training_data
-from dist_ens.training.held_out import eval_data_of, with_validation
+from dist_ens.training.held_out import check_eval_labels, eval_data_of, with_validation
 from dist_ens.training.loop import Loop, Outcome
 from dist_ens.training.run_record import record_of
 
@@ -162,10 +162,13 @@ def fit(
         say = _print if progress and cluster.is_main() else _be_silent
     data, held_out = with_validation(data, validation)
     train = training_data(data, batch_size, ensemble.seed, ensemble.layout)
+    given = eval_data
     if eval_data is not None or held_out is not None:
         eval_data = eval_data_of(eval_data, held_out, metrics)
     check_labels(ensemble, train, say)
     check_ensemble(ensemble, train.batch)
+    if eval_data is not given:  # Whoever gives an EvalData has checked it.
+        check_eval_labels(ensemble, eval_data.split, train.batch)
     last_step = _last_step(steps, epochs, train)
     record = record or record_of(ensemble, train.batch)
     callbacks = [*callbacks, *([ProgressBar()] if progress else [])]

@@ -1,14 +1,16 @@
 """Data that `fit` scores: given, or held out of the training examples."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from dist_ens.data import PartOfSplit, Source, TreeSplit
+from dist_ens.data import PartOfSplit, Source, Split, TreeSplit
 from dist_ens.data.source import num_held_out
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
+from dist_ens.evaluation.label_checks import check_labels
 from dist_ens.evaluation.scoring import Examples, examples_of, score
 from dist_ens.metrics import Metric
 from dist_ens.state import State
@@ -66,3 +68,29 @@ def eval_data_of(given: Any, held_out: Examples | None, metrics: Sequence[Metric
         return score(ensemble, state, examples, metrics=metrics, intervals=is_last, by_size=is_last)
 
     return EvalData("valid" if given is None else "test", evaluate, examples.split)
+
+
+def check_eval_labels(ensemble: Ensemble, split: Split, batch: Any) -> None:
+    """Checks the labels that will be scored, before anything is trained.
+
+    Args:
+        ensemble: Ensemble to train.
+        split: Examples to score.
+        batch: Shapes and types of a global batch of the training data.
+
+    Raises:
+        UserError: If the labels do not fit the outputs of the network.
+    """
+    objective = ensemble.objective
+    if objective is None:
+        return
+    here = ensemble.of_wave if ensemble.waves > 1 else ensemble
+    groups = (here.num_groups,) if here.num_groups > 1 else ()
+    examples = split.take(np.zeros((*groups, here.layout.data_axis), np.int64))
+    keys = (objective.INPUTS, objective.LABELS)
+    if not isinstance(examples, Mapping) or any(key not in examples for key in keys):
+        return  # The evaluation says which key is missing.
+    state = here.abstract_state(batch)
+    outputs = jax.eval_shape(here.outputs, state, examples[objective.INPUTS])
+    labels, weights = examples[objective.LABELS], examples.get(objective.WEIGHTS)
+    check_labels(here, objective.distribution, outputs, labels, weights)
