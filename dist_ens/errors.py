@@ -11,17 +11,17 @@ class UserError(ValueError):
 
 
 class BrokenMembersError(UserError):
-    """Some members predict what is no number, where all are asked for one.
+    """Some members predict NaN, and what is asked needs all predictions.
 
     Args:
-        member_ids: Of these members.
+        member_ids: Ids of these members.
     """
 
     def __init__(self, member_ids: Sequence[int]) -> None:
         super().__init__(
-            "What is asked rests on predictions that are all numbers. Received: members "
-            f"{list(member_ids)}, some of whose are not. Add --leave_out_broken, or train them "
-            "anew with a lower --config.optimizer.learning_rate."
+            f"Members {list(member_ids)} predict NaN, so the ensemble does too. Pass "
+            "--leave_out_broken to average the others, or train again with a lower "
+            "--config.optimizer.learning_rate."
         )
         self.member_ids = tuple(member_ids)
 

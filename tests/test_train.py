@@ -162,8 +162,8 @@ def _growing_state(params, model_state, inputs, key, train):
 @pytest.mark.parametrize(
     ("apply", "sentence"),
     [
-        (_raises, "when it was trained: ZeroDivisionError"),
-        (_few_logits, r"when it was trained: float32\[32, 3\]"),
+        (_raises, "given a key and train=True: ZeroDivisionError"),
+        (_few_logits, r"With train=True the network returns float32\[32, 3\]"),
         (_growing_state, "returns the model state as init made it"),
     ],
 )

@@ -491,7 +491,7 @@ def test_intervals_of_real_targets_hold_as_often_as_asked(tmp_path, method, loss
         ({"calibration": "temperature"}, "the run held none out."),
         ({"conformal": "aps"}, "the run held none out."),
         ({"conformal": "cqr"}, "--conformal=cqr does not fit Categorical predictions"),
-        ({"out_of_bag": True}, "members that were trained on all"),
+        ({"out_of_bag": True}, "No member leaves out an example"),
         ({"pooling": "mixture"}, "pooled by one of probs, logits, vote"),
         ({"ood": "idx:nowhere"}, "idx:DIR lacks the file"),
     ],
@@ -511,7 +511,7 @@ def finished(tmp_path_factory):
 
 @pytest.mark.quick
 def test_a_level_that_is_no_coverage_is_told():
-    with pytest.raises(UserError, match=r"lies in \(0, 1\)\. Received: 1\.0"):
+    with pytest.raises(UserError, match=r"is 1\.0, outside \(0, 1\)"):
         EvaluationRequest(level=1.0)
 
 
