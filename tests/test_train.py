@@ -164,7 +164,7 @@ def _growing_state(params, model_state, inputs, key, train):
     [
         (_raises, "given a key and train=True: ZeroDivisionError"),
         (_few_logits, r"With train=True the network returns float32\[32, 3\]"),
-        (_growing_state, "returns the model state as init made it"),
+        (_growing_state, "With train=True the network returns the model state"),
     ],
 )
 def test_a_network_that_cannot_be_trained_is_told_before_anything_is_written(
