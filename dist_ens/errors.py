@@ -19,7 +19,7 @@ class BrokenMembersError(UserError):
 
     def __init__(self, member_ids: Sequence[int]) -> None:
         super().__init__(
-            f"Members {list(member_ids)} predict NaN, so the ensemble does too. Add "
+            f"Members {list(member_ids)} predict NaN, so the ensemble does too. Pass "
             "--leave_out_broken to average the others, or train again with a lower "
             "--config.optimizer.learning_rate."
         )

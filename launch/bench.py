@@ -21,7 +21,6 @@ from dist_ens.bench import (
     with_examples_that_fit,
 )
 from dist_ens.commands import quoted
-from dist_ens.data import open_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.experiment.build import build_ensemble
@@ -47,11 +46,12 @@ def main() -> None:
         )
     if jax.process_count() > 1:
         raise UserError(
-            "One process times a config, with the devices that it has. Received: "
-            f"{jax.process_count()} processes. Start one."
+            f"{jax.process_count()} processes were started, and one process times a config with "
+            "its own devices. Start one."
         )
     cli.check_outputs(_PLOT, _JSON)
-    console, source = Console(markup=False, highlight=False), open_source(experiment.data)
+    console = Console(markup=False, highlight=False)
+    source = _CONFIG.open_source(experiment.data)
     num_examples = len(source.train)
     source = with_examples_that_fit(source, Layout.make(1))
     if len(source.train) < num_examples:

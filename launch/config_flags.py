@@ -16,13 +16,23 @@ from dist_ens.config import (
     OwnParts,
     did_you_mean,
 )
-from dist_ens.data import Source, Spec
+from dist_ens.data import Source, Spec, open_source
 from dist_ens.errors import UserError
 from dist_ens.experiment.config_file import ConfigFile
 from dist_ens.members import Member
 from dist_ens.models import model_options
 from dist_ens.optimizers import optimizer_options
 from dist_ens.paths import shortened
+
+_NAMED_LOSS = ("loss.name", "loss.beta", "loss.levels")
+# The fields in whose place each function of a config file stands.
+_REPLACED = {
+    "make_member": ("model",),
+    "make_optimizer": ("optimizer",),
+    "make_objective": _NAMED_LOSS,
+    "make_loss": _NAMED_LOSS,
+    "make_source": ("data.source",),
+}
 
 
 class ConfigFlags:
@@ -52,7 +62,8 @@ class ConfigFlags:
             The command line without `--config=FILE`.
 
         Raises:
-            UserError: If the file cannot be used, or a flag names a field that does not exist.
+            UserError: If the file cannot be used, or a flag names a field that does not exist, or
+                one that a function of the file replaces.
         """
         rest: list[str] = []
         arguments = iter(argv)
@@ -84,6 +95,7 @@ class ConfigFlags:
             self._defaults += _complete(
                 config.optimizer, "optimizer", OptimizerConfig, optimizer_options, rest
             )
+        self._check_used(self.file)
         known = _paths(config)
         for name in sorted(self._given):
             if name not in known:
@@ -100,6 +112,17 @@ class ConfigFlags:
                 )
         self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
         return rest
+
+    def _check_used(self, file: ConfigFile) -> None:
+        """Raises a `UserError` if a flag sets a field that a function of the file replaces."""
+        for function, fields in _REPLACED.items():
+            for name in sorted(self._given):
+                is_replaced = any(name == each or name.startswith(f"{each}.") for each in fields)
+                if is_replaced and file.defines(function):
+                    raise UserError(
+                        f"--config.{name} has no effect, because {file.path} defines {function}. "
+                        f"Leave the flag out, or change {function}."
+                    )
 
     def experiment(self) -> Experiment:
         """Returns the file's experiment with the values of the flags.
@@ -136,6 +159,10 @@ class ConfigFlags:
     def source(self, data_config: DataConfig) -> Source | None:
         """Returns the file's own data set; None without one. See `ConfigFile.source`."""
         return None if self.file is None else self.file.source(data_config)
+
+    def open_source(self, data_config: DataConfig) -> Source:
+        """Returns the data set of a run. See `ConfigFile.open_source`."""
+        return open_source(data_config) if self.file is None else self.file.open_source(data_config)
 
 
 def _complete(

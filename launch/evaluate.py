@@ -14,11 +14,19 @@ from rich.console import Console
 from dist_ens import cluster, report
 from dist_ens.commands import quoted
 from dist_ens.config import POOLINGS
-from dist_ens.data import open_source
+from dist_ens.data import Source
 from dist_ens.errors import UserError
-from dist_ens.experiment.assess import CALIBRATIONS, CONFORMAL, EvaluationRequest, assess
+from dist_ens.evaluation.scoring import score
+from dist_ens.experiment.assess import (
+    CALIBRATIONS,
+    CONFORMAL,
+    Assessment,
+    EvaluationRequest,
+    assess,
+)
 from dist_ens.experiment.build import evaluator_of_run
-from dist_ens.experiment.workdir import open_finished
+from dist_ens.experiment.checks import require_trained_on
+from dist_ens.experiment.workdir import Finished, open_finished
 from dist_ens.paths import shortened
 from launch import cli
 from launch.config_flags import ConfigFlags
@@ -51,7 +59,7 @@ _OUT_OF_BAG = flags.DEFINE_bool(
     "out_of_bag", False, "Scores of training examples by the members that left them out."
 )
 _LEAVE_OUT_BROKEN = flags.DEFINE_bool(
-    "leave_out_broken", False, "Pool without members whose predictions are no numbers."
+    "leave_out_broken", False, "Leave out members that predict NaN."
 )
 _CONFIG = ConfigFlags(overridable=False)
 
@@ -61,8 +69,8 @@ def main() -> None:
     workdir = cli.required(_WORKDIR)
     if _LEVEL.present and _CONFORMAL.value is None:
         raise UserError(
-            f"A level is of conformal predictions. Received: --level={_LEVEL.value} alone. Add "
-            f"--conformal={CONFORMAL[0]} or so, or leave it out."
+            f"--level={_LEVEL.value} has no effect without --conformal. Add a method, such as "
+            f"--conformal={CONFORMAL[0]}, or leave --level out."
         )
     cli.check_outputs(_JSON)
     questions = EvaluationRequest(
@@ -76,7 +84,10 @@ def main() -> None:
     )
     finished = open_finished(workdir, _CONFIG.own_parts, dropout_samples=_DROPOUT_SAMPLES.value)
     run, state = finished.run, finished.state
-    source = _CONFIG.source(run.experiment.data) or open_source(run.experiment.data)
+    source = _CONFIG.open_source(run.experiment.data)
+    if finished.ensemble.objective is None:
+        _tell_mean_losses(finished, source)
+        return
     evaluator = evaluator_of_run(run, finished.ensemble, _POOLING.value, finished.parts)
     # Other predictions, or another pooling of them, are of another ensemble than the page's.
     own_pooling = run.experiment.evaluation.pooling
@@ -110,6 +121,30 @@ def main() -> None:
             "run's own predictions.",
             soft_wrap=True,
         )
+
+
+def _tell_mean_losses(finished: Finished, source: Source) -> None:
+    """Prints the mean losses of a run whose loss is a function; there are no predictions to pool.
+
+    Raises:
+        UserError: If a flag asks for predictions.
+    """
+    for flag in (_OOD, _SHIFT, _POOLING, _DROPOUT_SAMPLES, _CALIBRATION, _CONFORMAL, _OUT_OF_BAG):
+        if flag.present:
+            raise UserError(
+                f"--{flag.name} asks for predictions, and the loss of this run is a function, "
+                "which says nothing of them. Leave the flag out, or train with make_objective."
+            )
+    run = finished.run
+    require_trained_on(run, source)
+    batch_size = run.experiment.evaluation.global_batch_size
+    scores, _ = score(finished.ensemble, finished.state, source.test, batch_size=batch_size)
+    if not cluster.is_main():
+        return
+    Console(markup=False, highlight=False).print(scores.table())
+    if _JSON.value is not None:
+        as_json = Assessment(scores, {}, {}, ()).to_dict()
+        cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))
 
 
 def run() -> None:

@@ -62,7 +62,11 @@ def main() -> None:
 def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
     """A planner of a config's experiment, for a topology that is at hand; it tells what it does."""
     experiment = config.experiment()
-    spec, num_train_examples = describe_source(experiment.data)
+    own = config.source(experiment.data)
+    if own is None:
+        spec, num_train_examples = describe_source(experiment.data)
+    else:
+        spec, num_train_examples = own.spec, own.num_train_examples
     run = Run(experiment, spec, num_train_examples or 0)  # where that is not known it is not asked
     parts = config.own_parts(spec)
 
@@ -77,7 +81,8 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
         if cluster.is_main():
             print(line, file=sys.stderr, flush=True)
 
-    training_set = None if num_train_examples is None else _training_set(run)
+    in_memory = comes_in_memory(experiment.data) if own is None else own.train.in_memory
+    training_set = None if num_train_examples is None else _training_set(run, in_memory)
     return Planner(
         experiment,
         spec,
@@ -90,15 +95,15 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
     )
 
 
-def _training_set(run: Run) -> TrainingSet | None:
-    """What the devices might keep; None where the run is too short for that."""
+def _training_set(run: Run, in_memory: bool) -> TrainingSet | None:
+    """Returns the training set that the devices may keep; None if the run is too short for it."""
     experiment, order = run.experiment, run.order
     batch_size = experiment.data.global_batch_size
     training_set = TrainingSet(
         order, run.spec.example_bytes, experiment.steps_per_call * batch_size
     )
     is_kept = training_set.is_worth_keeping(
-        in_memory=comes_in_memory(experiment.data),
+        in_memory=in_memory,
         last_step=experiment.total_steps(order.epoch_length),
         batch_size=batch_size,
     )

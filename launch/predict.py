@@ -16,17 +16,17 @@ from absl import flags
 from dist_ens import cluster
 from dist_ens.array_files import read_npy
 from dist_ens.commands import quoted
-from dist_ens.data import convert_inputs, open_source
+from dist_ens.data import Source, convert_inputs
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, broken_positions
 from dist_ens.evaluation.out_of_bag import held_out_predictions
 from dist_ens.experiment.assess import (
     out_of_bag_of,
-    require_trained_on,
     told_of_broken,
     without_broken,
 )
 from dist_ens.experiment.build import evaluator_of_run
+from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.workdir import Finished, open_finished
 from dist_ens.paths import shortened
@@ -44,7 +44,7 @@ _OUT_OF_BAG = flags.DEFINE_bool(
     "Predict the training examples instead, each by the members that were not trained on it.",
 )
 _LEAVE_OUT_BROKEN = flags.DEFINE_bool(
-    "leave_out_broken", False, "Pool without members whose predictions are no numbers."
+    "leave_out_broken", False, "Leave out members that predict NaN."
 )
 _CONFIG = ConfigFlags(overridable=False)
 
@@ -60,7 +60,8 @@ def main() -> None:
             )
         cli.check_outputs(_OUTPUT)
         finished = open_finished(workdir, _CONFIG.own_parts)
-        predictions, told = _out_of_bag(finished.run, _evaluator(finished), finished.state)
+        source = _CONFIG.open_source(finished.run.experiment.data)
+        predictions, told = _out_of_bag(finished.run, _evaluator(finished), finished.state, source)
     else:
         path = cli.required(_INPUT)
         inputs = read_npy(path, "--input")
@@ -97,7 +98,7 @@ def _evaluator(finished: Finished) -> Evaluator:
 def _of_inputs(
     run: Run, evaluator: Evaluator, state: State, inputs: np.ndarray
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Predictions of the ensemble and its members, what they are of, and what else there is."""
+    """Returns predictions of the ensemble and its members, and sentences on them."""
     predictions = evaluator.predict(state, inputs)
     broken = broken_positions(
         {n: leaf for n, leaf in predictions.items() if n.startswith("member_") and n != "member_id"}
@@ -119,10 +120,12 @@ def _of_inputs(
 
 
 def _out_of_bag(
-    run: Run, evaluator: Evaluator, state: State
+    run: Run, evaluator: Evaluator, state: State, source: Source
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Likewise, of each training example by the members that left it out; NaN where none did."""
-    source = open_source(run.experiment.data)
+    """Returns out-of-bag predictions of the training examples, and sentences on them.
+
+    Each example is predicted by the members that were not trained on it; NaN where all were.
+    """
     require_trained_on(run, source)
 
     def predictions_of(evaluator: Evaluator) -> dict[str, np.ndarray]:

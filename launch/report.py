@@ -35,8 +35,8 @@ def main() -> None:
     """Reads what the runs left, and writes the page."""
     if not _RUNS.workdirs:
         raise UserError(
-            "A report tells of at least one run. Received: none. Type: dist-ens report "
-            "runs/digits runs/other --output=report.html."
+            "No folder of a run was given. Give at least one: dist-ens report runs/digits "
+            "runs/other --output=report.html."
         )
     runs = [read_run(workdir) for workdir in _RUNS.workdirs]
     cli.write_file(_OUTPUT, lambda path: write_page(path, runs))

@@ -8,7 +8,7 @@ from rich.console import Console
 from dist_ens import cluster, report
 from dist_ens.checkpoint import FOLDER
 from dist_ens.commands import command_line, quoted
-from dist_ens.data import Source, open_source
+from dist_ens.data import Source
 from dist_ens.evaluation import Scores
 from dist_ens.experiment.assess import EvaluationRequest, assess
 from dist_ens.experiment.build import evaluator_of_run
@@ -18,7 +18,7 @@ from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
-_WORKDIR = define_path("workdir", None, "Folder of the run; one that holds it goes on.")
+_WORKDIR = define_path("workdir", None, "Folder of the run; a run that it holds is resumed.")
 _CONFIG = ConfigFlags()
 
 
@@ -26,7 +26,7 @@ def main() -> int:
     """Trains; 128 + the signal's number if one stopped it."""
     workdir = cli.required(_WORKDIR)
     experiment = _CONFIG.experiment()
-    source = _CONFIG.source(experiment.data) or open_source(experiment.data)
+    source = _CONFIG.open_source(experiment.data)
     parts = _CONFIG.own_parts(source.spec)
     has_own = parts.member is not None or parts.names or parts.metrics
     member_file = _CONFIG.file.path if has_own and _CONFIG.file else None

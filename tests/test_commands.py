@@ -287,10 +287,10 @@ def test_members_without_numbers_are_named_and_left_out_of_predictions_if_asked(
     files = [f"--input={tmp_path / 'x.npy'}", f"--output={tmp_path / 'p.npz'}"]
     ended = dist_ens("predict", config, workdir, *files)
     assert ended.returncode == 0, ended.stderr
-    assert f"Members {broken} predict what is no number, and so does" in ended.stdout
+    assert f"Members {broken} predict NaN, so the ensemble does too" in ended.stdout
     assert np.isnan(np.load(tmp_path / "p.npz")["probs"]).all()
     ended = dist_ens("predict", config, workdir, *files, "--leave_out_broken")
-    assert f"Members {broken} predict what is no number; they were left out" in ended.stdout
+    assert f"Members {broken} predict NaN; they were left out" in ended.stdout
     predicted = np.load(tmp_path / "p.npz")
     assert predicted["member_id"].tolist() == list(range(6))
     sound = [i for i in range(6) if i not in broken]
@@ -300,7 +300,7 @@ def test_members_without_numbers_are_named_and_left_out_of_predictions_if_asked(
     output = files[1]
     ended = dist_ens("predict", config, workdir, "--out_of_bag", output)
     assert ended.returncode == 2
-    assert f"Members {broken} predict NaN, so the ensemble does too." in ended.stderr
+    assert f"Members {broken} predict NaN, so the ensemble does too. Pass" in ended.stderr
     ended = dist_ens("predict", config, workdir, "--out_of_bag", output, "--leave_out_broken")
     assert ended.returncode == 0, ended.stderr
     held_out = dict(np.load(tmp_path / "p.npz"))
@@ -418,13 +418,13 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
             "--config.seed cannot be changed: a finished run keeps",
         ),
         (["evaluate", f"--workdir={tmp_path}"], "There is no checkpoint in"),
-        (["evaluate", f"--workdir={workdir}", "--level=0.8"], "A level is of conformal predict"),
-        (["evaluate", f"--workdir={workdir}", "--dropout_samples=2"], "a network that draws noth"),
+        (["evaluate", f"--workdir={workdir}", "--level=0.8"], "--level=0.8 has no effect without"),
+        (["evaluate", f"--workdir={workdir}", "--dropout_samples=2"], "the network draws nothing"),
         (["evaluate", f"--workdir={workdir}", f"--json={same}/x"], f"{same} is no folder. Choose"),
         (["evaluate", f"--workdir={workdir}", "--json=nowhere/x"], "there is no folder nowhere"),
         (
             ["predict", f"--workdir={workdir}", "--out_of_bag", "--output=p"],
-            "members that were trained on all, data.examples='shared'",
+            "No member leaves out an example with data.examples='shared'",
         ),
         (
             ["predict", f"--workdir={workdir}", "--out_of_bag", "--input=x.npy", "--output=p"],

@@ -1,15 +1,22 @@
 """Functions of a config file that make parts of a run."""
 
+import dataclasses
 import re
 
 import jax.numpy as jnp
 import pytest
 from absl import flags
 
-from dist_ens.config import DataConfig, OwnParts
+from dist_ens import losses
+from dist_ens.config import DataConfig, Experiment, OwnParts
 from dist_ens.data import Spec
 from dist_ens.errors import UserError
+from dist_ens.experiment.build import build, build_ensemble
+from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.config_file import ConfigFile
+from dist_ens.experiment.record import Run
+from dist_ens.layout import Layout
+from dist_ens.members import as_member
 from launch.config_flags import ConfigFlags
 
 pytestmark = pytest.mark.quick
@@ -94,6 +101,86 @@ def test_a_file_without_functions_makes_no_part(tmp_path):
     assert file.source(DataConfig()) is None
     assert ConfigFlags().own_parts(SPEC) == OwnParts()
     assert ConfigFlags().source(DataConfig()) is None
+    assert ConfigFlags().open_source(DataConfig()).spec.num_classes == 10  # the digits
+    assert file.open_source(DataConfig()).spec.num_classes == 10
+
+
+def test_the_data_of_the_file_wins_over_the_name_of_the_source(tmp_path):
+    config = flags_with(tmp_path, PARTS)
+    assert len(config.open_source(DataConfig(global_batch_size=9)).train) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "flag", "function"),
+    [
+        ("def make_member(spec): pass", "model.name=mlp", "make_member"),
+        ("def make_optimizer(spec): pass", "optimizer.learning_rate=0.5", "make_optimizer"),
+        ("def make_optimizer(spec): pass", "optimizer.b1=0.5", "make_optimizer"),
+        ("def make_objective(spec): pass", "loss.beta=0.5", "make_objective"),
+        ("def make_loss(spec): pass", "loss.name=mse", "make_loss"),
+        ("def make_source(data_config): pass", "data.source=digits", "make_source"),
+    ],
+)
+def test_a_flag_that_a_function_of_the_file_replaces_is_refused(tmp_path, text, flag, function):
+    name = flag.partition("=")[0]
+    message = f"^--config.{name} has no effect, because .*own.py defines {function}. Leave the flag"
+    with pytest.raises(UserError, match=message):
+        flags_with(tmp_path, text, f"--config.{flag}")
+
+
+def test_a_flag_beside_a_function_of_the_file_has_its_effect(tmp_path):
+    text = "def make_objective(spec): pass\ndef make_source(data_config): pass"
+    given = ["--config.loss.label_smoothing=0.1", "--config.data.num_classes=3"]
+    experiment = flags_with(tmp_path, text, *given).experiment()
+    assert (experiment.loss.label_smoothing, experiment.data.num_classes) == (0.1, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"data": {"mean": (1.0,)}}, "data.mean=(1.0,)"),
+        ({"data": {"std": (2.0,)}}, "data.std=(2.0,)"),
+        ({"compute": {"rematerialize": True}}, "compute.rematerialize=True"),
+        ({"evaluation": {"dropout_samples": 4}}, "evaluation.dropout_samples=4"),
+        ({"evaluation": {"pooling": "vote"}}, "evaluation.pooling='vote'"),
+    ],
+)
+def test_a_field_that_a_loss_function_does_not_see_is_refused(tmp_path, fields, name):
+    parts = file_with(tmp_path, PARTS).own_parts(SPEC)
+    run = Run(
+        Experiment.from_dict({"steps": 1, "data": {"global_batch_size": 8}} | fields), SPEC, 8
+    )
+    message = f"^{re.escape(name)} has no effect, because make_loss calls the network itself"
+    with pytest.raises(UserError, match=message):
+        check_training(run, build_ensemble(run, Layout.make(8), parts))
+
+
+def test_a_network_under_a_loss_function_is_not_called_with_inputs_alone(tmp_path):
+    def init(key, batch):
+        return {"w": batch["labels"].astype(jnp.float32)}
+
+    parts = dataclasses.replace(
+        file_with(tmp_path, PARTS).own_parts(SPEC), member=as_member(init=init)
+    )
+    values = {"steps": 1, "data": {"global_batch_size": 8}}
+    run = Run(Experiment.from_dict(values), SPEC, 8)
+    check_training(run, build_ensemble(run, Layout.make(8), parts))
+    uneven = Run(Experiment.from_dict(values | {"compute": {"microbatches": 3}}), SPEC, 8)
+    with pytest.raises(UserError, match="^compute.microbatches=3 does not divide a device's batch"):
+        check_training(uneven, build_ensemble(run, Layout.make(8), parts))
+
+
+def test_metrics_need_an_objective(tmp_path):
+    file = file_with(tmp_path, PARTS)
+    with pytest.raises(UserError, match="^The metric 'top3' is computed from a predictive distrib"):
+        build(file.experiment(), parts=file.own_parts(SPEC), source=file.source(DataConfig()))
+
+
+def test_an_objective_that_standardises_labels_is_refused():
+    run = Run(Experiment.from_dict({"steps": 1}), Spec((4,), "float32", (), None), 8)
+    parts = OwnParts(objective=losses.gaussian(standardize=True))
+    with pytest.raises(UserError, match="^make_objective returned gaussian with standardize=True"):
+        build_ensemble(run, Layout.make(8), parts)
 
 
 def test_an_objective_has_a_loss_and_a_distribution(tmp_path):

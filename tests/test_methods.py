@@ -14,7 +14,7 @@ from dist_ens.config import Experiment
 from dist_ens.data import Spec, source_of_arrays
 from dist_ens.ensemble import Batches
 from dist_ens.errors import UserError
-from dist_ens.experiment.build import build_ensemble, distribution_of
+from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.losses import (
@@ -357,7 +357,7 @@ SPEC = Spec((4,), "float32", (), 3)
 def test_what_contradicts_itself_is_told(changes, spec, sentence):
     def begin():
         run = Run(Experiment.from_dict({"steps": 1, **changes}), spec, 20)
-        return distribution_of(run), build_ensemble(run, Layout.make(8))
+        return build_ensemble(run, Layout.make(8))
 
     with pytest.raises(UserError, match=re.escape(sentence)):
         begin()

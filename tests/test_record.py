@@ -156,7 +156,9 @@ def test_other_versions_are_said_and_not_refused(finished, tmp_path, capsys):
     told = f"The run was begun with jax 0.1.2 (here {jax.__version__}), so that its training step"
     said = " ".join(capsys.readouterr().out.split())
     assert told in said
-    assert "Its network was before, and here it is plain.<locals>.<lambda>: going on as if" in said
+    assert (
+        "Its network was before, and here it is plain.<locals>.<lambda>. It resumes as if" in said
+    )
     with pytest.raises(UserError, match="the training step of the network"):  # of this version
         train(
             experiment(num_members=2, steps=24),

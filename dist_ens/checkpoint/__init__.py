@@ -24,6 +24,7 @@ from dist_ens.checkpoint.record import (
     StepRecord,
     check_resumes,
     differing_versions,
+    listed,
     require_config_record,
 )
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore, read_newest
@@ -36,6 +37,7 @@ __all__ = [
     "StepRecord",
     "check_resumes",
     "differing_versions",
+    "listed",
     "read_newest",
     "require_config_record",
 ]

@@ -209,13 +209,13 @@ def check_resumes(
     different = here.differences(there)
     if different and resume == "same":
         raise UserError(
-            f"{quoted(folder)} holds another run: {_listed(different)}. Choose another folder for "
+            f"{quoted(folder)} holds another run: {listed(different)}. Choose another folder for "
             "this run, give the parts of the saved run to resume it, or set resume='anyway' to "
             "resume it with these parts."
         )
     notes = here.notes(there)
     if different:
-        notes.append(f"Resuming another run, as resume='anyway' says: {_listed(different)}.")
+        notes.append(f"Resuming another run, as resume='anyway' says: {listed(different)}.")
     return notes
 
 
@@ -246,8 +246,8 @@ def _tree_of(leaves: Sequence[tuple[list[Any], Any]]) -> Any:
     return tuple(made.values()) if isinstance(next(iter(made)), int) else made
 
 
-def _listed(differences: list[tuple[str, Any, Any]]) -> str:
-    """Returns the differences as one clause, long values shortened."""
+def listed(differences: list[tuple[str, Any, Any]]) -> str:
+    """Returns what `StepRecord.differences` found as one clause, long values shortened."""
     return "; ".join(
         f"{what} is {_short(there)} there and {_short(here)} here"
         for what, there, here in differences

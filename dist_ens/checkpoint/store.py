@@ -25,7 +25,7 @@ from dist_ens.checkpoint.writing import (
     write_checkpoint,
 )
 from dist_ens.commands import quoted
-from dist_ens.errors import RunError, first_line
+from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.layout import pieces_off_devices
 
 FOLDER = "checkpoints"
@@ -78,6 +78,16 @@ class CheckpointStore:
     def latest_step(self) -> int | None:
         """Returns the step of the newest finished checkpoint, or None if there is none."""
         return max(self._steps(), default=None)
+
+    def require_step(self, step: int) -> None:
+        """Raises a `UserError` unless a checkpoint of a step is saved; on every host."""
+        saved = self._steps()
+        if not cluster.as_main_sees(step in saved):
+            raise UserError(
+                f"There is no checkpoint of step {step} in {quoted(self._workdir)}: the saved "
+                f"steps are {', '.join(map(str, sorted(saved)))}. Give one of them, or leave step "
+                "out for the newest."
+            )
 
     def save(
         self,

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,6 +16,7 @@ _AT_A_TIME = 10_000  # examples, where a split is gone through once
 _MOST_READ, _SAMPLED = 2**30, 100
 
 
+@runtime_checkable
 class Split(Protocol):
     """Examples with random access."""
 

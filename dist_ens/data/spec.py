@@ -31,11 +31,6 @@ class Standardization:
     target_std: tuple[float, ...]
 
     @classmethod
-    def of_labels(cls, mean: float, std: float) -> "Standardization":
-        """Returns the standardization of the labels of one group alone."""
-        return cls(((),), ((),), (mean,), (std,))
-
-    @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Standardization":
         """Reads back `dataclasses.asdict`, also through JSON.
 
@@ -77,6 +72,25 @@ class Standardization:
         with np.errstate(over="ignore"):
             standard = (inputs - mean) / std
         return narrowed(standard, np.float32, "inputs, standardised, [group, example, feature]")
+
+    def of_targets(self, targets: np.ndarray) -> np.ndarray:
+        """Returns targets standardised as every group's members learn them.
+
+        Args:
+            targets: Targets in their own unit, [examples, ...].
+
+        Returns:
+            float32[groups, examples, ...].
+
+        Raises:
+            UserError: If a standardised target does not fit in float32.
+        """
+        axes = (1,) * np.ndim(targets)
+        mean, std = (
+            np.array(numbers).reshape(-1, *axes) for numbers in (self.target_mean, self.target_std)
+        )
+        standard = (np.asarray(targets, np.float64) - mean) / std
+        return narrowed(standard, np.float32, "labels, standardised, [group, example]")
 
 
 @dataclasses.dataclass(frozen=True)

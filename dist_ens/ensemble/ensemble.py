@@ -43,6 +43,7 @@ from dist_ens.layout import (
     Layout,
     Waves,
     data_index,
+    to_host,
 )
 from dist_ens.losses import Objective, Prediction, predict_leaves
 from dist_ens.members import Member, as_member, with_compute_dtype
@@ -225,8 +226,8 @@ class Ensemble:
             The new state, and metrics by name, float32[members]: `loss` and what the objective or
             the loss function reports beside it, means over the global batch before the step.
         """
-        here = self.at(state)
-        return (here._one_step_in_waves if self.waves > 1 else here._one_step)(state, batch)
+        here, state = self.at(state)
+        return (here._one_step_in_waves if here.waves > 1 else here._one_step)(state, batch)
 
     @cached_property
     def update_steps(self) -> Any:
@@ -244,7 +245,7 @@ class Ensemble:
         """Returns the pooled prediction of the members, and how uncertain it is.
 
         Args:
-            state: State of the ensemble, of any layout.
+            state: State of the ensemble or of some members, of any layout.
             inputs: Inputs, any pytree with leaves [batch, ...].
 
         Returns:
@@ -254,21 +255,21 @@ class Ensemble:
         Raises:
             UserError: If the network was given without `apply`.
         """
-        here, placed, size = self._placed(state, inputs)
-        return here._predict(here._needed(state), placed).first(size)
+        here, needed, placed, size = self._placed(state, inputs)
+        return here._predict(needed, placed).first(size)
 
     def apply(self, state: State, inputs: Any) -> Any:
         """Returns the outputs of every member's network, leaves [members, batch, ...].
 
         Args:
-            state: State of the ensemble, of any layout.
+            state: State of the ensemble or of some members, of any layout.
             inputs: Inputs, any pytree with leaves [batch, ...].
 
         Raises:
             UserError: If the network was given without `apply`.
         """
-        here, placed, size = self._placed(state, inputs)
-        return unpadded(here.outputs(here._needed(state), placed), size)
+        here, needed, placed, size = self._placed(state, inputs)
+        return unpadded(here.outputs(needed, placed), size)
 
     @cached_property
     def outputs(self) -> Any:
@@ -360,6 +361,18 @@ class Ensemble:
         """Returns the same ensemble on another layout, or in another execution."""
         return dataclasses.replace(self, layout=layout, execution=execution or self.execution)
 
+    def with_members(self, member_ids: Sequence[int]) -> "Ensemble":
+        """Returns the same ensemble with other members, on a layout of their own.
+
+        Args:
+            member_ids: Ids of the members.
+        """
+        count = len(member_ids)
+        layout = Layout.make(count, devices=cluster.devices_for(count))
+        return dataclasses.replace(
+            self, layout=layout, num_members=count, member_ids=tuple(member_ids), waves=1
+        )
+
     @property
     def _in_waves(self) -> Waves:
         return Waves(self.layout, self.waves)
@@ -431,6 +444,11 @@ class Ensemble:
     @cached_property
     def _programs(self) -> dict[str, Any]:
         """What is known once there is a state: the program of one step, and more."""
+        return {}
+
+    @cached_property
+    def evaluation_programs(self) -> dict[str, Any]:
+        """Programs that score this ensemble, kept with it so that they are compiled once."""
         return {}
 
     def _one_step(self, state: State, batch: Any) -> Any:
@@ -512,17 +530,17 @@ class Ensemble:
             return lambda state, inputs: pool(self.outputs(state, inputs), state)
         return jax.jit(lambda state, inputs: pooled(self._outputs(state, inputs), state))
 
-    def _placed(self, state: State, inputs: Any) -> tuple["Ensemble", Any, int]:
-        """Returns the ensemble on the state's layout, the inputs there, and how many there are."""
+    def _placed(self, state: State, inputs: Any) -> tuple["Ensemble", State, Any, int]:
+        """Returns ensemble, needed state and inputs on one layout, and the number of inputs."""
         if not self.member.has_apply:
             raise UserError(
                 "This ensemble cannot predict: its network was given by as_member(init=...) "
                 "without apply. Use as_member(init=..., apply=...), or call the network yourself "
                 "with state.params."
             )
-        here = self.at(state)
+        here, state = self.at(state)
         placed, size = padded_inputs(here.layout, inputs)
-        return here, placed, size
+        return here, here._needed(state), placed, size
 
     def _needed(self, state: State) -> State:
         """Returns a state without what predictions do not depend on, which costs time to pass."""
@@ -532,12 +550,21 @@ class Ensemble:
             return state
         return state._replace(opt_state=())
 
-    def at(self, state: State) -> "Ensemble":
-        """Returns this ensemble on the layout on which a state lies."""
+    def at(self, state: State) -> tuple["Ensemble", State]:
+        """Returns this ensemble and a state on one layout, that of the state if possible.
+
+        A state of another number of members, such as `select_members` makes, comes with the
+        ensemble of these members.
+        """
+        elsewhere = self.__dict__.setdefault("_elsewhere", {})
+        if state.step.shape[0] != self.num_members:
+            ids = tuple(to_host(state.member_id).tolist())
+            if ids not in elsewhere:
+                elsewhere[ids] = self.with_members(ids)
+            return elsewhere[ids], elsewhere[ids].layout.moved(state, MEMBERS)
         mesh = getattr(state.step.sharding, "mesh", None)
         if mesh is None or mesh is self.layout.mesh or mesh == self.layout.mesh:
-            return self
-        elsewhere = self.__dict__.setdefault("_elsewhere", {})
+            return self, state
         if mesh not in elsewhere:
             elsewhere[mesh] = self.on(Layout(mesh, self.num_members))
-        return elsewhere[mesh]
+        return elsewhere[mesh], state

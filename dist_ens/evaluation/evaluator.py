@@ -13,8 +13,9 @@ from dist_ens.data.source_check import check_parts
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.errors import BrokenMembersError, UserError, first_line
+from dist_ens.evaluation.label_checks import check_labels, check_weights
 from dist_ens.evaluation.predictions import broken_positions, joined, shown
-from dist_ens.evaluation.programs import Programs
+from dist_ens.evaluation.programs import programs_of
 from dist_ens.evaluation.row_scores import Evaluation, scores_of_rows
 from dist_ens.layout import BATCH, to_host
 from dist_ens.losses import Categorical, Distribution, Gaussian, Objective
@@ -82,7 +83,7 @@ class Evaluator:
                     f"Two metrics are called {metric.name!r}. Give one of them another name."
                 )
             known.add(metric.name)
-        self.programs = Programs(ensemble, self.distribution, self.metrics, self.left_out)
+        self.programs = programs_of(ensemble, self.distribution, self.metrics, self.left_out)
 
     def without(self, positions: Sequence[int]) -> "Evaluator":
         """Returns an evaluator that also leaves out the members at some positions.
@@ -114,8 +115,8 @@ class Evaluator:
             The evaluation, on every host. Rows of weight 0 are not part of it.
 
         Raises:
-            UserError: If a metric does not fit, or weights are negative, NaN, all 0, or given for
-                several groups.
+            UserError: If the labels do not have the shape of the outputs' rows, a metric does not
+                fit, or weights are negative, NaN, all 0, or given for several groups.
         """
         member_ids, programs = self._member_ids(state), self.programs
         length = len(split) // self._num_groups
@@ -126,6 +127,7 @@ class Evaluator:
             weights = batch.get(Objective.WEIGHTS)
             outputs = programs.outputs(state, inputs)
             if not number:
+                check_labels(self._ensemble, self.distribution, outputs, labels, weights)
                 programs.check_metrics(self._own_metrics, outputs, labels)
             values, sums = to_host(programs.score(outputs, labels, batch["mask"], weights))
             of_sizes = to_host(programs.score_by_size(outputs, labels)) if by_size else {}
@@ -144,7 +146,8 @@ class Evaluator:
         rows = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
         example_of_row = np.repeat(np.arange(length), rows_per_example)
         if rows[-1] is not None:
-            counts = _checked_weights(rows[-1][0]) > 0
+            check_weights(rows[-1][0])
+            counts = rows[-1][0] > 0
             rows = jax.tree.map(lambda leaf: leaf[..., counts], rows)
             example_of_row = example_of_row[counts]
         labels, groups, members, of_sizes, weights = rows
@@ -197,9 +200,11 @@ class Evaluator:
         labels, programs = shapes[Objective.LABELS], self.programs
         try:
             outputs = programs.outputs_shape(state, shapes[Objective.INPUTS])
+            weights = shapes.get(Objective.WEIGHTS)
+            check_labels(self._ensemble, self.distribution, outputs, labels, weights)
             programs.check_metrics(self._own_metrics, outputs, labels)
             mask = jax.ShapeDtypeStruct((self._batch_size,), bool)
-            return programs.scored(outputs, labels, mask, shapes.get(Objective.WEIGHTS))
+            return programs.scored(outputs, labels, mask, weights)
         except UserError:
             raise
         except Exception as error:  # whatever a network or a distribution says of other shapes
@@ -375,22 +380,3 @@ def _weights_like(weights: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Returns the weights of rows, float64[1, batch, rows of an example]."""
     of_examples = np.asarray(weights, np.float64).reshape(1, len(weights), -1)
     return np.broadcast_to(of_examples, labels.shape)
-
-
-def _checked_weights(weights: np.ndarray) -> np.ndarray:
-    """Returns weights [rows] if they can weight a mean.
-
-    Raises:
-        UserError: If one is negative or not finite, or all are 0.
-    """
-    wrong = ~np.isfinite(weights) | (weights < 0)
-    if wrong.any():
-        raise UserError(
-            f"{wrong.sum()} of {len(weights)} weights are negative or not finite, such as "
-            f"{weights[wrong][0]}. Give weights of 0 or more."
-        )
-    if not weights.any():
-        raise UserError(
-            "All weights are 0, so no example can be scored. Give some a positive weight."
-        )
-    return weights

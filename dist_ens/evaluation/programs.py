@@ -47,13 +47,24 @@ class Programs:
         self._ensemble = ensemble
         self._distribution = distribution
         self._own = {m.name: m.statistic for m in metrics if m.statistic is not None}
-        self._metrics = metrics
+        self._metrics = tuple(metrics)
+        self._left_out = tuple(left_out)
         self._layout = ensemble.layout
         self._num_groups = ensemble.num_groups
         count = self._layout.num_members // self._num_groups
         self._pooled = np.setdiff1d(np.arange(count), left_out)
         self._group_of_member = self._layout.put(
             np.arange(self._layout.num_members) % self._num_groups, MEMBERS
+        )
+
+    def are_of(
+        self, distribution: Distribution, metrics: Sequence[Metric], left_out: Sequence[int]
+    ) -> bool:
+        """Returns whether these are the programs of a distribution, metrics and members."""
+        # A user's distribution may hold arrays, which have no single truth value when compared.
+        return self._distribution is distribution and (self._metrics, self._left_out) == (
+            tuple(metrics),
+            tuple(left_out),
         )
 
     def outputs(self, state: State, inputs: jax.Array) -> jax.Array:
@@ -303,6 +314,29 @@ class Programs:
     def _samples_of(self, outputs: jax.Array) -> jax.Array:
         """Returns outputs [members, samples, batch, ...]."""
         return jnp.moveaxis(outputs, 2, 1) if self._ensemble.dropout_samples else outputs[:, None]
+
+
+def programs_of(
+    ensemble: Ensemble,
+    distribution: Distribution,
+    metrics: Sequence[Metric],
+    left_out: Sequence[int],
+) -> Programs:
+    """Returns the programs of an ensemble: those of the last call, if it asked for the same ones.
+
+    One set is kept, because what a metric captures lives as long as its program.
+
+    Args:
+        ensemble: See `Programs`.
+        distribution: See `Programs`.
+        metrics: See `Programs`.
+        left_out: See `Programs`.
+    """
+    kept = ensemble.evaluation_programs.get("scores")
+    if kept is None or not kept.are_of(distribution, metrics, left_out):
+        kept = Programs(ensemble, distribution, metrics, left_out)
+        ensemble.evaluation_programs["scores"] = kept
+    return kept
 
 
 def _check_statistic(

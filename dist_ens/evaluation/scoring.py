@@ -1,7 +1,7 @@
 """`evaluate`: the scores of an ensemble and of its members on some data."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -30,6 +30,18 @@ from dist_ens.state import State
 BATCH_SIZE = 1000
 
 
+class Examples(NamedTuple):
+    """Examples to score.
+
+    Attributes:
+        split: Examples with random access.
+        spec: Description of the source whose examples they are; None if they come from no source.
+    """
+
+    split: Split
+    spec: Spec | None = None
+
+
 def evaluate(
     ensemble: Ensemble,
     state: State,
@@ -43,10 +55,11 @@ def evaluate(
 
     Args:
         ensemble: Ensemble, whose objective brings the metrics.
-        state: State of the ensemble, of any layout.
+        state: State of the ensemble or of some members, of any layout.
         data: Data with the keys of the training data: a dict of arrays [examples, ...], a source
             of `dist_ens.data` (its test split), or a finite iterable of batches. Examples under the
-            key `weights` count as often.
+            key `weights` count as often. Scores of a source that standardises its targets are in
+            the targets' own unit.
         metrics: Metrics beside those of the objective.
         batch_size: Number of examples at a time.
         intervals: Whether to compute 95 % bootstrap intervals.
@@ -95,26 +108,26 @@ def score(
     """
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UserError(f"batch_size is {batch_size!r}. Give a whole number of at least 1.")
-    check_groups(ensemble, data)
-    here, split = ensemble.at(state), split_of(data)
+    (here, state), examples = ensemble.at(state), examples_of(data)
+    _check_groups(here, examples.spec)
     if here.objective is None:
         _check_no_metrics(metrics)
-        return _mean_losses(here, state, split, int(batch_size)), None
-    split = _parts_of_objective(here.objective, split)
-    evaluator, split = evaluator_of(here, state, split, metrics, int(batch_size))
+        return _mean_losses(here, state, examples.split, int(batch_size)), None
+    examples = examples._replace(split=_parts_of_objective(here.objective, examples.split))
+    evaluator, split = evaluator_of(here, state, examples, metrics, int(batch_size))
     evaluation = evaluator.evaluate(state, split, by_size=by_size)
     return evaluation.scores(intervals=intervals), evaluation
 
 
 def check_score(
-    ensemble: Ensemble, batch: Any, split: Split, *, metrics: Sequence[Metric] = ()
+    ensemble: Ensemble, batch: Any, examples: Examples, *, metrics: Sequence[Metric] = ()
 ) -> dict[str, str | None]:
     """Checks by shapes alone that examples can be scored; see `evaluate`.
 
     Args:
         ensemble: Ensemble, whose objective brings the metrics.
         batch: Shapes and types of a training batch.
-        split: Examples to score.
+        examples: Examples to score.
         metrics: Metrics beside those of the objective.
 
     Returns:
@@ -125,10 +138,12 @@ def check_score(
     """
     of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
     state = of_wave.abstract_state(batch)
+    _check_groups(ensemble, examples.spec)
     if ensemble.objective is None:
         _check_no_metrics(metrics)
-        return _checked_means(of_wave, state, split)
-    objective, split = ensemble.objective, _parts_of_objective(ensemble.objective, split)
+        return _checked_means(of_wave, state, examples.split)
+    objective = ensemble.objective
+    split = _parts_of_objective(objective, examples.split)
     if objective.standardize:
         split = LabelScaledSplit(split, objective.LABELS, 0.0, 1.0)
     evaluator = Evaluator(
@@ -137,28 +152,28 @@ def check_score(
     return evaluator.check(state, split)
 
 
-def check_groups(ensemble: Ensemble, data: Any) -> None:
+def _check_groups(ensemble: Ensemble, spec: Spec | None) -> None:
     """Raises a `UserError` if a source has other groups of examples than the ensemble."""
-    if isinstance(data, Source) and data.spec.num_groups != ensemble.num_groups:
+    if spec is not None and spec.num_groups != ensemble.num_groups:
         raise UserError(
-            f"The data has {data.spec.num_groups} groups of examples, and the ensemble "
-            f"{ensemble.num_groups}: members would be scored on examples that they were trained "
-            f"on. Make the ensemble with num_groups={data.spec.num_groups}."
+            f"The source has {spec.num_groups} groups of examples, and the ensemble has "
+            f"{ensemble.num_groups} groups of members: members would be scored on examples that "
+            f"they were trained on. Make the ensemble with num_groups={spec.num_groups}."
         )
 
 
 def evaluator_of(
-    ensemble: Ensemble, state: State, split: Split, metrics: Sequence[Metric], batch_size: int
+    ensemble: Ensemble, state: State, examples: Examples, metrics: Sequence[Metric], batch_size: int
 ) -> tuple[Evaluator, Split]:
     """Returns the evaluator of an ensemble with an objective, and a split in its labels' unit."""
     objective = ensemble.objective
     if objective is None:
         raise RuntimeError("An evaluator needs an objective.")
-    spec = None
+    split, spec = examples
     if objective.standardize:
         mean, std = label_scale(state)
         split = LabelScaledSplit(split, objective.LABELS, mean, std)
-        spec = Spec((), "float32", (), None, standardization=Standardization.of_labels(mean, std))
+        spec = _with_label_scale(spec, ensemble.num_groups, mean, std)
     return Evaluator(ensemble, batch_size, spec, objective.distribution, metrics), split
 
 
@@ -193,22 +208,50 @@ def _parts_of_objective(objective: Objective, split: Split) -> Split:
     return TreeSplit({name: split.tree[name] for name in names if name in split.tree})
 
 
-def split_of(data: Any) -> Split:
+def _with_label_scale(spec: Spec | None, num_groups: int, mean: float, std: float) -> Spec:
+    """Returns a description of labels that the ensemble standardises after the source did."""
+    given = spec.standardization if spec else None
+    zeros = given.target_mean if given else (0.0,) * num_groups
+    units = given.target_std if given else (1.0,) * num_groups
+    both = Standardization(
+        input_mean=((),) * num_groups,
+        input_std=((),) * num_groups,
+        target_mean=tuple(mean * unit + zero for zero, unit in zip(zeros, units, strict=True)),
+        target_std=tuple(std * unit for unit in units),
+    )
+    return Spec((), "float32", (), None, num_groups, both)
+
+
+def examples_of(data: Any) -> Examples:
     """Returns data as examples with random access.
 
     Args:
-        data: A split, a source (its test split), a pytree of arrays, or a finite iterable of
-            batches, which is read whole.
+        data: Examples, a source (its test split), a split, a pytree of arrays, or a finite iterable
+            of batches, which is read whole.
 
     Raises:
         UserError: If it is none of these.
     """
-    if isinstance(data, Source):
-        return data.test
-    if hasattr(data, "take") and hasattr(data, "__len__") and not hasattr(data, "dtype"):
+    if isinstance(data, Examples):
         return data
+    if isinstance(data, Source):
+        return Examples(data.test, data.spec)
+    if isinstance(data, Split):
+        return Examples(data)
+    return Examples(TreeSplit(arrays_of(data)))
+
+
+def arrays_of(data: Any) -> Any:
+    """Returns a pytree of arrays [examples, ...]: the data itself, or its batches joined.
+
+    Args:
+        data: A pytree of arrays (a dict, a tuple or an array), or a finite iterable of batches.
+
+    Raises:
+        UserError: If it is neither, or the batches are not pytrees of one structure.
+    """
     if isinstance(data, Mapping | tuple) or hasattr(data, "dtype"):
-        return TreeSplit(data)
+        return data
     if not isinstance(data, Iterable):
         raise UserError(
             f"The data is a {type(data).__name__}. Give a dict of arrays, a source of "
@@ -219,13 +262,27 @@ def split_of(data: Any) -> Split:
         raise UserError("The data has no batches. Give at least one.")
     first: Any = jax.tree.structure(batches[0])
     for number, batch in enumerate(batches):
+        _check_batch(type(data).__name__, number, batch)
         structure: Any = jax.tree.structure(batch)
         if structure != first:
             raise UserError(
                 f"Batch {number} of the data is a pytree {structure}, and the first is {first}. "
                 "Give batches of one structure."
             )
-    return TreeSplit(jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
+
+
+def _check_batch(kind: str, number: int, batch: Any) -> None:
+    """Raises a `UserError` unless every leaf of a batch is an array of numbers [batch, ...]."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        is_number = jax.numpy.issubdtype(leaf.dtype, jax.numpy.number) or leaf.dtype == bool
+        if not leaf.ndim or not is_number:
+            name = jax.tree_util.keystr(path)
+            raise UserError(
+                f"The data is a {kind}, and its item {number} holds{name and f' at {name}'} an "
+                f"array {leaf.dtype}{list(leaf.shape)}, which is no batch of examples. Give a dict "
+                "of arrays [examples, ...], or an iterable of such batches."
+            )
 
 
 def _means_of_one(ensemble: Ensemble) -> Callable[[State, Any], dict[str, jax.Array]]:
@@ -280,13 +337,10 @@ def _checked_means(ensemble: Ensemble, state: State, split: Split) -> dict[str, 
 
 def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int) -> Scores:
     """Returns the means of a loss function and its auxiliary scalars over the batches."""
-    waves = Waves(ensemble.layout, ensemble.waves)
-    # Every column has the whole batch, so that the last one need not divide over them.
-    program: Any = lift(
-        _means_of_one(ensemble), layout=waves.layout_of_one, in_specs=("members", "shared")
-    )
-    if waves.count > 1:
-        program = results_in_waves(waves, program, MEMBERS)
+    kept = ensemble.evaluation_programs
+    if "mean_losses" not in kept:
+        kept["mean_losses"] = _mean_losses_program(ensemble)
+    program = kept["mean_losses"]
     sums: dict[str, np.ndarray] = {}
     for first in range(0, len(split), batch_size):
         rows = np.arange(first, min(first + batch_size, len(split)))
@@ -296,3 +350,13 @@ def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int
             total = len(rows) * np.asarray(values, np.float64)
             sums[name] = sums[name] + total if name in sums else total
     return scores_of_means(to_host(state.member_id).tolist(), sums, len(split))
+
+
+def _mean_losses_program(ensemble: Ensemble) -> Any:
+    """Returns the program from a state and a batch to each member's means, float32[members]."""
+    waves = Waves(ensemble.layout, ensemble.waves)
+    # Every column has the whole batch, so that the last one need not divide over them.
+    program: Any = lift(
+        _means_of_one(ensemble), layout=waves.layout_of_one, in_specs=("members", "shared")
+    )
+    return results_in_waves(waves, program, MEMBERS) if waves.count > 1 else program

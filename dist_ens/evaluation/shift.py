@@ -83,14 +83,16 @@ def shifted_splits(split: Split, spec: Spec) -> dict[str, list[ShiftedSplit]]:
     """
     if spec.label_shape or spec.num_groups > 1:
         raise UserError(
-            "Pictures and plain numbers of one group are shifted. Received: "
-            f"{spec}. Leave --shift out."
+            f"The data is {spec}, and only pictures and plain numbers of one group can be shifted. "
+            "Leave --shift out."
         )
     is_picture = len(spec.input_shape) in (2, 3)
     seen = split.take(np.arange(min(len(split), _SEEN)))["inputs"]
     low, high = float(seen.min()), float(seen.max())
     if low == high:
-        raise UserError(f"Inputs that are shifted vary. Received: only {low}. Leave --shift out.")
+        raise UserError(
+            f"All inputs are {low}, and constant inputs cannot be shifted. Leave --shift out."
+        )
     candidates = (seen.dtype, np.dtype(np.float32))
     dtype = next((each for each in candidates if _is_fine(each, low, high)), None)
     if dtype is None:

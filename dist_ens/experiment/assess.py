@@ -14,6 +14,7 @@ from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluation import Evaluation, Evaluator, Scores, curves_of, pictures_of
 from dist_ens.evaluation.ood import Unlabelled, detection, histograms
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag, held_out_scores
+from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.layout import to_host
 from dist_ens.metrics.catalogue import UNDER_SHIFT, headlines, label_of
@@ -36,7 +37,7 @@ class EvaluationRequest:
         conformal: One of `CONFORMAL`; None: not asked.
         level: Coverage of conformal predictions, in (0, 1).
         out_of_bag: Whether training examples are scored by the members that left them out.
-        leave_out_broken: Whether members whose predictions are no numbers are not pooled.
+        leave_out_broken: Whether members that predict NaN are left out of the ensemble.
     """
 
     ood: str | None = None
@@ -49,7 +50,7 @@ class EvaluationRequest:
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
-            raise UserError(f"A level of coverage lies in (0, 1). Received: {self.level}. Try 0.9.")
+            raise UserError(f"The level of coverage is {self.level}, outside (0, 1). Try 0.9.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Assessment:
         extras: By its name in the file what else was asked for.
         curves: What the report draws.
         pictures: Inputs of the examples that it shows, where they are pictures.
-        broken: Ids of the members whose predictions are no numbers.
+        broken: Ids of the members that predict NaN.
     """
 
     scores: Scores
@@ -163,8 +164,8 @@ def assess(
         The answers, on every host.
 
     Raises:
-        BrokenMembersError: If a question beside the scores meets predictions that are no numbers,
-            of members that are not to be left out.
+        BrokenMembersError: If a question beside the scores meets NaN of members that are not to be
+            left out.
         UserError: If a question does not fit the run.
     """
     require_trained_on(run, source)
@@ -182,19 +183,19 @@ def assess(
 def without_broken(
     evaluator: Evaluator, state: State, ask: Callable[[Evaluator], _Answer], *, leave_out: bool
 ) -> tuple[_Answer, list[int]]:
-    """What is asked, of the members whose predictions are numbers.
+    """Returns what a function answers, without the members that predict NaN.
 
     Args:
-        evaluator: Of the ensemble.
-        state: Likewise.
-        ask: Asks an evaluator.
-        leave_out: Whether the others are left out.
+        evaluator: Evaluator of the ensemble.
+        state: State of the ensemble.
+        ask: Function of an evaluator that returns the answer.
+        leave_out: Whether members that predict NaN are left out.
 
     Returns:
-        The answer, and the ids of those that were left out for it.
+        The answer, and the ids of the members that were left out.
 
     Raises:
-        BrokenMembersError: If there are such, and they are not to be left out.
+        BrokenMembersError: If members predict NaN and are not to be left out.
     """
     broken: list[int] = []
     while True:
@@ -207,40 +208,6 @@ def without_broken(
             broken = sorted({*broken, *error.member_ids})
             positions = np.flatnonzero(np.isin(to_host(state.member_id), broken))
             evaluator = evaluator.without(positions.tolist())
-
-
-def require_trained_on(run: Run, source: Source) -> None:
-    """Checks that data is what a run was trained on.
-
-    Args:
-        run: The run.
-        source: Data from where the run's experiment says, or that was given.
-
-    Raises:
-        UserError: If the description, the number of examples, or an example is another.
-    """
-    recorded = run.examples or {}
-    changed = [n for n, here in source.fingerprint.items() if recorded.get(n, here) != here]
-    if source.spec != run.spec:
-        here, there = source.spec.told_apart(run.spec)
-    elif source.num_train_examples != run.num_train_examples:
-        here, there = (
-            f"{count:,} training examples"
-            for count in (source.num_train_examples, run.num_train_examples)
-        )
-    elif changed:
-        splits = " and ".join(changed)
-        here, there = (
-            f"{splits} examples with other values",
-            f"the same number of {splits} examples",
-        )
-    else:
-        return
-    raise UserError(
-        f"The data from {run.experiment.data.source} is not what the run was trained on: here "
-        f"{here}, there {there}. Put the data set back. Where the run's data was given in Python, "
-        "it is evaluated in Python, with that source."
-    )
 
 
 def _answers(
@@ -319,34 +286,32 @@ def _answers(
 def told_of_broken(
     broken: Sequence[int], *, left_out: bool, num_members: int, num_groups: int = 1
 ) -> str:
-    """A sentence on members whose predictions are no numbers.
+    """Returns a sentence on members that predict NaN.
 
     Args:
-        broken: Their ids.
+        broken: Ids of these members.
         left_out: Whether they were left out of the ensemble.
-        num_members: Of the run.
-        num_groups: Likewise.
+        num_members: Number of members of the run.
+        num_groups: Number of groups of members.
     """
-    told = f"Members {list(broken)} predict what is no number"
+    told = f"Members {list(broken)} predict NaN"
     if left_out:
         return f"{told}; they were left out of the ensemble."
+    train_again = "Train again with a lower --config.optimizer.learning_rate."
     if len(broken) == num_members:
-        told += ": that is all of them."
-    else:
-        told += ", and so does the ensemble"
-        if num_groups == 1:
-            return f"{told}: --leave_out_broken pools the others."
-        told += " of their group."
-    return f"{told} Train anew with a lower --config.optimizer.learning_rate."
+        return f"{told}: that is all of them. {train_again}"
+    if num_groups > 1:
+        return f"{told}, so the ensemble of their group does too. {train_again}"
+    return f"{told}, so the ensemble does too. Pass --leave_out_broken to average the others."
 
 
 def out_of_bag_of(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
-    """Which training examples each member was not trained on, and is asked about.
+    """Returns which training examples each member was not trained on.
 
     Args:
-        run: What the state belongs to.
-        evaluator: Of the run; of members that it leaves out nothing is asked.
-        state: Of the ensemble.
+        run: Record of the run.
+        evaluator: Evaluator of the run. Members that it leaves out predict no example.
+        state: State of the ensemble.
 
     Returns:
         bool[members, examples].
@@ -358,24 +323,23 @@ def out_of_bag_of(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
     examples, pooling = run.experiment.data.examples, evaluator.distribution.pooling
     if examples not in ("bootstrap", "kfold"):
         raise UserError(
-            "Some member leaves out some example. Received: members that were trained on all, "
-            f"data.examples={examples!r}. Train with --config.data.examples=bootstrap or kfold."
+            f"No member leaves out an example with data.examples={examples!r}. Train with "
+            "--config.data.examples=bootstrap or kfold."
         )
     if examples == "bootstrap" and jax.tree.leaves(state.model_state):
         raise UserError(
-            "What a member left out it has seen nothing of. Received: members on bootstrap "
-            "samples whose statistics are of whole batches. Train with "
-            "--config.data.examples=kfold."
+            "The network has batch statistics, and with data.examples='bootstrap' they include "
+            "examples that a member leaves out. Train with --config.data.examples=kfold."
         )
     if pooling != "probs":
         raise UserError(
-            "Members that left an example out are pooled as probs. Received: "
-            f"{pooling!r}. Add --pooling=probs."
+            f"Members are pooled as {pooling!r}, and out-of-bag predictions as 'probs'. Add "
+            "--pooling=probs."
         )
     if run.spec.num_groups > 1:
         raise UserError(
-            "Examples that members left out are told of one group. Received: "
-            f"{run.spec.num_groups}. Train on a table with one split, one row in its train_idx and "
+            f"The run has {run.spec.num_groups} groups of members, and out-of-bag predictions are "
+            "those of one group. Train on a table with one split: one row in its train_idx and "
             "test_idx."
         )
     out_of_bag = examples_out_of_bag(

@@ -14,12 +14,12 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, Scores
-from dist_ens.evaluation.scoring import check_score, score
+from dist_ens.evaluation.scoring import Examples, check_score, score
 from dist_ens.experiment.checks import check_room, check_training, require_draws
 from dist_ens.experiment.objectives import make_objective
 from dist_ens.experiment.record import Run
 from dist_ens.layout import Layout
-from dist_ens.losses import Distribution, Objective
+from dist_ens.losses import Objective
 from dist_ens.members import (
     Member,
     as_member,
@@ -78,6 +78,12 @@ def build(
     """
     source = open_source(experiment.data) if source is None else source
     check_source(source, any_parts=parts.loss is not None)
+    if parts.loss is not None and parts.metrics:
+        raise UserError(
+            f"The metric {parts.metrics[0].name!r} is computed from a predictive distribution, and "
+            "the loss of this run is a function. Give an objective (make_objective in the config "
+            "file), or return the metric from the loss as an auxiliary scalar."
+        )
     if experiment.data.validation and source.valid is None:
         raise UserError(
             f"data.validation={experiment.data.validation} holds examples out of the source that "
@@ -92,68 +98,80 @@ def build(
     ranges = source.input_ranges() if experiment.loss.adversarial else None
     ensemble = build_ensemble(run, layout, parts, ranges)
     data = OrderedSplit(source.train, run.order, experiment.seed)
-    if ensemble.objective is not None:
-        distribution_of(run, parts)  # poolings that do not fit are found before training
-        check_training(run, ensemble)
+    check_training(run, ensemble)
     check_room(ensemble, data.batch)
     run = identified(run, ensemble, parts, source, data.batch)
     return Built(run, source, ensemble, data, eval_data_of(run, source, parts), parts)
 
 
 def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:
-    """Returns the objective of a run; None if its loss is a function."""
-    if parts.loss is not None:
-        return None
-    if parts.objective is not None:
-        return parts.objective
-    return make_objective(run.experiment.loss, run.spec.num_classes)
-
-
-def distribution_of(
-    run: Run, parts: OwnParts = NOTHING, pooling: str | None = None
-) -> Distribution:
-    """Returns the predictive distribution of a run.
-
-    Args:
-        run: Record of the run.
-        parts: Parts that were given.
-        pooling: One of `config.POOLINGS`. Default: that of the experiment.
+    """Returns the objective of a run, pooled as its experiment says; None for a loss function.
 
     Raises:
-        UserError: If such predictions are not pooled in this way, or the loss is a function.
+        UserError: If the labels do not fit the objective, its predictions are not pooled in this
+            way, or it standardises the labels itself.
     """
-    objective = objective_of(run, parts)
+    if parts.loss is not None:
+        return None
+    objective = parts.objective
     if objective is None:
+        objective = make_objective(run.experiment.loss, run.spec.num_classes)
+    elif getattr(objective, "standardize", False):
         raise UserError(
-            "The loss of this run is a function, which says nothing of predictions. Give an "
-            "objective (make_objective in the config file) to score and pool them."
+            f"make_objective returned {objective.name} with standardize=True, and a run from a "
+            "config standardises no labels. Leave standardize out, and give standardised labels: a "
+            "table, uci:FILE, has them."
         )
-    return objective.distribution.with_pooling(pooling or run.experiment.evaluation.pooling)
+    distribution = objective.distribution.with_pooling(run.experiment.evaluation.pooling)
+    if distribution is objective.distribution:
+        return objective
+    return dataclasses.replace(objective, distribution=distribution)
 
 
 def evaluator_of_run(
     run: Run, ensemble: Ensemble, pooling: str | None = None, parts: OwnParts = NOTHING
 ) -> Evaluator:
-    """Returns the evaluator of a run's ensemble; see `distribution_of`."""
+    """Returns the evaluator of a run's ensemble.
+
+    Args:
+        run: Record of the run.
+        ensemble: Ensemble of the run.
+        pooling: One of `config.POOLINGS`. Default: that of the experiment.
+        parts: Parts that were given.
+
+    Raises:
+        UserError: If such predictions are not pooled in this way, or the loss is a function.
+    """
+    if ensemble.objective is None:
+        raise UserError(
+            "The loss of this run is a function, which says nothing of predictions. Give an "
+            "objective (make_objective in the config file) to score and pool them."
+        )
+    distribution = ensemble.objective.distribution
+    if pooling is not None:
+        distribution = distribution.with_pooling(pooling)
     batch_size = run.experiment.evaluation.global_batch_size
-    distribution = distribution_of(run, parts, pooling)
     return Evaluator(ensemble, batch_size, run.spec, distribution, tuple(parts.metrics))
 
 
 def eval_data_of(run: Run, source: Source, parts: OwnParts) -> EvalData:
     """Returns the test split of a run, and how it is scored during and after training."""
+    examples = Examples(source.test, run.spec)
 
     def evaluate(ensemble: Ensemble, state: State, is_last: bool) -> tuple[Scores, Any]:
-        if ensemble.objective is None:
-            size = run.experiment.evaluation.global_batch_size
-            return score(ensemble, state, source.test, batch_size=size)
-        evaluator = evaluator_of_run(run, ensemble, parts=parts)
-        evaluation = evaluator.evaluate(state, source.test, by_size=is_last)
-        return evaluation.scores(intervals=is_last), evaluation
+        return score(
+            ensemble,
+            state,
+            examples,
+            metrics=tuple(parts.metrics),
+            batch_size=run.experiment.evaluation.global_batch_size,
+            intervals=is_last,
+            by_size=is_last,
+        )
 
     def check(ensemble: Ensemble, batch: Any) -> Mapping[str, str | None]:
         if ensemble.objective is None:
-            return check_score(ensemble, batch, source.test)
+            return check_score(ensemble, batch, examples)
         of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
         evaluator = evaluator_of_run(run, ensemble, parts=parts)
         return evaluator.check(of_wave.abstract_state(batch), source.test)

@@ -1,10 +1,12 @@
-"""Checks of a run before anything is written: its room in memory, and its network."""
+"""Checks of a run before anything is written: its room in memory, its network and its data."""
 
 from typing import Any
 
 import jax
 
 from dist_ens import cluster
+from dist_ens.config import Experiment
+from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.argument_checks import check_microbatches
 from dist_ens.errors import UserError, first_line
@@ -43,14 +45,21 @@ def check_room(ensemble: Ensemble, batch: Any) -> None:
 def check_training(run: Run, ensemble: Ensemble) -> None:
     """Traces the network as it is trained, on the mesh, and raises where it does not fit.
 
+    What a loss function makes of its network nobody knows, so its microbatches alone are checked.
+
     Raises:
         UserError: If it raises, or returns other outputs or another model state than it should,
-            or a device's batch has no such microbatches.
+            a device's batch has no such microbatches, or a field is set that a loss function does
+            not see.
     """
     batch_size = run.experiment.data.global_batch_size
     microbatches = run.experiment.compute.microbatches
     device_batch_size = batch_size // ensemble.layout.data_axis
     check_microbatches("compute.microbatches", microbatches, device_batch_size)
+    objective = ensemble.objective
+    if objective is None:
+        _check_fields_of_loss(run.experiment)
+        return
     state = jax.eval_shape(
         lambda: ensemble.member.init(
             jax.random.key(0),
@@ -74,9 +83,6 @@ def check_training(run: Run, ensemble: Ensemble) -> None:
             f"The network raised {type(error).__name__} with a key and train=True: "
             f"{first_line(error)} Correct the network."
         ) from error
-    objective = ensemble.objective
-    if objective is None:
-        raise RuntimeError("The outputs of a network are checked for an objective.")
     expected = (batch_size, *run.spec.label_shape, objective.num_outputs)
     if outputs.shape != expected or not jax.numpy.issubdtype(outputs.dtype, jax.numpy.floating):
         raise UserError(
@@ -90,6 +96,59 @@ def check_training(run: Run, ensemble: Ensemble) -> None:
             "and types."
         )
     check_modes(ensemble.member, run.batch(2)["inputs"], DATA)
+
+
+def _check_fields_of_loss(experiment: Experiment) -> None:
+    """Raises a `UserError` if a field is set that has no effect on a loss function."""
+    for path in (
+        "data.mean",
+        "data.std",
+        "compute.rematerialize",
+        "evaluation.dropout_samples",
+        "evaluation.pooling",
+    ):
+        section, _, name = path.partition(".")
+        fields = getattr(experiment, section)
+        value = getattr(fields, name)
+        if value != getattr(type(fields)(), name):
+            raise UserError(
+                f"{path}={value!r} has no effect, because make_loss calls the network "
+                "itself. Leave the field out, and let make_loss do what it stands for."
+            )
+
+
+def require_trained_on(run: Run, source: Source) -> None:
+    """Checks that data is what a run was trained on.
+
+    Args:
+        run: Record of the run.
+        source: Data that the run's experiment names, or that was given.
+
+    Raises:
+        UserError: If the description, the number of examples, or an example differs.
+    """
+    recorded = run.examples or {}
+    changed = [n for n, here in source.fingerprint.items() if recorded.get(n, here) != here]
+    if source.spec != run.spec:
+        here, there = source.spec.told_apart(run.spec)
+    elif source.num_train_examples != run.num_train_examples:
+        here, there = (
+            f"{count:,} training examples"
+            for count in (source.num_train_examples, run.num_train_examples)
+        )
+    elif changed:
+        splits = " and ".join(changed)
+        here, there = (
+            f"{splits} examples with other values",
+            f"the same number of {splits} examples",
+        )
+    else:
+        return
+    raise UserError(
+        f"The data from {run.experiment.data.source} is not what the run was trained on: here "
+        f"{here}, there {there}. Put the data set back. If make_source of a config file made it, "
+        "give that file as config; if Python gave it, evaluate in Python with that source."
+    )
 
 
 def require_draws(member: Member, inputs: jax.ShapeDtypeStruct) -> None:

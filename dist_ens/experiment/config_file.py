@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from dist_ens.config import DataConfig, Experiment, OwnParts
-from dist_ens.data import Source, Spec
+from dist_ens.data import Source, Spec, check_source, open_source
 from dist_ens.errors import UserError
 from dist_ens.experiment.part_checks import check_part
 from dist_ens.members import Member, as_member
@@ -31,8 +31,8 @@ class ConfigFile:
         make_callbacks(spec)       callbacks beside those of the command line
 
     `spec` is the `dist_ens.data.Spec` of the data set, `data_config` the experiment's `DataConfig`.
-    `source` calls `make_source`, and the other methods call the function of their name. Each raises
-    a `UserError` if the function raises an exception, or returns something else.
+    `source` and `open_source` call `make_source`, and the other methods call the function of their
+    name. Each raises a `UserError` if the function raises an exception, or returns something else.
 
     Args:
         path: Path of the file, which is run.
@@ -120,8 +120,20 @@ class ConfigFile:
         return tuple(self._part("make_callbacks", spec) or ())
 
     def source(self, data_config: DataConfig) -> Source | None:
-        """Returns the file's own data set; None if it has none."""
-        return self._part("make_source", data_config)
+        """Returns the file's own data set; None if it has none.
+
+        Raises:
+            UserError: If `make_source` raises an error, or its data set does not fit its spec.
+        """
+        source = self._part("make_source", data_config)
+        if source is not None:
+            check_source(source, any_parts=self.defines("make_loss"))
+        return source
+
+    def open_source(self, data_config: DataConfig) -> Source:
+        """Returns the file's own data set; the one that `data.source` names if it has none."""
+        source = self.source(data_config)
+        return open_source(data_config) if source is None else source
 
     def own_parts(self, spec: Spec) -> OwnParts:
         """Returns all parts that the file makes itself, except the data set.

@@ -2,25 +2,33 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
-from dist_ens.checkpoint import CheckpointStore, StepRecord, read_newest
+from dist_ens.checkpoint import CheckpointStore, StepRecord, listed, read_newest
 from dist_ens.commands import quoted
 from dist_ens.config.own_parts import OwnParts
-from dist_ens.data import Spec, open_source
+from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs, open_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Scores, evaluate
-from dist_ens.experiment.build import NOTHING, evaluator_of_run
+from dist_ens.evaluation.scoring import BATCH_SIZE, Examples, arrays_of, examples_of
+from dist_ens.experiment.build import NOTHING
+from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.workdir import open_finished
-from dist_ens.layout import MEMBERS, Layout, to_host
-from dist_ens.losses import Prediction
+from dist_ens.layout import MEMBERS, to_host
+from dist_ens.losses import Objective, Prediction
+from dist_ens.metrics import Metric
 from dist_ens.paths import given_path
 from dist_ens.state import State, select_members
+from dist_ens.training.run_record import record_of
+
+if TYPE_CHECKING:
+    from dist_ens.experiment.config_file import ConfigFile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +41,7 @@ class LoadedRun:
         step: Number of updates that the state has seen.
         run: Record of a run that was started from a config; None for one made in Python.
         parts: Parts that were given.
+        config: Config file that was given.
     """
 
     ensemble: Ensemble
@@ -40,6 +49,7 @@ class LoadedRun:
     step: int
     run: Run | None = None
     parts: OwnParts = NOTHING
+    config: "ConfigFile | None" = None
 
     def predict(self, inputs: Any) -> Prediction:
         """Returns the prediction for inputs as the run's data has them; see `Ensemble.predict`.
@@ -47,36 +57,64 @@ class LoadedRun:
         Inputs and targets of a table are in their own units.
         """
         given = self.run.spec.standardization if self.run else None
-        if given is None:
+        if self.run is None or given is None:
             return self.ensemble.predict(self.state, inputs)
         if len(given.target_mean) > 1:
             raise UserError(
                 f"This run has {len(given.target_mean)} groups of members, each trained on a split "
                 "of its own, so that their predictions are not pooled. Use dist-ens predict."
             )
-        standard = given.of_inputs(np.asarray(inputs, np.float64))[0]
+        standard = given.of_inputs(convert_inputs(self.run.spec, np.asarray(inputs), "inputs"))[0]
         prediction = self.ensemble.predict(self.state, standard)
         return prediction.in_unit(given.target_mean[0], given.target_std[0])
 
-    def evaluate(self, data: Any = None, **options: Any) -> Scores:
+    def evaluate(
+        self,
+        data: Any = None,
+        *,
+        metrics: Sequence[Metric] | None = None,
+        batch_size: int | None = None,
+        intervals: bool = True,
+    ) -> Scores:
         """Returns the scores on some data; see `dist_ens.evaluate`.
 
         Args:
-            data: Data with the keys of the training data. Default: the test split of the run's
-                own data, if it was started from a config.
-            **options: Options of `dist_ens.evaluate`.
+            data: Data with the keys of the training data. Arrays and batches of a table are in
+                their own units; a split is taken as the run's source standardises it. Default: the
+                test split of the run's own data, if it was started from a config.
+            metrics: Metrics beside those of the run.
+            batch_size: Number of examples at a time. Default: that of the run's config, or 1000.
+            intervals: Whether to compute 95 % bootstrap intervals.
+
+        Raises:
+            UserError: If the data does not fit the run.
         """
-        if data is None:
-            if self.run is None:
+        own: tuple[Metric, ...] = ()
+        if self.run is None:
+            if data is None:
                 raise UserError(
                     "This run was made in Python, and knows no data. Give evaluate data."
                 )
-            source = open_source(self.run.experiment.data)
-            if self.ensemble.objective is not None and not options:
-                evaluator = evaluator_of_run(self.run, self.ensemble, parts=self.parts)
-                return evaluator.evaluate(self.state, source.test).scores(intervals=True)
-            data = source
-        return evaluate(self.ensemble, self.state, data, **options)
+        else:
+            data = self._test_split(self.run) if data is None else _examples(self.run.spec, data)
+            own = tuple(self.parts.metrics)
+            if batch_size is None:
+                batch_size = self.run.experiment.evaluation.global_batch_size
+        return evaluate(
+            self.ensemble,
+            self.state,
+            data,
+            metrics=(*own, *(metrics or ())),
+            batch_size=BATCH_SIZE if batch_size is None else batch_size,
+            intervals=intervals,
+        )
+
+    def _test_split(self, run: Run) -> Examples:
+        """Returns the test split of the data on which a run was trained."""
+        config = run.experiment.data
+        source = open_source(config) if self.config is None else self.config.open_source(config)
+        require_trained_on(run, source)
+        return Examples(source.test, run.spec)
 
 
 def load(
@@ -133,26 +171,59 @@ def load(
                 f"The run in {quoted(folder)} was started from a config, which describes its "
                 "ensemble. Leave ensemble out."
             )
-        finished = open_finished(folder, _parts_from(config), step=step)
+        file = _config_file(config)
+        finished = open_finished(folder, file.own_parts if file else None, step=step)
         loaded = LoadedRun(
-            finished.ensemble, finished.state, finished.step, finished.run, finished.parts
+            finished.ensemble, finished.state, finished.step, finished.run, finished.parts, file
         )
     else:
-        loaded = _loaded_in_python(folder, newest if step is None else step, record, ensemble)
+        loaded = _loaded_in_python(folder, newest, step, record, ensemble)
     return loaded if members is None else _with_members(loaded, members)
 
 
-def _parts_from(config: str | pathlib.Path | None) -> Callable[[Spec], OwnParts] | None:
-    """Returns the function that makes the parts that a config file defines."""
-    if config is None:
+def _config_file(path: str | pathlib.Path | None) -> "ConfigFile | None":
+    if path is None:
         return None
-    from dist_ens.experiment.config_file import ConfigFile
+    from dist_ens.experiment.config_file import ConfigFile  # ml_collections is slow to import
 
-    return ConfigFile(str(config)).own_parts
+    return ConfigFile(str(path))
+
+
+def _examples(spec: Spec, data: Any) -> Examples:
+    """Returns data that was given for a run as examples in the units of its members.
+
+    Raises:
+        UserError: If a source standardises its examples by other numbers than the run's.
+    """
+    given = spec.standardization
+    if isinstance(data, Source | Split):
+        found = examples_of(data)
+        if found.spec is not None and found.spec.standardization != given:
+            raise UserError(
+                "The source standardises its inputs and labels by other numbers than the data that "
+                "the run was trained on. Give its inputs and labels as arrays, in their own units."
+            )
+        return Examples(found.split, spec)
+    arrays = arrays_of(data)
+    if spec.num_groups == 1 and given is None:
+        return Examples(TreeSplit(arrays), spec)
+    # Every group of members scores all examples.
+    of_groups = jax.tree.map(lambda leaf: np.stack([leaf] * spec.num_groups), arrays)
+    names = (Objective.INPUTS, Objective.LABELS)
+    if given is not None and isinstance(arrays, Mapping) and all(n in arrays for n in names):
+        inputs, labels = (np.asarray(arrays[name]) for name in names)
+        inputs = given.of_inputs(convert_inputs(spec, inputs, "inputs"))
+        of_groups |= dict(zip(names, (inputs, given.of_targets(labels)), strict=True))
+    joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), of_groups)
+    return Examples(TreeSplit(joined), spec)
 
 
 def _loaded_in_python(
-    folder: pathlib.Path, step: int, record: dict[str, Any], ensemble: Ensemble | None
+    folder: pathlib.Path,
+    newest: int,
+    step: int | None,
+    record: dict[str, Any],
+    ensemble: Ensemble | None,
 ) -> LoadedRun:
     saved = StepRecord.from_dict(record)
     if ensemble is None:
@@ -161,14 +232,18 @@ def _loaded_in_python(
             f"{saved.optimizer}, loss {saved.loss}. Give them again: load(folder, "
             "ensemble=Ensemble(...))."
         )
-    if ensemble.num_members != saved.num_members:
+    batch = saved.batch_shapes()
+    different = StepRecord.from_dict(record_of(ensemble, batch).to_dict()).differences(saved)
+    if different:
         raise UserError(
-            f"The run in {quoted(folder)} has {saved.num_members} members, and the ensemble "
-            f"{ensemble.num_members}. Give an ensemble with num_members={saved.num_members}."
+            f"The ensemble is not that of the run in {quoted(folder)}: {listed(different)}. Give "
+            "the ensemble with which the run was trained."
         )
-    abstract = ensemble.abstract_state(saved.batch_shapes())
-    state = CheckpointStore(folder, read_only=True).restore_state(step, abstract)
-    return LoadedRun(ensemble, state, step)
+    store = CheckpointStore(folder, read_only=True)
+    if step is not None:
+        store.require_step(step)
+    at = newest if step is None else step
+    return LoadedRun(ensemble, store.restore_state(at, ensemble.abstract_state(batch)), at)
 
 
 def _with_members(loaded: LoadedRun, members: Sequence[int]) -> LoadedRun:
@@ -183,13 +258,6 @@ def _with_members(loaded: LoadedRun, members: Sequence[int]) -> LoadedRun:
             else "members is empty. Give at least one id."
         )
     positions = [ids.index(member) for member in members]
-    layout = Layout.make(len(positions))
-    state = layout.moved(select_members(loaded.state, positions), MEMBERS)
-    ensemble = dataclasses.replace(
-        loaded.ensemble,
-        layout=layout,
-        num_members=len(positions),
-        member_ids=[ids[position] for position in positions],
-        waves=1,
-    )
+    ensemble = loaded.ensemble.with_members([ids[position] for position in positions])
+    state = ensemble.layout.moved(select_members(loaded.state, positions), MEMBERS)
     return dataclasses.replace(loaded, ensemble=ensemble, state=state)

@@ -193,8 +193,8 @@ class Run:
         listed = differing_versions(saved.versions, self.versions)
         return (
             f"The run was begun with {listed}, so that its training step cannot be compared with "
-            f"the one here. Its network was {saved.network}, and here it is {self.network}: going "
-            "on as if they were the same."
+            f"the one here. Its network was {saved.network}, and here it is {self.network}. It "
+            "resumes as if they were the same."
         )
 
     def check_resumes(self, saved: "Run", folder: str | os.PathLike[str]) -> None:

@@ -71,7 +71,8 @@ def open_finished(
         The run, its ensemble, and its state on a layout for these devices.
 
     Raises:
-        UserError: If there is no checkpoint, or a part is needed and not given.
+        UserError: If there is no checkpoint, or none of that step, or a part is needed and not
+            given.
     """
     workdir = given_path(workdir, "workdir")
     saved = saved_run(workdir)
@@ -80,6 +81,9 @@ def open_finished(
             f"There is no checkpoint in {quoted(workdir)}. Train first, or correct --workdir."
         )
     newest, run = saved
+    store = CheckpointStore(workdir, read_only=True)
+    if step is not None:
+        store.require_step(step)
     if dropout_samples is not None:
         evaluation = dataclasses.replace(
             run.experiment.evaluation, dropout_samples=dropout_samples or None
@@ -92,7 +96,6 @@ def open_finished(
     batch = run.batch(run.experiment.data.global_batch_size)
     if parts is not NOTHING and parts.loss is None:
         check_network(run, ensemble, parts, batch)
-    store = CheckpointStore(workdir, read_only=True)
     at = newest if step is None else step
     return Finished(
         run, ensemble, store.restore_state(at, ensemble.abstract_state(batch)), at, parts

@@ -143,8 +143,8 @@ class Plan:
                 + (f", or chips with more memory ({', '.join(larger)})." if larger else ".")
             )
         raise UserError(
-            f"A device has room for its members. Received: {best.num_members} members for "
-            f"{devices} devices of {_gib(self.memory_bytes)} GiB; on the mesh that comes nearest, "
+            f"{best.num_members} members do not fit on {devices} devices of "
+            f"{_gib(self.memory_bytes)} GiB. On the mesh that comes nearest, "
             f"{best.ensemble_axis} x {best.data_axis}: {needs} {way_out}"
         )
 

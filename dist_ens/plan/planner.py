@@ -251,9 +251,9 @@ class Planner:
             fewest = math.lcm(devices // math.gcd(devices, batch_size), self.spec.num_groups)
             columns = devices // common
             raise UserError(
-                "No device is idle: the ensemble axis divides the members, the data axis the "
-                f"batch, and both together are the devices. Received: num_members={members}, "
-                f"data.global_batch_size={batch_size}, {devices} devices. Try "
+                f"{devices} devices cannot all be used with num_members={members} and "
+                f"data.global_batch_size={batch_size}: the ensemble axis must divide the members, "
+                "and the data axis the batch. Try "
                 f"--config.num_members={math.ceil(members / fewest) * fewest}, "
                 "--config.data.global_batch_size="
                 f"{math.ceil(batch_size / columns) * columns}, or fewer devices."

@@ -17,6 +17,7 @@ from jax.experimental import topologies
 from dist_ens.commands import quoted
 from dist_ens.config import did_you_mean
 from dist_ens.errors import RunError, UserError, first_line
+from dist_ens.paths import shortened
 
 HERE = "here"
 _MARK = "DIST_ENS_PLANS_FOR"  # of the process that has a topology's environment
@@ -92,30 +93,31 @@ class Topology:
         if kind == "cpu" and re.fullmatch(r"[1-9]\d*", size):
             if len(size) > 4 or int(size) > _MOST_CPU_DEVICES:
                 raise UserError(
-                    f"A process has at most {_MOST_CPU_DEVICES:,} CPU devices. Received: {text!r}. "
-                    f"Try --topology=cpu:{_MOST_CPU_DEVICES}, or a TPU's."
+                    f"--topology={shortened(text)} has more than {_MOST_CPU_DEVICES:,} CPU "
+                    f"devices, the most of a process. Try --topology=cpu:{_MOST_CPU_DEVICES}, or a "
+                    "TPU's."
                 )
             return cls(text, kind, (int(size),))
         match = re.fullmatch(r"([1-9]\d*(?:x[1-9]\d*)*)(?:\*([1-9]\d*))?", size)
         if kind == "gpu":
             raise UserError(
-                "Programs are compiled for GPUs where they are. Received: "
-                f"{text!r}. Try --topology={HERE} on the machine that has them."
+                f"--topology={shortened(text)} names GPUs, for which programs are compiled only "
+                f"where they are. Try --topology={HERE} on the machine that has them."
             )
         if kind not in CHIPS or match is None:
             known = ["cpu", HERE, *CHIPS]
             hint = "" if kind in known else did_you_mean(kind, known)
             raise UserError(
-                "A topology is here, cpu:N, or a TPU's CHIP:AxB[xC], with *SLICES where there are "
-                f"several; the chips are {', '.join(CHIPS)}. Received: {text!r}."
-                f"{hint} Try --topology=cpu:8 or v5e:4x4."
+                f"--topology={shortened(text)} is not a topology.{hint} Give here, cpu:N, or a "
+                "TPU's CHIP:AxB[xC] with *SLICES if there are several, such as v5e:4x4. The chips "
+                f"are {', '.join(CHIPS)}."
             )
         shape = tuple(int(n) for n in match.group(1).split("x"))
         axes = CHIPS[kind].axes
         if len(shape) != axes:
             raise UserError(
-                f"A {kind} topology has {axes} axes. Received: {text!r}, which has {len(shape)}. "
-                f"Try --topology={kind}:{'x'.join(['4'] * axes)}."
+                f"--topology={shortened(text)} has {len(shape)} axes, and a {kind} has {axes}. Try "
+                f"--topology={kind}:{'x'.join(['4'] * axes)}."
             )
         return cls(text, kind, shape, int(match.group(2) or 1))
 
@@ -141,18 +143,16 @@ class Topology:
         """
         if self.kind in CHIPS and importlib.util.find_spec("libtpu") is None:
             raise UserError(
-                "A program is compiled for TPUs by the package libtpu; no TPU is needed. Received: "
-                f"--topology={quoted(self.text)}, and no libtpu. Install the extra, "
-                "pip install 'dist-ens[tpu-plan]'."
+                f"--topology={quoted(self.text)} needs the package libtpu, which compiles for TPUs "
+                "without one, and it is not installed. Run pip install 'dist-ens[tpu-plan]'."
             )
         code = subprocess.run(
             [sys.executable, "-m", module, *arguments], env=os.environ | self._environment()
         ).returncode
         if code < 0:
             raise RunError(
-                f"XLA compiles for any topology that exists. Received: signal {-code} while it "
-                f"compiled for {self.text}, after what it says above. Try a topology of another "
-                "size."
+                f"XLA ended with signal {-code} while it compiled for {self.text}; it says why "
+                "above. Try a topology of another size."
             )
         return code
 
@@ -176,8 +176,8 @@ class Topology:
             )
         except jax.errors.JaxRuntimeError as error:
             raise UserError(
-                f"A topology is one that Cloud TPU has. Received: --topology={quoted(self.text)}: "
-                f"{first_line(error)} Try sizes that are powers of two."
+                f"--topology={quoted(self.text)} does not exist: {first_line(error)} Try sizes "
+                "that are powers of two."
             ) from error
         return list(description.devices)
 

@@ -170,7 +170,7 @@ def _given_state(ensemble: Ensemble, state: State, part: Any) -> tuple[State, in
     return copied_like(state, like), steps.pop()
 
 
-def _differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+def _differences(expected: dict[str, str], found: dict[str, str]) -> list[str]:
     """Returns a clause on each leaf that differs, the first of many."""
     different = [
         f"leaf {name} is {found.get(name, 'absent')} there and {expected.get(name, 'absent')} here"

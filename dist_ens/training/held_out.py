@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from dist_ens.data import PartOfSplit, Source, Split, TreeSplit
+from dist_ens.data import PartOfSplit, Source, TreeSplit
 from dist_ens.data.source import num_held_out
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
-from dist_ens.evaluation.scoring import check_groups, check_score, score, split_of
+from dist_ens.evaluation.scoring import Examples, check_score, examples_of, score
 from dist_ens.metrics import Metric
 from dist_ens.state import State
 from dist_ens.training.checks import check_eval_labels
@@ -17,7 +17,7 @@ from dist_ens.training.data import OrderedSplit, is_tree_of_arrays
 from dist_ens.training.evaluation_data import EvalData
 
 
-def with_validation(data: Any, share: float | None) -> tuple[Any, Split | None]:
+def with_validation(data: Any, share: float | None) -> tuple[Any, Examples | None]:
     """Returns the training data without the examples that are held out, and those.
 
     Args:
@@ -29,12 +29,12 @@ def with_validation(data: Any, share: float | None) -> tuple[Any, Split | None]:
         UserError: If the data is an iterable, or the share leaves nothing.
     """
     if share is None or isinstance(data, OrderedSplit):
-        return data, data.valid if isinstance(data, Source) else None
+        return data, _held_out_of(data) if isinstance(data, Source) else None
     if not isinstance(share, int | float) or not 0 < share < 1:
         raise UserError(f"validation is {share!r}. Give a share of the examples in (0, 1).")
     if isinstance(data, Source):
         held = data.with_validation(share)
-        return held, held.valid
+        return held, _held_out_of(held)
     if not is_tree_of_arrays(data):
         raise UserError(
             f"validation={share} holds examples out of arrays, and the data is an iterable. Give "
@@ -44,10 +44,14 @@ def with_validation(data: Any, share: float | None) -> tuple[Any, Split | None]:
     order = np.random.RandomState(0).permutation(len(whole))
     count = num_held_out(share, len(whole))
     valid, train = (np.sort(part) for part in (order[:count], order[count:]))
-    return whole.take(train), PartOfSplit(whole, valid)
+    return whole.take(train), Examples(PartOfSplit(whole, valid))
 
 
-def eval_data_of(given: Any, held_out: Split | None, metrics: Sequence[Metric]) -> EvalData:
+def _held_out_of(source: Source) -> Examples | None:
+    return None if source.valid is None else Examples(source.valid, source.spec)
+
+
+def eval_data_of(given: Any, held_out: Examples | None, metrics: Sequence[Metric]) -> EvalData:
     """Returns what is scored during and after training.
 
     Args:
@@ -57,16 +61,15 @@ def eval_data_of(given: Any, held_out: Split | None, metrics: Sequence[Metric]) 
     """
     if isinstance(given, EvalData):
         return given
-    split = split_of(held_out if given is None else given)
+    examples = examples_of(held_out if given is None else given)
 
     def evaluate(ensemble: Ensemble, state: State, is_last: bool) -> tuple[Any, Any]:
-        return score(ensemble, state, split, metrics=metrics, intervals=is_last, by_size=is_last)
+        return score(ensemble, state, examples, metrics=metrics, intervals=is_last, by_size=is_last)
 
     def check(ensemble: Ensemble, batch: Any) -> Mapping[str, str | None]:
-        check_groups(ensemble, given)
-        directions = check_score(ensemble, batch, split, metrics=metrics)
-        if ensemble.objective is not None and split.in_memory:
-            check_eval_labels(ensemble.objective, split)
+        directions = check_score(ensemble, batch, examples, metrics=metrics)
+        if ensemble.objective is not None and examples.split.in_memory:
+            check_eval_labels(ensemble.objective, examples.split)
         return directions
 
-    return EvalData("valid" if given is None else "test", evaluate, check, split)
+    return EvalData("valid" if given is None else "test", evaluate, check, examples.split)

@@ -1,0 +1,87 @@
+"""Checks of labels and weights against the outputs that they are compared with."""
+
+from typing import Any
+
+import numpy as np
+
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import UserError
+from dist_ens.losses import Categorical, Distribution
+
+Shape = tuple[int, ...]
+
+
+def check_labels(
+    ensemble: Ensemble, distribution: Distribution, outputs: Any, labels: Any, weights: Any = None
+) -> None:
+    """Checks that there is one label, and at most one weight, for each row of the outputs.
+
+    Args:
+        ensemble: Ensemble that gives the outputs.
+        distribution: Predictive distribution of the outputs.
+        outputs: Outputs of the members, [members, batch, ..., outputs]; shapes will do, here and
+            below. With dropout samples [members, batch, samples, ..., outputs].
+        labels: Labels of the batch; of several groups with a leading axis [groups].
+        weights: Weights of the batch; None without weights.
+
+    Raises:
+        UserError: If the labels have another shape than [batch, ...], classes are not whole
+            numbers, or the weights are neither like the labels nor [batch].
+    """
+    behind_samples = 3 if ensemble.dropout_samples else 2
+    _check_shapes(
+        distribution,
+        (outputs.shape[1], *outputs.shape[behind_samples:]),
+        labels.shape if ensemble.num_groups == 1 else labels.shape[1:],
+        None if weights is None else weights.shape,
+    )
+    if isinstance(distribution, Categorical) and labels.dtype.kind not in "iu":
+        raise UserError(
+            f"The labels have the type {labels.dtype}, and classes are whole numbers. Convert the "
+            "labels with astype(int)."
+        )
+
+
+def _check_shapes(
+    distribution: Distribution,
+    outputs: Shape,
+    labels: Shape,
+    weights: Shape | None,
+) -> None:
+    if labels != outputs[:-1]:
+        column = "Take the column: labels[:, 0]. " if labels[1:] == (1,) else ""
+        one_hot = labels == outputs and isinstance(distribution, Categorical)
+        classes = "Convert one-hot rows with argmax. " if one_hot and not column else ""
+        raise UserError(
+            f"The labels have the shape {_shown(labels)}, and the outputs of a member have the "
+            f"shape {_shown(outputs)}. {column}{classes}Give one label for each row of the "
+            f"outputs: shape {_shown(outputs[:-1])}."
+        )
+    if weights is not None and weights not in (labels, labels[:1]):
+        raise UserError(
+            f"The weights have the shape {_shown(weights)}, and the labels have the shape "
+            f"{_shown(labels)}. Give one weight for each example or for each label."
+        )
+
+
+def check_weights(weights: np.ndarray) -> None:
+    """Checks that weights [rows] can weight a mean.
+
+    Raises:
+        UserError: If one is negative or not finite, or all are 0.
+    """
+    wrong = ~np.isfinite(weights) | (weights < 0)
+    if wrong.any():
+        raise UserError(
+            f"{wrong.sum()} of {len(weights)} weights are negative or not finite, such as "
+            f"{weights[wrong][0]}. Give weights of 0 or more."
+        )
+    if not weights.any():
+        raise UserError(
+            "All weights are 0, so no example can be scored. Give some a positive weight."
+        )
+
+
+def _shown(shape: Shape) -> str:
+    """Returns a shape whose first axis holds the examples, of which a batch has any number."""
+    return f"[{', '.join(map(str, ('examples', *shape[1:])))}]"

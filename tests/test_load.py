@@ -1,0 +1,292 @@
+"""A run that is loaded: with which parts and data, and in which units it is scored."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dist_ens as de
+from commands import dist_ens
+from dist_ens.config import DataConfig, Experiment
+from dist_ens.data import Spec, Standardization, open_source
+from dist_ens.errors import UserError
+from dist_ens.experiment import LoadedRun
+from dist_ens.experiment.build import build_ensemble
+from dist_ens.experiment.config_file import ConfigFile
+from dist_ens.experiment.record import Run
+from dist_ens.experiment.train import train
+from dist_ens.layout import Layout
+from dist_ens.metrics import Metric
+
+OWN = """
+import numpy as np
+from ml_collections import ConfigDict
+from dist_ens.data import source_of_arrays
+
+def get_config():
+    return ConfigDict(dict(
+        num_members=3,
+        steps=8,
+        steps_per_call=8,
+        execution="vmap",
+        data=dict(global_batch_size=8),
+        model=dict(name="mlp", hidden_sizes=(4,)),
+        optimizer=dict(learning_rate=0.1),
+        evaluation=dict(pooling="vote", global_batch_size=16),
+    ))
+
+def make_source(data_config):
+    x = np.random.default_rng(0).normal(size=(48, 4)).astype(np.float32)
+    y = np.arange(48) % 3
+    return source_of_arrays((x[:32], y[:32]), (x[32:], y[32:]), num_classes=3)
+"""
+
+
+def table(path):
+    """A table of 96 rows, 64 of them for training, whose targets are far from 0."""
+    random = np.random.default_rng(1)
+    x = random.normal(5, 3, size=(96, 2))
+    target = 1000 + 50 * x[:, 0] + 10 * random.normal(size=96)
+    rows = random.permutation(96)[None]
+    np.savez(
+        path,
+        data=np.column_stack([x, target]),
+        index_features=np.arange(2),
+        index_target=2,
+        train_idx=rows[:, :64],
+        test_idx=rows[:, 64:],
+    )
+    return x, target, rows[0, 64:]
+
+
+@pytest.fixture(scope="module")
+def of_table(tmp_path_factory):
+    """The folder of a run on a table, and the inputs, targets and test rows of the table."""
+    folder = tmp_path_factory.mktemp("table")
+    rows = table(folder / "table.npz")
+    experiment = Experiment.from_dict(
+        {
+            "num_members": 2,
+            "steps": 8,
+            "steps_per_call": 8,
+            "execution": "vmap",
+            "data": {"source": f"uci:{folder / 'table.npz'}", "global_batch_size": 16},
+            "loss": {"name": "gaussian_nll"},
+            "model": {"name": "mlp", "hidden_sizes": (4,)},
+            "optimizer": {"learning_rate": 0.1},
+        }
+    )
+    train(experiment, folder / "run")
+    return folder / "run", *rows
+
+
+@pytest.fixture(scope="module")
+def of_own_data(tmp_path_factory):
+    """The folder of a run whose config file makes its data, and that file."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own.py").write_text(OWN)
+    file = ConfigFile(str(folder / "own.py"))
+    experiment = file.experiment()
+    train(experiment, folder / "run", source=file.source(experiment.data))
+    return folder / "run", file
+
+
+def test_arrays_of_a_table_are_scored_as_its_test_split_is(of_table):
+    folder, inputs, targets, rows = of_table
+    run = de.load(folder)
+    expected = run.evaluate()
+    prediction = run.predict(inputs[rows])
+    rmse = np.sqrt(np.square(targets[rows] - np.asarray(prediction.mean)).mean())
+    assert expected.ensemble["rmse"] == pytest.approx(rmse, rel=1e-4)
+    data = {"inputs": inputs[rows], "labels": targets[rows]}
+    batches = [{name: leaf[at] for name, leaf in data.items()} for at in (slice(20), slice(20, 32))]
+    source = open_source(run.run.experiment.data)
+    for given in (data, batches, source, source.test):
+        scores = run.evaluate(given)
+        for name, value in expected.ensemble.items():
+            assert scores.ensemble[name] == pytest.approx(value, rel=1e-4), name
+
+
+def test_an_option_changes_nothing_but_what_it_says(of_table):
+    folder, *_ = of_table
+    run = de.load(folder)
+    expected = run.evaluate()
+    plain = run.evaluate(intervals=False, batch_size=8)
+    assert plain.intervals is None
+    assert plain.ensemble == pytest.approx(expected.ensemble, rel=1e-5)
+    # The mean of standardised labels is near 0.
+    metric = Metric("label", lambda prediction, labels: labels)
+    more = run.evaluate(metrics=[metric], intervals=False).ensemble
+    assert abs(more.pop("label")) < 1
+    assert more == pytest.approx(expected.ensemble, rel=1e-5)
+
+
+def test_a_source_in_other_units_is_refused(of_table, tmp_path):
+    folder, *_ = of_table
+    table(tmp_path / "other.npz")
+    with np.load(tmp_path / "other.npz") as arrays:
+        np.savez(tmp_path / "other.npz", **{**arrays, "data": 2 * arrays["data"]})
+    other = open_source(DataConfig(source=f"uci:{tmp_path / 'other.npz'}"))
+    with pytest.raises(UserError, match="^The source standardises its inputs and labels by other"):
+        de.load(folder).evaluate(other)
+
+
+def test_every_group_scores_arrays_in_their_own_units():
+    given = Standardization(
+        ((5.0, 5.0), (4.0, 6.0)), ((3.0, 3.0), (2.0, 4.0)), (9.0, 1.0), (2.0, 4.0)
+    )
+    spec = Spec((2,), "float32", (), None, num_groups=2, standardization=given)
+    values = {
+        "steps": 1,
+        "execution": "vmap",
+        "data": {"examples": "splits"},
+        "loss": {"name": "mse"},
+        "model": {"name": "mlp", "hidden_sizes": ()},
+        "num_members": 2,
+    }
+    run = Run(Experiment.from_dict(values), spec, 8)
+    ensemble = build_ensemble(run, Layout.make(2, devices=jax.devices()[:1]))
+    state = ensemble.init(run.batch(8))
+    inputs, targets = np.array([[1.0, 2.0], [3.0, 5.0], [8.0, 1.0]]), np.array([7.0, 3.0, 5.0])
+    data = {"inputs": inputs, "labels": targets}
+    scores = LoadedRun(ensemble, state, 0, run).evaluate(data, intervals=False)
+    for group, (member, scored) in enumerate(
+        zip(de.unstack_members(state.params), scores.groups, strict=True)
+    ):
+        standard = (inputs - given.input_mean[group]) / given.input_std[group]
+        output = ensemble.member.apply(member, (), standard.astype("f"), None, False)[0][:, 0]
+        mean = output * given.target_std[group] + given.target_mean[group]
+        rmse = np.sqrt(np.square(targets - mean).mean())
+        assert scored["rmse"] == pytest.approx(rmse, rel=1e-4)
+
+
+def test_data_that_a_config_file_makes_is_what_its_run_is_scored_on(of_own_data):
+    folder, file = of_own_data
+    test = file.source(DataConfig()).test
+    run = de.load(folder, config=file.path)
+    scores = run.evaluate()
+    probs = np.asarray(run.predict(test.inputs).mean)
+    brier = np.square(probs - np.eye(3)[test.labels]).sum(-1).mean()
+    assert scores.ensemble["brier"] == pytest.approx(brier, rel=1e-5)
+    message = "^The data from digits is not what the run was trained on: .*make_source of a config"
+    with pytest.raises(UserError, match=message):
+        de.load(folder).evaluate()
+
+
+def test_a_loaded_run_predicts_with_the_pooling_of_its_config(of_own_data):
+    folder, file = of_own_data
+    prediction = de.load(folder).predict(file.source(DataConfig()).test.inputs)
+    votes = 3 * np.asarray(prediction.mean)  # of three members
+    np.testing.assert_allclose(votes, votes.round(), atol=1e-5)
+    assert np.abs(np.asarray(prediction.members) - prediction.mean[None]).max() > 0.1
+
+
+def test_a_step_that_was_never_saved_is_told_with_those_that_were(of_own_data, in_python):
+    message = "^There is no checkpoint of step 7 in .*: the saved steps are 8. Give one of them"
+    with pytest.raises(UserError, match=message):
+        de.load(of_own_data[0], step=7)
+    folder, ensemble = in_python
+    with pytest.raises(UserError, match=message):
+        de.load(folder, ensemble=ensemble, step=7)
+    assert de.load(of_own_data[0], step=8).step == de.load(folder, ensemble=ensemble).step == 8
+
+
+def network(activation):
+    return (
+        lambda key: {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)},
+        lambda params, inputs: activation(inputs @ params["w"]),
+    )
+
+
+def ensemble_in_python(activation, **options):
+    options = {"num_members": 2, "execution": "vmap"} | options
+    return de.Ensemble(network(activation), optax.sgd(0.1), de.losses.categorical(2), **options)
+
+
+@pytest.fixture(scope="module")
+def in_python(tmp_path_factory):
+    """The folder of a run that was made in Python, and its ensemble."""
+    folder, ensemble = tmp_path_factory.mktemp("python"), ensemble_in_python(jnp.tanh)
+    data = {"inputs": np.ones((8, 3), np.float32), "labels": np.arange(8) % 2}
+    de.fit(
+        ensemble,
+        data,
+        steps=8,
+        batch_size=8,
+        steps_per_call=8,
+        checkpoints=de.Checkpoints(folder),
+        progress=False,
+    )
+    return folder, ensemble
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"activation": jax.nn.relu}, r"the hash of the training step \(its code and constants\)"),
+        ({"num_members": 4}, "num_members is 2 there and 4 here"),
+        ({"seed": 1}, "the seed is 0 there and 1 here"),
+    ],
+)
+def test_another_ensemble_than_the_runs_is_not_loaded(in_python, options, told):
+    folder, _ = in_python
+    other = ensemble_in_python(**{"activation": jnp.tanh} | options)
+    with pytest.raises(UserError, match=f"^The ensemble is not that of the run in .*: .*{told}"):
+        de.load(folder, ensemble=other)
+
+
+# The commands
+
+
+WITH_LOSS = (
+    OWN.replace('evaluation=dict(pooling="vote", global_batch_size=16),', "")
+    + """
+import flax.linen as nn
+import jax.numpy as jnp
+
+def make_member(spec):
+    return nn.Dense(1)
+
+def make_loss(spec):
+    def loss(params, model_state, batch, key):
+        outputs = nn.Dense(1).apply({"params": params}, batch["inputs"])[:, 0]
+        return jnp.square(outputs - batch["labels"]).mean(), (model_state, {})
+    return loss
+"""
+)
+
+
+def test_a_run_with_a_loss_function_is_planned_and_scored_by_its_commands(tmp_path):
+    (tmp_path / "own.py").write_text(WITH_LOSS)
+    config, workdir = f"--config={tmp_path / 'own.py'}", f"--workdir={tmp_path / 'run'}"
+    ended = dist_ens("plan", config)
+    assert ended.returncode == 0, ended.stderr
+    assert "The best mesh for 3 members" in ended.stdout
+    assert dist_ens("train", config, workdir).returncode == 0
+    ended = dist_ens("evaluate", config, workdir, f"--json={tmp_path / 'scores.json'}")
+    assert ended.returncode == 0, ended.stderr
+    assert "loss" in ended.stdout
+    members = json.loads((tmp_path / "scores.json").read_text())["members"]
+    run = de.load(tmp_path / "run", config=tmp_path / "own.py")
+    assert [m["loss"] for m in run.evaluate().members] == pytest.approx(
+        [m["loss"] for m in members]
+    )
+    ended = dist_ens("evaluate", config, workdir, "--shift")
+    assert ended.returncode == 2
+    assert "--shift asks for predictions, and the loss of this run is a function" in ended.stderr
+
+
+def test_out_of_bag_predictions_are_of_the_data_that_the_config_file_makes(tmp_path):
+    (tmp_path / "own.py").write_text(
+        OWN.replace("global_batch_size=8", "global_batch_size=8, examples='bootstrap'").replace(
+            "vote", "probs"
+        )
+    )
+    config, workdir = f"--config={tmp_path / 'own.py'}", f"--workdir={tmp_path / 'run'}"
+    assert dist_ens("train", config, workdir).returncode == 0
+    ended = dist_ens("predict", config, workdir, "--out_of_bag", f"--output={tmp_path / 'p.npz'}")
+    assert ended.returncode == 0, ended.stderr
+    assert np.load(tmp_path / "p.npz")["probs"].shape == (32, 3)

@@ -1,0 +1,259 @@
+"""Data that `evaluate` scores: its labels, weights and kinds, and whose members score it."""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dist_ens as de
+from dist_ens.data import ArraySplit, Source, Spec, Standardization
+from dist_ens.errors import UserError
+from dist_ens.metrics import Metric
+
+pytestmark = pytest.mark.quick
+
+EXAMPLES = 8
+INPUTS = np.linspace(-1, 1, 3 * EXAMPLES, dtype=np.float32).reshape(EXAMPLES, 3)
+
+
+def linear(num_outputs):
+    return (
+        lambda key: {"w": np.linspace(-1, 1, 3 * num_outputs, dtype=np.float32).reshape(3, -1)},
+        lambda params, inputs: inputs @ params["w"],
+    )
+
+
+def ensemble_of(objective, num_members=2, **options):
+    network = linear(objective.num_outputs)
+    return de.Ensemble(network, optax.sgd(0.1), objective, num_members=num_members, **options)
+
+
+def data_with(labels, **others):
+    return {"inputs": INPUTS, "labels": labels, **others}
+
+
+OBJECTIVES = {
+    "gaussian": (de.losses.gaussian(), np.zeros(EXAMPLES, np.float32)),
+    "squared_error": (de.losses.squared_error(), np.zeros(EXAMPLES, np.float32)),
+    "quantiles": (de.losses.quantiles(), np.zeros(EXAMPLES, np.float32)),
+    "categorical": (de.losses.categorical(3), np.zeros(EXAMPLES, np.int32)),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("intervals", [True, False])
+def test_a_column_of_labels_is_refused_whatever_is_predicted(name, intervals):
+    objective, labels = OBJECTIVES[name]
+    ensemble = ensemble_of(objective)
+    state = ensemble.init(data_with(labels))
+    message = (
+        r"^The labels have the shape \[examples, 1\], and the outputs of a member have the shape "
+        rf"\[examples, {objective.num_outputs}\]\. Take the column: labels\[:, 0\]\."
+    )
+    with pytest.raises(UserError, match=message):
+        de.evaluate(ensemble, state, data_with(labels[:, None]), intervals=intervals)
+
+
+def test_labels_that_do_not_fit_are_refused_before_anything_is_trained():
+    objective, labels = OBJECTIVES["gaussian"]
+    steps = []
+    with pytest.raises(UserError, match=r"^The labels have the shape \[examples, 1\]"):
+        de.fit(
+            ensemble_of(objective),
+            data_with(labels),
+            steps=1,
+            eval_data=data_with(labels[:, None]),
+            callbacks=[steps.append],
+            progress=False,
+        )
+    assert not steps
+
+
+def test_labels_of_classes_are_whole_numbers_and_not_one_hot():
+    ensemble = ensemble_of(de.losses.categorical(3))
+    labels = np.arange(EXAMPLES) % 3
+    state = ensemble.init(data_with(labels))
+    with pytest.raises(UserError, match="Convert one-hot rows with argmax"):
+        de.evaluate(ensemble, state, data_with(np.eye(3, dtype=np.float32)[labels]))
+    with pytest.raises(UserError, match="^The labels have the type float32, and classes are whole"):
+        de.evaluate(ensemble, state, data_with(labels.astype(np.float32)))
+
+
+def test_weights_are_of_examples_or_of_labels():
+    ensemble = ensemble_of(de.losses.gaussian())
+    labels = np.zeros(EXAMPLES, np.float32)
+    state = ensemble.init(data_with(labels))
+    message = r"^The weights have the shape \[examples, 3\], and the labels .* \[examples\]\."
+    with pytest.raises(UserError, match=message):
+        de.evaluate(ensemble, state, data_with(labels, weights=np.ones((EXAMPLES, 3))))
+
+
+@pytest.mark.parametrize("dropout_samples", [None, 2])
+def test_a_text_has_a_label_for_each_position(dropout_samples):
+    network = (
+        lambda key: {"w": np.float32(3)},
+        lambda params, x: params["w"] * jnp.stack([x, x], axis=-1),
+    )
+    ensemble = de.Ensemble(
+        network,
+        optax.sgd(0.1),
+        de.losses.categorical(2),
+        num_members=2,
+        dropout_samples=dropout_samples,
+    )
+    labels = np.zeros((EXAMPLES, 3), np.int32)
+    state = ensemble.init(data_with(labels))
+    scores = de.evaluate(ensemble, state, data_with(labels), intervals=False)
+    assert scores.ensemble["nll"] == pytest.approx(np.log(2))  # of two equal logits
+    with pytest.raises(
+        UserError, match=r"shape \[examples, 3, 2\].* rows?.*: shape \[examples, 3\]"
+    ):
+        de.evaluate(ensemble, state, data_with(labels[:, 0]))
+
+
+# Once compiled
+
+
+@pytest.fixture
+def compiled():
+    """How often the compiler was asked, in a list that grows."""
+    times = []
+
+    def count(event, *_, **__):
+        if event == "/jax/core/compile/backend_compile_duration":
+            times.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    yield times
+    jax.monitoring.unregister_event_duration_listener(count)
+
+
+def mean_square(params, model_state, batch, key):
+    error = batch["inputs"] @ params["w"][:, 0] - batch["labels"]
+    return jnp.square(error).mean(), (model_state, {})
+
+
+@pytest.mark.parametrize("loss", [de.losses.gaussian(standardize=True), mean_square])
+def test_a_second_evaluation_compiles_nothing_and_keeps_no_state(compiled, loss):
+    ensemble = de.Ensemble(linear(2), optax.sgd(0.1), loss, num_members=2)
+    data = data_with(np.arange(EXAMPLES, dtype=np.float32))
+    own = () if loss is mean_square else (Metric("first", lambda p, labels: labels),)
+    first, second = (ensemble.init(data) for _ in range(2))
+    expected = de.evaluate(ensemble, first, data, metrics=own, batch_size=4)
+    assert compiled
+    compiled.clear()
+    alive = weakref.ref(first.params["w"])
+    del first
+    gc.collect()
+    assert alive() is None
+    scores = de.evaluate(ensemble, second, data, metrics=own, batch_size=4)
+    assert scores.members == expected.members
+    assert not compiled
+
+
+def test_other_metrics_are_scored_after_the_first_ones():
+    ensemble = ensemble_of(de.losses.gaussian())
+    data = data_with(np.full(EXAMPLES, 2.0, np.float32))
+    state = ensemble.init(data)
+    for factor in (1, 3):
+        metric = Metric("scaled", lambda p, labels, by=factor: by * labels)
+        scores = de.evaluate(ensemble, state, data, metrics=[metric], intervals=False)
+        assert scores.ensemble["scaled"] == pytest.approx(2 * factor)
+
+
+# Kinds of data
+
+
+class Frame:
+    """A table that has `take` and a length, and yields the names of its columns."""
+
+    def __len__(self):
+        return EXAMPLES
+
+    def __iter__(self):
+        return iter(["inputs", "labels"])
+
+    def take(self, indices):
+        raise TypeError("take() of a table takes an axis")
+
+
+class Batches(Frame):
+    """A data set of another library: batches, and a `take` of its own meaning."""
+
+    def __iter__(self):
+        data = data_with(np.arange(EXAMPLES, dtype=np.float32))
+        for rows in (slice(0, 5), slice(5, 8)):
+            yield {name: leaf[rows] for name, leaf in data.items()}
+
+
+def test_an_iterable_with_a_take_of_its_own_is_read_as_batches():
+    ensemble = ensemble_of(de.losses.gaussian())
+    data = data_with(np.arange(EXAMPLES, dtype=np.float32))
+    state = ensemble.init(data)
+    expected = de.evaluate(ensemble, state, data, intervals=False)
+    scores = de.evaluate(ensemble, state, Batches(), intervals=False)
+    assert scores.members == expected.members
+
+
+def test_a_table_of_another_library_is_refused_by_its_name():
+    ensemble = ensemble_of(de.losses.gaussian())
+    state = ensemble.init(data_with(np.zeros(EXAMPLES, np.float32)))
+    with pytest.raises(UserError, match=r"^The data is a Frame, and its item 0 holds an array <U6"):
+        de.evaluate(ensemble, state, Frame())
+
+
+# Units
+
+
+def test_scores_of_a_source_that_standardises_are_in_the_targets_own_unit():
+    # Members that predict the training mean, 10, and targets 10, 14, 6, 10.
+    standardization = Standardization(((0.0,) * 3,), ((1.0,) * 3,), (10.0,), (4.0,))
+    spec = Spec((3,), "float32", (), None, standardization=standardization)
+    split = ArraySplit(INPUTS[:4], np.array([0, 1, -1, 0], np.float32))
+    source = Source(spec, split, split)
+    network = (lambda key: {"w": np.zeros((3, 1))}, linear(1)[1])
+    ensemble = de.Ensemble(network, optax.sgd(0.0), de.losses.squared_error(), num_members=2)
+    result = de.fit(ensemble, source, steps=1, batch_size=4, eval_data=source, progress=False)
+    # sqrt((0 + 16 + 16 + 0) / 4)
+    assert result.scores.ensemble["rmse"] == pytest.approx(np.sqrt(8))
+    scores = de.evaluate(ensemble, result.state, source, intervals=False)
+    assert scores.ensemble["rmse"] == pytest.approx(np.sqrt(8))
+
+
+def test_groups_of_a_source_are_those_of_the_ensemble():
+    split = ArraySplit(INPUTS, np.zeros(EXAMPLES, np.float32))
+    source = Source(Spec((3,), "float32", (), None, num_groups=2), split, split)
+    ensemble = ensemble_of(de.losses.gaussian())
+    state = ensemble.init(split.take(np.arange(EXAMPLES)))
+    with pytest.raises(UserError, match="^The source has 2 groups of examples, and the ensemble"):
+        de.evaluate(ensemble, state, source)
+
+
+# Members
+
+
+def test_a_subset_of_the_members_is_scored_and_predicts():
+    network = (
+        lambda key: {"w": jax.random.normal(key, (3, 2))},
+        lambda params, inputs: inputs @ params["w"],
+    )
+    ensemble = de.Ensemble(network, optax.sgd(0.1), de.losses.gaussian(), num_members=4)
+    data = data_with(np.zeros(EXAMPLES, np.float32))
+    state = ensemble.init(data)
+    everyone = de.evaluate(ensemble, state, data, intervals=False)
+    for positions in ([2, 0], [1], [3, 2, 1, 0]):
+        chosen = de.select_members(state, positions)
+        scores = de.evaluate(ensemble, chosen, data, intervals=False)
+        assert [m["member_id"] for m in scores.members] == positions
+        for scored, position in zip(scores.members, positions, strict=True):
+            assert scored == pytest.approx(everyone.members[position], rel=1e-5)
+        outputs = ensemble.apply(state, INPUTS)[np.array(positions)]
+        np.testing.assert_allclose(ensemble.apply(chosen, INPUTS), outputs, rtol=1e-5)
+        mean = ensemble.predict(chosen, INPUTS).mean
+        np.testing.assert_allclose(mean, outputs[..., 0].mean(0), rtol=1e-5)
+        stepped, _ = ensemble.update(chosen, data)
+        assert stepped.step.tolist() == [1] * len(positions)
