@@ -1,0 +1,128 @@
+"""Eight devices for every test, on any machine; and the blocks of the documentation as tests.
+
+The blocks of a page run in order, in a new folder that holds `configs` and `examples`. A block that
+cannot run here is skipped by a comment above it, with its reason.
+"""
+
+import gc
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import fast_xla
+
+DEVICES = 8
+# All tests of a session share one compilation cache. Commands that a test starts as processes get
+# `COMMAND_ENVIRONMENT`, with which they compile as a user's commands do.
+_CACHE = tempfile.TemporaryDirectory(prefix="dist_ens_tests_")
+_CACHING = {
+    "XDG_CACHE_HOME": _CACHE.name,
+    "JAX_COMPILATION_CACHE_DIR": _CACHE.name,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+COMMAND_ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_"))}
+COMMAND_ENVIRONMENT |= _CACHING
+os.environ |= _CACHING
+os.environ["XLA_FLAGS"] = fast_xla.flags(DEVICES)
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+from sybil import Sybil  # noqa: E402
+from sybil.example import Example  # noqa: E402
+from sybil.parsers.markdown import (  # noqa: E402
+    CodeBlockParser,
+    PythonCodeBlockParser,
+    SkipParser,
+)
+
+ROOT = pathlib.Path(__file__).parent
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Stops if another library has begun JAX with fewer devices."""
+    if jax.device_count() != DEVICES:
+        pytest.exit(f"The tests need {DEVICES} devices; JAX has {jax.device_count()}.", 3)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Returns the number of processes that run tests."""
+    # One more than the cores: there is always a file whose test waits, for a process or a disk.
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exempts what is imported from garbage collection."""
+    # The libraries stay, so a test that collects garbage, as every timing does, can skip them.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def interruptible():
+    """Makes Ctrl-C raise, as it does at a prompt; a process in the background would ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _a_file_leaves_no_programs():
+    yield
+    jax.clear_caches()
+    gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _rank_promotion_is_an_error():
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def _run_shell(example: Example) -> str | None:
+    """Runs a block of shell; returns what it printed if it failed."""
+    commands = pathlib.Path(sys.executable).parent
+    ended = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", example.parsed],
+        capture_output=True,
+        text=True,
+        env=COMMAND_ENVIRONMENT
+        | {
+            "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "XLA_FLAGS": fast_xla.flags(2),
+            "JAX_PLATFORMS": "cpu",
+        },
+    )
+    return None if ended.returncode == 0 else f"{ended.stdout}\n{ended.stderr}"
+
+
+def _enter_folder(namespace: dict[str, Any]) -> None:
+    """Changes to a new folder that looks like a clone."""
+    folder = tempfile.TemporaryDirectory()
+    for name in ("configs", "examples"):
+        (pathlib.Path(folder.name) / name).symlink_to(ROOT / name)
+    namespace["_folder"], namespace["_before"] = folder, os.getcwd()
+    os.chdir(folder.name)
+
+
+def _leave_folder(namespace: dict[str, Any]) -> None:
+    os.chdir(namespace["_before"])
+    namespace["_folder"].cleanup()
+
+
+pytest_collect_file = Sybil(
+    parsers=[
+        PythonCodeBlockParser(),
+        CodeBlockParser(language="sh", evaluator=_run_shell),
+        SkipParser(),
+    ],
+    patterns=["README.md", "docs/*.md", "docs/**/*.md"],
+    setup=_enter_folder,
+    teardown=_leave_folder,
+).pytest()

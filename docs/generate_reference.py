@@ -1,0 +1,80 @@
+"""Writes the reference of the config and of the command line from the code itself.
+
+MkDocs runs this file. The tables are made of the docstrings and defaults of the dataclasses of a
+config, and of the flags that each command defines.
+"""
+
+import dataclasses
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+
+import griffe
+import mkdocs_gen_files
+
+import launch
+from dist_ens.config import Experiment
+
+
+def descriptions(section: type) -> dict[str, str]:
+    """Returns the description of each attribute, from the docstring of a dataclass."""
+    (attributes,) = (
+        part
+        for part in griffe.Docstring(section.__doc__ or "", parser="google").parse()
+        if part.kind is griffe.DocstringSectionKind.attributes
+    )
+    return {attribute.name: attribute.description for attribute in attributes.value}
+
+
+def fields(section: type, prefix: str = "") -> Iterator[str]:
+    """Yields a heading and a description for each field of a config, section after section."""
+    texts, sections = descriptions(section), []
+    for field in dataclasses.fields(section):
+        name = f"{prefix}{field.name}"
+        if isinstance(field.default_factory, type) and dataclasses.is_dataclass(
+            field.default_factory
+        ):
+            sections.append((field, name))
+            continue
+        default = field.default
+        if default is dataclasses.MISSING:
+            default = field.default_factory()
+        kind = re.sub(r"<class '(\w+)'>", r"\1", str(field.type))
+        text = texts[field.name].replace("\n", "\n    ")  # the continuation of a definition
+        yield f"`--config.{name}` ({kind}, default `{default!r}`)\n:   {text}\n\n"
+    for field, name in sections:
+        yield f"## {name}\n\n{texts[field.name]}\n\n"
+        yield from fields(field.default_factory, f"{name}.")
+
+
+def flags_of(verb: str) -> Iterator[str]:
+    """Yields the description of a command, and a row for each of its flags."""
+    printed = subprocess.run(
+        [sys.executable, "-m", f"launch.{verb}", "--helpxml"],
+        capture_output=True,
+        text=True,
+        check=False,  # absl ends with 1 after it has printed its help
+    ).stdout
+    root = ElementTree.fromstring(printed)
+    usage = root.findtext("usage", "").strip()
+    yield f"## dist-ens {verb}\n\n```text\n{usage}\n```\n\n"
+    yield "| flag | default | meaning |\n| --- | --- | --- |\n"
+    for flag in root.iter("flag"):
+        if "launch" in flag.findtext("file", ""):
+            default, meaning = flag.findtext("default") or "", flag.findtext("meaning") or ""
+            meaning = meaning.replace("|", "\\|").replace("<", "&lt;")
+            shown = f"`{default}`" if default else ""
+            yield f"| `--{flag.findtext('name')}` | {shown} | {meaning} |\n"
+    yield "\n"
+
+
+with mkdocs_gen_files.open("reference/config.md", "w") as page:
+    page.write("# Config\n\nEvery field of a config is a flag of `dist-ens train`.\n\n")
+    page.writelines(fields(Experiment))
+
+with mkdocs_gen_files.open("reference/command_line.md", "w") as page:
+    page.write("# Command line\n\n`dist-ens VERB` is `python -m launch.VERB`.\n\n")
+    for verb in launch.VERBS:
+        page.writelines(flags_of(verb))
