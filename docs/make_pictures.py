@@ -127,7 +127,7 @@ def draw_mesh(rows: int = 4, columns: int = 2, members: int = 8) -> None:
 
 
 def photograph(chromium: str, page: pathlib.Path, picture: pathlib.Path) -> None:
-    """Writes a screenshot of the top of a page."""
+    """Writes a screenshot of the figures of a report."""
     with tempfile.TemporaryDirectory() as profile:
         subprocess.run(
             [
@@ -138,7 +138,7 @@ def photograph(chromium: str, page: pathlib.Path, picture: pathlib.Path) -> None
                 "--disable-background-networking",
                 "--hide-scrollbars",
                 f"--user-data-dir={profile}",
-                "--window-size=1280,1400",
+                "--window-size=1180,1500",
                 f"--screenshot={picture}",
                 page.as_uri(),
             ],
@@ -160,7 +160,10 @@ def main() -> None:
         arguments = ["--config=configs/digits.py", f"--workdir={workdir}"]
         printed = shown_on_a_terminal([sys.executable, "-m", "launch.train", *arguments])
         draw_terminal(command, printed.replace(str(workdir), "runs/digits"))
-        photograph(chromium, workdir / "report.html", IMAGES / "report.png")
+        figures = pathlib.Path(folder) / "figures.html"
+        report = (workdir / "report.html").read_text()
+        figures.write_text(report + "<style>#scores { display: none }</style>")
+        photograph(chromium, figures, IMAGES / "report.png")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,27 @@
-"""What README says is there, and what is there stands in README."""
+"""The documentation names what is there, and what is there stands in the documentation.
 
+Its blocks of Python and shell are run as tests of their own; see `conftest.py`.
+"""
+
+import inspect
 import pathlib
 import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+import dist_ens
 import launch
-from dist_ens.config.own_parts import OwnParts
-from dist_ens.data import Spec
-from dist_ens.experiment.build import build_ensemble
-from dist_ens.experiment.checks import check_training
-from dist_ens.experiment.config_file import ConfigFile
-from dist_ens.experiment.record import Run
-from dist_ens.layout import Layout
+from dist_ens.config import Experiment
+from dist_ens.metrics import CATALOGUE
+from launch import ends
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = {path.relative_to(ROOT): path.read_text() for path in (ROOT / "docs").rglob("*.md")}
+DOCS = "\n".join(PAGES.values())
 
 pytestmark = pytest.mark.quick
 
@@ -26,21 +32,36 @@ SETUP = [
 ]
 
 
-def test_readme_opens_with_the_two_commands():
+def test_readme_has_the_two_commands_of_the_setup():
     assert re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)[:2] == SETUP
 
 
-def test_every_verb_every_config_and_every_example_stands_in_readme():
+def test_readme_is_short_and_begins_with_python():
+    lines = README.splitlines()
+    assert len(lines) <= 130
+    assert len(README.split()) <= 1000
+    assert "```python" in lines[:40]
+
+
+def test_every_verb_and_every_config_stands_in_the_documentation():
     for verb in launch.VERBS:
-        assert f"`dist-ens {verb} --" in README
-    for folder in ("configs", "examples"):
-        for path in (ROOT / folder).glob("*.py"):
-            assert f"{folder}/{path.name}" in README
+        assert f"dist-ens {verb} --" in DOCS or f"dist-ens {verb} " in DOCS
+    for path in (ROOT / "configs").glob("*.py"):
+        assert f"configs/{path.name}" in DOCS, path
 
 
-def test_every_path_in_readme_exists():
-    for path in re.findall(r"(?:configs|examples|dist_ens|launch)/[\w/.]+", README):
-        assert (ROOT / path).exists(), path
+def test_every_path_in_the_documentation_exists():
+    for text in (README, DOCS, (ROOT / "CONTRIBUTING.md").read_text()):
+        for path in re.findall(r"\b(?:configs|examples|dist_ens|launch|tests)/[\w/.]+\w", text):
+            assert (ROOT / path).exists(), path
+
+
+def test_every_link_between_pages_leads_somewhere():
+    for page, text in [(pathlib.Path("README.md"), README), *PAGES.items()]:
+        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text):
+            made = target.endswith(("reference/config.md", "reference/command_line.md"))
+            there = (ROOT / page).parent / target
+            assert made or there.exists(), f"{page}: {target}"
 
 
 def test_every_config_tells_its_command_its_duration_and_its_result():
@@ -51,29 +72,56 @@ def test_every_config_tells_its_command_its_duration_and_its_result():
         assert "Result:" in docstring, path
 
 
-def blocks_of_python():
-    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_every_metric_stands_in_the_reference_with_its_direction():
+    page = PAGES[pathlib.Path("docs/reference/metrics.md")]
+    rows = {
+        row[0].strip(" `"): row
+        for row in (line.strip("|").split(" | ") for line in page.splitlines())
+        if len(row) >= 4
+    }
+    for metric in CATALOGUE.values():
+        assert rows[metric.name][3].strip() == (metric.direction or ""), metric.name
 
 
-def test_the_script_in_readme_reaches_its_score(capsys):
-    namespace = {}
-    exec(blocks_of_python()[0], namespace)
-    scores = namespace["de"].evaluate(
-        namespace["ensemble"],
-        namespace["result"].state,
-        {"inputs": namespace["x"][1400:], "labels": namespace["y"][1400:]},
-    )
-    assert scores.ensemble["accuracy"] > 0.88
-    assert "ensemble of 8" in capsys.readouterr().out
-    assert namespace["p"].epistemic.shape == (397,)
+def test_every_flag_has_a_description():
+    for verb in launch.VERBS:
+        command = [sys.executable, "-m", f"launch.{verb}", "--helpxml"]
+        printed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
+        flags = [flag for flag in ElementTree.fromstring(printed).iter("flag")]
+        ours = [flag for flag in flags if "launch" in flag.findtext("file", "")]
+        assert ours
+        for flag in ours:
+            assert len(flag.findtext("meaning", "")) > 10, flag.findtext("name")
 
 
-def test_the_network_in_readme_fits_its_data(tmp_path):
-    block = next(block for block in blocks_of_python() if "get_config" in block)
-    (tmp_path / "own.py").write_text(block)
-    file = ConfigFile(str(tmp_path / "own.py"))
-    spec = Spec((8, 8), "float32", (), 10)
-    run = Run(file.experiment(), spec, 1000)
-    ensemble = build_ensemble(run, Layout.make(8), OwnParts(member=file.make_member(spec)))
-    check_training(run, ensemble)
-    assert ensemble.abstract_state(run.batch(1)).params["w"].shape == (8, 64, 10)
+def test_every_exit_code_stands_in_the_reference():
+    page = PAGES[pathlib.Path("docs/reference/exit_codes.md")]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)] == [0, 1, 2, 130]
+    assert ends.exit_code(0) == 0
+
+
+def test_every_field_of_a_config_is_described():
+    def described(section):
+        for name, field in section.__dataclass_fields__.items():
+            assert re.search(rf"^ {{4,8}}{name}: ", section.__doc__, re.MULTILINE), name
+            if hasattr(field.default_factory, "__dataclass_fields__"):
+                described(field.default_factory)
+
+    described(Experiment)
+
+
+def public_names():
+    for name in dist_ens.__all__:
+        value = getattr(dist_ens, name)
+        if not inspect.ismodule(value):
+            yield f"dist_ens.{name}", value
+            continue
+        for inner in getattr(value, "__all__", ()):
+            found = getattr(value, inner)
+            if inspect.isclass(found) or inspect.isfunction(found):
+                yield f"dist_ens.{name}.{inner}", found
+
+
+@pytest.mark.parametrize(("name", "value"), list(public_names()), ids=lambda v: str(v)[:60])
+def test_every_public_name_has_an_example_that_runs(name, value):
+    assert ">>>" in (inspect.getdoc(value) or ""), name
