@@ -30,8 +30,8 @@ def held_dtype(dtype: DTypeLike) -> np.dtype:
 def narrowed(array: np.ndarray, dtype: DTypeLike, where: str, *, exact: bool = False) -> np.ndarray:
     """Returns an array in another type, without changing a value beyond ordinary rounding.
 
-    A value fits in bool if it is 0 or 1, in an integer type if it is a whole number in its range,
-    and in a float type if it does not become infinite. NaN and infinity fit in float types alone.
+    0 and 1 fit in bool. A whole number fits in an integer type if it lies in its range. A number
+    fits in a float type if it does not become infinite. NaN and infinity fit in float types only.
 
     Args:
         array: Array of booleans, integers or floats, of any shape and byte order.

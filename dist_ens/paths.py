@@ -18,9 +18,8 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
         typed as `./~x`, is made absolute, so that nothing expands it later.
 
     Raises:
-        UserError: If the path is empty or the system refuses it. The system refuses an unknown
-            user, a null byte, a part that is too long, a loop of symbolic links, and a parent
-            folder without permission to enter.
+        UserError: If the path is empty, names an unknown user, or has a null byte, a part that is
+            too long or a loop of symbolic links. Also if a parent folder cannot be entered.
 
     >>> given_path("runs/digits", "--workdir").name
     'digits'

@@ -34,8 +34,8 @@ def read_npy(path: str | os.PathLike[str], name: str) -> np.ndarray:
         Array of booleans, integers or floats, in the type and shape of the file.
 
     Raises:
-        UserError: If the file cannot be read, is not a regular .npy file of numbers, has another
-            length than its header declares, or does not fit in the free memory.
+        UserError: If the file cannot be read or is not a regular .npy file of numbers. Also if its
+            length is not what its header declares, or the array does not fit in the free memory.
     """
     with opened_file(path, name) as file:
         where = f"{name} {shortened(str(path))}"

@@ -26,9 +26,8 @@ def feed(
 ) -> Iterator[Any]:
     """Returns an iterator over the batches that `Ensemble.update_steps` takes.
 
-    A split that fits is kept on the devices, see `Placement`. Any other split is streamed. A split
-    that is not in memory yet is streamed too if the run needs fewer examples than it has, and all
-    members have the same order.
+    A split that fits is kept on the devices, see `Placement`. Any other split is streamed. So is a
+    split that `TrainingSet.is_worth_keeping` finds too large for the run.
 
     Args:
         split: Training examples.

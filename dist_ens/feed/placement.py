@@ -52,8 +52,8 @@ class TrainingSet:
     def is_worth_keeping(self, *, in_memory: bool, last_step: int, batch_size: int) -> bool:
         """Returns whether to keep the split on the devices if it fits there.
 
-        A split that is read lazily is kept there only in two cases: each member has its own order,
-        or the run needs at least as many examples as the split has.
+        A split in memory is always kept there, and any split if each member has its own order.
+        Any other split is kept there if the run needs at least as many examples as it has.
 
         Args:
             in_memory: Whether the examples are in memory already.

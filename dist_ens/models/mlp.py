@@ -40,8 +40,8 @@ def mlp(
         The member. Its parameters are a list of `{"w": float32[in, out], "b": float32[out]}`.
 
     Raises:
-        ValueError: If `init` is unknown, if `init_stddev` is given without `init="normal"` or
-            missing with it, or if a hidden size is not a whole number above 0.
+        ValueError: If `init` is unknown, or a hidden size is not a whole number above 0. Also if
+            `init_stddev` is given without `init="normal"`, or missing with it.
 
     >>> member = mlp((2, 2), 3, hidden_sizes=(5,))
     >>> params, _ = jax.eval_shape(member.init, jax.random.key(0), jnp.zeros((1, 2, 2)))

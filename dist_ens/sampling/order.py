@@ -48,8 +48,8 @@ class Order:
     def __post_init__(self) -> None:
         if self.num_examples * self.num_groups > _MOST_EXAMPLES:
             raise UserError(
-                f"The split has {self.num_examples * self.num_groups:,} examples, more than the "
-                f"largest number, {_MOST_EXAMPLES:,}. Train on parts of it."
+                f"The split has {self.num_examples * self.num_groups:,} examples, and a split can "
+                f"have at most {_MOST_EXAMPLES:,} examples. Train on a part of it."
             )
         if self.num_groups > 1 and not (self.per_member and self.shuffle):
             raise UserError(
@@ -83,8 +83,8 @@ class Order:
             steps: Numbers of the steps, from 0.
 
         Returns:
-            Cursor, uint32[steps, 3]. A row holds the seed, the epoch in which the step begins
-            (modulo 2**32), and the number of examples of that epoch that earlier steps took.
+            Cursor, uint32[steps, 3]. A row holds the seed, the epoch in which the step begins,
+            modulo 2**32, and the number of that epoch's examples in earlier steps.
         """
         # Python's integers do not overflow, however long the run is.
         starts = [divmod(step * self.global_batch_size, self.epoch_length) for step in steps]
