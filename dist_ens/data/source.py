@@ -12,7 +12,8 @@ from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype, narrowed
 
 _AT_A_TIME = 10_000  # Number of examples that are taken at once to read a whole split.
-# Fingerprints cover all examples of up to so many bytes, and so many examples of a larger split.
+# A fingerprint covers all examples of a split of up to the first number of bytes. It covers the
+# second number of examples of any other split.
 _MOST_READ, _SAMPLED = 2**30, 100
 
 

@@ -55,9 +55,8 @@ def _check_split(where: str, split: Any, spec: Spec) -> None:
     }
     for part, (shape, dtype) in expected.items():
         leaf = np.asarray(example[part])
-        if (
-            leaf.shape != shape or held_dtype(leaf.dtype) != dtype
-        ):  # Wider types are narrowed later.
+        # A wider type is allowed, because it is narrowed later.
+        if leaf.shape != shape or held_dtype(leaf.dtype) != dtype:
             raise UserError(
                 f"{where} yields {part} {leaf.dtype}{list(leaf.shape)} for one example, and its "
                 f"spec says {dtype}{list(shape)}. Correct one of the two."

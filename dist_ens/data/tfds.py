@@ -13,7 +13,9 @@ from dist_ens.errors import UserError, first_line
 from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.paths import given_path, shortened
 
-_RECORDS = 1024  # Number of records that are read at once to count the classes.
+# Number of records that are read at once to count the classes. Together they may need much memory,
+# because an undecoded record is as large as its part of the files.
+_RECORDS = 1024
 _LONGEST_REASON = 500  # Largest number of characters of a message of TFDS that is shown.
 
 
