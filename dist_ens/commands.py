@@ -5,11 +5,12 @@ import shlex
 
 
 def command_line(*words: str, **flags: str | os.PathLike[str] | bool | None) -> str:
-    """Returns a command that a shell takes apart into exactly these arguments.
+    """Returns a command line that a shell splits into exactly these arguments.
 
     Args:
         words: Words of the command, such as `dist-ens` and a verb.
-        flags: Value of each flag. True is the flag alone; None and False leave it out.
+        flags: Value of each flag, by its name. True writes the flag without a value. None and False
+            omit the flag.
 
     >>> command_line("dist-ens", "predict", workdir="my runs", input="x.npy", shift=True)
     "dist-ens predict --workdir='my runs' --input=x.npy --shift"
@@ -26,6 +27,10 @@ def command_line(*words: str, **flags: str | os.PathLike[str] | bool | None) -> 
 def option(name: str, value: str | os.PathLike[str]) -> str:
     """Returns a flag with its value, quoted for a shell.
 
+    Args:
+        name: Name of the flag, without the dashes.
+        value: Value of the flag.
+
     >>> option("config", "my config.py")
     "--config='my config.py'"
     """
@@ -33,10 +38,13 @@ def option(name: str, value: str | os.PathLike[str]) -> str:
 
 
 def quoted(value: str | os.PathLike[str]) -> str:
-    r"""Returns a word of a command as a shell reads it, on one line and in printable characters.
+    r"""Returns a word quoted for a shell, on one line and in printable characters.
 
-    Ordinary names come back as they are. A name with other characters than printable ones is
-    written as `$'…'`, which bash, zsh and ksh read.
+    A word that needs no quotes is returned as it is. A word with a character that is not printable
+    is written as `$'…'`, which bash, zsh and ksh read.
+
+    Args:
+        value: Word of a command, such as a path.
 
     >>> quoted("a;b"), quoted("two\nlines")
     ("'a;b'", "$'two\\012lines'")
@@ -52,6 +60,7 @@ def _escaped(character: str) -> str:
         return "\\" + character
     if character.isprintable():
         return character
-    is_byte = "\udc80" <= character <= "\udcff"  # of a name of a file that is no text
+    # Python holds a byte of a file name that is not UTF-8 as one of these surrogates.
+    is_byte = "\udc80" <= character <= "\udcff"
     errors = "surrogateescape" if is_byte else "surrogatepass"
     return "".join(f"\\{byte:03o}" for byte in character.encode(errors=errors))

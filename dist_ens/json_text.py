@@ -1,4 +1,4 @@
-"""Reads JSON that a run wrote earlier, and that anything may have happened to since."""
+"""Strict parsing of JSON that a run wrote earlier, and that may have been damaged since."""
 
 import json
 import math
@@ -7,15 +7,19 @@ from typing import Any
 
 
 def from_json(text: bytes) -> Any:
-    """Returns what a JSON text holds.
+    """Parses a JSON text.
 
-    It is stricter than `json.loads`: every number fits in a float, and no key occurs twice.
+    It is stricter than `json.loads`: every number must fit in a float, and no key may occur twice.
 
     Args:
-        text: The text, in UTF-8.
+        text: JSON text in UTF-8.
+
+    Returns:
+        Parsed value.
 
     Raises:
-        ValueError: If it is not such a text. Nesting that is too deep for Python is one reason.
+        ValueError: If the text is not JSON in UTF-8, has a number that is not finite, or has a key
+            twice. Also if it is nested too deeply for Python.
 
     >>> from_json(b'{"step": 3}')
     {'step': 3}
@@ -38,7 +42,7 @@ def is_whole(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a number, or null, which stands for one that is not finite."""
+    """Returns whether a value is a number or None. A number that is not finite is saved as null."""
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
@@ -50,7 +54,7 @@ def _finite(text: str) -> float:
 
 
 def _whole(text: str) -> int:
-    _finite(text)  # first, for a number of many digits takes long to read
+    _finite(text)  # This comes first, because `int` is slow for a number of many digits.
     return int(text)
 
 

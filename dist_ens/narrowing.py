@@ -1,4 +1,4 @@
-"""Converts arrays to the types in which JAX holds them, and refuses values that do not fit."""
+"""Conversion of arrays to the types in which JAX holds them, with a check that all values fit."""
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -12,11 +12,11 @@ def held_dtype(dtype: DTypeLike) -> np.dtype:
     JAX holds numbers of at most 32 bits, in the byte order of the machine.
 
     Args:
-        dtype: A NumPy type, of any byte order.
+        dtype: NumPy type, of any byte order.
 
     Returns:
-        int32, uint32 or float32 for a wider type of the same kind, else the type itself in native
-        byte order.
+        int32, uint32 or float32 for a wider type of the same kind. Any other type is returned in
+        native byte order.
 
     >>> [held_dtype(name).name for name in ("int64", "uint64", "float64", ">f4", "uint8", "bool")]
     ['int32', 'uint32', 'float32', 'float32', 'uint8', 'bool']
@@ -30,21 +30,21 @@ def held_dtype(dtype: DTypeLike) -> np.dtype:
 def narrowed(array: np.ndarray, dtype: DTypeLike, where: str, *, exact: bool = False) -> np.ndarray:
     """Returns an array in another type, without changing a value beyond ordinary rounding.
 
-    A value fits in bool if it is 0 or 1, in an integer type if it is a whole number in its range,
-    and in a float type if it does not become infinite. NaN and infinity fit in float types alone.
+    0 and 1 fit in bool. A whole number fits in an integer type if it lies in its range. A number
+    fits in a float type if it does not become infinite. NaN and infinity fit in float types only.
 
     Args:
-        array: Booleans, integers or floats, of any shape and byte order.
-        dtype: The type to convert to: bool, integer or float.
-        where: What an error message calls the array, such as `npz:a.npz, split train, inputs`.
-        exact: Whether whole numbers must not be rounded in a float type. Default: they may be.
+        array: Array of booleans, integers or floats, of any shape and byte order.
+        dtype: NumPy type to convert to: bool, integer or float.
+        where: Name of the array in error messages, such as `npz:a.npz, split train, inputs`.
+        exact: Whether to refuse whole numbers that a float type would round. Default: False.
 
     Returns:
-        The array in `dtype`; the array itself if it has that type already.
+        Array in `dtype`. An array that has this type already is returned without a copy.
 
     Raises:
-        UserError: If the array holds no real numbers, or a value that does not fit; the message
-            names the first such value, its index and how many there are.
+        UserError: If the array holds no real numbers, or a value that does not fit. The message
+            names the first such value, its index, and the number of such values.
 
     >>> narrowed(np.array([1, 2]), "uint8", "x.npy")
     array([1, 2], dtype=uint8)
@@ -67,18 +67,18 @@ def narrowed(array: np.ndarray, dtype: DTypeLike, where: str, *, exact: bool = F
             f"{others}. {to.name} holds {_held(to, exact)}. Shift, rescale or round the "
             "values, and save them again."
         )
-    with np.errstate(over="ignore"):  # infinity stays infinity
+    with np.errstate(over="ignore"):  # The only infinite values left were infinite before.
         return array.astype(to, copy=False)
 
 
 def first_index(mask: np.ndarray) -> int | tuple[int, ...]:
-    """Returns the first index at which a mask is True, for use and for an error message.
+    """Returns the first index at which a mask is True.
 
     Args:
-        mask: bool array of any shape, True somewhere.
+        mask: Mask that is True at one index or more, bool[...].
 
     Returns:
-        A number if the mask has one axis, else a tuple.
+        Index: an int if the mask has one axis, a tuple of ints otherwise.
 
     >>> first_index(np.array([[False, False], [False, True]]))
     (1, 1)
@@ -94,9 +94,9 @@ def _range(dtype: np.dtype) -> tuple[int, int]:
 
 
 def _outside(array: np.ndarray, low: int, high: int) -> np.ndarray | None:
-    """Returns where an array holds no whole number in [low, high]; None if it does everywhere."""
+    """Returns a mask of the values that are not whole numbers in [low, high]; None if all are."""
     if array.dtype.kind == "f":
-        # `high + 1` is a power of two or 2, so a float type holds it exactly, and `high` may not.
+        # A float type holds `high + 1` exactly, since it is a power of two. It may round `high`.
         bottom, top = np.float64(low), np.float64(high + 1)
         unfit = ~((array >= bottom) & (array < top) & (array == np.trunc(array)))
     elif array.size and (int(array.min()) < low or int(array.max()) > high):
@@ -107,7 +107,10 @@ def _outside(array: np.ndarray, low: int, high: int) -> np.ndarray | None:
 
 
 def _too_large_for_float(array: np.ndarray, to: np.dtype, exact: bool) -> np.ndarray | None:
-    """Returns where an array would become infinite or, if `exact`, whole numbers be rounded."""
+    """Returns a mask of the values that do not fit in a float type; None if all fit.
+
+    A value does not fit if it becomes infinite or, with `exact`, if a whole number is rounded.
+    """
     if exact and array.dtype.kind in "iu":
         return _outside(array, -_largest_exact(to), _largest_exact(to))
     if array.dtype.kind == "b" or np.can_cast(array.dtype, to, "safe"):
@@ -118,12 +121,12 @@ def _too_large_for_float(array: np.ndarray, to: np.dtype, exact: bool) -> np.nda
 
 
 def _largest_exact(dtype: np.dtype) -> int:
-    """Returns the largest number up to which a float type holds every whole number."""
+    """Returns the largest n such that a float type holds every whole number up to n exactly."""
     return 2 ** (int(np.finfo(dtype).nmant) + 1)
 
 
 def _held(dtype: np.dtype, exact: bool) -> str:
-    """Returns, in words, which values fit in a type."""
+    """Describes the values that fit in a type, for an error message."""
     if dtype.kind == "b":
         return "0 and 1"
     if dtype.kind == "f":

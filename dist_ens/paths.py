@@ -1,4 +1,4 @@
-"""Reads the paths that a person gives: in a flag, in a config, or as an argument in Python."""
+"""Paths that a person gives in a flag, in a config, or as an argument in Python."""
 
 import os
 import pathlib
@@ -10,17 +10,16 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
     """Returns a path that a person gave, with `~` and `~user` expanded.
 
     Args:
-        text: The path as it was typed. The file or folder need not exist.
-        name: What an error message calls the path, such as `--workdir` or `npz:FILE`.
+        text: Path as it was typed. The file or folder need not exist.
+        name: Name of the path in error messages, such as `--workdir` or `npz:FILE`.
 
     Returns:
-        The path, relative if `text` is relative. A relative path whose own first part begins with
-        `~`, typed as `./~x`, comes back absolute, so that nothing expands it later.
+        Path, relative if `text` is relative. A relative path whose first part begins with `~`,
+        typed as `./~x`, is made absolute, so that nothing expands it later.
 
     Raises:
-        UserError: If the path is empty, or the system refuses it: an unknown user, a null byte, a
-            part that is too long, a loop of symbolic links, or a folder on the way that may not be
-            entered.
+        UserError: If the path is empty, names an unknown user, or has a null byte, a part that is
+            too long or a loop of symbolic links. Also if a parent folder cannot be entered.
 
     >>> given_path("runs/digits", "--workdir").name
     'digits'
@@ -35,7 +34,7 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
             path = path.absolute()
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
-        pass  # the caller says what it needs there
+        pass  # The path need not exist: the caller reports a missing file where it needs one.
     except (OSError, RuntimeError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise UserError(
@@ -45,11 +44,11 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
 
 
 def shortened(text: str, length: int = 200) -> str:
-    """Returns a text for an error message, quoted and cut in the middle beyond `length`.
+    """Returns a quoted text for an error message, cut in the middle if it is too long.
 
     Args:
-        text: What a person gave; it may hold control characters, which are escaped.
-        length: Largest number of characters that are kept, at least 2.
+        text: Text that a person gave. Control characters in it are escaped.
+        length: Largest number of characters that are kept, at least 2. Default: 200.
 
     >>> shortened("a" * 1000, length=4)
     "'aa'…'aa' (1,000 characters)"

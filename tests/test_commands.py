@@ -403,7 +403,7 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
                 "mlp_bn_dropout",
                 "--config.model.dropout_rate=1.5",
             ],
-            "dropout_rate lies in [0, 1), not 1.5",
+            "dropout_rate must lie in [0, 1): got 1.5",
         ),
         (
             [*train, SMALL[0], "--config.steps=1", "--config.epochs=1"],

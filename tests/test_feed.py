@@ -174,7 +174,7 @@ def test_members_with_orders_of_their_own_are_sent_their_examples_where_the_set_
     assert isinstance(calls[0], MemberBatches)
     jax.tree.map(np.testing.assert_array_equal, drawn, sent)
     # A batch of 16 for each of four members: 16 * 52 * 4 = 3,328 bytes, 0.00317 MiB.
-    assert "0.00317 MiB a step are sent from the hosts, 4 times" in said[0]
+    assert "hosts send 0.00317 MiB per step, 4 times" in said[0]
     assert len(said) == 1
 
 

@@ -103,7 +103,7 @@ def test_a_feature_that_is_constant_up_to_rounding_is_not_blown_up(tmp_path):
         ({"test_idx": np.array([[2, 3], [1, -1]])}, "test_idx has -1, and the table has 0 to 3"),
         ({"test_idx": np.array([[2, 3], [1, 3]])}, "row 3 is in both parts of split 1; 1 in all"),
         ({"test_idx": np.array([[2, 3]])}, "have the shapes [2, 2] and [1, 2], not"),
-        ({"test_idx": np.zeros((2, 0), int)}, "[2, 2] and [2, 0], and one has no rows"),
+        ({"test_idx": np.zeros((2, 0), int)}, "[2, 2] and [2, 0], and one of them has no rows"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_told(tmp_path, changes, sentence):
@@ -318,7 +318,10 @@ def test_groups_that_are_not_alike_are_told():
     ):
         Evaluator(ensemble, 4).evaluate(state, split).scores()
     spec = Spec((4,), "float32", (), 3, num_groups=4)
-    with pytest.raises(UserError, match="Received: 6 in split train for 4 groups."):
+    with pytest.raises(
+        UserError,
+        match="The train split has 6 examples, which cannot be divided evenly among 4 groups.",
+    ):
         Source(spec, train=split, test=split)
 
 

@@ -315,7 +315,10 @@ def test_what_the_headers_of_an_archive_say_is_refused_by_both_doors(folder, nam
     ("name", "sentence"),
     [
         ("encrypted", "train_images is encrypted. Save it again with numpy.savez."),
-        ("method 99", "train_images is packed by method 99 of zip, and NumPy packs by 0 and 8."),
+        (
+            "method 99",
+            "train_images is compressed by zip method 99, and NumPy uses methods 0 and 8.",
+        ),
         (
             "header: no body",
             "float32[1000000, 10000], 40,000,000,000 bytes, and the file holds 192",

@@ -690,15 +690,15 @@ def test_a_workdir_that_cannot_be_written_is_refused():
     ("changes", "sentence"),
     [
         ({"data": {"global_batch_size": 33}}, "global_batch_size=33 and a data axis of 2"),
-        ({"data": {"global_batch_size": 1438}}, "1,438 of 1,437 training examples"),
+        ({"data": {"global_batch_size": 1438}}, "an epoch of 1,437 training examples"),
         ({"num_members": 9}, "global_batch_size=12 and a data axis of 8"),
         (
             {"model": {"name": "lenet5"}},
-            "The options of lenet5 are: none. Received: model.hidden_sizes",
+            "model.hidden_sizes=.* is not an option of lenet5. Its options are: none.",
         ),
         (
             {"model": {"options": {"hidden_sizes": ("(64",)}}},
-            "whole numbers above 0, not .'.64',.. Correct",
+            "whole numbers above 0: got .'.64',.. Correct",
         ),
     ],
 )
@@ -716,8 +716,8 @@ def test_nothing_is_written_for_an_experiment_that_does_not_fit(tmp_path, change
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        ({"name": "lenet5"}, "LeNet-5 takes images of 12x12 pixels or more"),
-        ({"name": "transformer"}, "a transformer takes token numbers"),
+        ({"name": "lenet5"}, "LeNet-5 needs images of 12x12 pixels or more: got 8x8"),
+        ({"name": "transformer"}, "a transformer needs token numbers"),
     ],
 )
 def test_a_model_for_other_data_is_refused(tmp_path, model, sentence):

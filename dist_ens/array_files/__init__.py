@@ -1,4 +1,4 @@
-"""Reads arrays from files, and checks what a file declares before any memory is taken for it."""
+"""Array files, whose declared sizes are checked before any memory is allocated."""
 
 from dist_ens.array_files.npy import read_npy
 from dist_ens.array_files.npz import opened_npz

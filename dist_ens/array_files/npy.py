@@ -1,4 +1,4 @@
-"""The .npy format: one array, a header and then its values."""
+"""The .npy format: one array, stored as a header and its values."""
 
 import ast
 import contextlib
@@ -19,7 +19,7 @@ from dist_ens.paths import shortened
 
 OpenAt = Callable[[int], AbstractContextManager[Readable]]
 _MAGIC = b"\x93NUMPY"
-_LONGEST_HEADER = 10_000  # bytes; NumPy's own bound
+_LONGEST_HEADER = 10_000  # In bytes. NumPy has the same bound.
 _PLAIN_TYPE = re.compile(r"[<>|=]?[?biufcmMOSUV]\d{0,9}(\[\w{1,9}\])?")
 
 
@@ -27,15 +27,15 @@ def read_npy(path: str | os.PathLike[str], name: str) -> np.ndarray:
     """Reads the array of an .npy file.
 
     Args:
-        path: Path of the file, as a person gave it; `~` is expanded.
-        name: What an error message calls the path, such as `--input`.
+        path: Path of the file, as a person gave it. `~` is expanded.
+        name: Name of the path in error messages, such as `--input`.
 
     Returns:
-        Booleans, integers or floats, in the type and shape of the file.
+        Array of booleans, integers or floats, in the type and shape of the file.
 
     Raises:
-        UserError: If the file cannot be read, is not a regular .npy file of numbers, is longer or
-            shorter than its header declares, or does not fit in the memory that is free.
+        UserError: If the file cannot be read or is not a regular .npy file of numbers. Also if its
+            length is not what its header declares, or the array does not fit in the free memory.
     """
     with opened_file(path, name) as file:
         where = f"{name} {shortened(str(path))}"
@@ -52,16 +52,16 @@ def read_header(file: Readable, where: str, num_bytes: int, open_body: OpenAt) -
     """Reads the header of an .npy file, and compares it with the file's length.
 
     Args:
-        file: The file, at its first byte.
-        where: What an error message calls the array.
-        num_bytes: Length of the file, header included.
-        open_body: Opens the file at a byte, `(begin) -> context manager`.
+        file: Open file, at its first byte.
+        where: Name of the array in error messages.
+        num_bytes: Length of the file in bytes, header included.
+        open_body: Function that opens the file at a byte, `(begin) -> context manager`.
 
     Returns:
-        The array, not read yet.
+        Array whose values have not been read yet.
 
     Raises:
-        UserError: If the header is no header, or declares another length.
+        UserError: If the header is not valid, or declares another length than the file has.
     """
     start = file.read(8)
     if start[:6] != _MAGIC or len(start) < 8 or start[6] not in (1, 2, 3):
@@ -92,10 +92,11 @@ def read_header(file: Readable, where: str, num_bytes: int, open_body: OpenAt) -
 def _parsed(header: str, where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Returns the shape, the order and the type of an array from the text of its header."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of odd code in a hostile header
-            fields = ast.literal_eval(re.sub(r"(\d)L\b", r"\1", header))  # Python 2 wrote 5L
+        # Odd code in a hostile header makes Python warn.
+        with warnings.catch_warnings(action="ignore"):
+            fields = ast.literal_eval(re.sub(r"(\d)L\b", r"\1", header))  # Python 2 wrote 5 as 5L.
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        fields = None  # which is told below, as other headers that describe no array
+        fields = None  # The error below covers this header too.
     if isinstance(fields, dict) and fields.keys() == {"descr", "fortran_order", "shape"}:
         shape, order, dtype = fields["shape"], fields["fortran_order"], _dtype(fields["descr"])
         lengths_hold = isinstance(shape, tuple) and all(
@@ -110,7 +111,7 @@ def _parsed(header: str, where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 def _dtype(described: Any) -> np.dtype | None:
-    """Returns the NumPy type that a header names; None for a structured or unknown one."""
+    """Returns the NumPy type that a header names; None if it is structured or unknown."""
     if not isinstance(described, str) or not _PLAIN_TYPE.fullmatch(described):
         return None
     with contextlib.suppress(TypeError, ValueError):

@@ -13,26 +13,26 @@ from dist_ens.errors import UserError
 from dist_ens.paths import shortened
 
 _ENCRYPTED = 0x1
-# The methods of zip that numpy.savez uses, and the most bytes that one packed byte can hold. The
-# others are refused: zipfile unpacks a chunk of them whole, whatever it grows to.
+# The compression methods of numpy.savez, and the most bytes to which each expands one byte. Other
+# methods are refused, because zipfile expands a whole chunk of them without a limit.
 _METHODS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: LARGEST_PACKING}
 
 
 @contextlib.contextmanager
 def opened_npz(path: pathlib.Path, keys: Sequence[str], name: str) -> Iterator[list[StoredArray]]:
-    """Opens an .npz file for the time of a block, and reads the headers of some of its arrays.
+    """Opens an .npz file as a context manager, and reads the headers of some of its arrays.
 
     Args:
         path: Path of the file.
         keys: Names of the arrays.
-        name: What an error message calls the path, such as `npz:FILE`.
+        name: Name of the path in error messages, such as `npz:FILE`.
 
     Yields:
-        The arrays, in the order of `keys`, not read yet.
+        Arrays in the order of `keys`, whose values have not been read yet.
 
     Raises:
-        UserError: If the file cannot be read, lacks an array, or declares more than it holds; or if
-            an array is encrypted, or packed in a way that `numpy.savez` does not use.
+        UserError: If the file cannot be read, lacks an array, or declares more than it holds. Also
+            if an array is encrypted, or compressed by a method that `numpy.savez` does not use.
     """
     where = f"{name} {shortened(str(path))}"
     with opened_file(path, name) as file:
@@ -45,7 +45,7 @@ def opened_npz(path: pathlib.Path, keys: Sequence[str], name: str) -> Iterator[l
 
 
 def _found(archive: zipfile.ZipFile, keys: Sequence[str], where: str) -> list[zipfile.ZipInfo]:
-    """Returns the entry of each array."""
+    """Returns the zip entry of each array. Raises a `UserError` if one is missing or repeated."""
     entries: dict[str, list[zipfile.ZipInfo]] = {}
     for entry in archive.infolist():
         entries.setdefault(entry.filename.removesuffix(".npy"), []).append(entry)
@@ -67,20 +67,20 @@ def _found(archive: zipfile.ZipFile, keys: Sequence[str], where: str) -> list[zi
 def _stored(
     archive: zipfile.ZipFile, file_bytes: int, entry: zipfile.ZipInfo, where: str
 ) -> StoredArray:
-    """Returns an array of an archive from its header, after a check of what its entry claims."""
+    """Reads the header of an array in an archive, after a check of the sizes in its zip entry."""
     where = f"{where}, {entry.filename.removesuffix('.npy')}"
     if entry.flag_bits & _ENCRYPTED:
         raise UserError(f"{where} is encrypted. Save it again with numpy.savez.")
     if entry.compress_type not in _METHODS:
         raise UserError(
-            f"{where} is packed by method {entry.compress_type} of zip, and NumPy packs by 0 and "
-            "8. Save it again with numpy.savez_compressed."
+            f"{where} is compressed by zip method {entry.compress_type}, and NumPy uses methods 0 "
+            "and 8. Save it again with numpy.savez_compressed."
         )
     most = entry.compress_size * _METHODS[entry.compress_type]
     if entry.compress_size > file_bytes or entry.file_size > most:
         raise UserError(
-            f"{where} declares {entry.file_size:,} bytes packed in {entry.compress_size:,}, and "
-            f"the file has {file_bytes:,}. It is truncated or damaged: write it again."
+            f"{where} declares {entry.file_size:,} bytes, compressed to {entry.compress_size:,}, "
+            f"and the file has {file_bytes:,}. It is truncated or damaged: write it again."
         )
 
     @contextlib.contextmanager

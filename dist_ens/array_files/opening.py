@@ -1,4 +1,4 @@
-"""Opens regular files, and compares what reading them needs with the memory that is free."""
+"""Opening of regular files, and a check that their content fits in the free memory."""
 
 import contextlib
 import os
@@ -15,18 +15,17 @@ from dist_ens.paths import given_path, shortened
 
 @contextlib.contextmanager
 def opened_file(path: str | os.PathLike[str], name: str) -> Iterator[BinaryIO]:
-    """Opens a regular file for reading, for the time of a block.
+    """Opens a regular file for reading, as a context manager.
 
     Args:
-        path: Path of the file, as a person gave it; `~` is expanded.
-        name: What an error message calls the path, such as `--input` or `npz:FILE`.
+        path: Path of the file, as a person gave it. `~` is expanded.
+        name: Name of the path in error messages, such as `--input` or `npz:FILE`.
 
     Yields:
-        The file, at its first byte.
+        Open file, at its first byte.
 
     Raises:
-        UserError: If the file is absent, a folder, a pipe or a device, or the system refuses to
-            read it.
+        UserError: If the file does not exist, is a folder, a pipe or a device, or cannot be read.
     """
     given = given_path(path, name)
     shown = shortened(str(given))
@@ -45,11 +44,11 @@ def opened_file(path: str | os.PathLike[str], name: str) -> Iterator[BinaryIO]:
 
 
 def is_there(path: pathlib.Path, name: str) -> bool:
-    """Returns whether something has this path, be it a file or not.
+    """Returns whether a path exists, as a file or as anything else.
 
     Args:
-        path: The path.
-        name: What an error message calls the path.
+        path: Path to look up. A dangling symbolic link counts as existing.
+        name: Name of the path in error messages.
 
     Raises:
         UserError: If the system refuses the path.
@@ -58,11 +57,11 @@ def is_there(path: pathlib.Path, name: str) -> bool:
 
 
 def require_memory(num_bytes: int, what: str) -> None:
-    """Raises a `UserError` if reading needs more memory than is free.
+    """Raises a `UserError` if some data do not fit in the free memory.
 
     Args:
-        num_bytes: Memory that is needed.
-        what: What an error message calls the data.
+        num_bytes: Memory that the data need, in bytes.
+        what: Name of the data in error messages.
     """
     free = psutil.virtual_memory().available
     if num_bytes > free:
@@ -73,5 +72,5 @@ def require_memory(num_bytes: int, what: str) -> None:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Opens a file; unlike `os.open` alone, does not wait for the other end of a pipe."""
+    """Opens a file without waiting for the other end of a pipe, unlike `os.open` alone."""
     return os.open(path, flags | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""An array in a file, described by its header and read when it is asked for."""
+"""Arrays in files, described by their headers and read on demand."""
 
 import contextlib
 import dataclasses
@@ -19,21 +19,21 @@ from dist_ens.narrowing import narrowed
 from dist_ens.paths import shortened
 
 LARGEST_PACKING = 1032
-"""Largest number of bytes that one byte of gzip or zip's deflate can hold, rounded up.
+"""Largest number of bytes to which deflate, as in gzip and zip, expands one byte; rounded up.
 
 Source: zlib technical details, https://zlib.net/zlib_tech.html.
 """
 _CHUNK_BYTES = 2**20
-_LONGEST_REASON = 200  # characters; zipfile quotes what it read as a name
-_MOST_AXES = 64  # of a NumPy array
-_LARGEST_BYTES = 2**62  # so that no sum of two overflows
+_LONGEST_REASON = 200  # In characters. zipfile quotes whatever it read as a name.
+_MOST_AXES = 64  # The limit of NumPy.
+_LARGEST_BYTES = 2**62  # The sum of two such numbers fits in int64.
 
 
 class Readable(Protocol):
-    """A file of bytes, unpacked as it is read or not."""
+    """A binary file, which may be decompressed while it is read."""
 
     def read(self, size: int, /) -> bytes:
-        """Returns the next bytes, at most `size`; none at the end of the file."""
+        """Returns the next bytes, at most `size` of them; no bytes at the end of the file."""
         ...
 
 
@@ -42,10 +42,10 @@ class StoredArray:
     """An array in a file, of which only the header has been read.
 
     Attributes:
-        where: What an error message calls the array.
+        where: Name of the array in error messages.
         shape: Lengths of the axes.
         dtype: NumPy type of the values.
-        open_body: Opens the file where the values begin.
+        open_body: Function that opens the file at the first value.
         fortran_order: Whether the first axis varies fastest in the file. Default: the last does.
     """
 
@@ -61,7 +61,7 @@ class StoredArray:
                 f"{self.where} declares {len(self.shape)} axes, and an array has at most "
                 f"{_MOST_AXES}. The file is damaged: fetch or write it again."
             )
-        # NumPy multiplies the lengths other than zero, even where one is zero.
+        # NumPy refuses a shape whose lengths other than 0 have too large a product.
         if math.prod(filter(None, self.shape)) * self.dtype.itemsize > _LARGEST_BYTES:
             raise UserError(
                 f"{self.where} declares the shape {shortened(str(list(self.shape)))}, which is too "
@@ -70,7 +70,7 @@ class StoredArray:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all values."""
+        """Number of bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def require_numbers(self) -> None:
@@ -91,11 +91,11 @@ class StoredArray:
         """Reads the values.
 
         Returns:
-            The array, in the type of the file.
+            Array in the type of the file.
 
         Raises:
-            UserError: If the values are no numbers, are more or fewer than the header declares, are
-                damaged, or do not fit in the memory that is free.
+            UserError: If the values are not numbers, are damaged, do not fit in the free memory,
+                or are not as many as the header declares.
         """
         self.require_numbers()
         require_memory(self.num_bytes, self.where)
@@ -105,17 +105,17 @@ class StoredArray:
             array = np.empty(lengths, np.uint8 if is_bool else self.dtype)
         except MemoryError as error:
             raise UserError(
-                f"{self.where} needs {self.num_bytes:,} bytes, which the system does not give. "
-                "Use a smaller file, or a machine with more memory."
+                f"{self.where} needs {self.num_bytes:,} bytes of memory, which the system "
+                "refused. Use a smaller file, or a machine with more memory."
             ) from error
         with damage_told(self.where), self.open_body() as file:
             self._fill(array.reshape(-1).view(np.uint8), file)
-        if is_bool:  # a byte other than 0 and 1 would be True here and something else there
+        if is_bool:  # NumPy and JAX would read a byte other than 0 and 1 differently.
             array = narrowed(array, bool, self.where)
         return array.T if self.fortran_order else array
 
     def _fill(self, body: np.ndarray, file: Readable) -> None:
-        """Reads a file to its end, as many bytes as an array has."""
+        """Fills an array of bytes from a file, and checks that the file ends there."""
         at = 0
         while at < body.size:
             part = file.read(min(_CHUNK_BYTES, body.size - at))
@@ -133,10 +133,10 @@ class StoredArray:
 
 @contextlib.contextmanager
 def damage_told(where: str) -> Iterator[None]:
-    """Raises a `UserError` for what gzip and zip files raise when they are damaged.
+    """Turns the errors that damaged gzip and zip files raise into a `UserError`.
 
     Args:
-        where: What an error message calls the file.
+        where: Name of the file in error messages.
     """
     try:
         yield
@@ -149,7 +149,7 @@ def damage_told(where: str) -> Iterator[None]:
         struct.error,
         EOFError,
         OverflowError,
-        RuntimeError,  # zipfile raises it, and NotImplementedError, for what it cannot unpack
+        RuntimeError,  # zipfile raises it, and NotImplementedError, if it cannot decompress a file.
         ValueError,
     ) as error:
         why = first_line(error) if str(error).strip() else "It ends too early."

@@ -1,4 +1,4 @@
-"""Data: sources, and the pipeline of one host. Hands out NumPy batches and knows no device."""
+"""Data sources, and the batches of one host, which are NumPy arrays. No device is used here."""
 
 from dist_ens.data.arrays import source_of_arrays
 from dist_ens.data.conversion import convert_inputs

@@ -1,4 +1,4 @@
-"""Arrays in memory as a source."""
+"""A source of arrays in memory."""
 
 from typing import Any
 
@@ -25,24 +25,29 @@ def source_of_arrays(
     num_classes: int | None = None,
     name: str = "arrays",
 ) -> Source:
-    """Returns a source of plain arrays, each checked.
+    """Returns a source of plain arrays, after a check of their values.
 
-    Inputs are kept in the type in which JAX holds them: int64 becomes int32, and float64 float32.
-    A value that does not fit in that type is refused.
+    Inputs are kept in the type in which JAX holds them: int64 becomes int32, and float64 becomes
+    float32. A value that does not fit in that type is refused.
 
     Args:
         train: Inputs [examples, ...] and labels int[examples] of the training split.
         test: Inputs and labels of the test split.
-        num_classes: Number of classes. Default: one more than the largest training label, if every
-            label below it occurs.
-        name: What an error message calls the source.
+        num_classes: Number of classes. None counts those of the training labels, which must all be
+            present.
+        name: Name of the source in error messages.
 
     Returns:
         The source.
 
     Raises:
-        UserError: If a split is empty, inputs and labels have different lengths, inputs are not
-            finite numbers or do not fit in 32 bits, or labels are not integers in range.
+        UserError: If a split is empty, or inputs and labels have different lengths. Also if inputs
+            are not finite numbers or do not fit in 32 bits, or labels are not integers in range.
+
+    >>> train = np.zeros((4, 2)), np.array([0, 1, 0, 1])
+    >>> source = source_of_arrays(train, (np.ones((2, 2)), np.array([1, 0])))
+    >>> source.num_train_examples, source.spec.num_classes, source.spec.input_dtype
+    (4, 2, 'float32')
     """
     pairs = {
         split: (
@@ -73,9 +78,9 @@ def checked_split(where: str, inputs: np.ndarray, labels: np.ndarray) -> ArraySp
     """Returns a split of plain arrays, in the types in which JAX holds them.
 
     Args:
-        where: What an error message calls the split.
-        inputs: The inputs, [examples, ...].
-        labels: The class numbers, int[examples].
+        where: Name of the split in error messages.
+        inputs: Inputs, [examples, ...].
+        labels: Class numbers, int[examples].
 
     Raises:
         UserError: If the arrays cannot be a split, or a value does not fit in 32 bits.
@@ -89,15 +94,18 @@ def checked_split(where: str, inputs: np.ndarray, labels: np.ndarray) -> ArraySp
 
 
 def _array(where: str, values: Any) -> np.ndarray:
-    """Returns what somebody gives as an array as one."""
+    """Converts a value that a person gave to an array. Raises a `UserError` if it is none."""
     try:
         array = np.asarray(values)
-    except ValueError as error:  # of lists of unequal length
-        raise UserError(f"{where} is no array: {first_line(error)} Make its rows alike.") from error
+    except ValueError as error:  # NumPy raises it for lists of unequal length.
+        raise UserError(
+            f"{where} cannot be converted to an array: {first_line(error)} Make its rows equally "
+            "long."
+        ) from error
     if array.dtype.kind not in "biuf" and not isinstance(values, np.ndarray):
         raise UserError(
-            f"{where} is a {type(values).__name__}, of which NumPy makes {array.dtype}"
-            f"{list(array.shape)}, and not numbers. Give an array of numbers; an iterator or a "
-            "loader has to be read into one first."
+            f"{where} is a {type(values).__name__}, which NumPy converts to {array.dtype}"
+            f"{list(array.shape)} and not to numbers. Give an array of numbers. Read an iterator "
+            "or a loader into an array first."
         )
     return array

@@ -1,4 +1,4 @@
-"""Checks of examples and labels, by their headers and by their values."""
+"""Checks of the shapes, types and values of examples and labels."""
 
 from typing import Protocol
 
@@ -23,10 +23,10 @@ class Header(Protocol):
 
 
 def check_headers(where: str, inputs: Header, labels: Header) -> None:
-    """Raises a `UserError` unless two arrays are some numbers and a class number for each.
+    """Raises a `UserError` unless two arrays are numeric inputs and one class number for each.
 
     Args:
-        where: What an error message calls the split.
+        where: Name of the split in error messages.
         inputs: Shape and type of the inputs.
         labels: Shape and type of the labels.
     """
@@ -50,10 +50,10 @@ def check_headers(where: str, inputs: Header, labels: Header) -> None:
 
 
 def check_numbers(where: str, inputs: Header) -> None:
-    """Raises a `UserError` unless an array has an example or more, of real numbers.
+    """Raises a `UserError` unless an array has at least one example and holds real numbers.
 
     Args:
-        where: What an error message calls the array.
+        where: Name of the array in error messages.
         inputs: Shape and type of the array.
     """
     if not inputs.shape or not inputs.shape[0]:
@@ -66,44 +66,44 @@ def check_numbers(where: str, inputs: Header) -> None:
 
 
 def check_alike(name: str, train: Header, test: Header) -> None:
-    """Raises a `UserError` unless training and test inputs have one shape and type.
+    """Raises a `UserError` unless training and test inputs have the same shape and type.
 
     Args:
-        name: What an error message calls the source.
+        name: Name of the source in error messages.
         train: Shape and type of the training inputs.
         test: Shape and type of the test inputs.
     """
     if train.shape[1:] != test.shape[1:] or held_dtype(train.dtype) != held_dtype(test.dtype):
         raise UserError(
             f"{name} has training examples {train.dtype}{list(train.shape[1:])} and test examples "
-            f"{test.dtype}{list(test.shape[1:])}. Give both one shape and type."
+            f"{test.dtype}{list(test.shape[1:])}. Give both the same shape and type."
         )
 
 
 def check_finite(where: str, inputs: np.ndarray) -> None:
-    """Raises a `UserError` if inputs are NaN or infinite.
+    """Raises a `UserError` if an input is NaN or infinite.
 
     Args:
-        where: What an error message calls the inputs.
-        inputs: The inputs, [examples, ...].
+        where: Name of the inputs in error messages.
+        inputs: Inputs, [examples, ...].
     """
     if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
         bad = np.flatnonzero(~np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1))
         raise UserError(
             f"{where} has NaN or infinity in {len(bad):,} of {len(inputs):,} examples, the first "
-            f"at index {bad[0]}. Remove these examples, or fill the values in."
+            f"at index {bad[0]}. Remove these examples, or replace the values."
         )
 
 
 def count_classes(where: str, labels: np.ndarray) -> int:
-    """Returns the number of classes of training labels: one more than the largest label.
+    """Returns the number of classes of training labels, one more than the largest label.
 
     Args:
-        where: What an error message calls the split.
-        labels: The class numbers, int[examples], at least one.
+        where: Name of the split in error messages.
+        labels: Class numbers, int[examples], of at least one example.
 
     Raises:
-        UserError: If a label is negative, a number below the largest does not occur, or all are 0.
+        UserError: If a label is negative, a label below the largest does not occur, or all are 0.
     """
     present = np.unique(labels)
     count = int(present[-1]) + 1
@@ -125,8 +125,8 @@ def check_labels(where: str, labels: np.ndarray, num_classes: int) -> None:
     """Raises a `UserError` unless every label lies in [0, num_classes).
 
     Args:
-        where: What an error message calls the labels.
-        labels: The class numbers, of any shape.
+        where: Name of the labels in error messages.
+        labels: Class numbers, int[...].
         num_classes: Number of classes.
     """
     if labels.size and (int(labels.min()) < 0 or int(labels.max()) >= num_classes):

@@ -1,4 +1,4 @@
-"""Inputs from outside, converted to what the members were trained on."""
+"""Conversion of given inputs to the type on which the members were trained."""
 
 import numpy as np
 
@@ -11,17 +11,18 @@ from dist_ens.narrowing import first_index, narrowed
 def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
     """Returns inputs in the type in which the members were trained on them.
 
-    Booleans, integers and floats of every width are converted where each value fits: whole numbers
-    to an integer type, 0 and 1 to bool, any number to a float type, with ordinary rounding.
+    Booleans, integers and floats of every width are converted if each value fits. Whole numbers fit
+    in an integer type, and 0 and 1 fit in bool. Any number fits in a float type, where it is
+    rounded.
 
     Args:
         spec: Description of the source that the members were trained on.
-        inputs: Examples, [examples, ...], unscaled; in their own units where the source
-            standardises them.
-        where: What an error message calls the inputs.
+        inputs: Examples in the units of the data set, neither scaled nor standardised,
+            [examples, ...].
+        where: Name of the inputs in error messages.
 
     Returns:
-        The inputs in `spec.input_dtype`; in float64 where they are to be standardised.
+        Inputs in `spec.input_dtype`; in float64 if the source standardises them.
 
     Raises:
         UserError: If the inputs have another shape, are not finite numbers, or have a value that

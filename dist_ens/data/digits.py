@@ -1,4 +1,4 @@
-"""The digits that come with scikit-learn."""
+"""The digits data set of scikit-learn."""
 
 import importlib.util
 import pathlib
@@ -11,27 +11,32 @@ from dist_ens.errors import RunError
 
 
 def open_digits(num_classes: int | None) -> Source:
-    """Returns the 1797 digits of scikit-learn: float32[8, 8] in 0…16, a fifth held out.
+    """Returns the 1797 digits of scikit-learn. A fifth of them is the test split.
+
+    Inputs are float32[8, 8] in [0, 16].
 
     Args:
-        num_classes: See `source_of_arrays`.
+        num_classes: Number of classes. None counts those of the training labels.
 
     Returns:
         The source.
 
     Raises:
-        RunError: If scikit-learn is not installed with its data.
+        RunError: If the data file of scikit-learn is not installed.
 
     Source: UCI, Optical Recognition of Handwritten Digits.
     """
-    # Its file is read without it: to import it takes longer than to train on them.
+    # The file is read without scikit-learn, whose import takes longer than training on the digits.
     package = importlib.util.find_spec("sklearn")
     path = pathlib.Path((package and package.origin) or "").parent / "datasets/data/digits.csv.gz"
     if not path.is_file():
-        raise RunError(f"The digits of scikit-learn are missing: no {path}. Install it again.")
+        raise RunError(
+            f"The digits of scikit-learn are missing: there is no file {path}. Install "
+            "scikit-learn again."
+        )
     rows = np.loadtxt(path, delimiter=",", dtype=np.float32)
     images, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int32)
-    # Every fifth of them, shuffled and then sorted by class: of each class its share.
+    # The shuffled examples are sorted by class, so that each class gives a fifth to the test split.
     shuffled = np.random.RandomState(0).permutation(len(rows))
     test = shuffled[np.argsort(labels[shuffled], kind="stable")][::5]
     train = np.setdiff1d(shuffled, test)

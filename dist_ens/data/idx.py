@@ -1,4 +1,4 @@
-"""Folders of IDX files, the format of MNIST and its like."""
+"""Folders of IDX files, the format of MNIST and similar data sets."""
 
 import contextlib
 import functools
@@ -29,53 +29,53 @@ _TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
 def open_idx(folder: str, num_classes: int | None) -> Source:
-    """Opens a folder of the four files of MNIST and its like, gzipped or not.
+    """Opens a folder with the four IDX files of MNIST or a similar data set, gzipped or not.
 
     Args:
         folder: Path of the folder, which holds `train-images-idx3-ubyte`,
-            `train-labels-idx1-ubyte` and the two `t10k-…`, or these names with `.gz`.
-        num_classes: See `source_of_arrays`.
+            `train-labels-idx1-ubyte` and the two files `t10k-…`, or these names with `.gz`.
+        num_classes: Number of classes. None counts those of the training labels.
 
     Returns:
-        The source; its inputs are uint8[rows, columns].
+        The source. Its inputs are uint8[rows, columns].
 
     Raises:
-        UserError: If a file is missing, is of another format, or holds more or less than its header
-            declares; or if the arrays do not fit together.
+        UserError: If a file is missing, is in another format, or has another length than its header
+            declares, or if the arrays do not match.
     """
     return source_of_stored(_stored(folder, _TRAIN), _stored(folder, _TEST), num_classes)
 
 
 def open_idx_test(folder: str) -> Split:
-    """Opens the test split of a folder of IDX files, which may have no other.
+    """Opens the test split of a folder of IDX files, which may have no training split.
 
     Args:
-        folder: See `open_idx`.
+        folder: Path of the folder, which holds the two files `t10k-…`, gzipped or not.
 
     Raises:
-        UserError: See `open_idx`.
+        UserError: If a file is missing or damaged, or its values cannot be used.
     """
     return _stored(folder, _TEST).read()
 
 
 def describe_idx(folder: str, num_classes: int | None) -> tuple[Spec, int]:
-    """Describes what `open_idx` returns, from the headers of the four files.
+    """Describes the source that `open_idx` returns, from the headers of the four files.
 
     Args:
-        folder: See `open_idx`.
-        num_classes: Number of classes. Default: the training labels are read and counted.
+        folder: Path of the folder.
+        num_classes: Number of classes. None reads the training labels and counts them.
 
     Returns:
-        The description, and the number of training examples.
+        Description of the examples, and the number of training examples.
 
     Raises:
-        UserError: If the headers or the training labels are not as `open_idx` needs them.
+        UserError: If a header or the training labels cannot be used.
     """
     return describe_stored(_stored(folder, _TRAIN), _stored(folder, _TEST), num_classes)
 
 
 def _stored(folder: str, names: tuple[str, str]) -> StoredSplit:
-    """Returns a split, of which only the headers are read."""
+    """Reads the headers of a split."""
     directory = given_path(folder, _NAME)
     split = "train" if names is _TRAIN else "test"
     inputs, labels = (_stored_array(_path(directory, name)) for name in names)
@@ -86,7 +86,7 @@ def _path(directory: pathlib.Path, name: str) -> pathlib.Path:
     for path in (directory / f"{name}.gz", directory / name):
         if is_there(path, _NAME):
             return path
-    has = "has neither" if directory.is_dir() else "is no folder"
+    has = "has neither" if directory.is_dir() else "is not a folder"
     raise UserError(
         f"{_NAME} lacks the file {name}.gz or {name}: {shortened(str(directory))} {has}. Correct "
         "the path, or put the file there."
@@ -96,7 +96,8 @@ def _path(directory: pathlib.Path, name: str) -> pathlib.Path:
 def _stored_array(path: pathlib.Path) -> StoredArray:
     """Reads the header of a file, and compares it with the file's length.
 
-    Two zero bytes, the type (8: uint8), the number of axes, and the length of each as uint32.
+    The header is two zero bytes, the type (8 for uint8), the number of axes, and the length of each
+    axis as a big-endian uint32.
     """
     where = f"{_NAME} {shortened(str(path))}"
     with _opened(path) as file, damage_told(where):
@@ -105,8 +106,8 @@ def _stored_array(path: pathlib.Path) -> StoredArray:
         lengths = file.read(4 * axes)
     if start[:3] != b"\0\0\x08" or not axes or len(lengths) < 4 * axes:
         raise UserError(
-            f"{where} is no IDX file of bytes: it begins with {start.hex(' ') or 'nothing'}, not "
-            "with 00 00 08, its number of axes and their lengths. Fetch the file again."
+            f"{where} is not an IDX file of bytes: it begins with {start.hex(' ') or 'nothing'}, "
+            "not with 00 00 08, its number of axes and their lengths. Fetch the file again."
         )
     header = 4 + 4 * axes
     shape = struct.unpack(f">{axes}I", lengths)
@@ -117,15 +118,15 @@ def _stored_array(path: pathlib.Path) -> StoredArray:
     if stored.num_bytes > there * LARGEST_PACKING if packed else stored.num_bytes != there - header:
         raise UserError(
             f"{where} declares {stored.num_bytes:,} bytes for the shape {list(shape)}, and the "
-            f"file has {there:,}{' packed' if packed else f', {header} of them its header'}. It is "
-            "truncated or damaged: fetch it again."
+            f"file has {there:,}{' compressed' if packed else f', {header} of them its header'}. "
+            "It is truncated or damaged: fetch it again."
         )
     return stored
 
 
 @contextlib.contextmanager
 def _opened(path: pathlib.Path, begin: int = 0) -> Iterator[Readable]:
-    """Opens a file at a byte, unpacked if its name ends in `.gz`."""
+    """Opens a file at a byte. The file is decompressed if its name ends in `.gz`."""
     with opened_file(path, _NAME) as file:
         unpacked: Readable = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
         unpacked.read(begin)

@@ -1,4 +1,4 @@
-"""Notes on data that can be used but may surprise, printed once when training starts."""
+"""Notes on surprising data, which are printed once when training starts."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,13 +7,13 @@ import numpy as np
 RARE_SHARE = 0.01
 """Largest share of a split's training rows that differ from a rare column's most common value."""
 FEWEST_ROWS_OF_RARE = 20
-"""From so many training rows on, a column in which one row differs is rare too."""
+"""Smallest number of training rows with which a column can be rare."""
 FAR_DEVIATIONS = 100.0
-"""Test values farther from the training mean, in standard deviations, are noted."""
+"""Distance from the training mean, in standard deviations, beyond which test values are noted."""
 FEWEST_DIGITS_STEPS = 16
-"""A column that float32 holds with fewer steps over its range is noted."""
-_MOST_NOTES = 10  # of a kind
-_ROUNDING = 100 * np.finfo(np.float64).eps  # relative; a smaller range is rounding
+"""Smallest number of float32 steps over the range of a column that is not noted."""
+_MOST_NOTES = 10  # There are at most this many notes of a kind.
+_ROUNDING = 100 * np.finfo(np.float64).eps  # A smaller relative range is rounding error.
 
 
 def notes_on_columns(
@@ -24,18 +24,19 @@ def notes_on_columns(
     varies: np.ndarray,
     columns: Sequence[int],
 ) -> tuple[str, ...]:
-    """Returns notes on a table's features that are constant, rare in training, or far off in tests.
+    """Returns notes on features that are constant, rare in training, or far off in the test rows.
 
     Args:
         train: Training inputs in their own units, [splits, rows, features].
         test: Test inputs in their own units, [splits, rows, features].
         mean: Training means, [splits, features].
-        std: Training standard deviations, 1 for a constant feature; [splits, features].
+        std: Training standard deviations, [splits, features]. A constant feature has 1.
         varies: Whether a feature is not constant in the training rows, bool[splits, features].
-        columns: Columns of the table that are the features.
+        columns: Column of each feature in the table.
 
     Returns:
-        At most one sentence or two for each column and kind, at most ten of a kind.
+        Notes of one or more sentences, at most one for each column and kind. After ten notes of a
+        kind, one note counts the other columns.
     """
     distance = np.abs(test - mean[:, None]).max(axis=1)
     rare = varies & _is_rare(train)
@@ -78,13 +79,14 @@ def notes_on_columns(
 
 
 def notes_on_digits(inputs: np.ndarray) -> tuple[str, ...]:
-    """Returns notes on inputs that float32 cannot tell apart well, for their offset is large.
+    """Returns notes on inputs whose offset is so large that float32 loses their differences.
 
     Args:
         inputs: Training inputs in the type of the source, [examples, ...].
 
     Returns:
-        A sentence or two for each position of an example, at most ten.
+        Notes, at most one for each position of an example. After ten notes, one note counts the
+        other positions.
     """
     if inputs.dtype.kind == "b" or np.can_cast(inputs.dtype, np.float32, "safe"):
         return ()
@@ -106,22 +108,22 @@ def notes_on_digits(inputs: np.ndarray) -> tuple[str, ...]:
 
 
 def _is_rare(train: np.ndarray) -> np.ndarray:
-    """Returns whether almost all rows of a column have one value, bool[splits, features]."""
+    """Returns whether almost all rows of a column have the same value, bool[splits, features]."""
     count = train.shape[1]
     if count < FEWEST_ROWS_OF_RARE:
         return np.zeros((train.shape[0], train.shape[2]), bool)
-    # A value that more than half of the rows have is their middle one.
+    # A value that more than half of the rows have is the median.
     middle = np.partition(train, count // 2, axis=1)[:, count // 2 : count // 2 + 1]
     return (train != middle).sum(axis=1) <= max(1, int(RARE_SHARE * count))
 
 
 def _splits(chosen: np.ndarray, total: int) -> str:
-    """Returns how many of a table's splits are meant."""
+    """Returns the number of chosen splits in words."""
     return "the split" if total == 1 else f"{np.count_nonzero(chosen)} of {total} splits"
 
 
 def _capped(columns: np.ndarray, note: Callable[[int], str], what: str) -> tuple[str, ...]:
-    """Returns the notes on the first columns, and one on how many more there are."""
+    """Returns the notes on the first columns, and a note with the number of other columns."""
     notes = tuple(note(int(column)) for column in columns[:_MOST_NOTES])
     more = len(columns) - len(notes)
     return (*notes, f"{more:,} more columns {what}.") if more else notes

@@ -1,4 +1,4 @@
-"""Files of NumPy arrays as a source."""
+"""A source of .npz files."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,31 +18,31 @@ def open_npz(file: str, num_classes: int | None) -> Source:
 
     Args:
         file: Path of the file.
-        num_classes: See `source_of_arrays`.
+        num_classes: Number of classes. None counts those of the training labels.
 
     Returns:
         The source.
 
     Raises:
-        UserError: If the file cannot be read, lacks one of the arrays, or holds more or less than
-            its headers declare; or if the arrays cannot be used.
+        UserError: If the file cannot be read, lacks one of the arrays, or has another length than
+            its headers declare. Also if the arrays cannot be used.
     """
     with _stored(file) as (train, test):
         return source_of_stored(train, test, num_classes)
 
 
 def describe_npz(file: str, num_classes: int | None) -> tuple[Spec, int]:
-    """Describes what `open_npz` returns, from the headers of the four arrays.
+    """Describes the source that `open_npz` returns, from the headers of the four arrays.
 
     Args:
         file: Path of the file.
-        num_classes: Number of classes. Default: the training labels are read and counted.
+        num_classes: Number of classes. None reads the training labels and counts them.
 
     Returns:
-        The description, and the number of training examples.
+        Description of the examples, and the number of training examples.
 
     Raises:
-        UserError: If the headers or the training labels are not as `open_npz` needs them.
+        UserError: If a header or the training labels cannot be used.
     """
     with _stored(file) as (train, test):
         return describe_stored(train, test, num_classes)
@@ -50,7 +50,7 @@ def describe_npz(file: str, num_classes: int | None) -> tuple[Spec, int]:
 
 @contextlib.contextmanager
 def _stored(file: str) -> Iterator[tuple[StoredSplit, StoredSplit]]:
-    """Opens a file, and reads the headers of its two splits."""
+    """Opens a file as a context manager, and reads the headers of its two splits."""
     path = given_path(file, _NAME)
     with opened_npz(path, _KEYS, _NAME) as (train_images, train_labels, test_images, test_labels):
         name = f"npz:{shortened(str(path))}"

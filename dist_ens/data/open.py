@@ -1,4 +1,4 @@
-"""From the name of a source to the source."""
+"""Opening of the source that a config names."""
 
 from dist_ens.config import DataConfig, did_you_mean
 from dist_ens.data.digits import open_digits
@@ -16,16 +16,18 @@ _KINDS = ("digits", "idx", "npz", "tfds", "text", "uci")
 
 
 def open_source(config: DataConfig) -> Source:
-    """The data set that the config names.
+    """Opens the data set that a config names.
 
     Args:
-        config: `source` is `digits`, `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or `uci:FILE`.
+        config: Description of the data set. Its `source` is `digits`, `idx:DIR`, `npz:FILE`,
+            `tfds:NAME`, `text:FILE` or `uci:FILE`.
 
     Returns:
-        The source, every split checked.
+        The source, with a validation split if `config.validation` is above 0. Examples in memory
+        have been checked. A TFDS source checks them when it reads them.
 
     Raises:
-        UserError: For an unknown name, or data that cannot be used.
+        UserError: If the name is unknown, or the data cannot be used.
     """
     return _open(config).with_validation(config.validation)
 
@@ -51,35 +53,37 @@ def _open(config: DataConfig) -> Source:
 
 
 def open_test(config: DataConfig) -> Split:
-    """The test split of the data set that the config names; a folder of IDX files may lack others.
+    """Opens the test split of the data set that a config names.
+
+    A folder of IDX files then needs no training split.
 
     Args:
-        config: See `open_source`.
+        config: Description of the data set.
 
     Raises:
-        UserError: For an unknown name, or data that cannot be used.
+        UserError: If the name is unknown, or the data cannot be used.
     """
     kind, place = _parse(config.source)
     return open_idx_test(place) if kind == "idx" else _open(config).test
 
 
 def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
-    """Describes the examples of a data set, without reading them.
+    """Describes the examples of a data set, and reads as little of it as possible.
 
-    Reads the headers of all files, the training labels where `num_classes` is not given, and what
-    TFDS says of a set. A header that `open_source` refuses is refused here too. Only what comes
-    with a package (digits), a text, whose characters are its classes, and a table, which is small,
-    are read whole.
+    For `idx` and `npz` the headers of all files are read. The training labels are read if
+    `num_classes` is None, and the inputs if their type is wider than 32 bits. For `tfds` the
+    metadata are read, and the training labels if nothing else states the number of classes. The
+    digits, texts and tables are read whole. A header that `open_source` refuses is refused here.
 
     Args:
-        config: See `open_source`.
+        config: Description of the data set.
 
     Returns:
-        The description, and the number of examples that a member is trained on; None where TFDS has
-        not prepared the set and so cannot say.
+        Description of the examples, and the number of training examples of a group. The number is
+        None if TFDS has not prepared the data set.
 
     Raises:
-        UserError: For an unknown name, or data that is not here or cannot be used.
+        UserError: If the name is unknown, or the data are missing or cannot be used.
     """
     spec, count = _describe(config)
     return spec, count and count - num_held_out(config.validation, count)
@@ -98,16 +102,19 @@ def _describe(config: DataConfig) -> tuple[Spec, int | None]:
 
 
 def comes_in_memory(config: DataConfig) -> bool:
-    """Whether opening the data set that the config names reads its examples.
+    """Returns whether opening the data set that a config names reads its examples into memory.
+
+    Args:
+        config: Description of the data set.
 
     Raises:
-        UserError: For an unknown name.
+        UserError: If the name is unknown.
     """
     return _parse(config.source)[0] != "tfds"
 
 
 def _parse(source: str) -> tuple[str, str]:
-    """Kind and place of a source."""
+    """Splits the name of a source into its kind and its path or name."""
     kind, _, place = source.partition(":")
     if kind not in _KINDS or bool(place) == (kind == "digits"):
         meant = "" if kind in _KINDS else did_you_mean(kind, _KINDS)

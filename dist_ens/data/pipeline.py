@@ -1,7 +1,7 @@
 """The batches of one host, as Grain pipelines over calls and batches.
 
-The examples of a step are a pure function of (seed, step); see `dist_ens.sampling.order`. So the
-position in the data *is* the step, and there is no iterator to save.
+The examples of a step are a pure function of the seed and the step, see `dist_ens.sampling.order`.
+So the position in the data *is* the step, and there is no iterator to save.
 """
 
 import itertools
@@ -18,15 +18,15 @@ Batch = dict[str, np.ndarray]
 
 
 def calls(first_step: int, last_step: int, steps_per_call: int) -> list[range]:
-    """The steps of each call of the update.
+    """Returns the steps of each call of the update.
 
-    Calls end at multiples of `steps_per_call` and at `last_step`, so that a run that was stopped
-    anywhere goes on with the calls of one that was not.
+    Calls end at multiples of `steps_per_call` and at `last_step`. So a resumed run has the same
+    calls as a run that was never stopped.
 
     Args:
-        first_step: Steps already taken.
-        last_step: Steps of the whole run.
-        steps_per_call: Steps of one call.
+        first_step: Number of steps already taken.
+        last_step: Number of steps of the whole run.
+        steps_per_call: Largest number of steps of one call.
 
     >>> calls(7, 12, steps_per_call=4)
     [range(7, 8), range(8, 12)]
@@ -48,17 +48,18 @@ def training_batches(
     """Yields this host's part of the batches of each call, in order.
 
     Args:
-        split: The training examples.
-        order: In which they come.
-        seed: Of the order, in [0, 2**32).
+        split: Training examples.
+        order: Order of the examples.
+        seed: Seed of the order, in [0, 2**32).
         host_rows: Positions in the global batch that this host feeds, int64[host_batch].
-        calls: The steps of each.
-        member_ids: Where each member has an order of its own, of those that this host feeds.
+        calls: Steps of each call.
+        member_ids: Ids of the members that this host feeds. Required if `order.per_member` is True,
+            ignored otherwise.
 
     Yields:
         Examples, a pytree with leaves [steps of the call, host_batch, ...], and their positions in
-        the split, int32[steps of the call, host_batch]. With `member_ids` all of them have a
-        leading axis [members].
+        the split, int32[steps of the call, host_batch]. If `order.per_member` is True, all of these
+        have a leading axis [members].
     """
 
     def batches_of(steps: range) -> tuple[Any, np.ndarray]:
@@ -76,19 +77,20 @@ def training_batches(
 def evaluation_batches(
     split: Split, *, global_batch_size: int, host_rows: np.ndarray, num_groups: int = 1
 ) -> Iterator[Batch]:
-    """This host's part of the whole split, in order, every example exactly once.
+    """Yields this host's part of the whole split, in order, with every example exactly once.
 
     Args:
-        split: The examples.
-        global_batch_size: Examples per batch over all hosts; all batches have this size.
+        split: Examples.
+        global_batch_size: Number of examples of a group in a batch, over all hosts. All batches
+            have this size.
         host_rows: Positions in the global batch that this host feeds, int64[host_batch].
-        num_groups: The split is so many equally long sets, one after the other; a batch is of all
-            of them.
+        num_groups: Number of groups. The split holds the equally long sets of all groups, one after
+            the other. A batch has examples of every group.
 
     Yields:
-        `inputs`, `labels` and, if the split has them, `weights`, leaves [host_batch, ...], of
-        several groups [groups, host_batch, ...]; and `mask`, bool[host_batch]: False where the last
-        batch is filled up with copies that must not count.
+        Dict of `inputs`, `labels` and, if the split has them, `weights`, with leaves
+        [host_batch, ...], or [groups, host_batch, ...] for several groups. Its `mask`,
+        bool[host_batch], is False for the copies that fill up the last batch and must not count.
     """
     length = len(split) // num_groups
     begins = np.arange(num_groups)[:, None] * length if num_groups > 1 else 0
@@ -105,7 +107,8 @@ def evaluation_batches(
 
 
 def _prefetched(source: Sequence[Any], batch_of: Callable[[Any], Any]) -> Iterator[Any]:
-    import grain  # takes a third of a second, and a set on the device needs it only at the end
+    # The import takes a third of a second. A split on the devices needs it only for evaluation.
+    import grain
 
     dataset = grain.MapDataset.source(source).map(batch_of)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))

@@ -1,4 +1,4 @@
-"""What a data set is to the trainer: a description, and two splits with random access."""
+"""A data set for the trainer: a description, and splits with random access."""
 
 import dataclasses
 import hashlib
@@ -11,8 +11,9 @@ from dist_ens.data.spec import Spec
 from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype, narrowed
 
-_AT_A_TIME = 10_000  # examples, where a split is gone through once
-# For a split's fingerprint: bytes of which all examples are read, and examples of a larger one.
+_AT_A_TIME = 10_000  # Number of examples that are taken at once to read a whole split.
+# A fingerprint covers all examples of a split of up to the first number of bytes. It covers the
+# second number of examples of any other split.
 _MOST_READ, _SAMPLED = 2**30, 100
 
 
@@ -22,15 +23,22 @@ class Split(Protocol):
 
     @property
     def in_memory(self) -> bool:
-        """Whether they are read already, so that to take them all costs next to nothing."""
+        """Whether the examples are in memory already, so that taking all of them is cheap."""
         ...
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Returns the number of examples."""
         ...
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples at int64[...], as `inputs` [..., *input] and `labels` [..., *label]."""
+        """Returns the examples at some positions.
+
+        Args:
+            indices: Positions in the split, int64[...].
+
+        Returns:
+            Dict of `inputs`, [..., *input], and `labels`, [..., *label].
+        """
         ...
 
 
@@ -39,11 +47,13 @@ class Source:
     """A data set.
 
     Attributes:
-        spec: What its examples are like.
-        train: Of several groups, the training set of one after the other, equally long.
-        test: Likewise.
-        valid: Likewise; None: no examples are held out for it.
-        notes: Sentences on the data that are printed once when training starts.
+        spec: Description of the examples.
+        train: Training split. It holds the equally long training sets of all groups, one after the
+            other.
+        test: Test split, with the groups in the same order.
+        valid: Validation split, with the groups in the same order. None if no examples are held
+            out.
+        notes: Sentences about the data that are printed once when training starts.
     """
 
     spec: Spec
@@ -56,22 +66,23 @@ class Source:
         for name, split in (("train", self.train), ("test", self.test)):
             if not hasattr(split, "take") or not hasattr(split, "__len__"):
                 raise UserError(
-                    f"The {name} split is a {type(split).__name__}, which has no examples by their "
-                    "positions. Use dist_ens.data.ArraySplit for arrays, or write a class like "
+                    f"The {name} split is a {type(split).__name__}, which lacks the method take or "
+                    "__len__. Use dist_ens.data.ArraySplit for arrays, or write a class like "
                     "dist_ens.data.Split."
                 )
             if len(split) % self.spec.num_groups:
                 raise UserError(
-                    f"Groups have equally many examples. Received: {len(split)} in split {name} "
-                    f"for {self.spec.num_groups} groups. Make the groups' parts equally long."
+                    f"The {name} split has {len(split):,} examples, which cannot be divided evenly "
+                    f"among {self.spec.num_groups} groups. Give all groups equally many examples."
                 )
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """Fingerprints of the examples, by the name of their split: 64 hexadecimal digits each.
+        """Fingerprints of `train` and `test` by these names, 64 hexadecimal digits each.
 
-        Up to 1 GiB of examples in memory are all read; of others 100 that are evenly spread. A
-        split that yields an example differently each time, as one that augments it does, has none.
+        All examples are read if they are in memory and take up to 1 GiB. Otherwise 100 evenly
+        spread examples are read. A split that changes an example each time, as augmentation does,
+        has no fingerprint.
         """
         found = {name: self._fingerprint_of(getattr(self, name)) for name in ("train", "test")}
         return {name: digits for name, digits in found.items() if digits is not None}
@@ -88,12 +99,12 @@ class Source:
 
     @property
     def num_train_examples(self) -> int:
-        """That one member is trained on."""
+        """Number of training examples of one group."""
         return len(self.train) // self.spec.num_groups
 
     @property
     def train_positions(self) -> np.ndarray:
-        """Of each of `train` its position in the training set as it was before some were held out.
+        """Position of each example of `train` in the training set before some were held out.
 
         int64[examples].
         """
@@ -101,10 +112,10 @@ class Source:
         return self.train.positions if isinstance(self.train, PartOfSplit) else whole
 
     def input_ranges(self) -> np.ndarray:
-        """Largest less smallest value of each input in each group's training set.
+        """Computes the range of each input, maximum minus minimum, in each group's training set.
 
         Returns:
-            float32[groups, *input].
+            Ranges, float32[groups, *input].
         """
 
         def of_group(group: int) -> np.ndarray:
@@ -119,22 +130,23 @@ class Source:
                     np.minimum(low, inputs.min(axis=0)),
                     np.maximum(high, inputs.max(axis=0)),
                 )
-            # In float64, for float32 does not tell the ends of a range of large integers apart.
+            # The difference is computed in float64, because float32 rounds large integers.
             return (high.astype(np.float64) - low.astype(np.float64)).astype(np.float32)
 
         return np.stack([of_group(group) for group in range(self.spec.num_groups)])
 
     def with_validation(self, share: float) -> "Source":
-        """This source with a part of each group's training set held out.
+        """Returns this source with a part of each group's training set held out for validation.
 
         Args:
-            share: In [0, 1) of the training examples; which ones is the same for every seed.
+            share: Fraction of the training examples to hold out, in [0, 1). The choice of examples
+                does not depend on the seed.
 
         Returns:
-            The source; this one for a share of 0.
+            New source; this source itself if `share` is 0.
 
         Raises:
-            UserError: If nothing would be held out, or nothing left.
+            UserError: If `share` is not 0, and no example would be held out or none left.
         """
         if share == 0:
             return self
@@ -150,14 +162,14 @@ class Source:
 
 
 def num_held_out(share: float, num_examples: int) -> int:
-    """Returns how many of a group's training examples are held out for validation.
+    """Returns the number of a group's training examples that are held out for validation.
 
     Args:
-        share: Share of the training examples, in [0, 1).
-        num_examples: Number of training examples.
+        share: Fraction of the training examples to hold out, in [0, 1).
+        num_examples: Number of training examples of the group.
 
     Raises:
-        UserError: If the share is not 0, and no example would be held out or none left.
+        UserError: If `share` is not 0, and no example would be held out or none left.
     """
     count = round(share * num_examples)
     if share and not 0 < count < num_examples:
@@ -170,33 +182,44 @@ def num_held_out(share: float, num_examples: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class PartOfSplit:
-    """Some examples of a split, by their positions in it."""
+    """A subset of the examples of a split.
+
+    Attributes:
+        whole: Split that holds the examples.
+        positions: Positions of the examples in that split, int64[examples].
+    """
 
     whole: Split
     positions: np.ndarray
 
     @property
     def in_memory(self) -> bool:
-        """See `Split`."""
+        """Whether the examples are in memory already."""
         return self.whole.in_memory
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Split.take`."""
+        """Returns the examples at some positions in the subset, int64[...]."""
         return self.whole.take(self.positions[indices])
 
 
 @dataclasses.dataclass(frozen=True)
 class ArraySplit:
-    """A split that lies in memory, in the types in which JAX holds its arrays.
+    """A split in memory, in the types in which JAX holds its arrays.
 
     Attributes:
-        inputs: The inputs, [examples, ...]. A type wider than 32 bits is narrowed; a value that
-            does not fit raises a `UserError`.
-        labels: The labels, [examples, ...]; converted to int32 if they are integers, and to float32
-            if they are floats, with the same check.
+        inputs: Inputs, [examples, ...]. A type wider than 32 bits is narrowed.
+        labels: Labels, [examples, ...]. Floats are converted to float32, and other numbers to
+            int32.
+
+    Raises:
+        UserError: If a value does not fit in the type to which it is converted.
+
+    >>> split = ArraySplit(np.array([[1.5], [2.5]]), np.array([0, 1]))
+    >>> split.take(np.array([1]))
+    {'inputs': array([[2.5]], dtype=float32), 'labels': array([1], dtype=int32)}
     """
 
     in_memory: ClassVar[bool] = True
@@ -215,12 +238,12 @@ class ArraySplit:
         return len(self.inputs)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Split.take`."""
+        """Returns the examples at some positions, int64[...]."""
         return {"inputs": self.inputs[indices], "labels": self.labels[indices]}
 
 
 def _digest(split: Split, positions: np.ndarray) -> str:
-    """Returns a fingerprint of some examples and of the split's length: 64 hexadecimal digits."""
+    """Returns a fingerprint of some examples and of the split's length, 64 hexadecimal digits."""
     digest = hashlib.sha256(str(len(split)).encode())
     for first in range(0, len(positions), _AT_A_TIME):
         examples = split.take(positions[first : first + _AT_A_TIME])

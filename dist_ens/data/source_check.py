@@ -1,4 +1,4 @@
-"""Whether what somebody gives as a data set is one."""
+"""Checks of an object that is given as a data set."""
 
 from typing import Any
 
@@ -14,21 +14,22 @@ _WEIGHTS = "weights"
 
 
 def check_source(source: Any, *, any_parts: bool = False) -> None:
-    """Checks that an object is a source, and that an example of each split is what its `spec` says.
+    """Checks that an object is a source, and that its `spec` describes an example of each split.
 
     Args:
-        source: What was given as one.
-        any_parts: Whether its examples may have any parts, as a loss function takes them.
+        source: Object that is given as a source.
+        any_parts: Whether examples may have any parts, for a loss function that takes the batch.
+            True checks no splits. Default: False.
 
     Raises:
-        UserError: If it is something else, such as a generator, or if a split has no example, or
-            yields other parts, shapes or types.
+        UserError: If the object is not a source, or its `spec` is not a `Spec`. Also if a split has
+            no examples, or returns parts, shapes or types that `spec` does not describe.
     """
     if not isinstance(source, Source):
         raise UserError(
             f"source is a {type(source).__name__}, not a dist_ens.data.Source. Make one of arrays "
-            "with source_of_arrays((inputs, labels), (test_inputs, test_labels)); an iterator or a "
-            "loader of batches has to be read into arrays first."
+            "with source_of_arrays((inputs, labels), (test_inputs, test_labels)). Read an iterator "
+            "or a loader of batches into arrays first."
         )
     if not isinstance(source.spec, Spec):
         raise UserError(
@@ -54,7 +55,8 @@ def _check_split(where: str, split: Any, spec: Spec) -> None:
     }
     for part, (shape, dtype) in expected.items():
         leaf = np.asarray(example[part])
-        if leaf.shape != shape or held_dtype(leaf.dtype) != dtype:  # wider types are narrowed
+        # A wider type is allowed, because it is narrowed later.
+        if leaf.shape != shape or held_dtype(leaf.dtype) != dtype:
             raise UserError(
                 f"{where} yields {part} {leaf.dtype}{list(leaf.shape)} for one example, and its "
                 f"spec says {dtype}{list(shape)}. Correct one of the two."
@@ -62,19 +64,19 @@ def _check_split(where: str, split: Any, spec: Spec) -> None:
 
 
 def check_parts(where: str, examples: Any, *, may_have_weights: bool = False) -> None:
-    """Raises a `UserError` unless examples are a dict of `inputs` and `labels`, and nothing else.
+    """Raises a `UserError` unless examples are a dict of `inputs` and `labels` only.
 
     Args:
-        where: Name of the split in the error message.
-        examples: Examples that its `take` returned.
-        may_have_weights: Whether the dict may also hold `weights`.
+        where: Name of the split in error messages.
+        examples: Examples that `take` of the split returned.
+        may_have_weights: Whether the dict may also hold `weights`. Default: False.
     """
     names = sorted(examples) if isinstance(examples, dict) else None
     expected = _PARTS | {_WEIGHTS} if may_have_weights and names and _WEIGHTS in names else _PARTS
     if names is None or {*names} != expected:
         found = f"a {type(examples).__name__}" if names is None else f"parts {names}"
         raise UserError(
-            f"{where} yields {found}, and training takes 'inputs' and 'labels' alone: it would "
-            "never see another part. Where a part weighs or masks examples, leave out the examples "
-            "that do not count."
+            f"{where} yields {found}, and training uses 'inputs' and 'labels' only. Leave out the "
+            "other parts. If a part weighs or masks examples, leave out the examples that do not "
+            "count."
         )

@@ -1,4 +1,4 @@
-"""The description of a data set: what one example is like, and in which units."""
+"""The description of a data set: shapes, types and units of one example."""
 
 import dataclasses
 import math
@@ -16,13 +16,24 @@ from dist_ens.paths import shortened
 
 @dataclasses.dataclass(frozen=True)
 class Standardization:
-    """What a source took off its inputs and targets, and then divided them by, group by group.
+    """The means and standard deviations with which a source standardised its inputs and targets.
+
+    A value is standardised by `(value - mean) / std`, in each group with its own numbers.
 
     Attributes:
-        input_mean: For each group a number for each feature, in the inputs' own units.
-        input_std: Likewise; 1 for a feature that is constant.
-        target_mean: For each group, in the targets' own unit.
-        target_std: Likewise.
+        input_mean: Mean of each feature in each group, in the original units, [groups, features].
+        input_std: Standard deviation of each feature in each group, in the original units; 1 for a
+            constant feature, [groups, features].
+        target_mean: Mean of the targets in each group, in the original unit, [groups].
+        target_std: Standard deviation of the targets in each group, in the original unit, [groups].
+
+    Raises:
+        UserError: If the fields have different lengths, a number is not finite, or a standard
+            deviation is not positive.
+
+    >>> scale = Standardization(((3.0,),), ((2.0,),), (0.0,), (1.0,))
+    >>> scale.of_inputs(np.array([[7.0], [3.0]])).tolist()  # (7 - 3) / 2 = 2
+    [[[2.0], [0.0]]]
     """
 
     input_mean: tuple[tuple[float, ...], ...]
@@ -32,7 +43,10 @@ class Standardization:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Standardization":
-        """Reads back `dataclasses.asdict`, also through JSON.
+        """Returns the standardization of a dict that `dataclasses.asdict` made.
+
+        Args:
+            values: Fields by name. They may have been stored as JSON.
 
         Raises:
             UserError: If a field is absent, unknown, or of another type.
@@ -44,26 +58,27 @@ class Standardization:
         features = {len(row) for row in (*self.input_mean, *self.input_std)}
         if len(groups) > 1 or len(features) > 1:
             raise UserError(
-                f"A standardization is of {sorted(groups)} groups and {sorted(features)} features. "
-                "Give a mean and a standard deviation for each group, and for each of its features."
+                "The fields of a standardization have different lengths: "
+                f"{sorted(groups)} groups and {sorted(features)} features. Give a mean and a "
+                "standard deviation for each group, and for each of its features."
             )
         for name in ("input_mean", "target_mean", "input_std", "target_std"):
             values = np.ravel(np.array(getattr(self, name), np.float64))
             bad = ~np.isfinite(values) | ((values <= 0) if name.endswith("std") else False)
             if bad.any():
                 raise UserError(
-                    f"{name} of a standardization holds {values[bad][0]}. Means are finite, and "
-                    "standard deviations positive too."
+                    f"{name} of a standardization holds {values[bad][0]}. Give finite means, and "
+                    "finite, positive standard deviations."
                 )
 
     def of_inputs(self, inputs: np.ndarray) -> np.ndarray:
-        """Returns inputs standardised as every group's members take them.
+        """Returns inputs standardised for each group.
 
         Args:
-            inputs: Inputs in their own units, [examples, features].
+            inputs: Inputs in the original units, [examples, features].
 
         Returns:
-            float32[groups, examples, features].
+            Standardised inputs, float32[groups, examples, features].
 
         Raises:
             UserError: If a standardised input does not fit in float32.
@@ -74,13 +89,13 @@ class Standardization:
         return narrowed(standard, np.float32, "inputs, standardised, [group, example, feature]")
 
     def of_targets(self, targets: np.ndarray) -> np.ndarray:
-        """Returns targets standardised as every group's members learn them.
+        """Returns targets standardised for each group.
 
         Args:
-            targets: Targets in their own unit, [examples, ...].
+            targets: Targets in the original unit, [examples, ...].
 
         Returns:
-            float32[groups, examples, ...].
+            Standardised targets, float32[groups, examples, ...].
 
         Raises:
             UserError: If a standardised target does not fit in float32.
@@ -95,16 +110,28 @@ class Standardization:
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A data set, described: one example, and how many sets it is.
+    """The description of one example of a data set, and of its groups.
 
     Attributes:
-        input_shape: Without the batch.
-        input_dtype: Name of the NumPy type in which JAX holds the inputs. A wider type becomes that
-            of the same kind with 32 bits: `int64` becomes `int32`.
-        label_shape: `()` for one label per example; `(length,)` for one per position.
-        num_classes: Labels lie in [0, num_classes); None where they are real targets, float32.
-        num_groups: Of members: each has a training and a test set of its own in the splits.
-        standardization: What the source did to inputs and targets; None: nothing.
+        input_shape: Shape of one input, without the batch.
+        input_dtype: Name of the NumPy type in which JAX holds the inputs. A type wider than 32 bits
+            is replaced: `int64` becomes `int32`.
+        label_shape: Shape of the labels of one example: `()` for one label, `(length,)` for one at
+            each position.
+        num_classes: Number of classes. Labels are integers in [0, num_classes). None for real
+            targets, float32.
+        num_groups: Number of groups of members. Each group has its own training and test set in the
+            splits.
+        standardization: Means and standard deviations with which the source standardised its inputs
+            and targets. None if it did not.
+
+    Raises:
+        UserError: If a length or a number is not a whole number above 0, or `input_dtype` does not
+            name a type of real numbers. Also if `standardization` has another number of groups.
+
+    >>> spec = Spec((8, 8), "float64", (), 10)
+    >>> spec.input_dtype, spec.example_bytes  # 8 * 8 * 4 bytes and a label of 4
+    ('float32', 260)
     """
 
     input_shape: tuple[int, ...]
@@ -123,14 +150,17 @@ class Spec:
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least=1))
         if self.standardization and len(self.standardization.target_mean) != self.num_groups:
             raise UserError(
-                f"A standardization is of {len(self.standardization.target_mean)} groups, and the "
-                f"data of {self.num_groups}. Give one for each group."
+                f"The standardization has {len(self.standardization.target_mean)} groups, and "
+                f"num_groups={self.num_groups}. Give means and deviations for each group."
             )
         object.__setattr__(self, "input_dtype", _held_dtype(self.input_dtype))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
-        """Reads back `to_dict`, also through JSON.
+        """Returns the spec of a dict that `to_dict` made.
+
+        Args:
+            values: Fields by name. They may have been stored as JSON.
 
         Raises:
             UserError: If a field is absent, unknown, of another type, or out of range.
@@ -142,7 +172,7 @@ class Spec:
         return cls(**fields_from_record(cls, values, {"standardization": standardization}))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
+        """Returns the fields by name, in types that JSON can hold."""
         return dataclasses.asdict(self)
 
     @property
@@ -152,7 +182,7 @@ class Spec:
 
     @property
     def example(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and types of one example."""
+        """Shapes and types of one example, by the names `inputs` and `labels`."""
         return {
             "inputs": jax.ShapeDtypeStruct(self.input_shape, self.input_dtype),
             "labels": jax.ShapeDtypeStruct(self.label_shape, self.label_dtype),
@@ -160,12 +190,19 @@ class Spec:
 
     @property
     def example_bytes(self) -> int:
-        """Of an example's input and label."""
+        """Number of bytes of one example, input and label."""
         label = 4 * math.prod(self.label_shape)
         return math.prod(self.input_shape) * np.dtype(self.input_dtype).itemsize + label
 
     def told_apart(self, other: "Spec") -> tuple[str, str]:
-        """This one and another that is not equal, in words in which they differ."""
+        """Describes this spec and another one in words that differ.
+
+        Args:
+            other: Spec that is not equal to this one.
+
+        Returns:
+            Descriptions of this spec and of `other`.
+        """
         if str(self) != str(other) or not (self.standardization and other.standardization):
             return str(self), str(other)
         for field in dataclasses.fields(Standardization):
@@ -184,7 +221,7 @@ class Spec:
 
 
 def _held_dtype(name: str) -> str:
-    """Returns the name of the type in which JAX holds inputs of a type."""
+    """Returns the name of the type in which JAX holds inputs of a type, after a check."""
     try:
         held = held_dtype(name)
     except TypeError as error:

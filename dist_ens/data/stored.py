@@ -1,6 +1,6 @@
-"""Splits that lie in files: described by the headers of their arrays, and read on demand.
+"""Splits in files, described by the headers of their arrays and read on demand.
 
-Opening a source and describing it go through the same checks of the headers.
+Opening a source and describing it use the same checks of the headers.
 """
 
 import dataclasses
@@ -18,10 +18,13 @@ class StoredSplit:
     """A split in a file, of which only the headers have been read.
 
     Attributes:
-        name: What an error message calls the source.
-        split: What an error message calls the split: `train` or `test`.
-        inputs: The inputs, [examples, ...].
-        labels: The class numbers, [examples].
+        name: Name of the source in error messages.
+        split: Name of the split in error messages, `train` or `test`.
+        inputs: Inputs, [examples, ...].
+        labels: Class numbers, [examples].
+
+    Raises:
+        UserError: If the headers cannot be those of inputs and labels.
     """
 
     name: str
@@ -41,14 +44,14 @@ class StoredSplit:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that reading needs: the arrays as stored and, if wider, as JAX holds them."""
+        """Number of bytes that reading needs: the arrays as stored, and their narrowed copies."""
         return sum(
             array.num_bytes * (1 if held_dtype(array.dtype) == array.dtype else 2)
             for array in (self.inputs, self.labels)
         )
 
     def check_narrowing(self) -> None:
-        """Reads inputs that are wider than JAX holds them, and checks that every value fits.
+        """Checks that inputs of a type wider than 32 bits fit in 32 bits, by reading them.
 
         Raises:
             UserError: If a value does not fit, or the inputs do not fit in memory.
@@ -69,18 +72,19 @@ class StoredSplit:
 
 
 def source_of_stored(train: StoredSplit, test: StoredSplit, num_classes: int | None) -> Source:
-    """Reads two splits.
+    """Reads two splits into a source.
 
     Args:
-        train: The training split.
-        test: The test split.
-        num_classes: See `source_of_arrays`.
+        train: Training split.
+        test: Test split.
+        num_classes: Number of classes. None counts those of the training labels.
 
     Returns:
         The source.
 
     Raises:
-        UserError: If the splits do not fit together or in memory, or their values cannot be used.
+        UserError: If the splits do not match or do not fit in memory, or their values cannot be
+            used.
     """
     check_alike(train.name, train.inputs, test.inputs)
     require_memory(train.num_bytes + test.num_bytes, train.name)
@@ -95,22 +99,22 @@ def source_of_stored(train: StoredSplit, test: StoredSplit, num_classes: int | N
 def describe_stored(
     train: StoredSplit, test: StoredSplit, num_classes: int | None
 ) -> tuple[Spec, int]:
-    """Describes what `source_of_stored` returns, from the headers.
+    """Describes the source that `source_of_stored` returns, from the headers.
 
-    Inputs are read only if their type is wider than JAX holds it, so that a number that does not
-    fit is refused here too.
+    Inputs are read only if their type is wider than 32 bits. So a value that does not fit is
+    refused here too.
 
     Args:
-        train: The training split.
-        test: The test split.
-        num_classes: Number of classes. Default: the training labels are read and counted.
+        train: Training split.
+        test: Test split.
+        num_classes: Number of classes. None reads the training labels and counts them.
 
     Returns:
-        The description, and the number of training examples.
+        Description of the examples, and the number of training examples.
 
     Raises:
-        UserError: If the headers do not fit together, an input does not fit in 32 bits, or the
-            training labels cannot be used.
+        UserError: If the headers do not match, an input does not fit in 32 bits, or the training
+            labels cannot be used.
     """
     check_alike(train.name, train.inputs, test.inputs)
     for split in (train, test):

@@ -1,4 +1,4 @@
-"""A text as a source: the next character, at every position of a window."""
+"""A source of text, whose labels are the next character at every position of a window."""
 
 import dataclasses
 import gzip
@@ -17,18 +17,19 @@ from dist_ens.paths import given_path, shortened
 
 _NAME = "text:FILE"
 _TEST_SHARE = 0.1
-_MEMORY_PER_BYTE = 16  # the text, its code points and their numbers, at four bytes each, and a rest
+# The text, its code points and their numbers take up to four bytes each. Four more are a reserve.
+_MEMORY_PER_BYTE = 16
 _CHUNK_BYTES = 2**20
-_CODE_POINTS = 0x110000  # of Unicode
+_CODE_POINTS = 0x110000  # Number of code points of Unicode.
 
 
 @dataclasses.dataclass(frozen=True)
 class TextSplit:
-    """Windows of `length` characters that follow one another without overlap.
+    """Consecutive windows of a text, without overlap.
 
     Attributes:
-        characters: int32[characters], each a number in the vocabulary.
-        length: Characters of one example.
+        characters: Text, each character as its number in the vocabulary, int32[characters].
+        length: Number of characters of one example.
     """
 
     in_memory: ClassVar[bool] = True
@@ -39,31 +40,31 @@ class TextSplit:
         return max(0, len(self.characters) - 1) // self.length
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Split.take`: the labels are the inputs, one character later."""
+        """Returns the examples at some positions. The labels are the inputs one character later."""
         positions = indices[..., None] * self.length + np.arange(self.length)
         return {"inputs": self.characters[positions], "labels": self.characters[positions + 1]}
 
 
 def open_text(file: str, context_length: int) -> Source:
-    """Opens a text file, UTF-8, gzipped or not; its last tenth is the test split.
+    """Opens a text file in UTF-8. Its last tenth is the test split.
 
     Args:
-        file: Path of the file; gzipped if it ends in `.gz`.
-        context_length: Characters per example.
+        file: Path of the file. A file whose name ends in `.gz` is decompressed.
+        context_length: Number of characters of one example.
 
     Returns:
-        The source; the vocabulary is the file's distinct characters, in code order.
+        The source. Its vocabulary is the distinct characters of the file, in code point order.
 
     Raises:
-        UserError: If the file cannot be read, does not fit in the memory that is free, is not
-            UTF-8, or is too short for one example in each split.
+        UserError: If the file cannot be read, does not fit in the free memory, or is not UTF-8.
+            Also if it is too short for one example in each split.
     """
     path = given_path(file, _NAME)
     where = f"{_NAME} {shortened(str(path))}"
     try:
         text = _content(path, where).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{where} is not UTF-8: {error}. Convert the file.") from error
+        raise UserError(f"{where} is not UTF-8: {error}. Convert it to UTF-8.") from error
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     present = np.zeros(_CODE_POINTS, bool)
     present[codes] = True
@@ -72,8 +73,8 @@ def open_text(file: str, context_length: int) -> Source:
     train, test = (TextSplit(part, context_length) for part in np.split(characters, [cut]))
     if len(train) < 1 or len(test) < 1:
         raise UserError(
-            f"{where} has {len(characters):,} characters, a tenth of them for the test; each split "
-            f"needs {context_length + 1:,} or more. Take a longer text or a smaller "
+            f"{where} has {len(characters):,} characters, a tenth of them for the test split, and "
+            f"each split needs {context_length + 1:,} or more. Use a longer text, or a smaller "
             "--config.data.context_length."
         )
     shape = (context_length,)
@@ -81,7 +82,7 @@ def open_text(file: str, context_length: int) -> Source:
 
 
 def _content(path: pathlib.Path, where: str) -> bytes:
-    """Returns the content of a file, unpacked if its name ends in `.gz`."""
+    """Returns the content of a file, decompressed if its name ends in `.gz`."""
     most = psutil.virtual_memory().available // _MEMORY_PER_BYTE
     with opened_file(path, _NAME) as file, damage_told(where):
         packed = path.suffix == ".gz"

@@ -1,4 +1,4 @@
-"""TensorFlow Datasets as a source, read without TensorFlow."""
+"""A source of TensorFlow Datasets (TFDS), which are read without TensorFlow."""
 
 import dataclasses
 import importlib.util
@@ -13,20 +13,21 @@ from dist_ens.errors import UserError, first_line
 from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.paths import given_path, shortened
 
-# Read at a time where all are: undecoded, they are as large as their files.
+# Number of records that are read at once to count the classes. Together they may need much memory,
+# because an undecoded record is as large as its part of the files.
 _RECORDS = 1024
-_LONGEST_REASON = 500  # characters of what TFDS says
+_LONGEST_REASON = 500  # Largest number of characters of a message of TFDS that is shown.
 
 
 @dataclasses.dataclass(frozen=True)
 class TfdsSplit:
-    """A prepared split, read record by record.
+    """A prepared split of TFDS, whose records are read on demand.
 
     Attributes:
-        records: What `tfds.data_source` returns: random access to dicts of arrays.
-        keys: Names of the features that are input and label.
-        where: What an error calls the split.
-        num_classes: Labels lie in [0, num_classes).
+        records: Records with random access, each a dict of arrays, from `tfds.data_source`.
+        keys: Names of the input feature and of the label feature.
+        where: Name of the split in error messages.
+        num_classes: Number of classes. Labels must lie in [0, num_classes).
     """
 
     in_memory: ClassVar[bool] = False
@@ -39,7 +40,11 @@ class TfdsSplit:
         return len(self.records)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Split.take`."""
+        """Reads the examples at some positions, int64[...].
+
+        Raises:
+            UserError: If a record cannot be read, or its values cannot be used.
+        """
         records = _read(self.records, indices.ravel().tolist(), self.where)
         inputs, labels = (np.stack([record[key] for record in records]) for key in self.keys)
         check_finite(self.where, inputs)
@@ -53,18 +58,22 @@ class TfdsSplit:
 
 
 def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Source:
-    """A data set of TFDS: splits `train` and `test`, its two supervised features.
+    """Opens the splits `train` and `test` of a TFDS data set, with its two supervised features.
+
+    A data set that is not prepared yet is prepared, which needs TensorFlow.
 
     Args:
-        name: As TFDS has it: `mnist`, `cifar10:3.0.2`, …
-        data_dir: Where it is, or will be, prepared; None for TFDS's default.
-        num_classes: Where the label feature does not say; default: counted in the training split.
+        name: Name of the data set in TFDS, such as `mnist` or `cifar10:3.0.2`.
+        data_dir: Folder of prepared data. None uses the default of TFDS.
+        num_classes: Number of classes. None takes it from the label feature, or counts the training
+            labels if the feature does not state it.
 
     Returns:
         The source.
 
     Raises:
-        UserError: For a data set that is unknown, cannot be prepared here, or does not fit.
+        UserError: If the data set is unknown, cannot be prepared here, or lacks a split. Also if it
+            does not have numeric inputs of one shape and class numbers as labels.
     """
     import tensorflow_datasets as tfds
 
@@ -73,7 +82,7 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
     absent = {"train", "test"} - set(builder.info.splits)
     if absent:
         raise UserError(
-            f"A data set has the splits train and test. Received: {where} with "
+            f"{where} has no split {' and no split '.join(sorted(absent))}. Its splits are: "
             f"{', '.join(builder.info.splits) or 'none'}. Choose another data set, or write its "
             "arrays to an npz source."
         )
@@ -82,10 +91,7 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
     splits = {split: builder.as_data_source(split=split) for split in ("train", "test")}
     for split, records in splits.items():
         if len(records) == 0:
-            raise UserError(
-                f"A split holds at least one example. Received: none ({where}, split {split}). "
-                "Prepare the data set again."
-            )
+            raise UserError(f"{where}, split {split} has no examples. Prepare the data set again.")
     train, test = (
         TfdsSplit(records, (input_key, label_key), f"{where}, split {split}", num_classes)
         for split, records in splits.items()
@@ -96,18 +102,22 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
 def describe_tfds(
     name: str, data_dir: str | None, num_classes: int | None
 ) -> tuple[Spec, int | None]:
-    """What `open_tfds` would yield, and how many for training; nothing is prepared.
+    """Describes the source that `open_tfds` returns. Nothing is prepared.
 
     Args:
-        name: See `open_tfds`, like the others.
-        data_dir: Where it may be prepared.
-        num_classes: Where the label feature does not say; default: counted, in a prepared set.
+        name: Name of the data set in TFDS.
+        data_dir: Folder of prepared data. None uses the default of TFDS.
+        num_classes: Number of classes. None takes it from the label feature, or counts the labels
+            of a prepared data set if the feature does not state it.
 
     Returns:
-        The description, and the number of training examples; None for a set that is not prepared.
+        Description of the examples, and the number of training examples. The number is None if the
+        data set is not prepared.
 
     Raises:
-        UserError: For a data set that is unknown, does not fit, or says too little unprepared.
+        UserError: If the data set is unknown, or does not have numeric inputs of one shape and
+            class numbers as labels. Also if it is not prepared and nothing states the number of
+            classes.
     """
     import tensorflow_datasets as tfds
 
@@ -121,7 +131,7 @@ def describe_tfds(
 def _spec(
     tfds: Any, builder: Any, keys: tuple[str, str], num_classes: int | None, where: str
 ) -> tuple[Spec, int]:
-    """What TFDS says of the two features, and how many classes there are."""
+    """Returns the description of the two features in TFDS, and the number of classes."""
     inputs, labels = (builder.info.features[key] for key in keys)
     shape, kinds = inputs.shape, [np.dtype(each.np_dtype).kind for each in (inputs, labels)]
     if (
@@ -132,15 +142,14 @@ def _spec(
         or kinds[1] not in "iu"
     ):
         raise UserError(
-            "A data set has numbers of one shape as inputs, and the number of a class as label. "
-            f"Received: {where}, feature {keys[0]}: {inputs!r}, feature {keys[1]}: {labels!r}. "
-            "Choose another data set, or write its arrays to an npz source."
+            f"{where} does not have numbers of one shape as inputs and class numbers as labels: "
+            f"feature {keys[0]} is {inputs!r}, and feature {keys[1]} is {labels!r}. Choose another "
+            "data set, or write its arrays to an npz source."
         )
     classes = num_classes or getattr(labels, "num_classes", None)
     if classes is None and not builder.is_prepared():
         raise UserError(
-            "A network has an output for each class. Received: "
-            f"{where}, which does not say how many there are. Prepare the data set, or set "
+            f"{where} does not state its number of classes. Prepare the data set, or set "
             "--config.data.num_classes."
         )
     classes = classes or _num_classes(tfds, builder, keys[1], where)
@@ -148,19 +157,19 @@ def _spec(
 
 
 def _supervised_keys(builder: Any, where: str) -> tuple[str, str]:
-    """Names of the features that are input and label."""
+    """Returns the names of the input feature and of the label feature."""
     features = builder.info.features
     keys = builder.info.supervised_keys or ("image", "label")
     if len(keys) != 2 or not all(isinstance(key, str) and key in features for key in keys):
         raise UserError(
-            f"A data set has one input and one label feature. Received: {where} with "
+            f"{where} does not have one input feature and one label feature: its features are "
             f"{', '.join(features)}. Choose another data set, or write its arrays to an npz source."
         )
     return keys
 
 
 def _num_classes(tfds: Any, builder: Any, label_key: str, where: str) -> int:
-    """How many classes the training labels of a prepared set name."""
+    """Counts the classes of the training labels of a prepared data set."""
     undecoded = {
         key: tfds.decode.SkipDecoding() for key in builder.info.features if key != label_key
     }
@@ -179,21 +188,18 @@ def _num_classes(tfds: Any, builder: Any, label_key: str, where: str) -> int:
 def _read(records: Any, indices: list[int], where: str) -> list[dict[str, Any]]:
     try:
         return records.__getitems__(indices)
-    except (OSError, RuntimeError, ValueError) as error:  # the reader has none of its own
-        raise UserError(
-            f"A prepared data set can be read. Received: {where}: {first_line(error)} Prepare it "
-            "again."
-        ) from error
+    except (OSError, RuntimeError, ValueError) as error:  # The reader has no error class.
+        raise UserError(f"{where} cannot be read: {first_line(error)} Prepare it again.") from error
 
 
 def _builder(tfds: Any, name: str, data_dir: str | None) -> Any:
-    from google.protobuf.json_format import ParseError  # TFDS raises it for a damaged description
+    from google.protobuf.json_format import ParseError  # TFDS raises it for damaged metadata.
 
-    if data_dir is not None and "://" not in data_dir:  # else a bucket's address
+    if data_dir is not None and "://" not in data_dir:  # A bucket has an address, not a path.
         data_dir = str(given_path(data_dir, "--config.data.data_dir"))
     try:
         return tfds.builder(name, data_dir=data_dir, try_gcs=False)
-    # TFDS raises errors of other kinds for a version or a variant that it does not have.
+    # TFDS raises the other errors for a version or a variant that it does not have.
     except (
         tfds.core.DatasetNotFoundError,
         AssertionError,
@@ -212,16 +218,16 @@ def _prepared_builder(tfds: Any, name: str, data_dir: str | None) -> Any:
     if not builder.is_prepared():
         if importlib.util.find_spec("tensorflow") is None:
             raise UserError(
-                f"A data set is read without TensorFlow, but prepared with it. Received: "
-                f"tfds:{name}, which is not prepared in {builder.data_dir}. Install the extra, "
-                "pip install 'dist-ens[tfds-prepare]', and run the same command again; or set "
-                "--config.data.data_dir to a folder where it is prepared."
+                f"tfds:{name} is not prepared in {builder.data_dir}, and preparing it needs "
+                "TensorFlow, which is not installed. Install it, pip install "
+                "'dist-ens[tfds-prepare]', and run the same command again, or set "
+                "--config.data.data_dir to a folder where the data set is prepared."
             )
         builder.download_and_prepare(file_format="array_record")
     if builder.info.file_format.value != "array_record":
         raise UserError(
-            "A data set is read without TensorFlow from array_record files. Received: "
-            f"tfds:{name}, prepared as {builder.info.file_format.value} in {builder.data_dir}. "
-            "Prepare it again with file_format='array_record', in another data folder."
+            f"tfds:{name} is prepared as {builder.info.file_format.value} in {builder.data_dir}, "
+            "and only array_record is read without TensorFlow. Prepare it again with "
+            "file_format='array_record', in another data folder."
         )
     return builder

@@ -1,4 +1,4 @@
-"""Examples in memory as a pytree of arrays."""
+"""Examples in memory, as a pytree of arrays."""
 
 from typing import Any, ClassVar
 
@@ -11,20 +11,21 @@ from dist_ens.state import held_array
 
 
 class TreeSplit:
-    """Examples in memory: any pytree of arrays with one row for each example.
+    """A split in memory: any pytree of arrays with one row for each example.
 
-    Arrays are held in the types in which JAX holds them: float64 becomes float32, and int64 int32.
+    Arrays are kept in the types in which JAX holds them: float64 becomes float32, and int64 becomes
+    int32.
 
     Args:
         tree: Pytree of arrays, leaves [examples, ...].
-        name: Name of the data, for error messages.
+        name: Name of the data in error messages.
 
     Attributes:
-        tree: The same pytree of NumPy arrays.
+        tree: Pytree of NumPy arrays, leaves [examples, ...].
 
     Raises:
-        UserError: If a leaf holds no numbers, or a number that does not fit in 32 bits, or the
-            leaves have different lengths.
+        UserError: If a leaf holds no numbers, or a number that does not fit in 32 bits. Also if the
+            leaves have different lengths, or there are no examples.
     """
 
     in_memory: ClassVar[bool] = True
@@ -53,18 +54,18 @@ class TreeSplit:
         return self._length
 
     def take(self, indices: np.ndarray) -> Any:
-        """Returns the examples at int64[...], leaves [..., *example]."""
+        """Returns the examples at some positions, int64[...], with leaves [..., *example]."""
         return jax.tree.map(lambda leaf: leaf[indices], self.tree)
 
 
 class LabelScaledSplit:
-    """A split of dicts whose labels are standardised: minus a mean, divided by a deviation.
+    """A split of dicts whose labels are standardised, `(label - mean) / std`.
 
     Args:
-        split: Examples with labels in their own unit.
+        split: Split of dicts with labels in the original unit.
         key: Key of the labels.
-        mean: Number that is subtracted.
-        std: Number by which they are then divided.
+        mean: Mean that is subtracted from the labels.
+        std: Standard deviation by which the labels are then divided.
     """
 
     def __init__(self, split: Any, key: str, mean: float, std: float) -> None:
@@ -72,27 +73,27 @@ class LabelScaledSplit:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the examples are read already."""
+        """Whether the examples are in memory already."""
         return self._split.in_memory
 
     def __len__(self) -> int:
         return len(self._split)
 
     def take(self, indices: np.ndarray) -> Any:
-        """Returns the examples at int64[...]."""
+        """Returns the examples at some positions, int64[...], with standardised labels."""
         examples = self._split.take(indices)
         labels = (np.asarray(examples[self._key], np.float64) - self._mean) / self._std
         return {**examples, self._key: labels.astype(np.float32)}
 
 
 def example_bytes_of(split: Any) -> int:
-    """Returns the bytes of one example of a split, all its leaves together."""
+    """Returns the number of bytes of one example of a split, over all its leaves."""
     example = split.take(np.zeros(1, np.int64))
     return sum(int(np.asarray(leaf).nbytes) for leaf in jax.tree.leaves(example))
 
 
 def example_shapes_of(split: Any) -> Any:
-    """Returns shapes and types of one example of a split, a pytree of `jax.ShapeDtypeStruct`."""
+    """Returns the shapes and types of one example, as a pytree of `jax.ShapeDtypeStruct`."""
     example = split.take(np.zeros(1, np.int64))
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], held_dtype(leaf.dtype)), example

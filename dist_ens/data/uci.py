@@ -1,4 +1,4 @@
-"""Tables with real targets, in splits for training and test: the protocol of the UCI benchmarks."""
+"""A source of tables with real targets and several splits, as in the UCI benchmarks."""
 
 import math
 from typing import NamedTuple
@@ -14,9 +14,10 @@ from dist_ens.narrowing import narrowed
 from dist_ens.paths import given_path, shortened
 
 _NAME = "uci:FILE"
-_COPIES = 4  # of all splits' rows at a time: in their own units, sorted, standardised, float32
+# All splits are in memory in four forms: original, sorted, standardised, and as float32.
+_COPIES = 4
 
-# The arrays of a file, and the kinds of NumPy types that each may have.
+# The arrays of a file, and the kinds of NumPy types that each of them may have.
 _KINDS = {
     "data": "iuf",
     "index_features": "iu",
@@ -27,28 +28,27 @@ _KINDS = {
 
 
 def open_uci(file: str) -> Source:
-    """Opens a table and its splits, each one a group with a training and a test set of its own.
+    """Opens a table with several splits into training and test rows. Each split is a group.
 
-    Features and target are standardised on the split's training rows: what a member is given has
-    mean 0 and standard deviation 1 there. A feature that is constant there is centred alone, as
-    scikit-learn's `StandardScaler` does. `Spec.standardization` leads back to their own units.
+    Features and target are standardised: they have mean 0 and standard deviation 1 in the training
+    rows of the split. A feature that is constant there is only centred, as scikit-learn's
+    `StandardScaler` does. `Spec.standardization` holds the means and standard deviations.
 
     Args:
-        file: An `.npz` file with `data` [rows, columns], `index_features` int[features],
-            `index_target` int[], and the rows of each split, `train_idx` int[splits, train] and
-            `test_idx` int[splits, test].
+        file: Path of an `.npz` file. It holds `data` [rows, columns], `index_features`
+            int[features] and `index_target` int[]. `train_idx` int[splits, train] and `test_idx`
+            int[splits, test] hold the rows of each split.
 
     Returns:
-        The source, float32, as many groups as there are splits. Its notes name the features that
-        are constant or almost constant in training, and those with test rows far off.
+        The source, in float32, with one group for each split. Its notes name the features that are
+        constant or almost constant in training, and those with test rows far from the mean.
 
     Raises:
-        UserError: If the file cannot be read or lacks an array, splits are not equally long, a row
-            or column is not in the table, a row is in both parts of a split, a number is not
-            finite, or the target is constant.
+        UserError: If the file cannot be read or lacks an array, or splits are not equally long.
+            Also if a row or column is not in the table, or a row is in both parts of a split. Also
+            if a number is not finite, or the target is constant.
 
-    Source: Hernández-Lobato and Adams (2015), https://arxiv.org/abs/1502.05336, whose splits are in
-    use since.
+    Source: Hernández-Lobato and Adams (2015), https://arxiv.org/abs/1502.05336.
     """
     where = f"uci:{shortened(str(given_path(file, _NAME)))}"
     data, features, target, train_rows, test_rows = _read(file, where)
@@ -89,10 +89,10 @@ class _Scaled(NamedTuple):
     """Columns, standardised on each split's training rows.
 
     Attributes:
-        train: float32[splits * training rows, columns].
-        test: float32[splits * test rows, columns].
+        train: Standardised training rows, float32[splits * training rows, columns].
+        test: Standardised test rows, float32[splits * test rows, columns].
         mean: Training means, [splits, columns].
-        std: Training standard deviations, 1 for a constant column; [splits, columns].
+        std: Training standard deviations, [splits, columns]. A constant column has 1.
         varies: Whether a column is not constant, bool[splits, columns].
     """
 
@@ -110,7 +110,7 @@ def _scaled(
     train = values[train_rows]
     with np.errstate(over="ignore", invalid="ignore"):
         mean, variance = train.mean(axis=1), train.var(axis=1)
-        # The deviation of a constant column is rounding, which must not be divided by.
+        # The deviation of a constant column is a rounding error, which must not be a divisor.
         num_rows, eps = train.shape[1], np.finfo(np.float64).eps
         varies = variance > num_rows * eps * variance + (num_rows * mean * eps) ** 2
         std = np.where(varies, np.sqrt(variance), 1.0)
@@ -158,8 +158,8 @@ def _check_headers(
         array.require_numbers()
         if array.dtype.kind not in kinds:
             raise UserError(
-                f"{where}: {key} has the type {array.dtype}. The data are integers or floats; "
-                "columns and rows are given by integers. Convert it."
+                f"{where}: {key} has the type {array.dtype}. Convert data to integers or floats, "
+                "and columns and rows to integers."
             )
     shapes = [list(array.shape) for array in arrays]
     if len(data.shape) != 2 or len(features.shape) != 1 or math.prod(target.shape) != 1:
@@ -173,13 +173,13 @@ def _check_headers(
     if len(train_rows.shape) != 2 or len(test_rows.shape) != 2 or shapes[3][0] != shapes[4][0]:
         raise UserError(
             f"{where}: train_idx and test_idx have the shapes {shapes[3]} and {shapes[4]}, not "
-            "[splits, rows] with equally many splits. Save them in these shapes; of one split, as "
-            "one row."
+            "[splits, rows] with equally many splits. Save them in these shapes, one split as one "
+            "row."
         )
     if not math.prod(train_rows.shape) or not math.prod(test_rows.shape):
         raise UserError(
             f"{where}: train_idx and test_idx have the shapes {shapes[3]} and {shapes[4]}, and one "
-            "has no rows. Give each part of each split at least one row."
+            "of them has no rows. Give each part of each split at least one row."
         )
 
 
@@ -221,12 +221,12 @@ def _check_values(
         row, column = np.argwhere(bad)[0]
         raise UserError(
             f"{where}: the value in row {row}, column {column} is {data[row, column]}; "
-            f"{np.count_nonzero(bad):,} values are not finite. Remove or fill them in."
+            f"{np.count_nonzero(bad):,} values are not finite. Remove or replace them."
         )
 
 
 def _read(file: str, where: str) -> list[np.ndarray]:
-    """Returns the arrays of a file in the order of `_KINDS`, as float64 and int64."""
+    """Reads the arrays of a file in the order of `_KINDS`, as float64 and int64."""
     with opened_npz(given_path(file, _NAME), tuple(_KINDS), _NAME) as arrays:
         _check_headers(where, *arrays)
         data, features, _, train_rows, test_rows = arrays

@@ -1,6 +1,7 @@
-"""Training data on its way to the devices: resident, sharded, streamed, or from an iterable.
+"""Training data on its way to the devices: resident, sharded or streamed.
 
-A split goes where there is room for it, and the examples and their order are the same everywhere.
+The free memory of the devices decides where a split is placed. The examples of a step and their
+order do not depend on the placement.
 """
 
 from dist_ens.feed.call_batches import feed

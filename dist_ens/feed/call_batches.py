@@ -1,4 +1,4 @@
-"""The batches of a run's calls, from wherever its training set lies."""
+"""The batches of each call of a run, for every placement of its training set."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,10 +24,10 @@ def feed(
     steps_per_call: int,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Iterator[Any]:
-    """Returns the batches that `Ensemble.update_steps` takes, call after call.
+    """Returns an iterator over the batches that `Ensemble.update_steps` takes.
 
-    A split that fits lies on the devices, see `Placement`; any other is streamed. A split that is
-    not in memory yet is read for the devices only if the run needs as many examples.
+    A split that fits is kept on the devices, see `Placement`. Any other split is streamed. So is a
+    split that `TrainingSet.is_worth_keeping` finds too large for the run.
 
     Args:
         split: Training examples.
@@ -37,10 +37,11 @@ def feed(
         first_step: Number of steps already taken.
         last_step: Number of steps of the whole run.
         steps_per_call: Number of steps of one call.
-        say: Function that prints a sentence, if much is sent because members have their own orders.
+        say: Function that prints a sentence. It is called if a split is streamed whose members have
+            their own orders, because the hosts then send much data. Default: print nothing.
 
     Returns:
-        An iterator over the batches of each call, on the mesh.
+        Iterator over the batches of each call, on the mesh.
     """
     steps_of_calls = calls(first_step, last_step, steps_per_call)
     example_bytes = example_bytes_of(split)
@@ -58,8 +59,8 @@ def feed(
     if order.per_member:
         step_bytes = order.global_batch_size * example_bytes * layout.num_members
         say(
-            "Each member has an order of its own, and the training set does not fit on a device: "
-            f"{step_bytes / 2**20:.3g} MiB a step are sent from the hosts, "
-            f"{layout.num_members} times as much as with one order for all members."
+            "Each member has its own order, and the training set does not fit on a device. So the "
+            f"hosts send {step_bytes / 2**20:.3g} MiB per step, {layout.num_members} times as much "
+            "as with one order for all members."
         )
     return streamed(split, order, layout, seed, steps_of_calls)

@@ -1,4 +1,4 @@
-"""Where the training set lies while members are trained on it."""
+"""Placement of the training set during training."""
 
 import dataclasses
 import enum
@@ -10,17 +10,17 @@ from dist_ens.ensemble import Batches, Drawn, MemberBatches
 from dist_ens.layout import BATCHES, MEMBER_BATCHES, REPLICATED, Layout
 from dist_ens.sampling import Order
 
-# A split is kept on the devices if it takes at most this part of the memory that is free there.
+# A split is kept on the devices if it needs at most this part of their free memory.
 PART_OF_THE_MEMORY = 0.25
 INDEX_BYTES = 4
 
 
 class Placement(enum.IntEnum):
-    """Where a split is while members are trained on it."""
+    """Placement of a split during training."""
 
-    REPLICATED = enum.auto()  # whole on every device, where each step draws its batch
-    SHARDED = enum.auto()  # a part in each column, which receives its part of an epoch's batches
-    STREAMED = enum.auto()  # the hosts send every batch
+    REPLICATED = enum.auto()  # Every device holds all examples, and draws the batch of each step.
+    SHARDED = enum.auto()  # A column holds a part, and gets its part of an epoch's batches.
+    STREAMED = enum.auto()  # The hosts send every batch.
 
     def __str__(self) -> str:
         return {
@@ -32,7 +32,7 @@ class Placement(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSet:
-    """The sizes of a split, which decide where it goes.
+    """The sizes of a split, which decide its placement.
 
     Attributes:
         order: Order of the examples.
@@ -50,38 +50,45 @@ class TrainingSet:
         return self.order.num_examples * self.order.num_groups
 
     def is_worth_keeping(self, *, in_memory: bool, last_step: int, batch_size: int) -> bool:
-        """Returns whether to read the split for the devices.
+        """Returns whether to keep the split on the devices if it fits there.
 
-        A split that is read lazily is kept only if the run needs as many examples.
+        A split in memory is always kept there, and any split if each member has its own order.
+        Any other split is kept there if the run needs at least as many examples as it has.
 
         Args:
-            in_memory: Whether the split is read already.
-            last_step: Number of steps of the whole run, so that a resumed run has the same batches.
-            batch_size: Number of examples of each step, on all devices.
+            in_memory: Whether the examples are in memory already.
+            last_step: Number of steps of the whole run. A resumed run then decides the same.
+            batch_size: Number of examples of each step, over all devices.
         """
         return in_memory or self.order.per_member or last_step * batch_size >= self.num_examples
 
     def place_on(self, layout: Layout, free_bytes: float) -> Placement:
-        """Returns where the split goes.
+        """Returns the first placement that fits: replicated, sharded, otherwise streamed.
 
         Args:
             layout: Layout of the members and the data.
-            free_bytes: Free bytes on a device once the ensemble's state lies there.
+            free_bytes: Free memory of a device that holds its part of the state, in bytes.
         """
         places = [Placement.REPLICATED]
-        if layout.data_axis > 1 and not self.order.per_member:  # else it is dealt as many times
+        # Members with their own orders would each need their own copy of the redistributed batches.
+        if layout.data_axis > 1 and not self.order.per_member:
             places.append(Placement.SHARDED)
         room = PART_OF_THE_MEMORY * free_bytes
         fitting = (p for p in places if self.device_bytes(p, layout) <= room)
         return next(fitting, Placement.STREAMED)
 
     def device_bytes(self, place: Placement, layout: Layout) -> int:
-        """Returns the bytes of the split that a device keeps between two calls."""
+        """Returns the bytes that a device keeps of the split between two calls.
+
+        Args:
+            place: Placement of the split.
+            layout: Layout of the members and the data.
+        """
         if place is Placement.REPLICATED:
             return self.num_examples * self.example_bytes
         if place is Placement.STREAMED:
             return 0
-        # A column's part as it was read, and as it was dealt out for an epoch of whole calls.
+        # A column holds its part of the split, and its part of an epoch's batches in whole calls.
         of_part, dealt = (
             -(-count // layout.data_axis)
             for count in (self.num_examples, self.num_examples + self.call_examples)
@@ -106,9 +113,15 @@ def abstract_batches(
         example: Shapes and types of one example, a pytree.
         steps: Number of steps of the call.
         global_batch_size: Number of examples of each step.
-        place: Where the split lies.
-        order: Order of the examples, needed for a split on every device.
-        per_member: Whether each member has batches of its own.
+        place: Placement of the split.
+        order: Order of the examples. Required for `Placement.REPLICATED`.
+        per_member: Whether each member has its own batches. Default: False.
+
+    Returns:
+        `Drawn`, `Batches` or `MemberBatches` of `jax.ShapeDtypeStruct`.
+
+    Raises:
+        ValueError: If `order` is None for `Placement.REPLICATED`.
     """
 
     def stacked(leading: tuple[int, ...], where: Any, tree: Any) -> Any:
@@ -122,7 +135,7 @@ def abstract_batches(
 
     if place is Placement.REPLICATED:
         if order is None:
-            raise ValueError("A split on every device has an order: got order=None.")
+            raise ValueError("order is None, and Placement.REPLICATED needs one. Give an Order.")
         cursor = jax.ShapeDtypeStruct((steps, 3), "uint32", sharding=layout.sharding(REPLICATED))
         count = order.num_examples * order.num_groups
         return Drawn(stacked((count,), REPLICATED, example), cursor, order)

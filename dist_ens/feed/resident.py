@@ -1,4 +1,4 @@
-"""A training set that lies whole on every device."""
+"""A training set of which every device holds all examples."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from dist_ens.sampling import Order
 
 
 class ResidentFeed:
-    """The batches of calls of the update, drawn on the devices from a whole split.
+    """The batches of each call, drawn by the devices from all examples of a split.
 
     Args:
-        split: Split on every device, from `put_whole`.
+        split: Pytree of the examples, from `put_whole`.
         order: Order of the examples.
         layout: Layout of the mesh.
         seed: Seed of the order, in [0, 2**32).
@@ -27,7 +27,7 @@ class ResidentFeed:
         self._seed = seed
 
     def __call__(self, steps: range) -> Drawn:
-        """Returns the batches of a call's steps."""
+        """Returns the batches of the steps of one call."""
         cursor = put_everywhere(self._layout, self._order.cursor(self._seed, steps))
         return Drawn(self._split, cursor, self._order)
 

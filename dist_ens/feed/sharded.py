@@ -1,4 +1,4 @@
-"""A training set of which each column of the mesh holds a part."""
+"""A training set of which every column of the mesh holds a part."""
 
 from functools import partial
 from typing import Any
@@ -13,27 +13,29 @@ from dist_ens.sampling import Order
 
 
 class ShardedFeed:
-    """The batches of calls of the update, from a split that is divided along the data axis.
+    """The batches of each call, from a split that is sharded along the data axis.
 
-    The batches of an epoch of whole calls are dealt out at a time, and calls take theirs from them.
+    The columns exchange the batches of one epoch of whole calls at a time. Each call takes its
+    batches from these.
 
     Args:
         split: Training examples.
-        order: Order of the examples, one for all members.
+        order: Order of the examples, the same for all members.
         layout: Layout of the mesh.
         seed: Seed of the order, in [0, 2**32).
-        steps_per_call: Number of steps of a call; calls come in their order.
+        steps_per_call: Number of steps of a call. The calls must be requested in order.
     """
 
     def __init__(
         self, split: Split, order: Order, layout: Layout, seed: int, steps_per_call: int
     ) -> None:
         count = layout.data_axis * -(-len(split) // layout.data_axis)
-        rows = np.minimum(layout.host_rows(count), len(split) - 1)  # the last part is filled up
+        # Copies of the last example fill up the last part.
+        rows = np.minimum(layout.host_rows(count), len(split) - 1)
         self._parts = layout.put(split.take(rows), BATCH)
         self._order = order
         self._seed = seed
-        # Each column has the indices of its part of the batches.
+        # Each column computes the indices of its part of the batches only.
         self._indices = jax.jit(
             lambda cursor: order.indices(cursor, np.arange(order.global_batch_size)),
             out_shardings=layout.sharding(BATCHES),
@@ -54,9 +56,9 @@ class ShardedFeed:
         self._of_call = of_call
 
     def __call__(self, steps: range) -> Batches:
-        """Returns the batches of a call's steps."""
+        """Returns the batches of the steps of one call."""
         if steps.stop > self._steps.stop:
-            self._dealt = None  # makes room for the next
+            self._dealt = None  # Its memory is free before the next batches are made.
             self._steps = range(steps.start, steps.start + self._steps_of_deal)
             cursor = put_everywhere(self._layout, self._order.cursor(self._seed, self._steps))
             indices = self._indices(cursor)

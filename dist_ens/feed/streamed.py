@@ -1,4 +1,4 @@
-"""A training set of which the hosts send every batch."""
+"""A training set whose batches the hosts send to the devices."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,14 +12,17 @@ from dist_ens.sampling import Order
 def streamed(
     split: Split, order: Order, layout: Layout, seed: int, steps_of_calls: list[range]
 ) -> Iterator[Any]:
-    """Yields the batches of each call, read and sent by the hosts.
+    """Yields the batches of each call, which the hosts read and send to the devices.
 
     Args:
         split: Training examples.
         order: Order of the examples.
         layout: Layout of the mesh.
         seed: Seed of the order, in [0, 2**32).
-        steps_of_calls: Steps of each call.
+        steps_of_calls: Steps of each call, in order.
+
+    Yields:
+        `Batches` of a call, or `MemberBatches` if each member has its own order.
     """
     for examples, index in training_batches(
         split,

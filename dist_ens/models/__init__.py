@@ -1,4 +1,7 @@
-"""The networks that a config can name; one of your own is made with `dist_ens.members`."""
+"""The networks that a config can name.
+
+`dist_ens.members.as_member` makes a member from a network of your own.
+"""
 
 import inspect
 import typing
@@ -18,18 +21,25 @@ _MODELS: dict[str, Callable[..., Member]] = {
 
 
 def model_options(name: str) -> dict[str, tuple[Any, type]]:
-    """The options of a network: their defaults, and the types of what may be given for them.
+    """Returns the default and the type of each option of a network.
 
     Args:
-        name: As a config has it.
+        name: Name of the network, such as "mlp".
+
+    Returns:
+        Pairs `(default, type)` by the name of the option. Options given as sequences have the type
+        tuple.
 
     Raises:
-        UserError: For an unknown name.
+        UserError: If no network has this name.
+
+    >>> model_options("mlp_bn_dropout")["dropout_rate"]
+    (0.2, <class 'float'>)
     """
     if name not in _MODELS:
         raise UserError(
-            f"model.name is one of {', '.join(_MODELS)}. Received: {name!r}."
-            f"{did_you_mean(name, _MODELS)} A network of your own is written in the config "
+            f"model.name={name!r} is not a network of dist_ens.models.{did_you_mean(name, _MODELS)}"
+            f" Choose one of {', '.join(_MODELS)}, or write a network of your own in the config "
             "file, as a function make_member(spec)."
         )
     hints = typing.get_type_hints(_MODELS[name])
@@ -38,38 +48,46 @@ def model_options(name: str) -> dict[str, tuple[Any, type]]:
 
 
 def _type_of(hint: Any) -> type:
-    """The type in a hint, None apart."""
+    """Returns the type in a type hint without None; tuple for a sequence."""
     kind = next((k for k in typing.get_args(hint) if k is not type(None)), hint)
     return tuple if typing.get_origin(hint) is Sequence else kind
 
 
 def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: int) -> Member:
-    """The member that a config names.
+    """Returns the member that a config names.
 
     Args:
-        config: A name, and the options of that network.
-        input_shape: Of one example.
-        num_outputs: Per label: a logit for each class, or what a loss of real targets takes.
+        config: Name of the network, and its options.
+        input_shape: Shape of one example, without the batch.
+        num_outputs: Number of outputs for each label: one logit per class, or the number of outputs
+            that a loss of real targets needs.
 
     Returns:
         The member.
 
     Raises:
-        UserError: For an unknown name or option.
+        UserError: If the name or an option is unknown, or an option has a value that the network
+            refuses.
+
+    >>> import jax
+    >>> member = make_model(ModelConfig(name="mlp", options={"hidden_sizes": (8,)}), (64,), 10)
+    >>> params, _ = jax.eval_shape(member.init, jax.random.key(0), jax.numpy.zeros((1, 64)))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params))  # (64 + 1) * 8 + (8 + 1) * 10
+    610
     """
     known = model_options(config.name)
     model = _MODELS[config.name]
     unknown = [name for name in config.options if name not in known]
     if unknown:
         raise UserError(
-            f"The options of {config.name} are: {', '.join(known) or 'none'}. Received: "
-            f"model.{unknown[0]}={config.options[unknown[0]]!r}."
-            f"{did_you_mean(unknown[0], known)} Correct the model section of the config file."
+            f"model.{unknown[0]}={config.options[unknown[0]]!r} is not an option of {config.name}."
+            f"{did_you_mean(unknown[0], known)} Its options are: {', '.join(known) or 'none'}. "
+            "Correct the model section of the config file."
         )
     try:
         return model(input_shape, num_outputs, **config.options)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"The options of {config.name} are such as its docstring says. Received: "
-            f"{dict(config.options)}, to which it said: {error}. Correct --config.model."
+            f"{config.name} refuses the options {dict(config.options)}: {error}. Correct "
+            "--config.model."
         ) from error

@@ -17,7 +17,8 @@ class _LeNet5(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x = _with_channels(x)
         if min(x.shape[1:3]) < 12:
-            raise ValueError(f"LeNet-5 takes images of 12x12 pixels or more, not {x.shape[1:3]}")
+            rows, columns = x.shape[1:3]
+            raise ValueError(f"LeNet-5 needs images of 12x12 pixels or more: got {rows}x{columns}")
         x = nn.relu(nn.Conv(6, (5, 5), padding="SAME")(x))
         x = nn.max_pool(x, (2, 2), strides=(2, 2))
         x = nn.relu(nn.Conv(16, (5, 5), padding="VALID")(x))
@@ -29,14 +30,23 @@ class _LeNet5(nn.Module):
 
 
 def lenet5(input_shape: tuple[int, ...], num_outputs: int) -> Member:
-    """LeNet-5 with ReLU and max-pooling: 5x5 convolutions of 6 and 16, dense 120 and 84.
+    """Returns a LeNet-5 with ReLU and max-pooling, in flax.linen.
+
+    Its layers are a 5x5 convolution with 6 channels, one with 16 channels, dense layers of 120 and
+    84 units, and the output layer. A 2x2 max-pooling follows each convolution.
 
     Args:
-        input_shape: Of one example, `[rows, columns]` or `[rows, columns, channels]`.
-        num_outputs: Per example, such as a logit for each class.
+        input_shape: Shape of one example, `[rows, columns]` or `[rows, columns, channels]`. It must
+            have 12 rows and 12 columns or more.
+        num_outputs: Number of outputs for each example, such as one logit per class.
 
     Returns:
-        The member.
+        The member. Its `init` and `apply` raise a `ValueError` for images that are too small.
+
+    >>> member = lenet5((28, 28), 10)
+    >>> params, _ = jax.eval_shape(member.init, jax.random.key(0), jnp.zeros((1, 28, 28)))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params))  # 156 + 2416 + 48120 + 10164 + 850
+    61706
 
     Source: LeCun et al. (1998), "Gradient-based learning applied to document recognition".
     """
@@ -73,17 +83,30 @@ class _ResNet8(nn.Module):
 
 
 def resnet8(input_shape: tuple[int, ...], num_outputs: int) -> Member:
-    """The smallest CIFAR ResNet: a 3x3 stem of 16, one basic block each of 16, 32 and 64.
+    """Returns a ResNet-8, the smallest ResNet for CIFAR, in flax.linen.
+
+    A 3x3 convolution with 16 channels comes first. Three basic blocks with 16, 32 and 64 channels
+    follow, each computing
+
+        relu(x + bn(conv(relu(bn(conv(x))))))
+
+    Where the shape changes, `x` in the sum is projected by a 1x1 convolution and BatchNorm.
 
     Args:
-        input_shape: Of one example, `[rows, columns, channels]`.
-        num_outputs: Per example, such as a logit for each class.
+        input_shape: Shape of one example, `[rows, columns]` or `[rows, columns, channels]`.
+        num_outputs: Number of outputs for each example, such as one logit per class.
 
     Returns:
-        The member; its model state holds BatchNorm's running statistics, of the global batch.
+        The member. Its model state holds the running statistics of BatchNorm, which are those of
+        the global batch.
 
-    Source: He et al. (2016), https://arxiv.org/abs/1512.03385, section 4.2 with n = 1 and a
-    projection where the shape changes.
+    >>> member = resnet8((32, 32, 3), 10)
+    >>> params, _ = jax.eval_shape(member.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params))  # 464 + 4672 + 14528 + 57728 + 650
+    78042
+
+    Source: He et al. (2016), https://arxiv.org/abs/1512.03385, section 4.2 with n = 1, and with
+    projections as shortcuts.
     """
     return from_linen(_ResNet8(num_outputs, (16, 32, 64)))
 
@@ -93,8 +116,10 @@ def _batch_norm(train: bool) -> nn.BatchNorm:
 
 
 def _with_channels(x: jax.Array) -> jax.Array:
-    """float[batch, rows, columns, channels]; images without channels get one."""
+    """Returns float[batch, rows, columns, channels]. Images without channels are given one."""
     if x.ndim not in (3, 4):
-        raise ValueError(f"a convolution takes images, [rows, columns(, channels)], not {x.shape}")
+        raise ValueError(
+            f"a convolution needs images, [batch, rows, columns(, channels)]: got {[*x.shape]}"
+        )
     x = x if x.ndim == 4 else x[..., None]
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)

@@ -19,27 +19,44 @@ def mlp(
     init: str = "he_normal",
     init_stddev: float | None = None,
 ) -> Member:
-    """A multilayer perceptron with ReLU, in plain JAX.
+    """Returns a multilayer perceptron with ReLU, in plain JAX.
+
+    With h_0 the flattened example, hidden layer k and the output are
+
+        h_k = relu(h_{k-1} w_k + b_k),   output = h_K w_{K+1} + b_{K+1}
 
     Args:
-        input_shape: Of one example; it is flattened.
-        num_outputs: Per example, such as a logit for each class.
-        hidden_sizes: Units of each hidden layer.
-        init: How weights and biases begin: `he_normal`, biases at 0; `fan_in_uniform`, both uniform
-            in +-1/sqrt(in), as PyTorch's linear layers begin; `normal`, both of `init_stddev`.
-        init_stddev: Standard deviation, of `normal` alone.
+        input_shape: Shape of one example, which is flattened.
+        num_outputs: Number of outputs for each example, such as one logit per class.
+        hidden_sizes: Number of units of each hidden layer, each at least 1.
+        init: Initialisation of the weights and biases.
+
+            - `he_normal`: weights from a normal distribution with variance 2 / in, biases 0.
+            - `fan_in_uniform`: both uniform in +-1/sqrt(in), as PyTorch's linear layers.
+            - `normal`: both from a normal distribution with standard deviation `init_stddev`.
+        init_stddev: Standard deviation for `init="normal"`. None for any other `init`.
 
     Returns:
         The member. Its parameters are a list of `{"w": float32[in, out], "b": float32[out]}`.
 
     Raises:
-        ValueError: For another `init`, one that does not go with `init_stddev`, or layers of no
-            units.
+        ValueError: If `init` is unknown, or a hidden size is not a whole number above 0. Also if
+            `init_stddev` is given without `init="normal"`, or missing with it.
+
+    >>> member = mlp((2, 2), 3, hidden_sizes=(5,))
+    >>> params, _ = jax.eval_shape(member.init, jax.random.key(0), jnp.zeros((1, 2, 2)))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params))  # (4 + 1) * 5 + (5 + 1) * 3
+    43
+
+    Source: He et al. (2015), https://arxiv.org/abs/1502.01852, for `he_normal`.
     """
     if init not in ("he_normal", "fan_in_uniform", "normal"):
-        raise ValueError(f"init is he_normal, fan_in_uniform or normal, not {init!r}")
+        raise ValueError(f"init must be he_normal, fan_in_uniform or normal: got {init!r}")
     if (init == "normal") != (init_stddev is not None):
-        raise ValueError(f"init_stddev goes with init='normal', not with {init!r}")
+        raise ValueError(
+            "init_stddev must be given if and only if init='normal': got "
+            f"init={init!r}, init_stddev={init_stddev}"
+        )
     sizes = [math.prod(input_shape), *_checked(hidden_sizes), num_outputs]
 
     def layer(key: jax.Array, fan_in: int, fan_out: int) -> dict[str, jax.Array]:
@@ -94,26 +111,40 @@ def mlp_bn_dropout(
     hidden_sizes: Sequence[int] = (256, 256),
     dropout_rate: float = 0.2,
 ) -> Member:
-    """A multilayer perceptron with BatchNorm, ReLU and dropout, in flax.linen.
+    """Returns a multilayer perceptron with BatchNorm, ReLU and dropout, in flax.linen.
+
+    With h_0 the flattened example, hidden layer k and the output are
+
+        h_k = dropout(relu(bn(h_{k-1} w_k))),   output = h_K w_{K+1} + b_{K+1}
 
     Args:
-        input_shape: Of one example; it is flattened.
-        num_outputs: Per example, such as a logit for each class.
-        hidden_sizes: Units of each hidden layer.
-        dropout_rate: Share of the hidden units that are dropped in training, in [0, 1).
+        input_shape: Shape of one example, which is flattened.
+        num_outputs: Number of outputs for each example, such as one logit per class.
+        hidden_sizes: Number of units of each hidden layer, each at least 1.
+        dropout_rate: Probability that a hidden unit is dropped in training, in [0, 1).
 
     Returns:
-        The member; its model state holds the running statistics.
+        The member. Its model state holds the running statistics of BatchNorm, which are those of
+        the global batch.
 
     Raises:
-        ValueError: For layers of no units, or a rate outside of [0, 1).
+        ValueError: If a hidden size is not a whole number above 0, or `dropout_rate` is outside
+            [0, 1).
+
+    >>> member = mlp_bn_dropout((2, 2), 3, hidden_sizes=(5,))
+    >>> params, _ = jax.eval_shape(member.init, jax.random.key(0), jnp.zeros((1, 2, 2)))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params))  # 4 * 5 + 2 * 5 + (5 + 1) * 3
+    48
+
+    Source: Ioffe and Szegedy (2015), https://arxiv.org/abs/1502.03167, and Srivastava et al.
+    (2014), "Dropout: a simple way to prevent neural networks from overfitting".
     """
     if not 0 <= dropout_rate < 1:
-        raise ValueError(f"dropout_rate lies in [0, 1), not {dropout_rate}")
+        raise ValueError(f"dropout_rate must lie in [0, 1): got {dropout_rate}")
     return from_linen(_MlpBnDropout(num_outputs, _checked(hidden_sizes), dropout_rate))
 
 
 def _checked(hidden_sizes: Sequence[int]) -> tuple[int, ...]:
     if not all(isinstance(size, int) and size > 0 for size in hidden_sizes):
-        raise ValueError(f"hidden_sizes are whole numbers above 0, not {tuple(hidden_sizes)}")
+        raise ValueError(f"hidden_sizes must be whole numbers above 0: got {tuple(hidden_sizes)}")
     return tuple(hidden_sizes)

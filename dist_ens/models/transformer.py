@@ -1,4 +1,4 @@
-"""A decoder-only transformer."""
+"""A decoder-only transformer, in flax.linen."""
 
 import flax.linen as nn
 import jax
@@ -10,9 +10,10 @@ from dist_ens.members import Member, from_linen
 def _causal_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """`nn.dot_product_attention`, without half of the scores that the mask hides.
+    """Computes causal attention without half of the scores that the mask hides.
 
-    The first half of the positions attends to itself, the second to all.
+    The result is that of `nn.dot_product_attention`. The first half of the positions attends only
+    to itself, the second half to all positions.
     """
     half = (query.shape[-3] + 1) // 2
     first, second = (
@@ -51,7 +52,7 @@ class _Transformer(nn.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             given = f"{tokens.dtype}{[*tokens.shape]}"
-            raise ValueError(f"a transformer takes token numbers, int[batch, length], not {given}")
+            raise ValueError(f"a transformer needs token numbers, int[batch, length]: got {given}")
         length = tokens.shape[1]
         embed = nn.initializers.normal(0.02)
         x = nn.Embed(self.num_outputs, self.width, embedding_init=embed)(tokens)
@@ -70,19 +71,29 @@ def transformer(
     num_heads: int = 4,
     mlp_size: int = 512,
 ) -> Member:
-    """A decoder-only transformer with pre-normalisation and learned positions.
+    """Returns a decoder-only transformer with pre-normalisation and learned positions.
+
+    Each block computes
+
+        y = x + attention(norm(x)),   block(x) = y + mlp(norm(y))
 
     Args:
-        input_shape: Of one example, `[length]`.
+        input_shape: Shape of one example, `[length]`.
         num_outputs: Size of the vocabulary.
-        num_blocks: Blocks of attention and MLP.
-        width: Of the residual stream.
-        num_heads: Of the attention; divides `width`.
-        mlp_size: Hidden units of a block's MLP.
+        num_blocks: Number of blocks.
+        width: Width of the residual stream, a multiple of `num_heads`.
+        num_heads: Number of attention heads in a block.
+        mlp_size: Number of hidden units of the MLP in a block.
 
     Returns:
-        The member: tokens int[batch, length] to logits of the next token at every position,
-        float32[batch, length, classes].
+        The member. It maps tokens, int[batch, length], to the logits of the next token at every
+        position, float32[batch, length, num_outputs].
+
+    >>> member = transformer((8,), 5, num_blocks=1, width=4, num_heads=2, mlp_size=6)
+    >>> params, _ = jax.eval_shape(member.init, jax.random.key(0), jnp.zeros((1, 8), int))
+    >>> # Embeddings, block (norms, attention, MLP), last norm and output layer:
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params))  # 52 + (16 + 80 + 58) + 8 + 25
+    239
 
     Source: Radford et al. (2019), "Language models are unsupervised multitask learners".
     """

@@ -1,4 +1,4 @@
-"""Which examples a member sees at a step: order, shuffling and folds."""
+"""The rule for which examples a member sees at a step: order, shuffling and folds."""
 
 from dist_ens.sampling import kfold
 from dist_ens.sampling.order import Order

@@ -1,4 +1,4 @@
-"""Cross-validation: each member leaves a fold of the examples out, every example in one fold."""
+"""Cross-validation: each member leaves one fold out, and each example is in one fold."""
 
 from typing import Any
 
@@ -8,30 +8,34 @@ from dist_ens.sampling.shuffle import fold_in, mixed, shuffled
 
 
 def epoch_length(num_examples: int, num_folds: int) -> int:
-    """Returns the number of examples of a member's epoch: all but as many as the largest fold."""
+    """Returns the number of examples in an epoch: all examples without the largest fold.
+
+    It is the same for all members.
+    """
     return num_examples - -(-num_examples // num_folds)
 
 
 def fold_of_member(member_id: Any, num_folds: int, num_groups: int = 1) -> Any:
-    """Returns the fold that a member leaves out; members of a group take the folds in turn."""
+    """Returns the fold that a member leaves out, `member_id // num_groups % num_folds`."""
     return member_id // num_groups % num_folds
 
 
 def kept(chosen: Any, fold: Any, epoch_key: list[Any], num_examples: int, num_folds: int) -> Any:
-    """Returns the examples, in the order of the folds, at some positions of an epoch.
+    """Returns the places at some positions of a member's epoch.
 
-    Where the folds are not equally long, a member that leaves out a short one passes over one
-    example more in each epoch, another one every time, so that all epochs are equally long.
+    A place is a position in the order of the folds; `example_at` returns its example. All epochs
+    are equally long. If a member leaves out a short fold, its epoch also skips one other example,
+    which the key of the epoch chooses.
 
     Args:
-        chosen: Positions in [0, `epoch_length`), uint32[...].
+        chosen: Positions in the epoch, in [0, `epoch_length`), uint32[...].
         fold: Fold that the member leaves out, int32[].
-        epoch_key: Two words, uint32[...] each.
+        epoch_key: Key of the epoch: two words, uint32[...] each.
         num_examples: Number of examples of the member's group.
         num_folds: Number of folds.
 
     Returns:
-        uint32[...], in [0, num_examples), none in the fold.
+        Places in [0, num_examples), none of them in the fold, uint32[...].
     """
     begin, end = (
         _begin(number, num_examples, num_folds).astype(np.uint32) for number in (fold, fold + 1)
@@ -45,7 +49,7 @@ def kept(chosen: Any, fold: Any, epoch_key: list[Any], num_examples: int, num_fo
 
 def example_at(place: Any, seed: Any, num_examples: int, xp: Any) -> Any:
     """Returns the example at a place in the order of the folds, which depends on the seed alone."""
-    # Not a scalar, whose words NumPy would not let overflow.
+    # The key has an axis, because NumPy warns when a scalar overflows.
     key = fold_in(xp.zeros((1, 2), np.uint32), xp.asarray(seed).reshape(1))
     words = [key[:, i].reshape((1,) * place.ndim) for i in (0, 1)]
     return shuffled(place, words, num_examples, xp)
@@ -57,10 +61,10 @@ def fold_of_example(seed: int, num_examples: int, num_folds: int) -> np.ndarray:
     Args:
         seed: Seed of the order of the examples, in [0, 2**32).
         num_examples: Number of examples of a group.
-        num_folds: Number of folds, whose lengths differ by at most one.
+        num_folds: Number of folds. Their lengths differ by at most one.
 
     Returns:
-        int32[examples], in [0, num_folds).
+        Fold of each example, in [0, num_folds), int32[examples].
     """
     places = np.arange(num_examples, dtype=np.uint32)
     begins = [_begin(fold, num_examples, num_folds) for fold in range(1, num_folds)]
@@ -72,6 +76,7 @@ def fold_of_example(seed: int, num_examples: int, num_folds: int) -> np.ndarray:
 
 
 def _begin(fold: Any, num_examples: int, num_folds: int) -> Any:
-    """Returns the place at which a fold begins: that of equal parts, rounded down."""
+    """Returns the place at which a fold begins, `fold * num_examples / num_folds` rounded down."""
     short, longer = divmod(num_examples, num_folds)
-    return fold * short + fold * longer // num_folds  # in halves, lest the product overflow
+    # There are two terms, because `fold * num_examples` may overflow.
+    return fold * short + fold * longer // num_folds

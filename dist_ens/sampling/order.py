@@ -1,9 +1,9 @@
-"""Which examples a member sees at a step: a pure function of (seed, step), and of the member.
+"""The examples that a member sees at a step: a pure function of the seed, the step and the member.
 
-The stream of examples is one shuffled epoch after another, and step `s` takes its positions
-`s * global_batch_size` and on. Where a position's example lies is computed, not looked up, by the
-same integer arithmetic on the host and inside a device's program: there is no table to keep, no
-iterator to save, and the order is the same wherever the examples are.
+The stream of examples is one shuffled epoch after another. Step `s` takes `global_batch_size`
+positions of it, from `s * global_batch_size` on. The example at a position is computed, not looked
+up, by the same integer arithmetic on the host and on a device. So there is no table or iterator to
+save, and the order does not depend on where the examples are stored.
 """
 
 import dataclasses
@@ -17,25 +17,25 @@ from dist_ens.errors import UserError
 from dist_ens.sampling import kfold
 from dist_ens.sampling.shuffle import fold_in, shuffled
 
-# A permutation's sides are then at most 2**16, and an amount below one is made from 16 bits in 32.
+# Each side of a permutation's grid is then at most 2**16, so that the products of 16-bit numbers in
+# `shuffle` fit in 32 bits.
 _MOST_EXAMPLES = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """The order in which a split's examples come.
+    """Order of the examples of a split.
 
     Attributes:
         num_examples: Number of examples of a group; at most 2**30 in all groups together.
         global_batch_size: Number of examples of a step, at most `epoch_length`.
         shuffle: Whether every epoch has a new order. False keeps the order of the split.
-        per_member: Whether each member has an order of its own. Otherwise all members see the same
-            batches.
-        num_groups: Number of sets of `num_examples` in the split, one after the other. A member
-            sees only the set of its group, its id modulo this number. More than one group needs
-            `shuffle` and `per_member`.
-        num_folds: Number of folds, of which each member leaves one out. 0 leaves none out; other
-            numbers need `shuffle` and `per_member`.
+        per_member: Whether each member has its own order. False gives all members the same batches.
+        num_groups: Number of groups. The split holds `num_examples` examples of each group, one
+            group after the other. A member sees only its group, its id modulo this number. More
+            than one group needs `shuffle` and `per_member`.
+        num_folds: Number of folds, one of which each member leaves out. 0 leaves none out; any
+            other number needs `shuffle` and `per_member`.
     """
 
     num_examples: int
@@ -48,8 +48,8 @@ class Order:
     def __post_init__(self) -> None:
         if self.num_examples * self.num_groups > _MOST_EXAMPLES:
             raise UserError(
-                f"The split has {self.num_examples * self.num_groups:,} examples, more than the "
-                f"largest number, {_MOST_EXAMPLES:,}. Train on parts of it."
+                f"The split has {self.num_examples * self.num_groups:,} examples, and a split can "
+                f"have at most {_MOST_EXAMPLES:,} examples. Train on a part of it."
             )
         if self.num_groups > 1 and not (self.per_member and self.shuffle):
             raise UserError(
@@ -70,7 +70,7 @@ class Order:
 
     @property
     def epoch_length(self) -> int:
-        """Number of examples that a member sees in an epoch, each once."""
+        """Number of examples that a member sees in an epoch, each of them once."""
         if self.num_folds:
             return kfold.epoch_length(self.num_examples, self.num_folds)
         return self.num_examples
@@ -83,10 +83,10 @@ class Order:
             steps: Numbers of the steps, from 0.
 
         Returns:
-            The seed, the epoch in which the step begins (modulo 2**32) and the positions of that
-            epoch that earlier steps took, uint32[steps, 3].
+            Cursor, uint32[steps, 3]. A row holds the seed, the epoch in which the step begins,
+            modulo 2**32, and the number of that epoch's examples in earlier steps.
         """
-        # Python's numbers: no run is too long for them.
+        # Python's integers do not overflow, however long the run is.
         starts = [divmod(step * self.global_batch_size, self.epoch_length) for step in steps]
         places = [(seed, epoch % 2**32, offset) for epoch, offset in starts]
         return np.array(places, np.uint32).reshape(-1, 3)
@@ -95,17 +95,17 @@ class Order:
         """Returns the examples of some rows of a batch.
 
         Args:
-            cursor: Cursor of some steps.
+            cursor: Cursor of the steps, uint32[steps, 3].
             rows: Positions in the global batch, int[rows].
-            member_id: Id of the member, int32[]; needed where each has an order of its own.
+            member_id: Id of the member, int32[] or int32[1]. Required if `per_member` is True.
 
         Returns:
-            Positions in the split, int32[steps, rows]: a JAX array where the cursor is one.
+            Positions in the split, int32[steps, rows]. It is a JAX array if `cursor` is one.
         """
         xp: Any = jnp if isinstance(cursor, jax.Array) else np
         seed, epoch, offset = (cursor[:, i] for i in range(3))
         position = offset[:, None] + xp.asarray(rows).astype(np.uint32)[None]
-        # A batch is no longer than an epoch, so that it lies in two at most.
+        # A batch is not longer than an epoch, so it lies in at most two epochs.
         in_next = position >= np.uint32(self.epoch_length)
         position = xp.where(in_next, position - np.uint32(self.epoch_length), position)
         if not self.shuffle:
@@ -126,16 +126,16 @@ class Order:
         return index + member_id % self.num_groups * self.num_examples
 
     def member_indices(self, cursor: jax.Array, rows: Any, member_ids: Any) -> jax.Array:
-        """Returns the examples of some rows of the batches of some members.
+        """Returns the examples of some rows of a batch, for each of some members.
 
         Args:
-            cursor: Cursor of some steps.
+            cursor: Cursor of the steps, uint32[steps, 3].
             rows: Positions in the global batch, int[rows].
             member_ids: Ids of the members, int32[members].
 
         Returns:
-            Positions in the split, int32[steps, rows]; int32[members, steps, rows] where each
-            member has an order of its own.
+            Positions in the split, int32[steps, rows]. If `per_member` is True, int32[members,
+            steps, rows].
         """
         if not self.per_member:
             return self.indices(cursor, rows)
