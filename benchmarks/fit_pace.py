@@ -5,7 +5,7 @@
 All of them train the same ensemble on the same arrays. The rival of W1 and W2 is one `lax.scan` for
 each member. The other workloads also have a loop over members and steps, and `jit(vmap)`. They are
 timed inside one run of `fit`: a callback runs a turn of each rival after some calls of the update.
-A turn of `fit` is compared with the mean of the best rival's turns before and after it, so a
+A turn of `fit` is compared with the mean of the best rival's turns before and after it. So a
 machine that becomes slower favours neither. Checkpoints are saved at the default interval.
 """
 

@@ -6,7 +6,7 @@
 The trainer draws and transfers batches, logs and saves. The bare loop only repeats the update with
 the same batches, from a set on the device. Both are timed in interleaved rounds of some calls,
 inside one run. A turn of the trainer is compared with the mean of the bare loop's turns before and
-after it, so a machine that becomes slower favours neither.
+after it. So a machine that becomes slower favours neither.
 """
 
 import dataclasses

@@ -158,7 +158,7 @@ def _fields(config: OptimizerConfig, make: Callable[..., Any]) -> dict[str, Any]
         raise UserError(
             f"{config.name} has no argument learning_rate, and optimizer.learning_rate="
             f"{config.learning_rate}, optimizer.schedule={config.schedule!r}. Leave both out, and "
-            f"set its own arguments: {', '.join(optimizer_options(config.name))}."
+            f"set the arguments that it has: {', '.join(optimizer_options(config.name))}."
         )
     if rate and config.learning_rate is None and rate.default is rate.empty:
         raise UserError(

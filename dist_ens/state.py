@@ -66,8 +66,8 @@ def stack_members(members: Sequence[Tree]) -> Tree:
 
     Raises:
         UserError: If the list is empty, or two members differ in structure, shapes or types; the
-            message names the member, the leaf and both shapes. Also if a member is an object of a
-            class that is not registered as a pytree, or a number does not fit in 32 bits.
+            message names the member, the leaf and both shapes. Also if the class of a member is
+            not registered as a pytree, or a number does not fit in 32 bits.
 
     >>> stack_members([{"w": np.zeros(3)}, {"w": np.ones(3)}])["w"]
     Array([[0., 0., 0.],

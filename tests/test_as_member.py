@@ -545,14 +545,14 @@ def returns_three(key, inputs):
         ),
         (
             lambda: as_member((full_init, lambda params, x: x)),
-            "The function apply has the parameters (params, x). Beside init(key, inputs) -> "
+            "The function apply has the parameters (params, x). With init(key, inputs) -> "
             "(params, model_state) it must be apply(params, model_state, inputs, key, train) -> "
             "(outputs, model_state).",
         ),
         (
             lambda: as_member((short_init, full_apply)),
             "The function apply has the parameters (params, model_state, inputs, key, train). "
-            "Beside init(key) -> params it must be apply(params, inputs) -> outputs.",
+            "With init(key) -> params it must be apply(params, inputs) -> outputs.",
         ),
         (
             lambda: as_member(init=returns_one).init(jax.random.key(0), X),

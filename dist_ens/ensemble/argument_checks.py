@@ -48,8 +48,7 @@ def checked_ids(member_ids: Any, num_members: int) -> tuple[int, ...]:
     ids = tuple(whole_number("An id in member_ids", each, least=0) for each in member_ids)
     if len(ids) != num_members or len(set(ids)) != len(ids):
         raise UserError(
-            f"member_ids is {list(ids)} for {num_members} members. Give each member one id, and no "
-            "two members the same."
+            f"member_ids is {list(ids)} for {num_members} members. Give each member a different id."
         )
     return ids
 

@@ -102,7 +102,7 @@ def optimizer_state(optimizer: Any, params: Any, member_key: jax.Array) -> Any:
 
     Raises:
         UserError: If the update draws random numbers from a key that is neither its argument `key`
-            nor in the state, because all members would draw the same numbers.
+            nor in the state. All members would draw the same numbers.
     """
     state = optimizer.init(params)
     leaves, structure = jax.tree.flatten(state)

@@ -166,8 +166,8 @@ class Layout:
             The tree as global arrays. Every host must call this.
 
         Raises:
-            UserError: If a batch does not divide over the data axis, the leaves of a batch have
-                different lengths, an array has another number of members, or a number does not fit
+            UserError: If a batch does not divide over the data axis, or its leaves have different
+                lengths. Also if an array has another number of members, or a number does not fit
                 in 32 bits.
 
         >>> layout = Layout.make(2, devices=jax.devices()[:2])
@@ -324,9 +324,9 @@ class Layout:
             where: Name of the arguments, for error messages.
 
         Raises:
-            UserError: If an array is committed to devices outside the mesh, its type is not
-                numeric, a number does not fit in 32 bits, or it has another number of members or
-                of examples.
+            UserError: If an array is committed to devices outside the mesh, or has another number
+                of members or examples. Also if its type is not numeric, or a number does not fit
+                in 32 bits.
         """
         leaves, structure = jax.tree.flatten(tree)
         if all(_lies_on(leaf, self.mesh) for leaf in leaves):

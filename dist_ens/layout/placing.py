@@ -34,8 +34,8 @@ def put_batch(layout: "Layout", host_tree: Any, spec: PartitionSpec) -> Any:
 
     Raises:
         UserError: If the leaves have different lengths along the batch axis, or this length does
-            not divide over the columns of the mesh that this host feeds. Also if the members axis
-            has another length than `Layout.host_members`.
+            not divide over the columns of `Layout.host_columns`. Also if the members axis has
+            another length than `Layout.host_members`.
     """
     axis = tuple(spec).index(DATA)
     _check_members(layout, host_tree, spec, "The array", jax_arrays_are_whole=False)

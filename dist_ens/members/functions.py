@@ -108,8 +108,8 @@ def from_init_and_apply(
     if _is_full(init):
         if call_error(apply, 5):
             raise UserError(
-                f"The function apply has the parameters {_parameters(apply)}. Beside {_FULL_INIT} "
-                f"it must be {_FULL_APPLY}. Beside {_SHORT_INIT} it may be {_SHORT_APPLY}."
+                f"The function apply has the parameters {_parameters(apply)}. With {_FULL_INIT} "
+                f"it must be {_FULL_APPLY}. With {_SHORT_INIT} it may be {_SHORT_APPLY}."
             )
         return _from_full_functions(init, apply)
     if call_error(init, 1):
@@ -119,8 +119,8 @@ def from_init_and_apply(
         )
     if call_error(apply, 2, [*switch_arguments(apply, True)]):
         raise UserError(
-            f"The function apply has the parameters {_parameters(apply)}. Beside {_SHORT_INIT} it "
-            f"must be {_SHORT_APPLY}. Beside {_FULL_INIT} it must be {_FULL_APPLY}."
+            f"The function apply has the parameters {_parameters(apply)}. With {_SHORT_INIT} it "
+            f"must be {_SHORT_APPLY}. With {_FULL_INIT} it must be {_FULL_APPLY}."
         )
     return from_functions(init, apply)
 

@@ -108,8 +108,8 @@ def check_member(
         Shapes and types of `(params, model_state)`.
 
     Raises:
-        UserError: If the network does not accept the inputs, its outputs have another shape, it has
-            no parameters, or it changes the structure of its model state.
+        UserError: If the network does not accept the inputs, or its outputs have another shape.
+            Also if it has no parameters, or changes the structure of its model state.
 
     >>> from dist_ens.members import as_member
     >>> member = as_member(

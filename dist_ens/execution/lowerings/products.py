@@ -21,9 +21,9 @@ def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
 
     - A product whose sums have 2 to 4 terms is computed as a sum of outer products.
     - A gradient of weights with 2 to 4 rows or columns is computed as one weighted sum for each.
-    - In other products, the columns are padded to a multiple of the vector's length, because XLA
-      computes the columns beyond the last whole vector one number at a time. A gradient of weights
-      may be transposed first, if it has few columns and more rows.
+    - In other products, the columns are padded to a multiple of the vector's length. XLA would
+      compute the columns beyond the last whole vector one number at a time. A gradient of weights
+      with few columns and more rows is transposed first.
     - Products with fewer columns than a vector has numbers, and products of other types than
       float32, are unchanged.
 
