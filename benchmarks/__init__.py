@@ -1,3 +1,3 @@
-"""What dist_ens costs and gains; run like its commands."""
+"""Benchmarks of dist_ens, run like its commands."""
 
-import launch  # noqa: F401  asks the C library for what they ask
+import launch  # noqa: F401  The import tunes the C library's allocator, as the commands do.

@@ -1,11 +1,12 @@
-"""What `execution="auto"` chooses, beside every execution that it could have chosen.
+"""Benchmark of the choice of `execution="auto"` against every execution that it can choose.
 
     python -m benchmarks.auto --workloads=W1,W2,W3,W4,W5,W6
     python -m benchmarks.auto --workloads=W3 --ways=map,unroll,map+single --turns=21
 
-All take turns in one process. The figures are ratios of medians: the best fixed execution's
-milliseconds per step over those of the run that chose, and over those of the fixed execution that
-it chose. The two are one program: they differ by what the machine did meanwhile.
+All executions are timed in interleaved rounds, in one process. Two ratios of median times per step
+are printed. The first is the best fixed execution over the run that chose. The second is the best
+fixed execution over the fixed execution that was chosen. The chosen execution runs the same program
+in both, so they differ only by the state of the machine.
 """
 
 import statistics
@@ -18,13 +19,13 @@ from benchmarks.workloads import WORKLOADS
 from dist_ens.execution.timing import Way, spread, step_ms_of_turns
 from launch import cli
 
-_WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "Which to run.")
+_WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "Workloads to run.")
 _WAYS = flags.DEFINE_list("ways", [], "Executions to time; all candidates if not given.")
-_TURNS = flags.DEFINE_integer("turns", 5, "Turns of each.", lower_bound=1)
+_TURNS = flags.DEFINE_integer("turns", 5, "Number of rounds.", lower_bound=1)
 
 
 def main() -> None:
-    """An execution a line, then the ratio."""
+    """Prints a line for each execution, then the ratios."""
     console = Console(highlight=False, markup=False)
     for name in cli.names(_WORKLOADS, WORKLOADS):
         workload = WORKLOADS[name]()

@@ -1,12 +1,12 @@
-"""What `fit` costs: its steps/s against the better of two loops written by hand.
+"""Benchmark of `fit`: its steps/s against the best of the loops written by hand.
 
     python -m benchmarks.fit_pace --workload=W1
 
-Both train the same ensemble on the same arrays, W1 and W2 by one `lax.scan` for each member, the
-others by a loop over members and steps or by `jit(vmap)`. The loops take turns with `fit` inside
-one run of it: a callback runs a turn of each rival after some calls of the update. A turn of `fit`
-is compared with the mean of the best rival's turns before and after it, so that a machine that
-grows slower favours neither. Checkpoints are saved with their default cadence.
+All of them train the same ensemble on the same arrays. The rival of W1 and W2 is one `lax.scan` for
+each member. The other workloads also have a loop over members and steps, and `jit(vmap)`. They are
+timed inside one run of `fit`: a callback runs a turn of each rival after some calls of the update.
+A turn of `fit` is compared with the mean of the best rival's turns before and after it. So a
+machine that becomes slower favours neither. Checkpoints are saved at the default interval.
 """
 
 import statistics
@@ -28,13 +28,13 @@ from dist_ens.sampling import Order
 from dist_ens.training import OrderedSplit
 from launch import cli
 
-_WORKLOAD = flags.DEFINE_enum("workload", "W1", ["W1", "W2", "W3", "W4"], "What to train.")
-_PAIRS = flags.DEFINE_integer("pairs", 20, "Turns of each.", lower_bound=1)
+_WORKLOAD = flags.DEFINE_enum("workload", "W1", ["W1", "W2", "W3", "W4"], "Workload to train.")
+_PAIRS = flags.DEFINE_integer("pairs", 20, "Number of rounds.", lower_bound=1)
 _TURN_SECS = 0.5
 
 
 def main() -> None:
-    """Prints a turn a line, then the median of the ratios and their range."""
+    """Prints a line for each round, then the median of the ratios and their range."""
     workload = WORKLOADS[_WORKLOAD.value]()
     rivals = {"jax_scan": JaxScan(workload)}
     if _WORKLOAD.value not in ("W1", "W2"):
@@ -60,16 +60,19 @@ def main() -> None:
     pairs = zip(turns.fit_ms, turns.rival_ms[best][:-1], turns.rival_ms[best][1:], strict=True)
     for ms, before, after in pairs:
         ratios.append(statistics.mean((before, after)) / ms)
-        print(f"{ms:.4g} ms a step of fit, {before:.4g} and {after:.4g} of {best} around it")
+        print(
+            f"fit: {ms:.4g} ms per step; {best} before and after it: {before:.4g} and "
+            f"{after:.4g} ms per step"
+        )
     print(
-        f"{workload.name}: fit ({result.ensemble.execution}, mesh {result.ensemble.layout}) is "
-        f"{statistics.median(ratios):.3f} of {best} ({min(ratios):.3f} to {max(ratios):.3f}, "
-        f"{len(ratios)} turns)"
+        f"{workload.name}: fit ({result.ensemble.execution}, mesh {result.ensemble.layout}) has "
+        f"{statistics.median(ratios):.3f} of the steps/s of {best} (median of {len(ratios)} "
+        f"rounds, {min(ratios):.3f} to {max(ratios):.3f})"
     )
 
 
 def _data_of(workload: Workload) -> OrderedSplit:
-    """Returns the examples of a workload, in the order in which it gives them to members."""
+    """Returns the examples of a workload, with the order in which members see them."""
     count, size = len(workload.inputs), workload.batch_size
     order = Order(count, size, per_member=workload.own_batches)
     return OrderedSplit(
@@ -78,7 +81,7 @@ def _data_of(workload: Workload) -> OrderedSplit:
 
 
 def _calibrated(rival: Any) -> tuple[Any, int]:
-    """Returns a rival, and how many steps of it take a turn; they have been compiled."""
+    """Returns a rival and the number of its steps in a turn. Its program has been compiled."""
     steps = 1
     while True:
         rival.run(steps)
@@ -91,7 +94,12 @@ def _calibrated(rival: Any) -> tuple[Any, int]:
 
 
 class _Turns:
-    """A callback that ends a turn of `fit` after some time, and lets the rivals take theirs."""
+    """A callback that ends a turn of `fit` after some time, and then runs a turn of each rival.
+
+    Args:
+        rivals: Rivals by name, each with the number of its steps in a turn.
+        num_pairs: Number of rounds after which the run ends.
+    """
 
     def __init__(self, rivals: dict[str, tuple[Any, int]], num_pairs: int) -> None:
         self._rivals, self._num_pairs = rivals, num_pairs
@@ -101,9 +109,9 @@ class _Turns:
         self._started: tuple[float, int] | None = None
 
     def __call__(self, info: de.callbacks.StepInfo) -> Any:
-        """Ends a turn that has taken long enough; ends the run after the last."""
+        """Ends a turn that has taken long enough, and ends the run after the last turn."""
         self._num_calls += 1
-        if self._num_calls < 5:  # compiles, and grows warm
+        if self._num_calls < 5:  # The first calls compile and warm up.
             return None
         if self._started is None:
             jax.block_until_ready(info.state)

@@ -1,9 +1,9 @@
-"""What more members cost: compiling, a step, evaluation, a checkpoint and the report.
+"""Benchmark of many members: compilation, a step, evaluation, a checkpoint and the report.
 
     python -m benchmarks.many_members --plot=benchmarks/many_members.png
 
-Ensembles of 8, 64, 512 and 4096 MLPs 13-50-2 on random regression data, each in a process of its
-own without a compilation cache, so that every program is compiled.
+Ensembles of 8, 64, 512 and 4096 MLPs 13-50-2 are trained on random regression data. Each ensemble
+has its own process without a compilation cache, so every program is compiled.
 """
 
 import json
@@ -18,7 +18,7 @@ from absl import flags
 from launch import cli
 from launch.path_flags import define_path
 
-_PLOT = define_path("plot", None, "PNG file for the picture.")
+_PLOT = define_path("plot", None, "PNG file to write the plot to.")
 _MEMBERS = flags.DEFINE_multi_integer("members", [8, 64, 512, 4096], "Sizes of the ensembles.")
 _ONE = flags.DEFINE_integer("one", 0, "Measure one size in this process, and print JSON.")
 _COLUMNS = ("compile s", "step ms", "evaluate s", "save s", "save MB", "report s", "report MB")
@@ -26,7 +26,7 @@ _STEPS = 50
 
 
 def main() -> None:
-    """Prints a line for each size, and draws the picture."""
+    """Prints a line for each size, and draws the plot."""
     if _ONE.value:
         print(json.dumps(_measured(_ONE.value)))
         return
@@ -79,7 +79,7 @@ def _measured(num_members: int) -> dict[str, float]:
     state, _ = jax.block_until_ready(compiled(state, batches))
     found["step ms"] = 1e3 * (time.perf_counter() - started) / _STEPS
     evaluator = Evaluator(ensemble, 64, None, de.losses.gaussian().distribution)
-    evaluator.evaluate(state, split, by_size=True)  # compiles
+    evaluator.evaluate(state, split, by_size=True)  # The first evaluation compiles.
     started = time.perf_counter()
     evaluation = evaluator.evaluate(state, split, by_size=True)
     scores = evaluation.scores(intervals=True)

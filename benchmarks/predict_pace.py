@@ -1,9 +1,11 @@
-"""What `apply` and `predict` cost beside `jit(vmap(apply))` and a program that returns the same.
+"""Benchmark of `apply` and `predict` against programs written by hand, such as `jit(vmap(apply))`.
 
     python -m benchmarks.predict_pace
 
-Eight MLPs 784-512-512-10, batches of 1, 32 and 1024 on the device. The ways take turns; a ratio is
-that of the medians, by hand over dist_ens: above 1 dist_ens is faster.
+The ensemble has eight MLPs 784-512-512-10, and the batches of 1, 32 and 1024 examples are on the
+device. Both are timed in interleaved rounds. A ratio is the time of the program written by hand
+over that of dist_ens, so dist_ens is faster if it is above 1. The median and the range over the
+rounds are printed.
 """
 
 import statistics
@@ -24,7 +26,7 @@ _TURNS, _TURN_SECS = 15, 0.2
 
 
 def main() -> None:
-    """Prints a ratio a line."""
+    """Prints a line with the ratio for each function and batch size."""
     member = mlp((784,), 10, hidden_sizes=(512, 512))
     layout = de.Layout.make(8, devices=jax.devices()[:1])
     ensemble = de.Ensemble(
@@ -64,7 +66,7 @@ def main() -> None:
 
 
 def _ratios(ours: Callable[[], Any], by_hand: Callable[[], Any]) -> list[float]:
-    """Returns the ratio of each turn by hand over its neighbour of dist_ens."""
+    """Returns the ratio of the times in each round, by hand over dist_ens."""
     counts = [_calls_of_a_turn(way) for way in (ours, by_hand)]
     ratios = []
     for _ in range(_TURNS):
@@ -79,7 +81,7 @@ def _calls_of_a_turn(way: Callable[[], Any]) -> int:
 
 
 def _secs(way: Callable[[], Any], count: int) -> float:
-    """Returns the seconds of one call, of which each is waited for."""
+    """Returns the mean seconds of one call. The result of each call is waited for."""
     started = time.perf_counter()
     for _ in range(count):
         jax.block_until_ready(way())

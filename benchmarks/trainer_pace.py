@@ -1,12 +1,12 @@
-"""What the trainer costs: its steps/s against a bare loop over the same compiled update.
+"""Benchmark of the trainer: its steps/s against a bare loop over the same compiled update.
 
     python -m benchmarks.trainer_pace --config=configs/mnist_mlp.py --config.data.source=idx:DIR
     python -m benchmarks.trainer_pace --workload=W4
 
-The trainer draws, transfers, logs and saves; the bare loop updates on one call of batches, over and
-over, from a set that lies on the device. They take turns of some calls in the middle of one run,
-and a turn of the trainer is compared with the mean of the bare loops before and after it: a machine
-that grows slower favours neither.
+The trainer draws and transfers batches, logs and saves. The bare loop only repeats the update with
+the same batches, from a set on the device. Both are timed in interleaved rounds of some calls,
+inside one run. A turn of the trainer is compared with the mean of the bare loop's turns before and
+after it. So a machine that becomes slower favours neither.
 """
 
 import dataclasses
@@ -30,23 +30,25 @@ from dist_ens.feed import feed
 from launch import cli
 from launch.config_flags import ConfigFlags
 
-# All but the one of text, whose labels are as many as its inputs.
+# W6 is missing: it is text, whose examples have a label for each character.
 _WORKLOAD = flags.DEFINE_enum(
     "workload",
     None,
     ["W1", "W2", "W3", "W4", "W4x16", "W5"],
-    "In place of a config; saved every 100 steps.",
+    "Workload to train, instead of a config. It is saved every 100 steps.",
 )
-_PAIRS = flags.DEFINE_integer("pairs", 20, "Turns of each.", lower_bound=1)
-_CALLS = flags.DEFINE_integer("calls", 10, "Calls of the update in a turn.", lower_bound=1)
+_PAIRS = flags.DEFINE_integer("pairs", 20, "Number of rounds.", lower_bound=1)
+_CALLS = flags.DEFINE_integer(
+    "calls", 10, "Number of calls of the update in a turn.", lower_bound=1
+)
 _CONFIG = ConfigFlags()
 
 
 def main() -> None:
-    """Prints a turn a line, then the median of the ratios and their range."""
+    """Prints a line for each round, then the median of the ratios and their range."""
     experiment, source, parts = _asked_for()
     calls = _CALLS.value
-    # Two turns more, in which everything is compiled and grows warm.
+    # In two more turns, everything is compiled and warms up.
     steps = (_PAIRS.value + 2) * calls * experiment.steps_per_call
     experiment = dataclasses.replace(experiment, steps=steps, epochs=None)
     bare = _BareLoop(_trained_with(_stop_at_once, experiment, source, parts), source)
@@ -54,9 +56,9 @@ def main() -> None:
     run = _trained_with(turns, experiment, source, parts).run
     if (run.execution, run.num_devices) != (bare.run.execution, bare.run.num_devices):
         raise UserError(
-            f"The trainer ran {run.execution} on {run.num_devices} devices, and the bare loop "
-            f"{bare.run.execution} on {bare.run.num_devices}, so that they cannot be compared. Set "
-            "--config.execution, or raise --pairs."
+            f"The trainer and the bare loop cannot be compared: the trainer ran {run.execution} on "
+            f"{run.num_devices} devices, and the bare loop {bare.run.execution} on "
+            f"{bare.run.num_devices}. Set --config.execution, or raise --pairs."
         )
     ratios = []
     for secs, before, after in zip(
@@ -64,21 +66,26 @@ def main() -> None:
     ):
         ratios.append(statistics.mean((before, after)) / secs)
         print(
-            f"{1e3 * secs / calls:,.1f} ms a call of the trainer, {1e3 * before / calls:,.1f} and "
-            f"{1e3 * after / calls:,.1f} of the bare loop before and after it"
+            f"trainer: {1e3 * secs / calls:,.1f} ms per call; bare loop before and after it: "
+            f"{1e3 * before / calls:,.1f} and {1e3 * after / calls:,.1f} ms per call"
         )
     print(
-        f"median {statistics.median(ratios):.3f} of {len(ratios)} ({min(ratios):.3f} to "
-        f"{max(ratios):.3f})"
+        f"The trainer has {statistics.median(ratios):.3f} of the bare loop's steps/s (median of "
+        f"{len(ratios)} rounds, {min(ratios):.3f} to {max(ratios):.3f})."
     )
 
 
 def _asked_for() -> tuple[Experiment, Source, OwnParts]:
-    """Returns the experiment that the flags name, its data, and its parts."""
+    """Returns the experiment that the flags name, its data, and its parts.
+
+    Raises:
+        UserError: If both a config and a workload are given.
+    """
     if _WORKLOAD.value is not None:
         if _CONFIG.file is not None:
             raise UserError(
-                "--config and --workload were both given, and one of them is timed. Leave one out."
+                "--config and --workload were both given, and only one of them can be timed. Leave "
+                "one out."
             )
         return of_workload(WORKLOADS[_WORKLOAD.value]())
     experiment = _CONFIG.experiment()
@@ -87,7 +94,7 @@ def _asked_for() -> tuple[Experiment, Source, OwnParts]:
 
 
 def of_workload(workload: Workload) -> tuple[Experiment, Source, OwnParts]:
-    """Returns a workload as a run: the experiment, its data, and the network."""
+    """Returns the experiment of a workload, its data, and its network."""
     experiment = Experiment(
         num_members=workload.num_members,
         steps=1,
@@ -115,19 +122,19 @@ def of_workload(workload: Workload) -> tuple[Experiment, Source, OwnParts]:
 def _trained_with(
     callback: Callable[[StepInfo], None], experiment: Experiment, source: Source, parts: OwnParts
 ) -> Trained:
-    """Returns what the trainer leaves of a run with a callback."""
+    """Trains with one more callback, and returns the result."""
     parts = dataclasses.replace(parts, callbacks=[*parts.callbacks, callback])
     with tempfile.TemporaryDirectory() as folder:
         return train(experiment, folder, parts=parts, source=source)
 
 
 def _stop_at_once(info: StepInfo) -> None:
-    """Ends a run after its first call, as Ctrl-C does."""
+    """Ends the run after its first call of the update, as Ctrl-C does."""
     signal.raise_signal(signal.SIGINT)
 
 
 class _BareLoop:
-    """The update of a run's ensemble, again and again."""
+    """A loop that repeats the update of a run's ensemble with the same batches."""
 
     def __init__(self, trained: Trained, source: Source) -> None:
         self.run = trained.run
@@ -146,7 +153,7 @@ class _BareLoop:
         )
 
     def secs(self, num_calls: int) -> float:
-        """That some calls take, queued one after another."""
+        """Returns the seconds that some calls take, dispatched one after another."""
         since = time.perf_counter()
         for _ in range(num_calls):
             self._state, _ = self._ensemble.update_steps(self._state, self._batches)
@@ -155,9 +162,9 @@ class _BareLoop:
 
 
 class _Turns:
-    """Callback that takes the seconds of the trainer's turns, each followed by the bare loop's.
+    """A callback that times the turns of the trainer, and runs the bare loop after each of them.
 
-    It is called when a call of the update is dispatched, before what the call leaves is saved.
+    It is called when a call of the update is dispatched, before the new state is saved.
 
     Args:
         num_calls: Number of calls of the update in a turn.
@@ -172,7 +179,7 @@ class _Turns:
         self._since: float | None = None
 
     def __call__(self, info: StepInfo) -> None:
-        """Ends a turn where its last call was dispatched."""
+        """Ends a turn after its last call."""
         self._calls += 1
         if self._calls % self._num_calls:
             return

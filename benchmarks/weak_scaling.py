@@ -1,9 +1,9 @@
-"""Weak scaling on paper: FLOPs and bytes per chip of programs compiled for ever more TPUs.
+"""Weak scaling without TPUs: FLOPs and bytes per chip of programs compiled for more and more chips.
 
     python -m benchmarks.weak_scaling --config=configs/charlm.py
 
-Members grow with the chips. The program is the real one, by XLA:TPU (extra `[tpu-plan]`); nothing
-is run, no TPU and no data set is needed.
+The number of members grows with the number of chips. XLA compiles the real program for TPUs (extra
+`[tpu-plan]`). Nothing is run, so no TPU and no data set are needed.
 """
 
 import sys
@@ -18,17 +18,21 @@ from launch.config_flags import ConfigFlags
 from launch.plan import make_planner
 
 _TOPOLOGIES = flags.DEFINE_list(
-    "topologies", ["v5p:2x2x2", "v5p:4x4x4", "v5p:4x8x8", "v5p:8x8x16"], "One kind of chip."
+    "topologies",
+    ["v5p:2x2x2", "v5p:4x4x4", "v5p:4x8x8", "v5p:8x8x16"],
+    "TPU topologies to compare, all of one kind of chip.",
 )
-_MEMBERS = flags.DEFINE_integer("members", 1, "Members of each row of the mesh.", lower_bound=1)
+_MEMBERS = flags.DEFINE_integer(
+    "members", 1, "Number of members in each row of the mesh.", lower_bound=1
+)
 _COLUMNS = flags.DEFINE_integer(
-    "columns", 1, "Chips of each row, which share its batch.", lower_bound=1
+    "columns", 1, "Number of chips in each row of the mesh, which share a batch.", lower_bound=1
 )
 _CONFIG = ConfigFlags()
 
 
 def main() -> None:
-    """Prints a line for each topology, then how far the chips of the others are from the first."""
+    """Prints a line for each topology, then the largest differences per chip between them."""
     rows = []
     print("| chips | mesh | members | FLOPs/chip | bytes/chip | over data | over ensemble |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
@@ -37,18 +41,18 @@ def main() -> None:
         rows.append(row(planner))
     for name, values in zip(("FLOPs", "bytes"), zip(*rows, strict=True), strict=True):
         spread = max(values) / min(values) - 1
-        print(f"{name} per chip differ by {100 * spread:.3g} % at most")
+        print(f"{name} per chip differ by at most {100 * spread:.3g} %.")
 
 
 def row(planner: Planner) -> tuple[float, int]:
-    """FLOPs and bytes per chip of one topology, its line printed."""
+    """Prints the line of one topology, and returns its FLOPs and bytes per chip."""
     chips = len(planner.devices)
     rows = chips // _COLUMNS.value
     mesh = planner.plan_mesh(_MEMBERS.value * rows, rows)
     if mesh.flops_per_device is None:
         raise UserError(
-            f"A chip has room for its members. Received: {mesh.num_members} on {chips} chips: "
-            f"{mesh.refusal} Try fewer --members."
+            f"{mesh.num_members} members on {chips} chips could not be compiled: {mesh.refusal} "
+            "Use fewer --members."
         )
     of_ensemble = sum(c.bytes for c in mesh.collectives if c.axis in (ENSEMBLE, "both"))
     total = mesh.bytes_per_device["total"]
@@ -64,8 +68,8 @@ def row(planner: Planner) -> tuple[float, int]:
 def _prepare(argv: list[str]) -> list[str]:
     if not _TOPOLOGIES.value:
         raise UserError(
-            "Chips are compared in numbers that differ. Received: no --topologies. Leave the flag "
-            "out for 8 to 1024 chips."
+            "--topologies is empty. Give at least one topology, such as v5p:2x2x2, or leave the "
+            "flag out to compare 8 to 1024 chips."
         )
     topology = Topology.parse(_TOPOLOGIES.value[-1])
     if not topology.is_at_hand():

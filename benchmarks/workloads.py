@@ -1,7 +1,7 @@
-"""What is trained to be timed: each workload once, for dist_ens and for its peers.
+"""The workloads that the benchmarks train, with dist_ens and in other ways.
 
-Data are random arrays of the real sizes and types, from a seed, so that nothing is downloaded: what
-is timed does not depend on their values.
+The data are random arrays of the real sizes and types, made from a seed, so nothing is downloaded.
+The times do not depend on their values.
 """
 
 import dataclasses
@@ -25,25 +25,26 @@ _TEN_CLASSES = categorical(10)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """An ensemble to train, and on what.
+    """An ensemble, and the data to train it on.
 
     Attributes:
-        name: Such as `W1`.
-        title: What it is, in a few words.
-        num_members: Members of the ensemble.
-        batch_size: Examples per member and step.
-        own_batches: Whether each member has an order of its own over the examples; otherwise one
-            batch serves all.
-        inputs: All examples, [examples, ...], as their files hold them.
-        labels: [examples, ...].
-        network: The kind: `mlp`, `convolutional`, `resnet8` or `transformer`. The member is one,
-            and PyTorch's side knows it by this name.
-        mean: What the network first subtracts from its inputs: a number, or one per channel.
-        std: What it divides them by then.
-        bare_member: The network for inputs that are scaled already.
-        objective: Objective of the network's outputs.
-        steps_per_call: Of dist_ens.
-        optimizer: Of one member.
+        name: Name of the workload, such as `W1`.
+        title: Short description of the workload.
+        num_members: Number of members.
+        batch_size: Number of examples per member and step.
+        own_batches: Whether each member has its own order of the examples. If not, all members see
+            the same batch.
+        inputs: Inputs of all examples, [examples, ...], as the files hold them.
+        labels: Labels of all examples, [examples, ...].
+        network: Kind of network: `mlp`, `convolutional`, `resnet8` or `transformer`. It selects
+            the network in PyTorch.
+        mean: Mean that is subtracted from the inputs: one number, or one per channel.
+        std: Standard deviation by which the inputs are then divided: one number, or one per
+            channel.
+        bare_member: Network of inputs that are already scaled.
+        objective: Objective of the members.
+        steps_per_call: Number of steps in one call of dist_ens's update.
+        optimizer: Optimizer of one member.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Workload:
 
     @property
     def member(self) -> Member:
-        """The network, for a batch of inputs as they are."""
+        """Network of inputs that are not yet scaled."""
         return with_normalized_inputs(self.bare_member, self.mean, self.std)
 
     @property
@@ -92,7 +93,7 @@ class _ConvNet(nn.Module):
 
 
 def _regression(name: str, num_members: int) -> Workload:
-    """Of the size of a small UCI set."""
+    """Returns a regression workload of the size of a small UCI data set."""
     random = np.random.default_rng(_SEED)
     return Workload(
         name=name,

@@ -1,7 +1,8 @@
 """Deep ensembles trained as one JAX program.
 
-The names below are documented and stable. They are imported when they are first used, so that
-`import dist_ens` costs nothing. Everything else can be imported from its room, and may change.
+The names below are documented and stable. They are imported when they are first used, so
+`import dist_ens` itself is fast. Everything else can be imported from its own package, and may
+change.
 """
 
 import importlib
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Where each public name is defined.
+# Module of each public name.
 _NAMES = {
     "Ensemble": "dist_ens.ensemble",
     "State": "dist_ens.state",

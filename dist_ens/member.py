@@ -1,4 +1,4 @@
-"""Old name of `dist_ens.members`, which will be removed in version 0.2."""
+"""Old name of `dist_ens.members`. It will be removed in version 0.2."""
 
 import warnings
 

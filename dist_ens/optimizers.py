@@ -1,6 +1,6 @@
-"""Optimizers that a config names: those of `optax` and `optax.contrib`, by their own names.
+"""Optimizers of `optax` and `optax.contrib`, by the names that a config gives.
 
-Any other optimizer is written in the config file, as a function `make_optimizer(spec)`.
+The config file may define any other optimizer, as a function `make_optimizer(spec)`.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import optax.contrib
 from dist_ens.config import OptimizerConfig, checked_type, did_you_mean
 from dist_ens.errors import UserError, first_line
 
-# Arguments that are fields of `OptimizerConfig`, so that they are no options.
+# These arguments are fields of `OptimizerConfig`, so they are not options.
 _FIELDS = ("learning_rate", "momentum", "weight_decay")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: function
@@ -29,11 +29,12 @@ _WAY_OUT = "Name another one, or write make_optimizer(spec) in the config file."
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Returns the optimizer that a config names. Lifted, it clips and adapts each member alone.
+    """Returns the optimizer that a config names.
 
-    The learning rate or its schedule, `momentum`, `weight_decay` and the options are passed as the
-    arguments of these names. For `sgd`, `weight_decay` adds an L2 penalty's gradient before the
-    momentum. Gradients are clipped first.
+    It is the optimizer of one member, so each member's gradients are clipped and scaled separately.
+    The learning rate or its schedule, `momentum`, `weight_decay` and the options become the
+    arguments of these names. For `sgd`, `weight_decay` adds the gradient of an L2 penalty before
+    the momentum. Gradients are clipped first.
 
     Args:
         config: Optimizer section of an experiment.
@@ -42,8 +43,13 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         The gradient transformation of one member.
 
     Raises:
-        UserError: If the name is not an optimizer of Optax, or the optimizer does not take an
+        UserError: If the name is not an optimizer of Optax, or the optimizer does not accept an
             argument or its value.
+
+    >>> optimizer = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.5))
+    >>> updates, _ = optimizer.update({"w": 2.0}, optimizer.init({"w": 1.0}), {"w": 1.0})
+    >>> float(updates["w"])
+    -1.0
     """
     make = _optimizer(config.name)
     arguments = _fields(config, make) | _options(config)
@@ -69,7 +75,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 def optimizer_options(name: str) -> dict[str, tuple[Any, type]]:
     """Returns the arguments of an optimizer that a config can set beside its fields.
 
-    Numbers, strings, tuples and types of arrays can be set; masks, functions and keys cannot.
+    A config can set numbers, strings, tuples and types of arrays, but not masks, functions or keys.
 
     Args:
         name: Name of an optimizer in `optax` or `optax.contrib`.
@@ -94,7 +100,11 @@ def optimizer_options(name: str) -> dict[str, tuple[Any, type]]:
 
 
 def _optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
-    """Returns the function of Optax that makes the optimizer of a name."""
+    """Returns Optax's function that makes an optimizer, by its name.
+
+    Raises:
+        UserError: If Optax has no function of this name, or a config cannot use it.
+    """
     function = _FUNCTIONS.get(name)
     if function is None:
         hint = did_you_mean(name, _names()) or f" The optimizers are: {', '.join(_names())}."
@@ -107,12 +117,12 @@ def _optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
 
 
 def _refusal(function: Callable[..., Any]) -> str | None:
-    """Returns why a function of Optax cannot be used as optimizer in a config; None if it can."""
+    """Returns the reason why a config cannot use a function of Optax; None if it can use it."""
     signature = inspect.signature(function)
     returned = signature.return_annotation
     parameters = signature.parameters.values()
     if returned is signature.empty and "learning_rate" in signature.parameters:
-        returned = optax.GradientTransformation  # a few optimizers have no annotations
+        returned = optax.GradientTransformation  # A few optimizers have no annotations.
     returned = getattr(returned, "__name__", str(returned)).rpartition(".")[2]
     if returned not in ("GradientTransformation", "GradientTransformationExtraArgs"):
         return "does not return a gradient transformation"
@@ -135,7 +145,11 @@ def _names() -> tuple[str, ...]:
 
 
 def _fields(config: OptimizerConfig, make: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the arguments of an optimizer that are fields of its config."""
+    """Returns the arguments of an optimizer that are fields of its config.
+
+    Raises:
+        UserError: If a field is set and the optimizer has no such argument.
+    """
     parameters = inspect.signature(make).parameters
     arguments: dict[str, Any] = {}
     rate = parameters.get("learning_rate")
@@ -144,7 +158,7 @@ def _fields(config: OptimizerConfig, make: Callable[..., Any]) -> dict[str, Any]
         raise UserError(
             f"{config.name} has no argument learning_rate, and optimizer.learning_rate="
             f"{config.learning_rate}, optimizer.schedule={config.schedule!r}. Leave both out, and "
-            f"set its own arguments: {', '.join(optimizer_options(config.name))}."
+            f"set the arguments that it has: {', '.join(optimizer_options(config.name))}."
         )
     if rate and config.learning_rate is None and rate.default is rate.empty:
         raise UserError(
@@ -172,7 +186,11 @@ def _fields(config: OptimizerConfig, make: Callable[..., Any]) -> dict[str, Any]
 
 
 def _options(config: OptimizerConfig) -> dict[str, Any]:
-    """Returns the options of a config, each known to its optimizer and of the right type."""
+    """Returns the options of a config, checked against the arguments of its optimizer.
+
+    Raises:
+        UserError: If the optimizer has no such argument, or the value has the wrong type.
+    """
     known = optimizer_options(config.name)
     fields = [field.name for field in dataclasses.fields(config) if field.name != "options"]
     for name in config.options:
@@ -185,8 +203,8 @@ def _options(config: OptimizerConfig) -> dict[str, Any]:
             )
         if name in inspect.signature(_optimizer(config.name)).parameters:
             raise UserError(
-                f"optimizer.{name} cannot be set in a config: {config.name} takes an object "
-                "of Python there. Write make_optimizer(spec) in the config file."
+                f"optimizer.{name} cannot be set in a config: {config.name} needs a Python object "
+                "for it. Write make_optimizer(spec) in the config file."
             )
         raise UserError(
             f"{config.name} has no argument {name!r}.{did_you_mean(name, [*known, *fields])} "
@@ -200,13 +218,13 @@ def _options(config: OptimizerConfig) -> dict[str, Any]:
 
 
 def _hint(default: Any, kind: type) -> Any:
-    """Returns the annotation by which an option's value is checked."""
+    """Returns the type annotation that the value of an option must match."""
     hint = tuple[Any, ...] if kind is tuple else kind
     return hint | None if default is None else hint
 
 
 def _type_of(parameter: inspect.Parameter) -> type | None:
-    """Returns the type of what a config gives for an argument; None if it cannot give it."""
+    """Returns the type of an argument's value in a config; None if a config cannot set it."""
     for kind in (bool, int, float, str, tuple):
         if isinstance(parameter.default, kind):
             return kind
@@ -220,7 +238,7 @@ def _type_of(parameter: inspect.Parameter) -> type | None:
 
 
 def _schedule(learning_rate: float, config: OptimizerConfig) -> optax.ScalarOrSchedule:
-    """Returns the learning rate, or its schedule."""
+    """Returns the learning rate if it is constant, and its schedule otherwise."""
     if config.schedule_steps is None:
         return learning_rate
     if config.schedule == "linear":

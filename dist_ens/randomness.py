@@ -1,4 +1,4 @@
-"""Where a member's random numbers come from: its key, and the keys derived from it.
+"""Keys of members, from which all their random numbers come.
 
     key of a member     = fold_in(key(seed), member_id)
     key of its init     = fold_in(member key, INIT)
@@ -9,9 +9,9 @@
 
 The two words are those of the key that the optimizer itself would keep in its state.
 
-The generator is Threefry in its partitionable form, whatever JAX is configured to use: numbers of
-the generator `rbg` (usual on TPUs) depend on what they are batched with, so that a member would
-depend on its company.
+The generator is always Threefry in its partitionable form, whatever generator JAX is configured to
+use. With the generator `rbg`, usual on TPUs, a member's random numbers would depend on the members
+that are batched with it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-# What `fold_in` is given to part a member's key by use.
+# Numbers that `fold_in` takes to derive one key for each use from a member's key.
 INIT, UPDATE, EXAMPLES, PREDICT, OPTIMIZER = 0, 1, 2, 3, 4
 
 _GENERATOR = "threefry2x32"
@@ -28,9 +28,10 @@ _GENERATOR = "threefry2x32"
 
 @contextlib.contextmanager
 def pinned_generator() -> Iterator[None]:
-    """Makes keys and random numbers those of Threefry inside a `with` block, or of a decorator.
+    """Selects the Threefry generator inside a `with` block, or in a decorated function.
 
-    It holds while a function is traced, so it stands inside a jitted function, not around its call.
+    It must be active while a function is traced. Use it inside a jitted function, not around its
+    call.
 
     >>> with jax.default_prng_impl("rbg"), pinned_generator():
     ...     jax.random.key(0).dtype
@@ -41,11 +42,11 @@ def pinned_generator() -> Iterator[None]:
 
 
 def member_key(seed: jax.typing.ArrayLike, member_id: jax.typing.ArrayLike) -> jax.Array:
-    """Returns the key from which everything random in a member comes.
+    """Returns the key from which all random numbers of a member come.
 
         fold_in(key(seed), member_id)
 
-    It depends on nothing else: not on JAX's default generator, nor on its offset of seeds.
+    It depends on nothing else, not even on JAX's default generator or its offset of seeds.
 
     Args:
         seed: Seed of the experiment, int[] in [0, 2**32).
@@ -62,7 +63,7 @@ def member_key(seed: jax.typing.ArrayLike, member_id: jax.typing.ArrayLike) -> j
 
 
 def key_of_optimizer(member_key: jax.Array, words: jax.Array) -> jax.Array:
-    """Returns a member's own key in place of one that an optimizer keeps in its state.
+    """Returns the key of a member that replaces a key in its optimizer's state.
 
     Args:
         member_key: Key of the member, [].

@@ -1,4 +1,4 @@
-"""The state of a member and of an ensemble, and the way between lists of members and stacks."""
+"""The state of a member and of an ensemble, and functions to stack and select members."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -14,13 +14,13 @@ Tree = TypeVar("Tree")
 
 
 class State(NamedTuple):
-    """The state of a member. That of an ensemble has a leading axis [members] in every leaf.
+    """The state of a member. In the state of an ensemble, every leaf has a leading members axis.
 
     Attributes:
         step: Number of updates taken, int32[].
-        member_id: Id of the member, which lasts, int32[].
+        member_id: Lasting id of the member, int32[].
         key: Key of the member, which depends on the seed and `member_id` alone, [].
-        params: Parameters, a pytree.
+        params: Parameters of the network, a pytree.
         model_state: Other state of the network, such as running statistics, a pytree.
         opt_state: State of the optimizer, a pytree.
 
@@ -38,10 +38,10 @@ class State(NamedTuple):
 
 
 def without_weak_types(tree: Tree) -> Tree:
-    """Returns a pytree of arrays of which none has a weak type.
+    """Returns a pytree of arrays without weak types.
 
-    JAX gives a Python number a weak type. An update turns it into a strong one, so that a state
-    with weak types would have its update compiled again for the second call.
+    JAX gives a Python number a weak type, and an update changes it to a strong type. If a state had
+    weak types, its update would be compiled again for the second call.
 
     >>> without_weak_types(jnp.asarray(1.0)).weak_type
     False
@@ -49,7 +49,7 @@ def without_weak_types(tree: Tree) -> Tree:
 
     def strong(leaf: Any) -> jax.Array:
         leaf = jnp.asarray(leaf)
-        is_weak = getattr(leaf, "weak_type", False)  # which keys cannot be
+        is_weak = getattr(leaf, "weak_type", False)  # Keys have no weak type.
         return jax.lax.convert_element_type(leaf, leaf.dtype) if is_weak else leaf
 
     return jax.tree.map(strong, tree)
@@ -59,18 +59,19 @@ def stack_members(members: Sequence[Tree]) -> Tree:
     """Stacks a list of pytrees into one pytree of arrays.
 
     Args:
-        members: At least one pytree; all of one structure, with leaves of equal shape and type.
+        members: Pytrees of the members, at least one, with equal structures, shapes and types.
 
     Returns:
         A pytree of the same structure, leaves [members, ...].
 
     Raises:
         UserError: If the list is empty, or two members differ in structure, shapes or types; the
-            message names the member, the leaf and both shapes. Or if a member is an object of a
-            class that is not registered as a pytree, or a number does not fit in 32 bits.
+            message names the member, the leaf and both shapes. Also if the class of a member is
+            not registered as a pytree, or a number does not fit in 32 bits.
 
-    >>> stack_members([{"w": np.zeros(3)}, {"w": np.ones(3)}])["w"].shape
-    (2, 3)
+    >>> stack_members([{"w": np.zeros(3)}, {"w": np.ones(3)}])["w"]
+    Array([[0., 0., 0.],
+           [1., 1., 1.]], dtype=float32)
     """
     if not members:
         raise UserError("The list of members is empty. Give at least one member.")
@@ -97,7 +98,7 @@ def stack_members(members: Sequence[Tree]) -> Tree:
 
 
 def unstack_members(ensemble: Tree) -> list[Tree]:
-    """Returns the members of one pytree of arrays as a list; the inverse of `stack_members`.
+    """Returns the members of a stacked pytree as a list; the inverse of `stack_members`.
 
     Args:
         ensemble: Pytree with leaves [members, ...].
@@ -106,7 +107,7 @@ def unstack_members(ensemble: Tree) -> list[Tree]:
         A list with one pytree for each member, leaves [...].
 
     Raises:
-        UserError: If the leaves disagree about the number of members.
+        UserError: If the leaves have different numbers of members.
 
     >>> [member["w"].tolist() for member in unstack_members({"w": np.array([[1, 2], [3, 4]])})]
     [[1, 2], [3, 4]]
@@ -119,13 +120,13 @@ def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
 
     Args:
         ensemble: Pytree with leaves [members, ...].
-        positions: Positions of the members to take, in [0, members).
+        positions: Positions of the members to take, whole numbers in [0, members).
 
     Returns:
         A pytree with leaves [len(positions), ...].
 
     Raises:
-        UserError: If a position does not exist.
+        UserError: If a position does not exist, or the leaves have different numbers of members.
 
     >>> select_members({"w": np.arange(4)}, [3, 1])["w"]
     Array([3, 1], dtype=int32)
@@ -134,8 +135,8 @@ def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
     wrong = [p for p in positions if not 0 <= p < count]
     if wrong:
         raise UserError(
-            f"Positions {wrong} do not exist: the ensemble has {count} members, at the positions "
-            f"[0, {count}). Leave them out."
+            f"Positions {wrong} do not exist: the ensemble has {count} members. Use positions from "
+            f"0 to {count - 1}."
         )
     index = np.asarray(positions, np.int32)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], ensemble)
@@ -145,12 +146,12 @@ def as_held(tree: Any, name: str = "") -> Any:
     """Returns a pytree whose NumPy arrays have the types in which JAX holds them.
 
     Args:
-        tree: Arrays of JAX, which stay as they are, NumPy arrays and numbers.
+        tree: Pytree of JAX arrays, NumPy arrays and numbers. JAX arrays are not changed.
         name: Name of the tree, for error messages.
 
     Raises:
-        UserError: If an array holds no numbers, or a number that does not fit in 32 bits, which JAX
-            would wrap around silently.
+        UserError: If an array's type is not numeric, or a number does not fit in 32 bits. JAX would
+            silently wrap such a number around.
     """
 
     def held(path: Any, leaf: Any) -> Any:
@@ -165,8 +166,8 @@ def as_held(tree: Any, name: str = "") -> Any:
 def require_arrays(tree: Any) -> None:
     """Raises a `UserError` unless every leaf is an array or a number.
 
-    Where one is an object of some class, that class is not known to JAX as a pytree, and the
-    message says how to register it.
+    If a leaf is an object of another class, JAX does not know this class as a pytree. The message
+    says how to register it.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
@@ -201,17 +202,17 @@ def leaf_name(path: Any) -> str:
 
 
 def leaf_type(leaf: Any) -> str:
-    """Returns type and shape of an array or a number, such as `float32[3, 2]`."""
+    """Returns the type and shape of an array or a number, such as `float32[3, 2]`."""
     return f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
 
 
 def differing(types: dict[str, str], others: dict[str, str]) -> list[str]:
-    """Returns the names whose type and shape differ, or that one of two dicts does not have."""
+    """Returns the names whose values differ between two dicts, or that one of them lacks."""
     return [name for name in {**types, **others} if types.get(name) != others.get(name)]
 
 
 def leaf_types(tree: Any) -> dict[str, str]:
-    """Returns type and shape of each leaf of a pytree by the leaf's name.
+    """Returns the type and shape of each leaf of a pytree, by the leaf's name.
 
     >>> leaf_types({"w": np.zeros((3, 2)), "b": 0})
     {"['b']": 'int32[]', "['w']": 'float32[3, 2]'}
@@ -238,11 +239,11 @@ def held_array(leaf: Any, where: str, way_out: str | None = None) -> np.ndarray:
     Args:
         leaf: Array of any library, or a number.
         where: Name of the array, for error messages.
-        way_out: Sentence that says what to do with an array that holds no numbers. Default: to
-            convert it, or to leave it out.
+        way_out: Sentence that says what to do with an array whose type is not numeric. Default:
+            convert it, or leave it out.
 
     Raises:
-        UserError: If the array holds no numbers, or a number that does not fit in 32 bits.
+        UserError: If the array's type is not numeric, or a number does not fit in 32 bits.
     """
     array = np.asarray(leaf)
     if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != bool:

@@ -1,8 +1,8 @@
-"""From arrays to predictions with uncertainty: eight small networks on scikit-learn's digits.
+"""Predictions with uncertainty from two arrays: eight small networks on scikit-learn's digits.
 
     python examples/arrays_to_uncertainty.py
 
-Result: an accuracy above 0.9 on digits by writers that no member has seen.
+Result: an accuracy above 0.9 on digits by writers who are not in the training data.
 """
 
 import flax.linen as nn
@@ -22,5 +22,5 @@ print(scores)
 print(p)
 surest, least_sure = p.total.argmin(), p.total.argmax()
 print(f"Test digit {surest} has the least entropy, {p.total[surest]:.3f} nats.")
-print(f"Test digit {least_sure} has the greatest, {p.total[least_sure]:.3f} nats,")
+print(f"Test digit {least_sure} has the greatest entropy, {p.total[least_sure]:.3f} nats,")
 print(f"of which {p.epistemic[least_sure]:.3f} nats are disagreement between the members.")

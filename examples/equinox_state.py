@@ -1,7 +1,9 @@
-"""An equinox network with a state of its own: BatchNorm over the whole batch, on all devices.
+"""An equinox network with state: BatchNorm with statistics of the whole batch, on all devices.
 
-A device sees a part of the batch, under the axis name "batch"; "data" is the axis of the devices
-that share a batch. Result: an accuracy above 0.9 on digits by writers that no member has seen.
+Each device has one part of the batch, under the axis name "batch". "data" is the axis of the
+devices that share a batch. The statistics are averaged over both axes.
+
+Result: an accuracy above 0.9 on digits by writers who are not in the training data.
 """
 
 import equinox as eqx

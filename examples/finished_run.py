@@ -1,10 +1,12 @@
-"""A finished run: load it, predict, evaluate, and take its networks elsewhere.
+"""A finished run: load it, predict, evaluate, and take out its networks.
 
     dist-ens train --config=configs/digits.py --workdir=runs/digits
     python examples/finished_run.py runs/digits
 
-Without a folder it first trains a small ensemble in Python. Such a run is loaded with `ensemble=`.
-Result: an accuracy above 0.9 on digits by writers that no member has seen.
+Without a folder, the script first trains a small ensemble in Python. A run that was started in
+Python is loaded with `ensemble=`.
+
+Result: an accuracy above 0.9 on digits by writers who are not in the training data.
 """
 
 import sys

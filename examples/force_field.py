@@ -1,6 +1,8 @@
-"""A committee of force fields for clusters of atoms, trained on energies and forces.
+"""An ensemble of force fields for clusters of atoms, trained on energies and forces.
 
-Structures are padded. Result: the error of the forces is below 0.3 of their standard deviation.
+The clusters have different numbers of atoms, so they are padded, and `mask` marks the real atoms.
+
+Result: the error of the forces is below 0.3 of their standard deviation.
 """
 
 import jax
@@ -14,7 +16,7 @@ import dist_ens as de
 def energy(params, positions, mask):
     is_pair = mask[:, None] * mask * (1 - jnp.eye(len(mask)))
     squared = jnp.where(is_pair > 0, ((positions[:, None] - positions) ** 2).sum(axis=-1), 1)
-    if params is None:  # the true energy, of Lennard-Jones
+    if params is None:  # The true energy is a Lennard-Jones potential.
         return 2 * (is_pair * (squared**-6 - squared**-3)).sum()
     basis = jnp.exp(-20 * (jnp.sqrt(squared)[..., None] - jnp.linspace(0.9, 2.1, 13)) ** 2)
     return mask @ (jnp.tanh((basis * is_pair[..., None]).sum(axis=1) @ params["w1"]) @ params["w2"])
@@ -50,7 +52,7 @@ def main():
     ensemble = de.Ensemble((init, apply), optax.adam(1e-2), loss_fn, num_members=4)
     result = de.fit(ensemble, clusters(1000, seed=0), steps=600, batch_size=32)
     test = clusters(200, seed=1)
-    p = ensemble.predict(result.state, test)  # p.mean, p.epistemic: energies and forces
+    p = ensemble.predict(result.state, test)  # p.mean and p.epistemic hold energies and forces.
     error = jnp.std(p.mean["forces"] - test["forces"]) / jnp.std(test["forces"])
     print(f"Error of the forces: {error:.3f}")
     return float(error)

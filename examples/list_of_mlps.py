@@ -1,8 +1,8 @@
-"""A Python list of MLPs becomes one ensemble: stacked, trained together, averaged.
+"""A Python list of MLPs, stacked into one ensemble, trained together and averaged.
 
-`jax.vmap` maps over an axis of arrays. A list of networks has no such axis, so mapping over the
-list takes axis 0 of every weight and bias apart, and those lengths do not agree. `stack_members`
-gives every array the axis that was meant: [members, ...].
+`jax.vmap` maps over an axis of arrays, and a list of networks has no such axis. Mapped over the
+list, it would split every weight and bias along axis 0, and their lengths differ. `stack_members`
+gives every array the axis that is needed: [members, ...].
 
     python examples/list_of_mlps.py
 """
@@ -21,14 +21,14 @@ NUM_MEMBERS, STEPS, BATCH_SIZE = 4, 300, 128
 
 
 def make_mlp(key, sizes=(64, 50, 10)):
-    """A list of (weights, biases), one pair for each layer."""
+    """Returns a list of (weights, biases), one pair for each layer."""
     keys = jax.random.split(key, len(sizes) - 1)
     shapes = zip(keys, sizes[:-1], sizes[1:], strict=True)
     return [(jax.random.normal(k, (m, n)) * m**-0.5, jnp.zeros(n)) for k, m, n in shapes]
 
 
 def predict(params, image):
-    """One image float[8, 8] to its logits float[10]."""
+    """Returns the logits of one image, float[10]; the image is float[8, 8]."""
     x = image.ravel() / 16
     for w, b in params[:-1]:
         x = jax.nn.relu(x @ w + b)
@@ -41,19 +41,19 @@ def main():
     test = source.test.take(np.arange(len(source.test)))
     mlps = [make_mlp(key) for key in jax.random.split(jax.random.key(0), NUM_MEMBERS)]
 
-    # 1. What does not work: the list as it is.
+    # 1. The list itself cannot be mapped over.
     try:
         jax.vmap(predict, in_axes=(0, None))(mlps, test["inputs"][0])
     except ValueError as error:
         vmap_error = str(error).splitlines()[0]
         print(f"vmap over the list: {vmap_error}")
 
-    # 2. What does: one pytree of arrays, which is mapped over as it was meant.
+    # 2. One pytree of stacked arrays can.
     params = stack_members(mlps)
     print(f"stacked: {[(w.shape, b.shape) for w, b in params]}")
     untrained = jax.vmap(predict, in_axes=(0, None))(params, test["inputs"][0])
 
-    # 3. The list as an ensemble on the devices at hand, trained as one program.
+    # 3. The list is trained as an ensemble on all devices, in one program.
     network = from_example_functions(make_mlp, predict)
     ensemble = Ensemble(network, optax.adam(2e-3), losses.categorical(10), num_members=NUM_MEMBERS)
     result = fit(
@@ -67,9 +67,9 @@ def main():
         progress=False,
     )
     training_losses = [record["train/loss"] for record in result.history]
-    print(f"loss {training_losses[0]:.3f} to {training_losses[-1]:.3f}")
+    print(f"training loss: from {training_losses[0]:.3f} to {training_losses[-1]:.3f}")
 
-    # 4. Their probabilities, averaged.
+    # 4. The ensemble averages the members' probabilities.
     labels, rows = test["labels"], np.arange(len(source.test))
     prediction = result.ensemble.predict(result.state, test["inputs"])
     member_probs = np.asarray(prediction.members)  # [members, batch, classes]
@@ -79,7 +79,7 @@ def main():
     accuracy = (probs.argmax(axis=1) == labels).mean()
     print(f"accuracy {accuracy:.4f}, NLL {nll:.4f}; the mean member's NLL {member_nll.mean():.4f}")
 
-    # 5. A network of another architecture cannot join them, and is told which array is to blame.
+    # 5. A network of another architecture cannot be stacked. The error names the differing array.
     try:
         stack_members([*mlps, make_mlp(jax.random.key(1), sizes=(64, 40, 10))])
     except ValueError as error:

@@ -1,8 +1,9 @@
 """A masked language model with two inputs, tokens and segments, in flax.linen.
 
-Each member draws its own masks, from the key that the loss is given. A row has two segments, and
-the rule that makes a token from the one before differs between them.
-Result: the mean member finds more than 0.8 of the masked tokens, of 15 possible ones.
+Each member draws its own masks, from the key that the loss is given. A row has two segments. In
+each segment, another rule makes a token from the previous one.
+
+Result: the mean member predicts more than 0.8 of the masked tokens, out of 15 possible tokens.
 """
 
 import flax.linen as nn
@@ -13,7 +14,7 @@ import optax
 
 import dist_ens as de
 
-MASK, LENGTH = 15, 8  # the tokens are 0 to 14
+MASK, LENGTH = 15, 8  # The tokens are 0 to 14.
 
 
 class Encoder(nn.Module):
@@ -40,7 +41,7 @@ def loss_fn(params, model_state, batch, key):
 
 
 def sentences(num_rows, seed):
-    """Returns rows of two segments: tokens go up by 1 in the first, and by 4 in the second."""
+    """Returns rows of two segments. Tokens rise by 1 in the first segment, by 4 in the second."""
     rng = np.random.default_rng(seed)
     segments = np.arange(LENGTH) >= rng.integers(3, LENGTH - 2, size=(num_rows, 1))
     rises = np.cumsum(np.where(segments, 4, 1), axis=1)

@@ -1,7 +1,7 @@
-"""From an MLP in plain JAX with SGD to flax.linen with BatchNorm, dropout and a schedule.
+"""Two ensembles: an MLP in plain JAX with SGD, and a flax.linen MLP with BatchNorm and dropout.
 
-Both are trained as ensembles by the same `fit`. At its end, a linen member's `TrainState`: where
-the fields that a flax user knows are found in `State`.
+The same `fit` trains both. At the end, each linen member becomes a flax `TrainState`. This shows
+which field of `State` holds each field of a `TrainState`.
 
     python examples/mnist_plain_jax_to_linen.py                     # scikit-learn's digits
     python examples/mnist_plain_jax_to_linen.py --data=idx:DIR      # the four files of MNIST
@@ -29,7 +29,7 @@ NUM_MEMBERS, STEPS, BATCH_SIZE = 4, 300, 128
 
 
 def plain_mlp(sizes):
-    """Two functions, for one image; the adapter maps over the batch."""
+    """Returns a member made from two functions of one image. The adapter maps over the batch."""
 
     def init(key):
         keys = jax.random.split(key, len(sizes) - 1)
@@ -52,14 +52,14 @@ class LinenMlp(nn.Module):
     @nn.compact
     def __call__(self, images, train):
         x = nn.Dense(128, use_bias=False)(images.reshape(len(images), -1))
-        # axis_name: statistics of the whole batch, not of each device's part of it.
+        # With axis_name, the statistics are those of the whole batch, not of a device's part of it.
         x = nn.relu(nn.BatchNorm(not train, momentum=0.9, axis_name="data")(x))
         x = nn.Dropout(0.2, deterministic=not train)(x)
         return nn.Dense(self.num_classes)(x)
 
 
 def fit(name, member, optimizer, source, std):
-    """Trains an ensemble; returns it, its state, and its scores on the test split."""
+    """Trains an ensemble, and returns it, its state, and its scores on the test split."""
     member = with_normalized_inputs(as_member(member), 0.0, std)
     objective = losses.categorical(source.spec.num_classes)
     ensemble = Ensemble(member, optimizer, objective, num_members=NUM_MEMBERS)
@@ -79,7 +79,7 @@ class TrainState(train_state.TrainState):
 
 
 def as_train_states(module, ensemble, state):
-    """One flax `TrainState` per member. `State` has the members axis in front of every leaf."""
+    """Returns a flax `TrainState` for each member. `State` has a members axis in every leaf."""
     return [
         TrainState(
             step=member.step,
@@ -107,7 +107,7 @@ def main(argv=()):
     schedule = optax.cosine_decay_schedule(2e-3, decay_steps=STEPS)
     ensemble, state, linen = fit("linen, Adam", module, optax.adam(schedule), source, std)
 
-    # A member leaves the ensemble as an ordinary TrainState, and predicts as it did inside.
+    # As an ordinary TrainState, a member makes the same predictions as inside the ensemble.
     test = source.test.take(np.arange(len(source.test)))
     train_states = as_train_states(module, ensemble, state)
     accuracies = []

@@ -1,7 +1,9 @@
-"""A training loop of your own around a step that is written for one member, in plain JAX.
+"""Your own training loop, around a step that is written for one member in plain JAX.
 
-`data_mean` averages the gradients over the devices that share a batch; the rest of the step knows
-of no other device. Result: the mean member has an accuracy above 0.95 on two half moons.
+`data_mean` averages the gradients over the devices that share a batch. The rest of the step is
+written for one device.
+
+Result: the mean member has an accuracy above 0.95 on two half moons.
 """
 
 import jax
@@ -28,7 +30,7 @@ def logits_of(params, x):
 
 def step_of_one_member(member, batch, key):
     params, opt_state = member
-    x = batch["x"] + 0.1 * jax.random.normal(key, (2,))  # the points, moved a little
+    x = batch["x"] + 0.1 * jax.random.normal(key, (2,))  # Random shifts augment the data.
 
     def loss_of(params):
         logits = logits_of(params, x)

@@ -1,6 +1,8 @@
-"""A small language model with a loss, a batch, an optimizer and an iterator of your own.
+"""A small language model with your own loss, batch, optimizer and iterator.
 
-`mask` says where the next character is of the same document. Result: a perplexity below 2.
+`mask` is True where the next character belongs to the same document.
+
+Result: a perplexity below 2.
 """
 
 import tempfile
@@ -50,7 +52,7 @@ def main():
     ensemble = de.Ensemble(de.as_member(init=init), optimizer, loss_fn, num_members=4)
     with tempfile.TemporaryDirectory() as folder:
         saved = de.Checkpoints(folder, every_secs=60)
-        de.fit(ensemble, loader, steps=60, checkpoints=saved)  # stops here, and is resumed
+        de.fit(ensemble, loader, steps=60, checkpoints=saved)  # The next line resumes this run.
         result = de.fit(ensemble, loader, steps=120, checkpoints=saved)
     print(f"Perplexity of the mean member: {result.history[-1]['train/perplexity']:.2f}")
     return result

@@ -1,6 +1,8 @@
-"""A Q-ensemble: each member acts in an environment of its own, written in JAX, and learns from it.
+"""A Q-ensemble: each member acts in its own environment, written in JAX, and learns from it.
 
-`lift` runs the scan of all members. Result: in the end each is on average within 0.35 of its goal.
+`lift` runs the `lax.scan` of every member.
+
+Result: in the last 400 steps, the mean distance of each member to its goal is below 0.35.
 """
 
 import jax
@@ -13,7 +15,7 @@ TIMES, optimizer = jnp.arange(2000), optax.adam(3e-3)
 
 
 def move(cart, action):
-    velocity = 0.9 * cart[1] + 0.1 * (action - 1)  # pushed to the left, not at all, or to the right
+    velocity = 0.9 * cart[1] + 0.1 * (action - 1)  # Actions push left, not at all, or right.
     return jnp.stack([jnp.clip(cart[0] + 0.2 * velocity, -1, 1), velocity])
 
 

@@ -1,7 +1,7 @@
-"""A class of your own with `weights` and `biases`, registered as a pytree and trained.
+"""Your own class with `weights` and `biases`, registered as a pytree and trained.
 
-Once JAX knows the class, an instance is differentiated, updated and stacked like any other
-parameters: its gradient is an instance too, and so are the parameters of the whole ensemble.
+Once JAX knows the class, an instance is differentiated, updated and stacked like other parameters.
+Its gradient is an instance too, and so are the parameters of the whole ensemble.
 
     python examples/registered_class.py
 """
@@ -23,7 +23,7 @@ NUM_MEMBERS, STEPS, BATCH_SIZE, LEARNING_RATE = 4, 401, 128, 0.2
 
 @dataclasses.dataclass
 class UnregisteredMlp:
-    """An MLP for one image, as anyone would write it."""
+    """An MLP for one image, without any registration."""
 
     weights: list[jax.Array]
     biases: list[jax.Array]
@@ -45,11 +45,11 @@ class UnregisteredMlp:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Mlp(UnregisteredMlp):
-    """The same, and JAX knows where its arrays are."""
+    """The same MLP as a pytree, whose arrays JAX knows."""
 
 
 def apply(mlp, images):
-    """Logits of a batch."""
+    """Returns the logits of a batch, float[batch, classes]."""
     return jax.vmap(mlp)(images)
 
 
@@ -58,7 +58,7 @@ def main():
     batch = source.train.take(np.arange(BATCH_SIZE))
     sgd, objective = optax.sgd(LEARNING_RATE), losses.categorical(10)
 
-    # 1. Unregistered, an instance is one leaf to JAX, and no array. The error says what to do.
+    # 1. To JAX, an unregistered instance is one leaf, not an array. The error says what to do.
     try:
         network = from_pytree(UnregisteredMlp.make, apply)
         Ensemble(network, sgd, objective, num_members=NUM_MEMBERS).init(batch)
@@ -66,7 +66,7 @@ def main():
         unregistered_error = str(error)
         print(f"unregistered: {unregistered_error}")
 
-    # 2. Registered, one member's gradient is an instance, and a step of SGD by hand is a tree.map.
+    # 2. The gradient of a registered instance is an instance. So `jax.tree.map` is a step of SGD.
     network = from_pytree(Mlp.make, apply)
     ensemble = Ensemble(network, sgd, objective, num_members=NUM_MEMBERS)
     state = ensemble.init(batch)
@@ -78,7 +78,7 @@ def main():
     gradient = jax.grad(loss)(mlp)
     by_hand = jax.tree.map(lambda p, g: p - LEARNING_RATE * g, mlp, gradient)
 
-    # 3. The same step for all members, then four hundred more.
+    # 3. All members take the same step, and then 400 more.
     state, _ = ensemble.update(state, batch)
     lifted = unstack_members(jax.device_get(state.params))[0]
     result = fit(

@@ -1,9 +1,9 @@
-"""A PyTorch `DataLoader` feeds an ensemble, in a loop of one's own around `Ensemble.update`.
+"""A PyTorch `DataLoader` that feeds an ensemble, in your own loop around `Ensemble.update`.
 
-The loader hands out NumPy arrays (`collate_fn`), and its sampler draws the order of an epoch from a
-JAX key: a pure function of (key, epoch), so that a run can go on from any epoch. Leave
-`num_workers` at 0, or start workers with `multiprocessing_context="spawn"`: a process in which JAX
-runs must not be forked.
+The loader returns NumPy arrays (`collate_fn`). Its sampler draws the order of an epoch from a JAX
+key. The order depends on (key, epoch) alone, so a run can be resumed at any epoch. Leave
+`num_workers` at 0, or start workers with `multiprocessing_context="spawn"`, because a process that
+runs JAX must not be forked.
 
     pip install 'dist-ens[torch]' && python examples/torch_dataloader.py
 """
@@ -29,7 +29,7 @@ NUM_MEMBERS, EPOCHS, BATCH_SIZE = 4, 15, 128
 
 
 class Digits(Dataset):
-    """Any data set that hands out one example at a time."""
+    """A data set that returns one example at a time."""
 
     def __init__(self, split):
         self.split = split
@@ -43,7 +43,7 @@ class Digits(Dataset):
 
 
 class KeySampler(Sampler):
-    """Every example once, in an order that (key, epoch) alone decide."""
+    """A sampler of every example once, in an order that depends on (key, epoch) alone."""
 
     def __init__(self, num_examples, key):
         self.num_examples, self.key, self.epoch = num_examples, key, 0
@@ -57,7 +57,7 @@ class KeySampler(Sampler):
 
 
 def numpy_collate(examples):
-    """The names and types that `update` takes; no torch tensor is made."""
+    """Returns the batch that `update` takes, as NumPy arrays. No torch tensor is made."""
     inputs, labels = zip(*examples, strict=True)
     return {"inputs": np.stack(inputs), "labels": np.array(labels, np.int32)}
 
@@ -70,7 +70,7 @@ def main():
         batch_size=BATCH_SIZE,
         sampler=sampler,
         collate_fn=numpy_collate,
-        drop_last=True,  # a smaller last batch would be compiled anew, in every epoch
+        drop_last=True,  # A smaller last batch would need its own compiled program.
     )
 
     mlp = make_model(ModelConfig(name="mlp"), source.spec.input_shape, source.spec.num_classes)

@@ -459,7 +459,7 @@ def test_a_haiku_network_that_is_not_told_that_it_is_trained_is_refused():
             norm = hk.BatchNorm(True, True, 0.9, cross_replica_axis=DATA)
             return hk.Linear(3)(norm(x, hk.running_init()))
 
-    with pytest.raises(UserError, match="though it has batch_norm: nothing tells these"):
+    with pytest.raises(UserError, match="although it has batch_norm: these layers are never"):
         check_modes(as_member(hk.transform_with_state(deaf)), INPUTS, DATA)
     # Without any switch, the statistics are frozen on purpose.
     frozen = hk.transform_with_state(lambda x: Frozen()(x))
@@ -483,7 +483,7 @@ def returns_three(key, inputs):
         (lambda: as_member(), "as_member did not get a network. Give a flax.linen module,"),
         (
             lambda: as_member(Linen(), init=full_init),
-            "as_member got a network and init or apply beside it. Give",
+            "as_member got both a network and init or apply. Give either",
         ),
         (lambda: as_member(apply=full_apply), "as_member did not get init beside apply. Give"),
         (
@@ -545,14 +545,14 @@ def returns_three(key, inputs):
         ),
         (
             lambda: as_member((full_init, lambda params, x: x)),
-            "The function apply has the parameters (params, x). Beside init(key, inputs) -> "
+            "The function apply has the parameters (params, x). With init(key, inputs) -> "
             "(params, model_state) it must be apply(params, model_state, inputs, key, train) -> "
             "(outputs, model_state).",
         ),
         (
             lambda: as_member((short_init, full_apply)),
             "The function apply has the parameters (params, model_state, inputs, key, train). "
-            "Beside init(key) -> params it must be apply(params, inputs) -> outputs.",
+            "With init(key) -> params it must be apply(params, inputs) -> outputs.",
         ),
         (
             lambda: as_member(init=returns_one).init(jax.random.key(0), X),

@@ -349,7 +349,7 @@ def test_evaluate_refuses_bad_data(data, message):
 def test_a_network_without_apply_does_not_predict(method):
     ensemble = with_loss(loss_fn)
     state = ensemble.init(DATA)
-    message = r"^This ensemble cannot predict: its network was given by as_member\(init=...\) with"
+    message = r"^This ensemble cannot predict: its network was made by as_member\(init=...\) with"
     with pytest.raises(UserError, match=message):
         getattr(ensemble, method)(state, DATA["inputs"])
 

@@ -73,18 +73,18 @@ def closes_over_tracer(params, model_state, batch, key):
 
 
 BAD_LOSSES = {
-    returns_vector: "The loss has the shape [16], and a loss is one number. Average over",
+    returns_vector: "The loss has the shape [16], and it must be one number. Average over",
     returns_loss_alone: "The loss returned an array float32[]. A loss is loss_fn(params, model",
     returns_aux_alone: "The loss returned a dict beside its value. A loss is loss_fn(params, mo",
     returns_list: "The auxiliary output of the loss is a list, not a dict of scalars by name. A",
-    returns_vector_beside: "The auxiliary value 'nll' of the loss has the shape [16], and it shou",
-    returns_text_beside: "The auxiliary value 'name' of the loss is a str, and it should be one nu",
+    returns_vector_beside: "The auxiliary value 'nll' of the loss has the shape [16], and it must",
+    returns_text_beside: "The auxiliary value 'name' of the loss is a str, and it must be one numb",
     returns_loss_twice: "The auxiliary output of the loss has a key 'loss', which is the name of",
     returns_other_state: "The loss returned a model state of ['count'] float32[], and",
     returns_integer: "The loss has the type int32, which has no gradient. Return a floating-point",
-    uses_numpy: "The loss gives a traced array to NumPy, which cannot be compiled: ",
+    uses_numpy: "The loss passes a traced array to NumPy, which cannot be compiled: ",
     branches_on_value: "The loss needs the value of a traced array while it is compiled: ",
-    closes_over_tracer: "The loss uses an array of another traced function, which it closes over",
+    closes_over_tracer: "The loss uses an array of another traced function: it closes over",
 }
 
 

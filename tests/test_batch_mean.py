@@ -253,7 +253,7 @@ def of_tokens(mean):
 @pytest.mark.parametrize("name", LOCAL_MEANS)
 def test_a_weighted_mean_of_one_column_is_refused(name):
     loss = of_tokens(LOCAL_MEANS[name])
-    message = "The loss divides by a sum over its own column's part of the batch.*batch_mean"
+    message = "The loss divides by a sum over one column's part of the batch.*batch_mean"
     ensemble = ensemble_of(loss)
     with pytest.raises(UserError, match=message):
         ensemble.update(ensemble.init(BATCHES[0]), BATCHES[0])
@@ -263,7 +263,7 @@ def test_a_weighted_mean_of_one_column_is_refused(name):
 
 def test_a_weighted_mean_of_one_column_is_refused_in_waves_too():
     ensemble = ensemble_of(of_tokens(local_mean), num_members=4, waves=2)
-    message = "The loss divides by a sum over its own column's part of the batch"
+    message = "The loss divides by a sum over one column's part of the batch"
     with pytest.raises(UserError, match=message):
         ensemble.update(ensemble.init(BATCHES[0]), BATCHES[0])
     with pytest.raises(UserError, match=message):

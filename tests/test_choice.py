@@ -136,7 +136,7 @@ def test_the_longest_run_is_not_kept_waiting_for_its_choice(monkeypatch):
     monkeypatch.setattr(autotune, "LONGEST_SECS", 0)
     _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
     assert [*why.step_secs] == ["vmap"]
-    assert why.why.endswith("timing others would take more than 0 s, or more memory")
+    assert why.why.endswith("timing others would take more than 0 s, or too much memory")
 
 
 def test_what_does_not_fit_in_memory_is_not_run(monkeypatch):
@@ -145,7 +145,7 @@ def test_what_does_not_fit_in_memory_is_not_run(monkeypatch):
     _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
     assert [*why.step_secs] == ["vmap", "loop"]  # the rule's own, and one member at a time
     _, why = choice.choose(*program(networks.mlp, num_members=5), num_steps=10**9)
-    assert why.why == "the rule, for there is no room to time candidates"
+    assert why.why == "the rule, because memory is too small to time candidates"
     assert not why.step_secs
 
 
@@ -341,7 +341,7 @@ def test_a_rule_that_raises_is_not_taken_where_there_is_no_room_to_time(monkeypa
     monkeypatch.setattr(Layout, "free_bytes", lambda self: 0)
     chosen, why = choice.choose(*program(networks.transformer), num_steps=10**9)
     assert chosen.execution == "vmap"
-    assert why.why == "the rule, for there is no room to time candidates"
+    assert why.why == "the rule, because memory is too small to time candidates"
     assert "vmap+flat" in why.failed
 
 

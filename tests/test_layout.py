@@ -69,7 +69,7 @@ def test_a_batch_that_does_not_divide_is_refused():
     layout.check_batch_size("data.global_batch_size", 6)
     with pytest.raises(UserError, match=r"size=7 and a data axis of 2.*4 x 2.*Use 6 or 8\."):
         layout.check_batch_size("data.global_batch_size", 7)
-    with pytest.raises(UserError, match="more devices than 1 members x 4 examples can use"):
+    with pytest.raises(UserError, match="1 members x 4 examples cannot use that many devices"):
         Layout.make(1).check_batch_size("data.global_batch_size", 4)
 
 

@@ -237,9 +237,9 @@ def test_ids_that_do_not_fit_the_layout_are_refused():
     with pytest.raises(UserError, match=r"member_ids is \[1, 1\] for 8 members"):
         networks.begin(ensemble, inputs, member_ids=[1, 1])
     of_two = networks.ensemble_of(member, optax.sgd(0.1), Layout.make(2))
-    with pytest.raises(UserError, match=r"member_ids is \[1, 1\] for 2 members.*an id of its own"):
+    with pytest.raises(UserError, match=r"member_ids is \[1, 1\] for 2 members.*a different id"):
         networks.begin(of_two, inputs, member_ids=[1, 1])
-    with pytest.raises(UserError, match="if it is stacked already, unstack_members"):
+    with pytest.raises(UserError, match="unstack_members makes the list from stacked"):
         ensemble.state_of({"w": np.ones((8, 3))})
-    with pytest.raises(UserError, match="params has 2 members, and the ensemble 8"):
+    with pytest.raises(UserError, match="params has 2 members, and the ensemble has 8"):
         ensemble.state_of([{"w": np.ones(3)}] * 2)

@@ -225,7 +225,9 @@ def test_specs_that_are_no_tuple_are_refused(specs):
 
 
 def test_what_is_no_function_is_refused():
-    with pytest.raises(UserError, match="fn is a dict, not a function of one member"):
+    with pytest.raises(
+        UserError, match="fn is a dict, not a function. Give a function of one member"
+    ):
         de.lift({}, layout=layout_of(1, 1), in_specs=SPECS)
 
 
@@ -241,7 +243,10 @@ def test_another_number_of_arguments_is_refused(number):
     ("execution", "message"),
     [
         ("auto", "execution is 'auto', which only fit resolves, by timing. Use 'vmap'"),
-        ("vmap+scanned", "says how several steps are run, and a lifted function is one. Leave"),
+        (
+            "vmap+scanned",
+            "names a way to run several steps, and a lifted function is one step. Leave",
+        ),
         ("vmpa", "vmpa"),
     ],
 )

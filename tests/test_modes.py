@@ -274,7 +274,7 @@ WRAPPED = {
 @pytest.mark.parametrize("name", DEAF)
 def test_a_network_that_is_not_told_that_it_is_trained_is_refused(name, wrapped):
     member = WRAPPED[wrapped](DEAF[name])
-    with pytest.raises(UserError, match=f"though it has {name.strip()}: nothing tells these"):
+    with pytest.raises(UserError, match=f"although it has {name.strip()}: these layers are never"):
         check_modes(member, INPUTS, DATA)
 
 
@@ -385,7 +385,7 @@ class ForgetsInEquinox(eqx.Module):
     ids=["block", "itself", "field", "nnx", "equinox"],
 )
 def test_statistics_that_a_switch_does_not_reach_are_refused(member):
-    with pytest.raises(UserError, match="trains exactly as it evaluates"):
+    with pytest.raises(UserError, match="computes the same in training as in evaluation"):
         check_modes(member, INPUTS, DATA)
 
 
@@ -563,5 +563,5 @@ def test_a_network_that_draws_without_a_key_is_told_how_to_be_given_one():
     with pytest.raises(UserError, match=r'PRNG for "noise".*streams=\("dropout", "noise"\)'):
         both(from_linen(Noisy()))
     assert trains_and_evaluates(from_linen(Noisy(), streams=("noise",)))
-    with pytest.raises(UserError, match=r"Evaluation gives it no key: let dropout ask"):
+    with pytest.raises(UserError, match=r"There is no key in evaluation. Switch dropout off"):
         from_linen(AlwaysDropping()).apply({"Dense_0": {}}, {}, X, None, False)

@@ -184,7 +184,7 @@ def test_the_options_are_the_arguments_that_a_config_can_give():
         ),
         ({"name": "adam", "options": {"b1": "x"}}, "optimizer.b1 must be float: got 'x', a str."),
         ({"name": "adam", "options": {"name": 1}}, "must not contain 'name', which is a field"),
-        ({"name": "adamw", "options": {"mask": 1}}, "adamw takes an object of Python there."),
+        ({"name": "adamw", "options": {"mask": 1}}, "adamw needs a Python object for it."),
         ({"name": "adam", "options": {"mu_dtype": "b16"}}, "data type 'b16' not understood."),
         ({"name": "adam", "weight_decay": 0.1}, "optimizer.weight_decay=0 or use adamw."),
         ({"name": "adam", "momentum": 0.9}, "adam has no argument momentum, and optimizer.m"),

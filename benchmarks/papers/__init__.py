@@ -1,1 +1,1 @@
-"""Published tables, each reproduced by one command; `README.md` here has the results."""
+"""Reproductions of published tables, one command each; `README.md` here has the results."""

@@ -2,9 +2,9 @@
 
     python -m benchmarks.papers.mnist --data=DIR --ood=DIR [--json=FILE]
 
-15 MLPs of three layers of 200 units with BatchNorm are trained as one run; ensembles of the first
-1, 5, 10 and 15 of them are scored on MNIST's test split, and by how well their uncertainty tells
-notMNIST from it. Both folders hold IDX files.
+One run trains 15 MLPs with BatchNorm and three layers of 200 units. Ensembles of the first 1, 5, 10
+and 15 members are scored on MNIST's test split. They are also scored by how well their uncertainty
+separates notMNIST from MNIST. Both folders hold IDX files.
 
 Source: https://arxiv.org/abs/1612.01474.
 """
@@ -35,14 +35,14 @@ from launch import cli
 from launch.path_flags import define_path
 
 _DATA = define_path("data", None, "Folder of MNIST's IDX files.")
-_OOD = define_path("ood", None, "Folder of notMNIST's.")
-_EPOCHS = flags.DEFINE_float("epochs", 10.0, "Of training.", lower_bound=0.01)
-_JSON = define_path("json", None, "File for the figures.")
+_OOD = define_path("ood", None, "Folder of notMNIST's IDX files.")
+_EPOCHS = flags.DEFINE_float("epochs", 10.0, "Number of training epochs.", lower_bound=0.01)
+_JSON = define_path("json", None, "JSON file to write the results to.")
 _SIZES = (1, 5, 10, 15)
 
 
 def main() -> None:
-    """Trains, then a line for each size of ensemble."""
+    """Trains the members, and prints a table with a row for each size of ensemble."""
     experiment = Experiment(
         num_members=max(_SIZES),
         epochs=_EPOCHS.value,
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _first(run: Run, state: State, size: int) -> tuple[Ensemble, State]:
-    """Returns the ensemble of the first members, on one device."""
+    """Returns the ensemble and the state of the first members, on one device."""
     layout = Layout.make(size, ensemble_axis=1, devices=jax.devices()[:1])
     experiment = dataclasses.replace(run.experiment, num_members=size)
     ensemble = build_ensemble(dataclasses.replace(run, experiment=experiment), layout)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.papers.uci --data=DIR [--adversarial] [--json=FILE]
 
-Each table is a whole `dist-ens train` with `configs/uci.py`: 20 splits (5 of the protein table) x 5
-members as one program, 40 epochs. `DIR` holds the tables as NAME.npz.
+Each table is one run of `dist-ens train` with `configs/uci.py`: 5 members on each of 20 splits (5
+splits for the protein table), trained as one program for 40 epochs. `DIR` holds the tables as
+NAME.npz.
 
 Source: https://arxiv.org/abs/1612.01474.
 """
@@ -26,14 +27,20 @@ from launch import cli
 from launch.path_flags import define_path
 
 _DATA = define_path("data", None, "Folder of the tables.")
-_TABLES = flags.DEFINE_list("tables", None, "Which to train; default: all.")
+_TABLES = flags.DEFINE_list("tables", None, "Tables to train; all if not given.")
 _ADVERSARIAL = flags.DEFINE_bool("adversarial", False, "Train on adversarial examples too.")
-_JSON = define_path("json", None, "File for the figures.")
+_JSON = define_path("json", None, "JSON file to write the results to.")
 _CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "uci.py"
 
 
 class Published(NamedTuple):
-    """What the paper prints for a table, and what of our protocol is the table's own."""
+    """The published results of a table, and the settings that differ for it.
+
+    Attributes:
+        rmse: Published RMSE, in the unit of the target.
+        nll: Published NLL, in nats.
+        changes: Flags of `dist-ens train` that this table needs.
+    """
 
     rmse: float
     nll: float
@@ -52,7 +59,7 @@ PUBLISHED = {
 
 
 def main() -> None:
-    """Trains the tables one after the other, and prints each beside what is published."""
+    """Trains the tables one after another, and prints their results beside the published ones."""
     folder = cli.required(_DATA)
     console = Console(markup=False, highlight=False, width=110)
     names = list(PUBLISHED)
@@ -80,7 +87,16 @@ def main() -> None:
 
 
 def _trained(name: str, table: pathlib.Path, workdir: pathlib.Path) -> dict[str, Any]:
-    """The summary of a whole run."""
+    """Trains on one table, and returns the summary of the run.
+
+    Args:
+        name: Name of the table.
+        table: File of the table.
+        workdir: Folder of the run.
+
+    Raises:
+        RunError: If training fails.
+    """
     changes = [*PUBLISHED[name].changes]
     if _ADVERSARIAL.value:
         changes.append("--config.loss.adversarial=0.01")
@@ -90,12 +106,18 @@ def _trained(name: str, table: pathlib.Path, workdir: pathlib.Path) -> dict[str,
     ]
     ended = subprocess.run(command, capture_output=True, text=True)
     if ended.returncode:
-        raise RunError(f"A table is trained to its end. Received, of {name}: {ended.stderr}")
+        raise RunError(
+            f"Training on the table {name} failed with exit code {ended.returncode}: "
+            f"{ended.stderr} Correct the error and run the command again, with --tables={name}."
+        )
     return json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
 
 
 def _table(found: dict[str, Any]) -> Table:
-    table = Table(title="means over the splits, +- their standard deviation", title_justify="left")
+    table = Table(
+        title="Means over the splits, +- the standard deviation over the splits",
+        title_justify="left",
+    )
     columns = ("", "RMSE", "published", "NLL", "published", "NLL of a member", "CRPS", "seconds")
     for column in columns:
         table.add_column(column, justify="right" if column else "left")

@@ -1,5 +1,5 @@
-"""dist_ens and its peers side by side: the same ensembles, trained in the ways people write.
+"""Comparison of dist_ens with other ways to train the same ensembles.
 
-A way is a class, made from a workload; its `run(num_steps)` returns when every member has taken as
-many steps more. What a way cannot do it says with `Absent`.
+A way is a class that is made from a workload. Its `run(num_steps)` returns when every member has
+taken that many more steps. A way that does not support a workload raises `Absent`.
 """

@@ -1,11 +1,12 @@
-"""dist_ens and its peers side by side, in one run.
+"""Benchmark of dist_ens against other ways to train the same ensembles.
 
     python -m benchmarks.peers --workloads=W1,W2,W3,W4,W4x16,W5,W6 --json=FILE
 
-Each way of a workload is made ready, then all take turns in one process, and a way's figure is the
-median of its turns. Data are included: every way draws a shuffled batch per step from the whole
-set, and pays for it. `benchmarks/workloads.py` says what is trained, `benchmarks/peers/` holds a
-file per way; `pip install 'dist-ens[peers]'` brings what they need.
+All ways of a workload are prepared first, and then timed in interleaved rounds in one process. The
+result of a way is its median over the rounds. The times include the data: every way draws a
+shuffled batch from the whole set in each step. `benchmarks/workloads.py` defines the workloads, and
+`benchmarks/peers/` has a file for each way. `pip install 'dist-ens[peers]'` installs the packages
+that they need.
 """
 
 from absl import flags
@@ -17,14 +18,14 @@ from dist_ens.report import write_scores
 from launch import cli
 from launch.path_flags import define_path
 
-_WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "Which to run.")
-_WAYS = flags.DEFINE_list("ways", list(WAYS), "Which to time.")
-_TURNS = flags.DEFINE_integer("turns", 5, "Turns of each way.", lower_bound=1)
-_JSON = define_path("json", None, "File for the figures.")
+_WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "Workloads to run.")
+_WAYS = flags.DEFINE_list("ways", list(WAYS), "Ways to time.")
+_TURNS = flags.DEFINE_integer("turns", 5, "Number of rounds.", lower_bound=1)
+_JSON = define_path("json", None, "JSON file to write the results to.")
 
 
 def main() -> None:
-    """A table per workload on the screen, and the file."""
+    """Prints a table for each workload, and writes the file."""
     workloads, ways = cli.names(_WORKLOADS, WORKLOADS), cli.names(_WAYS, WAYS)
     cli.check_outputs(_JSON)
     console, results = Console(highlight=False, markup=False), []
@@ -34,7 +35,7 @@ def main() -> None:
         results.append(result)
         console.print(table_of(workload.title, result))
         for way, reason in reasons.items():
-            console.print(f"{way} is absent: {reason}", soft_wrap=True)
+            console.print(f"{way} was not timed: {reason}", soft_wrap=True)
         if _JSON.value:
             cli.write_file(_JSON, lambda path: write_scores(path, {"workloads": results}))
 

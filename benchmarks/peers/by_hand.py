@@ -1,4 +1,4 @@
-"""What people write around one network in JAX: its state and its step."""
+"""A member's state and training step, as people write them by hand in JAX."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,7 +18,13 @@ _SEED = 0
 
 
 class MemberState(NamedTuple):
-    """What a member carries from step to step."""
+    """The state of a member.
+
+    Attributes:
+        params: Parameters, a pytree.
+        model_state: Other state of the network, such as running statistics, a pytree.
+        opt_state: State of the optimizer, a pytree.
+    """
 
     params: Any
     model_state: Any
@@ -29,7 +35,7 @@ Step = Callable[[MemberState, Any, Any], tuple[MemberState, jax.Array]]
 
 
 def first_states(workload: Workload) -> list[MemberState]:
-    """The members before their first step, each as dist_ens begins it from seed 0."""
+    """Returns the members' states before the first step, equal to those of dist_ens for seed 0."""
     optimizer, inputs = make_optimizer(workload.optimizer), workload.batch["inputs"]
 
     @jax.jit
@@ -42,12 +48,12 @@ def first_states(workload: Workload) -> list[MemberState]:
 
 
 def stacked_first_states(workload: Workload) -> MemberState:
-    """The same as arrays of the host, leaves [members, ...]."""
+    """Returns the states of `first_states` as one pytree of NumPy arrays, leaves [members, ...]."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *first_states(workload))
 
 
 def make_step(workload: Workload) -> Step:
-    """One step of one member: `step(state, inputs, labels) -> (state, loss)`, not yet jitted."""
+    """Returns the step of one member, `step(state, inputs, labels) -> (state, loss)`."""
     optimizer, member = make_optimizer(workload.optimizer), workload.member
 
     def step(state: MemberState, inputs: Any, labels: Any) -> tuple[MemberState, jax.Array]:
@@ -62,19 +68,19 @@ def make_step(workload: Workload) -> Step:
         params = optax.apply_updates(state.params, updates)
         return MemberState(params, model_state, opt_state), loss
 
-    # BatchNorm averages over the data axis. Here it has one place and nothing is mapped along it,
-    # so that the average is no operation at all.
+    # BatchNorm averages over the data axis. Here this axis has length 1 and nothing is mapped over
+    # it, so the average costs nothing.
     return jax.vmap(step, in_axes=None, out_axes=None, axis_size=1, axis_name=DATA)
 
 
 class StepOfAll:
-    """One step of all members at a time; batches are indexed by NumPy and passed in.
+    """A way that calls one step of all members, on batches that NumPy gathers on the host.
 
     Args:
-        workload: What to train.
-        step: `step(states, inputs, labels) -> (states, losses)`, leaves of `states` [members, ...];
-            mapped over the axes that `batch_axis` says. The states are donated.
-        states: Before the first step.
+        workload: Workload to train.
+        step: Step of all members, `step(states, inputs, labels) -> (states, losses)`. It donates
+            the states, leaves [members, ...]. `batch_axis` says how the batch is mapped.
+        states: States of the members before the first step, leaves [members, ...].
     """
 
     def __init__(self, workload: Workload, step: Callable[..., Any], states: Any) -> None:
@@ -84,7 +90,7 @@ class StepOfAll:
         self.states = states
 
     def run(self, num_steps: int) -> None:
-        """See `Way`."""
+        """Trains every member for some more steps, and waits until they are done."""
         workload, losses = self._workload, []
         orders = self._order.draw(num_steps)
         for step in range(num_steps):
@@ -97,5 +103,5 @@ class StepOfAll:
 
 
 def batch_axis(workload: Workload) -> int | None:
-    """The axis of a batch that is mapped over members: None where all see the same."""
+    """Returns the axis of a batch that is mapped over members; None if they share the batch."""
     return 0 if workload.own_batches else None

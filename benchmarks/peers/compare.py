@@ -1,4 +1,4 @@
-"""The ways of a workload, timed side by side."""
+"""Timing of the ways of a workload, and the table of the results."""
 
 import importlib.util
 import statistics
@@ -21,7 +21,7 @@ _DIST_ENS, _MATMUL = "dist_ens", "matmul"
 
 def _require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
-        raise Absent("PyTorch is not installed: pip install 'dist-ens[peers]'.")
+        raise Absent("PyTorch is not installed. Install it with pip install 'dist-ens[peers]'.")
 
 
 def _torch_loop(workload: Workload) -> Way:
@@ -55,12 +55,13 @@ def compare(
     """Times the ways of a workload.
 
     Args:
-        workload: What to train.
-        makers: The ways, by name.
-        num_turns: Of each.
+        workload: Workload to train.
+        makers: Functions that make the ways, by name.
+        num_turns: Number of rounds.
 
     Returns:
-        The workload's entry in the file, and of the ways that are absent the reasons.
+        The workload's entry in the file of results, and the reason of each way that does not
+        support it, by its name.
     """
     ways: dict[str, Way] = {}
     reasons = {}
@@ -91,7 +92,12 @@ def compare(
 
 
 def table_of(title: str, result: dict[str, Any]) -> Table:
-    """The figures of a workload for the screen, the fastest way first."""
+    """Returns the table of a workload's results for the terminal, the fastest way first.
+
+    Args:
+        title: Description of the workload.
+        result: Entry of the workload, from `compare`.
+    """
     table = Table(title=f"{result['name']}: {title}", title_justify="left")
     table.add_column("")
     for column in ("ms per ensemble step", "spread", "x dist_ens"):

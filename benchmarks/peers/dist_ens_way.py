@@ -1,4 +1,4 @@
-"""dist_ens itself: the ensemble with the execution that it chooses, the data on the devices."""
+"""The way `dist_ens`: an `Ensemble` with the data on the devices."""
 
 import jax
 
@@ -16,12 +16,12 @@ from dist_ens.sampling import Order
 
 
 class DistEns(Updates):
-    """Each step draws its batch on the devices, from the whole set.
+    """A way that draws the batch of each step on the devices, from the whole set.
 
     Args:
-        workload: What to train.
-        execution: See `dist_ens.execution`; `auto` to have it chosen.
-        layout: On which devices; default: as a run has it, the cores of a CPU as devices.
+        workload: Workload to train.
+        execution: Execution of the members, such as "vmap". With "auto" it is chosen by timing.
+        layout: Layout of the members. Default: that of a run, with the cores of a CPU as devices.
     """
 
     def __init__(
@@ -43,18 +43,24 @@ class DistEns(Updates):
 
 
 def order_of(workload: Workload) -> Order:
-    """In which the examples come."""
+    """Returns the order of a workload's examples."""
     return Order(len(workload.inputs), workload.batch_size, per_member=workload.own_batches)
 
 
 def layout_of(workload: Workload) -> Layout:
-    """Where a run of a workload puts its members."""
+    """Returns the layout that a run gives the members of a workload."""
     count = workload.num_members
     return Layout.make(count, devices=cluster.devices_for(count))
 
 
 def make_ensemble(workload: Workload, layout: Layout, execution: str) -> Ensemble:
-    """A workload's members, lifted."""
+    """Returns the ensemble of a workload.
+
+    Args:
+        workload: Workload to train.
+        layout: Layout of the members.
+        execution: Execution of the members, such as "vmap".
+    """
     return Ensemble(
         workload.member,
         make_optimizer(workload.optimizer),
@@ -66,7 +72,10 @@ def make_ensemble(workload: Workload, layout: Layout, execution: str) -> Ensembl
 
 
 def fixed_ways(workload: Workload) -> dict[str, Way]:
-    """Every candidate, on all devices and, where those are the cores of a CPU, on one."""
+    """Returns a way for every candidate execution, by its name.
+
+    Each runs on all devices. If these are the cores of a CPU, there are also ways on one device.
+    """
     layout = layout_of(workload)
     ensemble = make_ensemble(workload, layout, "vmap")
     steps = workload.steps_per_call

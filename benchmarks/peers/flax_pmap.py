@@ -1,4 +1,4 @@
-"""Flax's ensembling guide: `pmap`, one member per device, the batch given to all.
+"""The way of Flax's ensembling guide: `pmap` with one member per device, and a shared batch.
 
 Source: https://flax.readthedocs.io/en/stable/guides/parallel_training/ensembling.html
 """
@@ -11,20 +11,20 @@ from benchmarks.workloads import Workload
 
 
 class FlaxPmap(StepOfAll):
-    """A member on each device.
+    """A way that puts one member on each device.
 
     Args:
-        workload: What to train.
+        workload: Workload to train.
 
     Raises:
-        Absent: If the devices are fewer than the members.
+        Absent: If there are fewer devices than members.
     """
 
     def __init__(self, workload: Workload) -> None:
         if jax.local_device_count() < workload.num_members:
             raise Absent(
-                f"it puts each of {workload.num_members} members on a device of its own, and there "
-                f"are {jax.local_device_count()}."
+                f"it needs one device for each of {workload.num_members} members, and there are "
+                f"{jax.local_device_count()} devices."
             )
         axis = batch_axis(workload)
         step = jax.pmap(make_step(workload), in_axes=(0, axis, axis), donate_argnums=0)

@@ -1,4 +1,4 @@
-"""How much of the machine's arithmetic a training step of MLPs uses."""
+"""FLOPs of a training step of MLPs, and of a matrix product to compare with."""
 
 import math
 
@@ -13,7 +13,7 @@ MATMUL_FLOPS = 2 * _SIZE**3
 
 
 class Matmul:
-    """A plain product of two float32[2048, 2048] matrices; a step is one of them."""
+    """A way whose step is one product of two float32[2048, 2048] matrices."""
 
     def __init__(self) -> None:
         keys = jax.random.split(jax.random.key(0))
@@ -21,15 +21,20 @@ class Matmul:
         self._product = jax.jit(jnp.matmul)
 
     def run(self, num_steps: int) -> None:
-        """See `Way`."""
+        """Computes the product some times, and waits until it is done."""
         jax.block_until_ready([self._product(*self._factors) for _ in range(num_steps)])
 
 
 def model_flops(workload: Workload) -> float:
-    """Floating-point operations of the matrix products in one step of all members of an MLP.
+    """Returns the FLOPs of the matrix products in one step of all members of an ensemble of MLPs.
 
-    Forward, and backward for weights and inputs, but for the first layer's inputs. What the
-    optimizer and the nonlinearities compute is not counted; the time that they take is a step's.
+        members * batch * 2 * (3 * sum(sizes of the weights) - size of the first weights)
+
+    The backward pass has a product for the weights and one for the inputs of each layer, except for
+    the inputs of the first layer. The FLOPs of the optimizer and the nonlinearities do not count.
+
+    Args:
+        workload: Workload whose network is an MLP.
     """
     params = first_states(workload)[0].params
     sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params) if leaf.ndim == 2]

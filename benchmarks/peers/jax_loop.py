@@ -1,4 +1,4 @@
-"""The jitted JAX loop: one step of one member, dispatched member after member."""
+"""The way `jax_loop`: a Python loop that calls the jitted step of each member."""
 
 import jax
 
@@ -8,10 +8,10 @@ from benchmarks.workloads import Workload
 
 
 class JaxLoop:
-    """Batches are indexed by NumPy and passed in.
+    """A way that calls the jitted step of each member, on batches that NumPy gathers on the host.
 
     Args:
-        workload: What to train.
+        workload: Workload to train.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -21,7 +21,7 @@ class JaxLoop:
         self.states = first_states(workload)
 
     def run(self, num_steps: int) -> None:
-        """See `Way`."""
+        """Trains every member for some more steps, and waits until they are done."""
         workload, losses = self._workload, []
         orders = self._order.draw(num_steps)
         for step in range(num_steps):

@@ -1,4 +1,4 @@
-"""Each member's steps in one `lax.scan`, the data on the device."""
+"""The way `jax_scan`: one `lax.scan` over the steps of each member, with the data on the device."""
 
 from functools import partial
 from typing import Any
@@ -12,10 +12,10 @@ from benchmarks.workloads import Workload
 
 
 class JaxScan:
-    """A run is one program per member, which gathers its batches itself.
+    """A way that runs one program for each member, which gathers its batches on the device.
 
     Args:
-        workload: What to train.
+        workload: Workload to train.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -35,7 +35,10 @@ class JaxScan:
         self.states = first_states(workload)
 
     def run(self, num_steps: int) -> None:
-        """See `Way`. A number of steps that is new is compiled anew."""
+        """Trains every member for some more steps, and waits until they are done.
+
+        A new number of steps is compiled first.
+        """
         orders, losses = [jnp.asarray(rows, jnp.int32) for rows in self._order.draw(num_steps)], []
         for m in range(len(self.states)):
             self.states[m], of_member = self._steps(

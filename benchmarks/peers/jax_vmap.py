@@ -1,4 +1,4 @@
-"""`jit(vmap(step))`, the members laid over the devices by a `NamedSharding`."""
+"""The way `jax_vmap`: `jit(vmap(step))`, with the members sharded over the devices."""
 
 import jax
 from jax.sharding import AxisType, NamedSharding
@@ -9,10 +9,10 @@ from benchmarks.workloads import Workload
 
 
 class JaxVmap(StepOfAll):
-    """The devices are as many as divide the members.
+    """A way that calls `jit(vmap(step))` on the largest number of devices that divides the members.
 
     Args:
-        workload: What to train.
+        workload: Workload to train.
     """
 
     def __init__(self, workload: Workload) -> None:

@@ -1,4 +1,4 @@
-"""Which examples a step takes."""
+"""The order of the examples in the ways written by hand."""
 
 import numpy as np
 
@@ -8,10 +8,10 @@ _SEED = 0
 
 
 class Order:
-    """Shuffled batches without end: one epoch after another, each in a new order.
+    """An endless order of shuffled batches, new in every epoch.
 
     Args:
-        workload: Whose examples, batch size and `own_batches` it has.
+        workload: Workload with the examples, the batch size and `own_batches`.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -19,14 +19,17 @@ class Order:
         self._num_examples = len(workload.inputs)
         self._batch_size = workload.batch_size
         rows = workload.num_members if workload.own_batches else 1
-        self._left = np.empty((rows, 0), np.int64)  # of epochs that were begun
+        self._left = np.empty((rows, 0), np.int64)  # The rest of the last epoch.
 
     def draw(self, num_steps: int) -> np.ndarray:
-        """The batches of the next steps.
+        """Returns the batches of the next steps.
+
+        Args:
+            num_steps: Number of steps.
 
         Returns:
-            Positions of examples, int64[rows, num_steps, batch]: a row per member where each has
-            batches of its own, else one.
+            Positions of examples, int64[rows, num_steps, batch]. There is one row for each member
+            if `own_batches` is set, and one row otherwise.
         """
         rows, count = len(self._left), num_steps * self._batch_size
         epochs = max(0, -(-(count - self._left.shape[1]) // self._num_examples))

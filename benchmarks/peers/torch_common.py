@@ -1,4 +1,4 @@
-"""What the PyTorch ways share: threads, the members' modules, optimizers and data."""
+"""Functions that the PyTorch ways share: threads, modules, optimizers and data."""
 
 from collections.abc import Iterable
 
@@ -15,21 +15,23 @@ from benchmarks.workloads import Workload
 
 
 def thread_counts() -> list[int]:
-    """How many threads to try: one, and as many as there are cores.
+    """Returns the numbers of threads to try: one, and the number of cores.
 
-    More than one wait for each other at the end of every operation; for small operations, and
-    beside other processes, that can take many times as long as the work.
+    Several threads wait for each other at the end of every operation. For small operations, or
+    beside other processes, the wait can be many times longer than the work.
 
     Raises:
-        Absent: Where JAX computes on something else than the CPU.
+        Absent: If JAX does not compute on the CPU.
     """
     if jax.default_backend() != "cpu":
-        raise Absent("the PyTorch ways are written for CPUs, and JAX has something else here.")
+        raise Absent(
+            f"it is written for CPUs, and JAX computes on the platform {jax.default_backend()!r}."
+        )
     return sorted({1, psutil.cpu_count() or 1})
 
 
 def first_networks(workload: Workload) -> list[nn.Module]:
-    """A network per member, with the parameters of the JAX ways' member."""
+    """Returns a network for each member, with the parameters of the JAX member."""
     states = jax.device_get(first_states(workload))
     return [network_of(workload, state.params) for state in states]
 
@@ -37,7 +39,13 @@ def first_networks(workload: Workload) -> list[nn.Module]:
 def make_optimizer(
     workload: Workload, params: Iterable[Tensor], *, fused: bool
 ) -> torch.optim.Optimizer:
-    """The workload's optimizer; not fused, it goes through lists of arrays (`foreach`)."""
+    """Returns the optimizer of a workload.
+
+    Args:
+        workload: Workload to train.
+        params: Parameters to optimize.
+        fused: Whether to use PyTorch's fused form. If not, the `foreach` form is used.
+    """
     config = workload.optimizer
     form = {"fused": fused, "foreach": not fused}
     if config.name == "adam":
@@ -52,7 +60,7 @@ def make_optimizer(
 
 
 def data_of(workload: Workload) -> tuple[Tensor, Tensor]:
-    """All examples; labels that are classes in the type that the loss wants."""
+    """Returns all inputs and labels. Integer labels are int64, as PyTorch's loss requires."""
     labels = workload.labels
     if labels.dtype.kind == "i":
         labels = labels.astype(np.int64)

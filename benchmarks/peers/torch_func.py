@@ -1,4 +1,4 @@
-"""PyTorch's own ensembling: `torch.func.stack_module_state` and `vmap` over the members.
+"""The way of PyTorch's ensembling tutorial: `stack_module_state` and `vmap` over the members.
 
 Source: https://docs.pytorch.org/tutorials/intermediate/ensembling.html
 """
@@ -18,14 +18,15 @@ from dist_ens.execution.timing import fastest
 
 
 class TorchFunc:
-    """One optimizer over the stacked parameters: it works on each number by itself.
+    """A way with `vmap` over the members, and one optimizer over the stacked parameters.
 
-    On one thread or on all cores, the optimizer fused or not: of these the fastest. BatchNorm's
-    running statistics are stacked too, and updated in place. Attention has no batched form and is
-    computed member after member; written as matrix products it took longer.
+    One optimizer is enough, because it updates each number separately. The fastest of four forms is
+    used: one thread or all cores, with or without the fused optimizer. BatchNorm's running
+    statistics are stacked too, and updated in place. Attention has no batched form and is computed
+    for one member after another. Written as matrix products it took longer.
 
     Args:
-        workload: What to train.
+        workload: Workload to train.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -34,7 +35,7 @@ class TorchFunc:
         self._fastest = fastest([_Form(workload, *form) for form in forms])
 
     def run(self, num_steps: int) -> None:
-        """See `Way`."""
+        """Trains every member for some more steps, in the fastest form."""
         self._fastest.run(num_steps)
 
 
@@ -61,7 +62,7 @@ class _Form:
         inputs, labels = self._data
         for step in range(num_steps):
             order = orders[:, step] if self._own_batches else orders[0, step]
-            with torch.no_grad():  # of the stacked parameters; `grad_and_value` has its own record
+            with torch.no_grad():  # `grad_and_value` records the operations itself.
                 grads, _ = self._grads(self.params, self._buffers, inputs[order], labels[order])
             for name, param in self.params.items():
                 param.grad = grads[name]

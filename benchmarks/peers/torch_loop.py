@@ -1,4 +1,4 @@
-"""PyTorch, member after member."""
+"""The way `torch_loop`: a PyTorch loop over the members."""
 
 import itertools
 
@@ -12,13 +12,13 @@ from dist_ens.execution.timing import fastest
 
 
 class TorchLoop:
-    """Modules and optimizers one after another, as every tutorial has them.
+    """A way that trains the members' modules one after another, as PyTorch's tutorials do.
 
-    On one thread or on all cores, the optimizer fused or not, images with their channels last or
-    not: of these the fastest.
+    The fastest of several forms is used: one thread or all cores, with or without the fused
+    optimizer, and for images with or without the channels last.
 
     Args:
-        workload: What to train.
+        workload: Workload to train.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -29,7 +29,7 @@ class TorchLoop:
         self._fastest = fastest([_Form(workload, *form) for form in forms])
 
     def run(self, num_steps: int) -> None:
-        """See `Way`."""
+        """Trains every member for some more steps, in the fastest form."""
         self._fastest.run(num_steps)
 
 

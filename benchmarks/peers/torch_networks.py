@@ -1,7 +1,8 @@
 """The workloads' networks in PyTorch, each built from the parameters of its JAX member.
 
-So the two have one set of sizes, begin equal, and can be compared leaf by leaf: what is built from
-a member's gradients holds them as its own parameters, in its own order and layouts.
+So both networks have the same sizes and the same initial parameters. They can also be compared leaf
+by leaf: a network built from a JAX member's gradients holds them as its parameters, in PyTorch's
+order and layouts.
 """
 
 import math
@@ -20,14 +21,11 @@ _VARIANCE_FLOOR = 1e-6
 
 
 def network_of(workload: Workload, params: Any) -> nn.Module:
-    """The network that takes batches of the workload's inputs as they are.
+    """Returns the network of a workload, for batches of inputs that are not yet scaled.
 
     Args:
-        workload: Which network, and how its inputs are scaled.
-        params: Of one of its JAX members.
-
-    Returns:
-        The module.
+        workload: Workload that names the network and the scale of its inputs.
+        params: Parameters of one JAX member.
     """
     networks: dict[str, Callable[[Any], nn.Module]] = {
         "mlp": _Mlp,
@@ -41,7 +39,7 @@ def network_of(workload: Workload, params: Any) -> nn.Module:
 
 
 def loss_of(workload: Workload) -> Callable[[Tensor, Tensor], Tensor]:
-    """The workload's loss, the mean over a batch: of outputs and labels."""
+    """Returns the loss of a workload: a function of outputs and labels, the mean over a batch."""
     return {gaussian_nll: _gaussian_nll, softmax_cross_entropy: _cross_entropy}[workload.loss]
 
 
@@ -58,7 +56,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 class _Scaled(nn.Module):
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
-        # Not buffers: they are the same for every member, and must not be stacked.
+        # They are not buffers, because buffers would be stacked for all members.
         self.mean, self.std = torch.tensor(mean), torch.tensor(std)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,7 +81,7 @@ class _ConvNet(nn.Module):
         x = x[:, None]
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        x = x.permute(0, 2, 3, 1).flatten(1)  # in the order of the JAX member's dense layer
+        x = x.permute(0, 2, 3, 1).flatten(1)  # The JAX member's dense layer has this order.
         return self.dense2(F.relu(self.dense1(x)))
 
 
@@ -92,7 +90,7 @@ class _BasicBlock(nn.Module):
         super().__init__()
         self.projects = "Conv_2" in params
         stride = 2 if self.projects and _fan_out(params["Conv_0"]) > 16 else 1
-        # Of an even image and a stride of 2, padding "SAME" is one pixel at the far edges only.
+        # With stride 2 and an even image, JAX's padding "SAME" is one pixel at the far edges only.
         self.far_edges = (0, 1, 0, 1) if stride == 2 else None
         self.conv1 = _conv(params["Conv_0"], stride=stride, padding=1 if stride == 1 else 0)
         self.norm1 = _batch_norm(params["BatchNorm_0"])

@@ -1,4 +1,4 @@
-"""What every way of training an ensemble has in common."""
+"""Types that all ways of training an ensemble share."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from dist_ens.execution.timing import Way
 
 
 class Absent(Exception):
-    """A way that cannot do a workload; its message is the reason, as a sentence."""
+    """An error of a way that does not support a workload; its message is the reason."""
 
 
 MakeWay = Callable[[Workload], Way]

@@ -1,4 +1,4 @@
-"""An ensemble: one member's network, optimizer and loss, lifted over the mesh."""
+"""The ensemble: the network, optimizer and loss of one member, lifted over the mesh."""
 
 from dist_ens.ensemble.batches import Batches, Drawn, MemberBatches
 from dist_ens.ensemble.ensemble import Ensemble

@@ -1,4 +1,4 @@
-"""Checks of the arguments of an `Ensemble`, when it is made."""
+"""Checks of the arguments of an `Ensemble`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,7 +22,7 @@ def checked_counts(ensemble: Any) -> dict[str, int]:
     """Returns the whole numbers among the arguments of an ensemble, as Python integers.
 
     Raises:
-        UserError: If one is no whole number, or out of range.
+        UserError: If an argument is not a whole number, or is out of range.
     """
     counts = {
         name: whole_number(name, getattr(ensemble, name), least=1)
@@ -40,15 +40,15 @@ def checked_ids(member_ids: Any, num_members: int) -> tuple[int, ...]:
     """Returns the members' ids as Python integers.
 
     Raises:
-        UserError: If one is no whole number, or the members do not have one id each.
+        UserError: If an id is not a whole number from 0 on, two ids are equal, or their number is
+            not `num_members`.
     """
     if not isinstance(member_ids, Iterable):
         raise UserError(f"member_ids is {member_ids!r}. Give a list with one id for each member.")
     ids = tuple(whole_number("An id in member_ids", each, least=0) for each in member_ids)
     if len(ids) != num_members or len(set(ids)) != len(ids):
         raise UserError(
-            f"member_ids is {list(ids)} for {num_members} members. Give each member an id of its "
-            "own, a whole number from 0 on."
+            f"member_ids is {list(ids)} for {num_members} members. Give each member a different id."
         )
     return ids
 
@@ -57,7 +57,7 @@ def checked_methods(methods: Any) -> tuple[Method, ...]:
     """Returns the methods of an ensemble as a tuple.
 
     Raises:
-        UserError: If they are no functions from a loss to a loss, or contradict one another.
+        UserError: If a method cannot be called with a loss, or two methods cannot be combined.
     """
     if callable(methods) or not isinstance(methods, Iterable):
         raise UserError(
@@ -81,10 +81,10 @@ def checked_methods(methods: Any) -> tuple[Method, ...]:
 
 
 def checked_dtype(dtype: Any) -> str | None:
-    """Returns the name of the type in which a network computes; None for None.
+    """Returns the name of the type in which a network computes; None if `dtype` is None.
 
     Raises:
-        UserError: If it is not one of `COMPUTE_DTYPES`.
+        UserError: If the type is not one of `COMPUTE_DTYPES`.
     """
     if dtype is None:
         return None
@@ -97,10 +97,10 @@ def checked_dtype(dtype: Any) -> str | None:
 
 
 def check_microbatches(field: str, count: int, device_batch_size: int) -> None:
-    """Raises a `UserError` unless a device's part of the batch has so many equal parts.
+    """Raises a `UserError` unless a device's part of the batch divides into microbatches.
 
     Args:
-        field: Name of the number of microbatches.
+        field: Name of the argument or field that holds the number of microbatches.
         count: Number of microbatches.
         device_batch_size: Number of examples in a device's part of the batch.
     """

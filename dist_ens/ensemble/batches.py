@@ -1,4 +1,4 @@
-"""The batches of one call of the update, or a split from which its steps draw them."""
+"""The batches of one call of the update, given as arrays or drawn from a split on the devices."""
 
 import dataclasses
 from functools import partial
@@ -18,8 +18,8 @@ class Batches:
 
     Attributes:
         examples: Pytree of arrays, leaves [steps, batch, ...].
-        index: Positions of the examples in the training split, int32[steps, batch]; None where
-            they have none.
+        index: Positions of the examples in the training split, int32[steps, batch]. None if the
+            positions are unknown.
     """
 
     examples: Any
@@ -29,12 +29,12 @@ class Batches:
 @partial(jax.tree_util.register_dataclass, data_fields=["examples", "index"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class MemberBatches:
-    """The batches of some steps, each member its own.
+    """The batches of some steps, different for each member.
 
     Attributes:
         examples: Pytree of arrays, leaves [members, steps, batch, ...].
-        index: Positions of the examples in the training split, int32[members, steps, batch]; None
-            where they have none.
+        index: Positions of the examples in the training split, int32[members, steps, batch]. None
+            if the positions are unknown.
     """
 
     examples: Any
@@ -44,12 +44,12 @@ class MemberBatches:
 @partial(jax.tree_util.register_dataclass, data_fields=["split", "cursor"], meta_fields=["order"])
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """Batches that the update draws from a whole split, which lies on every device.
+    """Batches that the update draws from a whole split, which is on every device.
 
     Attributes:
         split: Pytree of arrays, leaves [examples, ...].
         cursor: Positions of the steps in the stream of examples, uint32[steps, 3].
-        order: Order of the examples.
+        order: Order in which members see the examples.
     """
 
     split: Any
@@ -58,12 +58,12 @@ class Drawn:
 
 
 def as_batches(batches: Any) -> Any:
-    """Returns the batches of a call; a bare pytree [steps, batch, ...] has no positions."""
+    """Returns the batches of a call. A bare pytree [steps, batch, ...] becomes `Batches`."""
     return batches if isinstance(batches, Batches | MemberBatches | Drawn) else Batches(batches)
 
 
 def steps_in(batches: Any) -> int:
-    """Returns the number of steps of a call; shapes will do."""
+    """Returns the number of steps of a call, from its batches or their shapes."""
     if isinstance(batches, Drawn):
         return len(batches.cursor)
     leaf = jax.tree.leaves(batches)[0]
@@ -93,13 +93,14 @@ def located(batches: Drawn, member_ids: jax.Array, layout: Layout, column: jax.A
         batches: Batches to draw.
         member_ids: Ids of the device's members, int32[members].
         layout: Layout of the mesh.
-        column: Column of the device, int32[].
+        column: Column of the device in the mesh, int32[].
 
     Returns:
-        int32[steps, batch], or int32[members, steps, batch] where each member has its own batches.
+        Positions, int32[steps, batch]; int32[members, steps, batch] if each member has its own
+        order.
     """
     size = batches.order.global_batch_size // layout.data_axis
     rows = column * size + np.arange(size)
     indices = batches.order.member_indices(batches.cursor, rows, member_ids)
-    # Else XLA might compute an index anew for every number of its example.
+    # Without the barrier, XLA might compute an index again for every number of its example.
     return jax.lax.optimization_barrier(indices)

@@ -1,4 +1,4 @@
-"""Whether a user's loss is the same in every column of the mesh, or a plain mean over its part."""
+"""Check of a user's loss function on a mesh with several columns."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def check_columns_of_loss(layout: Layout, loss: MemberLoss, state: State, batch:
     """Checks the loss of the first member of each row of the mesh, on one batch.
 
     A loss that averages through `batch_mean` must be the same number in every column. Any other
-    loss is averaged over the columns, which is right for a plain mean over equal parts and wrong
+    loss is averaged over the columns. This is right for a plain mean over equal parts, and wrong
     for a weighted mean over one column's examples.
 
     Args:
@@ -33,7 +33,8 @@ def check_columns_of_loss(layout: Layout, loss: MemberLoss, state: State, batch:
         batch: Batch of a step on the layout, leaves [batch, ...].
 
     Raises:
-        UserError: If the loss is neither.
+        UserError: If the loss divides by a sum over one column's examples, or uses `batch_mean`
+            and still differs between columns.
     """
     uses_batch_mean: list[bool] = []
 
@@ -42,7 +43,7 @@ def check_columns_of_loss(layout: Layout, loss: MemberLoss, state: State, batch:
         one = jax.tree.map(lambda leaf: leaf[0], state)
         key = jax.random.fold_in(jax.random.fold_in(one.key, UPDATE), one.step)
         key = jax.random.fold_in(key, data_index())
-        # Positions are needed only by methods that count examples; any will do.
+        # Only methods that count examples need positions, and any positions will do for the check.
         index = jax.numpy.arange(len(jax.tree.leaves(batch)[0]))
         info = LossInfo(key, one.key, one.member_id, index, None)
 
@@ -64,18 +65,17 @@ def check_columns_of_loss(layout: Layout, loss: MemberLoss, state: State, batch:
         division = local_weighted_mean(body, set(body.invars[-num_of_batch:]))
         if division is not None:
             raise UserError(
-                "The loss divides by a sum over its own column's part of the batch "
-                f"({division}), so that it is not the mean over the global batch of mesh {layout}. "
-                "Use dist_ens.losses.batch_mean(values, weights=weights), which sums over all "
-                "columns."
+                "The loss divides by a sum over one column's part of the batch "
+                f"({division}), so it is not the mean over the global batch on mesh {layout}. Use "
+                "dist_ens.losses.batch_mean(values, weights=weights), which sums over all columns."
             )
     if uses_batch_mean[-1]:
         different = differing_leaves(layout, {"loss": jax.jit(program)(state, batch)})
         if different:
             raise UserError(
-                f"The loss differs between the columns of mesh {layout}, though it averages "
-                "through batch_mean: another part of it depends on its own column's examples. "
-                "Average that part through dist_ens.losses.batch_mean too."
+                f"The loss differs between the columns of mesh {layout}, although it uses "
+                "batch_mean: another part of it depends on one column's examples. Average that "
+                "part with dist_ens.losses.batch_mean too."
             )
 
 

@@ -1,4 +1,4 @@
-"""The ensemble: one member's network, optimizer and loss, lifted over the mesh."""
+"""`Ensemble`: the network, optimizer and loss of one member, lifted over the mesh."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -62,38 +62,38 @@ from dist_ens.state import State
 class Ensemble:
     """An ensemble of networks that share one architecture, optimizer and loss.
 
-    A member is itself: its numbers depend on the seed and its `member_id`, never on how many
-    members there are, where they lie or how they are run, up to rounding. (Dropout masks also
-    depend on the length of the data axis: each of its columns draws its own.)
+    Up to rounding, a member depends on the seed and its `member_id` alone. It does not depend on
+    the number of members, their layout or their execution. Dropout masks also depend on the length
+    of the data axis, because each column draws its own masks.
 
     Attributes:
-        member: Network: whatever `as_member` takes.
-        optimizer: Optimizer of one member, with `init` and `update` as Optax has them.
-        loss: An objective, such as `losses.categorical(10)`, or a function
+        member: Network of one member, in any form that `as_member` accepts.
+        optimizer: Optimizer of one member, with `init` and `update` like Optax's optimizers.
+        loss: Objective, such as `losses.categorical(10)`, or a function
             `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`.
         num_members: Number of members, at least 1.
         seed: Seed of all random numbers, in [0, 2**32).
-        layout: Layout of members and data. Default: all devices, where the ensemble axis is the
-            largest number that divides members and devices.
-        execution: Execution of the members of a device: `auto`, or `WAY[+LOWERING][+STEPS]`. `fit`
-            times the candidates of `auto`; elsewhere it stands for the first of them.
-        methods: Transformations of the loss, the first the innermost.
-        member_ids: Ids of the members. Default: 0, 1, 2, …
+        layout: Layout of members and data. Default: all devices, with the largest ensemble axis
+            that divides both the members and the devices.
+        execution: Execution of the members of a device: `auto`, or `WAY[+LOWERING][+STEPS]`. With
+            `auto`, `fit` times the candidates; elsewhere the first candidate is used.
+        methods: Transformations of the loss. The first one is applied first.
+        member_ids: Ids of the members, different whole numbers from 0 on. Default: 0, 1, 2, …
         waves: Number of waves in which a device updates its members. The members of one wave are on
             the device, the others wait in the host's memory. It is raised to the next number that
             makes all waves equally large.
         microbatches: Number of equal parts of a device's batch that are taken one after another,
             with their gradients averaged.
         compute_dtype: Type of the network's own arithmetic, such as "bfloat16". Default: float32.
-        num_groups: Number of groups of members, each with examples of its own. A member's group is
-            its id modulo this number.
+        num_groups: Number of groups of members, each trained on other examples. A member's group
+            is its id modulo this number.
         dropout_samples: Number of predictions with dropout that are averaged for each member.
-            Default: one, without dropout.
+            Default: one prediction without dropout.
 
     Raises:
-        UserError: If an argument cannot be used.
+        UserError: If an argument has a value that it cannot have.
 
-    >>> import jax.numpy as jnp, optax
+    >>> import optax
     >>> from dist_ens.losses import categorical
     >>> def init(key, inputs):
     ...     return {"w": jax.random.normal(key, (3, 2))}, ()
@@ -103,6 +103,8 @@ class Ensemble:
     >>> batch = {"inputs": np.ones((8, 3), np.float32), "labels": np.ones(8, np.int32)}
     >>> state = ensemble.init(batch)
     >>> state, metrics = ensemble.update(state, batch)
+    >>> state.step
+    Array([1, 1, 1, 1], dtype=int32)
     >>> metrics["loss"].shape
     (4,)
     """
@@ -113,7 +115,7 @@ class Ensemble:
     _: dataclasses.KW_ONLY
     num_members: int
     seed: int = 0
-    layout: Layout = None  # type: ignore[assignment]  # always a layout once it is made
+    layout: Layout = None  # type: ignore[assignment]  # None is replaced in __post_init__.
     execution: str = AUTO
     methods: Sequence[Method] = ()
     member_ids: Sequence[int] | None = None
@@ -151,30 +153,33 @@ class Ensemble:
         if self.layout.num_members != self.num_members:
             raise UserError(
                 f"The layout is for {self.layout.num_members} members, and num_members is "
-                f"{self.num_members}. Make it with Layout.make({self.num_members})."
+                f"{self.num_members}. Make the layout with Layout.make({self.num_members})."
             )
         object.__setattr__(self, "waves", Waves.at_least(self.layout, self.waves).count)
 
     @property
     def objective(self) -> Objective | None:
-        """Objective of the ensemble; None where its loss is a function."""
+        """Objective of the ensemble; None if its loss is a function."""
         return self.loss if isinstance(self.loss, Objective) else None
 
     @property
     def uses_positions(self) -> bool:
-        """Whether a method looks at the positions of the examples, as `bootstrap` does."""
+        """Whether a method uses the positions of the examples, as `bootstrap` does."""
         return any(getattr(method, "uses_positions", False) for method in self.methods)
 
     def init(self, batch: Any) -> State:
-        """Returns the ensemble at step 0, each member made on the device that holds it.
+        """Returns the state at step 0, each member created on the device that holds it.
 
         Args:
-            batch: A batch, or shapes and types of one (`jax.ShapeDtypeStruct`), leaves
-                [batch, ...]. A network takes `batch["inputs"]`; with a loss function, the `init`
-                of `as_member(init=...)` takes the whole batch.
+            batch: Batch, or its shapes and types (`jax.ShapeDtypeStruct`), leaves [batch, ...].
+                The network is given `batch["inputs"]`. With a loss function, the `init` of
+                `as_member(init=...)` is given the whole batch.
 
         Returns:
             The state, leaves [members, ...].
+
+        Raises:
+            UserError: If the batch has no inputs for the objective.
         """
         make = self._state_of_one(batch)
         return initial_state.born(make, self.layout, self.ids, self.seed, self.waves)
@@ -184,16 +189,15 @@ class Ensemble:
         return initial_state.abstract_state(self._state_of_one(batch), self.layout, self.waves)
 
     def state_of(self, params: Sequence[Any], model_states: Sequence[Any] | None = None) -> State:
-        """Returns an ensemble of networks that were trained elsewhere, at step 0.
+        """Returns the state, at step 0, of networks that were trained elsewhere.
 
         Args:
             params: Parameters, one pytree for each member.
             model_states: Model states, one pytree for each member. Default: the networks have none.
 
         Returns:
-            The state, to predict with or to train on. Where the objective standardises labels, the
-            networks predict standardised ones: the scale is mean 0 and standard deviation 1, until
-            `fit` sets it.
+            The state, for predictions or further training. If the objective standardises labels,
+            the labels have mean 0 and standard deviation 1 until `fit` sets them.
 
         Raises:
             UserError: If the members cannot be stacked, or their number is not `num_members`.
@@ -212,19 +216,23 @@ class Ensemble:
         return state
 
     def update(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
-        """Takes one step.
+        """Updates every member on one batch.
 
-        An objective with `standardize=True` learns labels as they are here, since only `fit` knows
-        all training labels and sets their mean and standard deviation in the state.
+        Labels are not standardised here, even with `standardize=True`, unless `fit` has set their
+        mean and standard deviation in the state. Only `fit` knows all training labels.
 
         Args:
             state: State of the ensemble. It is donated and must not be used again.
-            batch: Batch of the step, any pytree with leaves [batch, ...]. On several hosts each
-                gives the examples of its columns of the mesh, `layout.host_columns`.
+            batch: Batch of the step, any pytree with leaves [batch, ...]. On several hosts, each
+                host gives the examples of its columns of the mesh, `layout.host_columns`.
 
         Returns:
-            The new state, and metrics by name, float32[members]: `loss` and what the objective or
-            the loss function reports beside it, means over the global batch before the step.
+            The new state, and metrics by name, float32[members]: `loss` and the auxiliary values of
+            the objective or the loss function. They are means over the global batch, computed
+            before the update.
+
+        Raises:
+            UserError: If the batch does not fit the layout, or the loss function is not valid.
         """
         here, state = self.at(state)
         return (here._one_step_in_waves if here.waves > 1 else here._one_step)(state, batch)
@@ -235,25 +243,26 @@ class Ensemble:
 
         `batches` are `Batches`, `MemberBatches` or `Drawn`, or a bare pytree with leaves
         [steps, batch, ...] on the layout. It returns the new state and metrics by name,
-        float32[steps, members]; the given state is donated. Compiled once for each number of steps.
+        float32[steps, members]. It donates the given state, and is compiled once for each number
+        of steps.
         """
         if self.waves > 1:
             return update_in_waves(self._in_waves, self.of_wave.update_steps)
         return dispatched(self.gradient_step, self.layout, self._execution)
 
     def predict(self, state: State, inputs: Any) -> Prediction:
-        """Returns the pooled prediction of the members, and how uncertain it is.
+        """Returns the pooled prediction of the members, with its uncertainty.
 
         Args:
-            state: State of the ensemble or of some members, of any layout.
+            state: State of the ensemble or of some members, on any layout.
             inputs: Inputs, any pytree with leaves [batch, ...].
 
         Returns:
-            The prediction, on the devices. With an objective its fields are those of the predictive
-            distribution; without one they are computed leaf by leaf.
+            The prediction, on the devices. With an objective, its fields are those of the
+            predictive distribution. With a loss function, they are computed leaf by leaf.
 
         Raises:
-            UserError: If the network was given without `apply`.
+            UserError: If the network was given without `apply`, or the ensemble has several groups.
         """
         here, needed, placed, size = self._placed(state, inputs)
         return here._predict(needed, placed).first(size)
@@ -262,7 +271,7 @@ class Ensemble:
         """Returns the outputs of every member's network, leaves [members, batch, ...].
 
         Args:
-            state: State of the ensemble or of some members, of any layout.
+            state: State of the ensemble or of some members, on any layout.
             inputs: Inputs, any pytree with leaves [batch, ...].
 
         Raises:
@@ -275,9 +284,9 @@ class Ensemble:
     def outputs(self) -> Any:
         """The outputs of all members for inputs on the layout: `outputs(state, inputs)`.
 
-        `inputs` has leaves [batch, ...] with the spec "batch"; with several groups of members it
-        has leaves [groups, batch, ...], and each member takes those of its group. The outputs are
-        [members, batch, ...]; with `dropout_samples` [members, batch, samples, ...].
+        `inputs` has leaves [batch, ...] with the spec "batch". With several groups of members, it
+        has leaves [groups, batch, ...], and each member takes the inputs of its group. The outputs
+        have leaves [members, batch, ...], or [members, batch, samples, ...] with `dropout_samples`.
         """
         if self.waves > 1:
             return results_in_waves(self._in_waves, self.of_wave.outputs, MEMBER_BATCH)
@@ -287,10 +296,11 @@ class Ensemble:
         """Checks that all columns of the mesh hold the same members.
 
         Args:
-            state: State after an update. Every host must call this; once is enough.
+            state: State after an update. Every host must call this. One call after the first update
+                is enough.
 
         Raises:
-            UserError: If a leaf differs; the message names it.
+            UserError: If a leaf differs between columns; the message names the leaf.
         """
         layout, state = self._first_wave(state)
         require_equal_columns(layout, state, MEMBERS)
@@ -301,7 +311,7 @@ class Ensemble:
         return self.objective is None and self.layout.data_axis > 1
 
     def check_loss(self, state: State, batch: Any) -> None:
-        """Checks that a loss function is the same in every column, or a plain mean.
+        """Checks that a loss function is the same in every column, or a plain mean over its part.
 
         Args:
             state: State of the ensemble.
@@ -317,34 +327,34 @@ class Ensemble:
 
     @property
     def step_of_one(self) -> Callable[..., Any]:
-        """A step of one member as it is written by hand: `step(state, batch, index=None)`.
+        """The step of one member without mesh, jit or lowerings: `step(state, batch, index=None)`.
 
-        The leaves of `state` are one member's, `batch` is the whole batch. It is neither jitted nor
-        on a mesh, and has no operation in another form: other executions are measured against it.
+        The leaves of `state` are those of one member, and `batch` is the whole batch. The speed of
+        other executions is measured against this step.
         """
-        # What averages over the data axis finds one, with one place.
+        # Averages over the data axis need one, so the step runs under a data axis of one column.
         return on_one_column(self.gradient_step, DATA)
 
     def trace_update(self, state: State, batches: Any) -> None:
         """Traces `update_steps` in the ensemble's own execution, and computes nothing.
 
         Args:
-            state: State of the ensemble; shapes will do.
-            batches: Batches of a call; shapes will do.
+            state: State of the ensemble, or its shapes and types.
+            batches: Batches of a call, or their shapes and types.
 
         Raises:
-            Exception: What the network, or a lowering of one of its operations, raises.
+            Exception: Any error that the network, or a lowering of one of its operations, raises.
         """
         jax.eval_shape(
             steps_of_all(self.gradient_step, self.layout, self._execution), state, batches
         )
 
     def traced_update(self, state: State, batches: Any) -> ClosedJaxpr:
-        """Returns the traced update of one member after another, no operation in another form.
+        """Returns the traced update of one member after another, without lowerings.
 
         Args:
-            state: State of the ensemble; shapes will do.
-            batches: Batches of a call; shapes will do.
+            state: State of the ensemble, or its shapes and types.
+            batches: Batches of a call, or their shapes and types.
         """
         plain = Execution.parse("map+scanned")
         return jax.make_jaxpr(steps_of_all(self.gradient_step, self.layout, plain))(state, batches)
@@ -358,14 +368,14 @@ class Ensemble:
         )
 
     def on(self, layout: Layout, execution: str | None = None) -> "Ensemble":
-        """Returns the same ensemble on another layout, or in another execution."""
+        """Returns the same ensemble on another layout and, if given, with another execution."""
         return dataclasses.replace(self, layout=layout, execution=execution or self.execution)
 
     def with_members(self, member_ids: Sequence[int]) -> "Ensemble":
-        """Returns the same ensemble with other members, on a layout of their own.
+        """Returns the same ensemble with other members, on a new layout.
 
         Args:
-            member_ids: Ids of the members.
+            member_ids: Ids of the members, different whole numbers from 0 on.
         """
         count = len(member_ids)
         layout = Layout.make(count, devices=cluster.devices_for(count))
@@ -396,7 +406,7 @@ class Ensemble:
 
     @cached_property
     def network(self) -> Member:
-        """The member as it is trained: in another type, and with the scale of its labels."""
+        """The member that is trained: with its compute type, and the scale of its labels."""
         member = self.member
         if self.objective is not None:
             member = with_compute_dtype(member, self.compute_dtype or "float32")
@@ -413,7 +423,7 @@ class Ensemble:
 
     @cached_property
     def gradient_step(self) -> GradientStep:
-        """The step of one member on one column's part of the batch, methods included."""
+        """The step of one member on one column's part of the batch, including the methods."""
         loss = reduce(lambda inner, method: method(inner), self.methods, self.bare_loss)
         return GradientStep(loss, self.optimizer, self.objective, self.microbatches)
 
@@ -423,7 +433,7 @@ class Ensemble:
         )
 
     def inputs_of(self, batch: Any) -> Any:
-        """Returns what the network's `init` takes of a batch.
+        """Returns the part of a batch that the network's `init` is given.
 
         Raises:
             UserError: If the batch has no inputs under the objective's key.
@@ -436,14 +446,14 @@ class Ensemble:
             keys = ", ".join(map(repr, batch)) if isinstance(batch, dict) else type(batch).__name__
             raise UserError(
                 f"The objective {self.objective.name} takes batches with the key {key!r}: got "
-                f"{keys}. Give a dict with {key!r} and {self.objective.LABELS!r}, or a loss "
+                f"{keys}. Give a dict with {key!r} and {self.objective.LABELS!r}, or use a loss "
                 "function for other batches."
             )
         return batch[key]
 
     @cached_property
     def _programs(self) -> dict[str, Any]:
-        """What is known once there is a state: the program of one step, and more."""
+        """Cache of values that are known once there is a state, such as the program of one step."""
         return {}
 
     @cached_property
@@ -457,7 +467,7 @@ class Ensemble:
             with explained_errors():
                 self.check_loss(state, placed)
             execution = self._rule(state, placed) if self.execution == AUTO else self.execution
-            # Of one step there is nothing to scan or to dispatch.
+            # A single step is neither scanned nor dispatched with others.
             way = str(dataclasses.replace(Execution.parse(execution), steps=None))
             self._programs["step"] = lift(
                 self.gradient_step,
@@ -510,8 +520,8 @@ class Ensemble:
     def _predict(self) -> Any:
         if self.num_groups > 1:
             raise UserError(
-                f"predict pools all members, and this ensemble has {self.num_groups} groups that "
-                "learned from examples of their own. Use apply, or dist-ens predict."
+                f"predict pools all members, and this ensemble has {self.num_groups} groups of "
+                "members that were trained on other examples. Use apply, or dist-ens predict."
             )
         objective = self.objective
 
@@ -531,10 +541,10 @@ class Ensemble:
         return jax.jit(lambda state, inputs: pooled(self._outputs(state, inputs), state))
 
     def _placed(self, state: State, inputs: Any) -> tuple["Ensemble", State, Any, int]:
-        """Returns ensemble, needed state and inputs on one layout, and the number of inputs."""
+        """Returns ensemble, needed state and inputs on one layout, and the number of examples."""
         if not self.member.has_apply:
             raise UserError(
-                "This ensemble cannot predict: its network was given by as_member(init=...) "
+                "This ensemble cannot predict: its network was made by as_member(init=...) "
                 "without apply. Use as_member(init=..., apply=...), or call the network yourself "
                 "with state.params."
             )
@@ -543,7 +553,10 @@ class Ensemble:
         return here, here._needed(state), placed, size
 
     def _needed(self, state: State) -> State:
-        """Returns a state without what predictions do not depend on, which costs time to pass."""
+        """Returns a state without the optimizer's state, unless predictions depend on it.
+
+        To pass more arrays to a program takes time.
+        """
         if "is_schedule_free" not in self._programs:
             self._programs["is_schedule_free"] = is_schedule_free(state.opt_state)
         if self._programs["is_schedule_free"] or self.waves > 1:
@@ -551,10 +564,13 @@ class Ensemble:
         return state._replace(opt_state=())
 
     def at(self, state: State) -> tuple["Ensemble", State]:
-        """Returns this ensemble and a state on one layout, that of the state if possible.
+        """Returns this ensemble and a state on one layout, the state's own layout if possible.
 
-        A state of another number of members, such as `select_members` makes, comes with the
-        ensemble of these members.
+        If the state has another number of members, as after `select_members`, the ensemble of those
+        members is returned.
+
+        Args:
+            state: State of the ensemble or of some members, on any layout.
         """
         elsewhere = self.__dict__.setdefault("_elsewhere", {})
         if state.step.shape[0] != self.num_members:

@@ -1,7 +1,7 @@
-"""The fingerprint of a training step, of a network that no name identifies.
+"""The fingerprint of a training step, by which a resumed run recognises its network.
 
-A config names its parts, but a network that was written in Python has no name that says what it is.
-A run that goes on with another network would be recorded as something that it is not.
+A config identifies its network by name, but a network written in Python has no such name. If a run
+were resumed with another network, its record would be wrong.
 """
 
 import hashlib
@@ -18,16 +18,17 @@ import dist_ens
 from dist_ens.ensemble.ensemble import Ensemble
 from dist_ens.errors import UserError
 
-# A step that is traced by another version of one of these may read otherwise and compute the same.
-# How this version traces a step: other operations of the same step raise it.
+# Version of the operations that dist_ens itself adds to a step. Raise it when they change.
 _STEP = "2"
+# Another version of one of these packages may trace the same step to other operations.
 _TRACING = ("jax", "flax", "optax", "equinox", "haiku")
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of what takes part in tracing a step, by name; the platform too.
+    """Returns the versions of Python, the packages that trace a step, and the platform, by name.
 
-    A network may choose its operations by the platform, as attention does on accelerators.
+    The platform is included because a network may choose its operations by it, as attention does on
+    accelerators.
     """
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     loaded = {name: sys.modules[name].__version__ for name in _TRACING if name in sys.modules}
@@ -55,7 +56,7 @@ def fingerprint_of_step(ensemble: Ensemble, batch: Any) -> str:
         ensemble.abstract_state(batch),
     )
     index = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], "int32")
-    # How precisely it is computed is for each start to say.
+    # The precision may differ between starts of a run, so the fingerprint does not depend on it.
     with jax.default_matmul_precision("default"), jax.enable_x64(False):
         traced = jax.make_jaxpr(ensemble.step_of_one)(member, batch, index)
     digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
@@ -65,14 +66,14 @@ def fingerprint_of_step(ensemble: Ensemble, batch: Any) -> str:
 
 
 def _captured(value: Any) -> Iterator[np.ndarray]:
-    """Yields the arrays that a traced function captures, and the functions inside it."""
+    """Yields the arrays that a traced function and the functions nested in it capture."""
     if isinstance(value, ClosedJaxpr):
         for array in value.consts:
             if isinstance(array, jax.core.Tracer):
                 raise UserError(
-                    "The loss uses an array of another traced function, which it closes over or "
-                    "keeps from an earlier call. Pass it through the batch, the parameters or the "
-                    "model state."
+                    "The loss uses an array of another traced function: it closes over the array, "
+                    "or keeps it from an earlier call. Pass it through the batch, the parameters "
+                    "or the model state."
                 )
             is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
             yield np.asarray(jax.random.key_data(array) if is_key else array)

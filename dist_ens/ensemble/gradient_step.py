@@ -1,4 +1,4 @@
-"""One training step of one member: gradients of its loss, averaged over the data axis."""
+"""The training step of one member, with gradients averaged over the data axis."""
 
 import dataclasses
 from typing import Any
@@ -17,7 +17,7 @@ from dist_ens.methods import LossInfo, MemberLoss
 from dist_ens.randomness import OPTIMIZER, UPDATE, pinned_generator
 from dist_ens.state import State, without_weak_types
 
-# Metric that says that a batch had weights, and all of them were zero.
+# Name of the metric that is 1 if all weights of a batch were zero, and 0 otherwise.
 ZERO_WEIGHTS = "zero_weights"
 
 
@@ -28,9 +28,9 @@ class GradientStep:
     Attributes:
         loss: Loss of the member.
         optimizer: Optimizer of the member.
-        objective: Objective of the ensemble; None where its loss is a function.
-        microbatches: Equal parts of a device's batch that are taken one after another, their
-            gradients averaged.
+        objective: Objective of the ensemble; None if its loss is a function.
+        microbatches: Number of equal parts of a device's batch that are taken one after another,
+            with their gradients averaged.
     """
 
     loss: MemberLoss
@@ -47,11 +47,12 @@ class GradientStep:
         Args:
             state: State of the member.
             batch: This column's part of the batch, leaves [batch, ...].
-            index: Positions of its examples in the training split, int32[batch].
+            index: Positions of the batch's examples in the training split, int32[batch]. Default:
+                the positions are unknown.
 
         Returns:
-            The new state, and scalars by name: `loss` and the auxiliary ones, means over the
-            global batch.
+            The new state, and metrics by name, float32[]: `loss` and the auxiliary values of the
+            loss, averaged over the columns of the mesh.
         """
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
         key = jax.random.fold_in(key, data_index())
@@ -79,10 +80,10 @@ class GradientStep:
     ) -> tuple[Any, Any, dict[str, jax.Array]]:
         """Returns gradients, model state and metrics of this column's part of the batch.
 
-        The loss whose gradient is taken is this part's share of the global mean, so that gradients
-        are summed over the parts. A network that looks at the gradient of an example on its way
-        back, such as one that clips it, then meets the same numbers however the batch is divided.
-        What looks at the gradient of a parameter meets that of this part alone.
+        The differentiated loss is this part's share of the global mean, so the gradients are summed
+        over the parts. A network may use the gradient of an example in its backward pass, for
+        example to clip it. That gradient does not depend on how the batch is divided. The gradient
+        of a parameter in the backward pass is that of this part alone.
         """
         parts = data_size() * self.microbatches
 
@@ -116,7 +117,7 @@ class GradientStep:
     def _accumulated(
         self, gradients: Any, state: State, batch: Any, index: Any, key: jax.Array
     ) -> tuple[Any, Any, dict[str, jax.Array]]:
-        """Returns the same for a batch that is taken in parts."""
+        """Returns gradients, model state and metrics of a batch that is taken in microbatches."""
         count = self.microbatches
         for leaf in jax.tree.leaves(batch):
             check_microbatches("microbatches", count, leaf.shape[0])
@@ -146,11 +147,14 @@ class GradientStep:
     def _total_weights(
         self, state: State, in_parts: Any, numbers: jax.Array, key: jax.Array
     ) -> list[jax.Array] | None:
-        """Returns the sums of the weights that the loss gives to `batch_mean`, over all parts.
+        """Returns the sums over all microbatches of the weights that the loss gives `batch_mean`.
 
-        They are divided by the number of parts, so that the mean over the parts of their shares is
-        the mean over the whole batch. A forward pass computes them, of which the compiler keeps
-        what weights depend on.
+        The sums are divided by the number of microbatches. The mean of the microbatches' losses is
+        then the mean over the whole batch. A forward pass computes the weights, and the compiler
+        drops the operations that they do not depend on.
+
+        Returns:
+            One sum for each call of `batch_mean` with weights; None if there are none.
         """
 
         def weights_of(part: Any) -> list[jax.Array]:

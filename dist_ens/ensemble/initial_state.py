@@ -1,4 +1,4 @@
-"""The state of an ensemble before its first step, made on the devices that hold it."""
+"""The state of an ensemble before its first step, created on the devices that hold it."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,9 +22,9 @@ def state_of_one(member: Member, optimizer: Any, shapes: Any) -> Callable[..., S
     """Returns the function that makes one member's state, `make(member_id, seed) -> State`.
 
     Args:
-        member: Network.
+        member: Network of one member.
         optimizer: Optimizer of one member.
-        shapes: Shapes and types of what the network's `init` takes, a pytree.
+        shapes: Shapes and types of the inputs of the network's `init`, a pytree.
     """
 
     @pinned_generator()
@@ -50,14 +50,14 @@ def state_of_one(member: Member, optimizer: Any, shapes: Any) -> Callable[..., S
 def born(
     make: Callable[..., State], layout: Layout, ids: np.ndarray, seed: int, waves: int
 ) -> State:
-    """Returns the state of all members, each made where it will lie.
+    """Returns the state of all members, each created on the device that will hold it.
 
     Args:
         make: Function that makes one member's state.
         layout: Layout of the members.
         ids: Ids of the members, int32[members].
         seed: Seed, in [0, 2**32).
-        waves: Number of waves; with more than one, the state is in the hosts' memory.
+        waves: Number of waves. If it is above 1, the state is in the hosts' memory.
     """
     if waves == 1:
         return layout.born(make, np.uint32(seed), numbers=ids)
@@ -97,15 +97,28 @@ def state_from(
     seed: int,
     waves: int,
 ) -> State:
-    """Returns the state of networks that were trained elsewhere; see `Ensemble.state_of`."""
+    """Returns the state of networks that were trained elsewhere; see `Ensemble.state_of`.
+
+    Args:
+        params: Parameters, one pytree for each member.
+        model_states: Model states, one pytree for each member; None if the networks have none.
+        optimizer: Optimizer of one member.
+        layout: Layout of the members.
+        ids: Ids of the members, int32[members].
+        seed: Seed, in [0, 2**32).
+        waves: Number of waves. If it is above 1, the state is in the hosts' memory.
+
+    Raises:
+        UserError: If the members cannot be stacked, or their number is not that of the ids.
+    """
     if not isinstance(params, list | tuple):
         raise UserError(
-            f"params is a {type(params).__name__}. Give a list with one pytree of parameters for "
-            "each member; if it is stacked already, unstack_members makes the list."
+            f"params is a {type(params).__name__}, not a list. Give a list with one pytree of "
+            "parameters for each member. unstack_members makes the list from stacked parameters."
         )
     if len(params) != len(ids):
         raise UserError(
-            f"params has {len(params)} members, and the ensemble {len(ids)}. Make the ensemble "
+            f"params has {len(params)} members, and the ensemble has {len(ids)}. Make the ensemble "
             f"with num_members={len(params)}."
         )
     stacked = without_weak_types(stack_members(params))
@@ -130,7 +143,11 @@ def state_from(
 
 
 def shapes_of(tree: Any) -> Any:
-    """Returns shapes and types of a pytree of arrays, numbers or shapes, as JAX holds them."""
+    """Returns the shapes and types that a pytree has in JAX, which holds numbers in 32 bits.
+
+    Args:
+        tree: Pytree of arrays, numbers, or shapes and types (`jax.ShapeDtypeStruct`).
+    """
 
     def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
         if isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):

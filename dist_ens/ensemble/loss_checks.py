@@ -1,4 +1,4 @@
-"""Checks of a loss that a user wrote: its signature, its results, and its mean over the batch."""
+"""Checks of a user's loss function: its signature, its results, and its mean over the batch."""
 
 import contextlib
 import inspect
@@ -35,13 +35,17 @@ def check_loss_outputs(
     """Returns the loss, the new model state and the metrics that a loss returned.
 
     Args:
-        results: What the loss returned.
-        model_state: Model state that it was given.
+        results: Return value of the loss.
+        model_state: Model state that the loss was given.
+
+    Returns:
+        The loss, the model state, and metrics by name, float32[]: the loss and its auxiliary
+        values.
 
     Raises:
-        UserError: If the results have another structure, the loss is no scalar, the model state
-            changed its structure, shapes or types, or an auxiliary value is no scalar or is called
-            "loss".
+        UserError: If the results have another structure, the loss or an auxiliary value is not a
+            scalar, or an auxiliary value is called "loss". Also if the model state changed its
+            structure, shapes or types.
     """
     if not isinstance(results, tuple) or len(results) != 2:
         found = f"a tuple of {len(results)}" if isinstance(results, tuple) else _kind(results)
@@ -49,15 +53,15 @@ def check_loss_outputs(
     loss, rest = results
     if not isinstance(rest, tuple) or len(rest) != 2:
         raise UserError(
-            f"The loss returned {_kind(rest)} beside its value. A loss is {_SIGNATURE}; return "
-            "(loss, (model_state, {})) where there is nothing else."
+            f"The loss returned {_kind(rest)} beside its value. A loss is {_SIGNATURE}. Return "
+            "(loss, (model_state, {})) if there are no auxiliary values."
         )
     new_state, aux = rest
     loss = jnp.asarray(loss)
     if loss.shape != ():
         raise UserError(
-            f"The loss has the shape {list(loss.shape)}, and a loss is one number. Average over "
-            "the examples, such as dist_ens.losses.batch_mean(loss)."
+            f"The loss has the shape {list(loss.shape)}, and it must be one number. Average over "
+            "the examples with dist_ens.losses.batch_mean(loss)."
         )
     if not jnp.issubdtype(loss.dtype, jnp.floating):
         raise UserError(
@@ -77,19 +81,19 @@ def check_loss_outputs(
     for name, value in aux.items():
         if not isinstance(value, bool | int | float | complex) and not hasattr(value, "dtype"):
             raise UserError(
-                f"The auxiliary value {name!r} of the loss is {_kind(value)}, and it should be one "
-                "number. Leave it out, or return a number."
+                f"The auxiliary value {name!r} of the loss is {_kind(value)}, and it must be one "
+                "number. Return a number, or leave it out."
             )
         if jnp.shape(value) != ():
             raise UserError(
                 f"The auxiliary value {name!r} of the loss has the shape {list(jnp.shape(value))}, "
-                "and it should be one number. Average over the examples."
+                "and it must be one number. Average over the examples."
             )
     if leaf_types(new_state) != leaf_types(model_state):
         raise UserError(
             f"The loss returned a model state of {described(new_state)}, and it was given one "
             f"of {described(model_state)}. Return it with the structure, shapes and types that "
-            "init gave it."
+            "it has after init."
         )
     metrics = {"loss": loss} | {name: jnp.asarray(value) for name, value in aux.items()}
     return loss, new_state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
@@ -97,36 +101,36 @@ def check_loss_outputs(
 
 @contextlib.contextmanager
 def explained_errors() -> Iterator[None]:
-    """Raises a `UserError` for errors of tracing that a loss often causes, saying what to do."""
+    """Turns the tracing errors that a loss often causes into a `UserError` that says what to do."""
     try:
         yield
     except jax.errors.TracerArrayConversionError as error:
         raise UserError(
-            "The loss gives a traced array to NumPy, which cannot be compiled: "
-            f"{first_line(error)} Use jax.numpy in its place."
+            "The loss passes a traced array to NumPy, which cannot be compiled: "
+            f"{first_line(error)} Use jax.numpy instead."
         ) from error
     except jax.errors.UnexpectedTracerError as error:
         raise UserError(
-            "The loss uses an array of another traced function, which it closes over or keeps "
-            f"from an earlier call: {first_line(error)} Pass it through the batch, the parameters "
-            "or the model state."
+            "The loss uses an array of another traced function: it closes over the array, or keeps "
+            f"it from an earlier call. {first_line(error)} Pass it through the batch, the "
+            "parameters or the model state."
         ) from error
     except jax.errors.ConcretizationTypeError as error:
         raise UserError(
             f"The loss needs the value of a traced array while it is compiled: {first_line(error)} "
-            "Use jnp.where or jax.lax.cond in place of `if`, and shapes in place of values."
+            "Use jnp.where or jax.lax.cond instead of `if`, and shapes instead of values."
         ) from error
 
 
 def local_weighted_mean(traced: Jaxpr, batch_vars: set[Any]) -> str | None:
-    """Returns the operation by which a loss divides by a sum of its own column's part of the batch.
+    """Finds the operation by which a loss divides by a sum over one column's part of the batch.
 
-    Such a mean, `(v * m).sum() / m.sum()`, is that of one column's examples. The mean of such means
-    over the columns is not the mean over the global batch.
+    A mean such as `(v * m).sum() / m.sum()` is the mean over one column's examples. The mean of
+    such means over the columns is not the mean over the global batch.
 
     Args:
-        traced: Loss of one column, traced; its first result is the loss.
-        batch_vars: Variables of the batch.
+        traced: Traced loss of one column. Its first result is the loss.
+        batch_vars: Variables that hold the batch.
 
     Returns:
         The equation as text; None if there is none.
@@ -138,7 +142,16 @@ def local_weighted_mean(traced: Jaxpr, batch_vars: set[Any]) -> str | None:
 def _scalar_division(
     jaxpr: Jaxpr, local: set[Any], needed: set[Any]
 ) -> tuple[set[Any], str | None]:
-    """Returns the variables that depend on this column's batch, and a division by a sum of them."""
+    """Returns the variables that depend on one column's batch, and a division by a sum of them.
+
+    Args:
+        jaxpr: Traced function.
+        local: Variables of its arguments that depend on one column's batch.
+        needed: Results of the function on which the loss depends.
+
+    Returns:
+        The variables, and the equation of the division as text; None if there is none.
+    """
     local = set(local)
     on_path = _needed_for(jaxpr, needed)
     division: str | None = None
@@ -177,7 +190,7 @@ def _scalar_division(
 
 
 def _needed_for(jaxpr: Jaxpr, results: set[Any]) -> set[Any]:
-    """Returns the variables on which some results depend, the results among them."""
+    """Returns the variables on which some results depend, including the results."""
     needed = {v for v in results if not isinstance(v, Literal)}
     for eqn in reversed(jaxpr.eqns):
         if needed.intersection(eqn.outvars):

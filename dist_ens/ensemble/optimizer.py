@@ -1,4 +1,4 @@
-"""The optimizer of one member: its state, its update, and the parameters to evaluate with."""
+"""The optimizer of one member: its state, its update, and the parameters for evaluation."""
 
 import functools
 import inspect
@@ -13,13 +13,13 @@ from dist_ens.errors import UserError
 from dist_ens.execution.rewrite import equations, nested
 from dist_ens.randomness import key_of_optimizer
 
-# Operations that draw random numbers, and those that make other keys of a key.
+# Operations that draw random numbers, and operations that derive keys from keys.
 _DRAWS = {"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator", "rng_uniform"}
 _TAKE_KEYS = _DRAWS | {"random_wrap", "random_split", "random_fold_in", "random_clone"}
 
 
 def require_optimizer(optimizer: Any) -> None:
-    """Raises a `UserError` unless an object has `init` and `update`, as Optax's optimizers have."""
+    """Raises a `UserError` unless an object has `init` and `update`, like Optax's optimizers."""
     has_both = all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
     if has_both and not isinstance(optimizer, type):
         return
@@ -41,10 +41,10 @@ def update_of(optimizer: Any, grads: Any, state: Any, params: Any, **extra: Any)
 
     Args:
         optimizer: Any object with `init` and `update`.
-        grads: Gradients, a pytree like the parameters.
+        grads: Gradients, a pytree with the structure of the parameters.
         state: State of the optimizer.
-        params: Parameters.
-        **extra: Extra arguments, of which an optimizer is given those that it takes.
+        params: Parameters of the member.
+        **extra: Extra arguments. The optimizer is given those that it accepts.
     """
     with_extra = isinstance(optimizer, optax.GradientTransformationExtraArgs)
     if isinstance(optimizer, optax.GradientTransformation) and not with_extra:
@@ -59,12 +59,12 @@ def update_of(optimizer: Any, grads: Any, state: Any, params: Any, **extra: Any)
 def evaluation_params(params: Any, opt_state: Any) -> Any:
     """Returns the parameters with which a member is evaluated.
 
-    They are the trained parameters themselves, but for schedule-free optimizers, whose averaged
-    parameters are computed from the optimizer's state.
+    They are the trained parameters, except for schedule-free optimizers. Those evaluate averaged
+    parameters, which are computed from the optimizer's state.
 
     Args:
-        params: Parameters that are trained.
-        opt_state: State of the optimizer, of one member.
+        params: Trained parameters of one member.
+        opt_state: State of the member's optimizer.
 
     Source: Defazio et al. (2024), https://arxiv.org/abs/2405.15682.
     """
@@ -77,7 +77,7 @@ def evaluation_params(params: Any, opt_state: Any) -> Any:
 
 
 def is_schedule_free(opt_state: Any) -> bool:
-    """Returns whether an optimizer evaluates other parameters than it trains."""
+    """Returns whether an optimizer is schedule-free, so that it evaluates averaged parameters."""
     return any(map(_is_schedule_free, jax.tree.leaves(opt_state, is_leaf=_is_schedule_free)))
 
 
@@ -86,10 +86,10 @@ def _is_schedule_free(node: Any) -> bool:
 
 
 def optimizer_state(optimizer: Any, params: Any, member_key: jax.Array) -> Any:
-    """Returns the state in which a member's optimizer begins.
+    """Returns the initial state of a member's optimizer.
 
     An optimizer that draws random numbers, such as `optax.noisy_sgd`, is made with one seed for all
-    members. Each key in its state is replaced by one that depends on the member too. A key is a
+    members. Each key in its state is replaced by a key that also depends on the member. A key is a
     typed key, or a plain `uint32[..., 2]` from which the update draws.
 
     Args:
@@ -101,8 +101,8 @@ def optimizer_state(optimizer: Any, params: Any, member_key: jax.Array) -> Any:
         The optimizer's state.
 
     Raises:
-        UserError: If the update draws random numbers, and neither takes the member's own key as
-            `key` nor finds one in the state, since all members would draw the same.
+        UserError: If the update draws random numbers from a key that is neither its argument `key`
+            nor in the state. All members would draw the same numbers.
     """
     state = optimizer.init(params)
     leaves, structure = jax.tree.flatten(state)
@@ -113,7 +113,7 @@ def optimizer_state(optimizer: Any, params: Any, member_key: jax.Array) -> Any:
                 optimizer, grads, state, params, value=jnp.float32(0), key=key
             )
         )(params, state, params, member_key).jaxpr
-    except Exception:  # the update says what is wrong where it is traced
+    except Exception:  # The error is raised again where the update is traced for training.
         traced = None
     if traced is not None:
         num_params = len(jax.tree.leaves(params))
@@ -123,8 +123,8 @@ def optimizer_state(optimizer: Any, params: Any, member_key: jax.Array) -> Any:
         draws = any(eqn.primitive.name in _DRAWS for eqn in equations(traced))
         if draws and not any(is_key) and not _reaches_draws(traced, {traced.invars[-1]}):
             raise UserError(
-                "The optimizer draws random numbers from a key that is not in its state, so that "
-                "all members would draw the same numbers. Keep the key in the optimizer's state, "
+                "The optimizer draws random numbers from a key that is not in its state, so all "
+                "members would draw the same numbers. Keep the key in the optimizer's state, "
                 "as optax.add_noise(eta, gamma, key) does."
             )
     own = [
@@ -135,9 +135,9 @@ def optimizer_state(optimizer: Any, params: Any, member_key: jax.Array) -> Any:
 
 
 def _own(leaf: jax.Array, member_key: jax.Array) -> jax.Array:
-    """Returns the member's keys in place of one or several of the optimizer's."""
+    """Returns the member's keys in place of one or several keys of the optimizer."""
     is_typed = _is_typed_key(leaf)
-    if is_typed:  # of any generator, whose keys may consist of more words
+    if is_typed:  # Keys of other generators may have more than two words.
         words = jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(leaf.ravel())
     else:
         words = leaf.reshape(-1, 2)
@@ -154,7 +154,7 @@ def _may_be_plain_key(leaf: Any) -> bool:
 
 
 def _reaches_draws(jaxpr: Jaxpr, values: set[Any]) -> bool:
-    """Returns whether random numbers depend on some of the values of a traced function."""
+    """Returns whether random numbers in a traced function depend on any of some values."""
     values = set(values)
     for eqn in jaxpr.eqns:
         given = [not isinstance(v, Literal) and v in values for v in eqn.invars]
@@ -163,7 +163,8 @@ def _reaches_draws(jaxpr: Jaxpr, values: set[Any]) -> bool:
         if eqn.primitive.name in _TAKE_KEYS:
             return True
         for inner in nested(eqn.params):
-            # What comes before a function's own arguments, such as the index of a branch, is none.
+            # The last operands are the arguments of the nested function. An earlier operand, such
+            # as the index of a branch, is not.
             own = zip(inner.invars[::-1], given[::-1], strict=False)
             if _reaches_draws(inner, {v for v, is_given in own if is_given}):
                 return True

@@ -1,4 +1,4 @@
-"""Inputs of any number of examples, for programs that are compiled for few batch sizes."""
+"""Padding of inputs to a few batch sizes, so that few programs are compiled."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from dist_ens.layout import BATCH, Layout
 
 
 def padded_inputs(layout: Layout, inputs: Any) -> tuple[Any, int]:
-    """Puts inputs on the layout, filled up to the next power of two times the data axis.
+    """Puts inputs on the layout, padded to the next power of two times the data axis.
 
     Args:
         layout: Layout with the mesh.
         inputs: Pytree of arrays, leaves [batch, ...].
 
     Returns:
-        The inputs on the layout, filled up with copies of the last example, and the number of
-        examples that were given.
+        The inputs on the layout, padded with copies of the last example, and the number of examples
+        before padding.
 
     Raises:
-        UserError: If there is no example, or the leaves have different lengths.
+        UserError: If there are no examples, or the leaves have different lengths.
     """
     if isinstance(inputs, jax.Array) and inputs.ndim and _is_whole(inputs.shape[0], layout):
         return layout.placed(inputs, BATCH, "The inputs"), inputs.shape[0]
@@ -46,7 +46,7 @@ def padded_inputs(layout: Layout, inputs: Any) -> tuple[Any, int]:
 
 
 def _is_whole(size: int, layout: Layout) -> bool:
-    """Returns whether so many examples need not be filled up."""
+    """Returns whether a number of examples needs no padding."""
     per_column, rest = divmod(size, layout.data_axis)
     return rest == 0 and per_column > 0 and per_column & (per_column - 1) == 0
 
@@ -58,11 +58,11 @@ def _filled_up(leaf: Any, size: int) -> Any:
 
 
 def unpadded(outputs: Any, size: int) -> Any:
-    """Returns outputs without those of the examples that were filled up.
+    """Returns outputs without those of the padding.
 
     Args:
         outputs: Pytree of arrays, leaves [members, batch, ...].
-        size: Number of examples that were given.
+        size: Number of examples before padding.
     """
 
     def cut(leaf: jax.Array) -> jax.Array:

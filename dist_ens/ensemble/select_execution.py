@@ -1,4 +1,4 @@
-"""Which execution to use: by a rule, or by timing the candidates on the program itself."""
+"""Selection of an execution, by a rule or by timing the candidates on the program itself."""
 
 import dataclasses
 import hashlib
@@ -25,13 +25,14 @@ from dist_ens.state import State
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """An execution and why it was chosen.
+    """An execution, and the reason why it was chosen.
 
     Attributes:
-        option: `WAY[+LOWERING][+STEPS]`, and `on one device` where that is part of it.
-        why: Reason of the choice, for people.
+        option: Execution as `WAY[+LOWERING][+STEPS]`, followed by ` on one device` if it uses only
+            one.
+        why: Reason for the choice, as text.
         step_secs: Seconds per step of each execution that was timed, by its name.
-        num_turns: See `autotune.Timing`.
+        num_turns: Number of rounds of each candidate that was timed again, by its name.
         failed: Error of each candidate that raised one, by its name.
     """
 
@@ -64,25 +65,26 @@ def choose(
     workdir: pathlib.Path | None = None,
     may_move: bool = True,
 ) -> tuple[Ensemble, Choice]:
-    """Returns the ensemble with the fastest execution that is found in the time for timing.
+    """Returns the ensemble with the fastest execution found within the time budget.
 
     An earlier choice for the same program on the same kind of device is used again. Several hosts
-    time together, and process 0 decides. Where the devices are the cores of one CPU, the fastest
-    execution is tried on one of them too.
+    time together, and process 0 decides. If the devices are the cores of one CPU, the fastest
+    execution is also tried on one device.
 
     Args:
-        ensemble: Ensemble of any execution.
-        state: State of the ensemble; it is copied, not used up.
+        ensemble: Ensemble with any execution.
+        state: State of the ensemble. It is copied, not donated.
         batches: Batches of the first call, from `Layout.put`.
         num_steps: Number of steps of the run.
-        workdir: Folder of the run, where the choice is kept too: a run that ends before its first
-            checkpoint may start again on a machine without a cache of choices. None keeps nothing.
+        workdir: Folder of the run, where the choice is kept beside the user's cache. A run that
+            ends before its first checkpoint may start again on a machine without this cache. None
+            keeps it in the cache only.
         may_move: Whether the ensemble may move to one device.
 
     Returns:
-        The ensemble with the chosen execution, on its layout or on one device; and the choice.
+        The ensemble with the chosen execution, on its layout or on one device, and the choice.
     """
-    if ensemble.waves > 1:  # what is best for the members of one is for those of all
+    if ensemble.waves > 1:  # All waves run the same program, so one of them is timed.
         waves = Waves(ensemble.layout, ensemble.waves)
         _, choice = choose(
             ensemble.of_wave,
@@ -108,9 +110,10 @@ def choose(
     if len(options) == 1:
         return options[rule], Choice(rule, "nothing else is worth trying for this network")
     program = _program(ensemble, traced, [*options], state, batches)
-    # Where every other form of the program raises an error, the reference is taken.
+    # If every other execution raises an error, the reference is used.
     known = {REFERENCE: ensemble.on(layout, REFERENCE)} | options
-    # What was not timed, or in too few turns, for want of time, is not again in a run as long.
+    # A choice for which time was short holds for runs of the same length only: a longer run has
+    # more time to try candidates.
     of_this_length = f"{program} {num_steps}"
 
     def taken(name: str, choice: Choice) -> tuple[Ensemble, Choice]:
@@ -127,10 +130,10 @@ def choose(
         if position >= 0:
             name = [*known][position]
             return taken(name, Choice(name, why))
-    # Beside the state a copy of it, and what a step makes.
+    # Timing needs memory for a copy of the state, and for the results of a step.
     if not cluster.as_main_sees(layout.free_bytes() >= 2 * device_bytes(state)):
         name, failed = _first_that_traces(known, [*names, REFERENCE], state, batches)
-        why = "the rule, for there is no room to time candidates"
+        why = "the rule, because memory is too small to time candidates"
         return taken(name, Choice(name, why, failed=failed))
 
     call = autotune.Call(state, batches, specs_of(batches), steps_in(batches))
@@ -141,7 +144,7 @@ def choose(
         is_part = timing.budget_secs < autotune.LONGEST_SECS
         part = f", {autotune.PART_OF_THE_RUN:.0%} of the run" if is_part else ""
         most = f"{timing.budget_secs:.2g} s{part}"
-        why = f"the rule, for timing others would take more than {most}, or more memory"
+        why = f"the rule, because timing others would take more than {most}, or too much memory"
     else:
         why = "the fastest of those tried"
     if cluster.is_main():
@@ -155,7 +158,17 @@ def choose(
 def _first_that_traces(
     known: Mapping[str, Ensemble], names: Sequence[str], state: State, batches: Any
 ) -> tuple[str, dict[str, str]]:
-    """Returns the first execution whose update can be traced, and the errors of those before it."""
+    """Returns the first execution whose update can be traced, and the errors of earlier ones.
+
+    Args:
+        known: Ensembles by the names of their executions.
+        names: Names of the executions to try, in this order.
+        state: State of the ensemble.
+        batches: Batches of one call.
+
+    Raises:
+        Exception: The error of the last execution, if none can be traced.
+    """
     failed: dict[str, str] = {}
     for name in names:
         try:
@@ -175,7 +188,7 @@ def _program(
     """Returns a fingerprint of the program, its candidates and the kind of device."""
     device = ensemble.layout.mesh.devices.flat[0]
     parts = (
-        re.sub(r"0x[0-9a-f]+", "", str(traced)),  # addresses, which no two runs share
+        re.sub(r"0x[0-9a-f]+", "", str(traced)),  # Addresses differ from run to run.
         [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves((state, batches))],
         names,
         str(ensemble.layout),

@@ -1,4 +1,4 @@
-"""Several steps of all members as one call of a program."""
+"""The update: several steps of all members in one call."""
 
 import dataclasses
 from collections.abc import Callable
@@ -38,12 +38,12 @@ Step = Callable[[Any, Any, Any], tuple[Any, dict[str, jax.Array]]]
 
 
 def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Callable[[Any, Any], Any]:
-    """Returns the update of some steps, to be jitted: `update(state, batches)`.
+    """Returns the update of several steps, not yet jitted: `update(state, batches)`.
 
     Args:
         step: Step of one member.
         layout: Layout of the members and the data.
-        execution: Execution of the members, the operations and the steps.
+        execution: Execution of members, operations and steps.
 
     Returns:
         A function of the members' state and the batches of a call. It returns the new state and
@@ -52,7 +52,7 @@ def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Callable[[
 
     def update(state: Any, batches: Any) -> tuple[Any, dict[str, jax.Array]]:
         batches = as_batches(batches)
-        # Traced once, however often it is called.
+        # The inner jit traces the step once, however many members and steps call it.
         update_once = jax.jit(lowered(step, execution), inline=True)
         count = steps_in(batches)
 
@@ -100,15 +100,15 @@ def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Callable[[
 
 
 def dispatched(step: Step, layout: Layout, execution: Execution) -> Callable[[Any, Any], Any]:
-    """Returns the update of some steps, `update(state, batches)`, which donates the state.
+    """Returns the update of several steps, `update(state, batches)`, which donates the state.
 
-    It is one jitted program, but for two executions: `loop` dispatches the program of each member,
-    and `single` that of each step.
+    For most executions it is one jitted program. `loop` dispatches one program for each member,
+    and `single` dispatches one program for each step.
 
     Args:
         step: Step of one member.
         layout: Layout of the members and the data.
-        execution: Execution.
+        execution: Execution of members, operations and steps.
     """
     if execution.members == "loop":
         return _each_member(step, layout, execution)
@@ -119,7 +119,7 @@ def dispatched(step: Step, layout: Layout, execution: Execution) -> Callable[[An
 
 
 def _each_member(step: Step, layout: Layout, execution: Execution) -> Callable[[Any, Any], Any]:
-    """Returns the update as programs of one member, dispatched member after member."""
+    """Returns the update as a program of one member, dispatched for each member."""
     alone = dataclasses.replace(execution, members="unroll")
     loops: dict[Any, Loop] = {}
 
@@ -169,10 +169,10 @@ def _each_step(step: Step, layout: Layout, execution: Execution) -> Callable[[An
 def _scans(
     execution: Execution, layout: Layout, count: int, update_one: Any, state: Any, at: Any
 ) -> bool:
-    """Returns whether the steps of a call are a loop inside the program, a `while`.
+    """Returns whether the steps of a call are a loop (`while`) inside the program.
 
-    In one, the gradient of a convolution's weights runs 20 to 50 times slower on a CPU, unless the
-    convolution's layout is canonical.
+    On a CPU, the gradient of a convolution's weights runs 20 to 50 times slower inside such a loop,
+    unless the convolution's layout is canonical.
     """
     if count == 1 or execution.steps is not None:
         return count > 1 and execution.steps == "scanned"

@@ -1,7 +1,8 @@
-"""Members that do not fit on the devices together: a part of them is there at a time.
+"""Training in waves, for members that do not fit on the devices together.
 
-The others wait in the hosts' memory. A wave is as many of each device's own members; one compiled
-program trains all waves, and the members are what they are without waves.
+A wave has the same number of members of every device. The members of one wave are on the devices,
+the others wait in the hosts' memory. One compiled program trains all waves, and the results are
+those of training without waves.
 """
 
 import dataclasses
@@ -17,10 +18,10 @@ Update = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def update_in_waves(waves: Waves, update: Update) -> Update:
-    """Returns an update of members that are off the devices; see `Ensemble.update_steps`.
+    """Returns an update of members that wait in the hosts' memory; see `Ensemble.update_steps`.
 
     Args:
-        waves: Parts of the members.
+        waves: Division of the members into waves.
         update: Update of the members of one wave.
     """
 
@@ -31,7 +32,7 @@ def update_in_waves(waves: Waves, update: Update) -> Update:
                 waves.take(state, number), batches_of_wave(waves, batches, number)
             )
             states.append(waves.off_devices(of_wave))
-            del of_wave  # makes room for the next
+            del of_wave  # The next wave needs its memory.
             metrics.append(metrics_of_wave)
         for leaf in jax.tree.leaves(state):
             leaf.delete()
@@ -43,12 +44,12 @@ def update_in_waves(waves: Waves, update: Update) -> Update:
 def results_in_waves(
     waves: Waves, fn: Callable[[Any, Any], Any], spec: Any
 ) -> Callable[[Any, Any], Any]:
-    """Returns a function of members that are off the devices, such as `Ensemble.outputs`.
+    """Returns a function of members that wait in the hosts' memory, such as `Ensemble.outputs`.
 
     Args:
-        waves: Parts of the members.
+        waves: Division of the members into waves.
         fn: Function of the state of one wave's members, and of inputs that all members share.
-        spec: Spec of its results, `MEMBERS` or `MEMBER_BATCH`.
+        spec: Spec of the results of `fn`, `MEMBERS` or `MEMBER_BATCH`.
     """
 
     def results_of_all(state: Any, inputs: Any) -> Any:
@@ -59,7 +60,7 @@ def results_in_waves(
 
 
 def batches_of_wave(waves: Waves, batches: Any, number: int) -> Any:
-    """Returns the batches of one wave from those of all members."""
+    """Returns the batches of one wave's members from the batches of all members."""
     if not isinstance(batches, MemberBatches):
         return batches
     return dataclasses.replace(

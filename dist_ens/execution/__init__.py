@@ -1,1 +1,1 @@
-"""How a device runs the members it holds: executions, lowerings, the lift, and their choice."""
+"""Execution of a device's members: executions, lowerings, the lift, and how one is chosen."""

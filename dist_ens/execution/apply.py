@@ -1,4 +1,4 @@
-"""How a device runs the members it holds. The one place where another execution plugs in."""
+"""Execution of the members of a device. A new execution is added in this file only."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,15 +24,15 @@ _MAX_POOLING: dict[str, Rule] = {"masks": lowerings.max_pool_gradient_as_masks}
 
 
 def lowered(fn: Callable[..., Any], execution: Execution) -> Callable[..., Any]:
-    """Returns a function of one member with its slow operations in other forms.
+    """Returns a function of one member with the lowerings of an execution applied.
 
     Args:
-        fn: Function of one member, derivatives already taken.
-        execution: Execution whose `convolutions`, `products` and `max_pooling` name the forms.
+        fn: Function of one member. Differentiate it first.
+        execution: Execution whose `convolutions`, `products` and `max_pooling` name the lowerings.
 
     Returns:
-        A function of the same arguments and results, equal up to rounding; `fn` itself if the
-        execution names no form.
+        A function of the same arguments with the same results up to rounding; `fn` itself if the
+        execution names no lowering.
     """
     rules = {}
     if execution.convolutions is not None:
@@ -47,15 +47,15 @@ def lowered(fn: Callable[..., Any], execution: Execution) -> Callable[..., Any]:
 def over_members(
     fn: Callable[..., Any], execution: Execution, in_axes: Any, out_axes: Any
 ) -> Callable[..., Any]:
-    """Returns a function of all members of a device from a function of one.
+    """Returns a function of all members of a device, made from a function of one member.
 
     Args:
         fn: Function of one member.
         execution: Execution whose `members` says how the members are run. `loop` dispatches
             programs of one member (see `execution.loop`); inside a program it is `map`.
-        in_axes: Position of the members axis in the arguments, 0 or None, as a tree prefix of the
+        in_axes: Position of the members axis in each argument, 0 or None; a tree prefix of the
             tuple of arguments.
-        out_axes: Position of the members axis in the results, a tree prefix of them.
+        out_axes: Position of the members axis in each result; a tree prefix of the results.
 
     Returns:
         The function of all members.
@@ -85,7 +85,7 @@ def over_members(
 
 
 def _placed(place: Callable[..., Any], axes: Any, *trees: Any) -> Any:
-    """Returns the results of `place(axis, *leaves)` for the leaves of trees of one structure."""
+    """Applies `place(axis, *leaves)` to the corresponding leaves of trees of one structure."""
     flat = [jax.tree.leaves(tree) for tree in trees]
     placed = [place(*each) for each in zip(broadcast(axes, trees[0]), *flat, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(trees[0]), placed)

@@ -1,4 +1,4 @@
-"""What executions take on the program itself, as far as there is time to find out."""
+"""Timing of candidate executions on the program itself, within a time budget."""
 
 import dataclasses
 import statistics
@@ -14,23 +14,24 @@ from dist_ens.errors import first_line
 from dist_ens.execution import timing
 from dist_ens.layout import MEMBERS, Layout, copied
 
-# Timing takes at most the smaller of the two: seconds, and this part of the expected run.
+# Timing takes at most this number of seconds, and at most this fraction of the expected run.
 LONGEST_SECS = 20.0
 PART_OF_THE_RUN = 0.05
-# A candidate is timed for at least this many calls and seconds. Long calls end after the third
-# number of seconds, even if it was one call.
+# A candidate is timed for at least `_FEWEST_CALLS` calls and `_FEWEST_SECS` seconds. Calls may be
+# so long that `_ENOUGH_SECS` are over earlier. The timing then ends, even after one call.
 _FEWEST_CALLS = 3
 _FEWEST_SECS = 0.1
 _ENOUGH_SECS = 0.5
-# The rule's candidate, and those that are at most this factor slower than the fastest, are timed
-# again in interleaved turns, as many as there is time for. Long calls need fewer turns.
+# The rule's candidate is timed again in interleaved rounds. So are the candidates within this
+# factor of the fastest, as far as there is time. Long calls need fewer rounds.
 _CLOSE = 1.6
 _TURNS, _TURNS_OF_LONG_CALLS = 5, 3
 _LONG_CALL_SECS = 0.2
-# Candidates that are this close after their turns take further rounds, while there is time.
+# Candidates within this factor of the fastest are then timed again, while there is time. A
+# candidate has at most `_ROUNDS` times its number of rounds.
 _VERY_CLOSE = 1.1
 _ROUNDS = 3
-# One member's own program, all operations as the user wrote them.
+# The reference runs one member's own program, with all operations as the user wrote them.
 REFERENCE = "loop"
 
 
@@ -49,11 +50,11 @@ class Program(Protocol):
 
     @property
     def update_steps(self) -> Any:
-        """The update: `update_steps(state, batches) -> (state, metrics)`; the state is donated."""
+        """The update, `update_steps(state, batches) -> (state, metrics)`; it donates the state."""
         ...
 
     def trace_update(self, state: Any, batches: Any) -> None:
-        """Traces the update and computes nothing."""
+        """Traces the update, and computes nothing."""
         ...
 
 
@@ -61,9 +62,9 @@ class Call(NamedTuple):
     """The arguments of one call of the update.
 
     Attributes:
-        state: State of the members; it is copied, not donated.
-        batches: Batches of the call's steps.
-        batch_specs: Specs of the batches on their mesh.
+        state: State of the members, leaves [members, ...]. It is copied, not donated.
+        batches: Batches of the call's steps, as `Ensemble.update_steps` takes them.
+        batch_specs: Specs of the batches on their mesh, a tree prefix.
         num_steps: Number of steps in the call.
     """
 
@@ -79,10 +80,11 @@ class Timing(NamedTuple):
     Attributes:
         fastest: Name of the candidate to use.
         step_secs: Seconds per step of each candidate that was timed, by its name.
-        num_turns: Number of turns of each candidate that was timed again, by its name. Only
-            candidates with equally many turns are compared, as the machine's speed varies.
+        num_turns: Number of rounds of each candidate that was timed again, by its name. Only
+            candidates with the same number of rounds can be compared, as the machine's speed
+            varies.
         settled: Whether a longer run would make the same choice.
-        budget_secs: Seconds that were allowed for all candidates but the first.
+        budget_secs: Seconds that were allowed for all candidates except the first.
         failed: Error of each candidate that raised one, by its name.
     """
 
@@ -95,11 +97,11 @@ class Timing(NamedTuple):
 
 
 def timed(options: Mapping[str, Program], names: list[str], call: Call, num_steps: int) -> Timing:
-    """Times executions of an ensemble: the rule's, then others while there is time for them.
+    """Times executions of an ensemble: the rule's, then others while there is time.
 
     Args:
-        options: Programs by the names of the candidates, those on one device and the reference
-            included.
+        options: Programs by the names of the candidates, including those on one device and the
+            reference.
         names: Names of the candidates on the ensemble's own layout, the rule's first.
         call: Arguments of one call.
         num_steps: Number of steps of the run.
@@ -113,7 +115,7 @@ def timed(options: Mapping[str, Program], names: list[str], call: Call, num_step
     contest = _Contest(options, names, call, num_steps)
     for name in contest.left_to_try:
         contest.try_next(name)
-    # The same way, or where one device would not have it, that device's rule.
+    # On one device the fastest execution is tried. If it is no candidate there, the rule's is.
     on_one = [name for name in options if name not in (*names, REFERENCE)]
     alike = f"{contest.fastest} on one device"
     for name in [alike] if alike in on_one else on_one[:1]:
@@ -122,7 +124,7 @@ def timed(options: Mapping[str, Program], names: list[str], call: Call, num_step
 
 
 class _Trial:
-    """A copy of a state, which the candidates of its layout use up in turn."""
+    """A copy of a state, on which the candidates of one layout are timed one after another."""
 
     def __init__(self, call: Call) -> None:
         self.state = jax.block_until_ready(copied(call.state))
@@ -137,18 +139,18 @@ class _Trial:
 
 @dataclasses.dataclass(frozen=True)
 class _Candidate:
-    """A candidate, which can be timed in turns."""
+    """A candidate that can be timed in interleaved rounds; a `timing.Way`."""
 
     update: Any
     trial: _Trial
 
     def run(self, num_steps: int) -> None:
-        """See `timing.Way`, whose steps are calls here."""
+        """Makes some calls of the update; a step of `timing.Way` is one call here."""
         for _ in range(num_steps):
             self.trial.call(self.update)
 
     def call_secs(self) -> list[float]:
-        """Returns the seconds of some calls, after one to warm up."""
+        """Returns the seconds of each timed call, after one untimed call to warm up."""
         self.trial.call(self.update)
         secs: list[float] = []
         while sum(secs) < (_FEWEST_SECS if len(secs) >= _FEWEST_CALLS else _ENOUGH_SECS):
@@ -163,8 +165,8 @@ class _Moment:
     """A moment in time, the same on every host.
 
     Attributes:
-        clock: Seconds by process 0's clock.
-        cached_secs: Seconds of compiling that process 0's cache has spared so far.
+        clock: Time of process 0's clock, in seconds.
+        cached_secs: Compilation time that process 0's cache has saved so far, in seconds.
     """
 
     clock: float
@@ -177,16 +179,16 @@ class _Moment:
 
 
 class _Contest:
-    """The timing of the candidates, within a budget of time.
+    """The timing of the candidates, within a time budget.
 
-    Being sure of the best two is worth more than trying one more candidate. So the time for a round
-    of turns of the two is reserved where they are close. Further rounds take the time that is left
-    when all have been tried. The rule's candidate is timed again whatever its first time was: it
-    is the likeliest to win, and a disturbance of the machine may last as long as one timing.
+    To be sure of the best two is worth more than to try one more candidate. If the best two are
+    close, the time for their rounds is therefore reserved. Further rounds use the time that is left
+    when all candidates have been tried. The rule's candidate is always timed again. It is the most
+    likely to win, and a disturbance of the machine may last as long as one timing.
 
-    A compiler that has begun cannot be stopped, so the time of the next candidate is estimated
-    first. Its compilation is expected to take as long as the slowest so far without its cache, for
-    each copy of a step in the program.
+    A compilation cannot be stopped, so the time of the next candidate is estimated before it
+    starts. The estimate is the longest compilation so far without the cache, for each copy of a
+    step in the program.
 
     Args:
         options: Programs by the names of the candidates.
@@ -220,8 +222,8 @@ class _Contest:
     def _time_first(self, names: Sequence[str]) -> str:
         """Times the first candidate that raises no error, and returns its name.
 
-        Where all raise, what remains is the reference, in which no operation has another form. If
-        that raises too, the fault is the program's own.
+        If all candidates raise errors, the reference is timed. It has no lowering. If it raises an
+        error too, the program itself is wrong, and the first error is raised.
         """
         errors: list[Exception] = []
         for name in dict.fromkeys([*names, REFERENCE]):
@@ -237,11 +239,11 @@ class _Contest:
         raise errors[0]
 
     def _error_of(self, name: str, time: Callable[[], None]) -> Exception | None:
-        """Times a candidate, and returns the error that it raises, which is kept; None for none.
+        """Times a candidate, and returns the error that it raises; None if it raises none.
 
         An error must not end a run that another candidate can train. All hosts trace the same
-        program, and leave out the same candidates; what one of several hosts raises later, when
-        it compiles or computes, ends the run, since the others are in the middle of a call.
+        program, so they leave out the same candidates. If one of several hosts raises an error
+        later, when it compiles or computes, the run ends: the other hosts are inside a call.
         """
         several = jax.process_count() > 1
         try:
@@ -291,11 +293,11 @@ class _Contest:
         self._error_of(name, time)
 
     def _time(self, name: str, candidate: _Candidate, started: "_Moment") -> None:
-        """Times a candidate, and notes the time for it since some moment."""
+        """Times a candidate, and records its compilation time since `started`."""
         call_secs = candidate.call_secs()
         self._tried[name] = candidate
         self.step_secs[name] = min(call_secs) / self._trial.steps_per_call
-        timing_secs = min(call_secs) + sum(call_secs)  # once to warm up
+        timing_secs = min(call_secs) + sum(call_secs)  # The first term is the call to warm up.
         self._timing_secs = max(self._timing_secs, timing_secs)
         self._count_compiling(name, started, timing_secs)
 
@@ -309,14 +311,15 @@ class _Contest:
         option = self._options[name]
         way, rule = (Execution.parse(e.execution) for e in (option, self._options[self._first]))
         members = option.layout.members_per_device if way.members == "unroll" else 1
-        # Steps are unrolled for the sake of convolutions that are left to XLA.
+        # A loop over steps is slow on a CPU for a convolution without the canonical layout, so the
+        # steps are unrolled.
         unrolls_steps = rule.convolutions == "canonical" and way.convolutions is None
         return members * (self._trial.steps_per_call if unrolls_steps else 1)
 
     def decided(self) -> Timing:
-        """Returns the times, after further turns of the candidates that are close.
+        """Returns the times, after further rounds of the candidates that are close.
 
-        Without them, a disturbance while one candidate was timed might have decided.
+        Without these rounds, a disturbance during one timing could decide the choice.
         """
         fastest, close, in_turns = self.fastest, self._close(), self._that_take_turns()
         is_sure = bool(in_turns) or close == [fastest]
@@ -330,7 +333,7 @@ class _Contest:
         )
 
     def _fastest_in_turns(self, names: list[str]) -> str:
-        """Returns the candidate with the lowest median; those very close take further rounds."""
+        """Returns the candidate with the lowest median; those very close have further rounds."""
         num_turns = _num_turns(self._call_secs(names[-1]))
         call_secs: dict[str, list[float]] = {name: [] for name in names}
         for further_rounds in reversed(range(_ROUNDS)):
@@ -353,7 +356,7 @@ class _Contest:
     def _take_turns(
         self, names: list[str], num_turns: int, call_secs: dict[str, list[float]]
     ) -> None:
-        """Takes one round, and adds the seconds of its calls to those of the rounds before."""
+        """Times candidates in rounds, and adds the seconds of their calls to earlier ones."""
         ways = [self._tried[name] for name in names]
         of_ways = timing.step_secs_of_short_turns(ways, num_turns)
         for name, secs in zip(names, of_ways, strict=True):
@@ -362,13 +365,13 @@ class _Contest:
             self.step_secs[name] = statistics.median(call_secs[name]) / self._trial.steps_per_call
 
     def _close(self) -> list[str]:
-        """Returns the candidates close to the fastest, and the rule's; the fastest first."""
+        """Returns the candidates close to the fastest and the rule's, the fastest first."""
         limit = _CLOSE * self.step_secs[self.fastest]
         by_secs = sorted(self.step_secs, key=self.step_secs.__getitem__)
         return [name for name in by_secs if self.step_secs[name] <= limit or name == self._first]
 
     def _that_take_turns(self, most: int | None = None) -> list[str]:
-        """Returns as many of `_close` as there is time for; none if that is only one."""
+        """Returns as many of `_close` as there is time for; an empty list if that is only one."""
         close = self._close()[:most]
         while len(close) > 1 and sum(map(self._turns_secs, close)) > self._left_secs():
             close.pop()
@@ -386,7 +389,7 @@ class _Contest:
 
 
 def told(error: Exception) -> str:
-    """Returns the class of an error and the beginning of what it says."""
+    """Returns the class of an error and the beginning of its message."""
     return f"{type(error).__name__}: {first_line(error)[:200]}"
 
 
@@ -395,8 +398,8 @@ def _num_turns(call_secs: float) -> int:
 
 
 def _update_that_fits(program: Program, trial: _Trial) -> Any:
-    """Returns the compiled update; None if it does not fit in the free memory of its device."""
-    # An update without `lower` dispatches programs that are smaller than the others.
+    """Returns the compiled update; None if the free memory of its device is too small for it."""
+    # An update without `lower` dispatches smaller programs, so its memory is not checked.
     if not hasattr(program.update_steps, "lower"):
         return program.update_steps
     compiled = program.update_steps.lower(trial.state, trial.batches).compile()

@@ -1,4 +1,4 @@
-"""Chosen executions, kept between runs of the same program."""
+"""Cache of chosen executions, kept between runs of the same program."""
 
 import json
 import logging
@@ -13,37 +13,44 @@ _CHOICES = "executions.json"
 
 
 def kept_execution(program: str, folder: pathlib.Path | None = None) -> str | None:
-    """Returns the execution that was chosen for a program before; None if none was.
+    """Returns the execution that was chosen for a program before; None if there was no choice.
 
     Args:
-        program: What names the program and the kind of device.
-        folder: Where to look; default: the user's cache folder.
+        program: Fingerprint of the program and the kind of device.
+        folder: Folder of the cache. Default: the user's cache folder.
     """
     execution = _kept((folder or cache_folder()) / _CHOICES).get(program)
     return execution if isinstance(execution, str) else None
 
 
 def keep_execution(program: str, execution: str, folder: pathlib.Path | None = None) -> None:
-    """Keeps a choice for the next run of the same program; what cannot be kept is measured again.
+    """Keeps a choice for the next run of the same program.
+
+    If the file cannot be written, a warning is logged, and the next run measures again.
 
     Args:
-        program: What names the program and the kind of device.
-        execution: What was chosen.
-        folder: Where to keep it; default: the user's cache folder.
+        program: Fingerprint of the program and the kind of device.
+        execution: Name of the chosen execution.
+        folder: Folder of the cache. Default: the user's cache folder.
     """
     path = (folder or cache_folder()) / _CHOICES
     kept = _kept(path) | {program: execution}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")  # runs may end side by side
+        # Several runs may write at the same time, so each writes a file of its process.
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         unfinished.write_text(json.dumps(kept, indent=1), encoding="utf-8")
         unfinished.replace(path)
     except OSError as error:
-        logging.warning("The chosen execution could not be kept in %s: %s.", path, error.strerror)
+        logging.warning(
+            "Could not write the chosen execution to %s: %s. The next run will time again.",
+            path,
+            error.strerror,
+        )
 
 
 def _kept(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the choices in a file; none if it is absent or damaged."""
+    """Returns the choices in a file; an empty dict if it is absent or damaged."""
     try:
         kept = from_json(path.read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Executions that are worth trying for a program, and the rule that says which comes first."""
+"""Executions that are worth trying for a program, and the rule that ranks them."""
 
 import math
 from typing import Any
@@ -15,32 +15,34 @@ from dist_ens.execution.lowerings import (
 from dist_ens.execution.rewrite import contains
 from dist_ens.layout import Layout
 
-# Beyond so many copies of a member's step in one program, to compile it takes longer than to try
-# everything else: minutes, on a CPU a good part of one.
+# With more copies of a member's step in one program, compilation takes longer than trying every
+# other candidate: minutes on an accelerator, a good part of a minute on a CPU.
 _MOST_UNROLLED, _MOST_UNROLLED_ON_CPU = 64, 16
-# So many members are batched at a time where all of a device's would not stay in a core's cache.
+# Sizes of a chunk of members. They are used where the arrays of all members of a device do not fit
+# in a core's cache.
 _CHUNKS = range(5, 11)
-# Multiplications of a product from which on a core is as busy with one member's as with many.
+# From this number of multiplications on, the product of a single member keeps a core busy.
 _LARGE_PRODUCT = 2**22
 
 
 def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]:
-    """Executions worth trying for a program, the one that the rule chooses first.
+    """Returns the executions worth trying for a program, the rule's choice first.
 
-    The rule: on a CPU networks with convolutions are unrolled (mapped where a device holds more
-    than 16), in canonical layout, with max-pooling's gradient by masks. Of others, on a CPU, matrix
-    products are aligned if that makes sums of one of them, else gradients of weights are made flat
-    if one of them has many terms; and several members are mapped if they have a product so large
-    that one member's keeps a core busy. Every other network, and every one on an accelerator, is
-    vmapped.
+    On an accelerator, the rule chooses `vmap`. On a CPU it depends on the network:
+
+    - With convolutions: `unroll+canonical`, or `map+canonical` if a device holds more than 16
+      members. `+masks` is added if the network has max-pooling.
+    - Without convolutions: `vmap`, or `map` if a device holds several members and one member's
+      matrix product keeps a core busy. `+aligned` is added if it turns a matrix product into
+      sums of vectors. Otherwise `+flat` is added if a gradient of weights has many terms.
 
     Args:
-        layout: Of the ensemble.
-        traced: Its `traced_update`.
-        num_steps: Of one call.
+        layout: Layout of the ensemble.
+        traced: Traced update of the ensemble, from `Ensemble.traced_update`.
+        num_steps: Number of steps in one call.
 
     Returns:
-        Executions, each once.
+        Names of executions, each once.
     """
     members, on_cpu = layout.members_per_device, layout.platform == "cpu"
     convolves = contains(traced, CONVOLUTION)
@@ -48,7 +50,7 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
     few = members <= (_MOST_UNROLLED_ON_CPU if on_cpu else _MOST_UNROLLED)
     if convolves and on_cpu:
         one_by_one = [*(["unroll+canonical"] if few else []), "map+canonical"]
-        # Left to XLA a convolution is slow inside a loop: the steps are unrolled too.
+        # XLA's own convolution is slow inside a loop, so the steps are unrolled too.
         copies = members * num_steps
         plain = ["unroll"] if copies <= _MOST_UNROLLED_ON_CPU else []
         names = [*one_by_one, "loop+canonical", "vmap+patches", *plain]
@@ -60,7 +62,7 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
     batched, plain = "vmap" + products, ["vmap"] if products else []
     if members == 1:
         return [batched, *plain, *([] if num_steps == 1 else [f"{batched}+single"])]
-    # Where there is time for some only, the last are the least likely to win.
+    # There may be time for the first candidates only, so the least likely to win come last.
     one_by_one = ["map" + products, *(["unroll" + products] if few else [])]
     if on_cpu and contains(traced, PRODUCT, _is_large):
         return [*one_by_one, batched, *plain, "loop" + products]
@@ -70,14 +72,20 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
 
 
 def _products(traced: ClosedJaxpr) -> str:
-    """The lowering of a CPU's matrix products that a program has work for."""
+    """Returns the lowering of matrix products that changes a program on a CPU; "" for none."""
     if contains(traced, PRODUCT, becomes_sums):
         return "+aligned"
     return "+flat" if contains(traced, PRODUCT, becomes_flat) else ""
 
 
 def _is_large(lhs: Any, rhs: Any, *, dimension_numbers: Any, **_: Any) -> bool:
-    """Whether a product, each one of those that are batched, keeps a core busy; shapes will do."""
+    """Returns whether one matrix product keeps a core busy; of a batched one, each product.
+
+    Args:
+        lhs: Shape and type of the left factor.
+        rhs: Shape and type of the right factor.
+        dimension_numbers: Contracted and batched axes, as in `jax.lax.dot_general`.
+    """
     (contracted, _), (batched, _) = dimension_numbers
     terms, matrices = (
         math.prod(lhs.shape[axis] for axis in axes) for axes in (contracted, batched)

@@ -1,4 +1,4 @@
-"""The lift: a function of one member becomes the function of all, over the mesh."""
+"""The lift: it turns a function of one member into a function of all members, over the mesh."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,35 +30,36 @@ def lift(
     execution: str = "vmap",
     donate_argnums: int | Sequence[int] = (),
 ) -> "Lifted":
-    """Returns the function of all members of an ensemble from a function of one member.
+    """Returns the function of all members of an ensemble, made from a function of one member.
 
-    The result is `jit(shard_map(execution(fn)))`: each device runs `fn` for the members it holds,
-    on its column's part of the batch. Nothing is communicated unless `fn` asks for it:
+    The result is `jit(shard_map(execution(fn)))`. Each device runs `fn` for the members it holds,
+    on its column's part of the batch. Devices communicate only where `fn` does:
     `losses.data_mean(gradients)` averages over the data axis.
 
     Args:
-        fn: Function of one member, of any pytrees of arrays. It sees its own state without the
-            members axis, its column's part of a batch, and what is shared as it is.
+        fn: Function of one member. Its arguments and results are any pytrees of arrays. It is
+            given its own state without the members axis, its column's part of a batch, and shared
+            arguments unchanged.
         layout: Layout of the members and the data.
-        in_specs: Spec of each argument: "members" ([members, ...]), "batch" ([batch, ...], one for
-            all members), "member_batch" ([members, batch, ...]) or "shared" ([...]), or a tree
-            prefix of these.
+        in_specs: Spec of each argument: "members" ([members, ...]), "batch" ([batch, ...], the
+            same for all members), "member_batch" ([members, batch, ...]) or "shared" ([...]), or
+            a tree prefix of these.
         out_specs: Specs of the results: "members" or "member_batch", or a tree prefix of these. A
             result with the spec "members" must be the same in every column of the mesh.
         execution: Execution of the members of a device, `WAY[+LOWERING]`, such as "vmap", "unroll",
             "map", "chunk:4", "loop" or "unroll+canonical+masks".
-        donate_argnums: Positions of arguments whose memory the results may take over. They must
-            not be used again.
+        donate_argnums: Positions of donated arguments, whose memory the results may reuse. They
+            must not be used again.
 
     Returns:
-        A function of global arrays. Arguments that do not lie on the mesh are put there. With a
-        data axis above 1, the first call compares the results across columns, bit for bit.
+        A function of global arrays. It moves arguments onto the mesh if they are not on it. With a
+        data axis above 1, the first call compares the results of all columns bit for bit.
 
     Raises:
-        UserError: If a spec or the execution is unknown; when it is called, if an argument is
-            committed to devices outside the layout or has another number of members, the leaves of
-            a batch have different lengths, or a result with the spec "members" differs between
-            columns.
+        UserError: If a spec or the execution is unknown. The returned function raises it if an
+            argument is committed to devices outside the layout or has another number of members.
+            It also raises it if the leaves of a batch have different lengths, or a result with the
+            spec "members" differs between columns.
 
     >>> import numpy as np
     >>> layout = Layout.make(4, devices=jax.devices()[:2])
@@ -67,7 +68,9 @@ def lift(
     Array([0., 3., 6., 9.], dtype=float32)
     """
     if not callable(fn):
-        raise UserError(f"fn is a {type(fn).__name__}, not a function of one member.")
+        raise UserError(
+            f"fn is a {type(fn).__name__}, not a function. Give a function of one member."
+        )
     if isinstance(in_specs, str) or not isinstance(in_specs, tuple | list):
         raise UserError(
             f"in_specs is {in_specs!r}. Give a tuple with one spec for each argument of the "
@@ -81,8 +84,8 @@ def lift(
     parsed = Execution.parse(execution)
     if parsed.steps is not None:
         raise UserError(
-            f"The execution {execution!r} says how several steps are run, and a lifted function is "
-            f"one. Leave {parsed.steps!r} out."
+            f"The execution {execution!r} names a way to run several steps, and a lifted function "
+            f"is one step. Leave {parsed.steps!r} out."
         )
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     return Lifted(
@@ -102,7 +105,7 @@ def sharded(
     out_specs: Any,
     way: Execution,
 ) -> Callable[..., Any]:
-    """Returns a function of one member as a function of all, to be jitted; see `lift`.
+    """Returns the function of all members, not yet jitted; see `lift`.
 
     Args:
         fn: Function of one member.
@@ -110,6 +113,9 @@ def sharded(
         in_specs: Partition specs of the arguments, a tuple of tree prefixes.
         out_specs: Partition specs of the results, a tree prefix; each has the members axis.
         way: Execution whose `members` says how a device runs its members.
+
+    Raises:
+        UserError: If a spec of a result has no members axis.
     """
     for spec in jax.tree.leaves(out_specs, is_leaf=is_spec):
         if axis_of(spec, ENSEMBLE) is None:
@@ -163,7 +169,10 @@ class Lifted:
         return results
 
     def lower(self, *args: Any) -> Any:
-        """Returns the lowered program, as `jax.jit(f).lower` does; not for the execution `loop`."""
+        """Returns the lowered program, as `jax.jit(f).lower` does.
+
+        The execution `loop` dispatches several programs, so it has no lowered program.
+        """
         return self._program.lower(*self._placed(args))
 
     def _placed(self, args: tuple[Any, ...]) -> list[Any]:
@@ -179,7 +188,7 @@ class Lifted:
 
 
 def _is_state(in_spec: Any, out_specs: Any) -> bool:
-    """Returns whether the first result takes the place of the first argument."""
+    """Returns whether the first result has the spec of the first argument, and no data axis."""
     first = out_specs[0] if type(out_specs) is tuple else out_specs
     return is_spec(in_spec) and is_spec(first) and in_spec == first and DATA not in tuple(first)
 
@@ -199,8 +208,8 @@ def require_equal_columns(layout: Layout, results: Any, specs: Any) -> None:
     if different:
         raise UserError(
             f"The columns of mesh {layout} hold different values of {', '.join(different)}: each "
-            "column computed it from its own part of the batch. Average over the data axis with "
-            "dist_ens.losses.data_mean, such as gradients before the optimizer takes them; "
-            'combine integers with jax.lax.psum(value, "data"); or give what may differ the spec '
+            "column computed them from its own part of the batch. Average gradients and other "
+            "floating-point values with dist_ens.losses.data_mean before they are used. Sum "
+            'integers with jax.lax.psum(value, "data"). Give results that may differ the spec '
             "'member_batch'."
         )

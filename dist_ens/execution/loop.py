@@ -1,8 +1,8 @@
-"""The execution `loop`: one member's own program, dispatched member after member.
+"""The execution `loop`: one member's own program, dispatched once for each member.
 
-This is what people write by hand, and the reference for every other execution: the program knows
-nothing of the other members, so that a member keeps its bits for any number of members and of
-devices on the ensemble axis.
+This is the loop that people write by hand, and the reference for every other execution. The program
+does not depend on the other members. So a member has the same bits for any number of members, and
+for any number of devices on the ensemble axis.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,15 +26,15 @@ from dist_ens.layout import (
 
 
 class Loop:
-    """A lifted function that runs each member by itself, on the devices of its row of the mesh.
+    """A lifted function that runs each member separately, on the devices of its row of the mesh.
 
     Args:
         layout: Layout of all members.
         in_specs: Specs of the arguments, a tuple of tree prefixes.
         out_specs: Specs of the results, a tree prefix; each has the members axis.
-        program_of: Function that makes the program of one member from a layout of one row.
+        program_of: Function that makes the program of one member from the layout of one row.
         in_place: Whether the first argument is donated. If the first result has its structure,
-            shapes and types, it is the members' state, and is updated in place.
+            shapes and types, it is taken as the members' state and updated in place.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Loop:
         results: dict[int, list[Any]] = {row: [] for row in rows}
         in_place = self._in_place
         for position in range(self._layout.members_per_device):
-            for row in rows:  # the rows' devices work side by side
+            for row in rows:  # The devices of different rows compute at the same time.
                 place, of_row = self._positions[row][position], parts[row]
                 own = [_own(arg, spec, place) for arg, spec in zip(of_row, specs, strict=True)]
                 result = self._programs[row](*own)
                 is_tuple = type(result) is tuple
                 first = result[0] if is_tuple else result
-                if position == 0:  # all members have results of the same types
+                if position == 0:  # The results of all members have the same types.
                     in_place = in_place and _types(first) == _types(own[0])
                 if in_place:
                     of_row[0] = _put_back(of_row[0], first, place)
@@ -98,7 +98,7 @@ def _types(tree: Any) -> tuple[Any, list[Any]]:
 
 
 def _own(arg: Any, specs: Any, position: jax.Array) -> Any:
-    """Returns one member's part of an argument; what all members share is returned whole."""
+    """Returns one member's part of an argument. Arrays without a members axis are unchanged."""
     axes = [axis_of(spec, ENSEMBLE) for spec in broadcast(specs, arg)]
     leaves, structure = jax.tree.flatten(arg)
     own = [leaf for leaf, axis in zip(leaves, axes, strict=True) if axis is not None]
@@ -110,7 +110,7 @@ def _own(arg: Any, specs: Any, position: jax.Array) -> Any:
 
 
 def _side_by_side(members: Sequence[Any], specs: Any) -> Any:
-    """Returns the results of all members of a row as one pytree."""
+    """Returns the results of all members of a row, concatenated along the members axis."""
     if not jax.tree.leaves(members[0]):
         return members[0]
     axes = tuple(axis_of(spec, ENSEMBLE) or 0 for spec in broadcast(specs, members[0]))

@@ -1,7 +1,7 @@
-"""A traced function, evaluated with other forms of some of its operations.
+"""Evaluation of a traced function with some of its operations replaced.
 
-The functions here see a member's update after differentiation, as JAX traced it, so that they hold
-for any network: a backward pass is equations like any other.
+The functions here work on a member's update as JAX traced it, after differentiation. The backward
+pass is then a list of equations like the forward pass, so they work for any network.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun
 
 Rule = Callable[..., Any]
 
-# Calls that only group equations, and the derivative rules of which nothing is left to apply.
+# These calls only group equations. Their derivative rules are no longer needed after
+# differentiation.
 _INLINED = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -24,18 +25,18 @@ _INLINED = {
 
 
 def rewritten(fn: Callable[..., Any], rules: Mapping[Primitive, Rule]) -> Callable[..., Any]:
-    """`fn`, with every operation that has a rule in the form that its rule gives it.
+    """Returns a function in which the operations that have a rule are replaced by it.
 
-    Nested functions are followed: jit, scan, while, cond, remat and custom derivatives. The result
-    has no derivative of its own worth having: differentiate first.
+    Operations inside jit, scan, while, cond, remat and custom derivatives are replaced too.
+    Differentiate `fn` first: the rules have no useful derivatives.
 
     Args:
-        fn: A function of pytrees of arrays that JAX can trace.
-        rules: By primitive: takes the operation's arrays and, as keywords, its parameters; returns
-            its one result.
+        fn: Function of pytrees of arrays that JAX can trace.
+        rules: Rule of each primitive. It takes the operation's arrays and, as keywords, its
+            parameters. It returns the operation's only result.
 
     Returns:
-        A function of the same arguments and results, to floating-point tolerance.
+        A function of the same arguments with the same results, up to rounding.
     """
 
     def evaluated(*args: Any) -> Any:
@@ -51,13 +52,13 @@ def contains(
     primitive: Primitive,
     where: Callable[..., bool] = lambda *shapes, **params: True,
 ) -> bool:
-    """Whether a traced function does an operation, however deep inside.
+    """Returns whether a traced function has an operation, at any depth of nesting.
 
     Args:
-        traced: From `jax.make_jaxpr`.
-        primitive: The operation.
-        where: Takes the shapes and types of the operation's arrays and, as keywords, its
-            parameters; returns whether this one counts.
+        traced: Traced function, from `jax.make_jaxpr`.
+        primitive: Primitive of the operation.
+        where: Function that returns whether an operation counts. It takes the shapes and types of
+            the operation's arrays and, as keywords, its parameters. Default: every one counts.
     """
 
     def counts(eqn: Any) -> bool:
@@ -67,7 +68,7 @@ def contains(
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[Any]:
-    """Yields the equations of a traced function and of the functions inside it, however deep."""
+    """Yields the equations of a traced function and of all functions nested in it."""
     for eqn in jaxpr.eqns:
         yield eqn
         for inner in nested(eqn.params):
@@ -100,15 +101,15 @@ def _apply(eqn: Any, inputs: list[Any], rules: Mapping[Primitive, Rule]) -> list
 
 
 def _with_rules(param: Any, rules: Mapping[Primitive, Rule]) -> Any:
-    """Returns a parameter of an operation, in which every traced function follows the rules.
+    """Returns a parameter of an operation with the rules applied to every traced function in it.
 
-    A parameter that no rule concerns is returned as it is: some operations, such as a kernel that
-    is written for an accelerator, take only the function that they were made with.
+    A parameter without an operation that has a rule is returned unchanged. Some operations, such as
+    a kernel written for an accelerator, accept only the function that they were made with.
     """
     if not any(_has_rule(jaxpr, rules) for jaxpr in _jaxprs_in(param)):
         return param
     if isinstance(param, ClosedJaxpr):
-        # The operation expects results with the weak types that they had.
+        # The operation expects its results to keep their weak types.
         inner = jaxpr_as_fun(param)
         shapes = [
             jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in param.in_avals
@@ -118,22 +119,22 @@ def _with_rules(param: Any, rules: Mapping[Primitive, Rule]) -> Any:
         closed = _with_rules(ClosedJaxpr(param, ()), rules)
         if closed.consts:
             raise RuntimeError(
-                f"A rule captured {len(closed.consts)} array(s) inside a function that takes none. "
-                "Build a rule's constants inside the rule, with jax.lax.iota."
+                f"A rule captured {len(closed.consts)} array(s) inside a function that cannot hold "
+                "arrays. Build the constants inside the rule, with jax.lax.iota."
             )
         return closed.jaxpr
     if isinstance(param, dict):
         return type(param)({name: _with_rules(value, rules) for name, value in param.items()})
     parts = [_with_rules(part, rules) for part in param]
-    # The class is kept: JAX reads the fields of a named tuple by their names.
+    # The class is kept, because JAX reads the fields of a named tuple by name.
     return type(param)(*parts) if hasattr(param, "_fields") else type(param)(parts)
 
 
 def _has_rule(jaxpr: Jaxpr, rules: Mapping[Primitive, Rule]) -> bool:
-    """Returns whether a traced function has an operation with a rule, however deep inside.
+    """Returns whether a traced function has an operation with a rule, at any depth of nesting.
 
-    What reads and writes references (a kernel, a loop over mutable arrays) counts as having none:
-    it cannot be traced again from the shapes of its arguments.
+    A function of references (a kernel, or a loop over mutable arrays) counts as having none. It
+    cannot be traced again from the shapes of its arguments.
     """
     if any(hasattr(variable.aval, "inner_aval") for variable in jaxpr.invars):
         return False
@@ -149,7 +150,7 @@ def nested(params: Mapping[str, Any]) -> list[Jaxpr]:
 
 
 def _jaxprs_in(param: Any) -> list[Jaxpr]:
-    """Returns the traced functions in a parameter of an operation, in any containers."""
+    """Returns the traced functions in a parameter of an operation, also inside containers."""
     if isinstance(param, ClosedJaxpr):
         return [param.jaxpr]
     if isinstance(param, Jaxpr):

@@ -1,4 +1,7 @@
-"""Interleaved timing, A B C A B C …, so that a disturbance of the machine meets all alike."""
+"""Interleaved timing, A B C A B C …, so that a slow phase of the machine affects every way.
+
+In a round, every way has one turn. A turn is some steps of one way, timed together.
+"""
 
 import contextlib
 import gc
@@ -9,30 +12,31 @@ from typing import Protocol
 
 from dist_ens import cluster
 
-# A turn takes at least this long, and consists of whole steps.
+# A turn takes at least this number of seconds, and consists of whole steps.
 TURN_SECS = 0.5
-# Turns that only choose between ways are shorter.
+# Turns are shorter where they only choose between ways.
 _SHORT_TURN_SECS = 0.1
-# In the pause before a turn, the threads of the way before it stop waiting for work.
+# The pause before a turn, in seconds, lets idle threads of the previous way stop waiting for work.
 _PAUSE_SECS = 0.05
 
 
 class Way(Protocol):
-    """A way to train an ensemble. It compiles its programs when it first runs."""
+    """A way to train an ensemble, which compiles its programs when it first runs."""
 
     def run(self, num_steps: int) -> None:
-        """Trains every member for some steps more, and waits for the last."""
+        """Trains every member for some more steps, and waits until they are done."""
 
 
 def step_ms_of_turns(ways: Mapping[str, Way], num_turns: int) -> dict[str, list[float]]:
-    """Returns the milliseconds per step of each way in each of its turns.
+    """Returns the milliseconds per step of each way in each round.
 
     Args:
         ways: Ways by name.
-        num_turns: Number of turns of each way, after those that find the number of steps of a turn.
+        num_turns: Number of rounds. Earlier turns find the number of steps of a turn, and do not
+            count.
 
     Returns:
-        Milliseconds per step by name, float[num_turns].
+        Milliseconds per step by name of the way, a list of `num_turns` numbers.
     """
     step_secs = _step_secs_of_turns([*ways.values()], num_turns, TURN_SECS)
     return {
@@ -41,7 +45,7 @@ def step_ms_of_turns(ways: Mapping[str, Way], num_turns: int) -> dict[str, list[
 
 
 def step_secs_of_short_turns(ways: Sequence[Way], num_turns: int) -> list[list[float]]:
-    """Returns the seconds per step of each way in each of its short turns, [ways, num_turns]."""
+    """Returns the seconds per step of each way in each round of short turns, [ways, num_turns]."""
     return _step_secs_of_turns(ways, num_turns, _SHORT_TURN_SECS)
 
 
@@ -50,10 +54,10 @@ def expected_secs(step_secs: float, num_turns: int) -> float:
 
     Args:
         step_secs: Seconds of one step of the way.
-        num_turns: Number of turns of the way.
+        num_turns: Number of rounds.
     """
-    # Finding the number of steps of a turn takes one turn, or two where steps are short. Each turn
-    # is taken twice, to warm up.
+    # One turn, or two where steps are short, find the number of steps of a turn. Each turn runs
+    # twice, and the first run warms up.
     short = step_secs < _SHORT_TURN_SECS
     turn_secs = _SHORT_TURN_SECS + step_secs if short else step_secs
     return (num_turns + (2 if short else 1)) * (2 * turn_secs + _PAUSE_SECS)
@@ -61,13 +65,13 @@ def expected_secs(step_secs: float, num_turns: int) -> float:
 
 def fastest(ways: Sequence[Way]) -> Way:
     """Returns the way with the lowest median time over three interleaved rounds."""
-    # Of ways that are close, the one with the shortest turn is only the luckiest.
+    # The shortest turn would choose by chance between ways that are close.
     medians = [statistics.median(of_way) for of_way in step_secs_of_short_turns(ways, 3)]
     return ways[medians.index(min(medians))]
 
 
 def spread(values: Sequence[float]) -> float:
-    """Returns the range of some values as a fraction of their median.
+    """Returns the range of some values, as a fraction of their median.
 
     >>> spread([2.0, 4.0, 5.0])
     0.75
@@ -76,15 +80,21 @@ def spread(values: Sequence[float]) -> float:
 
 
 def _step_secs_of_turns(ways: Sequence[Way], num_turns: int, turn_secs: float) -> list[list[float]]:
-    """Returns the seconds per step of each way in each of its turns, [ways, num_turns]."""
+    """Returns the seconds per step of each way in each round, [ways, num_turns].
+
+    Args:
+        ways: Ways to time.
+        num_turns: Number of rounds.
+        turn_secs: Least number of seconds of a turn.
+    """
     step_secs: list[list[float]] = [[] for _ in ways]
     with _no_collection():
         steps = [_steps_of_a_turn(way, turn_secs) for way in ways]
         for _ in range(num_turns):
             gc.collect()
             for i, way in enumerate(ways):
-                # A way that waited for its turn is cold: its caches, its clock, and the memory that
-                # a virtual machine has given back meanwhile.
+                # The first run warms up. Meanwhile the caches were filled by other ways, the clock
+                # slowed down, or a virtual machine gave back memory.
                 way.run(steps[i])
                 step_secs[i].append(_secs(way, steps[i]) / steps[i])
     return step_secs
@@ -103,7 +113,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _steps_of_a_turn(way: Way, turn_secs: float) -> int:
-    """Returns the number of steps of a turn. The way has taken them, so they are compiled."""
+    """Returns the number of steps of a turn. The way has run them, so they are compiled."""
     steps = 1
     while True:
         way.run(steps)

@@ -1,8 +1,8 @@
-"""The mesh and every sharding made from it.
+"""The mesh, and every sharding made from it.
 
-The only room that names the mesh axes, builds a `PartitionSpec` or puts an array on a device. The
-axes are `("ensemble", "data")`, in this order, over the devices in the order of `jax.devices()`:
-a row of the mesh holds some of the members, a column one part of every batch.
+No other package names the mesh axes, builds a `PartitionSpec` or puts an array on a device. The
+axes are `("ensemble", "data")`, in this order, over the devices in the order of `jax.devices()`. A
+row of the mesh holds some of the members, and a column holds one part of every batch.
 """
 
 from dist_ens.layout.collectives import (

@@ -9,7 +9,7 @@ from dist_ens.layout.specs import DATA, ENSEMBLE
 
 
 def has_data_axis() -> bool:
-    """Returns whether the function that is being traced runs under a data axis."""
+    """Returns whether the function that is being traced runs on a mesh with a data axis."""
     try:
         jax.lax.axis_size(DATA)
     except NameError:
@@ -23,22 +23,23 @@ def data_size() -> int:
 
 
 def data_mean(tree: Any) -> Any:
-    """Returns the mean over the data axis of every floating or complex leaf; others stay.
+    """Returns the mean over the data axis of every floating-point or complex leaf.
 
-    Outside a lifted function it is the identity.
+    Other leaves are unchanged. Outside a lifted function, all leaves are unchanged.
 
     Args:
         tree: Pytree of arrays, such as the gradients of one column's part of the batch.
 
     Returns:
-        The same pytree, equal in every column.
+        The pytree of means, which are equal in every column.
 
     >>> float(data_mean(jnp.float32(3.0)))
     3.0
     """
     if data_size() == 1:
-        # XLA:CPU would keep the collective of one device, and then no longer run a tiny program's
-        # operations one after another in one thread: for small networks a third of a step.
+        # XLA's CPU backend would keep the collective of one device. It would then no longer run the
+        # operations of a small program in one thread, which costs a third of a small network's
+        # step.
         return tree
 
     def mean(leaf: jax.Array) -> jax.Array:
@@ -53,16 +54,19 @@ def data_sum(tree: Any) -> Any:
 
 
 def data_index() -> jax.Array:
-    """Returns the column of this device, int32[]; 0 outside a lifted function."""
-    # With one column the index is a constant, with which the function needs no mesh.
+    """Returns the column of this device in the mesh, int32[]; 0 outside a lifted function."""
+    # With one column the index is a constant, so the function works without a mesh.
     return jnp.int32(0) if data_size() == 1 else jax.lax.axis_index(DATA)
 
 
 def all_members(member_leaf: jax.Array) -> jax.Array:
     """Returns an array of all members, [members, ...], gathered from the devices of a column.
 
-    Only inside a function lifted by `Layout.shard_map`, and not in an update: there members do not
-    communicate.
+    Call it only inside a function lifted by `Layout.shard_map`, and not in an update, where members
+    do not communicate.
+
+    Args:
+        member_leaf: Array of this device's members, [members of the device, ...].
     """
     if jax.lax.axis_size(ENSEMBLE) == 1:
         return member_leaf

@@ -1,4 +1,4 @@
-"""Whether the columns of the mesh agree about the values that every one of them holds."""
+"""Comparison of values that every column of the mesh should hold."""
 
 from typing import Any
 
@@ -14,9 +14,8 @@ from dist_ens.layout.specs import DATA, MEMBERS, axis_of, broadcast
 def differing_leaves(layout: Layout, tree: Any, specs: Any = MEMBERS) -> list[str]:
     """Returns the names of the arrays whose values differ between columns of the mesh.
 
-    The members' state lies in every column. An array differs if a member computed it from its own
-    column's examples and did not combine it over the data axis. Arrays are compared bit for bit,
-    and NaN equals NaN.
+    The members' state is in every column. It differs if a column computed it from its own examples
+    and did not combine it over the data axis. Arrays are compared bit for bit, and NaN equals NaN.
 
     Args:
         layout: Layout of the arrays.
@@ -25,7 +24,7 @@ def differing_leaves(layout: Layout, tree: Any, specs: Any = MEMBERS) -> list[st
             are not compared.
 
     Returns:
-        Names such as `.params['w']`; none if the mesh has one column.
+        Names such as `.params['w']`; an empty list if the mesh has one column.
     """
     if layout.data_axis == 1:
         return []
@@ -45,7 +44,7 @@ def differing_leaves(layout: Layout, tree: Any, specs: Any = MEMBERS) -> list[st
             words = _words(leaf)
             return (jax.lax.pmax(words, DATA) != jax.lax.pmin(words, DATA)).any().reshape(1)
 
-        # Each row's answer, by every column.
+        # Every column has the answer of its row.
         return jax.tree.map(differs, tree)
 
     program = layout.shard_map(

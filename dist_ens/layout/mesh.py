@@ -1,4 +1,4 @@
-"""The mesh of an ensemble, and arrays that are put on it."""
+"""`Layout`: the mesh of an ensemble, and the arrays on it."""
 
 import dataclasses
 import math
@@ -31,13 +31,13 @@ from dist_ens.state import as_held
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The mesh on which members and data lie. Made by `Layout.make`.
+    """The placement of members and data on a mesh of devices; made by `Layout.make`.
 
     Attributes:
         mesh: Mesh with the axes `("ensemble", "data")`.
         num_members: Number of members, a multiple of the ensemble axis.
-        is_fixed: Whether somebody chose the rows of the mesh. Instead of a mesh that nobody chose,
-            `fit` may use one device where the devices are the cores of one CPU.
+        is_fixed: Whether the user chose the number of rows. If not, and if the devices are the
+            cores of one CPU, `fit` may use one device instead.
 
     >>> layout = Layout.make(6, devices=jax.devices()[:4])
     >>> layout.ensemble_axis, layout.data_axis, layout.members_per_device
@@ -56,13 +56,13 @@ class Layout:
         ensemble_axis: int | None = None,
         devices: Sequence[jax.Device] | None = None,
     ) -> "Layout":
-        """Returns the layout of an ensemble on the available devices, none of them idle.
+        """Returns the layout of an ensemble on devices that are all used.
 
         Args:
             num_members: Number of members, at least 1.
-            ensemble_axis: Rows of the mesh. Default: the largest number that divides both the
-                members and the devices.
-            devices: Devices of the mesh. Default: all of `jax.devices()`, of every host.
+            ensemble_axis: Number of rows of the mesh, at least 1. Default: the largest number that
+                divides both the members and the devices.
+            devices: Devices of the mesh. Default: `jax.devices()`, the devices of all hosts.
 
         Returns:
             The layout, with `ensemble_axis` rows and `len(devices) / ensemble_axis` columns.
@@ -133,9 +133,14 @@ class Layout:
     def shard_map(self, fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
         """Returns a function that runs `fn` on each device's own part of its arguments.
 
-        Members cannot communicate here by construction, whereas a partitioner may gather them (it
-        does so for vmapped convolutions). The check of varying axes is off, because it refuses a
-        member that starts a `scan` from zeros.
+        With `shard_map`, members communicate only where `fn` says so. The partitioner of `jit`
+        could gather them, as it does for vmapped convolutions. The check of varying axes is off,
+        because it rejects a member that starts a `scan` from zeros.
+
+        Args:
+            fn: Function of the parts that one device holds.
+            in_specs: Partition specs of the arguments, a tuple of tree prefixes.
+            out_specs: Partition specs of the results, a tree prefix.
         """
         return jax.shard_map(
             fn,
@@ -150,19 +155,19 @@ class Layout:
         """Puts arrays on the mesh.
 
         Args:
-            tree: Pytree of arrays. Where the spec has the data axis, each host gives its own part
-                of the batch (the whole batch on one host); where it does not, every host gives the
+            tree: Pytree of arrays. If the spec has the data axis, each host gives its own part of
+                the batch, which is the whole batch on one host. Otherwise every host gives the
                 whole array.
-            spec: "members" ([members, ...]), "batch" ([batch, ...], one batch for all members),
-                "member_batch" ([members, batch, ...]) or "shared" ([...]), or a tree prefix of
-                these.
+            spec: Spec of the arrays: "members" ([members, ...]), "batch" ([batch, ...], the same
+                for all members), "member_batch" ([members, batch, ...]) or "shared" ([...]), or a
+                tree prefix of these.
 
         Returns:
-            The same tree of global arrays. Every host must call this.
+            The tree as global arrays. Every host must call this.
 
         Raises:
-            UserError: If a batch does not divide over the data axis, the leaves of a batch have
-                different lengths, an array has another number of members, or a number does not fit
+            UserError: If a batch does not divide over the data axis, or its leaves have different
+                lengths. Also if an array has another number of members, or a number does not fit
                 in 32 bits.
 
         >>> layout = Layout.make(2, devices=jax.devices()[:2])
@@ -178,18 +183,21 @@ class Layout:
                 return put_members(self, branch)
             if spec == REPLICATED:
                 return put_everywhere(self, branch)
-            raise UserError(f"{spec} is not a spec of arguments. Use one of the four names.")
+            raise UserError(
+                f"{spec} is not a spec of arguments. Use 'members', 'batch', 'member_batch' or "
+                "'shared'."
+            )
 
         return jax.tree.map(put, specs, tree, is_leaf=is_spec)
 
     def init(self, fn: Callable[[jax.Array], Any], key: jax.Array) -> Any:
-        """Returns the states of all members, each made on the device that will hold it.
+        """Returns the states of all members, each created on the device that will hold it.
 
-        Member `i` is `fn(jax.random.fold_in(key, i))`.
+        The state of member `i` is `fn(jax.random.fold_in(key, i))`.
 
         Args:
-            fn: Function that makes one member's state, any pytree, from a key.
-            key: A JAX PRNG key, [].
+            fn: Function that makes one member's state, any pytree of arrays, from a key.
+            key: JAX PRNG key, [].
 
         Returns:
             One pytree with leaves [members, ...] on the mesh.
@@ -209,18 +217,21 @@ class Layout:
         return self.born(pinned_generator()(lambda number: member_key(np.uint32(seed), number)))
 
     def born(self, fn: Callable[..., Any], *arrays: Any, numbers: Any = None) -> Any:
-        """Returns what a function makes of each member's number, made where it will lie.
+        """Returns the results of a function for all members, created on their devices.
 
         Args:
             fn: Function of a member's number, int32[], and of `arrays`.
             *arrays: Further arguments, the same for all members.
-            numbers: The members' numbers, int32[members]. Default: 0, 1, 2, …
+            numbers: Number of each member, int32[members]. Default: 0, 1, 2, …
+
+        Returns:
+            One pytree with leaves [members, ...] on the mesh.
         """
         numbers = np.arange(self.num_members, dtype=np.int32) if numbers is None else numbers
 
         def make(numbers: jax.Array, *arrays: Any) -> Any:
-            # One after another: this runs once, and batched random numbers take XLA's CPU compiler
-            # twice as long.
+            # The members are made one after another. This runs only once, and batched random
+            # numbers would double the compilation time on a CPU.
             return self.shard_map(
                 lambda own, *arrays: jax.lax.map(lambda number: fn(number, *arrays), own),
                 in_specs=(MEMBERS, *(REPLICATED for _ in arrays)),
@@ -230,7 +241,12 @@ class Layout:
         return jax.jit(make)(put_members(self, numbers), *arrays)
 
     def check_batch_size(self, field: str, global_batch_size: int) -> None:
-        """Raises a `UserError` unless the batch divides over the data axis."""
+        """Raises a `UserError` unless the batch divides over the data axis.
+
+        Args:
+            field: Name of the argument or field that holds the batch size.
+            global_batch_size: Number of examples in a batch, over all hosts.
+        """
         if global_batch_size % self.data_axis:
             smaller = global_batch_size // self.data_axis * self.data_axis
             hosts = len({d.process_index for d in self.mesh.devices.flat})
@@ -241,14 +257,16 @@ class Layout:
                 + (
                     f"Use {smaller or self.data_axis} or {smaller + self.data_axis}."
                     if smaller
-                    else f"These are more devices than {self.num_members} members x "
-                    f"{global_batch_size} examples can use: start fewer hosts, or use "
-                    f"{field}={self.data_axis}."
+                    else f"{self.num_members} members x {global_batch_size} examples cannot use "
+                    f"that many devices. Start fewer hosts, or use {field}={self.data_axis}."
                 )
             )
 
     def free_bytes(self) -> float:
-        """Returns the free bytes on a device of this host; on a CPU its share of the memory."""
+        """Returns the free memory of a device of this host, in bytes.
+
+        CPU devices share the free memory of the host equally.
+        """
         if self.platform == "cpu":
             return psutil.virtual_memory().available / len(self.mesh.local_devices)
         stats = self.mesh.local_devices[0].memory_stats()
@@ -256,7 +274,7 @@ class Layout:
 
     @cached_property
     def host_columns(self) -> tuple[int, ...]:
-        """Columns of the mesh in which this host has a device, ascending: its share of the data."""
+        """Columns of the mesh in which this host has a device, ascending. The host feeds them."""
         return _lines_of_host(self.mesh.devices.T)
 
     @cached_property
@@ -280,11 +298,11 @@ class Layout:
         )
 
     def on_one_device(self) -> "Layout":
-        """Returns a layout of the same members, all on this one's first device."""
+        """Returns a layout of the same members on the first device of this layout."""
         return Layout.make(self.num_members, ensemble_axis=1, devices=[self.mesh.devices.flat[0]])
 
     def moved(self, tree: Any, specs: Any) -> Any:
-        """Returns arrays of another layout of this host's devices as arrays of this one.
+        """Moves arrays from another layout to this one. Both must be on this host's devices.
 
         Args:
             tree: Pytree of arrays.
@@ -298,7 +316,7 @@ class Layout:
         )
 
     def placed(self, tree: Any, specs: Any, where: str) -> Any:
-        """Returns the arguments of a function on this mesh; arrays that lie there stay as they are.
+        """Puts the arguments of a function on this mesh. Arrays that are there are not copied.
 
         Args:
             tree: Pytree of arrays.
@@ -306,8 +324,9 @@ class Layout:
             where: Name of the arguments, for error messages.
 
         Raises:
-            UserError: If an array is committed to devices outside the mesh, holds no numbers or
-                numbers that do not fit in 32 bits, or has another number of members or of examples.
+            UserError: If an array is committed to devices outside the mesh, or has another number
+                of members or examples. Also if its type is not numeric, or a number does not fit
+                in 32 bits.
         """
         leaves, structure = jax.tree.flatten(tree)
         if all(_lies_on(leaf, self.mesh) for leaf in leaves):
@@ -337,7 +356,7 @@ class Layout:
 
 
 def _lies_on(leaf: Any, mesh: Mesh) -> bool:
-    """Returns whether an array lies on a mesh, where a program finds it without a copy."""
+    """Returns whether an array is on a mesh, so that a program can use it without a copy."""
     if not isinstance(leaf, jax.Array):
         return False
     sharding = leaf.sharding
@@ -347,7 +366,7 @@ def _lies_on(leaf: Any, mesh: Mesh) -> bool:
 
 
 def _lines_of_host(grid: np.ndarray) -> tuple[int, ...]:
-    """Positions along the first axis of devices at which one of them is this host's."""
+    """Returns the positions along the first axis of a grid at which this host has a device."""
     here = jax.process_index()
     return tuple(
         position
@@ -357,13 +376,13 @@ def _lines_of_host(grid: np.ndarray) -> tuple[int, ...]:
 
 
 def _check_device_flag() -> None:
-    """Raises a `UserError` if `XLA_FLAGS` was set after JAX had started, with fewer CPU devices."""
+    """Raises a `UserError` if JAX had started with fewer CPU devices than `XLA_FLAGS` asks for."""
     asked = re.findall(
         r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
     )
     if asked and jax.default_backend() == "cpu" and jax.local_device_count() < int(asked[-1]):
         raise UserError(
             f"XLA_FLAGS asks for {asked[-1]} CPU devices, and JAX had started with "
-            f"{jax.local_device_count()} when it was set. Export XLA_FLAGS in the shell, or set it "
-            "before the first import of jax."
+            f"{jax.local_device_count()} before it was set. Export XLA_FLAGS in the shell, or set "
+            "it before the first import of jax."
         )

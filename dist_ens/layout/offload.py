@@ -1,4 +1,4 @@
-"""Global arrays, from the devices to what a host writes of them and back."""
+"""Transfer of global arrays between the devices and the hosts that write and read them."""
 
 import collections
 import dataclasses
@@ -10,7 +10,7 @@ from jax.sharding import SingleDeviceSharding
 
 from dist_ens.layout.placing import HOST_MEMORY, device_bytes
 
-# Of parts of arrays that are read but are not on their devices yet.
+# At most this number of bytes is read before the arrays are on their devices.
 _READ_AT_ONCE_BYTES = 2**31
 
 
@@ -20,7 +20,7 @@ class Piece:
 
     Attributes:
         index: Index of the part in the whole array.
-        array: Array of the part.
+        array: Values of the part.
     """
 
     index: tuple[slice, ...]
@@ -30,10 +30,13 @@ class Piece:
 def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]]:
     """Copies this host's parts of global arrays to its memory. Each part is copied by one host.
 
-    The copies are begun and not waited for. The arrays may be donated at once.
+    The function starts the copies and does not wait for them. The arrays may be donated at once.
 
     Args:
-        arrays: Arrays by name, on a mesh or off the devices.
+        arrays: Global arrays by name, on the devices or in the hosts' memory.
+
+    Returns:
+        The parts of each array, by its name.
     """
     shards = [
         (name, shard)
@@ -56,14 +59,17 @@ def read_onto_devices(
     abstract: Mapping[str, jax.ShapeDtypeStruct],
     read: Callable[[str, tuple[slice, ...]], Any],
 ) -> dict[str, jax.Array]:
-    """Reads global arrays: every host reads the parts that its devices hold, each part once.
+    """Reads global arrays. Every host reads the parts that its devices hold, each part once.
 
-    Several parts are read at a time, as many as the host's memory holds beside the devices' arrays.
+    Several parts are read at the same time, up to 2 GiB in the host's memory.
 
     Args:
-        abstract: Shapes, types and shardings, by name.
-        read: Function that begins to read a part, given a name and the part's index in the whole.
-            The `result()` of what it returns is a NumPy array.
+        abstract: Shapes, types and shardings of the arrays, by name.
+        read: Function that starts to read a part. It takes the name of the array and the index of
+            the part in it, and returns a future whose `result()` is a NumPy array.
+
+    Returns:
+        The arrays on their devices, by name.
     """
     arrays: dict[str, jax.Array] = {}
     begun: collections.deque[tuple[str, dict[str, Any], int]] = collections.deque()

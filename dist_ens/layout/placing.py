@@ -1,4 +1,4 @@
-"""Arrays on their way between a host and the devices of a mesh."""
+"""Transfer of arrays between a host and the devices of a mesh."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from dist_ens.state import as_held
 if TYPE_CHECKING:
     from dist_ens.layout.mesh import Layout
 
-# As JAX calls the part of a host's memory that a device can read.
+# JAX's name for the part of a host's memory that a device can read.
 HOST_MEMORY = "pinned_host"
 
 
@@ -30,12 +30,12 @@ def put_batch(layout: "Layout", host_tree: Any, spec: PartitionSpec) -> Any:
         spec: Spec with the data axis.
 
     Returns:
-        The same tree of global arrays. Every host must call this.
+        The tree as global arrays. Every host must call this.
 
     Raises:
-        UserError: If the leaves have different lengths along the batch axis, this length does not
-            divide over the columns of the mesh that this host feeds, or the members axis does not
-            hold `Layout.host_members`.
+        UserError: If the leaves have different lengths along the batch axis, or this length does
+            not divide over the columns of `Layout.host_columns`. Also if the members axis has
+            another length than `Layout.host_members`.
     """
     axis = tuple(spec).index(DATA)
     _check_members(layout, host_tree, spec, "The array", jax_arrays_are_whole=False)
@@ -53,7 +53,7 @@ def put_batch(layout: "Layout", host_tree: Any, spec: PartitionSpec) -> Any:
     per_column = host_batch_size // columns
     global_batch_size = per_column * layout.data_axis
     sharding = layout.sharding(spec)
-    # Along each axis that is sharded: the length of a part, and the parts that this host has.
+    # For each sharded axis: the length of a part, and the positions of the parts of this host.
     sharded = {axis: (per_column, layout.host_columns)}
     members = axis_of(spec, ENSEMBLE)
     if members is not None:
@@ -78,7 +78,7 @@ def put_batch(layout: "Layout", host_tree: Any, spec: PartitionSpec) -> Any:
 
 
 def put_everywhere(layout: "Layout", host_tree: Any) -> Any:
-    """Puts host arrays, equal on every host, whole on every device of the mesh."""
+    """Puts whole arrays, equal on every host, on every device of the mesh."""
     everywhere = layout.sharding(REPLICATED)
 
     def put(leaf: Any) -> jax.Array:
@@ -89,12 +89,15 @@ def put_everywhere(layout: "Layout", host_tree: Any) -> Any:
 
 
 def put_numbers(layout: "Layout", count: int) -> list[jax.Array]:
-    """Returns 0, 1, … as int32[] on every device, to count with where nothing is transferred."""
+    """Returns the numbers from 0 to `count - 1` as int32[], each on every device.
+
+    A loop that counts with them transfers nothing to the devices.
+    """
     return [put_everywhere(layout, np.int32(number)) for number in range(count)]
 
 
 def put_members(layout: "Layout", tree: Any) -> Any:
-    """Puts host arrays [members, ...], whole on every host, on the mesh as the members' state."""
+    """Puts arrays [members, ...] on the mesh. Every host gives the arrays of all members."""
     _check_members(layout, tree, MEMBERS, "The array", jax_arrays_are_whole=False)
     sharding = layout.sharding(MEMBERS)
 
@@ -108,7 +111,7 @@ def put_members(layout: "Layout", tree: Any) -> Any:
 
 
 def device_bytes(tree: Any) -> int:
-    """Returns the bytes of arrays, or of abstract arrays, on one device, without padding."""
+    """Returns the bytes that arrays, or abstract arrays, take on one device, without padding."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
@@ -116,15 +119,15 @@ def device_bytes(tree: Any) -> int:
 
 
 def copied(tree: Any) -> Any:
-    """Returns copies of global arrays in place, which can be donated without the originals."""
+    """Returns copies of global arrays on the same devices, to donate instead of the originals."""
     return jax.tree.map(lambda leaf: leaf.copy(), tree)
 
 
 def copied_like(tree: Any, like: Any) -> Any:
-    """Returns copies of arrays of any layout, each where another array lies.
+    """Returns copies of arrays of any layout, each with the sharding of another array.
 
     Args:
-        tree: Pytree of arrays of this host's devices.
+        tree: Pytree of arrays on this host's devices.
         like: Pytree of the same structure, of arrays or of shapes with shardings.
     """
     return jax.tree.map(
@@ -136,12 +139,12 @@ def to_host(tree: Any) -> Any:
     """Returns global arrays as whole NumPy arrays, on every host. Every host must call this."""
     if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
         return jax.device_get(tree)
-    with jax.transfer_guard("allow"):  # to bring it to the host is what is asked for
+    with jax.transfer_guard("allow"):  # This transfer to the host is intended.
         return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def check_lengths(layout: "Layout", tree: Any, specs: Any, where: str) -> None:
-    """Checks the members and the examples of arrays that a function is given.
+    """Checks the numbers of members and examples in the arguments of a function.
 
     Args:
         layout: Layout with the mesh.
@@ -150,9 +153,9 @@ def check_lengths(layout: "Layout", tree: Any, specs: Any, where: str) -> None:
         where: Name of the arrays, for error messages.
 
     Raises:
-        UserError: If an array has another number of members than the layout, the leaves of a batch
-            have different lengths, or an array of JAX has examples that do not divide over the data
-            axis.
+        UserError: If an array has another number of members than the layout, or the leaves of a
+            batch have different lengths. Also if the examples of a JAX array do not divide over
+            the data axis.
     """
 
     def check(spec: PartitionSpec, branch: Any) -> None:
@@ -174,15 +177,15 @@ def _check_members(
 ) -> None:
     """Raises a `UserError` unless the members axis of every leaf has the right length.
 
-    It is the number of members of this host where each host gives its own part of the batch. Where
-    the spec has no data axis, every host gives all members.
+    If the spec has the data axis, each host gives the members of its rows. Otherwise every host
+    gives all members.
 
     Args:
         layout: Layout with the mesh.
         tree: Pytree of arrays.
         spec: Spec of every leaf. Without the members axis, nothing is checked.
         where: Name of the tree, for error messages.
-        jax_arrays_are_whole: Whether arrays of JAX hold the batch of all hosts.
+        jax_arrays_are_whole: Whether JAX arrays hold the batch of all hosts.
     """
     axis = axis_of(spec, ENSEMBLE)
     if axis is None:
@@ -193,14 +196,15 @@ def _check_members(
     for number, leaf in enumerate(jax.tree.leaves(tree)):
         is_whole = jax_arrays_are_whole and isinstance(leaf, jax.Array)
         count = of_all if is_whole else of_host
-        # `np.shape` of an array of JAX takes longer than all the rest, in every call of an update.
+        # `np.shape` of a JAX array would take longer than all the rest of this check, which runs
+        # in every update.
         shape = leaf.shape if isinstance(leaf, jax.Array) else np.shape(leaf)
         if shape[axis : axis + 1] != (count,):
             path, _ = jax.tree_util.tree_leaves_with_path(tree)[number]
             whose = "" if count == of_all else f" of this host, of {of_all}"
             raise UserError(
                 f"{where}{jax.tree_util.keystr(path)} has the shape {list(shape)}, and its axis "
-                f"{axis} should hold the {count} members{whose}. Give one row for each of them."
+                f"{axis} should hold the {count} members{whose}. Give one row for each member."
             )
 
 

@@ -1,4 +1,4 @@
-"""Gathers batches of each column of the mesh from examples that are sharded over all columns."""
+"""Gathering of batches from a split that is sharded over the columns of the mesh."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ def dealing_program(layout: Layout) -> Any:
     [steps, batch, ...] with the spec `BATCHES`.
 
     A copy of each column's part is passed around the columns of its row of the mesh. Each column
-    gathers its own examples from the passing part. So no device ever holds the whole split, and
+    gathers its examples from every part that it receives. So no device holds the whole split, and
     nothing crosses the ensemble axis.
 
     Args:
-        layout: Layout of the mesh, whose data axis divides the examples and the batch.
+        layout: Layout with the mesh. Its data axis divides the examples and the batch.
     """
     columns = layout.data_axis
 

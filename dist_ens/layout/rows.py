@@ -1,4 +1,4 @@
-"""One row of the mesh at a time: its part of global arrays, and global arrays from all parts."""
+"""Division of global arrays into the parts of the mesh's rows, and the inverse."""
 
 from typing import Any
 
@@ -10,17 +10,23 @@ from dist_ens.layout.specs import ENSEMBLE, axis_of, is_spec
 
 
 def layout_of_row(layout: Layout, row: int, num_members: int) -> Layout:
-    """Returns a layout of some members on the devices of one row of a mesh."""
+    """Returns a layout of some members on the devices of one row of a mesh.
+
+    Args:
+        layout: Layout with the mesh.
+        row: Number of the row.
+        num_members: Number of members on the row.
+    """
     devices = layout.mesh.devices[row].tolist()
     return Layout.make(num_members, ensemble_axis=1, devices=devices)
 
 
 def part_of_row(layout: Layout, tree: Any, row: int, specs: Any) -> Any:
-    """Returns one row's part of global arrays, as arrays of that row's layout; nothing is copied.
+    """Returns one row's part of global arrays as arrays of that row's layout, without copies.
 
     Args:
         layout: Layout of the arrays.
-        tree: Global arrays.
+        tree: Pytree of global arrays.
         row: Number of the row.
         specs: Specs of the arrays, a tree prefix of `tree`.
     """
@@ -44,11 +50,11 @@ def part_of_row(layout: Layout, tree: Any, row: int, specs: Any) -> Any:
 
 
 def join_rows(layout: Layout, trees: dict[int, Any], specs: Any) -> Any:
-    """Returns the global arrays whose rows' parts are given; the inverse of `part_of_row`.
+    """Returns global arrays made from the parts of all rows; the inverse of `part_of_row`.
 
     Args:
         layout: Layout of the global arrays.
-        trees: For each of `Layout.host_mesh_rows` its part.
+        trees: Pytree of each of the rows in `Layout.host_mesh_rows`, by the number of the row.
         specs: Specs of the arrays, a tree prefix; each has the members axis.
     """
 

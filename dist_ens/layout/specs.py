@@ -1,4 +1,4 @@
-"""How arrays lie on the mesh: the specs, and their names in the public API."""
+"""The partition specs of arrays on the mesh, and their names in the public API."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ ENSEMBLE = "ensemble"
 DATA = "data"
 
 MEMBERS = P(ENSEMBLE)  # [members, ...]: the state
-BATCHES = P(None, DATA)  # [steps, batch, ...]: the batches of one call
-MEMBER_BATCHES = P(ENSEMBLE, None, DATA)  # [members, steps, batch, ...]: each member's own
+BATCHES = P(None, DATA)  # [steps, batch, ...]: the batches of one call, the same for all members
+MEMBER_BATCHES = P(ENSEMBLE, None, DATA)  # [members, steps, batch, ...]: each member's batches
 BATCH = P(DATA)  # [batch, ...]: one batch for all members
 MEMBER_METRICS = P(None, ENSEMBLE)  # [steps, members]
 MEMBER_BATCH = P(ENSEMBLE, DATA)  # [members, batch, ...]: predictions, or a batch for each member
@@ -27,11 +27,11 @@ def named_specs(specs: Any) -> Any:
     """Returns a tree of partition specs from a tree of their public names.
 
     Args:
-        specs: A name ("members", "batch", "member_batch" or "shared"), a `PartitionSpec` of this
-            file, or a pytree of these.
+        specs: Name ("members", "batch", "member_batch" or "shared"), `PartitionSpec` of this file,
+            or a pytree of these.
 
     Returns:
-        The same tree with every name replaced by its `PartitionSpec`.
+        The tree with every name replaced by its `PartitionSpec`.
 
     Raises:
         UserError: If a name is not one of the four.
@@ -54,12 +54,16 @@ def named_specs(specs: Any) -> Any:
 
 
 def is_spec(value: Any) -> bool:
-    """Returns whether a value is one partition spec, which is a pytree in some versions of JAX."""
+    """Returns whether a value is a partition spec. In some versions of JAX, it is also a pytree."""
     return isinstance(value, PartitionSpec)
 
 
 def axis_of(spec: PartitionSpec, name: str) -> int | None:
     """Returns the position of a mesh axis in a spec; None if the spec does not use it.
+
+    Args:
+        spec: Partition spec of an array.
+        name: Name of a mesh axis.
 
     >>> axis_of(MEMBER_METRICS, ENSEMBLE)
     1
@@ -73,10 +77,10 @@ def members_axes(specs: Any) -> Any:
 
 
 def broadcast(prefix: Any, tree: Any) -> list[Any]:
-    """Returns a spec, or whatever a tree prefix holds, for each leaf of a tree.
+    """Returns the leaf of a tree prefix that belongs to each leaf of a tree.
 
     Args:
-        prefix: A tree prefix of `tree`; None and partition specs are its leaves.
+        prefix: Tree prefix of `tree`. None and partition specs are its leaves.
         tree: Any pytree.
 
     Returns:

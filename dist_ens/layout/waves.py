@@ -1,4 +1,4 @@
-"""Members that do not fit on the devices together: they take turns there, in waves."""
+"""Waves: equal parts of the members, for members that do not fit on the devices together."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from dist_ens.layout.specs import ENSEMBLE, MEMBERS
 
 @dataclasses.dataclass(frozen=True)
 class Waves:
-    """Equal parts of each device's members, which take turns on it.
+    """A division of each device's members into equal parts, of which one is on it at a time.
 
     Attributes:
         layout: Layout of all members.
@@ -28,7 +28,12 @@ class Waves:
 
     @classmethod
     def at_least(cls, layout: Layout, count: int) -> "Waves":
-        """Returns a number of waves, raised to the next divisor of the members of a device.
+        """Returns the waves of a layout, with their number raised to a divisor of its members.
+
+        Args:
+            layout: Layout of all members.
+            count: Least number of waves. It is raised to the next divisor of the number of members
+                of a device.
 
         >>> from dist_ens.layout import Layout
         >>> Waves.at_least(Layout.make(8, devices=jax.devices()[:1]), 3).count
@@ -46,11 +51,11 @@ class Waves:
         """Returns one wave of the members, on the devices.
 
         Args:
-            tree: Global arrays [members, ...] of `layout`, on the devices or off them.
+            tree: Global arrays [members, ...] of `layout`, on the devices or in the hosts' memory.
             number: Number of the wave.
 
         Returns:
-            The tree as global arrays of `layout_of_one`.
+            The arrays of the wave's members, as global arrays of `layout_of_one`.
         """
         of_one = self.layout_of_one
         size = of_one.members_per_device
@@ -70,25 +75,29 @@ class Waves:
         return jax.tree.map(part, tree)
 
     def off_devices(self, tree: Any) -> Any:
-        """Returns members' arrays, of one wave or of all, in the memory of the hosts.
+        """Returns the arrays of one wave's members, or of all members, in the hosts' memory.
 
-        Keys, which are small, stay on the devices: only JAX can slice them.
+        Keys are small and stay on the devices, because only JAX can slice them.
         """
         return jax.tree.map(
             lambda leaf: jax.device_put(leaf, self.resting_sharding(leaf.dtype)), tree
         )
 
     def resting_sharding(self, dtype: Any) -> NamedSharding:
-        """Returns the sharding of members' arrays that `off_devices` returns."""
+        """Returns the sharding that the arrays of `off_devices` have.
+
+        Args:
+            dtype: Type of the array.
+        """
         on_devices = self.layout.sharding(MEMBERS)
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return on_devices
         return on_devices.with_memory_kind(HOST_MEMORY)
 
     def join(self, trees: Sequence[Any], spec: PartitionSpec) -> Any:
-        """Returns the global arrays of all members, in the memory of their waves' arrays.
+        """Returns the global arrays of all members; the inverse of `take`.
 
-        It is the inverse of `take`.
+        The result is in the same memory as the arrays of the waves.
 
         Args:
             trees: Trees of all waves, in their order.

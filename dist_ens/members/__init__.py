@@ -1,4 +1,4 @@
-"""A member is one network, as two pure functions.
+"""Members: a member is one network, as two pure functions.
 
     init(key, inputs)                               -> params, model_state
     apply(params, model_state, inputs, key, train)  -> outputs, model_state
@@ -10,23 +10,23 @@ functions, or from a class of your own.
 - `outputs` is any pytree. The built-in losses take one array, such as logits
   `[batch, ..., classes]`.
 - `params` is any pytree of floating-point arrays. The gradient has its structure.
-- `model_state` is any pytree of the other arrays that a network carries from step to step, such as
+- `model_state` is any pytree of the other arrays that a network keeps from step to step, such as
   the running statistics of BatchNorm; `()` if there are none.
-- `key` is a JAX PRNG key, a new one for every step, member and part of the data, or None.
-- `train` is a Python bool. Where it is False, `apply` returns the model state unchanged. With `key`
-  None nothing is random then. With a key, dropout is on, as Monte Carlo dropout needs it.
+- `key` is a JAX PRNG key, or None. It differs between steps, members and columns of the mesh.
+- `train` is a Python bool. If it is False, `apply` returns the model state unchanged. If `key` is
+  None too, nothing is random. With a key, dropout is on, as Monte Carlo dropout needs it.
 
-A member knows nothing of the ensemble. A layer with batch statistics computes them over the
+A member does not depend on the ensemble. A layer with batch statistics computes them over the
 *global* batch if it averages over the mesh axis `"data"`:
 
 - flax: `BatchNorm(axis_name="data")`
 - equinox: `BatchNorm(axis_name=("batch", "data"))`
 - Haiku: `BatchNorm(cross_replica_axis="data")`
 
-Every column of the mesh applies the member to its own part of the batch. Afterwards floating-point
+Every column of the mesh applies the member to its own part of the batch. Afterwards, floating-point
 model state is averaged over the columns. Other model state, such as a count of type int32, must be
-equal in all columns. So a network that counts examples sums over the columns itself, by
-`jax.lax.psum(count, "data")`. The first update checks this.
+equal in all columns, which the first update checks. A network that counts examples must therefore
+sum over the columns, with `jax.lax.psum(count, "data")`.
 
 `as_member` chooses one of these adapters, which can also be called directly:
 
@@ -36,7 +36,7 @@ equal in all columns. So a network that counts examples sums over the columns it
     from_nnx                  a function that makes a `flax.nnx` module
     from_equinox              a function that makes an `equinox` module
     from_haiku                a Haiku transform
-    from_pytree               a function that makes an instance of a class of your own
+    from_pytree               a function that makes an instance of your own class
 """
 
 from dist_ens.members.adapt import as_member

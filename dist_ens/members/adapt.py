@@ -1,4 +1,4 @@
-"""The public way to a member: from a network of any JAX library."""
+"""`as_member`, which makes a member from a network of any JAX library."""
 
 import functools
 import inspect
@@ -37,7 +37,7 @@ def as_member(
     A function that makes a network is traced to find its library. Nothing is computed.
 
     Args:
-        network: One of
+        network: Network, one of
 
             - a `Member`, which is returned as it is;
             - a flax.linen module;
@@ -47,17 +47,18 @@ def as_member(
               the instance is called with one batch of inputs;
             - a Haiku `Transformed` or `TransformedWithState`;
             - a pair of functions, `(init, apply)`.
-        init: Initialiser, `init(key, inputs) -> (params, model_state)`, with `()` for no model
-            state; or `init(key) -> params`.
-        apply: Forward pass beside the first form of `init`, `apply(params, model_state, inputs,
-            key, train) -> (outputs, model_state)`; beside the second, `apply(params, inputs) ->
-            outputs`. Default: the member can be trained by a loss function, but cannot predict.
+        init: Initialiser, in the full form `init(key, inputs) -> (params, model_state)`, with `()`
+            for no model state, or in the short form `init(key) -> params`.
+        apply: Forward pass. With the full form of `init` it is `apply(params, model_state, inputs,
+            key, train) -> (outputs, model_state)`. With the short form it is `apply(params,
+            inputs) -> outputs`. Default: the member can be trained with a loss function, but
+            cannot predict.
 
     Returns:
         The member. The adapter of each library, such as `from_linen`, describes it.
 
     Raises:
-        UserError: If no member can be made of the arguments; the message says what to give.
+        UserError: If no member can be made from the arguments; the message says what to give.
 
     >>> import flax.linen as nn
     >>> as_member(nn.Dense(3)).name
@@ -68,7 +69,7 @@ def as_member(
     """
     if network is not None and (init is not None or apply is not None):
         raise UserError(
-            "as_member got a network and init or apply beside it. Give a network, or functions: "
+            "as_member got both a network and init or apply. Give either a network or functions: "
             "as_member(network) or as_member(init=..., apply=...)."
         )
     if init is not None:
@@ -89,7 +90,7 @@ def as_member(
 
 
 def _require_factory(network: Any) -> None:
-    """Raises a `UserError` unless an object is a function or class that may make a network."""
+    """Raises a `UserError` unless an object may be a function or class that makes a network."""
     name = type(network).__name__
     for library, argument in (("flax.nnx", "rngs"), ("equinox", "key")):
         if _is_a(network, library, "Module"):
@@ -115,7 +116,7 @@ def _require_factory(network: Any) -> None:
 
 
 def _from_factory(make: Callable[..., Any]) -> Member:
-    """Returns a member made from a function or class of one argument that makes a network."""
+    """Returns a member made from a function or class that makes a network from one argument."""
     argument = _argument_of(make)
     of_argument = _of_one_argument(make, argument)
     is_named = argument.name in ("rngs", "key")
@@ -152,7 +153,11 @@ def _from_factory(make: Callable[..., Any]) -> Member:
 
 
 def _argument_of(make: Callable[..., Any]) -> inspect.Parameter:
-    """Returns the parameter of a function or class that takes the source of random numbers."""
+    """Returns the parameter of a function or class that takes its key or its `rngs`.
+
+    Raises:
+        UserError: If there is no such parameter, or others have no default.
+    """
     parameters = [*_signature_of(make).parameters.values()]
     required = [
         parameter
@@ -189,7 +194,7 @@ def _signature_of(make: Callable[..., Any]) -> inspect.Signature:
 
 
 def _of_one_argument(make: Callable[..., Any], argument: inspect.Parameter) -> Callable[[Any], Any]:
-    """Returns a function that calls `make` with that argument alone."""
+    """Returns a function of one positional value that calls `make` with it as `argument`."""
 
     def of_argument(value: Any) -> Any:
         if argument.kind is argument.POSITIONAL_ONLY:
@@ -201,11 +206,14 @@ def _of_one_argument(make: Callable[..., Any], argument: inspect.Parameter) -> C
 
 
 def _traced(make: Callable[[Any], Any], kinds: list[str]) -> tuple[Any, str]:
-    """Returns the network that a function makes, with traced arrays, and the kind it accepted.
+    """Returns the network that a function makes, with traced arrays, and the kind of its argument.
 
     Args:
         make: Function of one argument.
-        kinds: Kinds of argument to try in turn, "key" or "rngs".
+        kinds: Kinds of argument to try one after another, "key" or "rngs".
+
+    Raises:
+        UserError: If the function raises an error for every kind.
     """
     made: list[Any] = []
     errors: dict[str, Exception] = {}
@@ -236,6 +244,13 @@ def _traced(make: Callable[[Any], Any], kinds: list[str]) -> tuple[Any, str]:
 def _is_a(
     network: Any, library: str, name: str, check: Callable[[Any, Any], bool] = isinstance
 ) -> bool:
-    """Returns whether an object is of a library's class, without importing the library."""
+    """Returns whether an object belongs to a class of a library, without importing the library.
+
+    Args:
+        network: Object or class.
+        library: Name of the module.
+        name: Name of the class in the module.
+        check: Function `isinstance` for an object, or `issubclass` for a class.
+    """
     module = sys.modules.get(library)
     return module is not None and check(network, getattr(module, name))

@@ -1,4 +1,4 @@
-"""Members made from `equinox` modules. Equinox is optional: extra `[equinox]`."""
+"""Members made from `equinox` modules. Equinox is optional; the extra `[equinox]` installs it."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,8 +22,9 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
 
     Equinox modules are written for a single example. The member vectorises them over the first axis
     of every leaf of the inputs, under the axis name `"batch"`. Floating-point arrays are the
-    parameters. A switch of a usual name (see `dist_ens.members.modes`) is set where it is an
-    argument of the call, or a field of a module that is not static.
+    parameters. A switch between training and evaluation is set if it has a usual name (see
+    `dist_ens.members.modes`). It may be an argument of the call, or a field of a module that is not
+    static.
 
     Args:
         make: Function that makes the module from a key, such as `lambda key: Model(key)`. The
@@ -36,6 +37,13 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
 
     Raises:
         UserError: If equinox is not installed.
+
+    >>> import equinox as eqx
+    >>> member = from_equinox(lambda key: eqx.nn.LayerNorm(2))
+    >>> params, model_state = member.init(jax.random.key(0), jax.numpy.zeros((1, 2)))
+    >>> inputs = jax.numpy.array([[1.0, 3.0]])  # Mean 2, standard deviation 1.
+    >>> member.apply(params, model_state, inputs, None, False)[0].round(3)
+    Array([[-1.,  1.]], dtype=float32)
     """
     try:
         import equinox as eqx
@@ -46,7 +54,7 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
         ) from error
 
     def make_parts(key: jax.Array) -> tuple[Any, Any, Any]:
-        """Returns the parameters, the other arrays with the state, and the static rest."""
+        """Returns the parameters, the other arrays with the state, and the static part."""
         module, state = eqx.nn.make_with_state(make)(key) if stateful else (make(key), None)
         params, rest = eqx.partition(module, eqx.is_inexact_array)
         buffers, static = eqx.partition(rest, eqx.is_array)
@@ -74,7 +82,7 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
         module = _switched(
             eqx.nn.inference_mode(eqx.combine(params, buffers, static_part()), not train), train
         )
-        # For dropout outside training only the layers are switched on, not the network.
+        # Dropout outside training is switched on in its layers only, not in the network's call.
         told, given = train or key is None, 3 if stateful else 2
         mode = switch_arguments(type(module).__call__, train, given=given) if told else {}
         if key is not None:
@@ -99,7 +107,7 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
         return outputs, (buffers, state) if train else model_state
 
     def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
-        """Returns the layers that compute something else in training."""
+        """Returns the layers that compute other results in training than in evaluation."""
 
         def drops(part: Any) -> bool:
             return is_dropout(part) and part.p > 0
@@ -124,7 +132,7 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
 
 
 def _own_modules(module: Any) -> Iterator[Any]:
-    """Yields a module and the modules inside it, without those of equinox itself."""
+    """Yields a module and the modules inside it, except those that equinox defines."""
     import equinox as eqx
 
     if callable(module) and not type(module).__module__.startswith("equinox."):
@@ -138,7 +146,7 @@ def _own_modules(module: Any) -> Iterator[Any]:
 
 
 def _switched(module: Any, train: bool) -> Any:
-    """Returns the module with its switches set, those named other than `inference`."""
+    """Returns the module with the switches in its fields set."""
     values = switches(train)
 
     def of_mode(path: Any, leaf: Any) -> Any:

@@ -24,22 +24,21 @@ def from_functions(init: Callable[[jax.Array], Any], apply: Callable[..., Any]) 
 
     Args:
         init: Function of a key that makes the parameters, a pytree of floating-point arrays.
-        apply: Forward pass for a batch, from inputs [batch, ...] to logits [batch, classes]. An
-            argument that switches between training and evaluation under a usual name (see
-            `dist_ens.members.modes`) is set.
+        apply: Forward pass for a batch, from inputs [batch, ...] to outputs such as logits
+            [batch, classes]. An argument that switches between training and evaluation is set if
+            it has a usual name (see `dist_ens.members.modes`).
 
     Returns:
-        The member, without model state. For a network that has model state or draws random numbers
-        see `dist_ens.members.as_member`.
+        The member, without model state. Use `as_member` for a network that has model state or draws
+        random numbers.
 
     >>> member = from_functions(
-    ...     init=lambda key: {"w": jax.random.normal(key, (3, 2))},
+    ...     init=lambda key: {"w": jnp.ones((3, 2))},
     ...     apply=lambda params, inputs: inputs @ params["w"],
     ... )
-    >>> params, _ = member.init(jax.random.key(0), jnp.zeros((5, 3)))
-    >>> outputs, _ = member.apply(params, (), jnp.ones((5, 3)), None, False)
-    >>> outputs.shape
-    (5, 2)
+    >>> params, model_state = member.init(jax.random.key(0), jnp.zeros((1, 3)))
+    >>> member.apply(params, model_state, jnp.array([[1.0, 2.0, 3.0]]), None, False)[0]
+    Array([[6., 6.]], dtype=float32)
     """
 
     def member_init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
@@ -60,11 +59,20 @@ def from_example_functions(init: Callable[[jax.Array], Any], apply: Callable[...
 
     Args:
         init: Function of a key that makes the parameters, a pytree of floating-point arrays.
-        apply: Forward pass for one example, from an input [...] to logits [classes]. It is
-            vectorised over the first axis of every leaf of the inputs.
+        apply: Forward pass for one example, from an input [...] to outputs such as logits
+            [classes]. It is vectorised over the first axis of every leaf of the inputs.
 
     Returns:
-        The member, for whole batches.
+        The member, which takes whole batches and has no model state.
+
+    >>> member = from_example_functions(
+    ...     init=lambda key: {"w": jnp.ones(3)},
+    ...     apply=lambda params, x: jnp.dot(params["w"], x),
+    ... )
+    >>> params, model_state = member.init(jax.random.key(0), jnp.zeros((2, 3)))
+    >>> inputs = jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    >>> member.apply(params, model_state, inputs, None, False)[0]
+    Array([ 6., 15.], dtype=float32)
     """
 
     def of_batch(params: Any, inputs: Any, **mode: bool) -> Any:
@@ -82,11 +90,11 @@ def from_init_and_apply(
 
     The full form is `init(key, inputs) -> (params, model_state)` and
     `apply(params, model_state, inputs, key, train) -> (outputs, model_state)`. The short form is
-    that of `from_functions`. The number of parameters of `init` tells them apart.
+    that of `from_functions`. The number of parameters of `init` decides which form it is.
 
     Args:
-        init: Initialiser.
-        apply: Forward pass for a batch. Default: the member cannot predict.
+        init: Initialiser in either form.
+        apply: Forward pass for a batch, in the same form. Default: the member cannot predict.
 
     Returns:
         The member.
@@ -100,8 +108,8 @@ def from_init_and_apply(
     if _is_full(init):
         if call_error(apply, 5):
             raise UserError(
-                f"The function apply has the parameters {_parameters(apply)}. Beside {_FULL_INIT} "
-                f"it must be {_FULL_APPLY}. Beside {_SHORT_INIT} it may be {_SHORT_APPLY}."
+                f"The function apply has the parameters {_parameters(apply)}. With {_FULL_INIT} "
+                f"it must be {_FULL_APPLY}. With {_SHORT_INIT} it may be {_SHORT_APPLY}."
             )
         return _from_full_functions(init, apply)
     if call_error(init, 1):
@@ -111,8 +119,8 @@ def from_init_and_apply(
         )
     if call_error(apply, 2, [*switch_arguments(apply, True)]):
         raise UserError(
-            f"The function apply has the parameters {_parameters(apply)}. Beside {_SHORT_INIT} it "
-            f"must be {_SHORT_APPLY}. Beside {_FULL_INIT} it must be {_FULL_APPLY}."
+            f"The function apply has the parameters {_parameters(apply)}. With {_SHORT_INIT} it "
+            f"must be {_SHORT_APPLY}. With {_FULL_INIT} it must be {_FULL_APPLY}."
         )
     return from_functions(init, apply)
 
@@ -140,7 +148,12 @@ def _missing_apply(*_: Any) -> Any:
 
 
 def _two_of(returned: Any, signature: str) -> tuple[Any, Any]:
-    """Returns what a function returned, if it is a tuple of two."""
+    """Returns the return value of a function, and raises a `UserError` unless it is a pair.
+
+    Args:
+        returned: Return value of the function.
+        signature: Required signature of the function, for error messages.
+    """
     if not isinstance(returned, tuple) or len(returned) != 2:
         count = f" of {len(returned)}" if isinstance(returned, tuple) else ""
         raise UserError(

@@ -1,4 +1,4 @@
-"""Members made from Haiku transforms. Haiku is optional: extra `[haiku]`."""
+"""Members made from Haiku transforms. Haiku is optional; the extra `[haiku]` installs it."""
 
 import inspect
 from typing import Any
@@ -21,23 +21,31 @@ from dist_ens.members.modes import (
 def from_haiku(transformed: Any) -> Member:
     """Returns a member made from `hk.transform(fn)` or `hk.transform_with_state(fn)`.
 
-    `fn` is called with one batch of inputs. A switch of a usual name (see
-    `dist_ens.members.modes`), such as `is_training`, is set where it is an argument of `fn`. The
-    member's `init` runs `fn` in training mode, as Haiku's own examples do. For dropout outside
-    training, `fn` asks `hk.maybe_next_rng_key()`, which is None where there is no key.
+    `fn` is called with one batch of inputs. An argument of `fn` that switches between training and
+    evaluation, such as `is_training`, is set if it has a usual name (see
+    `dist_ens.members.modes`). The member's `init` runs `fn` in training mode, as Haiku's own
+    examples do. For dropout outside training, `fn` should draw with the key from
+    `hk.maybe_next_rng_key()`, which is None if there is no key.
 
-    Dropout is a function in Haiku, not a layer, and cannot be seen from outside. So only
-    `hk.BatchNorm` is checked for a switch that does not work.
+    Dropout is a function in Haiku, not a layer, so it cannot be found in a network. Only
+    `hk.BatchNorm` is therefore checked for a switch that does not work.
 
     Args:
-        transformed: `hk.Transformed` or `hk.TransformedWithState`, with or without
+        transformed: Network, an `hk.Transformed` or `hk.TransformedWithState`, with or without
             `hk.without_apply_rng`.
 
     Returns:
-        The member. Its model state is Haiku's state, `()` for `hk.Transformed`.
+        The member. Its model state is Haiku's state, or `()` for `hk.Transformed`.
 
     Raises:
         UserError: If Haiku is not installed.
+
+    >>> import haiku as hk
+    >>> network = hk.transform(lambda x: hk.Linear(2, w_init=hk.initializers.Constant(1.0))(x))
+    >>> member = from_haiku(network)
+    >>> params, model_state = member.init(jax.random.key(0), jax.numpy.zeros((1, 3)))
+    >>> member.apply(params, model_state, jax.numpy.array([[1.0, 2.0, 3.0]]), None, False)[0]
+    Array([[6., 6.]], dtype=float32)
     """
     try:
         import haiku as hk
@@ -73,7 +81,7 @@ def from_haiku(transformed: Any) -> Member:
         return outputs, new_state if train else model_state
 
     def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
-        """Returns the layers that are called and compute something else in training."""
+        """Returns the called layers that compute other results in training than in evaluation."""
         counting: dict[str, None] = {}
         switched = [call_may_have_switch(transformed.init)]
 

@@ -1,4 +1,4 @@
-"""Standardised labels: their mean and standard deviation, kept in every member's model state."""
+"""Standardisation of labels, by a mean and a standard deviation in every member's model state."""
 
 import dataclasses
 from typing import Any
@@ -17,7 +17,10 @@ _NETWORK, _MEAN, _STD = "network", "label_mean", "label_std"
 def with_label_scale(member: Member) -> Member:
     """Returns a member whose model state also holds the labels' mean and standard deviation.
 
-    They are 0 and 1 until `set_label_scale` sets them.
+    The mean is 0 and the standard deviation 1 until `set_label_scale` sets them.
+
+    Args:
+        member: Network of one member.
     """
 
     def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
@@ -37,7 +40,12 @@ def with_label_scale(member: Member) -> Member:
 
 
 def standardized(labels: jax.Array, model_state: Any) -> jax.Array:
-    """Returns labels minus their mean, divided by their standard deviation; float[...]."""
+    """Returns labels minus their mean, divided by their standard deviation, float[...].
+
+    Args:
+        labels: Labels, float[...].
+        model_state: Model state of a member of `with_label_scale`.
+    """
     return (labels - model_state[_MEAN]) / model_state[_STD]
 
 
@@ -46,8 +54,7 @@ def begin_label_scale(layout: Layout, state: State) -> State:
 
     Args:
         layout: Layout of the state.
-        state: State of the ensemble, with the model state of its network alone, or with a scale
-            already, which is kept.
+        state: State of the ensemble. If its model state has a scale already, it is kept.
     """
     given = state.model_state
     if isinstance(given, dict) and given.keys() == {_NETWORK, _MEAN, _STD}:
@@ -56,7 +63,7 @@ def begin_label_scale(layout: Layout, state: State) -> State:
 
 
 def set_label_scale(layout: Layout, state: State, labels: np.ndarray) -> State:
-    """Returns a state that standardises labels as the training labels say.
+    """Returns a state that standardises labels by the statistics of the training labels.
 
     Args:
         layout: Layout of the state.
@@ -78,11 +85,11 @@ def _held(layout: Layout, mean: float, std: float) -> dict[str, jax.Array]:
 
 
 def label_scale(state: State) -> tuple[float, float]:
-    """Returns the labels' mean and standard deviation that a state holds."""
+    """Returns the labels' mean and standard deviation that a state holds, as Python numbers."""
     mean, std = to_host((state.model_state[_MEAN], state.model_state[_STD]))
     return float(mean[0]), float(std[0])
 
 
 def member_label_scale(state: State) -> tuple[jax.Array, jax.Array]:
-    """Returns the same as arrays on the devices, float32[]."""
+    """Returns the labels' mean and standard deviation as arrays on the devices, float32[]."""
     return state.model_state[_MEAN][0], state.model_state[_STD][0]

@@ -26,16 +26,21 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
     """Returns a member made from a flax.linen module.
 
     Every collection of variables except `params` is model state. A switch between training and
-    evaluation is set where it is an argument of `__call__` or a field of the module and has a usual
-    name (see `dist_ens.members.modes`). `self.has_rng("dropout")` is True where the module should
+    evaluation is set if it has a usual name (see `dist_ens.members.modes`). It may be an argument
+    of `__call__` or a field of the module. `self.has_rng("dropout")` is True if the module should
     draw random numbers, in training or not.
 
     Args:
-        module: Network, unbound. It is called with one batch of inputs.
-        streams: Names of the random streams that the network draws from in training.
+        module: Network, an unbound module. It is called with one batch of inputs.
+        streams: Names of the random streams that the network draws from.
 
     Returns:
         The member. Its model state is a dict of collections, such as `batch_stats`.
+
+    >>> member = from_linen(nn.Dense(2, kernel_init=nn.initializers.ones))
+    >>> params, model_state = member.init(jax.random.key(0), jax.numpy.zeros((1, 3)))
+    >>> member.apply(params, model_state, jax.numpy.array([[1.0, 2.0, 3.0]]), None, False)[0]
+    Array([[6., 6.]], dtype=float32)
     """
     fields = {
         name
@@ -77,10 +82,10 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
             )
         except flax.errors.InvalidRngError as error:
             remedy = (
-                "Evaluation gives it no key: let dropout ask, by deterministic=not train or "
+                "There is no key in evaluation. Switch dropout off with deterministic=not train or "
                 'deterministic=not self.has_rng("dropout").'
                 if key is None
-                else f"It is given the streams {', '.join(streams)}: name the others too, as by "
+                else f"It is given the streams {', '.join(streams)}. Name the others too, as in "
                 'from_linen(module, streams=("dropout", "noise")).'
             )
             raise UserError(
@@ -89,14 +94,14 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         return outputs, dict(new_state)
 
     def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
-        """Returns the layers that are called and compute something else in training."""
+        """Returns the called layers that compute other results in training than in evaluation."""
         dropping: dict[str, None] = {}
         counting: dict[str, None] = {}
         switched: list[bool] = []
 
         def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
             layer = context.module
-            if layer.scope is None:  # The module is not a part of the network.
+            if layer.scope is None:  # The module is not part of the network.
                 return call(*args, **kwargs)
             name = "/".join(layer.path) or type(layer).__name__
             if any(isinstance(layer, kind) and getattr(layer, rate) for kind, rate in _RATES):

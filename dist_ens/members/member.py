@@ -1,4 +1,4 @@
-"""The member, its checks against data, and its transformations."""
+"""`Member`, the checks of a member against data, and its transformations."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,20 +18,29 @@ _MOST_LISTED = 5  # A message names at most this many layers.
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One network, as two pure functions. `dist_ens.members` describes them.
+    """One network, as two pure functions; `dist_ens.members` describes them.
 
     Attributes:
         init: Initialiser, `init(key, inputs) -> (params, model_state)`.
         apply: Forward pass, `apply(params, model_state, inputs, key, train) -> (outputs,
-            model_state)`. `key` may be None where `train` is False.
-        idle_layers: Function that names the layers with dropout or batch statistics which training
+            model_state)`. `key` may be None if `train` is False.
+        idle_layers: Function that names the layers with dropout or batch statistics that training
             does not switch on; see `dist_ens.members.modes`.
         name: Name of the network's class or function, for messages.
-        has_apply: Whether the network was given with a forward pass. Where it is False, `apply`
-            raises a `UserError`: the network can be trained by a loss function, but cannot predict.
-        is_module: Whether `init` calls the network, as modules of flax.linen and Haiku do. Beside a
-            loss function, such an `init` is given the inputs of a batch, and others the whole
-            batch.
+        has_apply: Whether the network has a forward pass. If it is False, the network can be
+            trained with a loss function, but cannot predict: `apply` raises a `UserError`.
+        is_module: Whether `init` calls the network, as modules of flax.linen and Haiku do. With a
+            loss function, such an `init` is given the inputs of a batch. Otherwise it is given the
+            whole batch.
+
+    >>> def init(key, inputs):
+    ...     return {"w": jnp.ones(3)}, ()
+    >>> def apply(params, model_state, inputs, key, train):
+    ...     return inputs @ params["w"], model_state
+    >>> member = Member(init, apply, name="linear")
+    >>> params, model_state = member.init(jax.random.key(0), jnp.zeros((1, 3)))
+    >>> member.apply(params, model_state, jnp.array([[1.0, 2.0, 3.0]]), None, False)[0]
+    Array([6.], dtype=float32)
     """
 
     init: Callable[[jax.Array, Any], tuple[Any, Any]]
@@ -43,10 +52,23 @@ class Member:
 
 
 def require_member(member: Any) -> None:
-    """Raises a `UserError` unless an object is a member."""
+    """Raises a `UserError` unless an object is a member.
+
+    Args:
+        member: Any object.
+
+    Raises:
+        UserError: If the object is not a `Member`.
+
+    >>> try:
+    ...     require_member(3)
+    ... except UserError as error:
+    ...     print(str(error).partition(". ")[0])
+    The network is of type int, not a dist_ens.members.Member
+    """
     if not isinstance(member, Member):
         raise UserError(
-            f"The network given is a {type(member).__name__}, not a dist_ens.members.Member. Make "
+            f"The network is of type {type(member).__name__}, not a dist_ens.members.Member. Make "
             "one with dist_ens.members.as_member(network)."
         )
 
@@ -72,12 +94,12 @@ def require_parameters(params: Any) -> None:
 def check_member(
     member: Member, inputs: Any, output_shape: Sequence[int] | None = None
 ) -> tuple[Any, Any]:
-    """Traces a member and raises an error if it does not fit its data. Computes nothing.
+    """Traces a member, and raises an error if it does not fit its data. Nothing is computed.
 
-    A member without `apply` is only initialised.
+    Only `init` is traced if the member has no forward pass.
 
     Args:
-        member: The network.
+        member: Network to check.
         inputs: Shapes and types of one batch of inputs, a pytree with leaves [batch, ...].
         output_shape: Required shape of the outputs, such as (batch, classes). Default: the outputs
             may be any pytree.
@@ -87,6 +109,16 @@ def check_member(
 
     Raises:
         UserError: If the network does not accept the inputs, or its outputs have another shape.
+            Also if it has no parameters, or changes the structure of its model state.
+
+    >>> from dist_ens.members import as_member
+    >>> member = as_member(
+    ...     init=lambda key: {"w": jnp.ones((3, 2))},
+    ...     apply=lambda params, inputs: inputs @ params["w"],
+    ... )
+    >>> params, _ = check_member(member, jax.ShapeDtypeStruct((5, 3), "float32"), (5, 2))
+    >>> params["w"].shape
+    (3, 2)
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     given = described(inputs)
@@ -138,15 +170,25 @@ def check_member(
 
 @pinned_generator()
 def check_modes(member: Member, inputs: Any, axis_name: str) -> None:
-    """Raises an error if dropout or batch statistics are never switched on in training.
+    """Raises an error if dropout or batch statistics are not switched on in training.
 
     Args:
-        member: The network.
+        member: Network to check.
         inputs: Shapes and types of one batch of inputs, a pytree with leaves [batch, ...].
-        axis_name: Name of the data axis.
+        axis_name: Name of the data axis of the mesh, "data".
 
     Raises:
-        UserError: If a training step computes what evaluation computes.
+        UserError: If the network has such layers and computes the same results in training as in
+            evaluation.
+
+    >>> import flax.linen as nn
+    >>> from dist_ens.members import as_member
+    >>> member = as_member(nn.Sequential([nn.Dense(2), nn.Dropout(0.5, deterministic=True)]))
+    >>> try:
+    ...     check_modes(member, jax.ShapeDtypeStruct((5, 3), "float32"), "data")
+    ... except UserError as error:
+    ...     print(str(error).partition(":")[0])
+    The network computes the same in training as in evaluation, although it has layers_1
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     params, model_state = jax.eval_shape(member.init, key, inputs)
@@ -154,29 +196,39 @@ def check_modes(member: Member, inputs: Any, axis_name: str) -> None:
     if idle:
         listed = ", ".join(idle[:_MOST_LISTED]) + (", …" if len(idle) > _MOST_LISTED else "")
         raise UserError(
-            f"The network trains exactly as it evaluates, though it has {listed}: nothing tells "
-            "these layers that they are trained. Give the network's __call__ an argument `train` "
-            "and pass it on to them (recognised names: "
+            "The network computes the same in training as in evaluation, although it has "
+            f"{listed}: these layers are never switched to training. Give the network's __call__ "
+            "an argument `train` and pass it on to them (recognised names: "
             f"{', '.join((*TRAINING, *EVALUATION_ARGUMENTS))}), or remove those layers. Batch "
-            "statistics alone may be frozen on purpose, in a network without any switch: without "
-            "an argument or field that is True, False or None."
+            "statistics alone may be frozen on purpose, if the network has no switch at all: no "
+            "argument or field that is True, False or None."
         )
 
 
 def with_normalized_inputs(member: Member, mean: Any, std: Any) -> Member:
-    """Returns a member that is given `(inputs - mean) / std`, computed in float32.
+    """Returns a member whose network is given `(inputs - mean) / std`, computed in float32.
 
-    Where `inputs` are a pytree, `mean` and `std` have its structure, with numbers for each leaf. A
-    leaf whose mean is 0 and whose std is 1 keeps its type.
+    If `inputs` are a pytree, `mean` and `std` have its structure, with numbers for each leaf. A
+    leaf with mean 0 and standard deviation 1 keeps its type.
 
     Args:
-        member: The network.
-        mean: Means of the inputs: a number, or one number per entry of the inputs' last axis.
-        std: Standard deviations of the inputs, positive: as many numbers as `mean` has.
+        member: Network of normalized inputs.
+        mean: Mean of the inputs: a number, or one number for each entry of the inputs' last axis.
+        std: Standard deviation of the inputs, positive, with the same structure and lengths as
+            `mean`.
 
     Returns:
-        A member that takes the inputs as the data source yields them; `member` itself if all means
-        are 0 and all standard deviations 1.
+        A member that takes inputs as the data source yields them; `member` itself if all means are
+        0 and all standard deviations 1.
+
+    >>> from dist_ens.members import as_member
+    >>> member = as_member(
+    ...     init=lambda key: {"w": jnp.ones(())},
+    ...     apply=lambda params, inputs: inputs * params["w"],
+    ... )
+    >>> normalized = with_normalized_inputs(member, mean=2.0, std=4.0)
+    >>> normalized.apply({"w": jnp.ones(())}, (), jnp.array([2.0, 10.0]), None, False)[0]
+    Array([0., 2.], dtype=float32)
     """
 
     def is_identity(mean: Any, std: Any) -> bool:
@@ -212,16 +264,25 @@ def with_normalized_inputs(member: Member, mean: Any, std: Any) -> Member:
 def with_compute_dtype(member: Member, dtype: str) -> Member:
     """Returns a member that computes in another floating-point type.
 
-    Parameters and floating-point inputs are converted to `dtype` before the call. Floating-point
-    outputs are converted to float32 after it, and the model state to the type that it had. So
+    Parameters and floating-point inputs are converted to `dtype` before the call. Afterwards,
+    floating-point outputs are converted to float32, and the model state to its own types. So
     parameters, gradients and statistics keep their types.
 
     Args:
-        member: The network.
+        member: Network of one member.
         dtype: Name of a floating-point type, such as `bfloat16`.
 
     Returns:
         The member that computes in `dtype`; `member` itself for `float32`.
+
+    >>> from dist_ens.members import as_member
+    >>> member = as_member(
+    ...     init=lambda key: {"w": jnp.ones(())},
+    ...     apply=lambda params, inputs: inputs * params["w"],
+    ... )
+    >>> member = with_compute_dtype(member, "bfloat16")  # bfloat16 rounds 1.001 to 1
+    >>> member.apply({"w": jnp.ones(())}, (), jnp.array([1.001, 2.0]), None, False)[0]
+    Array([1., 2.], dtype=float32)
     """
     if dtype == "float32":
         return member
@@ -248,13 +309,23 @@ def floats_as(tree: Any, dtype: str) -> Any:
 def rematerialized(member: Member) -> Member:
     """Returns a member that stores less of its forward pass for the backward pass.
 
-    The results of matrix products and convolutions are stored. The rest is computed again.
+    The results of matrix products and convolutions are stored. The backward pass computes the rest
+    again.
 
     Args:
-        member: The network.
+        member: Network of one member.
 
     Returns:
         The member with `jax.checkpoint` around its `apply`.
+
+    >>> from dist_ens.members import as_member
+    >>> member = as_member(
+    ...     init=lambda key: {"w": jnp.ones(3)},
+    ...     apply=lambda params, inputs: inputs @ params["w"],
+    ... )
+    >>> inputs = jnp.array([[1.0, 2.0, 3.0]])
+    >>> rematerialized(member).apply({"w": jnp.ones(3)}, (), inputs, None, False)[0]
+    Array([6.], dtype=float32)
     """
     kept = (jax.lax.dot_general_p, jax.lax.conv_general_dilated_p)
     apply = jax.checkpoint(

@@ -1,4 +1,4 @@
-"""Switches between training and evaluation: finding them, setting them, checking that they work."""
+"""Switches between training and evaluation: their names, their values, and checks of them."""
 
 import functools
 import inspect
@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import Jaxpr, Literal
 
-# Usual names of the switch. True means training for the first group, evaluation for the second.
+# Usual names of the switch. True means training in the first group, and evaluation in the second.
 TRAINING = ("train", "training", "is_training", "is_train", "training_mode", "train_mode")
 EVALUATION = ("deterministic", "inference", "use_running_average", "is_eval", "eval_mode")
-# The additional names are switches as arguments of a call. A field of such a name may be anything.
+# The additional names are switches only as arguments of a call. As fields they may mean anything.
 EVALUATION_ARGUMENTS = (*EVALUATION, "eval", "evaluate", "test", "testing", "is_test")
-# Function of one network's parameters, model state and inputs, and of the data axis's name.
+# Function of the parameters, model state and inputs of a network, and of the data axis's name. It
+# returns the names of the layers that training does not switch on.
 IdleLayers = Callable[[Any, Any, Any, str], list[str]]
 
 
@@ -28,7 +29,7 @@ def switch_arguments(fn: Callable[..., Any], train: bool, *, given: int = 2) -> 
     Args:
         fn: Forward pass of a network, such as the class's `__call__`.
         train: Whether the network is trained.
-        given: Number of leading arguments that are no switches, such as `self` and the inputs.
+        given: Number of leading arguments that are not switches, such as `self` and the inputs.
 
     Returns:
         Values by name, for the arguments in `TRAINING` and `EVALUATION_ARGUMENTS`. Arguments that
@@ -44,10 +45,10 @@ def switch_arguments(fn: Callable[..., Any], train: bool, *, given: int = 2) -> 
 
 
 def may_have_switch(layer: Any) -> bool:
-    """Returns whether a layer may have a switch to training, under a usual name or another one.
+    """Returns whether a layer may have a switch to training, with a usual name or another name.
 
     Args:
-        layer: A network or a part of one. Its class has a `__call__`.
+        layer: Network, or part of one, whose class has a `__call__`.
 
     Returns:
         Whether its call may have a switch (see `call_may_have_switch`), or the layer has a field
@@ -73,13 +74,12 @@ def call_may_have_switch(fn: Callable[..., Any]) -> bool:
 
 
 class Layers(NamedTuple):
-    """Layers of a network that compute something else in training.
+    """The layers of a network that compute other results in training than in evaluation.
 
     Attributes:
         dropping: Names of the layers with dropout.
         counting: Names of the layers that collect statistics of batches.
-        may_have_switch: Whether a part of the network that the user wrote may have a switch to
-            training.
+        may_have_switch: Whether the user's own part of the network may have a switch to training.
     """
 
     dropping: Sequence[str]
@@ -100,17 +100,17 @@ class Layers(NamedTuple):
 def idle_layers_of(
     apply: Callable[..., tuple[Any, Any]], layers: Callable[[Any, Any, Any, str], Layers]
 ) -> IdleLayers:
-    """Returns a function that names the layers which training does not switch on.
+    """Returns a function that names the layers that training does not switch on.
 
     Args:
         apply: Forward pass of the member.
-        layers: Function that names the layers which compute something else in training. It takes
-            the same arguments as the returned function.
+        layers: Function that names the layers that should compute other results in training. It
+            takes the same arguments as the returned function.
 
     Returns:
         A function of parameters, model state, inputs (arrays or shapes) and the name of the data
-        axis. It returns the layers' names if training computes the same as evaluation, and an
-        empty list otherwise.
+        axis. It returns the layers' names if training computes the same results as evaluation, and
+        an empty list otherwise.
     """
 
     def idle(params: Any, model_state: Any, inputs: Any, axis_name: str) -> list[str]:
@@ -136,7 +136,12 @@ def idle_layers_of(
 
 
 def on_one_column(fn: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
-    """Returns a function that runs `fn` where the data axis exists and has one column."""
+    """Returns a function that runs `fn` under a data axis with one column.
+
+    Args:
+        fn: Function that may use collectives over the data axis.
+        axis_name: Name of the data axis.
+    """
 
     def alone(*args: Any) -> Any:
         columns = jax.vmap(fn, in_axes=None, out_axes=0, axis_size=1, axis_name=axis_name)(*args)

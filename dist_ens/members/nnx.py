@@ -21,10 +21,10 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
     """Returns a member made from a function that makes a flax.nnx module.
 
     `nnx.Param` variables are the parameters. The random streams are seeded with the member's key of
-    the step. `nnx.Intermediate` variables that a call leaves are dropped. All other variables are
-    model state. `module.train()` and `module.eval()` set the mode. Every other switch of a usual
-    name (see `dist_ens.members.modes`) is set too, where it is an attribute of a module or an
-    argument of its call.
+    the step. `nnx.Intermediate` variables are dropped after a call. All other variables are model
+    state. `module.train()` and `module.eval()` set the mode. Every other switch with a usual name
+    (see `dist_ens.members.modes`) is set too. It may be an attribute of a module, or an argument of
+    the network's call.
 
     Args:
         make: Function that makes the module from `nnx.Rngs`, such as
@@ -32,8 +32,15 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
 
     Returns:
         The member. Its parameters and model state are `nnx.State`s.
+
+    >>> from flax import nnx
+    >>> ones = nnx.initializers.ones
+    >>> member = from_nnx(lambda rngs: nnx.Linear(3, 2, kernel_init=ones, rngs=rngs))
+    >>> params, model_state = member.init(jax.random.key(0), jnp.zeros((1, 3)))
+    >>> member.apply(params, model_state, jnp.array([[1.0, 2.0, 3.0]]), None, False)[0]
+    Array([[6., 6.]], dtype=float32)
     """
-    from flax import nnx  # This import takes a third of a second, which other networks save.
+    from flax import nnx  # The import takes a third of a second, so other networks do without it.
 
     def split(module: nnx.Module) -> Any:
         parts: Any = nnx.split(module, nnx.Param, nnx.RngState, nnx.Intermediate, ...)
@@ -69,17 +76,17 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
     ) -> tuple[Any, Any]:
         graph, streams = blueprint(train, draws=key is not None)
         streams = _streams_at(streams, jax.random.key(0) if key is None else key)
-        # Variables may only be used where they were made, so the gradient makes its own.
+        # Variables may be used only where they were made, so each trace makes new ones.
         fresh = jax.tree.map(lambda leaf: leaf, (params, streams, model_state))
         module = nnx.merge(graph, *fresh)
-        # For dropout outside training only the layers are switched on, not the network.
+        # Dropout outside training is switched on in its layers only, not in the network's call.
         told = train or key is None
         mode = switch_arguments(type(module).__call__, train) if told else {}
         outputs = module(inputs, **mode)
         return outputs, split(module)[3] if train else model_state
 
     def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
-        """Returns the layers that compute something else in training."""
+        """Returns the layers that compute other results in training than in evaluation."""
         parts = [
             (".".join(map(str, path)), part) for path, part in nnx.iter_modules(switched(True))
         ]

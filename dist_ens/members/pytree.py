@@ -1,4 +1,4 @@
-"""Members made from a class of the user's own that is registered as a PyTree."""
+"""Members made from a user's class that is registered as a PyTree."""
 
 import dataclasses
 from collections.abc import Callable
@@ -29,6 +29,18 @@ def from_pytree(
     Returns:
         The member. Its `init` raises a `UserError` if the class is not registered; the message
         says how to register it.
+
+    >>> @jax.tree_util.register_dataclass
+    ... @dataclasses.dataclass
+    ... class Line:
+    ...     slope: jax.Array
+    ...
+    ...     def __call__(self, x):
+    ...         return self.slope * x
+    >>> member = from_pytree(lambda key: Line(jax.numpy.float32(2)))
+    >>> params, model_state = member.init(jax.random.key(0), jax.numpy.zeros(2))
+    >>> member.apply(params, model_state, jax.numpy.array([1.0, 3.0]), None, False)[0]
+    Array([2., 6.], dtype=float32)
     """
 
     def called(instance: Any, inputs: Any, train: bool) -> Any:

@@ -1,10 +1,14 @@
-"""Other forms of slow operations, with the same values. Which of them wins is measured, not known.
+"""Lowerings: other forms of slow operations, with the same values.
 
-Each is a rule for `rewrite.rewritten`. Under `vmap` a convolution of many members becomes a
-grouped one, for which XLA has no fast program on a CPU (nor often elsewhere); and inside a `while`
-XLA's CPU backend is fast only where the layout of a convolution is canonical. A small network's
-matrix products have sides that are no whole number of vectors, or too short for any kernel; and the
-gradients of weights are slow where they are sums of many terms.
+Each lowering is a rule for `rewrite.rewritten`. The fastest is found by timing. They exist for
+these reasons:
+
+- `vmap` turns the convolutions of many members into one grouped convolution. XLA has no fast
+  program for it on a CPU, and often none elsewhere.
+- Inside a `while`, XLA's CPU backend is fast only for convolutions in canonical layout.
+- The matrix products of a small network have sides that are not a multiple of a vector's length,
+  or too short for any kernel.
+- The gradients of weights are slow if they are sums of many terms.
 """
 
 from dist_ens.execution.lowerings.convolutions import (

@@ -1,4 +1,4 @@
-"""Convolutions: as patches, in canonical layout, or none grouped with another member's."""
+"""Lowerings of convolutions: as patches, in canonical layout, or apart for each member."""
 
 import functools
 import itertools
@@ -16,34 +16,37 @@ from dist_ens.execution.lowerings.windows import slices
 
 CONVOLUTION = lax.conv_general_dilated_p
 
-# Features that a convolution of one feature is given: of more it would multiply zeros for longer
-# than it saves. And examples whose patches or shifts stay in a core's cache, taken together.
+# A convolution of one feature is given at most this number of features. With more, multiplying
+# zeros takes longer than it saves.
 _MOST_NEIGHBOURS = 8
+# The patches or shifts of this number of examples fit in a core's cache.
 _EXAMPLES_AT_A_TIME = 2
-# Numbers that shifts copy in the time in which patches copy one, and as often they may multiply.
+# Shifts may copy, and multiply, this many times as many numbers as patches and still be faster.
 _COPIES_OF_SHIFTS = 1.5
 _PRODUCTS_OF_SHIFTS = 1.5
 
 
 def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
-    """A convolution as patches of its input and one matrix product.
+    """Computes a convolution as one matrix product with patches of its input.
 
-    Where the kernel has fewer positions than the output, the patches are those under the kernel;
-    else, as in the gradient of the weights, those under each position of the output.
+    The patches are made of one slice of the input for each position of the kernel. If the output
+    has fewer positions, as in the gradient of the weights, they are made of one slice for each
+    position of the output.
 
     Args:
-        lhs: Input, as `jax.lax.conv_general_dilated` has it.
-        rhs: Kernel.
-        **params: Of `conv_general_dilated_p`: strides, padding, dilations, groups.
+        lhs: Input, in any layout of `jax.lax.conv_general_dilated`.
+        rhs: Kernel, in any layout of `jax.lax.conv_general_dilated`.
+        **params: Parameters of `conv_general_dilated_p`: strides, padding, dilations, groups.
 
     Returns:
-        What the convolution returns.
+        The result of the convolution, up to rounding.
     """
     lhs, rhs, groups_of_batch = _canonical(lhs, rhs, **params)
     groups, out_spec = _num_groups(params), params["dimension_numbers"].out_spec
     rank = lhs.ndim - 2
     lhs = _padded(lhs, **params)
-    # Groups in front: [groups, batch, *space, channels] and [groups, *kernel, channels, features].
+    # The groups come first: [groups, batch, *space, channels] and
+    # [groups, *kernel, channels, features].
     if groups_of_batch:
         lhs = lhs.reshape(groups, -1, *lhs.shape[1:])
     else:
@@ -62,8 +65,8 @@ def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax
         out = _product(patches, rhs.reshape(groups, -1, features), params)
         out = out.reshape(groups, batch, *space, features)
     else:
-        # The channels, which are summed over as positions are, stand in front of them: there they
-        # are examples, and their positions lie side by side.
+        # The product sums over channels and positions. Here the channels are the examples of the
+        # batch. They come before the positions, so that the positions of an example are adjacent.
         lhs, rhs = jnp.moveaxis(lhs, -1, 2), jnp.moveaxis(rhs, -2, 1)
         seen = slices(
             lhs, space, strides, kernel, dilations, first_axis=3
@@ -76,16 +79,24 @@ def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax
 
 
 def convolution_in_canonical_layout(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
-    """A convolution in the layout NHWC x HWIO; those of many members one after another.
+    """Computes a convolution in the layout NHWC x HWIO, and many members' one after another.
 
-    The gradient of a convolution's kernel is one too, whose channels are the examples and whose
-    kernel is as large as an image. XLA's program for it waits for memory, whatever its layout: it
-    becomes products of shifts or of patches, whichever should be copied sooner, of two examples at
-    a time, which stay in a core's cache. XLA's faster program for the others takes those of more
-    than 16 channels or features: one of fewer becomes one that has several neighbours of its output
-    for features. With shifts, or neighbours, an infinity makes NaN of what lies beside it too.
+    - The gradient of a kernel is a convolution too. Its channels are the examples, and its kernel
+      is as large as an image. Memory limits XLA's program for it in every layout. Here it is
+      computed by matrix products with shifts or patches, whichever needs less time for copies. Two
+      examples are taken at a time, so that the copies fit in a core's cache.
+    - XLA has a fast program for other convolutions if they have more than 16 channels or features.
+      A convolution of fewer is computed as one whose features are several neighbouring outputs.
 
-    Args, Returns: As `convolution_as_patches`.
+    With shifts or neighbours, an infinite input may also turn neighbouring results into NaN.
+
+    Args:
+        lhs: Input, in any layout of `jax.lax.conv_general_dilated`.
+        rhs: Kernel, in any layout of `jax.lax.conv_general_dilated`.
+        **params: Parameters of `conv_general_dilated_p`.
+
+    Returns:
+        The result of the convolution, up to rounding.
     """
 
     def one(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -105,9 +116,15 @@ def convolution_in_canonical_layout(lhs: jax.Array, rhs: jax.Array, **params: An
 
 
 def convolutions_apart(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
-    """A convolution as it is; those of many members stay so many, none grouped.
+    """Computes a convolution unchanged. `vmap` keeps one convolution for each member.
 
-    Args, Returns: As `convolution_as_patches`.
+    Args:
+        lhs: Input, in any layout of `jax.lax.conv_general_dilated`.
+        rhs: Kernel, in any layout of `jax.lax.conv_general_dilated`.
+        **params: Parameters of `conv_general_dilated_p`.
+
+    Returns:
+        The result of the convolution.
     """
 
     def each(fn: Callable[..., jax.Array], args: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -117,7 +134,13 @@ def convolutions_apart(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Arr
 
 
 def _is_gradient_of_kernel(rhs: Sequence[int], out: Sequence[int], params: Any) -> bool:
-    """Whether a convolution of one group has more positions in its kernel than in its output."""
+    """Returns whether a convolution of one group has more positions in its kernel than its output.
+
+    Args:
+        rhs: Shape of the kernel.
+        out: Shape of the output.
+        params: Parameters of `conv_general_dilated_p`.
+    """
     spec = params["dimension_numbers"]
     kernel, space = (
         math.prod(shape[axis] for axis in axes[2:])
@@ -127,7 +150,7 @@ def _is_gradient_of_kernel(rhs: Sequence[int], out: Sequence[int], params: Any) 
 
 
 def _by_examples(lhs: jax.Array, rhs: jax.Array, out: Any, **params: Any) -> jax.Array:
-    """A convolution of one group as the sum of its channels', a few at a time."""
+    """Computes a convolution of one group as a sum over its channels, a few at a time."""
     spec = params["dimension_numbers"]
     channels = spec.lhs_spec[1], spec.rhs_spec[1]
     space = [out.shape[axis] for axis in spec.out_spec[2:]]
@@ -144,7 +167,7 @@ def _by_examples(lhs: jax.Array, rhs: jax.Array, out: Any, **params: Any) -> jax
         operands = (jnp.moveaxis(a, 0, axis) for a, axis in zip(chunk, channels, strict=True))
         return total + convolved(*operands, **params).astype(total.dtype), None
 
-    # A sum in bfloat16 would stop growing where an example is less than its last bit.
+    # A sum in bfloat16 would stop growing when a term is less than its last bit.
     wide = jnp.zeros(out.shape, jnp.promote_types(out.dtype, jnp.float32))
     return lax.scan(add, wide, chunks)[0].astype(out.dtype)
 
@@ -152,13 +175,13 @@ def _by_examples(lhs: jax.Array, rhs: jax.Array, out: Any, **params: Any) -> jax
 def _shifts_are_faster(
     lhs: Sequence[int], rhs: Sequence[int], space: Sequence[int], params: Any
 ) -> bool:
-    """Whether `_as_shifts_of_both` takes a convolution, and should be faster than patches.
+    """Returns whether `_as_shifts_of_both` supports a convolution and should beat patches.
 
     Args:
-        lhs: Its input's shape.
-        rhs: Its kernel's.
-        space: Its output's, without batch and features.
-        params: Of `conv_general_dilated_p`, of one group.
+        lhs: Shape of the input.
+        rhs: Shape of the kernel.
+        space: Shape of the output, without batch and features.
+        params: Parameters of `conv_general_dilated_p`, with one group.
     """
     spec = params["dimension_numbers"]
     batch, width = lhs[spec.lhs_spec[0]], lhs[spec.lhs_spec[-1]]
@@ -166,7 +189,8 @@ def _shifts_are_faster(
     shifted = (math.prod(space[:-1]) * batch + space[-1] * features) * width
     patched = (math.prod(space) * batch + features) * taps
     is_dilated = {params["lhs_dilation"][-1], params["rhs_dilation"][-1]} != {1}
-    # A sum has a term for each column of the input, of patches one for each of the kernel.
+    # With shifts, a sum has one term for each column of the input; with patches, one for each
+    # column of the kernel.
     return (
         not is_dilated
         and shifted < _COPIES_OF_SHIFTS * patched
@@ -177,23 +201,26 @@ def _shifts_are_faster(
 def _as_shifts_of_both(
     lhs: jax.Array, rhs: jax.Array, *, space: Sequence[int], **params: Any
 ) -> jax.Array:
-    """As `convolution_as_patches`, by shifts of the input and of the kernel along different axes.
+    """Computes a convolution from shifts of the input by rows and of the kernel by columns.
 
-    Positions along the last axis are called columns here, those along all others rows. For an
-    output of 3x3 the patches are nine copies of the input. Here are three of the input, moved by
-    rows, and three of the kernel, moved by columns, whose product has all nine. Its sums go over
-    the columns that the input has: those of its padding would add nothing.
+    A column is a position along the last axis, a row a position along the other axes. For an output
+    of 3x3, patches would be nine copies of the input. Here three copies of the input are shifted by
+    rows, and three copies of the kernel by columns. Their product has all nine outputs. Its sums go
+    over the columns of the input without its padding, which would add zeros.
 
     Args:
-        lhs, rhs: As of `convolution_as_patches`.
+        lhs: Input, in any layout of `jax.lax.conv_general_dilated`.
+        rhs: Kernel, in any layout of `jax.lax.conv_general_dilated`.
         space: Shape of the output, without batch and features.
-        **params: Of `conv_general_dilated_p`, of one group and without dilations of columns.
+        **params: Parameters of `conv_general_dilated_p`, with one group and without dilations of
+            columns.
 
     Returns:
-        What the convolution returns.
+        The result of the convolution, up to rounding.
     """
     lhs, rhs, _ = _canonical(lhs, rhs, **params)
-    # The channels in front, as examples are; last what the output keeps.
+    # The channels come first, as the product sums over them. The axes that the output keeps come
+    # last.
     lhs, rhs = jnp.swapaxes(lhs, 0, -1), jnp.moveaxis(rhs, -2, 0)
     width, (taps, features), num_columns = lhs.shape[-2], rhs.shape[-2:], space[-1]
     *others, (low, _) = params["padding"]
@@ -204,9 +231,10 @@ def _as_shifts_of_both(
     around = [(0, 0, 0)] * rhs.ndim
     around[-2] = ((num_columns - 1) * stride - low, low + width - taps, 0)
     rhs = lax.pad(rhs, jnp.zeros((), rhs.dtype), around)
-    # The first column of the output is that of the kernel moved the furthest: they are reversed.
+    # The first column of the output belongs to the kernel with the largest shift, so the shifts are
+    # reversed.
     by_columns = slices(rhs, (num_columns,), (stride,), (width,), (1,), first_axis=rhs.ndim - 2)
-    # Of two matrices: these XLA multiplies as they lie, those of more axes in a slower program.
+    # XLA multiplies two matrices as they lie in memory. For more axes its program is slower.
     lhs, rhs = (
         jnp.concatenate(moved, axis=-1).reshape(-1, len(moved) * moved[0].shape[-1])
         for moved in (by_rows, by_columns[::-1])
@@ -223,13 +251,14 @@ def _as_shifts_of_both(
 
 
 def _in_place(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
-    """A convolution of operands in canonical layout, which the result has too."""
+    """Computes a convolution in canonical layout. Operands and result have this layout."""
     if min(itertools.chain(*params["padding"])) < 0:
-        # XLA's program would read beyond what is left (jaxlib 0.10.2).
+        # With negative padding, XLA's program reads beyond the cropped input (jaxlib 0.10.2).
         lhs = _padded(lhs, **params)
         rank = lhs.ndim - 2
         params |= {"padding": ((0, 0),) * rank, "lhs_dilation": (1,) * rank}
-    # Without the barriers XLA would put transpositions before and after back into it.
+    # Without the barriers, XLA would merge the transpositions before and after into the
+    # convolution.
     lhs, rhs = lax.optimization_barrier((lhs, rhs))
     last = lhs.ndim - 1
     spec = lax.ConvDimensionNumbers(
@@ -242,10 +271,10 @@ def _in_place(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
 
 
 def _of_few_channels(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
-    """As `_in_place`, in the form that is fastest for as few channels as a vector has numbers."""
+    """Computes a convolution as `_in_place` does, in the fastest form for at most 16 channels."""
     *_, taps, channels, features = rhs.shape
     if channels % 2 and channels > 1:
-        # Of an odd number of channels XLA reads patches one number at a time.
+        # With an odd number of channels, XLA reads patches one number at a time.
         zero, none = jnp.zeros((), rhs.dtype), [(0, 0, 0)] * (rhs.ndim - 2)
         lhs = lax.pad(lhs, zero, [*none, (0, 0, 0), (0, 1, 0)])
         rhs = lax.pad(rhs, zero, [*none, (0, 1, 0), (0, 0, 0)])
@@ -256,13 +285,14 @@ def _of_few_channels(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array
 
 
 def _by_neighbours(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
-    """As `_in_place`, by a convolution that has neighbours along the last axis as its features.
+    """Computes a convolution as `_in_place` does, with neighbouring outputs as its features.
 
-    Its kernel holds the given one once for each of them, moved on by a stride. It multiplies more,
-    zeros among them, but has fewer patches to move.
+    The neighbours lie along the last axis of space. The new kernel holds one copy of the given
+    kernel for each neighbour, shifted by the stride. It multiplies more numbers, some of them
+    zeros, but moves fewer patches.
     """
     taps, features = rhs.shape[-3], rhs.shape[-1]
-    # Features of more than one vector and not more than two.
+    # The new features fill more than one vector and at most two.
     count = min(_MOST_NEIGHBOURS, 2 ** int(math.log2(2 * VECTOR / features)))
     *others, (low, high) = params["padding"]
     *_, stride = strides = params["window_strides"]
@@ -285,20 +315,25 @@ def _by_neighbours(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
 def _canonical(
     lhs: jax.Array, rhs: jax.Array, *, dimension_numbers: Any, batch_group_count: int, **_: Any
 ) -> tuple[jax.Array, jax.Array, bool]:
-    """[batch, *space, channels], [*kernel, channels, features], whether the batch is grouped."""
+    """Returns the operands in canonical layout, and whether the batch is grouped.
+
+    Returns:
+        The input [batch, *space, channels], the kernel [*kernel, channels, features], and whether
+        `batch_group_count` is above 1.
+    """
     n, c, *space = dimension_numbers.lhs_spec
     o, i, *kernel = dimension_numbers.rhs_spec
     return lhs.transpose(n, *space, c), rhs.transpose(*kernel, i, o), batch_group_count > 1
 
 
 def _padded(lhs: jax.Array, *, padding: Any, lhs_dilation: Any, **_: Any) -> jax.Array:
-    """[batch, *space, channels] with its dilation and padding."""
+    """Returns an input [batch, *space, channels] with its dilation and padding applied."""
     pads = [(low, high, d - 1) for (low, high), d in zip(padding, lhs_dilation, strict=True)]
     return lax.pad(lhs, jnp.zeros((), lhs.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
 
 
 def _from_canonical(out: jax.Array, out_spec: Sequence[int]) -> jax.Array:
-    """[batch, *space, features] with its axes where `out_spec` wants them."""
+    """Returns an output [batch, *space, features] with its axes in the order of `out_spec`."""
     last = out.ndim - 1
     places = dict(zip(out_spec, (0, last, *range(1, last)), strict=True))
     return out.transpose([places[axis] for axis in range(out.ndim)])
@@ -322,7 +357,12 @@ def _member_by_member(
     fn: Callable[[jax.Array, jax.Array], jax.Array],
     each: Callable[[Callable[..., jax.Array], tuple[jax.Array, jax.Array]], jax.Array],
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """`fn`, which `vmap` turns into `each(fn, (lhs, rhs))`, not into one batched operation."""
+    """Returns `fn` as a function that `vmap` turns into `each(fn, (lhs, rhs))`.
+
+    Args:
+        fn: Function of two arrays.
+        each: Function that applies `fn` to the members of two arrays, leaves [members, ...].
+    """
     batched = custom_vmap(fn)
 
     @batched.def_vmap

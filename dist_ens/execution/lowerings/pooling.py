@@ -1,4 +1,4 @@
-"""The gradient of max-pooling without a scatter."""
+"""Lowering of the gradient of max-pooling, without a scatter."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,24 +22,24 @@ def max_pool_gradient_as_masks(
     window_strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
 ) -> jax.Array:
-    """The gradient of max- (or min-) pooling: to each window's first extremum, found by comparing.
+    """Computes the gradient of max-pooling, or min-pooling, by comparing the values of a window.
 
-    A tie goes to the first in row-major order, and of a window that holds NaN the same element is
-    taken as XLA takes.
+    The gradient goes to the largest (smallest) value of each window. In a tie, it goes to the first
+    in row-major order. In a window with NaN, it goes to the same value as in XLA.
 
     Args:
         source: Gradient of the pooled values, one per window.
-        operand: What was pooled.
-        select_prim: `ge` for the largest, `le` for the smallest.
+        operand: Array that was pooled.
+        select_prim: Primitive `ge` for max-pooling, `le` for min-pooling.
         window_dimensions: Size of a window along each axis.
-        window_strides: From window to window.
-        padding: Before and after each axis.
+        window_strides: Distance between windows along each axis.
+        padding: Padding before and after each axis.
 
     Returns:
-        The gradient of the operand.
+        The gradient of `operand`.
     """
     offsets = list(itertools.product(*map(range, window_dimensions)))
-    # What JAX pads with: it is a candidate like others, and a gradient that it wins is lost.
+    # JAX pads with this value. Where the padding is selected, the gradient is dropped.
     last = -jnp.inf if select_prim is lax.ge_p else jnp.inf
     padded = lax.pad(operand, jnp.asarray(last, operand.dtype), [(a, b, 0) for a, b in padding])
     ones = (1,) * operand.ndim
@@ -54,7 +54,7 @@ def max_pool_gradient_as_masks(
         spread = _spread_apart(source, chosen, window_dimensions)
     else:
         spread = _spread_overlapping(source, chosen, offsets, window_strides, padded.shape)
-    # Windows may cover less than the padded operand, or more than the operand.
+    # The windows may cover less than the padded operand, or more than the operand.
     crop = [
         (-low, size + low - covered, 0)
         for (low, _), size, covered in zip(padding, operand.shape, spread.shape, strict=True)
@@ -63,7 +63,13 @@ def max_pool_gradient_as_masks(
 
 
 def _spread_apart(source: jax.Array, chosen: jax.Array, window: Sequence[int]) -> jax.Array:
-    """Each value at its window's chosen position; windows side by side."""
+    """Puts each value at the chosen position of its window; for windows without gaps or overlap.
+
+    Args:
+        source: Values, one per window.
+        chosen: Chosen position in each window, int32 in row-major order.
+        window: Size of a window along each axis.
+    """
     shape = [n for pair in zip(source.shape, window, strict=True) for n in pair]
     position = jnp.zeros((), jnp.int32)
     for axis, size in enumerate(window):
@@ -81,7 +87,15 @@ def _spread_overlapping(
     strides: Sequence[int],
     shape: Sequence[int],
 ) -> jax.Array:
-    """Each value at its window's chosen position, added where windows overlap."""
+    """Puts each value at the chosen position of its window, and adds where windows overlap.
+
+    Args:
+        source: Values, one per window.
+        chosen: Chosen position in each window, int32 in row-major order.
+        offsets: Offsets of the positions in a window, in row-major order.
+        strides: Distance between windows along each axis.
+        shape: Shape of the result.
+    """
     zero = jnp.zeros((), source.dtype)
     total = jnp.zeros(shape, source.dtype)
     for k, offset in enumerate(offsets):

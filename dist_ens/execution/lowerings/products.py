@@ -1,4 +1,4 @@
-"""Products of matrices that fill a CPU's vectors, and gradients of weights with the grain."""
+"""Lowerings of matrix products: whole vectors of a CPU, and flat gradients of weights."""
 
 import functools
 import math
@@ -12,26 +12,28 @@ from dist_ens.execution.lowerings.vectors import VECTOR, is_float32
 
 PRODUCT = lax.dot_general_p
 
-# Sides too short for a kernel that multiplies matrices.
+# These sides are too short for a kernel that multiplies matrices.
 _SHORT = range(2, 5)
 
 
 def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
-    """A product of two matrices in a form that fills a CPU's vectors.
+    """Computes a product of two matrices in a form that fills a CPU's vectors.
 
-    Of 2 to 4 terms it is a sum of outer products; the gradient of weights with 2 to 4 rows, or
-    columns, is so many weighted sums. Of other products the columns are padded to whole vectors,
-    for XLA computes those beyond the last whole one number by number; a gradient of weights, whose
-    sides may as well change places, has the more of them. Products of fewer columns stay as they
-    are, and so does what is not float32.
+    - A product whose sums have 2 to 4 terms is computed as a sum of outer products.
+    - A gradient of weights with 2 to 4 rows or columns is computed as one weighted sum for each.
+    - In other products, the columns are padded to a multiple of the vector's length. XLA would
+      compute the columns beyond the last whole vector one number at a time. A gradient of weights
+      with few columns and more rows is transposed first.
+    - Products with fewer columns than a vector has numbers, and products of other types than
+      float32, are unchanged.
 
     Args:
-        lhs: As `jax.lax.dot_general` has it.
-        rhs: Likewise.
-        **params: Of `dot_general_p`.
+        lhs: Left factor, as in `jax.lax.dot_general`.
+        rhs: Right factor, as in `jax.lax.dot_general`.
+        **params: Parameters of `dot_general_p`.
 
     Returns:
-        What the product returns, to rounding.
+        The product, up to rounding.
     """
     if not _multiplies_matrices(lhs, rhs, **params):
         return PRODUCT.bind(lhs, rhs, **params)
@@ -54,16 +56,22 @@ def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
 
 
 def flat_gradient_of_weights(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
-    """A gradient of weights as the product of two matrices, `[terms, height]` and `[terms, width]`.
+    """Computes a gradient of weights as a product of matrices, [terms, height] and [terms, width].
 
-    The sum is over all axes in front (examples, positions). Left to itself XLA:CPU works what made
-    the factors into the product, and the product into what is made of it, so that both are taken
-    against the grain: a third of the speed. Here they are matrices that lie in memory, row by row,
-    and the narrower stands first, which is up to twice as fast. Of fewer terms than the result has
-    rows or columns, moving them costs more: such products stay as they are, and so does what is not
+    The sums are over all leading axes (examples, positions). XLA's CPU backend would fuse the
+    product with the operations before and after it. It then reads the factors against their order
+    in memory, at a third of the speed. Here the factors are matrices in memory, row by row, and the
+    narrower one comes first, which is up to twice as fast. Products with fewer terms than rows or
+    columns are unchanged, because the copies would cost more. So are products of other types than
     float32.
 
-    Args, Returns: As `product_in_whole_vectors`; the arrays may have more than two axes.
+    Args:
+        lhs: Left factor, as in `jax.lax.dot_general`, with any number of axes.
+        rhs: Right factor, as in `jax.lax.dot_general`, with any number of axes.
+        **params: Parameters of `dot_general_p`.
+
+    Returns:
+        The product, up to rounding.
     """
     if not becomes_flat(lhs, rhs, **params):
         return PRODUCT.bind(lhs, rhs, **params)
@@ -79,12 +87,19 @@ def flat_gradient_of_weights(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
 
 
 def becomes_flat(lhs: Any, rhs: Any, **params: Any) -> bool:
-    """Whether `flat_gradient_of_weights` makes another product of one; shapes will do."""
+    """Returns whether `flat_gradient_of_weights` changes a product.
+
+    Args:
+        lhs: Left factor, or its shape and type.
+        rhs: Right factor, or its shape and type.
+        **params: Parameters of `dot_general_p`.
+    """
     (i, j), batched = params["dimension_numbers"]
     in_front = tuple(range(len(i)))
     if batched[0] or not in_front == tuple(i) == tuple(j) or not is_float32(lhs, rhs, **params):
         return False
-    # The factors may change places, which what is said of each or of the result would not.
+    # The factors may be swapped, but a precision of each factor and a sharding of the result would
+    # not be.
     sharding = params["out_sharding"]
     if len({*(params["precision"] or ())}) > 1 or (sharding and any(sharding.spec)):
         return False
@@ -93,7 +108,13 @@ def becomes_flat(lhs: Any, rhs: Any, **params: Any) -> bool:
 
 
 def becomes_sums(lhs: Any, rhs: Any, **params: Any) -> bool:
-    """Whether `product_in_whole_vectors` makes sums of vectors of a product; shapes will do."""
+    """Returns whether `product_in_whole_vectors` computes a product as sums of vectors.
+
+    Args:
+        lhs: Left factor, or its shape and type.
+        rhs: Right factor, or its shape and type.
+        **params: Parameters of `dot_general_p`.
+    """
     if not _multiplies_matrices(lhs, rhs, **params):
         return False
     ((i,), (j,)), _ = params["dimension_numbers"]
@@ -102,7 +123,7 @@ def becomes_sums(lhs: Any, rhs: Any, **params: Any) -> bool:
 
 
 def _multiplies_matrices(lhs: Any, rhs: Any, **params: Any) -> bool:
-    """Whether both are matrices of float32, and neither is a vector."""
+    """Returns whether both factors are float32 matrices, and no side has length 1."""
     contracted, batched = params["dimension_numbers"]
     return (
         lhs.ndim == rhs.ndim == 2
@@ -114,6 +135,6 @@ def _multiplies_matrices(lhs: Any, rhs: Any, **params: Any) -> bool:
 
 
 def _sizes(lhs: Any, rhs: Any, *, dimension_numbers: Any, **_: Any) -> tuple[int, int, int]:
-    """Rows of a product of two matrices, the terms of each of its sums, and its columns."""
+    """Returns the numbers of rows, of terms in each sum, and of columns of a matrix product."""
     ((i,), (j,)), _ = dimension_numbers
     return lhs.shape[1 - i], lhs.shape[i], rhs.shape[1 - j]

@@ -1,4 +1,4 @@
-"""What lies at one position of every window."""
+"""Slices of an array at one position of every window."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ def slices(
     strides: Sequence[int],
     first_axis: int = 2,
 ) -> list[jax.Array]:
-    """For each position in a window, in row-major order, what lies there in every window.
+    """Returns, for each position in a window, the values of all windows at that position.
 
     Args:
-        array: [..., *axes of windows, ...].
-        window: Sizes of a window along these axes.
-        steps_in_window: From one of its positions to the next.
-        space: How many windows there are along these axes.
-        strides: From window to window.
-        first_axis: Of these axes.
+        array: Array [..., *axes of the windows, ...].
+        window: Size of a window along each of these axes.
+        steps_in_window: Distance between neighbouring positions of a window, along each axis.
+        space: Number of windows along each axis.
+        strides: Distance between neighbouring windows, along each axis.
+        first_axis: Position of the first of these axes in `array`.
 
     Returns:
-        As many arrays as a window has positions, each [..., *space, ...].
+        One array [..., *space, ...] for each position of a window, in row-major order.
     """
     before, after = first_axis, array.ndim - first_axis - len(window)
     found = []
