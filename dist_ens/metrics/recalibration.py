@@ -331,15 +331,14 @@ def check_labels(labels: np.ndarray, num_rows: int, num_classes: int) -> np.ndar
     labels = np.asarray(labels)
     if labels.shape != (num_rows,) or labels.dtype.kind not in "iu" or not num_rows:
         raise UserError(
-            "Labels are int[rows], at least one row, one label for each row of predictions. "
-            f"Received: {labels.dtype}{list(labels.shape)} for {num_rows:,} rows of predictions. "
-            "Give the index of each row's class."
+            f"The labels are {labels.dtype}{list(labels.shape)} for {num_rows:,} rows of "
+            "predictions. Give the index of each row's class, int[rows], and at least one row."
         )
     outside = labels[(labels < 0) | (labels >= num_classes)]
     if len(outside):
         raise UserError(
-            f"A label is in [0, {num_classes}), the classes of the predictions. Received: "
-            f"{outside[0]}. Leave such rows out, or predict its class."
+            f"Label {outside[0]} is not in [0, {num_classes}), the classes of the predictions. "
+            "Leave such rows out, or predict its class."
         )
     return labels
 
