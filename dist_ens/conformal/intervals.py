@@ -104,8 +104,8 @@ def cv_plus(
         The lower and upper ends, float64[rows] each.
 
     Raises:
-        UserError: If the shapes do not match, a residual is negative or NaN, a prediction is not
-            finite, a model index or `level` is out of range, or there are too few examples.
+        UserError: If the shapes do not match, a model index or `level` is out of range, or there
+            are too few examples; if a residual is negative or NaN, or a prediction is not finite.
 
     >>> cv_plus(np.array([1.0, 2.0, 3.0]), np.array([0, 0, 1]), np.array([[10.0], [20.0]]), 0.5)
     (array([9.]), array([12.]))
@@ -150,9 +150,9 @@ def jackknife_plus(
         The lower and upper ends, float64[rows] each.
 
     Raises:
-        UserError: If an example is in the samples of all members, the shapes do not match, a
-            residual is negative or NaN, a prediction is not finite, `level` is out of range, or
-            there are too few examples.
+        UserError: If an example is in the samples of all members, the shapes do not match, `level`
+            is out of range, or there are too few examples; if a residual is negative or NaN, or a
+            prediction is not finite.
 
     >>> out_of_bag = np.array([[True, True, False], [False, True, True]])
     >>> jackknife_plus(np.array([1.0, 2.0, 3.0]), out_of_bag, np.array([[10.0], [20.0]]), 0.5)

@@ -148,9 +148,9 @@ def raps(
         The map from probabilities to sets. A set can be empty if the model is confident.
 
     Raises:
-        UserError: If `penalty` or `k_reg` is negative, a label is not in [0, classes), a
-            probability is not in [0, 1], `level` is not in (0, 1), the lengths differ, or there are
-            too few examples.
+        UserError: If `penalty` or `k_reg` is negative, `level` is not in (0, 1), or there are too
+            few examples; if a label is not in [0, classes), a probability is not in [0, 1], or the
+            lengths differ.
 
     >>> probs = np.array([[0.6, 0.3, 0.1]] * 10)
     >>> labels = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 2])

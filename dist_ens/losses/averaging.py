@@ -37,7 +37,7 @@ def batch_mean(values: jax.Array, weights: jax.Array | None = None) -> jax.Array
 
     Raises:
         UserError: If the weights have neither the shape of the values nor [batch], or are given
-            inside a transformation of the loss such as `vmap` where there are microbatches.
+            inside a transformation of the loss such as `vmap` with several microbatches.
 
     >>> float(batch_mean(jnp.array([1.0, 2.0, 6.0]), weights=jnp.array([1, 1, 0])))
     1.5

@@ -82,7 +82,7 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
         if losses.shape != outputs.shape[:-1]:
             raise UserError(
                 f"The labels have the shape {list(labels.shape)}, and the network returned "
-                f"{list(outputs.shape)}, of which {objective.name} makes losses of shape "
+                f"{list(outputs.shape)}, from which {objective.name} computes losses of shape "
                 f"{list(losses.shape)}. Give one label for each row of the outputs: shape "
                 f"{list(outputs.shape[:-1])}."
             )
