@@ -218,12 +218,12 @@ def test_a_classwise_error_is_the_mean_over_classes_of_the_textbooks():
 @pytest.mark.parametrize("error", [*ERRORS, reliability_bins])
 def test_what_is_no_confidence_is_told(error):
     ones = np.ones(3)
-    with pytest.raises(ValueError, match="2 of 3 NaN"):
+    with pytest.raises(ValueError, match="2 of 3 scores are NaN"):
         error(np.array([np.nan, 0.5, np.nan]), ones)
     for outside in (-0.1, 1.1, np.inf, -np.inf):
-        with pytest.raises(ValueError, match=r"in \[0, 1\]. Received: 1 of 3 outside"):
+        with pytest.raises(ValueError, match=r"1 of 3 confidences are outside \[0, 1\]"):
             error(np.array([0.5, outside, 0.5]), ones)
-    with pytest.raises(ValueError, match="1 of 3 infinite or NaN"):
+    with pytest.raises(ValueError, match="1 of 3 outcomes are infinite or NaN"):
         error(ones, np.array([0, 1, np.nan]))
     with pytest.raises(ValueError, match=r"shapes \(3,\) and \(2,\)"):
         error(ones, ones[:2])
@@ -240,7 +240,7 @@ def test_sums_that_do_not_fit_or_are_empty_are_told():
         with pytest.raises(ValueError, match="all of one shape"):
             classwise_calibration_error(*wrong)
     count = np.array([[1, 1, 1], [0, 0, 0]])
-    with pytest.raises(ValueError, match="none in 1 of 2"):
+    with pytest.raises(ValueError, match="1 of 2 classes have no row"):
         classwise_calibration_error(count, sums, sums)
 
 

@@ -314,7 +314,7 @@ def test_groups_that_are_not_alike_are_told():
     state = networks.begin(ensemble, inputs, member_ids=[1, 0, 2, 3])
     split = ArraySplit(np.ones((6, 4), np.float32), np.zeros(6, np.int32))
     with pytest.raises(
-        UserError, match=re.escape("Members [1, 0, 2, 3] do not belong to their 2 groups")
+        UserError, match=re.escape("Members [1, 0, 2, 3] are not in the order of their 2 groups")
     ):
         Evaluator(ensemble, 4).evaluate(state, split).scores()
     spec = Spec((4,), "float32", (), 3, num_groups=4)

@@ -296,10 +296,10 @@ def test_many_draws_are_scored_like_each_of_them_alone():
 )
 def test_what_cannot_be_ranked_is_told(score):
     ones = np.ones(3)
-    with pytest.raises(ValueError, match="2 of 3 NaN"):
+    with pytest.raises(ValueError, match="2 of 3 scores are NaN"):
         score(np.array([np.nan, 0.5, np.nan]), ones)
     for wrong in (np.nan, np.inf):
-        with pytest.raises(ValueError, match="1 of 3 infinite or NaN"):
+        with pytest.raises(ValueError, match="1 of 3 outcomes are infinite or NaN"):
             score(ones, np.array([0, 1, wrong]))
     with pytest.raises(ValueError, match=r"shapes \(3,\) and \(2,\)"):
         score(ones, ones[:2])
@@ -311,7 +311,7 @@ def test_what_cannot_be_ranked_is_told(score):
 def test_scores_that_cannot_detect_are_told():
     ones, weights = np.ones(3), np.ones((5, 3))
     for pair in ((ones, np.array([1, np.nan])), (np.array([np.nan, 1]), ones)):
-        with pytest.raises(ValueError, match="1 of 2 NaN"):
+        with pytest.raises(ValueError, match="1 of 2 scores are NaN"):
             detection_scores(*pair)
     for pair in ((ones, ones[:0]), (ones[:0], ones)):
         with pytest.raises(ValueError, match="at least one row"):

@@ -175,7 +175,7 @@ def test_curves_of_unequal_lengths_are_told(tmp_path):
         part = curves[section][name]
         (part["edges"] if isinstance(part, dict) else part).append(1.0)
         leave(tmp_path, run.summary, curves)
-        with pytest.raises(UserError, match=f"the value of '{section}' has another form"):
+        with pytest.raises(UserError, match=f"the value of '{section}' does not have the form"):
             read_run(tmp_path)
 
 

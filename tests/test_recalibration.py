@@ -314,7 +314,7 @@ def test_a_recalibration_is_made_again_from_json(fit):
 def test_a_class_without_rows_is_named_unless_nothing_is_fitted_for_it():
     log_probs, labels = log(np.full((4, 5), 0.2)), np.array([0, 1, 1, 4])
     for fit in (fit_vector, fit_isotonic):
-        with pytest.raises(UserError, match=r"none of class 2, 3 among 4\."):
+        with pytest.raises(UserError, match=r"no validation rows of class 2, 3 among 4"):
             fit(log_probs, labels)
     fit_temperature(log_probs, labels)
 
@@ -322,19 +322,19 @@ def test_a_class_without_rows_is_named_unless_nothing_is_fitted_for_it():
 @every_method
 def test_validation_data_that_cannot_be_are_refused(fit):
     log_probs = log(ONE_PER_CLASS)
-    with pytest.raises(UserError, match=r"at least one row.*int64\[0\] for 0 rows"):
+    with pytest.raises(UserError, match=r"int64\[0\] for 0 rows.*at least one row"):
         fit(np.zeros((0, 3)), np.zeros(0, int))
-    with pytest.raises(UserError, match=r"in \[0, 3\).*Received: 3\."):
+    with pytest.raises(UserError, match=r"Label 3 is not in \[0, 3\)"):
         fit(log_probs, np.array([0, 3, 1]))
-    with pytest.raises(UserError, match=r"in \[0, 3\).*Received: -1\."):
+    with pytest.raises(UserError, match=r"Label -1 is not in \[0, 3\)"):
         fit(log_probs, np.array([0, 2, -1]))
     with pytest.raises(UserError, match=r"int64\[2\] for 3 rows"):
         fit(log_probs, np.array([0, 1]))
     with pytest.raises(UserError, match=r"float64\[3\]"):
         fit(log_probs, np.array([0.0, 1.0, 2.0]))
-    with pytest.raises(UserError, match=r"at most 0.*the largest 0\.5\."):
+    with pytest.raises(UserError, match=r"the largest is 0\.5\..*at most 0"):
         fit(ONE_PER_CLASS, np.arange(3))  # probabilities, not their logarithms
-    with pytest.raises(UserError, match="the largest nan"):
+    with pytest.raises(UserError, match="the largest is nan"):
         fit(np.where(log_probs < -2, np.nan, log_probs), np.arange(3))
     with pytest.raises(UserError, match=r"shape \[3\]"):
         fit(log_probs[0], np.arange(3))
@@ -343,7 +343,7 @@ def test_validation_data_that_cannot_be_are_refused(fit):
 @pytest.mark.parametrize("fit", [fit_vector, fit_isotonic])
 def test_other_classes_than_in_the_fit_are_refused(fit):
     recalibration = fit(log(ONE_PER_CLASS), np.arange(3))
-    with pytest.raises(UserError, match=r"2 classes, fitted on 3\."):
+    with pytest.raises(UserError, match=r"2 classes, and the map was fitted on 3\."):
         recalibration(log([[0.5, 0.5]]))
 
 
@@ -363,15 +363,15 @@ def test_the_variance_scale_is_the_mean_of_the_squared_errors_in_variances():
 
 def test_a_variance_scale_that_cannot_be_is_refused():
     one = np.ones(1)
-    with pytest.raises(UserError, match=r"positive and finite.*= 0\.0"):
+    with pytest.raises(UserError, match=r"= 0\.0, is not positive and finite"):
         fit_variance_scale(one, one, one)
     with pytest.raises(UserError, match="= nan"):
         fit_variance_scale(one, one, np.array([np.nan]))
     with pytest.raises(UserError, match="= inf"):
         fit_variance_scale(one, one, np.array([np.inf]))
-    with pytest.raises(UserError, match="1 of 2 that are not"):
+    with pytest.raises(UserError, match="1 of 2 variances are not"):
         fit_variance_scale(np.ones(2), np.array([1.0, 0.0]), np.zeros(2))
-    with pytest.raises(UserError, match="1 of 1 that are not"):
+    with pytest.raises(UserError, match="1 of 1 variances are not"):
         fit_variance_scale(one, np.array([np.nan]), np.zeros(1))
     with pytest.raises(UserError, match=r"shapes \[1\], \[1\] and \[2\]"):
         fit_variance_scale(one, one, np.zeros(2))

@@ -510,7 +510,7 @@ def test_hundreds_of_members_make_a_page_of_less_than_three_megabytes(tmp_path):
     run = classification(num_members=300, num_lines=400)
     page = page_of(tmp_path, run)
     assert len(page.text.encode()) < 3_000_000
-    assert "Of 300 members 100 are drawn." in " ".join(page.words)
+    assert "100 of 300 members are drawn." in " ".join(page.words)
 
 
 def test_a_hundred_members_at_most_are_drawn_and_a_few_as_vectors():
@@ -683,7 +683,7 @@ def test_a_run_is_read_while_its_metrics_are_written(tmp_path):
 
 
 def test_a_page_of_no_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="at least one run. Received: none"):
+    with pytest.raises(UserError, match="no run to report. Give at least one workdir"):
         write_page(tmp_path / "report.html", [])
     assert not (tmp_path / "report.html").exists()
 

@@ -76,7 +76,7 @@ def test_an_interval_may_be_infinite_and_is_nan_if_a_sample_is():
 
 def test_an_interval_of_nothing_of_two_scores_or_of_no_level_is_told():
     for samples in ([], [[1.0, 2.0]], 1.0):
-        with pytest.raises(ValueError, match="Received: shape"):
+        with pytest.raises(ValueError, match="samples have the shape"):
             interval(np.array(samples))
     for level in (0, 1, 95, math.nan):
         with pytest.raises(ValueError, match="between 0 and 1"):

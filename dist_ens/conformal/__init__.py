@@ -1,7 +1,8 @@
-"""Conformal prediction: sets of labels, and intervals, that hold the truth as often as promised.
+"""Conformal prediction: label sets and intervals with a guaranteed coverage.
 
-Whatever the model, if the examples that calibrate and those to predict are exchangeable. A level is
-the coverage that is asked for, such as 0.9. What calibrates was not trained on.
+The guarantee holds for any model if the calibration examples and the examples to predict are
+exchangeable. A level is the requested coverage, such as 0.9. Calibration examples must not be
+training examples.
 """
 
 from dist_ens.conformal.intervals import (

@@ -15,13 +15,13 @@ from dist_ens.metrics.recalibration import check_labels
 
 @dataclasses.dataclass(frozen=True)
 class PredictionSets:
-    """From probabilities, which labels cannot be excluded: those that score at most `quantile`.
+    """A map from probabilities to sets: the classes whose score is at most `quantile`.
 
     Attributes:
-        quantile: Of the calibration examples' scores.
-        num_classes: Of the probabilities.
-        class_scores: From probabilities, float64[rows, classes], the score that each row would have
-            with each class as its label, likewise.
+        quantile: Conformal quantile of the calibration examples' scores.
+        num_classes: Number of classes.
+        class_scores: Function from probabilities to the score of each class as the label of each
+            row; float64[rows, classes] both.
     """
 
     quantile: float
@@ -29,38 +29,45 @@ class PredictionSets:
     class_scores: Callable[[np.ndarray], np.ndarray]
 
     def __call__(self, probs: np.ndarray) -> np.ndarray:
-        """Whether a class is in the set of a row; bool[rows, classes]. A set may be empty.
+        """Returns whether a class is in the set of a row; bool[rows, classes].
+
+        A set may be empty.
 
         Args:
-            probs: Of the same model as at calibration; float[rows, classes].
+            probs: Class probabilities of the model that was calibrated; float[rows, classes].
 
         Raises:
-            UserError: For another number of classes, or for what cannot be probabilities.
+            UserError: If the number of classes is not that of the calibration, or a probability is
+                not in [0, 1].
         """
         probs = _checked_probs(probs)
         if probs.shape[1] != self.num_classes:
             raise UserError(
-                "Sets are of the classes that calibrated them. Received: probabilities of "
-                f"{probs.shape[1]} classes, calibrated on {self.num_classes}. Calibrate again."
+                f"The probabilities have {probs.shape[1]} classes, and the sets were calibrated "
+                f"on {self.num_classes}. Calibrate again on predictions of these classes."
             )
         return self.class_scores(probs) <= self.quantile
 
 
 def lac(probs: np.ndarray, labels: np.ndarray, level: float) -> PredictionSets:
-    """Sets of least size on average: the classes whose probability exceeds one threshold.
+    """Calibrates least ambiguous sets (LAC): the classes whose probability reaches a threshold.
 
         score(x, c) = 1 - p(c | x)
 
+    These sets have the smallest mean size.
+
     Args:
-        probs: Of calibration examples, calibrated or not; float[n, classes].
-        labels: int[n], in [0, classes).
-        level: In (0, 1).
+        probs: Class probabilities of the calibration examples, recalibrated or not;
+            float[n, classes].
+        labels: Labels of the calibration examples; int[n], in [0, classes).
+        level: Requested coverage, in (0, 1).
 
     Returns:
-        What makes the sets. Where the model is unsure of everything they are empty.
+        The map from probabilities to sets. A set is empty if no class reaches the threshold.
 
     Raises:
-        UserError: For labels, probabilities or a level that cannot be, or too few examples.
+        UserError: If a label is not in [0, classes), a probability is not in [0, 1], `level` is not
+            in (0, 1), the lengths differ, or there are too few examples.
 
     >>> probs = np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])  # labels 0 score 0.1, 0.2 and 0.6
     >>> sets = lac(probs, np.array([0, 0, 0]), level=0.5)
@@ -76,25 +83,29 @@ def lac(probs: np.ndarray, labels: np.ndarray, level: float) -> PredictionSets:
 def aps(
     probs: np.ndarray, labels: np.ndarray, level: float, generator: np.random.Generator
 ) -> PredictionSets:
-    """Sets whose size follows the difficulty of the row: the likeliest classes up to a total.
+    """Calibrates adaptive prediction sets (APS): the most probable classes up to a total.
 
-        score(x, c) = sum of p(k | x) over the classes k likelier than c  +  u * p(c | x)
+        score(x, c) = sum of p(k | x) over the classes k more probable than c  +  u * p(c | x)
 
-    with u uniform in [0, 1), one for each row. Through its randomness the coverage is exact; labels
-    whose probability is exactly 0 share one score, which can only raise it.
+    Harder rows have larger sets. The number u is uniform in [0, 1), one for each row. This
+    randomness makes the coverage exact. Labels of probability exactly 0 share one score, which can
+    only raise the coverage.
 
     Args:
-        probs: Of calibration examples, calibrated or not; float[n, classes].
-        labels: int[n], in [0, classes).
-        level: In (0, 1).
-        generator: What u is drawn from, now and at each prediction: a later call with the same rows
-            makes other sets, and the same calls after the same seed the same.
+        probs: Class probabilities of the calibration examples, recalibrated or not;
+            float[n, classes].
+        labels: Labels of the calibration examples; int[n], in [0, classes).
+        level: Requested coverage, in (0, 1).
+        generator: Generator of u, for the calibration and for each later prediction. A second
+            prediction of the same rows therefore gives other sets. The same sequence of calls after
+            the same seed gives the same sets.
 
     Returns:
-        What makes the sets. One may be empty where the model is sure.
+        The map from probabilities to sets. A set can be empty if the model is confident.
 
     Raises:
-        UserError: For labels, probabilities or a level that cannot be, or too few examples.
+        UserError: If a label is not in [0, classes), a probability is not in [0, 1], `level` is not
+            in (0, 1), the lengths differ, or there are too few examples.
 
     >>> probs = np.array([[0.6, 0.3, 0.1]] * 10)
     >>> labels = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 2])
@@ -117,24 +128,29 @@ def raps(
     penalty: float = 0.01,
     k_reg: int = 5,
 ) -> PredictionSets:
-    """The sets of `aps`, kept small: every class after the first `k_reg` costs a penalty.
+    """Calibrates regularised adaptive prediction sets (RAPS), smaller than those of `aps`.
 
-        score(x, c) = score of aps  +  penalty * max(rank of c - k_reg, 0),  the likeliest of rank 1
+        score(x, c) = score of aps  +  penalty * max(rank of c - k_reg, 0)
+
+    The most probable class has rank 1.
 
     Args:
-        probs: Of calibration examples, calibrated or not; float[n, classes].
-        labels: int[n], in [0, classes).
-        level: In (0, 1).
-        generator: What u is drawn from, as in `aps`.
-        penalty: Lambda of the paper, at least 0; 0 is `aps`.
-        k_reg: Classes without a penalty, at least 0; with all of them it is `aps`.
+        probs: Class probabilities of the calibration examples, recalibrated or not;
+            float[n, classes].
+        labels: Labels of the calibration examples; int[n], in [0, classes).
+        level: Requested coverage, in (0, 1).
+        generator: Generator of u, for the calibration and for each later prediction; see `aps`.
+        penalty: Penalty of each class after the first `k_reg`, lambda in the paper; at least 0. 0
+            gives the sets of `aps`.
+        k_reg: Number of classes without a penalty, at least 0.
 
     Returns:
-        What makes the sets. One may be empty where the model is sure.
+        The map from probabilities to sets. A set can be empty if the model is confident.
 
     Raises:
-        UserError: For labels, probabilities, a level, a penalty or a `k_reg` that cannot be, or too
-            few examples.
+        UserError: If `penalty` or `k_reg` is negative, `level` is not in (0, 1), or there are too
+            few examples; if a label is not in [0, classes), a probability is not in [0, 1], or the
+            lengths differ.
 
     >>> probs = np.array([[0.6, 0.3, 0.1]] * 10)
     >>> labels = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 2])
@@ -147,8 +163,8 @@ def raps(
     """
     if not 0 <= penalty < math.inf or k_reg < 0:
         raise UserError(
-            "A penalty and the number of classes without it are at least 0. Received: penalty="
-            f"{penalty}, k_reg={k_reg}. Try penalty=0.01 and k_reg=5."
+            f"penalty={penalty}, k_reg={k_reg} are not both finite and at least 0. Try "
+            "penalty=0.01 and k_reg=5."
         )
     scores = functools.partial(_aps_scores, generator=generator, penalty=penalty, k_reg=k_reg)
     return _calibrated(scores, probs, labels, level)
@@ -157,18 +173,21 @@ def raps(
 def coverage_of_sets(
     sets: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
 ) -> float | np.ndarray:
-    """The share of rows whose set holds the label, in [0, 1].
+    """Computes the fraction of rows whose set contains the label.
+
+        coverage = mean of [label in set]
 
     Args:
-        sets: bool[rows, classes].
-        labels: int[rows], in [0, classes).
-        weights: How often each row is drawn; float[draws, rows]. None: once.
+        sets: Whether a class is in the set of a row; bool[rows, classes].
+        labels: Labels; int[rows], in [0, classes).
+        weights: Number of times each row is drawn in each resample; float[draws, rows]. Default:
+            every row counts once.
 
     Returns:
-        A float, or float64[draws] with weights.
+        Coverage in [0, 1]: a float, or float64[draws] with weights.
 
     Raises:
-        UserError: If there are no rows, or arrays that do not fit together.
+        UserError: If there are no rows, the lengths differ, or a label is not in [0, classes).
 
     >>> coverage_of_sets(np.array([[True, False], [True, True]]), np.array([1, 1]))
     0.5
@@ -179,17 +198,18 @@ def coverage_of_sets(
 
 
 def mean_set_size(sets: np.ndarray, weights: np.ndarray | None = None) -> float | np.ndarray:
-    """The mean number of classes in a set, in [0, classes].
+    """Computes the mean number of classes in a set.
 
     Args:
-        sets: bool[rows, classes].
-        weights: As in `coverage_of_sets`.
+        sets: Whether a class is in the set of a row; bool[rows, classes].
+        weights: Number of times each row is drawn in each resample; float[draws, rows]. Default:
+            every row counts once.
 
     Returns:
-        Likewise.
+        Mean size in [0, classes]: a float, or float64[draws] with weights.
 
     Raises:
-        UserError: If there are no rows, or for something other than sets.
+        UserError: If there are no rows, or `sets` is not bool[rows, classes].
 
     >>> mean_set_size(np.array([[True, False], [True, True]]))
     1.5
@@ -203,6 +223,7 @@ def _calibrated(
     labels: np.ndarray,
     level: float,
 ) -> PredictionSets:
+    """Returns the map to sets whose quantile is that of the labels' scores."""
     probs = _checked_probs(probs)
     num_rows, num_classes = probs.shape
     labels = check_labels(labels, num_rows, num_classes)
@@ -211,12 +232,14 @@ def _calibrated(
 
 
 def _lac_scores(probs: np.ndarray) -> np.ndarray:
+    """Returns the score of each class in `lac`; float64[rows, classes]."""
     return 1 - probs
 
 
 def _aps_scores(
     probs: np.ndarray, generator: np.random.Generator, penalty: float, k_reg: int
 ) -> np.ndarray:
+    """Returns the score of each class in `raps`; float64[rows, classes]."""
     order = np.argsort(-probs, axis=1, kind="stable")
     ranked = np.take_along_axis(probs, order, axis=1)
     uniform = generator.random((len(probs), 1))
@@ -228,22 +251,24 @@ def _aps_scores(
 
 
 def _checked_probs(probs: np.ndarray) -> np.ndarray:
+    """Returns probabilities as float64[rows, classes]; raises if they are invalid."""
     probs = np.asarray(probs, np.float64)
-    # A sum of float16 or float32 may be a little above 1; logits are far outside.
+    # A probability in float16 or float32 may be a little above 1. Logits are far outside.
     if probs.ndim != 2 or not ((probs >= 0) & (probs <= 1.01)).all():
-        received = f"from {probs.min()} to {probs.max()}" if probs.size else "none"
+        found = f"lie from {probs.min()} to {probs.max()}" if probs.size else "hold no number"
         raise UserError(
-            "Probabilities are float[rows, classes], in [0, 1]. Received: shape "
-            f"{list(probs.shape)}, {received}. Give probabilities, not their logarithms."
+            f"The probabilities have the shape {list(probs.shape)} and {found}. Give "
+            "float[rows, classes] in [0, 1], and not logits or logarithms."
         )
     return probs
 
 
 def _checked_sets(sets: np.ndarray) -> np.ndarray:
+    """Returns sets as bool[rows, classes]; raises if they are something else."""
     sets = np.asarray(sets)
     if sets.ndim != 2 or sets.dtype != bool or not len(sets):
         raise UserError(
-            "Sets are bool[rows, classes], at least one row. Received: "
-            f"{sets.dtype}{list(sets.shape)}. Give those that a call of PredictionSets makes."
+            f"The sets are {sets.dtype}{list(sets.shape)}, and must be bool[rows, classes] with at "
+            "least one row. Give the result of a call of PredictionSets."
         )
     return sets

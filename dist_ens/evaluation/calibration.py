@@ -1,4 +1,4 @@
-"""Recalibrated and conformal predictions of an ensemble, scored on a test split."""
+"""Scores of recalibrated and conformal predictions of an ensemble on a test split."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from dist_ens.evaluation.row_scores import num_draws
 from dist_ens.metrics import bootstrap_weights, interval
 from dist_ens.state import State
 
-# Examples that are scored at a time: their statistics of each class are larger than they are.
+# Number of examples that are scored at a time. Their statistics of each class need much memory.
 _AT_A_TIME = 1000
 SETS: dict[str, Any] = {"lac": conformal.lac, "aps": conformal.aps, "raps": conformal.raps}
 
@@ -22,19 +22,19 @@ SETS: dict[str, Any] = {"lac": conformal.lac, "aps": conformal.aps, "raps": conf
 def recalibrated(
     method: str, evaluator: Evaluator, state: State, spec: Spec, valid: Split | None, test: Split
 ) -> dict[str, Any]:
-    """Scores the pooled prediction after a map that was fitted on validation data.
+    """Scores the pooled prediction after recalibration on validation data.
 
     Args:
         method: One of the distribution's `calibrations`, such as `temperature` or `variance`.
         evaluator: Evaluator of an ensemble of one group.
         state: State of the ensemble.
         spec: Description of the data.
-        valid: Validation split, on which the map is fitted; None if the run held none out.
-        test: Test split, on which it is scored.
+        valid: Validation split, on which the map is fitted. None if the run held out no examples.
+        test: Test split, on which the calibrated prediction is scored.
 
     Returns:
-        `method`, `parameters`, `warnings` (sentences on what the validation split does not
-        determine), `test` and, unless there are too many rows, `test_interval`.
+        `method`, `parameters`, `warnings` (sentences about parameters that the validation split
+        does not determine), `test` and, unless there are too many rows, `test_interval`.
 
     Raises:
         UserError: If there is no validation split, or the method does not fit the predictions.
@@ -51,7 +51,7 @@ def recalibrated(
             f"The calibration {method!r} does not fit {type(distribution).__name__} predictions of "
             f"{spec}. {way_out}"
         )
-    held, labels = _summary(evaluator, state, spec, valid, "A map that calibrates is fitted")
+    held, labels = _summary(evaluator, state, spec, valid, "A calibration map is fitted")
     at_test, test_labels = _summary(evaluator, state, spec, test, "Scores are taken")
     fitted = distribution.calibrate(method, held, labels)
     at_test = fitted.apply(at_test)
@@ -84,20 +84,20 @@ def conformal_scores(
     """Scores conformal sets or intervals of the pooled prediction on the test split.
 
     Args:
-        method: One of the distribution's `conformal`: `lac`, `aps` or `raps` make sets of classes;
-            `cqr` makes intervals from quantiles or from a normal distribution's; `cv+` and
+        method: One of the distribution's `conformal`. `lac`, `aps` and `raps` make sets of classes.
+            `cqr` makes intervals from quantiles or from normal distributions. `cv+` and
             `jackknife+` make intervals from members that left examples out.
-        level: Coverage that is asked for, in (0, 1).
+        level: Requested coverage, in (0, 1).
         evaluator: Evaluator of an ensemble of one group.
         state: State of the ensemble.
         spec: Description of the data.
-        splits: Splits `train`, `valid` (None where nothing was held out) and `test`.
-        out_of_bag: Training examples that each member was not trained on, bool[members, examples];
-            None: all members were trained on all examples.
+        splits: Splits `train`, `valid` and `test`. `valid` is None if no examples were held out.
+        out_of_bag: Whether a member was not trained on an example; bool[members, examples]. None if
+            all members were trained on all examples.
 
     Returns:
-        `method`, `level`, `coverage` on the test split, `mean_set_size` or, in the targets' own
-        unit, `mean_width`; and, unless there are too many rows, an `interval` of each of the two.
+        `method`, `level`, `coverage` on the test split, and `mean_set_size` or, in the targets' own
+        unit, `mean_width`. Unless there are too many rows, also an `interval` of the two scores.
 
     Raises:
         UserError: If the method does not fit the predictions or the run.
@@ -172,15 +172,26 @@ _CALIBRATED = "Conformal predictions are calibrated"
 def _summary(
     evaluator: Evaluator, state: State, spec: Spec, split: Split | None, what: str
 ) -> tuple[Mapping[str, np.ndarray], np.ndarray]:
-    """Returns the summary of the pooled predictions of a split of one group, and its labels."""
+    """Returns the summary of the pooled predictions of a split of one group, and its labels.
+
+    Args:
+        evaluator: Evaluator of an ensemble of one group.
+        state: State of the ensemble.
+        spec: Description of the data.
+        split: Split; None if the run held out no examples.
+        what: Purpose of the split, which begins a sentence of an error message.
+
+    Raises:
+        UserError: If there are several groups, or no split.
+    """
     if spec.num_groups > 1:
         raise UserError(
-            f"{what} on one group of members, not on {spec.num_groups}. Train on a table with one "
-            "split, one row in its train_idx and test_idx."
+            f"{what} on one group of members, and the ensemble has {spec.num_groups}. Train on a "
+            "table with one split, one row in its train_idx and test_idx."
         )
     if split is None:
         raise UserError(
-            f"{what} on validation data, never on test data, and the run held none out. Train with "
+            f"{what} on validation data, and the run held none out. Train with "
             "--config.data.validation=0.1."
         )
     summary = evaluator.pooled_predictions(state, split)

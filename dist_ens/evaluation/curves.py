@@ -12,12 +12,12 @@ from dist_ens.metrics.catalogue import EXAMPLE_FIELDS
 from dist_ens.metrics.metric import in_own_unit
 from dist_ens.metrics.ranking import risk_coverage_curve
 
-_EXAMPLES = 12  # of the hardest, and of the most uncertain
-_MOST_PAIRED = 100  # members whose pairs are compared
+_EXAMPLES = 12  # Number of the hardest examples, and of the most uncertain ones.
+_MOST_PAIRED = 100  # Largest number of members whose pairs are compared.
 _PIT_BINS = 20
 _LEVELS = np.linspace(0.05, 0.95, 19)
-# Statistics by which predictions of real targets are ordered, the first that exists, with their
-# units.
+# Statistics that order the predictions of real targets, with their units. The first that exists is
+# used.
 _DOUBTS = {"variance": "target^2", "width": "target"}
 
 
@@ -25,15 +25,15 @@ def curves_of(evaluation: Evaluation) -> dict[str, Any]:
     """Returns the curves of the pooled prediction, and of the members taken together.
 
     Args:
-        evaluation: Evaluation of a test split, `by_size`.
+        evaluation: Evaluation of a test split, made with `by_size`.
 
     Returns:
-        `reliability` of classes; `coverage_curve` and `pit` of real targets with a distribution;
-        `risk_coverage` where predictions say how sure they are; `score_against_members`;
-        `disagreement` of pairs of members (the share of rows in which they choose different
-        classes, or the root mean square of the difference of their predictions), and the `hardest`
-        and the `most_uncertain` rows. Empty where a pooled prediction is NaN. Rows of weight 0 are
-        left out; the curves weight the other rows equally.
+        Curves by name: `reliability` for classes; `coverage_curve` and `pit` for real targets with
+        a distribution; `risk_coverage` for predictions with an uncertainty;
+        `score_against_members`; `disagreement` of pairs of members; and the `hardest` and the
+        `most_uncertain` examples. The disagreement is the share of rows with different classes, or
+        the root mean square of the difference. The result is empty if a pooled prediction is NaN.
+        Rows of weight 0 are left out, and all other rows have equal weights.
     """
     if not evaluation.is_sound:
         return {}
@@ -82,12 +82,12 @@ def curves_of(evaluation: Evaluation) -> dict[str, Any]:
 def pictures_of(
     evaluation: Evaluation, split: Split, curves: Mapping[str, Any]
 ) -> list[np.ndarray]:
-    """Returns the inputs of the examples that the curves name; none if they are no pictures.
+    """Returns the inputs of the examples in the curves, or an empty list if they are not pictures.
 
     Args:
         evaluation: Evaluation of the split.
-        split: Examples.
-        curves: Curves of `curves_of`.
+        split: Split that was evaluated.
+        curves: Curves from `curves_of`.
     """
     shown = [each["index"] for n in ("hardest", "most_uncertain") for each in curves.get(n, [])]
     if not shown:
@@ -100,9 +100,9 @@ def pictures_of(
 def _risks_of_targets(
     evaluation: Evaluation, both: Mapping[str, Mapping[str, np.ndarray]]
 ) -> dict[str, Any]:
-    """Returns the RMSE of the most certain predictions; nothing where none are certain.
+    """Returns the RMSE of the most certain predictions, over the share of predictions.
 
-    Predictions whose errors are infinite have no order.
+    The result is empty if the predictions have no uncertainty, or an error is infinite.
     """
     ranked = {}
     for who, values in both.items():
@@ -126,7 +126,13 @@ def _risk_coverage(
     score: str,
     of_risk: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> dict[str, Any]:
-    """Returns the curve of each predictor, from its confidence and its errors."""
+    """Returns the risk-coverage curve of each predictor.
+
+    Args:
+        ranked: Confidences and errors of each predictor, by its name.
+        score: Name of the risk.
+        of_risk: Function that converts mean errors to the risk.
+    """
     curves = {who: risk_coverage_curve(*pair) for who, pair in ranked.items()}
     return {
         "coverage": curves["ensemble"][0].tolist(),
@@ -136,6 +142,7 @@ def _risk_coverage(
 
 
 def _disagreement(evaluation: Evaluation) -> list[list[float]]:
+    """Returns the disagreement of every pair of pooled members, as a square matrix."""
     predictions = evaluation.pooled_members["prediction"].astype(np.float64)
     if "correct" in evaluation.members:
         return [(predictions != one).mean(axis=1).tolist() for one in predictions]

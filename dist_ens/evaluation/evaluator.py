@@ -1,4 +1,4 @@
-"""A state and examples in; the ensemble's and every member's scores and predictions out."""
+"""The evaluator, which scores and predicts with an ensemble and all of its members."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,24 +24,24 @@ from dist_ens.state import State
 
 
 class Evaluator:
-    """Scores and predicts with an ensemble, every example exactly once.
+    """The evaluator of an ensemble, which scores or predicts every example exactly once.
 
-    A device is given all members' outputs for its column's part of a batch, so the batch should be
-    small where there are many members and outputs. A few numbers are kept for each prediction of a
-    whole split, never the members' outputs.
+    A device gets the outputs of all members for its column's part of a batch. So the batch should
+    be small if there are many members and outputs. Only a few numbers are kept for each prediction,
+    and not the members' outputs.
 
     Args:
-        ensemble: Ensemble whose members are of its groups in turn.
+        ensemble: Ensemble. Member m is in group m % num_groups.
         batch_size: Number of examples at a time over all hosts, rounded up to fill the data axis.
-        spec: Description of the data; default: its labels are classes.
-        distribution: Predictive distribution of the outputs; default: classes as
-            softmax_cross_entropy trains them, or real targets as gaussian_nll does.
-        metrics: Metrics beside those of the distribution.
+        spec: Description of the data. Default: its labels are classes.
+        distribution: Predictive distribution of the outputs. Default: `Categorical()` for classes,
+            and `Gaussian()` for real targets.
+        metrics: Metrics in addition to those of the distribution.
         left_out: Positions of members whose predictions are not pooled.
 
     Raises:
-        UserError: If groups would have different numbers of members, no member is left, or two
-            metrics have one name.
+        UserError: If groups would have different numbers of members, no member remains, members are
+            left out of several groups, or two metrics have the same name.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Evaluator:
             raise UserError(
                 f"{len(left_out)} of {layout.num_members} members, in {self._num_groups} group(s), "
                 "cannot be left out: members are left out of one group, and some must remain. "
-                "Train them anew with a lower --config.optimizer.learning_rate."
+                "Train again with a lower --config.optimizer.learning_rate."
             )
         self._standardization = spec.standardization if spec else None
         self._batch_size = math.ceil(batch_size / layout.data_axis) * layout.data_axis
@@ -88,8 +88,11 @@ class Evaluator:
     def without(self, positions: Sequence[int]) -> "Evaluator":
         """Returns an evaluator that also leaves out the members at some positions.
 
+        Args:
+            positions: Positions of the members.
+
         Raises:
-            UserError: If no member is left, or there are several groups.
+            UserError: If no member remains, or there are several groups.
         """
         left_out = sorted({*self.left_out, *positions})
         return Evaluator(
@@ -106,17 +109,17 @@ class Evaluator:
 
         Args:
             state: State of the ensemble.
-            split: Examples with `inputs`, `labels` and optional `weights`, [examples] or like the
-                labels; of several groups one group's after the other's. Each host reads its own
-                columns' part.
-            by_size: Whether ensembles of 1, 2, … members are scored too.
+            split: Examples with `inputs`, `labels` and optional `weights`, which have the shape
+                [examples] or that of the labels. The examples of several groups follow one another,
+                group by group. Each host reads the part of its columns.
+            by_size: Whether ensembles of 1, 2, … members are also scored.
 
         Returns:
-            The evaluation, on every host. Rows of weight 0 are not part of it.
+            The evaluation, on every host. Rows of weight 0 are left out.
 
         Raises:
             UserError: If the labels do not have the shape of the outputs' rows, a metric does not
-                fit, or weights are negative, NaN, all 0, or given for several groups.
+                fit, or weights are negative, not finite, all 0, or given for several groups.
         """
         member_ids, programs = self._member_ids(state), self.programs
         length = len(split) // self._num_groups
@@ -167,7 +170,7 @@ class Evaluator:
             members=members,
             group_classwise=classwise[0],
             member_classwise=classwise[1],
-            # Weights that are all 1 are those of a split without any.
+            # Weights that are all 1 are the same as no weights.
             weights=None if weights is None or (weights == 1).all() else weights[0],
             sizes=programs.sizes if by_size else (),
             by_size={
@@ -180,8 +183,8 @@ class Evaluator:
         """Checks that a split can be scored, by the shapes of its examples alone.
 
         Args:
-            state: Shapes of the state of the ensemble, of one wave where it has waves.
-            split: Examples, see `evaluate`.
+            state: Shapes of the state of the ensemble, or of one wave if it has waves.
+            split: Examples; see `evaluate`.
 
         Returns:
             Direction of each score of the ensemble by its name: "lower", "higher" or None.
@@ -207,7 +210,7 @@ class Evaluator:
             return programs.scored(outputs, labels, mask, weights)
         except UserError:
             raise
-        except Exception as error:  # whatever a network or a distribution says of other shapes
+        except Exception as error:  # A network or a distribution may raise any error.
             listed = ", ".join(
                 f"{name!r} {leaf.dtype}{list(leaf.shape[len(of_batch) :])}"
                 for name, leaf in shapes.items()
@@ -219,20 +222,20 @@ class Evaluator:
             ) from error
 
     def predict(self, state: State, inputs: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns predictions for examples in their own units.
+        """Returns predictions for inputs, with inputs and real targets in their own units.
 
         Args:
             state: State of the ensemble.
             inputs: Inputs [examples, ...], the same on every host.
 
         Returns:
-            `member_id` int32[members]; of classes `probs` float32[examples, ..., classes] of the
-            ensemble and `member_probs` [members, examples, ..., classes]; of real targets, in their
-            own unit, `mean` and `variance` [examples] of the ensemble, `member_mean` and
-            `member_variance` [members, examples], or `quantiles` with a last axis [levels]. Real
-            targets that the source standardised are float64, for a mean may be far larger than the
-            deviation around it; others are float32. With several groups the ensemble's leaves are
-            [groups, examples]. On every host.
+            A dict of arrays, on every host, with `member_id`, int32[members]. For classes it holds
+            the ensemble's `probs`, float32[examples, ..., classes], and `member_probs` with a
+            leading axis [members]. For real targets it holds `mean` and `variance`, [examples], or
+            `quantiles`, [examples, levels], and the same names with the prefix `member_`. Targets
+            that the source standardised are float64, because a mean may be far larger than its
+            deviation; others are float32. With several groups the ensemble's leaves have a leading
+            axis [groups].
         """
         given = self._standardization
         own = [inputs] * self._num_groups if given is None else given.of_inputs(inputs)
@@ -249,9 +252,14 @@ class Evaluator:
     def pooled_predictions(self, state: State, split: Split) -> dict[str, np.ndarray]:
         """Returns the summaries of the ensemble's predictions of a split.
 
+        Args:
+            state: State of the ensemble.
+            split: Examples; see `evaluate`.
+
         Returns:
-            Leaves float32[groups, examples, ...]: of classes `log_probs`, in nats; of real targets
-            `mean` and `variance`, or `quantiles`, in the unit in which the source has the targets.
+            Leaves float32[groups, examples, ...]. They are `log_probs`, in nats, for classes. For
+            real targets they are `mean` and `variance`, or `quantiles`, in the unit in which the
+            source has the targets.
 
         Raises:
             BrokenMembersError: If predictions of pooled members are NaN.
@@ -261,6 +269,10 @@ class Evaluator:
 
     def member_predictions(self, state: State, split: Split) -> Iterator[dict[str, np.ndarray]]:
         """Yields the summaries of the members' predictions of a split, a batch at a time.
+
+        Args:
+            state: State of the ensemble.
+            split: Examples; see `evaluate`.
 
         Yields:
             Leaves [members, batch, ...]; see `pooled_predictions`.
@@ -282,13 +294,13 @@ class Evaluator:
 
         Args:
             summary: Summary of predictions, leaves [examples, ...].
-            labels: Labels as a split has them, [examples, ...].
-            counts: Whether each example counts, bool[examples]; None: all do.
+            labels: Labels of the split, [examples, ...].
+            counts: Whether each example counts, bool[examples]. Default: all examples count.
 
         Returns:
-            Statistics by name, float32[rows], of the examples that count, real targets in the unit
-            in which the source has them; and the sums over classes. Statistics that a summary does
-            not determine are left out.
+            The statistics by name, float32[rows], of the examples that count, and the sums over
+            classes. Real targets are in the unit in which the source has them. Statistics that a
+            summary does not determine are left out.
         """
         counts = np.ones(len(labels), bool) if counts is None else counts
         prediction, at = self.distribution.from_summary(summary), jnp.asarray(labels)
@@ -305,11 +317,11 @@ class Evaluator:
         """Computes the scores of summaries of one group, and their 95 % bootstrap intervals.
 
         Args:
-            parts: Summaries, labels and whether examples count, as `values_of` takes them. Taking a
-                part at a time keeps the sums over classes small.
+            parts: Arguments of `values_of` for each part of the examples: summaries, labels and
+                whether examples count. Small parts need less memory.
 
         Returns:
-            The scores, and their intervals `(low, high)`; None of too many rows.
+            The scores, and their intervals `(low, high)`. The intervals are None for too many rows.
         """
         values: list[dict[str, np.ndarray]] = []
         classwise: Any = 0
@@ -323,7 +335,7 @@ class Evaluator:
         return scores_of_rows(self.metrics, rows, classwise, num_examples, self.units[0])
 
     def shown(self, summary: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns summaries in the form in which `predict` has them.
+        """Returns summaries in the form that `predict` returns.
 
         Args:
             summary: Summary of predictions, leaves [groups or members, examples, ...].
@@ -332,12 +344,12 @@ class Evaluator:
 
     @property
     def units(self) -> tuple[float, ...]:
-        """Standard deviation by which the source divided the targets of each group; 1 if none."""
+        """Standard deviation by which the source divided the targets of each group; default: 1."""
         given = self._standardization
         return given.target_std if given else (1.0,) * self._num_groups
 
     def _sound(self, state: State, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields the batches as long as no prediction of a pooled member is NaN."""
+        """Yields the batches; raises a `BrokenMembersError` if a pooled member predicts NaN."""
         for groups, members in batches:
             broken = [p for p in broken_positions(members) if p not in self.left_out]
             if broken:
@@ -345,6 +357,7 @@ class Evaluator:
             yield groups, members
 
     def _summaries(self, state: State, split: Split, program: Any) -> Iterator[Any]:
+        """Yields the results of a program of predictions for each batch, without padding."""
         self._member_ids(state)
         left = len(split) // self._num_groups
         for batch in self._batches(split):
@@ -354,15 +367,17 @@ class Evaluator:
             yield found
 
     def _member_ids(self, state: State) -> np.ndarray:
+        """Returns the ids of the members; raises if they do not match the groups."""
         ids = to_host(state.member_id)
         if (ids % self._num_groups != np.arange(len(ids)) % self._num_groups).any():
             raise UserError(
-                f"Members {ids.tolist()} do not belong to their {self._num_groups} groups in turn, "
-                "by their ids. Put them in the order of their ids."
+                f"Members {ids.tolist()} are not in the order of their {self._num_groups} groups. "
+                "Put them in the order of their ids."
             )
         return ids
 
     def _batches(self, split: Split) -> Iterator[dict[str, jax.Array]]:
+        """Yields the batches of a split on the devices, with a `mask` without the padding."""
         rows, size = self._layout.host_rows(self._batch_size), self._batch_size
         for batch in evaluation_batches(
             split, global_batch_size=size, host_rows=rows, num_groups=self._num_groups

@@ -1,4 +1,4 @@
-"""Checks of labels and weights against the outputs that they are compared with."""
+"""Checks that labels and weights match the outputs of members."""
 
 from typing import Any
 
@@ -19,14 +19,15 @@ def check_labels(
     Args:
         ensemble: Ensemble that gives the outputs.
         distribution: Predictive distribution of the outputs.
-        outputs: Outputs of the members, [members, batch, ..., outputs]; shapes will do, here and
-            below. With dropout samples [members, batch, samples, ..., outputs].
-        labels: Labels of the batch; of several groups with a leading axis [groups].
-        weights: Weights of the batch; None without weights.
+        outputs: Outputs of the members, or their shape and type; [members, batch, ..., outputs].
+            With dropout samples [members, batch, samples, ..., outputs].
+        labels: Labels of the batch, or their shape and type. Several groups add a leading axis
+            [groups].
+        weights: Weights of the batch, or their shape and type. Default: no weights.
 
     Raises:
-        UserError: If the labels have another shape than [batch, ...], classes are not whole
-            numbers, or the weights are neither like the labels nor [batch].
+        UserError: If the labels do not have the shape [batch, ...], classes are not whole numbers,
+            or the weights have neither the shape of the labels nor [batch].
     """
     behind_samples = 3 if ensemble.dropout_samples else 2
     _check_shapes(
@@ -48,6 +49,7 @@ def _check_shapes(
     labels: Shape,
     weights: Shape | None,
 ) -> None:
+    """Raises a `UserError` if the shapes of labels or weights do not match the outputs."""
     if labels != outputs[:-1]:
         column = "Take the column: labels[:, 0]. " if labels[1:] == (1,) else ""
         one_hot = labels == outputs and isinstance(distribution, Categorical)
@@ -65,10 +67,13 @@ def _check_shapes(
 
 
 def check_weights(weights: np.ndarray) -> None:
-    """Checks that weights [rows] can weight a mean.
+    """Checks that weights can weight a mean.
+
+    Args:
+        weights: Weights of the rows, float[rows].
 
     Raises:
-        UserError: If one is negative or not finite, or all are 0.
+        UserError: If a weight is negative or not finite, or all are 0.
     """
     wrong = ~np.isfinite(weights) | (weights < 0)
     if wrong.any():
@@ -83,5 +88,5 @@ def check_weights(weights: np.ndarray) -> None:
 
 
 def _shown(shape: Shape) -> str:
-    """Returns a shape whose first axis holds the examples, of which a batch has any number."""
+    """Returns a shape as text, with `examples` in place of the length of the first axis."""
     return f"[{', '.join(map(str, ('examples', *shape[1:])))}]"

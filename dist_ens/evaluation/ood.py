@@ -16,10 +16,10 @@ _BINS = 40
 
 
 class Unlabelled:
-    """A split without its labels, with inputs in the type of a run's.
+    """A split without its labels, with inputs of the type that the run's data has.
 
     Args:
-        split: Examples; their type may be another one if the values fit.
+        split: Examples. Their type may differ if the values can be converted.
         spec: Description of the run's data.
         where: Name of the examples in error messages.
     """
@@ -30,17 +30,21 @@ class Unlabelled:
 
     @property
     def in_memory(self) -> bool:
-        """See `Split`."""
+        """Whether the examples are held in memory."""
         return self._split.in_memory
 
     def __len__(self) -> int:
         return len(self._split)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Split.take`.
+        """Returns the examples at some positions, with labels of 0.
+
+        Args:
+            indices: Positions in the split, int[...].
 
         Raises:
-            UserError: If the shape differs from the run's, or a value does not fit in the type.
+            UserError: If the inputs do not have the shape of the run's data, or a value does not
+                fit in its type.
         """
         inputs = self._split.take(np.ravel(indices))["inputs"]
         if inputs.shape[1:] != self._spec.input_shape:
@@ -54,18 +58,18 @@ class Unlabelled:
 
 
 def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
-    """Scores how well measures of uncertainty tell examples out of distribution from those within.
+    """Scores the detection of examples out of distribution by measures of uncertainty.
 
     Args:
         inside: Evaluation of a test split, of one group of members.
-        outside: Evaluation of examples of another kind; their labels do not count.
+        outside: Evaluation of examples of another kind. Their labels are ignored.
 
     Returns:
-        `ood`: for `ensemble` and `mean_member`, for each of `UNCERTAINTIES` that the predictions
-        have, its `auroc`, `aupr` and `fpr95`, and its means within and out of distribution,
-        `mean_in` and `mean_out`, entropies in nats. `members` holds the same of each pooled member,
-        with its `member_id`. Unless there are too many rows, `ood_interval` holds the 95 %
-        intervals of all of them.
+        `ood` with the scores of `ensemble` and of `mean_member`. Each of `UNCERTAINTIES` that the
+        predictions have gives `auroc`, `aupr`, `fpr95`, and its means `mean_in` and `mean_out`, in
+        nats for entropies. `members` holds the same scores of each pooled member, with its
+        `member_id`. Unless there are too many rows, `ood_interval` holds 95 % intervals of the
+        scores.
 
     Raises:
         BrokenMembersError: If predictions of pooled members are NaN.
@@ -78,7 +82,14 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
     weights = [bootstrap_weights(size, draws, seed) for seed, size in enumerate(sizes) if draws]
 
     def scored(within: np.ndarray, beyond: np.ndarray, sign: int, *drawn: Any) -> dict[str, Any]:
-        """Returns the scores, in resamples where their weights are given."""
+        """Returns the scores of a measure, in resamples if weights are given.
+
+        Args:
+            within: Measure of the rows in distribution.
+            beyond: Measure of the rows out of distribution.
+            sign: 1 if the measure is higher out of distribution, -1 if it is lower.
+            *drawn: Weights of the rows in and out of distribution, or nothing.
+        """
         means = zip(("mean_in", "mean_out"), (within, beyond), drawn or (None, None), strict=True)
         return {
             **{name: mean_of(values, of_draws) for name, values, of_draws in means},
@@ -108,17 +119,21 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
             intervals["mean_member"][measure] = _intervals(of_draws)
     if not scores["ensemble"]:
         raise UserError(
-            "The predictions have no entropy, variance or width to detect examples by. Train "
-            "several members, or with a loss that has a distribution."
+            "The predictions have no entropy, variance or width by which examples could be "
+            "detected. Train several members, or with a loss that has a distribution."
         )
     return {"ood": scores, "ood_interval": intervals} if draws else {"ood": scores}
 
 
 def histograms(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
-    """Returns the densities of the ensemble's measures within and out of distribution.
+    """Returns the densities of the ensemble's measures in and out of distribution.
+
+    Args:
+        inside: Evaluation of a test split, of one group of members.
+        outside: Evaluation of examples of another kind.
 
     Returns:
-        For each measure `edges`, and the densities `in` and `out`, a number for each bin.
+        For each measure the `edges` of the bins, and the densities `in` and `out` in each bin.
     """
     drawn = {}
     for uncertainty in UNCERTAINTIES:
@@ -136,9 +151,11 @@ def histograms(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
 
 
 def _intervals(drawn: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Returns the 95 % interval of each score, from its resamples."""
     return {name: interval(draws) for name, draws in drawn.items() if np.ndim(draws)}
 
 
 def _mean(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the mean of each score over the members."""
     means = {name: np.mean([each[name] for each in scores], axis=0) for name in scores[0]}
     return {name: float(mean) if np.ndim(mean) == 0 else mean for name, mean in means.items()}

@@ -1,4 +1,4 @@
-"""Predictions of training examples by the members that were not trained on them."""
+"""Out-of-bag predictions: training examples, predicted by members not trained on them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,13 +19,13 @@ from dist_ens.state import State
 def examples_out_of_bag(
     member_ids: np.ndarray, num_examples: int, *, seed: int, num_folds: int | None
 ) -> np.ndarray:
-    """Returns which training examples each member was not trained on.
+    """Returns whether each member was not trained on each training example.
 
     Args:
         member_ids: Ids of the members of one group.
         num_examples: Number of training examples.
         seed: Seed of the run.
-        num_folds: Number of folds; None: members were trained on bootstrap samples.
+        num_folds: Number of folds. None if members were trained on bootstrap samples.
 
     Returns:
         bool[members, examples].
@@ -45,26 +45,25 @@ def examples_out_of_bag(
 def held_out_predictions(
     evaluator: Evaluator, state: State, split: Split, out_of_bag: np.ndarray
 ) -> Iterator[tuple[Mapping[str, np.ndarray], np.ndarray]]:
-    """Yields each training example's prediction by the members that were not trained on it.
+    """Yields the out-of-bag predictions of the training examples, a batch at a time.
 
     Args:
         evaluator: Evaluator of an ensemble of one group.
         state: State of the ensemble.
         split: Training split.
-        out_of_bag: Examples that each member was not trained on, bool[members, examples]; see
+        out_of_bag: Whether a member was not trained on an example; bool[members, examples], see
             `examples_out_of_bag`.
 
     Yields:
-        A batch at a time, in the split's order: summaries, leaves [batch, ...], and whether some
-        member left the example out, bool[batch]. Where none did, the prediction is that of all
-        members.
+        Summaries with leaves [batch, ...], in the split's order, and whether some member left the
+        example out, bool[batch]. An example that no member left out is predicted by all members.
 
     Raises:
         UserError: If every example is in every member's sample.
     """
     if not out_of_bag.any():
         raise UserError(
-            "All members were trained on all examples, so none can be predicted out of bag. Train "
+            "All members were trained on all examples, so none can be predicted out-of-bag. Train "
             "with --config.data.examples=bootstrap or kfold."
         )
     first = 0
@@ -80,13 +79,20 @@ def held_out_predictions(
 def held_out_scores(
     evaluator: Evaluator, state: State, split: Split, out_of_bag: np.ndarray
 ) -> dict[str, Any]:
-    """Scores each training example's prediction by the members that were not trained on it.
+    """Scores the out-of-bag predictions of the training examples.
 
-    Args, Raises: As `held_out_predictions`.
+    Args:
+        evaluator: Evaluator of an ensemble of one group.
+        state: State of the ensemble.
+        split: Training split.
+        out_of_bag: Whether a member was not trained on an example; bool[members, examples].
 
     Returns:
         `scores`, `interval` (absent for too many rows), and `not_scored`, the number of examples
         that no member left out.
+
+    Raises:
+        UserError: If every example is in every member's sample.
     """
 
     def parts() -> Iterator[tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray]]:
@@ -103,9 +109,16 @@ def held_out_scores(
 
 
 def held_out_means(evaluator: Evaluator, state: State, split: Split) -> np.ndarray:
-    """Returns the members' point predictions of a split, in the source's unit.
+    """Returns the members' point predictions of a split.
 
-    They are means or medians, float64[members, examples].
+    Args:
+        evaluator: Evaluator of an ensemble of one group.
+        state: State of the ensemble.
+        split: Split to predict.
+
+    Returns:
+        Means or medians, in the unit in which the source has the targets;
+        float64[members, examples].
     """
     parts = [
         evaluator.distribution.point(summary)

@@ -1,4 +1,4 @@
-"""Predictions on the host: batches joined, members with NaN found, targets in their own unit."""
+"""Functions on predictions on the host: joining batches, finding NaN, restoring units."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,12 +11,12 @@ from dist_ens.losses import Distribution
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Returns batches of predictions as one, leaves [groups or members, examples, ...]."""
+    """Returns batches of predictions joined, leaves [groups or members, examples, ...]."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
 
 
 def broken_positions(member_predictions: Mapping[str, np.ndarray]) -> list[int]:
-    """Returns the positions of the members some of whose predictions are NaN.
+    """Returns the positions of the members with NaN among their predictions.
 
     Args:
         member_predictions: Predictions by name, leaves [members, examples, ...].
@@ -32,16 +32,16 @@ def shown(
     summary: Mapping[str, np.ndarray],
     standardization: Standardization | None,
 ) -> dict[str, np.ndarray]:
-    """Returns predictions as users see them, real targets in their own unit.
+    """Returns predictions in the form that users see, with real targets in their own unit.
 
-    They are scaled in float64 on the host: float32 would lose a deviation of 1 around a mean of
-    1e8.
+    They are scaled in float64 on the host, because float32 would lose a deviation of 1 around a
+    mean of 1e8.
 
     Args:
         distribution: Predictive distribution of the summary.
-        summary: Summary, leaves [groups or members, examples, ...]; members are of the groups in
-            turn.
-        standardization: Standardization of the source; None if it did not standardise.
+        summary: Summary with leaves [groups or members, examples, ...]. Member m is in group
+            m % groups.
+        standardization: Standardization of the source. None if it did not standardise.
     """
     if standardization is None:
         return distribution.shown(summary)

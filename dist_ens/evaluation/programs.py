@@ -1,4 +1,4 @@
-"""The programs that read members' outputs on the devices."""
+"""The compiled programs that compute statistics of members' outputs on the devices."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from dist_ens.metrics.catalogue import BY_SIZE
 from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, Statistic
 from dist_ens.state import State
 
-# Orders of the members along which ensembles of 1, 2, … of them are scored, and number of sizes.
+# Ensembles of 1, 2, … members are scored along this many random orders, for this many sizes.
 _ORDERS = 8
 _SIZES = 12
 
@@ -26,14 +26,14 @@ _SIZES = 12
 class Programs:
     """Compiled functions from members' outputs to row statistics and summaries.
 
-    A device gets all members' outputs for its column's part of a batch. Each program has one
-    collective and none in a loop: the devices of XLA:CPU share a pool of threads, and wait for each
-    other without end where they reach two collectives in different orders.
+    A device gets the outputs of all members for its column's part of a batch. Each program has one
+    collective, outside of any loop. The devices of XLA:CPU share a pool of threads, and would
+    deadlock if they reached two collectives in different orders.
 
     Args:
-        ensemble: Ensemble whose outputs are read.
+        ensemble: Ensemble that gives the outputs.
         distribution: Predictive distribution of the outputs.
-        metrics: Metrics, of which some have statistics of their own.
+        metrics: Metrics, which may define statistics.
         left_out: Positions of members that are not pooled.
     """
 
@@ -60,7 +60,7 @@ class Programs:
     def are_of(
         self, distribution: Distribution, metrics: Sequence[Metric], left_out: Sequence[int]
     ) -> bool:
-        """Returns whether these are the programs of a distribution, metrics and members."""
+        """Returns whether these programs belong to the given arguments; see `Programs`."""
         # A user's distribution may hold arrays, which have no single truth value when compared.
         return self._distribution is distribution and (self._metrics, self._left_out) == (
             tuple(metrics),
@@ -72,7 +72,7 @@ class Programs:
         return self._ensemble.outputs(state, inputs)
 
     def statistics(self, prediction: Any, labels: jax.Array) -> dict[str, jax.Array]:
-        """Returns the row statistics of one predictor, those of the user's metrics included."""
+        """Returns the row statistics of one predictor, including those of custom metrics."""
         values = self._distribution.row_statistics(prediction, labels)
         if self._own:
             summary = self._distribution.summary(prediction)
@@ -80,17 +80,17 @@ class Programs:
         return values
 
     def check_metrics(self, metrics: Sequence[Metric], outputs: Any, labels: Any) -> None:
-        """Checks metrics of the user's by the shapes of their statistics alone.
+        """Checks custom metrics by the shapes of their statistics alone.
 
         Args:
-            metrics: Metrics beside those of the distribution.
-            outputs: Outputs of the members for a batch, or their shape.
-            labels: Labels of the batch, or their shape; of several groups with a leading axis
+            metrics: Metrics in addition to those of the distribution.
+            outputs: Outputs of the members for a batch, or their shape and type.
+            labels: Labels of the batch, or their shape and type. Several groups add a leading axis
                 [groups].
 
         Raises:
-            UserError: If a statistic raises, is not one number for each label, has the name of
-                another one, or does not exist.
+            UserError: If a statistic raises an error, is not one number for each label, has the
+                name of another one, or does not exist.
         """
         if not metrics:
             return
@@ -117,11 +117,12 @@ class Programs:
         return known, distribution.summary(one)
 
     def outputs_shape(self, state: State, inputs: Any) -> Any:
-        """Returns shape and type of `outputs`, from those of the arguments.
+        """Returns the shape and type of the result of `outputs`, from those of its arguments.
 
         Args:
-            state: State of the ensemble, or its shapes; of an ensemble in waves those of one wave.
-            inputs: Shapes and types of inputs.
+            state: State of the ensemble, or its shapes and types. For an ensemble in waves, those
+                of one wave.
+            inputs: Shapes and types of the inputs.
         """
         ensemble = self._ensemble
         of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
@@ -150,13 +151,13 @@ class Programs:
 
         Args:
             outputs: Outputs of the members, [members, batch, ...].
-            labels: Labels, [batch, ...]; of several groups [groups, batch, ...].
-            mask: Examples that count, bool[batch].
-            weights: Weights of the labels, [batch, ...] or [batch]; None weights all equally.
+            labels: Labels, [batch, ...]. With several groups [groups, batch, ...].
+            mask: Mask of the examples that count, bool[batch].
+            weights: Weights of the labels, [batch, ...] or [batch]. None: all labels count equally.
 
         Returns:
             `(groups, members), (sums of groups, sums of members)`. Statistics are
-            float32[groups or members, batch, rows of an example], sums
+            float32[groups or members, batch, rows of an example]. Sums are
             float32[columns, groups, ...] and float32[members, columns, ...].
         """
         return self.score_of_device(outputs, self._group_of_member, labels, mask, weights)
@@ -184,7 +185,7 @@ class Programs:
             mask: jax.Array,
             weights: jax.Array | None,
         ) -> Any:
-            """Scores a device's own members, and its column's part of the batch."""
+            """Scores the members of a device on its column's part of the batch."""
             counts = mask
             if weights is not None:
                 shaped = mask.reshape(-1, *(1,) * (weights.ndim - 1))
@@ -196,7 +197,7 @@ class Programs:
             members, of_members = jax.vmap(
                 lambda one, group: of_member(one, labels[group], counts)
             )(self._samples_of(outputs), group)
-            # The host adds up the sums of the columns.
+            # The host adds the sums of the columns.
             return (groups, members), (of_groups[None], of_members[:, None])
 
         return jax.jit(
@@ -217,8 +218,8 @@ class Programs:
     def score_by_size(self) -> Any:
         """The program that scores ensembles of the first members in some random orders.
 
-        It takes outputs and labels as `score` does, and returns for each name of `by_size` the
-        first statistic of the metric, float32[sizes * groups, batch, rows of an example].
+        It takes outputs and labels as in `score`. For each name in `by_size` it returns the first
+        statistic of the metric, float32[sizes * groups, batch, rows of an example].
         """
         distribution, count = self._distribution, len(self._pooled)
         random = np.random.default_rng(0)
@@ -266,7 +267,10 @@ class Programs:
 
     @cached_property
     def pooled_predictions(self) -> Any:
-        """The program from outputs to the summaries of the groups, and whether members are NaN."""
+        """The program from outputs to the summaries of the groups, and to NaN for broken members.
+
+        For each member and example it returns NaN if a number of the prediction is NaN, and else 0.
+        """
         distribution = self._distribution
 
         def zero_or_nan(outputs: jax.Array) -> jax.Array:
@@ -282,7 +286,7 @@ class Programs:
 
     @property
     def examples_spec(self) -> Any:
-        """The spec of labels and inputs; of several groups they have a leading axis [groups]."""
+        """The spec of labels and inputs, which have a leading axis [groups] for several groups."""
         return BATCH if self._num_groups == 1 else BATCHES
 
     @cached_property
@@ -292,11 +296,13 @@ class Programs:
         return np.unique(np.geomspace(1, count, min(count, _SIZES)).round().astype(int)).tolist()
 
     def _jitted(self, fn: Callable[[jax.Array], Any]) -> Any:
+        """Returns the program of a function of a device's outputs."""
         return jax.jit(
             self._layout.shard_map(fn, in_specs=MEMBER_BATCH, out_specs=(BATCHES, MEMBER_BATCH))
         )
 
     def _summaries_of_groups(self, outputs: jax.Array) -> Any:
+        """Returns the summaries of the pooled predictions of the groups."""
         distribution = self._distribution
 
         def of_group(outputs: jax.Array) -> Any:
@@ -322,9 +328,9 @@ def programs_of(
     metrics: Sequence[Metric],
     left_out: Sequence[int],
 ) -> Programs:
-    """Returns the programs of an ensemble: those of the last call, if it asked for the same ones.
+    """Returns the programs of an ensemble, which are cached from the last call.
 
-    One set is kept, because what a metric captures lives as long as its program.
+    Only one set is cached, because a program keeps the objects alive that its metrics capture.
 
     Args:
         ensemble: See `Programs`.
@@ -342,7 +348,7 @@ def programs_of(
 def _check_statistic(
     name: str, statistic: Statistic, known: Mapping[str, Any], summary: Any, labels: Any
 ) -> None:
-    """Raises a `UserError` unless a statistic of the user's is one number for each label."""
+    """Raises a `UserError` unless the statistic of a custom metric is one number for each label."""
     if name in known:
         raise UserError(
             f"The metric {name!r} has the name of a statistic that the predictions have already. "
@@ -350,7 +356,7 @@ def _check_statistic(
         )
     try:
         values = jax.eval_shape(statistic, summary, labels)
-    except Exception as error:  # Whatever the function of a user raises.
+    except Exception as error:  # The function of a user may raise any error.
         given = ", ".join(f"{key!r} {list(leaf.shape)}" for key, leaf in summary.items())
         raise UserError(
             f"The statistic of the metric {name!r} raises {type(error).__name__}: "
@@ -365,6 +371,6 @@ def _check_statistic(
 
 
 def _in_rows(values: dict[str, jax.Array], labels: jax.Array) -> dict[str, jax.Array]:
-    """Returns [..., batch, rows of an example]: one row for each label of an example."""
+    """Returns the values as [batch, rows of an example], one row for each label of an example."""
     batch = labels.shape[0]
     return {name: leaf.reshape(batch, -1) for name, leaf in values.items()}

@@ -12,36 +12,38 @@ from dist_ens.evaluation.scores import Scores
 from dist_ens.losses import Distribution
 from dist_ens.metrics import CATALOGUE, Metric, Rows, bootstrap_weights, interval, scores_of
 
-# Resamples of the examples from which a score's interval is read.
+# Number of resamples of the examples from which the interval of a score is computed.
 _DRAWS = 400
-# More rows are resampled less often, and not at all where it would be too seldom.
+# Many rows get fewer resamples, and no interval if there would be too few resamples.
 _MOST_DRAWN = 40_000_000
 _FEWEST_DRAWS = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Row statistics of a data set; a row is an example, or a position in one.
+    """The row statistics of a data set. A row is an example, or a position in an example.
 
     Attributes:
         distribution: Predictive distribution of the members.
-        metrics: Metrics that are scored.
+        metrics: Metrics to compute.
         by_size_metrics: Metrics of `by_size`, by name.
-        units: Standard deviation that divided the targets of each group; 1 for their own unit.
-        zeros: Mean that was subtracted from the targets of each group before.
-        member_ids: Ids of the members, in their order; they are of the groups in turn.
+        units: Standard deviation by which the targets of each group were divided. 1 if the targets
+            are in their own unit.
+        zeros: Mean that was subtracted from the targets of each group before the division.
+        member_ids: Ids of the members, in their order. The member at position m is in group
+            m % groups.
         left_out: Ids of the members that are not pooled.
-        rows_per_example: 1, or the number of positions in an example.
+        rows_per_example: Number of positions in an example, or 1.
         example_of_row: Position of each row's example in the data set, int[rows].
         labels: Labels, [groups, rows].
-        groups: Statistics of each group's pooled prediction, by name float32[groups, rows].
-        members: Statistics of the members, by name float32[members, rows].
+        groups: Statistics of each group's pooled prediction by name, float32[groups, rows].
+        members: Statistics of the members by name, float32[members, rows].
         group_classwise: Sums over classes of the groups, float64[groups, ...].
         member_classwise: Sums over classes of the members, float64[members, ...].
-        weights: Weight of each row, positive, float64[rows]; None weights all rows equally.
-        sizes: Numbers of members of which ensembles were scored; empty where not asked for.
-        by_size: First statistic of each of `by_size_metrics` for ensembles of so many members,
-            drawn at random, by name float32[sizes, groups, rows].
+        weights: Weight of each row, positive, float64[rows]. None: all rows count equally.
+        sizes: Numbers of members of the ensembles in `by_size`. Empty if these were not scored.
+        by_size: First statistic of each of `by_size_metrics`, by name, for ensembles of randomly
+            drawn members; float32[sizes, groups, rows].
     """
 
     distribution: Distribution
@@ -69,7 +71,7 @@ class Evaluation:
 
     @property
     def broken_members(self) -> list[int]:
-        """Ids of the members some of whose predictions are NaN."""
+        """Ids of the members with NaN among their predictions."""
         broken = np.isnan(self.members[self.distribution.error_statistic]).any(axis=1)
         return self.member_ids[broken].tolist()
 
@@ -80,12 +82,12 @@ class Evaluation:
 
     @property
     def pooled_members(self) -> dict[str, np.ndarray]:
-        """`members`, without those that are left out."""
+        """Statistics of the pooled members, like `members`."""
         is_pooled = self.is_pooled
         return {name: rows[is_pooled] for name, rows in self.members.items()}
 
     def require_sound(self) -> "Evaluation":
-        """Returns this evaluation if no pooled prediction is NaN.
+        """Returns this evaluation after checking that no pooled prediction is NaN.
 
         Raises:
             BrokenMembersError: If predictions of pooled members are NaN.
@@ -104,7 +106,7 @@ class Evaluation:
         """Computes the scores.
 
         Args:
-            intervals: Whether 95 % bootstrap intervals are computed; too many rows have none.
+            intervals: Whether 95 % bootstrap intervals are computed. Too many rows have none.
         """
         groups = [self._of_group(group) for group in range(self.num_groups)]
         members = [
@@ -138,10 +140,11 @@ class Evaluation:
         return Scores(groups, members, self.left_out, found, own)
 
     def score_against_members(self) -> dict[str, Any]:
-        """Scores ensembles of 1, 2, … members, drawn at random from these, with intervals.
+        """Scores ensembles of 1, 2, … randomly drawn members, with 95 % intervals.
 
         Returns:
-            `num_members`, and for each metric lists `mean`, `low` and `high` of as many numbers.
+            The list `num_members`, and for each metric the lists `mean`, `low` and `high` of the
+            same length. `low` and `high` are NaN for too many rows.
         """
         curve: dict[str, Any] = {"num_members": [int(size) for size in self.sizes]}
         for name, values in self.by_size.items():
@@ -174,17 +177,20 @@ class Evaluation:
 
     @property
     def _num_draws(self) -> int:
+        """Number of resamples; 0 for too many rows."""
         return num_draws(self.labels.shape[1])
 
     @cached_property
     def _draws(self) -> list[np.ndarray]:
-        """How often each row is drawn, float32[draws, rows] of each group."""
+        """Number of times each row is drawn, float32[draws, rows] for each group."""
         return [_draws_of(self.example_of_row, group) for group in range(self.num_groups)]
 
     def _of_group(self, group: int, draws: np.ndarray | None = None) -> dict[str, Any]:
+        """Returns the scores of the pooled prediction of a group, in resamples if given."""
         return self._scores(self.groups, self.group_classwise, group, group, draws)
 
     def _of_member(self, position: int, draws: np.ndarray | None = None) -> dict[str, Any]:
+        """Returns the scores of the member at a position, in resamples if given."""
         group = position % self.num_groups
         return self._scores(self.members, self.member_classwise, position, group, draws)
 
@@ -196,6 +202,7 @@ class Evaluation:
         group: int,
         draws: np.ndarray | None,
     ) -> dict[str, Any]:
+        """Returns the scores of the predictor at a position of some statistics."""
         values = {name: rows[position] for name, rows in statistics.items()}
         unit = self.units[group]
         rows = Rows(values, classwise[position], unit, self.weights, draws, seed=group)
@@ -212,15 +219,15 @@ def scores_of_rows(
     """Computes the scores of one predictor, and their 95 % bootstrap intervals.
 
     Args:
-        metrics: Metrics that are scored.
+        metrics: Metrics to compute.
         values: Row statistics by name, float32[rows].
-        classwise: Sums over classes; empty without classes.
-        num_examples: Number of examples, each one's rows next to each other.
-        unit: Standard deviation that divided the targets.
+        classwise: Sums over classes. Empty without classes.
+        num_examples: Number of examples. The rows of an example are next to each other.
+        unit: Standard deviation by which the targets were divided.
 
     Returns:
-        The scores in the targets' own unit, and their intervals `(low, high)`; None of too many
-        rows.
+        The scores in the targets' own unit, and their intervals `(low, high)`. The intervals are
+        None for too many rows.
     """
     num_rows = len(next(iter(values.values())))
     scores = scores_of(metrics, Rows(values, classwise, unit))
@@ -232,34 +239,46 @@ def scores_of_rows(
 
 
 def num_draws(num_rows: int) -> int:
-    """Returns the number of resamples for a number of rows; 0 where they would be too few."""
+    """Returns the number of resamples for a number of rows, or 0 if it would be too small."""
     draws = min(_DRAWS, _MOST_DRAWN // num_rows)
     return draws if draws >= _FEWEST_DRAWS else 0
 
 
 def _draws_of(example_of_row: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Returns how often each row is drawn, float32[draws, rows]: those of an example together."""
+    """Returns the number of times each row is drawn, float32[draws, rows].
+
+    The rows of an example are drawn together.
+    """
     examples, position = np.unique(example_of_row, return_inverse=True)
     draws = bootstrap_weights(len(examples), num_draws(len(example_of_row)), seed)
     return draws if len(examples) == len(position) else draws[:, position]
 
 
 def _mean(scores: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Returns the mean of each score over the predictors."""
     return {name: np.mean([draws[name] for draws in scores], axis=0) for name in scores[0]}
 
 
 def _unbiased(metrics: Sequence[Metric]) -> set[str]:
+    """Returns the names of the metrics whose intervals are corrected for bias."""
     return {metric.name for metric in metrics if metric.interval == "unbiased"}
 
 
 def _intervals(
     draws: Mapping[str, Any], scores: Mapping[str, Any], unbiased: set[str]
 ) -> dict[str, tuple[float, float]]:
+    """Returns the 95 % interval of each score, from its resamples.
+
+    Args:
+        draws: Resampled scores by name, float64[draws].
+        scores: Scores by name.
+        unbiased: Names of the scores whose intervals are corrected for bias.
+    """
     found = {}
     for name, values in draws.items():
         low, high = interval(values)
         if name in unbiased:
-            # A resample adds noise of its own to a sum of distances.
+            # The noise of a resample raises a sum of distances, so this bias is subtracted.
             bias = float(np.mean(values) - scores[name])
             low, high = (float(np.maximum(0, end - bias)) for end in (low, high))  # NaN stays.
         found[name] = (low, high)

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Scores:
-    """Scores over a data set, each a number by its name. They print as a table.
+    """The scores of an ensemble and its members on a data set, which print as a table.
 
     Attributes:
-        groups: Scores of the pooled prediction of each group of members, on the group's own
-            examples. An ensemble is one group; several come from a table with several splits.
+        groups: Scores by name of the pooled prediction of each group of members, on the examples of
+            the group. An ensemble is one group. A table with several splits has several groups.
         members: Scores of each member, with its `member_id`.
         left_out: Ids of the members that are not pooled.
-        intervals: Bootstrap intervals of 95 %, `(low, high)` in place of each score: `ensemble` and
+        intervals: 95 % bootstrap intervals, `(low, high)` in place of each score: `ensemble` and
             `mean_member`, dicts by name, and `members`, a list of dicts with `member_id`. None if
-            they were not asked for, or there are too many rows to resample.
+            they were not requested, or there are too many rows to resample.
         metrics: Metrics outside the catalogue.
     """
 
@@ -35,7 +35,7 @@ class Scores:
 
     @property
     def ensemble(self) -> dict[str, float]:
-        """Scores of the ensemble; of several groups their means. Empty if it was not scored."""
+        """Scores of the ensemble, or their means over several groups; empty if not scored."""
         return self._over_groups(np.mean)
 
     @property
@@ -46,12 +46,12 @@ class Scores:
         return {name: float(np.mean([member[name] for member in members])) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what files hold.
+        """Returns the scores in the form in which files hold them.
 
         Returns:
-            `test` and `members`; of several groups `test_std`; intervals under `test_interval`,
-            `mean_member_interval` and `members_interval`; and under `metrics` the descriptions of
-            those outside the catalogue.
+            `test` and `members`; `test_std` for several groups; the intervals as `test_interval`,
+            `mean_member_interval` and `members_interval`; and the descriptions of metrics outside
+            the catalogue as `metrics`.
         """
         scores: dict[str, Any] = {"test": self.ensemble}
         if len(self.groups) > 1:
@@ -66,8 +66,8 @@ class Scores:
         return scores
 
     def table(self) -> "Table":
-        """Returns the table of the screen, of a run whose `summary.json` has all members."""
-        from dist_ens.metrics.table import scores_table  # Its rich is slow to import.
+        """Returns the table for the terminal, which refers to `summary.json` for all members."""
+        from dist_ens.metrics.table import scores_table  # The library rich is slow to import.
 
         return scores_table(
             self.ensemble,
@@ -96,6 +96,7 @@ class Scores:
         )
 
     def _over_groups(self, reduce: Any) -> dict[str, float]:
+        """Returns each score reduced over the groups, such as its mean."""
         names = self.groups[0]
         return {name: float(reduce([scores[name] for scores in self.groups])) for name in names}
 
@@ -107,13 +108,13 @@ def scores_of_means(
 
     Args:
         member_ids: Ids of the members.
-        sums: Sums over the batches of the loss and of each auxiliary scalar, each times the number
-            of examples of its batch, or their weight; float64[members] by name.
-        count: Number of all examples, or their weight; positive.
+        sums: Sums over the batches of the loss and of each auxiliary scalar, by name, each times
+            the number of examples of its batch; float64[members].
+        count: Number of all examples, positive.
 
     Returns:
-        The means of each member and their mean. `ensemble` is empty: the members' outputs are not
-        pooled, so nothing can be said of the ensemble.
+        The means of each member and their mean. `ensemble` is empty, because the members' outputs
+        are not pooled.
     """
     members = [
         {"member_id": int(member_id)}

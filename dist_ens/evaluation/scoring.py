@@ -1,4 +1,4 @@
-"""`evaluate`: the scores of an ensemble and of its members on some data."""
+"""The function `evaluate`, which scores an ensemble and its members on some data."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,11 +31,11 @@ BATCH_SIZE = 1000
 
 
 class Examples(NamedTuple):
-    """Examples to score.
+    """The examples to score.
 
     Attributes:
         split: Examples with random access.
-        spec: Description of the source whose examples they are; None if they come from no source.
+        spec: Description of the source of the examples. None if they do not come from a source.
     """
 
     split: Split
@@ -51,26 +51,27 @@ def evaluate(
     batch_size: int = BATCH_SIZE,
     intervals: bool = True,
 ) -> Scores:
-    """Scores an ensemble and each of its members, every example once.
+    """Scores an ensemble and each of its members on every example once.
 
     Args:
-        ensemble: Ensemble, whose objective brings the metrics.
+        ensemble: Ensemble. Its objective determines the metrics.
         state: State of the ensemble or of some members, of any layout.
         data: Data with the keys of the training data: a dict of arrays [examples, ...], a source
-            of `dist_ens.data` (its test split), or a finite iterable of batches. Examples under the
-            key `weights` count as often. Scores of a source that standardises its targets are in
-            the targets' own unit.
-        metrics: Metrics beside those of the objective.
+            of `dist_ens.data` (its test split), or a finite iterable of batches. The key `weights`
+            holds the weights of the examples, if they have any. Scores of a source that
+            standardises its targets are in the targets' own unit.
+        metrics: Metrics in addition to those of the objective.
         batch_size: Number of examples at a time.
         intervals: Whether to compute 95 % bootstrap intervals.
 
     Returns:
-        The scores, which print as a table: `.ensemble` and `.mean_member` by name, `.members` of
-        each member, `.intervals`. Without an objective they are the means of the loss function and
-        of its auxiliary scalars, of the members alone.
+        The scores, which print as a table: `.ensemble` and `.mean_member` by name, `.members` for
+        each member, and `.intervals`. Without an objective they are the means of the loss function
+        and of its auxiliary scalars for each member, and `.ensemble` is empty.
 
     Raises:
-        UserError: If the data or a metric does not fit the ensemble.
+        UserError: If the data or a metric does not fit the ensemble, or `batch_size` is not a
+            positive whole number.
 
     >>> import optax
     >>> from dist_ens.losses import categorical
@@ -81,7 +82,7 @@ def evaluate(
     >>> ensemble = Ensemble(network, optax.sgd(0.1), categorical(2), num_members=4)
     >>> data = {"inputs": np.zeros((8, 3)), "labels": np.zeros(8, int)}
     >>> scores = evaluate(ensemble, ensemble.init(data), data)
-    >>> round(scores.ensemble["nll"], 4)  # of two classes that are equally likely: log 2
+    >>> round(scores.ensemble["nll"], 4)  # log 2, because the two classes are equally probable
     0.6931
     """
     own = tuple(metrics or ())
@@ -101,10 +102,22 @@ def score(
     intervals: bool = True,
     by_size: bool = False,
 ) -> tuple[Scores, Evaluation | None]:
-    """Returns the scores, and the evaluation behind them; see `evaluate`.
+    """Returns the scores, and the evaluation from which they are computed; see `evaluate`.
 
-    The evaluation is None for an ensemble without an objective. With `by_size` it also has scores
-    of ensembles of 1, 2, … of the members.
+    Args:
+        ensemble: See `evaluate`.
+        state: See `evaluate`.
+        data: See `evaluate`.
+        metrics: See `evaluate`.
+        batch_size: See `evaluate`.
+        intervals: See `evaluate`.
+        by_size: Whether the evaluation includes ensembles of 1, 2, … of the members.
+
+    Returns:
+        The scores and the evaluation, which is None for an ensemble without an objective.
+
+    Raises:
+        UserError: See `evaluate`.
     """
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UserError(f"batch_size is {batch_size!r}. Give a whole number of at least 1.")
@@ -125,10 +138,10 @@ def check_score(
     """Checks by shapes alone that examples can be scored; see `evaluate`.
 
     Args:
-        ensemble: Ensemble, whose objective brings the metrics.
+        ensemble: Ensemble. Its objective determines the metrics.
         batch: Shapes and types of a training batch.
         examples: Examples to score.
-        metrics: Metrics beside those of the objective.
+        metrics: Metrics in addition to those of the objective.
 
     Returns:
         Direction of each score by its name: "lower", "higher" or None.
@@ -165,10 +178,21 @@ def _check_groups(ensemble: Ensemble, spec: Spec | None) -> None:
 def evaluator_of(
     ensemble: Ensemble, state: State, examples: Examples, metrics: Sequence[Metric], batch_size: int
 ) -> tuple[Evaluator, Split]:
-    """Returns the evaluator of an ensemble with an objective, and a split in its labels' unit."""
+    """Returns the evaluator of an ensemble with an objective, and a split with labels in its unit.
+
+    Args:
+        ensemble: Ensemble with an objective.
+        state: State of the ensemble.
+        examples: Examples to score.
+        metrics: Metrics in addition to those of the objective.
+        batch_size: Number of examples at a time.
+
+    Raises:
+        RuntimeError: If the ensemble has no objective.
+    """
     objective = ensemble.objective
     if objective is None:
-        raise RuntimeError("An evaluator needs an objective.")
+        raise RuntimeError("The ensemble has no objective, which an evaluator needs.")
     split, spec = examples
     if objective.standardize:
         mean, std = label_scale(state)
@@ -203,7 +227,7 @@ def _parts_of_objective(objective: Objective, split: Split) -> Split:
             )
     if not isinstance(split, TreeSplit):
         return split
-    # An objective reads no other part, here as in training.
+    # An objective reads no other part of the data, as in training.
     names = (objective.INPUTS, objective.LABELS, objective.WEIGHTS)
     return TreeSplit({name: split.tree[name] for name in names if name in split.tree})
 
@@ -227,10 +251,10 @@ def examples_of(data: Any) -> Examples:
 
     Args:
         data: Examples, a source (its test split), a split, a pytree of arrays, or a finite iterable
-            of batches, which is read whole.
+            of batches, which is read completely.
 
     Raises:
-        UserError: If it is none of these.
+        UserError: If the data has another type.
     """
     if isinstance(data, Examples):
         return data
@@ -248,7 +272,8 @@ def arrays_of(data: Any) -> Any:
         data: A pytree of arrays (a dict, a tuple or an array), or a finite iterable of batches.
 
     Raises:
-        UserError: If it is neither, or the batches are not pytrees of one structure.
+        UserError: If the data has another type, has no batches, or the batches are not pytrees of
+            one structure.
     """
     if isinstance(data, Mapping | tuple) or hasattr(data, "dtype"):
         return data
@@ -322,7 +347,7 @@ def _checked_means(ensemble: Ensemble, state: State, split: Split) -> dict[str, 
             means = jax.eval_shape(program, state, examples)
     except UserError:
         raise
-    except Exception as error:  # whatever a loss function says of other data
+    except Exception as error:  # A loss function may raise any error.
         listed = ", ".join(
             f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}"
             for path, leaf in jax.tree_util.tree_leaves_with_path(examples)
@@ -355,7 +380,7 @@ def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int
 def _mean_losses_program(ensemble: Ensemble) -> Any:
     """Returns the program from a state and a batch to each member's means, float32[members]."""
     waves = Waves(ensemble.layout, ensemble.waves)
-    # Every column has the whole batch, so that the last one need not divide over them.
+    # Every column gets the whole batch, so that the last batch can have any size.
     program: Any = lift(
         _means_of_one(ensemble), layout=waves.layout_of_one, in_specs=("members", "shared")
     )

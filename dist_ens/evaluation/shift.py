@@ -1,4 +1,4 @@
-"""The same examples, made worse in known ways, by five strengths each."""
+"""Shifted examples: corruptions of the inputs with five strengths each."""
 
 import dataclasses
 import math
@@ -13,25 +13,26 @@ from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.state import State
 
 STRENGTHS = (1, 2, 3, 4, 5)
-# Standard deviations of the noise, as parts of the inputs' range.
+# Standard deviations of the noise, as fractions of the inputs' range.
 _NOISE = (0.08, 0.12, 0.18, 0.26, 0.38)
-_SEEN = 1000  # examples whose smallest and largest value is taken for the inputs' range
-_MOST_ROUNDING = 0.05  # root mean square of the rounding, as a part of the least noise
-_TRIED = 64  # examples that a network is tried on
+_SEEN = 1000  # Number of examples whose smallest and largest values set the inputs' range.
+_MOST_ROUNDING = 0.05  # Root mean square of the rounding, as a fraction of the weakest noise.
+_TRIED = 64  # Number of examples on which a network is tried.
 _TOLERANCE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class ShiftedSplit:
-    """A split whose inputs are shifted; each example always in the same way.
+    """A split with shifted inputs. An example is always shifted in the same way.
 
     Attributes:
-        split: The examples.
-        name: Of `shifts_of` their kind.
-        strength: From 1 to 5.
+        split: Split with the original examples.
+        name: Name of the shift, such as "blur".
+        strength: Strength of the shift, from 1 to 5.
         low: Smallest value that an input may have.
-        high: Largest.
-        dtype: Type of the shifted inputs: that of the split's, or float32 where that is too coarse.
+        high: Largest value that an input may have.
+        dtype: Type of the shifted inputs: the type of the split's inputs, or float32 if that type
+            is too coarse.
     """
 
     split: Split
@@ -43,14 +44,18 @@ class ShiftedSplit:
 
     @property
     def in_memory(self) -> bool:
-        """See `Split`."""
+        """Whether the examples are held in memory."""
         return False
 
     def __len__(self) -> int:
         return len(self.split)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Split.take`."""
+        """Returns the examples at some positions, with shifted inputs.
+
+        Args:
+            indices: Positions in the split, int[...].
+        """
         batch = self.split.take(indices)
         inputs, shift = batch["inputs"], _SHIFTS[self.name]
         span = self.high - self.low
@@ -65,21 +70,21 @@ class ShiftedSplit:
 
 
 def shifted_splits(split: Split, spec: Spec) -> dict[str, list[ShiftedSplit]]:
-    """Returns a split under every shift that its inputs allow, by name in the strengths' order.
+    """Returns the shifted splits of a split, by name of the shift, in ascending strength.
 
-    Pictures, [height, width] or [height, width, channels], are made noisy, blurred, flat and
-    turned; any other inputs only noisy. Values stay within those that the first examples span.
-    Inputs keep their type if its steps are small beside the least noise, as those of uint8 in
-    0…255 are. Otherwise, as for booleans or 0…16 in uint8, rounding would undo or exaggerate a
-    shift, and the shifted inputs are float32; see `require_float_inputs`.
+    Pictures, [height, width] or [height, width, channels], get noise, blur, lower contrast and
+    rotations. All other inputs get noise only. Values stay within the range of the first examples.
+    Inputs keep their type if its steps are small compared with the weakest noise, such as uint8
+    from 0 to 255. For booleans, or uint8 from 0 to 16, rounding would remove or exaggerate a shift.
+    Such shifted inputs are float32; see `require_float_inputs`.
 
     Args:
-        split: The examples.
-        spec: Of them.
+        split: Split with the original examples.
+        spec: Description of the data.
 
     Raises:
-        UserError: If inputs are tokens, which are not made a little worse, if they do not vary, or
-            if even float32 is too coarse for them.
+        UserError: If an example has several labels, as text has, the data has several groups, the
+            inputs are constant, or even float32 is too coarse for them.
     """
     if spec.label_shape or spec.num_groups > 1:
         raise UserError(
@@ -98,9 +103,9 @@ def shifted_splits(split: Split, spec: Spec) -> dict[str, list[ShiftedSplit]]:
     if dtype is None:
         raise UserError(
             f"Inputs from {low:.9g} to {high:.9g} cannot be shifted: float32 has steps of "
-            f"{_step(np.dtype(np.float32), low, high):g} there, and the least noise has a standard "
-            f"deviation of {_NOISE[0] * (high - low):.3g}. Subtract the offset from the inputs and "
-            "train anew, or leave --shift out."
+            f"{_step(np.dtype(np.float32), low, high):g} there, and the weakest noise has a "
+            f"standard deviation of {_NOISE[0] * (high - low):.3g}. Subtract the offset from the "
+            "inputs and train again, or leave --shift out."
         )
     names = _SHIFTS if is_picture else ("gaussian_noise",)
     return {
@@ -110,19 +115,20 @@ def shifted_splits(split: Split, spec: Spec) -> dict[str, list[ShiftedSplit]]:
 
 
 def require_float_inputs(evaluator: Evaluator, state: State, shifted: ShiftedSplit) -> None:
-    """Raises a `UserError` unless members take the shifted inputs as they take those of the split.
+    """Raises a `UserError` unless the members accept shifted inputs of another type.
 
-    Some examples as they are must be predicted alike in both types, and fractions of a step of the
-    split's own type must count: a network that looks its inputs up in a table, or rounds them, says
-    nothing of inputs that are a little worse.
+    Unshifted examples must have the same predictions in both types. Fractions of a step of the
+    original type must change predictions. A network that looks up its inputs in a table, or rounds
+    them, fails these checks.
 
     Args:
-        evaluator: Of the ensemble.
-        state: Of the ensemble.
-        shifted: Inputs in another type than the split's.
+        evaluator: Evaluator of the ensemble.
+        state: State of the ensemble.
+        shifted: Shifted split whose inputs have another type than the original split.
 
     Raises:
-        UserError: If the network raises, predicts something else, or does not see fractions.
+        UserError: If the network raises an error, its predictions depend on the type, or it ignores
+            fractions.
     """
     batch = shifted.split.take(np.arange(min(len(shifted.split), _TRIED)))
     own = batch["inputs"]
@@ -141,7 +147,7 @@ def require_float_inputs(evaluator: Evaluator, state: State, shifted: ShiftedSpl
         )
     except BrokenMembersError:
         raise
-    except Exception as error:  # whatever a user's network says of another type of inputs
+    except Exception as error:  # A user's network may raise any error for another type.
         raise UserError(
             f"The network does not take its {own.dtype} inputs as {shifted.dtype}, in which they "
             f"are shifted: {type(error).__name__}: {first_line(error)} Let it convert its inputs "
@@ -163,42 +169,49 @@ def require_float_inputs(evaluator: Evaluator, state: State, shifted: ShiftedSpl
 
 
 def _is_fine(dtype: np.dtype, low: float, high: float) -> bool:
-    """Returns whether a type rounds inputs in a range by little beside the least noise."""
-    # What is rounded to steps of 1 is off by 1 / sqrt(12) in the root mean square.
+    """Returns whether the rounding of a type in a range is small beside the weakest noise."""
+    # Rounding to steps of 1 has a root mean square error of 1 / sqrt(12).
     rounding = _step(dtype, low, high) / math.sqrt(12)
     return rounding <= _MOST_ROUNDING * _NOISE[0] * (high - low)
 
 
 def _step(dtype: np.dtype, low: float, high: float) -> float:
-    """Returns the largest distance of neighbouring values of a type in a range."""
+    """Returns the largest distance between neighbouring values of a type in a range."""
     if dtype.kind in "biu":
         return 1.0
     return float(np.spacing(dtype.type(max(abs(low), abs(high)))))
 
 
 def _are_close(a: np.ndarray, b: np.ndarray) -> bool:
+    """Returns whether two predictions are equal up to a tolerance."""
     return np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
 
 
 def _gaussian_noise(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
-    """Of a standard deviation that is a part of the inputs' range."""
+    """Adds Gaussian noise, with a standard deviation that is a fraction of the inputs' range.
+
+    Args:
+        x: Input with values in [0, 1].
+        at: Strength, from 0.
+        random: Generator of the example's random numbers.
+    """
     return x + random.normal(scale=_NOISE[at], size=x.shape)
 
 
 def _blur(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
-    """Gaussian, its standard deviation a part of the picture's height."""
+    """Applies a Gaussian blur, with a standard deviation that is a fraction of the height."""
     sigma = (0.02, 0.03, 0.04, 0.06, 0.08)[at] * x.shape[0]
     return ndimage.gaussian_filter(x, (sigma, sigma, *(0,) * (x.ndim - 2)))
 
 
 def _contrast(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
-    """Towards the mean of the picture's channels."""
+    """Lowers the contrast, by moving values towards the mean of each channel."""
     mean = x.mean(axis=(0, 1), keepdims=True)
     return mean + (0.75, 0.5, 0.4, 0.3, 0.15)[at] * (x - mean)
 
 
 def _rotation(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
-    """By an angle to the left or right, the corners filled by the picture's edge."""
+    """Rotates the picture to the left or right, with corners filled from the nearest edge."""
     angle = (15, 30, 45, 60, 75)[at] * random.choice((-1, 1))
     return ndimage.rotate(x, angle, reshape=False, order=1, mode="nearest")
 

@@ -1,7 +1,7 @@
 """Objectives: losses, the predictive distributions that they train, and their default metrics.
 
-An objective is one object in one file. `categorical`, `gaussian` and the others make one. A loss
-with a predictive distribution of your own is an `Objective` with a `Distribution` of your own.
+Functions such as `categorical` and `gaussian` return an `Objective`. A custom loss with a custom
+predictive distribution is an `Objective` that holds your subclass of `Distribution`.
 """
 
 from dist_ens.layout import data_mean

@@ -1,8 +1,8 @@
 """Means over the global batch, for use inside a loss.
 
-A loss sees its own column's part of the batch. What it averages over the examples of that part is
-averaged over the columns afterwards, which is right where every example counts alike. A mean with
-weights is the mean over the whole batch only if the weights are summed over all columns first.
+A loss is computed on one column's part of the batch, and the results are averaged over the columns.
+A plain mean inside the loss is correct, because all parts have the same number of examples. A
+weighted mean is correct only if the weights are summed over all columns first.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def batch_mean(values: jax.Array, weights: jax.Array | None = None) -> jax.Array
 
     Raises:
         UserError: If the weights have neither the shape of the values nor [batch], or are given
-            inside a transformation of the loss such as `vmap` where there are microbatches.
+            inside a transformation of the loss such as `vmap` with several microbatches.
 
     >>> float(batch_mean(jnp.array([1.0, 2.0, 6.0]), weights=jnp.array([1, 1, 0])))
     1.5
@@ -66,15 +66,18 @@ def batch_mean(values: jax.Array, weights: jax.Array | None = None) -> jax.Array
         weight = scope.totals[len(scope.weights) - 1]
     if not is_inside:
         scope.all_zero.append(weight == 0)
-    # Twice, so that neither the value nor its gradient divides by zero.
+    # Two `where` are needed so that neither the value nor its gradient divides by zero.
     return jnp.where(weight == 0, 0, total / jnp.where(weight == 0, 1, weight))
 
 
 def counted_as_drawn(values: jax.Array) -> jax.Array:
-    """Returns the values of each example times how often a bootstrap sample holds it.
+    """Returns the values of each example times its count in the bootstrap sample.
 
     Args:
         values: Values of the examples of one column's part of the batch, float[batch, ...].
+
+    Returns:
+        The weighted values, float[batch, ...]. Without a bootstrap they are the values themselves.
     """
     counts = _SCOPES[-1].counts if _SCOPES else None
     return values if counts is None else values * _as_wide_as(values, counts)
@@ -82,18 +85,18 @@ def counted_as_drawn(values: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass
 class _Scope:
-    """What is known of a loss while it is traced.
+    """The record of a loss while it is traced.
 
     Attributes:
-        counts: How often each example counts, float[batch]; None: once.
-        totals: Sums of the weights over all microbatches, divided by their number, one for each
-            call of `batch_mean` with weights; None where they are not known.
+        counts: Number of times each example counts, float[batch]. None: every example counts once.
+        totals: Sums of the weights over all microbatches, divided by the number of microbatches,
+            one for each call of `batch_mean` with weights. None if they are not known.
         is_of_part: Whether the loss is that of one of several microbatches.
         uses_batch_mean: Whether the loss called `batch_mean`.
-        weights: Sums of weights over the columns, of each call with weights.
-        all_zero: Whether they are zero, of each call with weights that is not inside a
-            transformation such as vmap or jit, which its result could not leave.
-        place: The transformations inside which the loss is traced.
+        weights: Sums of the weights over the columns, one for each call with weights.
+        all_zero: Whether the weights are all zero, one for each call with weights outside a
+            transformation such as vmap or jit. Inside one, the result could not leave it.
+        place: Transformations inside which the loss is traced.
     """
 
     counts: jax.Array | None = None
@@ -112,11 +115,14 @@ _SCOPES: list[_Scope] = []
 def tracing_loss(
     totals: list[jax.Array] | None = None, *, is_of_part: bool = False
 ) -> Iterator[_Scope]:
-    """Notes what a loss that is traced inside a `with` block does with its means.
+    """Records how a loss that is traced inside a `with` block uses `batch_mean`.
 
     Args:
         totals: Sums of the weights over all microbatches; see `_Scope`.
         is_of_part: Whether the loss is that of one of several microbatches.
+
+    Yields:
+        The record.
     """
     scope = _Scope(totals=totals, is_of_part=is_of_part)
     _SCOPES.append(scope)
@@ -141,15 +147,15 @@ def inside_transformation() -> Iterator[None]:
 
 
 def traced_anew(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of which jitted parts are traced whenever it is traced.
+    """Returns a function whose jitted parts are traced again whenever it is traced.
 
-    JAX keeps what it traced of a jitted function. A mean inside one would be that of another mesh
-    or number of microbatches, and nothing would be noted of it.
+    JAX caches the trace of a jitted function. A cached `batch_mean` could belong to another mesh or
+    number of microbatches, and the call would not be recorded.
 
     Args:
-        fn: Function of positional arguments and of results that are pytrees of arrays.
+        fn: Function of positional arguments. Arguments and results are pytrees of arrays.
     """
-    # Traces are kept for each set of named axes, and nothing else has this name.
+    # JAX caches a trace for each set of named axes, and no other trace has this axis name.
     return jax.vmap(fn, in_axes=None, out_axes=None, axis_size=1, axis_name=object())
 
 
@@ -160,10 +166,13 @@ def counting_examples(counts: jax.Array) -> Iterator[None]:
     The mean is still divided by the number of examples, or by the sum of the weights.
 
     Args:
-        counts: How often each example counts, float[batch].
+        counts: Number of times each example counts, float[batch].
+
+    Raises:
+        RuntimeError: If no loss is being traced.
     """
     if not _SCOPES:
-        raise RuntimeError("Examples are counted inside a loss that is being traced.")
+        raise RuntimeError("counting_examples was called outside a loss that is being traced.")
     scope = _SCOPES[-1]
     before, scope.counts = scope.counts, counts
     try:

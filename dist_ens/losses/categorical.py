@@ -1,4 +1,4 @@
-"""Classes: cross-entropies, and the categorical distributions that they train."""
+"""Objectives for classes: cross-entropies, and the categorical distributions that they train."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from typing_extensions import override
 
 from dist_ens.errors import UserError
 from dist_ens.losses.distribution import Calibration, Distribution, Summary, Values, with_samples
@@ -37,6 +38,9 @@ def softmax_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
     Returns:
         Losses in nats, float[...].
+
+    >>> round(float(softmax_cross_entropy(jnp.zeros(2), jnp.array(0))), 4)  # log 2
+    0.6931
     """
     if jnp.issubdtype(labels.dtype, jnp.floating):
         return optax.losses.softmax_cross_entropy(logits, labels)
@@ -46,8 +50,10 @@ def softmax_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 def class_mean_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Computes `softmax_cross_entropy` divided by the number of classes.
 
-    It is `-mean(log_softmax(logits) * one_hot)`, as tutorials write it. It needs a learning rate
-    that is larger by the number of classes.
+        loss = -log_softmax(logits)[label] / classes
+
+    Tutorials write it as `-mean(log_softmax(logits) * one_hot)`. Its learning rate must be larger
+    by the number of classes.
 
     Args:
         logits: Unnormalised log-probabilities, in nats; float[..., classes].
@@ -56,13 +62,16 @@ def class_mean_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     Returns:
         Losses in nats per class, float[...].
 
+    >>> round(float(class_mean_cross_entropy(jnp.zeros(2), jnp.array(0))), 4)  # log 2 / 2
+    0.3466
+
     Source: https://docs.jax.dev/en/latest/notebooks/Neural_Network_and_Data_Loading.html
     """
     return softmax_cross_entropy(logits, labels) / logits.shape[-1]
 
 
 def sigmoid_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Computes the negative log-likelihood of a yes or no for each class, one against the rest.
+    """Computes the sum over the classes of the binary cross-entropies, one against the rest.
 
         loss = -sum_c ([c = label] log sigmoid(logits_c) + [c != label] log sigmoid(-logits_c))
 
@@ -72,6 +81,9 @@ def sigmoid_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
     Returns:
         Losses in nats, float[...].
+
+    >>> round(float(sigmoid_cross_entropy(jnp.zeros(2), jnp.array(0))), 4)  # 2 log 2
+    1.3863
     """
     if not jnp.issubdtype(labels.dtype, jnp.floating):
         labels = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
@@ -79,15 +91,21 @@ def sigmoid_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def accuracy(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-    """Returns whether the largest logit is the label's, as `{"accuracy": float32[...]}`.
+    """Returns whether the label has the largest logit, as `{"accuracy": float32[...]}`.
 
-    The value is 0 or 1: of tied logits the first counts, which costs a step of training less than
-    the `credit` by which predictions are scored.
+    Among tied logits the first one counts. This is cheaper in a training step than `credit`, by
+    which predictions are scored.
 
     Args:
         logits: Logits, float[..., classes].
         labels: Classes, int[...], in [0, classes); or shares of each class, float[..., classes],
             of which the largest counts.
+
+    Returns:
+        0 or 1 for each label.
+
+    >>> accuracy(jnp.array([[0.0, 2.0], [0.0, 2.0]]), jnp.array([1, 0]))["accuracy"].tolist()
+    [1.0, 0.0]
     """
     if jnp.issubdtype(labels.dtype, jnp.floating):
         labels = labels.argmax(axis=-1)
@@ -97,11 +115,16 @@ def accuracy(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
 def log_softmax(logits: jax.Array) -> jax.Array:
     """Returns the log-probabilities that `softmax_cross_entropy` trains.
 
+        log p(c) = logits_c - logsumexp_k(logits_k)
+
     Args:
         logits: Unnormalised log-probabilities, in nats; float[..., classes].
 
     Returns:
         Log-probabilities in nats, float[..., classes].
+
+    >>> jnp.exp(log_softmax(jnp.log(jnp.array([1.0, 3.0])))).round(4).tolist()
+    [0.25, 0.75]
     """
     return jax.nn.log_softmax(logits)
 
@@ -116,19 +139,27 @@ def log_normalized_sigmoid(logits: jax.Array) -> jax.Array:
 
     Returns:
         Log-probabilities in nats, float[..., classes].
+
+    >>> logits = jnp.log(jnp.array([1.0, 1 / 3, 1 / 3]))  # sigmoids 1/2, 1/4 and 1/4
+    >>> jnp.exp(log_normalized_sigmoid(logits)).round(4).tolist()
+    [0.5, 0.25, 0.25]
     """
     return jax.nn.log_softmax(jax.nn.log_sigmoid(logits))
 
 
 @dataclasses.dataclass(frozen=True)
 class Categorical(Distribution):
-    """The distribution over classes.
+    """The categorical distribution over classes.
 
     Attributes:
-        log_probs: Function that returns log-probabilities of logits.
-        pooling: "probs" averages the members' probabilities, "logits" their log-probabilities, and
-            "vote" counts their most probable classes. A member that finds several classes most
-            probable gives each an equal part of its vote.
+        log_probs: Function from logits to log-probabilities, in nats.
+        pooling: Way in which members are pooled. "probs" averages their probabilities, "logits"
+            averages their log-probabilities, and "vote" counts their most probable classes. A
+            member with several most probable classes splits its vote equally among them.
+
+    >>> outputs = jnp.log(jnp.array([[[1.0, 3.0]], [[3.0, 1.0]]]))  # [members, batch, classes]
+    >>> Categorical().predict(outputs).mean.round(4).tolist()
+    [[0.5, 0.5]]
     """
 
     log_probs: Callable[[jax.Array], jax.Array] = log_softmax
@@ -144,19 +175,20 @@ class Categorical(Distribution):
     )
     conformal: ClassVar[tuple[str, ...]] = ("lac", "aps", "raps")
 
+    @override
     def from_outputs(self, outputs: jax.Array) -> Values:
-        """See `Distribution`. Samples of one member are always averaged as probabilities."""
+        """Returns a member's log-probabilities. Its samples are averaged as probabilities."""
         outputs = outputs.astype(jnp.float32)
         log_probs = self.log_probs(outputs)
         prediction = {"log_probs": mixture_log_probs(log_probs)}
-        if len(outputs) > 1:  # The mean does not tell how far the samples differ.
+        if len(outputs) > 1:  # The mean does not show how far the samples differ.
             prediction["aleatoric"] = entropy(log_probs).mean(axis=0)
         if self.log_probs is log_softmax:  # The energy is defined by the logits of a softmax.
             prediction["energy"] = -jax.nn.logsumexp(outputs, axis=-1).mean(axis=0)
         return prediction
 
+    @override
     def pool(self, predictions: Values) -> Values:
-        """See `Distribution`."""
         log_probs = predictions["log_probs"]
         if self.pooling == "logits":
             pooled = jax.nn.log_softmax(log_probs.mean(axis=0))
@@ -167,19 +199,20 @@ class Categorical(Distribution):
         energy = {n: v.mean(axis=0) for n, v in predictions.items() if n == "energy"}
         return {"log_probs": pooled, **energy}
 
+    @override
     def row_statistics(self, prediction: Values, labels: jax.Array) -> Values:
-        """See `Distribution`."""
         values = classification_values(prediction["log_probs"], labels)
         values |= {n: v for n, v in prediction.items() if n in ("energy", "aleatoric")}
         if "aleatoric" in values:
             values["mutual_information"] = values["entropy"] - values["aleatoric"]
         return values
 
+    @override
     def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
-        """Returns probabilities, and their entropy in nats; see `Distribution` and `Prediction`.
+        """Returns the ensemble's probabilities and their entropy in nats.
 
-        `epistemic` is at least 0. With another pooling than "probs", `mean` is not the mixture of
-        the members, and its entropy can be lower than theirs: `epistemic` is 0 there.
+        `epistemic` is at least 0. With a pooling other than "probs", `mean` is not the mixture of
+        the members. Its entropy can then be lower than theirs, and `epistemic` is 0.
         """
         predictions = jax.vmap(self.from_outputs)(with_samples(outputs, has_samples))
         pooled = self.pool(predictions)["log_probs"]
@@ -194,38 +227,42 @@ class Categorical(Distribution):
             unit="nats",
         )
 
+    @override
     def diversity(self, predictions: Values) -> Values:
-        """See `Distribution`."""
         return diversity_values(predictions["log_probs"], predictions.get("aleatoric"))
 
+    @override
     def classwise(self, prediction: Values, labels: jax.Array, weights: jax.Array) -> jax.Array:
-        """See `Distribution` and `classwise_sums`."""
+        """Returns the sums of `classwise_sums`."""
         return classwise_sums(prediction["log_probs"], labels, weights)
 
+    @override
     def summary(self, prediction: Values) -> Values:
-        """See `Distribution`. Logarithms are kept: float32 cannot hold every probability."""
+        """Returns the log-probabilities. Small probabilities would underflow in float32."""
         return {"log_probs": prediction["log_probs"]}
 
+    @override
     def pool_summaries(self, summaries: Summary, masks: np.ndarray) -> Summary:
-        """See `Distribution`. Probabilities are averaged, in logarithms."""
+        """Returns the logarithm of the mean of the members' probabilities."""
         log_probs = summaries["log_probs"].astype(np.float64)
         counted = masks.reshape(*masks.shape, *(1,) * (log_probs.ndim - 2))
         added = np.logaddexp.reduce(np.where(counted, log_probs, -np.inf), axis=0)
         return {"log_probs": added - np.log(counted.sum(axis=0))}
 
+    @override
     def shown(
         self, summary: Summary, mean: np.ndarray | None = None, std: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Returns the probabilities, `probs`; see `Distribution`."""
+        """Returns the probabilities as `probs`."""
         return {"probs": np.exp(summary["log_probs"])}
 
+    @override
     def probabilities(self, summary: Summary) -> np.ndarray:
-        """See `Distribution`."""
         return np.exp(summary["log_probs"].astype(np.float64))
 
+    @override
     def calibrate(self, method: str, summary: Summary, labels: np.ndarray) -> Calibration:
-        """See `Distribution`."""
-        # Its scipy.optimize takes half a second to import.
+        # The module imports scipy.optimize, which takes half a second.
         from dist_ens.metrics.recalibration import RECALIBRATIONS
 
         log_probs = summary["log_probs"]
@@ -242,10 +279,13 @@ class Categorical(Distribution):
 
 
 def categorical(num_classes: int) -> Objective:
-    """Returns the objective of classes: softmax cross-entropy.
+    """Returns the objective for classes with the softmax cross-entropy.
 
     Args:
         num_classes: Number of classes, at least 1. Labels are int[batch, ...] in [0, num_classes).
+
+    Raises:
+        UserError: If `num_classes` is not a positive whole number.
 
     >>> categorical(10).num_outputs
     10
@@ -254,10 +294,17 @@ def categorical(num_classes: int) -> Objective:
 
 
 def class_mean_categorical(num_classes: int) -> Objective:
-    """Returns `categorical` with its loss divided by the number of classes.
+    """Returns the objective `categorical` with its loss divided by the number of classes.
 
     Args:
-        num_classes: Number of classes, at least 1.
+        num_classes: Number of classes, at least 1. Labels are int[batch, ...] in [0, num_classes).
+
+    Raises:
+        UserError: If `num_classes` is not a positive whole number.
+
+    >>> loss = class_mean_categorical(2).example_loss(jnp.zeros((1, 2)), jnp.array([0]))
+    >>> round(float(loss[0]), 4)  # log 2 / 2
+    0.3466
     """
     return _objective(
         "class_mean_categorical", class_mean_cross_entropy, Categorical(), num_classes
@@ -265,10 +312,17 @@ def class_mean_categorical(num_classes: int) -> Objective:
 
 
 def one_vs_rest(num_classes: int) -> Objective:
-    """Returns the objective of a yes or no for each class: sigmoid cross-entropy.
+    """Returns the objective for classes with a sigmoid cross-entropy for each class.
 
     Args:
         num_classes: Number of classes, at least 1. Labels are int[batch, ...] in [0, num_classes).
+
+    Raises:
+        UserError: If `num_classes` is not a positive whole number.
+
+    >>> loss = one_vs_rest(2).example_loss(jnp.zeros((1, 2)), jnp.array([0]))
+    >>> round(float(loss[0]), 4)  # 2 log 2
+    1.3863
     """
     distribution = Categorical(log_normalized_sigmoid)
     return _objective("one_vs_rest", sigmoid_cross_entropy, distribution, num_classes)
@@ -280,10 +334,10 @@ def _objective(
     distribution: Categorical,
     num_classes: int,
 ) -> Objective:
+    """Returns an objective for classes; raises a `UserError` for an invalid `num_classes`."""
     if not isinstance(num_classes, int | np.integer) or num_classes < 1:
         raise UserError(
-            f"num_classes of {name} is {num_classes!r}, which is no number of classes. Give a "
-            "positive whole number, such as 10."
+            f"num_classes of {name} is {num_classes!r}. Give a positive whole number, such as 10."
         )
     num_classes = int(num_classes)
     return Objective(

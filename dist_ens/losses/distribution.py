@@ -1,4 +1,4 @@
-"""Predictive distributions: how members' outputs are read, pooled, scored and shown."""
+"""Predictive distributions, which interpret, pool and score the outputs of members."""
 
 import abc
 import dataclasses
@@ -14,7 +14,7 @@ from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.metric import Metric
 
 Values = dict[str, jax.Array]
-# Like `Values`, on the host.
+# A `Summary` is like `Values`, but its arrays are on the host.
 Summary = Mapping[str, np.ndarray]
 
 
@@ -22,9 +22,13 @@ class Calibration(NamedTuple):
     """A map of summaries that was fitted on validation data.
 
     Attributes:
-        apply: Function that returns the calibrated summary.
-        parameters: Parameters of the map, as JSON holds them.
-        warnings: Sentences on what the validation data do not determine.
+        apply: Function from a summary to the calibrated summary.
+        parameters: Parameters of the map, as JSON values.
+        warnings: Sentences about parameters that the validation data do not determine.
+
+    >>> double = Calibration(lambda summary: {"variance": 2 * summary["variance"]}, {"scale": 2})
+    >>> double.apply({"variance": np.array([3.0])})["variance"]
+    array([6.])
     """
 
     apply: Callable[[Summary], Summary]
@@ -35,24 +39,31 @@ class Calibration(NamedTuple):
 class Distribution(Protocol):
     """The predictive distribution that outputs parametrise.
 
-    A distribution of your own is one frozen dataclass that inherits from this class. It must define
+    A custom distribution is a frozen dataclass that inherits from this class. It must define
     `from_outputs`, `pool`, `row_statistics`, `predict` and `metrics`. The other methods have
     defaults for real targets.
 
     A *prediction* is a dict of arrays, each of which begins with the axes of the batch. Predictions
     of several members have a leading axis [members]. A *summary* is the part of a prediction that
-    is kept for the host: what metrics of your own, `predict` and calibration read.
+    is copied to the host. Custom metrics, `predict` and calibration read it.
 
     Attributes:
-        metrics: Metrics, in the order of the scores. Those whose row statistics exist are computed.
-        error_statistic: Row statistic of how wrong a prediction is. It is NaN where the prediction
-            is, and the hardest examples are those where it is highest.
-        uncertainty_statistic: Row statistic by which examples are called uncertain; None: none is.
+        metrics: Metrics, in the order of the scores. A metric is computed if its row statistics
+            exist.
+        error_statistic: Row statistic that measures the error of a prediction. It is NaN where the
+            prediction is NaN. The hardest examples are those where it is highest.
+        uncertainty_statistic: Row statistic that measures the uncertainty of a prediction. None if
+            there is no such statistic.
         poolings: Ways to pool members, the default first.
         pooling: Way in which members are pooled.
-        calibrations: Names of the maps that `calibrate` fits.
-        conformal: Names of the conformal methods that fit.
+        calibrations: Names of the maps that `calibrate` can fit.
+        conformal: Names of the conformal methods for this distribution.
         lost_in_summary: Row statistics that a summary does not determine.
+
+    >>> from dist_ens.losses import Gaussian
+    >>> prediction = Gaussian().from_outputs(jnp.array([[[2.0, 0.0]]]))  # one sample, one example
+    >>> Gaussian().row_statistics(prediction, jnp.array([5.0]))["absolute_error"].tolist()
+    [3.0]
     """
 
     metrics: ClassVar[tuple[Metric, ...]]
@@ -69,8 +80,8 @@ class Distribution(Protocol):
         """Returns a member's prediction.
 
         Args:
-            outputs: Outputs of the member, [samples, batch, ..., outputs]; one sample, or several
-                that were drawn with dropout.
+            outputs: Outputs of the member, [samples, batch, ..., outputs]. There is one sample, or
+                several samples that were drawn with dropout.
         """
         ...
 
@@ -95,16 +106,16 @@ class Distribution(Protocol):
         ...
 
     def diversity(self, predictions: Values) -> Values:
-        """Returns statistics of how far members differ, float32[batch, ...] each; default: none."""
+        """Returns statistics of the members' diversity, float32[batch, ...] each; default: none."""
         return {}
 
     def classwise(self, prediction: Values, labels: jax.Array, weights: jax.Array) -> jax.Array:
-        """Returns what a batch adds to sums over classes; default: an empty array.
+        """Returns the terms that a batch adds to sums over classes; default: an empty array.
 
         Args:
             prediction: Prediction of the ensemble or of a member.
             labels: Labels of the batch, [batch, ...].
-            weights: Examples that count, bool[batch]; or weights, float[batch, ...].
+            weights: Mask of the examples that count, bool[batch]; or weights, float[batch, ...].
         """
         return jnp.zeros(0)
 
@@ -117,11 +128,12 @@ class Distribution(Protocol):
         return {name: jnp.asarray(values, jnp.float32) for name, values in summary.items()}
 
     def pool_summaries(self, summaries: Summary, masks: np.ndarray) -> Summary:
-        """Returns the summaries pooled over some members, other ones for each example.
+        """Returns the summaries pooled over a subset of the members for each example.
 
         Args:
             summaries: Summaries of the members, [members, examples, ...].
-            masks: Members that are pooled for each example, at least one; bool[members, examples].
+            masks: Whether a member is pooled for an example; bool[members, examples]. Every example
+                needs at least one member.
 
         Returns:
             The pooled summaries in float64, [examples, ...]; default: the mean of each leaf.
@@ -134,13 +146,13 @@ class Distribution(Protocol):
     def shown(
         self, summary: Summary, mean: np.ndarray | None = None, std: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Returns what `predict` shows of a summary; default: all of it, as locations of targets.
+        """Returns the predictions that users see; default: the summary, as locations of targets.
 
         Args:
-            summary: Summary of leaves [n, examples, ...].
-            mean: Mean that was subtracted from the targets, float64[n]; None: targets came in their
-                own unit.
-            std: Standard deviation by which they were divided, float64[n].
+            summary: Summary with leaves [n, examples, ...].
+            mean: Mean that was subtracted from the targets, float64[n]. None if the targets were
+                not standardised.
+            std: Standard deviation by which the targets were divided, float64[n].
         """
         if mean is None or std is None:
             return dict(summary)
@@ -207,16 +219,16 @@ class Distribution(Protocol):
 
 
 def with_samples(outputs: jax.Array, has_samples: bool) -> jax.Array:
-    """Returns outputs with an axis of samples behind the members; of one sample if it had none."""
+    """Returns outputs with an axis of samples behind the members, added with length 1 if absent."""
     return outputs if has_samples else outputs[:, None]
 
 
 def along(values: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Returns values [n] with axes of length 1 behind, so that they broadcast against `like`."""
+    """Returns values [n] with trailing axes of length 1, which broadcast against `like`."""
     return values.reshape(-1, *(1,) * (like.ndim - 1))
 
 
 def masked_mean(values: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """Returns the mean over the members that are marked for each example, [examples, ...]."""
+    """Returns the mean over the members in the mask of each example, [examples, ...]."""
     weights = masks.reshape(*masks.shape, *(1,) * (values.ndim - 2))
     return np.where(weights, values, 0).sum(axis=0) / weights.sum(axis=0)

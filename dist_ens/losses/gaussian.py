@@ -1,4 +1,4 @@
-"""Real targets with a predicted variance: the Gaussian NLL, and the distribution it trains."""
+"""Objectives for real targets with a predicted variance: the Gaussian NLL and the beta-NLL."""
 
 import dataclasses
 from functools import partial
@@ -8,6 +8,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from typing_extensions import override
 
 from dist_ens.errors import UserError
 from dist_ens.losses.distribution import (
@@ -25,7 +26,7 @@ from dist_ens.metrics.catalogue import REGRESSION
 from dist_ens.metrics.metric import Metric
 from dist_ens.metrics.regression import mixture_moments, regression_values
 
-# Smallest predicted variance. It keeps the logarithm finite.
+# This smallest predicted variance keeps the logarithm finite.
 SMALLEST_VARIANCE = 1e-6
 
 
@@ -39,6 +40,10 @@ def normal_distribution(outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     Returns:
         Mean and variance, float[...] each.
+
+    >>> mean, variance = normal_distribution(jnp.array([2.0, 0.0]))
+    >>> float(mean), round(float(variance), 4)  # softplus(0) = log 2
+    (2.0, 0.6931)
 
     Source: Lakshminarayanan et al. (2017), https://arxiv.org/abs/1612.01474.
     """
@@ -58,6 +63,10 @@ def gaussian_nll(outputs: jax.Array, targets: jax.Array) -> jax.Array:
     Returns:
         Losses in nats, float[...].
 
+    >>> outputs = jnp.array([0.0, 0.541325])  # mean 0 and variance softplus(0.541325) = 1
+    >>> round(float(gaussian_nll(outputs, jnp.array(1.0))), 4)  # (log(2 pi) + 1) / 2
+    1.4189
+
     Source: Lakshminarayanan et al. (2017), https://arxiv.org/abs/1612.01474.
     """
     mean, variance = normal_distribution(outputs)
@@ -69,8 +78,8 @@ def beta_nll(outputs: jax.Array, targets: jax.Array, *, beta: float) -> jax.Arra
 
         loss = stop_gradient(variance^beta) * gaussian_nll(outputs, target)
 
-    With `beta` 0 it is the negative log-likelihood. With 1 the mean learns as from squared errors,
-    so that examples that are badly predicted at first are not given up.
+    With `beta` 0 it is the Gaussian NLL. With `beta` 1 the gradient of the mean is that of the
+    squared error, so that examples with large initial errors keep their influence.
 
     Args:
         outputs: Mean and raw variance, float[..., 2].
@@ -79,6 +88,10 @@ def beta_nll(outputs: jax.Array, targets: jax.Array, *, beta: float) -> jax.Arra
 
     Returns:
         Losses, float[...].
+
+    >>> outputs = jnp.array([0.0, 3.981515])  # mean 0 and variance softplus(3.981515) = 4
+    >>> round(float(beta_nll(outputs, jnp.array(2.0), beta=0.5)), 3)  # 2 (log(8 pi) + 1) / 2
+    4.224
 
     Source: Seitzer et al. (2022), https://arxiv.org/abs/2203.09168.
     """
@@ -92,20 +105,30 @@ def squared_error_score(outputs: jax.Array, targets: jax.Array) -> dict[str, jax
     Args:
         outputs: Outputs whose first is the mean, float[..., outputs].
         targets: Targets, float[...].
+
+    Returns:
+        Squared errors in the targets' unit squared.
+
+    >>> float(squared_error_score(jnp.array([1.0, 0.0]), jnp.array(3.0))["squared_error"])
+    4.0
     """
     return {"squared_error": jnp.square(targets - outputs[..., 0])}
 
 
 @dataclasses.dataclass(frozen=True)
 class Gaussian(Distribution):
-    """The normal distribution of a real target, and the mixture of the members'.
+    """The normal distribution of a real target. Several members form a mixture.
 
-    A prediction is `mean` and `variance`, float32[batch, ..., components], of each component of the
-    mixture; a member has a component for each sample.
+    A prediction holds the `mean` and the `variance` of each component of the mixture,
+    float32[batch, ..., components]. A member has one component for each sample.
 
     Attributes:
-        pooling: "probs" takes the mixture as one normal distribution of its mean and variance,
-            "mixture" takes it as it is.
+        pooling: Way in which members are pooled. "probs" replaces the mixture by one normal
+            distribution with the same mean and variance. "mixture" scores the mixture itself.
+
+    >>> prediction = Gaussian().predict(jnp.array([[[1.0, 0.0]], [[3.0, 0.0]]]))
+    >>> prediction.mean.tolist(), prediction.epistemic.tolist()  # means 1 and 3
+    ([2.0], [1.0])
     """
 
     pooling: str = "probs"
@@ -117,24 +140,26 @@ class Gaussian(Distribution):
     # The moments of a mixture do not determine its density.
     lost_in_summary: ClassVar[tuple[str, ...]] = ("mixture_nll", "crps")
 
+    @override
     def from_outputs(self, outputs: jax.Array) -> Values:
-        """See `Distribution`."""
         mean, variance = normal_distribution(outputs.astype(jnp.float32))
         return {"mean": jnp.moveaxis(mean, 0, -1), "variance": jnp.moveaxis(variance, 0, -1)}
 
+    @override
     def pool(self, predictions: Values) -> Values:
-        """See `Distribution`. The components of all members are those of the ensemble."""
+        """Returns the mixture of the components of all members."""
         return {
             name: jnp.moveaxis(values, 0, -2).reshape(*values.shape[1:-1], -1)
             for name, values in predictions.items()
         }
 
+    @override
     def row_statistics(self, prediction: Values, labels: jax.Array) -> Values:
-        """See `Distribution`."""
         return regression_values(*_components(prediction), labels, as_one=self.pooling == "probs")
 
+    @override
     def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
-        """Returns the moments of the mixture; see `Distribution` and `Prediction`."""
+        """Returns the mean and the variance of the mixture, and the parts of the variance."""
         predictions = jax.vmap(self.from_outputs)(with_samples(outputs, has_samples))
         members = jax.vmap(self.summary)(predictions)
         means, variances = _components(self.pool(predictions))
@@ -152,42 +177,47 @@ class Gaussian(Distribution):
             unit="target",
         )
 
+    @override
     def summary(self, prediction: Values) -> Values:
-        """See `Distribution`. The moments of the mixture are kept."""
+        """Returns the mean and the variance of the mixture."""
         mean, variance = mixture_moments(*_components(prediction))
         return {"mean": mean, "variance": variance}
 
+    @override
     def from_summary(self, summary: Summary) -> Values:
-        """See `Distribution`. The moments are those of one component."""
+        """Returns a mixture of one component that has the mean and the variance."""
         return {
             name: jnp.asarray(values, jnp.float32)[..., None] for name, values in summary.items()
         }
 
+    @override
     def pool_summaries(self, summaries: Summary, masks: np.ndarray) -> Summary:
-        """See `Distribution`."""
         means, variances = (summaries[name].astype(np.float64) for name in ("mean", "variance"))
         mean = masked_mean(means, masks)
         variance = masked_mean(variances + np.square(means - mean[None]), masks)
         return {"mean": mean, "variance": variance}
 
+    @override
     def shown(
         self, summary: Summary, mean: np.ndarray | None = None, std: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Returns `mean` and `variance` in the targets' own unit; see `Distribution`."""
+        """Returns `mean` and `variance` in the targets' own unit."""
         shown = super().shown(summary, mean, std)
         if std is not None:
             shown["variance"] = summary["variance"] * along(std, summary["variance"]) ** 2
         return shown
 
+    @override
     def central_interval(self, summary: Summary, level: float) -> tuple[np.ndarray, np.ndarray]:
-        """See `Distribution`. The interval is that of one normal distribution."""
+        """Returns the central interval of one normal distribution."""
         mean, variance = (summary[name].astype(np.float64) for name in ("mean", "variance"))
         half = NormalDist().inv_cdf((1 + level) / 2) * np.sqrt(variance)
         return mean - half, mean + half
 
+    @override
     def calibrate(self, method: str, summary: Summary, labels: np.ndarray) -> Calibration:
-        """See `Distribution`. All variances are multiplied by one factor."""
-        # Its scipy.optimize takes half a second to import.
+        """Fits one factor for all variances."""
+        # The module imports scipy.optimize, which takes half a second.
         from dist_ens.metrics.recalibration import fit_variance_scale
 
         scale = fit_variance_scale(summary["mean"], summary["variance"], labels)
@@ -197,12 +227,12 @@ class Gaussian(Distribution):
 
 
 def gaussian(standardize: bool = False) -> Objective:
-    """Returns the objective of real targets with a predicted variance: the Gaussian NLL.
+    """Returns the objective for real targets with a predicted variance and the Gaussian NLL.
 
     Args:
         standardize: Whether the targets are standardised by their training mean and standard
-            deviation, and predictions are in the targets' own unit again. `fit` sets the two
-            numbers in a state at step 0; `Ensemble.update` alone does not.
+            deviation. Predictions are in the targets' own unit in either case. `fit` sets the two
+            numbers in a state at step 0. `Ensemble.update` alone does not.
 
     >>> gaussian().num_outputs
     2
@@ -218,14 +248,17 @@ def gaussian(standardize: bool = False) -> Objective:
 
 
 def beta_gaussian(beta: float = 0.5, standardize: bool = False) -> Objective:
-    """Returns the objective of real targets with a predicted variance: the beta-NLL.
+    """Returns the objective for real targets with a predicted variance and the beta-NLL.
 
     Args:
         beta: Exponent of the variance weighting, in [0, 1].
-        standardize: Whether the targets are standardised, see `gaussian`.
+        standardize: Whether the targets are standardised; see `gaussian`.
 
     Raises:
         UserError: If `beta` is not in [0, 1].
+
+    >>> beta_gaussian(0.5).num_outputs
+    2
     """
     if not 0 <= beta <= 1:
         raise UserError(f"beta={beta} of beta_gaussian is not in [0, 1]. Try 0.5.")

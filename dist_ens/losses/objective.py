@@ -1,4 +1,4 @@
-"""An objective: what a member minimises, and how its outputs are read."""
+"""Objectives: a loss with the predictive distribution that it trains."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,15 +22,26 @@ class Objective:
             returns the loss of each label, float[batch, ...].
         distribution: Predictive distribution that the outputs parametrise. It brings the default
             metrics.
-        training_scores: Function of outputs and labels that returns what is reported beside the
-            loss, `{name: float[batch, ...]}`.
+        training_scores: Function of outputs and labels that returns the scores to report with the
+            training loss, `{name: float[batch, ...]}`.
         num_outputs: Number of outputs of the network for each label.
         num_classes: Number of classes; None for real targets.
         standardize: Whether the targets are standardised by their training mean and standard
             deviation, which `fit` sets in a state at step 0.
+
+    >>> from dist_ens.losses import Point
+    >>> absolute_error = Objective(
+    ...     "absolute_error",
+    ...     lambda outputs, targets: abs(targets - outputs[..., 0]),
+    ...     Point(),
+    ...     lambda outputs, targets: {},
+    ...     num_outputs=1,
+    ... )
+    >>> absolute_error.example_loss(jax.numpy.array([[1.0]]), jax.numpy.array([3.0])).tolist()
+    [2.0]
     """
 
-    # Keys of the parts of a batch.
+    # These are the keys of a batch.
     INPUTS: ClassVar[str] = "inputs"
     LABELS: ClassVar[str] = "labels"
     WEIGHTS: ClassVar[str] = "weights"
@@ -44,10 +55,14 @@ class Objective:
     standardize: bool = False
 
     def shares_of_labels(self, labels: jax.Array) -> jax.Array:
-        """Returns labels that can be averaged: shares of the classes, or real targets as they are.
+        """Returns labels that can be averaged.
 
         Args:
-            labels: Classes, int[batch, ...], shares of classes or real targets, float[batch, ...].
+            labels: Classes, int[batch, ...]; shares of classes, float[batch, ..., classes]; or real
+                targets, float[batch, ...].
+
+        Returns:
+            Shares of the classes, float[batch, ..., classes]; or the real targets unchanged.
 
         >>> from dist_ens.losses import categorical
         >>> categorical(2).shares_of_labels(jax.numpy.array([1]))

@@ -1,4 +1,4 @@
-"""Predictions of an ensemble: mean, uncertainty and its parts, and the members."""
+"""Predictions of an ensemble with their uncertainty."""
 
 import dataclasses
 from functools import partial
@@ -44,6 +44,18 @@ class Prediction:
         std: Square root of `total`, [batch, ...].
         quantiles: Quantiles of the ensemble, ascending, [batch, ..., levels].
         unit: "nats" for classes, "target" for real targets, "" for outputs without an objective.
+
+    >>> prediction = Prediction(
+    ...     mean=jnp.array([0.5]),
+    ...     total=jnp.array([1.0]),
+    ...     aleatoric=None,
+    ...     epistemic=None,
+    ...     members=None,
+    ...     unit="target",
+    ... )
+    >>> in_own_unit = prediction.in_unit(mean=10.0, std=2.0)
+    >>> in_own_unit.mean.tolist(), in_own_unit.total.tolist()  # 0.5 * 2 + 10 and 1 * 2**2
+    ([11.0], [4.0])
     """
 
     mean: Any
@@ -61,11 +73,12 @@ class Prediction:
 
         Args:
             mean: Mean that was subtracted from the labels; scalar or broadcastable array.
-            std: Standard deviation by which the labels were divided; positive, like `mean`.
+            std: Standard deviation by which the labels were divided, positive; scalar or
+                broadcastable array.
 
         Returns:
             Locations times `std` plus `mean`, deviations times `std`, variances times `std ** 2`.
-            The prediction itself where `unit` is not "target".
+            The prediction itself if `unit` is not "target".
         """
         if self.unit != "target":
             return self
@@ -99,7 +112,7 @@ class Prediction:
         return dataclasses.replace(self, **{name: cut(name) for name in names})
 
     def __repr__(self) -> str:
-        """Lists the fields that are not None, with type and shape."""
+        """Returns the fields that are not None, with type and shape."""
         lines = [
             f"    {field.name}: {_described(getattr(self, field.name))},"
             for field in dataclasses.fields(self)
@@ -120,8 +133,12 @@ def predict_leaves(outputs: Any) -> Prediction:
         outputs: Outputs of the members: a pytree of float arrays [members, batch, ...].
 
     Returns:
-        `members` as given, `mean` their mean, and `epistemic` their variance, divided by the number
-        of members; pytrees like `outputs`. `total` and `aleatoric` are None.
+        `members` holds the outputs, `mean` their mean, and `epistemic` their variance, divided by
+        the number of members. All are pytrees like `outputs`. `total` and `aleatoric` are None.
+
+    >>> prediction = predict_leaves(jnp.array([[1.0], [3.0]]))
+    >>> prediction.mean.tolist(), prediction.epistemic.tolist()
+    ([2.0], [1.0])
     """
     return Prediction(
         mean=jax.tree.map(lambda leaf: leaf.mean(axis=0), outputs),

@@ -1,4 +1,4 @@
-"""Quantiles of real targets: the pinball loss, and the quantiles that it trains."""
+"""The objective for quantiles of real targets: the pinball loss, and the quantiles it trains."""
 
 import dataclasses
 from functools import partial
@@ -7,6 +7,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from typing_extensions import override
 
 from dist_ens.errors import UserError
 from dist_ens.losses.distribution import Distribution, Summary, Values, with_samples
@@ -42,10 +43,14 @@ def pinball(outputs: jax.Array, targets: jax.Array, *, levels: tuple[float, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Quantiles(Distribution):
-    """Quantiles of a real target.
+    """The predicted quantiles of a real target.
 
     Attributes:
         levels: Quantile levels, ascending, in (0, 1), with 0.5 in the middle.
+
+    >>> outputs = jnp.array([[[1.0, 2.0, 3.0]], [[3.0, 4.0, 5.0]]])  # [members, batch, levels]
+    >>> Quantiles((0.05, 0.5, 0.95)).predict(outputs).quantiles.tolist()
+    [[2.0, 3.0, 4.0]]
     """
 
     levels: tuple[float, ...]
@@ -53,16 +58,18 @@ class Quantiles(Distribution):
     uncertainty_statistic: ClassVar[str | None] = "width"
     conformal: ClassVar[tuple[str, ...]] = ("cqr", "cv+", "jackknife+")
 
+    @override
     def from_outputs(self, outputs: jax.Array) -> Values:
-        """See `Distribution`. Quantiles that cross are sorted."""
+        """Returns a member's quantiles. Quantiles that cross are sorted."""
         return {"quantiles": jnp.sort(outputs.astype(jnp.float32), axis=-1).mean(axis=0)}
 
+    @override
     def pool(self, predictions: Values) -> Values:
-        """See `Distribution`. Each quantile is the mean of the members'."""
+        """Returns the mean of the members' quantiles, level by level."""
         return {"quantiles": predictions["quantiles"].mean(axis=0)}
 
+    @override
     def row_statistics(self, prediction: Values, labels: jax.Array) -> Values:
-        """See `Distribution`."""
         quantiles = prediction["quantiles"]
         low, median, high = (
             quantiles[..., at] for at in (0, len(self.levels) // 2, len(self.levels) - 1)
@@ -76,8 +83,9 @@ class Quantiles(Distribution):
             "width": high - low,
         }
 
+    @override
     def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
-        """Returns the pooled quantiles and their median; see `Distribution` and `Prediction`.
+        """Returns the pooled quantiles and their median.
 
         `epistemic` is the variance of the members' medians. `total` and `aleatoric` are None.
         """
@@ -95,13 +103,15 @@ class Quantiles(Distribution):
             unit="target",
         )
 
+    @override
     def point(self, summary: Summary) -> np.ndarray:
-        """Returns the median; see `Distribution`."""
+        """Returns the median."""
         quantiles = summary["quantiles"]
         return quantiles[..., quantiles.shape[-1] // 2]
 
+    @override
     def central_interval(self, summary: Summary, level: float) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the outermost quantiles, whatever the level; see `Distribution`."""
+        """Returns the outermost quantiles, for every level."""
         quantiles = summary["quantiles"].astype(np.float64)
         return quantiles[..., 0], quantiles[..., -1]
 
@@ -109,16 +119,15 @@ class Quantiles(Distribution):
 def quantiles(
     levels: tuple[float, ...] = (0.05, 0.5, 0.95), standardize: bool = False
 ) -> Objective:
-    """Returns the objective of quantiles of real targets: the pinball loss.
+    """Returns the objective for quantiles of real targets with the pinball loss.
 
     Args:
-        levels: Quantile levels, ascending, in (0, 1); an odd number of them with 0.5 in the middle.
-        standardize: Whether the targets are standardised by their training mean and standard
-            deviation, and predictions are in the targets' own unit again. `fit` sets the two
-            numbers in a state at step 0; `Ensemble.update` alone does not.
+        levels: Quantile levels, ascending, in (0, 1). Their number is odd, and the middle one is
+            0.5.
+        standardize: Whether the targets are standardised; see `gaussian`.
 
     Raises:
-        UserError: If the levels are others.
+        UserError: If the levels do not ascend in (0, 1) with 0.5 in the middle.
 
     >>> quantiles().num_outputs
     3
@@ -143,4 +152,5 @@ def quantiles(
 def _median_error(
     levels: tuple[float, ...], outputs: jax.Array, targets: jax.Array
 ) -> dict[str, jax.Array]:
+    """Returns the squared error of the median."""
     return squared_error_score(outputs[..., levels.index(0.5), None], targets)

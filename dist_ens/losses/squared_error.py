@@ -1,4 +1,4 @@
-"""Real targets without a predicted variance: the squared error, and the point it trains."""
+"""The objective for real targets without a predicted variance: the squared error."""
 
 import dataclasses
 from typing import ClassVar
@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from typing_extensions import override
 
 from dist_ens.losses.distribution import Distribution, Summary, Values
 from dist_ens.losses.gaussian import Gaussian, squared_error_score
@@ -15,12 +16,14 @@ from dist_ens.metrics.catalogue import REGRESSION
 from dist_ens.metrics.metric import Metric
 from dist_ens.metrics.regression import regression_values
 
-# Points are normal distributions without a variance: they are pooled and kept alike.
+# Points are normal distributions of variance 0, so they are pooled and summarised like them.
 _NORMAL = Gaussian()
 
 
 def mse(outputs: jax.Array, targets: jax.Array) -> jax.Array:
     """Computes the squared error of a prediction without a variance.
+
+        loss = (target - output)^2
 
     Args:
         outputs: Predictions, float[..., 1].
@@ -28,16 +31,23 @@ def mse(outputs: jax.Array, targets: jax.Array) -> jax.Array:
 
     Returns:
         Losses in the targets' unit squared, float[...].
+
+    >>> float(mse(jnp.array([1.0]), jnp.array(3.0)))
+    4.0
     """
     return jnp.square(targets - outputs[..., 0])
 
 
 @dataclasses.dataclass(frozen=True)
 class Point(Distribution):
-    """A point prediction of a real target; several members spread around their mean.
+    """The point prediction of a real target. Several members spread around their mean.
 
     Attributes:
-        pooling: "probs" or "mixture"; the mean of the points is the same.
+        pooling: Way in which members are pooled, "probs" or "mixture". Both give the same mean.
+
+    >>> prediction = Point().predict(jnp.array([[[1.0]], [[3.0]]]))  # [members, batch, 1]
+    >>> prediction.mean.tolist(), prediction.epistemic.tolist()
+    ([2.0], [1.0])
     """
 
     pooling: str = "probs"
@@ -47,27 +57,29 @@ class Point(Distribution):
     conformal: ClassVar[tuple[str, ...]] = ("cv+", "jackknife+")
     lost_in_summary: ClassVar[tuple[str, ...]] = ("mixture_nll", "crps")
 
+    @override
     def from_outputs(self, outputs: jax.Array) -> Values:
-        """See `Distribution`."""
         mean = jnp.moveaxis(outputs.astype(jnp.float32)[..., 0], 0, -1)
         return {"mean": mean, "variance": jnp.zeros_like(mean)}
 
+    @override
     def pool(self, predictions: Values) -> Values:
-        """See `Distribution`. The points of all members are those of the ensemble."""
+        """Returns the points of all members."""
         return _NORMAL.pool(predictions)
 
+    @override
     def row_statistics(self, prediction: Values, labels: jax.Array) -> Values:
-        """See `Distribution`."""
         mean, variance = (jnp.moveaxis(prediction[name], -1, 0) for name in ("mean", "variance"))
         values = regression_values(mean, variance, labels, as_one=True)
         several = ("variance",) if len(mean) > 1 else ()
         of_points = ("prediction", "squared_error", "absolute_error", "crps", *several)
         return {name: values[name] for name in of_points}
 
+    @override
     def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
-        """Returns the mean of the points; see `Distribution` and `Prediction`.
+        """Returns the mean of the points and their variance.
 
-        `aleatoric` is None. `epistemic`, the variance of the points, is all of `total`.
+        `aleatoric` is None. `epistemic` and `total` are both the variance of the points.
         """
         outputs = outputs.astype(jnp.float32)[..., 0]
         points = outputs.reshape(-1, *outputs.shape[2:]) if has_samples else outputs
@@ -82,32 +94,35 @@ class Point(Distribution):
             unit="target",
         )
 
+    @override
     def summary(self, prediction: Values) -> Values:
-        """See `Distribution`. The mean and the variance of the points are kept."""
+        """Returns the mean and the variance of the points."""
         return _NORMAL.summary(prediction)
 
+    @override
     def from_summary(self, summary: Summary) -> Values:
-        """See `Distribution`."""
         return _NORMAL.from_summary(summary)
 
+    @override
     def pool_summaries(self, summaries: Summary, masks: np.ndarray) -> Summary:
-        """See `Distribution`."""
         return _NORMAL.pool_summaries(summaries, masks)
 
+    @override
     def shown(
         self, summary: Summary, mean: np.ndarray | None = None, std: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Returns `mean` and `variance` of the points; see `Distribution`."""
+        """Returns `mean` and `variance` of the points, in the targets' own unit."""
         return _NORMAL.shown(summary, mean, std)
 
 
 def squared_error(standardize: bool = False) -> Objective:
-    """Returns the objective of real targets without a predicted variance: the squared error.
+    """Returns the objective for real targets without a predicted variance: the squared error.
 
     Args:
-        standardize: Whether the targets are standardised by their training mean and standard
-            deviation, and predictions are in the targets' own unit again. `fit` sets the two
-            numbers in a state at step 0; `Ensemble.update` alone does not.
+        standardize: Whether the targets are standardised; see `gaussian`.
+
+    >>> squared_error().num_outputs
+    1
     """
     return Objective(
         "squared_error", mse, Point(), squared_error_score, num_outputs=1, standardize=standardize

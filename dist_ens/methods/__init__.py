@@ -1,4 +1,4 @@
-"""Transformations of a member's loss that combine: a method a file.
+"""Methods: transformations of a member's loss, which can be combined.
 
 A method is a function from a loss to a loss. A loss is called as
 `loss(params, model_state, batch, info)` and returns `(value, (model_state, aux))`; `info` is a

@@ -1,4 +1,4 @@
-"""Adversarial training: the loss of an example and of a perturbed copy of it."""
+"""Adversarial training on examples and on perturbed copies of them."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ def adversarial(epsilon: float, input_ranges: Any = 1.0, *, key: str = "inputs")
 
         loss = (l(x) + l(x')) / 2,  x' = x + epsilon range sign(dl(x)/dx)
 
-    The copy is made by the fast gradient sign method (FGSM). It works with every loss of a dict
-    batch.
+    The fast gradient sign method (FGSM) makes the copy x'. The method works with every loss of a
+    dict batch.
 
     Args:
         epsilon: Step size, as a fraction of each input's range; positive. The paper uses 0.01.
@@ -28,7 +28,13 @@ def adversarial(epsilon: float, input_ranges: Any = 1.0, *, key: str = "inputs")
         The method. Model state and auxiliary scalars are those of the unperturbed examples.
 
     Raises:
-        UserError: If `epsilon` is not positive and finite.
+        UserError: If `epsilon` is not positive and finite; when the loss is traced, if the batch is
+            not a dict with the key, or the inputs are not one array.
+
+    >>> loss = lambda params, state, batch, info: (params * batch["inputs"].mean(), (state, {}))
+    >>> value, _ = adversarial(0.5)(loss)(2.0, {}, {"inputs": jnp.array([1.0])}, None)
+    >>> float(value)  # the loss is 2 at x = 1 and 3 at x' = 1.5
+    2.5
 
     Source: Goodfellow et al. (2015), https://arxiv.org/abs/1412.6572; Lakshminarayanan et al.
     (2017), https://arxiv.org/abs/1612.01474, algorithm 1.
@@ -46,7 +52,7 @@ def adversarial(epsilon: float, input_ranges: Any = 1.0, *, key: str = "inputs")
 
             gradient, (clean, rest) = jax.grad(loss_of, has_aux=True)(inputs)
             step = epsilon * _ranges_of(inputs, input_ranges, info) * jnp.sign(gradient)
-            # The copy is data: the network does not learn through how it was made.
+            # The copy is data, so no gradient passes through the step that made it.
             worse = jax.lax.stop_gradient(inputs + step)
             perturbed, _ = loss(params, model_state, {**batch, key: worse}, info)
             return (clean + perturbed) / 2, rest

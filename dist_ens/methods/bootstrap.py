@@ -1,4 +1,4 @@
-"""The bootstrap: each member weights every example by its count in the member's own sample."""
+"""The bootstrap: each member weights the examples by their counts in a random sample."""
 
 import functools
 import itertools
@@ -13,24 +13,30 @@ from dist_ens.losses.averaging import counting_examples, traced_anew, tracing_lo
 from dist_ens.methods.loss import LossInfo, MemberLoss, Method
 from dist_ens.randomness import EXAMPLES, pinned_generator
 
-# A Poisson variable of mean 1 is larger less than once in 10**9 draws.
+# A Poisson variable of mean 1 exceeds this value less than once in 10**9 draws.
 _MOST = 12
 
 
 @pinned_generator()
 def poisson_weight(key: jax.Array, index: jax.Array) -> jax.Array:
-    """Draws the count of each example in a member's bootstrap sample: Poisson, of mean 1.
+    """Draws the count of each example in a member's bootstrap sample.
 
-    For many examples these are the counts of as many draws with replacement. A share of 1 / e of
-    the examples, about a third, is left out.
+        count ~ Poisson(1)
+
+    For many examples, the counts are distributed as in a sample with replacement. A fraction 1 / e
+    of the examples, about a third, has count 0.
 
     Args:
         key: Key of the member's examples, [].
         index: Positions of the examples in the split, int32[...].
 
     Returns:
-        Counts, whole numbers; float32[...]. They depend on key and index alone, and so are the same
-        at every step.
+        Counts, whole numbers; float32[...]. They depend on `key` and `index` alone, so they are the
+        same at every step.
+
+    >>> counts = poisson_weight(jax.random.key(0), jnp.arange(1000))
+    >>> bool(abs(counts.mean() - 1) < 0.1)
+    True
 
     Source: Oza and Russell (2001), "Online Bagging and Boosting".
     """
@@ -44,22 +50,29 @@ def poisson_weight(key: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def bootstrap() -> Method:
-    """Trains each member on a bootstrap sample of its own.
+    """Trains each member on its bootstrap sample of the examples.
 
         loss = (1 / batch) sum_i count_i loss_i,  count_i ~ Poisson(1)
 
-    The counts of an example are the same at every step. All members see the same batches, and a
-    third of the examples count 0 in a member. The mean is divided by the number of examples, or by
-    the sum of the weights, not by the counts.
+    The counts of an example are the same at every step. All members see the same batches, and about
+    a third of the examples have count 0 in a member. The sum is divided by the number of examples,
+    or by the sum of the weights, and not by the sum of the counts.
 
     Returns:
-        The method. It works with every objective, with losses that average through
-        `losses.batch_mean`, and with other losses of networks without model state, which are then
-        computed example by example. Data must be arrays or a source, whose examples have positions.
+        The method. It works with every objective and with losses that average through
+        `losses.batch_mean`. Other losses are computed example by example, and their networks must
+        have no model state. The data must be arrays or a source, whose examples have positions.
 
     Raises:
         UserError: When the loss is traced, if the batches come from an iterator, or the loss of a
             network with model state does not average through `batch_mean`.
+
+    >>> loss = lambda params, state, batch, info: (batch.mean(), (state, {}))
+    >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jnp.int32(0), jnp.arange(4), None)
+    >>> value, _ = bootstrap()(loss)({}, {}, jnp.ones(4), info)
+    >>> counts = poisson_weight(jax.random.fold_in(info.member_key, EXAMPLES), info.positions)
+    >>> bool(value == counts.mean())  # the loss of each example is 1
+    True
 
     Source: Oza and Russell (2001), "Online Bagging and Boosting".
     """
@@ -87,6 +100,7 @@ def bootstrap() -> Method:
 
 
 def _uses_batch_mean(loss: MemberLoss, *args: Any) -> bool:
+    """Returns whether a loss averages through `batch_mean`, from the shapes of its arguments."""
     params, model_state, batch, info = args
     with tracing_loss() as scope:
         value = traced_anew(lambda p, s, b: loss(p, s, b, info)[0])
@@ -97,7 +111,7 @@ def _uses_batch_mean(loss: MemberLoss, *args: Any) -> bool:
 def _example_by_example(
     loss: MemberLoss, params: Any, model_state: Any, batch: Any, info: LossInfo, counts: jax.Array
 ) -> Any:
-    """Returns the mean over examples of counts times the loss of each, computed for it alone."""
+    """Returns the mean over the examples of count times loss, with the loss of one example each."""
     if jax.tree.leaves(model_state):
         raise UserError(
             "bootstrap cannot weight the examples of this loss: it does not average through "
@@ -107,7 +121,7 @@ def _example_by_example(
 
     def of_example(example: Any, row: jax.Array, position: Any) -> Any:
         alone = jax.tree.map(lambda leaf: leaf[None], example)
-        # Otherwise every example would have the same dropout mask.
+        # With one key for all, every example would have the same dropout mask.
         key = jax.random.fold_in(info.key, row)
         own = info._replace(key=key, positions=position[None])
         value, (_, aux) = loss(params, model_state, alone, own)

@@ -1,4 +1,4 @@
-"""Label smoothing: a part of every label is given to all classes."""
+"""Label smoothing: training on labels that are mixed with the uniform distribution."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from dist_ens.methods.loss import LossInfo, MemberLoss, Method, require_objectiv
 
 
 def label_smoothing(alpha: float) -> Method:
-    """Trains on shares of the classes in place of labels.
+    """Trains on smoothed labels: a share of each class in place of one class.
 
         share_c = (1 - alpha) [c = label] + alpha / classes
 
@@ -18,11 +18,19 @@ def label_smoothing(alpha: float) -> Method:
         alpha: Part of each label that is shared by all classes, in [0, 1).
 
     Returns:
-        The method, for ensembles with an objective of classes.
+        The method, for ensembles with an objective for classes.
 
     Raises:
         UserError: If `alpha` is not in [0, 1); when the loss is traced, if the labels are real
-            targets.
+            targets or the ensemble has no objective.
+
+    >>> import jax
+    >>> from dist_ens.losses import categorical
+    >>> info = LossInfo(jax.random.key(0), jax.random.key(1), 0, None, categorical(2))
+    >>> labels_of = lambda params, state, batch, info: (batch["labels"], (state, {}))
+    >>> batch = {"labels": jax.numpy.array([0])}
+    >>> label_smoothing(0.5)(labels_of)({}, {}, batch, info)[0].tolist()
+    [[0.75, 0.25]]
 
     Source: Szegedy et al. (2016), https://arxiv.org/abs/1512.00567.
     """

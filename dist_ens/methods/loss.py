@@ -21,9 +21,13 @@ class LossInfo(NamedTuple):
         key: Key of this member, step and column of the mesh, [].
         member_key: Key of this member, the same at every step, [].
         member_id: Id of this member, int32[].
-        positions: Positions of the batch's examples in the training split, int32[batch]; None where
+        positions: Positions of the batch's examples in the training split, int32[batch]. None if
             the batches come from an iterator.
-        objective: Objective of the ensemble; None where its loss is a function of the user's.
+        objective: Objective of the ensemble. None if its loss is a function of the user.
+
+    >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(3), None, None)
+    >>> int(info.member_id)
+    3
     """
 
     key: jax.Array
@@ -33,8 +37,8 @@ class LossInfo(NamedTuple):
     objective: Objective | None
 
 
-# Of parameters, model state and a batch: the loss, float[], the new model state, and a dict of
-# auxiliary scalars.
+# A loss takes parameters, model state, a batch and `LossInfo`. It returns the loss, float[], and
+# the new model state with a dict of auxiliary scalars.
 MemberLoss = Callable[[Any, Any, Any, LossInfo], tuple[jax.Array, tuple[Any, dict[str, Any]]]]
 Method = Callable[[MemberLoss], MemberLoss]
 
@@ -47,8 +51,18 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
         member: Network.
 
     Returns:
-        A loss of dict batches with the keys `inputs`, `labels` and, if examples are weighted,
-        `weights`.
+        The loss of dict batches with the keys `inputs`, `labels` and, if examples are weighted,
+        `weights`. When it is traced, it raises a `UserError` if a key is missing or the labels do
+        not have the shape of the outputs' rows.
+
+    >>> from dist_ens.losses import squared_error
+    >>> from dist_ens.members import as_member
+    >>> member = as_member((lambda key: jax.numpy.ones((1, 1)), lambda params, x: x @ params))
+    >>> loss = loss_of_objective(squared_error(), member)
+    >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(0), None, None)
+    >>> batch = {"inputs": jax.numpy.array([[1.0], [3.0]]), "labels": jax.numpy.array([0.0, 1.0])}
+    >>> float(loss(jax.numpy.ones((1, 1)), {}, batch, info)[0])  # (1 + 4) / 2
+    2.5
     """
 
     def loss(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
@@ -68,7 +82,7 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
         if losses.shape != outputs.shape[:-1]:
             raise UserError(
                 f"The labels have the shape {list(labels.shape)}, and the network returned "
-                f"{list(outputs.shape)}, of which {objective.name} makes losses of shape "
+                f"{list(outputs.shape)}, from which {objective.name} computes losses of shape "
                 f"{list(losses.shape)}. Give one label for each row of the outputs: shape "
                 f"{list(outputs.shape[:-1])}."
             )
@@ -88,12 +102,21 @@ def loss_of_function(fn: Callable[..., Any], compute_dtype: str | None = None) -
     """Returns a user's `loss_fn(params, model_state, batch, key)` as a loss that methods wrap.
 
     Args:
-        fn: Loss of the user's.
+        fn: Loss function of the user.
         compute_dtype: Type to which the floating-point parameters and batch are converted before
-            `fn` takes them. Default: they stay as they are.
+            the call of `fn`. Default: no conversion.
+
+    Returns:
+        The loss, which calls `fn` with the key in `LossInfo`.
+
+    >>> double = lambda params, model_state, batch, key: (2 * batch.mean(), (model_state, {}))
+    >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(0), None, None)
+    >>> float(loss_of_function(double)({}, {}, jax.numpy.array([1.0, 2.0]), info)[0])
+    3.0
     """
 
-    if isinstance(fn, jax.stages.Wrapped):  # `batch_mean` notes nothing of a loss inside jit
+    # `batch_mean` cannot record the calls of a loss inside jit.
+    if isinstance(fn, jax.stages.Wrapped):
         fn = inspect.unwrap(fn)
 
     def loss(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
@@ -105,6 +128,7 @@ def loss_of_function(fn: Callable[..., Any], compute_dtype: str | None = None) -
 
 
 def _keys_of(batch: Any) -> str:
+    """Returns the keys of a batch for an error message, or its type if it is not a dict."""
     if not isinstance(batch, dict):
         return f"a {type(batch).__name__}"
     return ", ".join(map(repr, batch)) or "nothing"
@@ -113,8 +137,12 @@ def _keys_of(batch: Any) -> str:
 def require_objective(info: LossInfo, method: str) -> Objective:
     """Returns the objective of the ensemble.
 
+    Args:
+        info: Inputs of the loss.
+        method: Name of the method, for error messages.
+
     Raises:
-        UserError: If its loss is a function, which a method cannot look into.
+        UserError: If the ensemble has a loss function instead of an objective.
     """
     if info.objective is None:
         raise UserError(

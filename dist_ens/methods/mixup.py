@@ -1,4 +1,4 @@
-"""Mixup: training on points between two examples, and between their labels."""
+"""Mixup: training on convex combinations of two examples and of their labels."""
 
 from typing import Any
 
@@ -13,27 +13,38 @@ from dist_ens.methods.loss import (
     with_float_inputs,
 )
 
-# What `fold_in` is given to separate the key of the mixing from the network's.
+# Data for `fold_in` that separates the key of the mixing weight from the network's key.
 _MIXUP = 0x6D69
 
 
 def mixup(alpha: float) -> Method:
-    """Mixes each example with the one at the batch's other end, by one weight per member and step.
+    """Trains on mixtures of two examples of a batch, with one random weight per member and step.
 
-        inputs = w inputs_i + (1 - w) inputs_j,  labels likewise,  w ~ Beta(alpha, alpha)
+        inputs = w inputs_i + (1 - w) inputs_j
+        labels = w labels_i + (1 - w) labels_j,  w ~ Beta(alpha, alpha)
 
-    A batch is in random order, so that its two ends are a random pair. Pairs are formed within one
-    device's part of the batch: they depend on the length of the data axis, as dropout does.
+    Example i from the start of the batch is paired with example i from its end. A batch is in
+    random order, so the pairs are random. Pairs are formed within one device's part of the batch,
+    so they depend on the length of the data axis, as dropout does.
 
     Args:
-        alpha: Mixup coefficient; positive. 0.2 is usual, 1 draws the weight uniformly.
+        alpha: Mixup coefficient, positive. 0.2 is usual. 1 draws the weight uniformly.
 
     Returns:
-        The method, for ensembles with an objective: labels of classes become shares of classes,
-        real targets are mixed themselves.
+        The method, for ensembles with an objective. Labels of classes become shares of classes.
+        Real targets are mixed themselves.
 
     Raises:
-        UserError: If `alpha` is not positive and finite.
+        UserError: If `alpha` is not positive and finite; when the loss is traced, if the ensemble
+            has no objective or the inputs are not one array.
+
+    >>> from dist_ens.losses import squared_error
+    >>> info = LossInfo(jax.random.key(0), jax.random.key(1), 0, None, squared_error())
+    >>> batch = {"inputs": jax.numpy.array([0.0, 1.0]), "labels": jax.numpy.array([0.0, 1.0])}
+    >>> inputs_of = lambda params, state, batch, info: (batch["inputs"], (state, {}))
+    >>> mixed, _ = mixup(0.2)(inputs_of)({}, {}, batch, info)
+    >>> round(float(mixed.sum()), 4)  # 1 - w and w
+    1.0
 
     Source: Zhang et al. (2018), https://arxiv.org/abs/1710.09412.
     """

@@ -1,7 +1,7 @@
 """Scores of probabilistic predictions, as pure functions on arrays.
 
-The statistics of each row are computed where the predictions are, a few numbers for a row. The
-scores are computed from them on the host, over all rows or over resamples of the rows.
+A few statistics of each row are computed on the device that holds the predictions. The scores are
+computed from them on the host, over all rows or over resamples of the rows.
 """
 
 from dist_ens.metrics.catalogue import (

@@ -1,11 +1,11 @@
-"""How far confidences are from the share of rows that are right."""
+"""Calibration errors: the gaps between confidence and accuracy."""
 
 import numpy as np
 
 from dist_ens.metrics.ranking import cumulative, paired, ranked
 from dist_ens.metrics.resampling import over_draws
 
-# A probability may be above 1 by so much: rounding.
+# Rounding may raise a probability above 1 by this much.
 _ROUNDING = 1e-3
 
 
@@ -15,25 +15,27 @@ def expected_calibration_error(
     weights: np.ndarray | None = None,
     num_bins: int = 15,
 ) -> float | np.ndarray:
-    """Computes the mean gap between accuracy and confidence, in bins of equal width (ECE).
+    """Computes the expected calibration error (ECE), with bins of equal width.
 
         ece = sum_b weight_b / total * |accuracy_b - confidence_b|
 
-    The bins are (0, 1/15], (1/15, 2/15], …, the first with 0 in it: those of `classwise_sums`,
-    also in that edges are compared in float32.
+    The bins are [0, 1/15], (1/15, 2/15], …, as in `classwise_sums`. Confidences are compared with
+    the edges in float32.
 
     Args:
         confidence: Probability of the predicted class, in [0, 1]; float[rows].
-        correct: Whether it is the label: 0, 1, or the `credit` of a tie in between; float[rows].
-        weights: How often each row is drawn; float[draws, rows]. None: once.
-        num_bins: At least 1.
+        correct: `credit` of the predicted class: 1 if it is the label, 0 if not, a value between
+            for ties; float[rows].
+        weights: Number of times each row is drawn in each resample; float[draws, rows]. Default:
+            every row counts once.
+        num_bins: Number of bins, at least 1.
 
     Returns:
-        In [0, 1]: a float, or float64[draws] with weights.
+        The error in [0, 1]: a float, or float64[draws] with weights.
 
     Raises:
-        ValueError: If the arrays do not fit each other, hold no row or a NaN, if a confidence is
-            not in [0, 1], or if there is no bin.
+        ValueError: If the lengths differ, there are no rows, a number is NaN, a confidence is not
+            in [0, 1], or `num_bins` is less than 1.
 
     >>> expected_calibration_error(np.array([0.75, 0.5]), np.array([1, 0]))  # (1/4 + 1/2) / 2
     0.375
@@ -47,7 +49,7 @@ def expected_calibration_error(
     gap = (correct - confidence)[order]
 
     def score(block: np.ndarray) -> np.ndarray:
-        # Not a matrix product, whose threads wait for each other where others compute too.
+        # The threads of a matrix product would wait for each other on a busy machine.
         gaps = np.add.reduceat(np.take(block, order, axis=1) * gap, starts, axis=1)
         return np.abs(gaps).sum(axis=1) / block.sum(axis=1)
 
@@ -60,27 +62,28 @@ def adaptive_calibration_error(
     weights: np.ndarray | None = None,
     num_bins: int = 15,
 ) -> float | np.ndarray:
-    """Computes the adaptive ECE: the gap of accuracy and confidence, in bins of equally many rows.
+    """Computes the adaptive calibration error, with bins of equal weight.
 
         aece = 1 / bins * sum_b |accuracy_b - confidence_b|
 
-    The rows, in order of confidence, are cut into bins of exactly the same weight. A row that a cut
-    meets belongs to both bins in part. Rows of one confidence have no order: each bin that they
-    reach into holds the same part of every one of them, which is what it holds of them on average
-    over their orders.
+    The rows are sorted by confidence and divided into bins of exactly the same weight. A row at the
+    edge of two bins belongs to both in part. Rows with equal confidences are divided among their
+    bins in equal parts, which is the expectation over their random order.
 
     Args:
         confidence: Probability of the predicted class, in [0, 1]; float[rows].
-        correct: Whether it is the label: 0, 1, or the `credit` of a tie in between; float[rows].
-        weights: How often each row is drawn; float[draws, rows]. None: once.
-        num_bins: At least 1. They may be more than the rows.
+        correct: `credit` of the predicted class: 1 if it is the label, 0 if not, a value between
+            for ties; float[rows].
+        weights: Number of times each row is drawn in each resample; float[draws, rows]. Default:
+            every row counts once.
+        num_bins: Number of bins, at least 1. It may exceed the number of rows.
 
     Returns:
-        In [0, 1]: a float, or float64[draws] with weights.
+        The error in [0, 1]: a float, or float64[draws] with weights.
 
     Raises:
-        ValueError: If the arrays do not fit each other, hold no row or a NaN, if a confidence is
-            not in [0, 1], or if there is no bin.
+        ValueError: If the lengths differ, there are no rows, a number is NaN, a confidence is not
+            in [0, 1], or `num_bins` is less than 1.
 
     >>> confidence, correct = np.array([0.75, 0.5, 0.5]), np.array([1, 1, 0])
     >>> adaptive_calibration_error(confidence, correct, num_bins=3)  # (1/4 + 0 + 0) / 3
@@ -106,20 +109,21 @@ def adaptive_calibration_error(
 def classwise_calibration_error(
     count: np.ndarray, hits: np.ndarray, confidence: np.ndarray
 ) -> float | np.ndarray:
-    """Computes the mean over classes of the gap between a class's frequency and its probability.
+    """Computes the classwise calibration error: the mean over classes of the ECE of a class.
 
         mean_c sum_b count_cb / total_c * |hits_cb / count_cb - confidence_cb / count_cb|
 
     Args:
-        count: Rows whose probability of the class falls in the bin; float[..., classes, bins].
-        hits: How many of these are of the class; likewise.
-        confidence: Sum of their probabilities of the class; likewise.
+        count: Number of rows whose probability of the class falls in the bin;
+            float[..., classes, bins].
+        hits: Number of these rows that belong to the class; float[..., classes, bins].
+        confidence: Sum of their probabilities of the class; float[..., classes, bins].
 
     Returns:
-        In [0, 1]: a float, or float64[...] if there are axes before the classes.
+        The error in [0, 1]: a float, or float64[...] if there are axes before the classes.
 
     Raises:
-        ValueError: If the shapes differ, or a class has counted no row.
+        ValueError: If the shapes differ, or a class has no row.
 
     >>> count, hits = np.array([[1, 1], [1, 1]]), np.array([[0, 1], [0, 1]])
     >>> classwise_calibration_error(count, hits, np.array([[0.25, 0.75], [0.25, 0.75]]))
@@ -130,37 +134,36 @@ def classwise_calibration_error(
     count, hits, confidence = (np.asarray(sums, np.float64) for sums in (count, hits, confidence))
     if count.ndim < 2 or not count.shape == hits.shape == confidence.shape:
         raise ValueError(
-            "The sums are float[..., classes, bins], all of one shape. Received: "
-            f"{count.shape}, {hits.shape} and {confidence.shape}. Add them up in the same bins."
+            f"The sums have the shapes {count.shape}, {hits.shape} and {confidence.shape}, which "
+            "are not all of one shape [..., classes, bins]. Add them up in the same bins."
         )
     total = count.sum(axis=-1)
     if not total.all():
         raise ValueError(
-            "Every class needs the probabilities of at least one row. Received: none in "
-            f"{np.sum(total == 0)} of {total.size}. Add some."
+            f"{np.sum(total == 0)} of {total.size} classes have no row. Add the probabilities of "
+            "at least one row for every class."
         )
     error = (np.abs(hits - confidence).sum(axis=-1) / total).mean(axis=-1)
     return float(error) if error.ndim == 0 else error
 
 
 def drawn_classwise_errors(sums: np.ndarray, num_draws: int, seed: int) -> np.ndarray:
-    """Draws `classwise_calibration_error` in resamples of the examples, from sums alone.
+    """Draws `classwise_calibration_error` in approximate resamples, from sums alone.
 
-    In a resample a cell's hits less its confidence are taken as normal, which a sum of many
-    examples is, of the mean and the variance that a resample's sum has (of examples of many
-    positions a little more). Cells are taken as independent but for those of two classes, which
-    mirror each other; of ten overconfident classes the errors are then a seventh less spread than
-    resamples of the examples would have them.
+    A cell is one bin of one class. In a resample, hits minus confidence of a cell is drawn from a
+    normal distribution. It has the mean and variance of that sum in a bootstrap resample, or a
+    slightly larger variance for examples with many positions. Cells are drawn independently, except
+    those of two classes, which mirror each other. With ten overconfident classes, the spread of the
+    errors is about a seventh smaller than in resamples of the examples.
 
     Args:
-        sums: float[4, classes, bins]: count, hits and confidence as `classwise_calibration_error`
-            takes them, and the sum over the examples of the square of what each adds to hits less
-            confidence.
-        num_draws: Of resamples.
-        seed: Of the draws.
+        sums: Sums over the examples, float[4, classes, bins]: count, hits and confidence as in
+            `classwise_calibration_error`, and the squares of each example's hits minus confidence.
+        num_draws: Number of resamples.
+        seed: Seed of the draws.
 
     Returns:
-        float64[num_draws], in [0, 1].
+        The errors in [0, 1], float64[num_draws].
     """
     random = np.random.default_rng(seed)
     count, hits, confidence, squares = np.asarray(sums, np.float64)
@@ -180,20 +183,21 @@ def drawn_classwise_errors(sums: np.ndarray, num_draws: int, seed: int) -> np.nd
 def reliability_bins(
     confidence: np.ndarray, correct: np.ndarray, num_bins: int = 15
 ) -> dict[str, np.ndarray]:
-    """Computes a reliability diagram: accuracy against confidence, by bin of confidence.
+    """Computes a reliability diagram: accuracy and mean confidence in bins of confidence.
 
     Args:
         confidence: Probability of the predicted class, in [0, 1]; float[rows].
-        correct: Whether it is the label: 0, 1, or the `credit` of a tie in between; float[rows].
-        num_bins: Of equal width, as in `expected_calibration_error`; at least 1.
+        correct: `credit` of the predicted class: 1 if it is the label, 0 if not, a value between
+            for ties; float[rows].
+        num_bins: Number of bins of equal width, as in `expected_calibration_error`; at least 1.
 
     Returns:
-        Means `confidence` and `accuracy` in [0, 1], NaN in a bin without rows, and `count`, the
-        number of its rows; float64[bins] each.
+        The means `confidence` and `accuracy` in [0, 1], NaN in a bin without rows, and the number
+        of rows `count`; float64[bins] each.
 
     Raises:
-        ValueError: If the arrays do not fit each other, hold no row or a NaN, if a confidence is
-            not in [0, 1], or if there is no bin.
+        ValueError: If the lengths differ, there are no rows, a number is NaN, a confidence is not
+            in [0, 1], or `num_bins` is less than 1.
 
     >>> bins = reliability_bins(np.array([0.75, 1.0]), np.array([1, 0]), num_bins=2)
     >>> bins["confidence"].tolist(), bins["accuracy"].tolist(), bins["count"].tolist()
@@ -207,29 +211,29 @@ def reliability_bins(
         np.bincount(bins, values, minlength=num_bins)
         for values in (np.ones(len(bins)), confidence, correct)
     )
-    with np.errstate(invalid="ignore"):  # 0 / 0 is the NaN of an empty bin
+    with np.errstate(invalid="ignore"):  # 0 / 0 gives the NaN of an empty bin.
         return {"confidence": total / count, "accuracy": right / count, "count": count}
 
 
 def _checked(
     confidence: np.ndarray, correct: np.ndarray, num_bins: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Confidences and whether they are right, float64[rows] each."""
+    """Returns confidences and credits as float64[rows]; raises if they are invalid."""
     if num_bins < 1:
-        raise ValueError(f"There is at least one bin. Received: num_bins={num_bins}. Try 15.")
+        raise ValueError(f"num_bins={num_bins} is less than 1. Try 15.")
     confidence, correct = paired(confidence, correct)
     outside = (confidence < 0) | (confidence > 1 + _ROUNDING)
     if outside.any():
         raise ValueError(
-            f"Confidences are probabilities, in [0, 1]. Received: {outside.sum()} of "
-            f"{len(confidence)} outside, such as {confidence[outside][0]}. Take the softmax of the "
-            "logits, or the exponential of the log-probabilities."
+            f"{outside.sum()} of {len(confidence)} confidences are outside [0, 1], such as "
+            f"{confidence[outside][0]}. Take the softmax of the logits, or the exponential of the "
+            "log-probabilities."
         )
     return confidence, correct
 
 
 def _bins(confidence: np.ndarray, num_bins: int) -> np.ndarray:
     """Returns the bin of each confidence; int[rows] in [0, num_bins)."""
-    # In float32, where 0.6 * 15 is 9 and so on the edge, whichever precision it came in.
+    # In float32, 0.6 * 15 is exactly 9, which lies on the edge, for inputs of any precision.
     edges = np.ceil(confidence.astype(np.float32) * np.float32(num_bins)).astype(np.intp)
     return np.clip(edges - 1, 0, num_bins - 1)

@@ -1,4 +1,4 @@
-"""The catalogue of metrics, and what reports need to know of each."""
+"""The catalogue of metrics, with the properties that reports read."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,23 +23,27 @@ from dist_ens.metrics.metric import (
 )
 from dist_ens.metrics.ranking import area_under_risk_coverage, risk_at_coverage
 
-# Name of the score of a loss function, where an ensemble has no objective.
+# Name of the score of an ensemble whose loss is a function and not an objective.
 LOSS = "loss"
-# Bins of the calibration errors.
+# Number of bins of the calibration errors.
 NUM_BINS = 15
 # Probability of the central intervals whose coverage and width are scored.
 INTERVAL_LEVEL = 0.9
 
 
 def _nll(name: str) -> Reduction:
+    """Returns the reduction to the mean negative log-likelihood."""
     return lambda rows: in_own_unit("log density", rows.mean(name), rows.unit)
 
 
 def _root(name: str) -> Reduction:
+    """Returns the reduction to the square root of the mean."""
     return lambda rows: np.sqrt(rows.mean(name)) * rows.unit
 
 
 def _calibration(error: Callable[..., Any]) -> Reduction:
+    """Returns the reduction to a calibration error of the most probable class."""
+
     def reduce(rows: Rows) -> Any:
         confidence, correct = (rows.statistics[name] for name in _TOP)
         return rows.ordered(
@@ -52,6 +56,7 @@ def _calibration(error: Callable[..., Any]) -> Reduction:
 
 
 def _classwise(rows: Rows) -> Any:
+    """Returns the classwise calibration error of rows."""
     sums = np.asarray(rows.classwise)
 
     def error() -> Any:
@@ -63,6 +68,8 @@ def _classwise(rows: Rows) -> Any:
 
 
 def _risk(risk: Callable[..., Any], *level: float) -> Reduction:
+    """Returns the reduction to a risk under selective prediction."""
+
     def reduce(rows: Rows) -> Any:
         confidence, errors = rows.statistics["confidence"], 1 - rows.statistics["correct"]
         return rows.ordered(
@@ -73,12 +80,14 @@ def _risk(risk: Callable[..., Any], *level: float) -> Reduction:
 
 
 def _coverage_of_pit(rows: Rows) -> Any:
+    """Returns the coverage of the central interval, from the PIT values of rows."""
     pit = rows.statistics["pit"]
     inside = np.where(np.isnan(pit), np.nan, np.abs(pit - 0.5) <= INTERVAL_LEVEL / 2)
     return rows.of_weights(lambda weights: mean_of(inside, weights))
 
 
 def _spread_skill(rows: Rows) -> Any:
+    """Returns the ratio of the predicted standard deviation to the RMSE."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.sqrt(rows.mean("variance")) / np.sqrt(rows.mean("squared_error"))
 
@@ -192,9 +201,9 @@ REGRESSION: tuple[Metric, ...] = (
 
 # All metrics by name, in the order of the columns on the screen.
 CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in (*CLASSIFICATION, *REGRESSION)}
-# Metrics that sum up a run; those that it has come first.
+# Metrics that summarise a run, the most important one first.
 HEADLINES = (ACCURACY, RMSE, NLL, PINBALL, MAE)
-# Metrics that tell an ensemble from its mean member, and whose course over training is drawn.
+# Metrics that compare an ensemble with its mean member, and whose training curves are drawn.
 COMPARED = (ACCURACY, RMSE, NLL)
 # Metrics of ensembles of 1, 2, … members.
 BY_SIZE = (NLL, ACCURACY, RMSE)
@@ -204,11 +213,11 @@ UNDER_SHIFT = (ACCURACY, NLL, ECE, RMSE, MUTUAL_INFORMATION)
 
 @dataclasses.dataclass(frozen=True)
 class Uncertainty:
-    """A measure by which examples out of distribution are told from those within.
+    """A measure of uncertainty that detects examples out of distribution.
 
     Attributes:
         name: Key of the measure.
-        statistic: Row statistic that it reads.
+        statistic: Row statistic that the measure reads.
         sign: 1 if the measure is higher out of distribution, -1 if it is lower.
     """
 
@@ -239,7 +248,7 @@ EXAMPLE_FIELDS: dict[str, str] = {
 
 
 def headlines(scores: Iterable[str]) -> list[Metric]:
-    """Returns the metrics among `scores` that sum up a run, the most telling one first."""
+    """Returns the metrics among `scores` that summarise a run, the most important one first."""
     names = set(scores)
     return [metric for metric in HEADLINES if metric.name in names]
 
@@ -248,7 +257,7 @@ def described(name: str, others: Mapping[str, Any]) -> tuple[str, str | None]:
     """Returns the label and the direction of a metric.
 
     Args:
-        name: Name of the metric, or of a measure or field that is no metric.
+        name: Name of a metric, of a measure of uncertainty or of a field of an example.
         others: Descriptions of metrics outside the catalogue, see `Metric.describe`.
     """
     if name in CATALOGUE:
@@ -258,7 +267,7 @@ def described(name: str, others: Mapping[str, Any]) -> tuple[str, str | None]:
 
 
 def direction_of(name: str, metrics: Sequence[Metric] = ()) -> str | None:
-    """Returns whether "lower" or "higher" is better of a score; None if that is not known.
+    """Returns whether a "lower" or a "higher" score is better; None if that is not known.
 
     Args:
         name: Name of a metric, or of a loss function or its auxiliary scalar.
@@ -272,7 +281,14 @@ def direction_of(name: str, metrics: Sequence[Metric] = ()) -> str | None:
 
 
 def label_of(name: str) -> str:
-    """Returns the label of a metric of the catalogue, and any other name with spaces."""
+    """Returns the label of a metric, or its name with spaces if it is not in the catalogue.
+
+    Args:
+        name: Name of the metric.
+
+    >>> label_of("nll"), label_of("my_metric")
+    ('NLL', 'my metric')
+    """
     return described(name, {})[0]
 
 
@@ -282,7 +298,18 @@ def has_unit(scores: Iterable[str]) -> bool:
 
 
 def formatted(scores: Mapping[str, Any], name: str) -> str:
-    """Formats a score: four decimals, or four digits if some score has the targets' unit."""
+    """Returns a score as text.
+
+    Args:
+        scores: Scores by name.
+        name: Name of the score to format.
+
+    Returns:
+        Four decimals, or four significant digits if one of `scores` has the targets' unit.
+
+    >>> formatted({"nll": 0.25}, "nll"), formatted({"rmse": 123.456, "nll": 0.25}, "rmse")
+    ('0.2500', '123.5')
+    """
     return f"{scores[name]:{'.4g' if has_unit(scores) else '.4f'}}"
 
 
@@ -291,8 +318,8 @@ def in_table(scores: Iterable[str], metrics: Sequence[Metric] = ()) -> list[str]
 
     Args:
         scores: Names of all scores.
-        metrics: Metrics outside the catalogue. They and scores that no metric describes follow the
-            catalogue's.
+        metrics: Metrics outside the catalogue. They follow those of the catalogue, as do scores
+            that no metric describes.
     """
     names = list(scores)
     columns = {metric.name: metric for metric in metrics} | CATALOGUE

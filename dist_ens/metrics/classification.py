@@ -1,4 +1,4 @@
-"""Scores of classifiers, from what each of their predictions adds."""
+"""Scores of classifiers, computed from statistics of each prediction."""
 
 import math
 from collections.abc import Mapping
@@ -15,17 +15,17 @@ _TOP = 5
 
 
 def credit(log_probs: jax.Array, labels: jax.Array, k: int = 1) -> jax.Array:
-    """Returns the probability that the label is among the k classes that a prediction chooses.
+    """Returns the probability that the label is among the k most probable classes.
 
     Ties are broken at random, so a label that is tied with other classes counts in part:
 
         credit = clip((k - number of more probable classes) / number of tied classes, 0, 1)
 
-    where the label is one of its own ties. Without ties the credit is 0 or 1. A prediction that
-    gives all classes the same probability has the credit of chance, k / classes.
+    The label itself is one of the tied classes. Without ties the credit is 0 or 1. A prediction
+    with equal probabilities for all classes has the credit k / classes.
 
     Args:
-        log_probs: Log-probabilities or logits; float[..., classes]. Two of -inf are tied.
+        log_probs: Log-probabilities or logits; float[..., classes]. Classes of -inf are tied.
         labels: Classes; int[...], in [0, classes).
         k: Number of classes that are chosen, at least 1.
 
@@ -46,16 +46,23 @@ def credit(log_probs: jax.Array, labels: jax.Array, k: int = 1) -> jax.Array:
 
 
 def classification_values(log_probs: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-    """Returns what each prediction adds to the scores.
+    """Computes the statistics of each prediction from which the scores are computed.
+
+        nll = -log p(label),  brier = sum_c (p(c) - [c = label])^2,  confidence = max_c p(c)
 
     Args:
         log_probs: Normalised log-probabilities, in nats; float[..., classes].
-        labels: int[...], in [0, classes).
+        labels: Classes; int[...], in [0, classes).
 
     Returns:
-        float32[...]: `nll` in nats, `brier` in [0, 2], `confidence` in [0, 1], `entropy` in nats,
-        `prediction`, the first of the most probable classes, `correct`, the `credit` of the label,
-        in [0, 1], and of more than 5 classes `top_5`, its credit among 5 classes.
+        Statistics by name, float32[...] each: `nll` in nats, `brier` in [0, 2], `confidence` in
+        [0, 1], `entropy` in nats, `prediction`, the first of the most probable classes, and
+        `correct`, the `credit` of the label, in [0, 1]. With more than 5 classes also `top_5`, the
+        credit among 5 classes.
+
+    >>> values = classification_values(jnp.log(jnp.array([0.75, 0.25])), jnp.array(0))
+    >>> round(float(values["brier"]), 4), float(values["correct"])  # 0.25**2 + 0.25**2
+    (0.125, 1.0)
     """
     log_probs = log_probs.astype(jnp.float32)
     probs, num_classes = jnp.exp(log_probs), log_probs.shape[-1]
@@ -76,8 +83,8 @@ def classification_values(log_probs: jax.Array, labels: jax.Array) -> dict[str, 
 def votes_of(log_probs: jax.Array) -> jax.Array:
     """Returns the vote of a prediction: 1 for its most probable class, 0 for the others.
 
-    Classes that are tied for the most probable share the vote evenly, which is the vote expected
-    when ties are broken at random.
+    Tied most probable classes share the vote equally, which is the expectation when ties are broken
+    at random.
 
     Args:
         log_probs: Log-probabilities; float[..., classes].
@@ -98,20 +105,24 @@ def diversity_values(
 ) -> dict[str, jax.Array]:
     """Computes the diversity of the members in each prediction.
 
-        aleatoric          = mean_m H(p_m), of members that are samples' means mean_m mean_s H(p_ms)
+        aleatoric          = mean_m H(p_m),  with samples s of each member mean_m mean_s H(p_ms)
         mutual_information = H(mean_m p_m) - aleatoric,  the epistemic part of the entropy
         disagreement       = share of pairs of members that choose different classes
         variance           = mean_m sum_c (p_m(c) - mean_m p_m(c))^2
 
     Args:
         member_log_probs: Normalised log-probabilities, in nats; float[members, ..., classes].
-        member_aleatoric: Mean entropy of the samples whose mean a member is, in nats;
-            float[members, ...]. Default: members are not means of samples.
+        member_aleatoric: Mean entropy of each member's samples, in nats; float[members, ...].
+            Default: members have no samples.
 
     Returns:
-        float32[...] for each name, the first two in nats. A single member has a diversity of 0,
-        except in its samples. Among tied classes a member chooses the first, so that equal
-        members never disagree.
+        Statistics by name, float32[...] each; the first two are in nats. The diversity of a single
+        member without samples is 0. Among tied classes a member chooses the first, so equal members
+        never disagree.
+
+    >>> values = diversity_values(jnp.log(jnp.array([[1.0, 0.0], [0.0, 1.0]])))
+    >>> {name: round(float(value), 4) for name, value in values.items() if name != "aleatoric"}
+    {'mutual_information': 0.6931, 'disagreement': 1.0, 'variance': 0.5}
 
     Source: Depeweg et al. (2018), https://arxiv.org/abs/1710.07283, for the entropies; Lakshmi-
     narayanan et al. (2017), for the variance as a disagreement.
@@ -134,27 +145,32 @@ def diversity_values(
 
 
 def classwise_sums(log_probs: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-    """Sums what a batch adds to the calibration of each class.
+    """Sums the statistics of a batch from which `classwise_calibration_error` is computed.
 
     Args:
         log_probs: Normalised log-probabilities, in nats; float[batch, ..., classes].
         labels: Classes; int[batch, ...], in [0, classes).
-        mask: Examples that count, bool[batch]; or weights, not negative, float[batch, ...].
+        mask: Mask of the examples that count, bool[batch]; or weights, not negative,
+            float[batch, ...].
 
     Returns:
-        float32[4, classes, NUM_BINS]: by bin of the class's probability how many predictions there
-        are, how many of them are of the class, the sum of the probability, and the sum over the
-        examples of the square of what each adds to hits less probabilities.
+        Sums by bin of the class's probability, float32[4, classes, NUM_BINS]: the number of
+        predictions, the number of labels of the class (hits), the probabilities, and the squares of
+        each example's hits minus probabilities.
+
+    >>> sums = classwise_sums(jnp.log(jnp.array([[0.75, 0.25]])), jnp.array([0]), jnp.array([True]))
+    >>> sums[:3].sum(axis=-1).round(4).tolist()  # count, hits and probabilities of each class
+    [[1.0, 1.0], [1.0, 0.0], [0.75, 0.25]]
     """
     num_classes, positions = log_probs.shape[-1], math.prod(labels.shape[1:])
     probs = jnp.exp(log_probs).reshape(len(labels), positions, num_classes)
     hits = jax.nn.one_hot(labels.reshape(len(labels), positions), num_classes)
-    # Bins (0, 1/15], (1/15, 2/15], …
+    # The bins are [0, 1/15], (1/15, 2/15], …
     bins = jnp.clip(jnp.ceil(probs * NUM_BINS).astype(jnp.int32) - 1, 0, NUM_BINS - 1)
     cells = bins + NUM_BINS * jnp.arange(num_classes)[None, None]
     weights = mask.reshape(len(labels), math.prod(mask.shape[1:]))[..., None]
     gaps = hits - probs
-    # The positions of an example are resampled together, what they add is squared as one.
+    # The positions of an example are resampled together, so their sum is squared.
     values = (jnp.ones_like(probs), hits, probs, jnp.square(gaps) if positions == 1 else gaps)
     added = jnp.where((weights > 0)[..., None], jnp.stack(values, axis=-1), 0)
     if weights.dtype != bool:
@@ -179,30 +195,35 @@ def classification_scores(
 ) -> dict[str, Any]:
     """Computes the scores of a classifier.
 
-        accuracy      = mean correct,  top_5 likewise, both with the `credit` of tied classes
+        accuracy      = mean correct,  top_5 the same among 5 classes, both with `credit` for ties
         nll           = -mean log p(label)
         brier         = mean sum_c (p(c) - [c = label])^2,  in [0, 2]
-        ece           = sum_b count_b / count * |accuracy_b - confidence_b|,  aece: in equal bins
+        ece           = sum_b count_b / count * |accuracy_b - confidence_b|,  b: bins of equal width
+        aece          = the same with bins of equal weight
         classwise_ece = the same for the probability of each class, averaged over classes
         aurc          = mean over k of the error of the k most confident predictions
-        risk_at_80    = the error of the 80 % most confident
-        entropy       = mean H(p); and of several members, or samples, what tells them apart
+        risk_at_80    = the error of the 80 % most confident predictions
+        entropy       = mean H(p);  and the means of `diversity_values`
 
     Args:
-        values: Statistics of `classification_values`, and of `diversity_values` where there are
-            several members, by name; float[rows].
-        classwise: Sums of `classwise_sums` over all batches; None leaves `classwise_ece` out.
-        weights: How often each row counts in each resample, float[draws, rows]; None scores the
-            rows themselves.
-        seed: Seed of the resamples of what is summed class by class.
+        values: Statistics of `classification_values` and, for several members, of
+            `diversity_values`, by name; float[rows]. Scores whose statistics are absent are left
+            out.
+        classwise: Sums of `classwise_sums` over all batches. Default: `classwise_ece` is left out.
+        weights: Number of times each row counts in each resample; float[draws, rows]. Default: the
+            rows themselves are scored.
+        seed: Seed of the resamples of the sums over classes.
 
     Returns:
-        A float for each score, or float64[draws] of resamples. A row whose label is tied counts as
-        right in part, so `ece`, `aece`, `aurc` and `risk_at_80` are those expected when ties are
-        broken at random. The other scores do not depend on ties. NaN where a prediction is NaN.
+        A float for each score, or float64[draws] of resamples. A row with a tied label counts as
+        partly correct. So `ece`, `aece`, `aurc` and `risk_at_80` are expectations over random
+        tie-breaking. Scores are NaN if a prediction is NaN.
 
     Raises:
         ValueError: If there is no row.
+
+    >>> classification_scores({"correct": np.array([1.0, 0.0]), "nll": np.array([0.5, 1.5])})
+    {'accuracy': 0.5, 'nll': 1.0}
 
     Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599, for the ECE with equal bins; Brier
     (1950), summed over the classes; Geifman et al. (2019) for the area under the risk-coverage
@@ -212,7 +233,7 @@ def classification_scores(
 
 
 def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:
-    """Log-probabilities of the uniform mixture of the members.
+    """Computes the log-probabilities of the uniform mixture of the members.
 
     Probabilities are averaged, not logits:
 
@@ -222,7 +243,7 @@ def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:
         member_log_probs: Normalised log-probabilities, in nats; float[members, ...].
 
     Returns:
-        Log-probabilities, in nats; float[...]. Those of one member alone are its own.
+        Log-probabilities, in nats; float[...]. A single member's log-probabilities are unchanged.
 
     >>> jnp.exp(mixture_log_probs(jnp.log(jnp.array([[0.25], [0.75]])))).round(4)
     Array([0.5], dtype=float32)
@@ -242,5 +263,8 @@ def entropy(log_probs: jax.Array) -> jax.Array:
 
     Returns:
         Entropy, in nats; float[...].
+
+    >>> round(float(entropy(jnp.log(jnp.array([0.5, 0.5])))), 4)  # log 2
+    0.6931
     """
     return -jnp.where(jnp.isneginf(log_probs), 0, jnp.exp(log_probs) * log_probs).sum(axis=-1)

@@ -13,23 +13,26 @@ from dist_ens.metrics.means import mean_of
 
 UNITS = ("nats", "target", "target^2", "")
 DIRECTIONS = ("lower", "higher", None)
-# Stand among the statistics that a metric needs for the sums that `classwise_sums` makes, and for
-# weights without fractions.
+# A metric lists these names among its statistics if it needs the sums of `classwise_sums`, or
+# weights that are whole numbers.
 CLASSWISE = "classwise"
 WHOLE_WEIGHTS = "whole_weights"
 
 
 class Rows:
-    """Row statistics of one predictor, from which its metrics are computed.
+    """The row statistics of one predictor, from which its metrics are computed.
 
     Args:
         statistics: Statistics by name; float32[rows] each.
-        classwise: Sums over all rows, see `classwise_sums`; None or empty without classes.
-        unit: Standard deviation by which the targets were divided; 1 for the targets' own unit.
-        weights: Weight of each row, positive; float64[rows]. None weights all rows equally.
-        draws: How often each row counts in each resample, float32[draws, rows]. None: the metrics
-            of the rows themselves are computed.
-        seed: Seed of the resamples of what is summed class by class.
+        classwise: Sums over all rows, see `classwise_sums`. None or empty without classes.
+        unit: Standard deviation by which the targets were divided. 1 for the targets' own unit.
+        weights: Weight of each row, positive; float64[rows]. Default: all rows count equally.
+        draws: Number of times each row counts in each resample; float32[draws, rows]. Default: the
+            metrics of the rows themselves are computed.
+        seed: Seed of the resamples of the sums over classes.
+
+    >>> Rows({"correct": np.array([1.0, 0.0])}, weights=np.array([3.0, 1.0])).mean("correct")
+    0.75
     """
 
     def __init__(
@@ -75,8 +78,8 @@ class Rows:
         """Returns a score that is a function of the rows' weights.
 
         Args:
-            score: Function of float[draws, rows] that returns float64[draws], and of None, which
-                weights all rows equally, that returns a float.
+            score: Function of the weights float[draws, rows] that returns float64[draws]. Without
+                weights it is called with None, and returns a float.
 
         Returns:
             A float, or float64[draws] of resamples.
@@ -87,7 +90,11 @@ class Rows:
         return value
 
     def ordered(self, score: Callable[[], Any]) -> Any:
-        """Returns a score that sorts predictions by confidence; NaN if some have no order."""
+        """Returns a score that sorts predictions by confidence; NaN if a prediction is NaN.
+
+        Args:
+            score: Function that computes the score.
+        """
         nll = self.statistics.get("nll", np.zeros(1))
         if np.isfinite(self.statistics["confidence"]).all() and not np.isnan(nll).any():
             return score()
@@ -102,20 +109,20 @@ Statistic = Callable[[Mapping[str, jax.Array], jax.Array], jax.Array]
 class Metric:
     """A score of predictions: a statistic of each row, and its reduction over the rows.
 
-    A metric of your own is a function of predictions and labels. Its score is the weighted mean of
-    the function's values over all rows.
+    A custom metric is a function of predictions and labels. Its score is the weighted mean of the
+    function's values over all rows.
 
     Attributes:
         name: Key of the score in `Scores`, files and log lines.
         statistic: Function `statistic(prediction, labels) -> float[batch, ...]` that returns one
             number for each label. `prediction` is the summary of a predictive distribution:
             `log_probs` [batch, ..., classes]; `mean` and `variance` [batch]; or `quantiles`
-            [batch, levels]. Standardised targets stay standardised in both arguments. None: the
+            [batch, levels]. Standardised targets stay standardised in both arguments. Default: the
             distribution computes the statistics.
         label: Name in reports; default: `name` with spaces.
-        unit: Unit of the score: "nats", "target" or "target^2", which are the unit of the labels
-            and its square, or "" for a number without a unit.
-        direction: Whether "lower" or "higher" is better; None where neither is.
+        unit: Unit of the score: "nats", "target" for the unit of the labels, "target^2" for its
+            square, or "" for a number without a unit.
+        direction: Whether "lower" or "higher" is better. None if neither is.
         statistics: Names of the row statistics that the reduction takes; default: `name`.
         reduce: Function of `Rows` that returns a float, or float64[draws] of resamples; default:
             the weighted mean of the statistic, in the labels' own unit.
@@ -170,7 +177,7 @@ class Metric:
         return float(value) if np.ndim(value) == 0 else value
 
     def describe(self) -> dict[str, Any]:
-        """Returns label, unit and direction, as JSON holds them."""
+        """Returns label, unit and direction as JSON values."""
         return {"label": self.label, "unit": self.unit, "direction": self.direction}
 
 
@@ -178,8 +185,8 @@ def scores_of(metrics: Iterable[Metric], rows: Rows) -> dict[str, Any]:
     """Computes the metrics whose statistics exist.
 
     Args:
-        metrics: Metrics, in the order of the result. Of two with one name the first that can be
-            computed counts.
+        metrics: Metrics, in the order of the result. If two have the same name, the first one that
+            can be computed is used.
         rows: Row statistics of one predictor.
 
     Returns:
@@ -187,6 +194,9 @@ def scores_of(metrics: Iterable[Metric], rows: Rows) -> dict[str, Any]:
 
     Raises:
         ValueError: If there is no row.
+
+    >>> scores_of([Metric("miss")], Rows({"miss": np.array([1.0, 0.0])}))
+    {'miss': 0.5}
     """
     if not all(len(values) for values in rows.statistics.values()):
         raise ValueError("There are no rows to score. Give at least one example.")
@@ -205,7 +215,10 @@ def in_own_unit(unit: str, value: Any, scale: Any, shift: float = 0.0) -> Any:
             for the negative logarithm of a density over targets.
         value: Number, or array of numbers.
         scale: Standard deviation by which the targets were divided; number, or array.
-        shift: Mean that was subtracted before.
+        shift: Mean that was subtracted from the targets before the division.
+
+    Returns:
+        The number in the targets' own unit, or unchanged for other units.
     """
     if unit == "target":
         return value * scale

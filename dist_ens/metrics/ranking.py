@@ -1,4 +1,4 @@
-"""How well a score puts rows in order: the errors last, or what is out of distribution first."""
+"""Ranking metrics: risk under selective prediction, and detection out of distribution."""
 
 import functools
 
@@ -6,34 +6,37 @@ import numpy as np
 
 from dist_ens.metrics.resampling import over_draws
 
-# The share of the out-of-distribution rows that `fpr95` has detected.
+# Fraction of the out-of-distribution rows that are detected at the threshold of `fpr95`.
 _DETECTED = 0.95
 
 
 def area_under_risk_coverage(
     confidence: np.ndarray, errors: np.ndarray, weights: np.ndarray | None = None
 ) -> float | np.ndarray:
-    """Computes the mean risk over all coverages (AURC), of the k most confident rows for every k.
+    """Computes the area under the risk-coverage curve (AURC).
 
         aurc = 1/n sum_{k=1..n} 1/k sum_{j=1..k} e_j,  rows from the most confident to the least
 
-    Rows of one confidence have the mean of their errors each: the expectation over their orders.
-    A row of weight w is w rows. A group of m such rows, of mean error e, that follows C rows of
-    total error E adds, with the harmonic numbers H,
+    It is the mean, over all k, of the mean error of the k most confident rows. Rows of equal
+    confidence each get the mean of their errors, which is the expectation over their random order.
+    A row of weight w counts as w rows. Let a group of m rows of equal confidence and mean error e
+    follow C rows of total error E. With the harmonic numbers H, the group adds
 
         sum_{j=1..m} (E + j e) / (C + j) = m e + (E - C e) (H(C + m) - H(C))
 
     Args:
-        confidence: Higher is more confident, infinite too; float[rows].
-        errors: 0 or 1, or any loss; float[rows], finite.
-        weights: How often each row is drawn, whole numbers; float[draws, rows]. None: once.
+        confidence: Confidence of each prediction, higher is more confident; float[rows]. It may be
+            infinite.
+        errors: Error of each prediction, 0 or 1 or any finite loss; float[rows].
+        weights: Number of times each row is drawn in each resample, whole numbers;
+            float[draws, rows]. Default: every row counts once.
 
     Returns:
-        In the unit of the errors: a float, or float64[draws] with weights.
+        The risk in the unit of the errors: a float, or float64[draws] with weights.
 
     Raises:
-        ValueError: If the arrays do not fit each other, hold no row or a NaN, if an error is
-            infinite, or if a weight is no count.
+        ValueError: If the lengths differ, there are no rows, a number is NaN, an error is infinite,
+            or a weight is not a whole number.
 
     >>> area_under_risk_coverage(np.array([0.9, 0.8]), np.array([0, 1]))  # (0 + 1/2) / 2
     0.25
@@ -50,11 +53,11 @@ def area_under_risk_coverage(
         places = covered.astype(np.intp)
         if (places != covered).any():
             raise ValueError(
-                "The risk of the k most confident rows needs whole weights, for k is whole. "
-                "Received: some with a fraction. Make them with bootstrap_weights."
+                "Some weights are not whole numbers, and the AURC needs whole weights, which count "
+                "rows. Make them with bootstrap_weights."
             )
         mass, error = np.diff(covered, axis=1), np.diff(lost, axis=1)
-        mean = error / np.maximum(mass, 1)  # a group that is not drawn has no mass, and no error
+        mean = error / np.maximum(mass, 1)  # A group that is not drawn has mass 0 and error 0.
         harmonic = np.take(_harmonic_numbers(int(places.max())), places)
         excess = (lost[:, :-1] - covered[:, :-1] * mean) * np.diff(harmonic, axis=1)
         return (lost[:, -1] + excess.sum(axis=1)) / covered[:, -1]
@@ -68,22 +71,24 @@ def risk_at_coverage(
     coverage: float,
     weights: np.ndarray | None = None,
 ) -> float | np.ndarray:
-    """Computes the mean error of the most confident share of the rows.
+    """Computes the mean error of the most confident fraction of the rows.
 
-    Where the share ends within a row, or within rows of one confidence, they count in part.
+    If the fraction ends within a row, or within rows of equal confidence, these count in part.
 
     Args:
-        confidence: Higher is more confident, infinite too; float[rows].
-        errors: 0 or 1, or any loss; float[rows], finite.
-        coverage: The share, in (0, 1].
-        weights: How often each row is drawn; float[draws, rows]. None: once.
+        confidence: Confidence of each prediction, higher is more confident; float[rows]. It may be
+            infinite.
+        errors: Error of each prediction, 0 or 1 or any finite loss; float[rows].
+        coverage: Fraction of the rows, in (0, 1].
+        weights: Number of times each row is drawn in each resample; float[draws, rows]. Default:
+            every row counts once.
 
     Returns:
-        In the unit of the errors: a float, or float64[draws] with weights.
+        The risk in the unit of the errors: a float, or float64[draws] with weights.
 
     Raises:
-        ValueError: If `coverage` is not in (0, 1], or the arrays do not fit each other, hold no
-            row or a NaN, or if an error is infinite.
+        ValueError: If `coverage` is not in (0, 1], the lengths differ, there are no rows, a number
+            is NaN, or an error is infinite.
 
     >>> risk_at_coverage(np.array([0.9, 0.8]), np.array([0, 1]), coverage=0.75)  # (0 + 1/2) / 1.5
     0.3333333333333333
@@ -91,9 +96,7 @@ def risk_at_coverage(
     Source: Geifman and El-Yaniv (2017), https://arxiv.org/abs/1705.08500.
     """
     if not 0 < coverage <= 1:
-        raise ValueError(
-            f"Coverage is a share of the rows, in (0, 1]. Received: {coverage}. Try 0.9."
-        )
+        raise ValueError(f"coverage={coverage} is not a fraction of the rows in (0, 1]. Try 0.9.")
     confidence, errors = paired(confidence, errors)
     order, ends = ranked(confidence)
     errors = errors[order]
@@ -111,21 +114,22 @@ def risk_at_coverage(
 def risk_coverage_curve(
     confidence: np.ndarray, errors: np.ndarray, num_points: int = 101
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the mean error of the most confident share of the rows, for shares from 0 to 1.
+    """Computes the risk-coverage curve: `risk_at_coverage` for coverages from 0 to 1.
 
-    At 0 it is the limit: the mean error of the rows of the highest confidence.
+    At coverage 0 the risk is the limit, the mean error of the rows of the highest confidence.
 
     Args:
-        confidence: Higher is more confident, infinite too; float[rows].
-        errors: 0 or 1, or any loss; float[rows], finite.
-        num_points: Of the curve, at equal distances; at least 2.
+        confidence: Confidence of each prediction, higher is more confident; float[rows]. It may be
+            infinite.
+        errors: Error of each prediction, 0 or 1 or any finite loss; float[rows].
+        num_points: Number of points of the curve, equally spaced; at least 2.
 
     Returns:
         Coverage, and risk in the unit of the errors; float64[points] each.
 
     Raises:
-        ValueError: If there are fewer than two points, the arrays do not fit each other, hold no
-            row or a NaN, or if an error is infinite.
+        ValueError: If `num_points` is less than 2, the lengths differ, there are no rows, a number
+            is NaN, or an error is infinite.
 
     >>> coverage, risk = risk_coverage_curve(np.array([0.9, 0.8]), np.array([0, 1]), num_points=3)
     >>> risk.tolist()
@@ -134,7 +138,7 @@ def risk_coverage_curve(
     Source: Geifman and El-Yaniv (2017), https://arxiv.org/abs/1705.08500.
     """
     if num_points < 2:
-        raise ValueError(f"A curve needs two points. Received: num_points={num_points}. Try 101.")
+        raise ValueError(f"num_points={num_points} is less than 2. Try 101.")
     confidence, errors = paired(confidence, errors)
     order, ends = ranked(confidence)
     lost = cumulative(errors[order][None], ends)[0]
@@ -149,24 +153,26 @@ def detection_scores(
     weights_in: np.ndarray | None = None,
     weights_out: np.ndarray | None = None,
 ) -> dict[str, float | np.ndarray]:
-    """Scores the detection of rows out of distribution, the positives, by a higher score.
+    """Computes how well a score detects rows out of distribution, which should have higher scores.
 
         auroc = P(out > in) + P(out = in) / 2
         aupr  = sum_t (recall_t - recall_t') precision_t,  over thresholds t, t' the next higher
         fpr95 = P(in >= t) for the largest t with P(out >= t) >= 0.95
 
     Args:
-        scores_in: Of rows in distribution; float[rows_in], infinite too.
-        scores_out: Of rows out of distribution; float[rows_out], likewise.
-        weights_in: How often each row is drawn; float[draws, rows_in]. None: once.
-        weights_out: Likewise, float[draws, rows_out]; given exactly if `weights_in` is.
+        scores_in: Scores of the rows in distribution; float[rows_in]. They may be infinite.
+        scores_out: Scores of the rows out of distribution; float[rows_out]. They may be infinite.
+        weights_in: Number of times each row in distribution is drawn in each resample;
+            float[draws, rows_in]. Default: every row counts once.
+        weights_out: Number of times each row out of distribution is drawn in each resample;
+            float[draws, rows_out]. It is required if and only if `weights_in` is given.
 
     Returns:
-        `auroc`, `aupr` and `fpr95`, each in [0, 1]: a float, or float64[draws] with weights. The
-        `aupr` of a score that tells nothing is rows_out / (rows_in + rows_out).
+        `auroc`, `aupr` and `fpr95`, each in [0, 1]: a float, or float64[draws] with weights. An
+        uninformative score has an `aupr` of rows_out / (rows_in + rows_out).
 
     Raises:
-        ValueError: If a score is NaN, one of the two holds no row, or weights do not fit.
+        ValueError: If a score is NaN, one of the two has no rows, or the weights do not match them.
 
     >>> detection_scores(np.array([0.0, 2.0]), np.array([1.0, 3.0]))
     {'auroc': 0.75, 'aupr': 0.8333333333333333, 'fpr95': 0.5}
@@ -183,12 +189,12 @@ def detection_scores(
         covered, detected = cumulative(block, ends), cumulative(block * is_out, ends)
         alarms = covered - detected
         num_out, num_in = detected[:, -1], alarms[:, -1]
-        higher = (detected[:, :-1] + detected[:, 1:]) / 2  # half of those that are tied
+        higher = (detected[:, :-1] + detected[:, 1:]) / 2  # Tied rows count half.
         auroc = (np.diff(alarms, axis=1) * higher).sum(axis=1) / (num_in * num_out)
-        # Above the highest row that is drawn: nothing of nothing, which adds nothing.
+        # Above the highest drawn row the precision is 0 / 0, which must add 0.
         precision = detected / np.maximum(covered, np.finfo(np.float64).tiny)
         aupr = (np.diff(detected, axis=1) * precision[:, 1:]).sum(axis=1) / num_out
-        # The first place, for thresholds fall; counts decide it exactly.
+        # Thresholds descend, so the first place has the largest one. Counts compare exactly.
         enough = (detected >= _DETECTED * num_out[:, None]).argmax(axis=1)
         fpr95 = alarms[np.arange(len(alarms)), enough] / num_in
         return np.stack([auroc, aupr, fpr95], axis=1)
@@ -199,14 +205,14 @@ def detection_scores(
 
 
 def ranked(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows from the highest score to the lowest, and where groups of equal scores end.
+    """Returns the rows in descending order of their scores, and the ends of groups of equal scores.
 
     Args:
-        scores: float64[rows], without NaN.
+        scores: Scores without NaN; float64[rows].
 
     Returns:
-        The rows in order, int[rows], and how many there are up to the end of each group, after a
-        zero; int[groups + 1].
+        The positions of the rows in order, int[rows]; and 0 followed by the number of rows up to
+        the end of each group, int[groups + 1].
 
     >>> order, ends = ranked(np.array([1.0, 3.0, 1.0]))
     >>> order.tolist(), ends.tolist()
@@ -219,14 +225,14 @@ def ranked(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cumulative(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Sums of the values up to the end of each group.
+    """Computes the sums of the values up to the end of each group.
 
     Args:
-        values: float64[draws, rows].
-        ends: Of `ranked`; int[groups + 1].
+        values: Values of the rows in order; float64[draws, rows].
+        ends: Ends of the groups, from `ranked`; int[groups + 1].
 
     Returns:
-        float64[draws, groups + 1], the first of them zero.
+        The sums, float64[draws, groups + 1]. The first of a draw is 0.
 
     >>> cumulative(np.array([[1.0, 2.0, 3.0]]), np.array([0, 1, 3]))
     array([[0., 1., 6.]])
@@ -237,43 +243,47 @@ def cumulative(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def paired(confidence: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Confidences and what goes with them, checked; float64[rows] each.
+    """Returns confidences and outcomes as float64[rows], checked.
+
+    Args:
+        confidence: Confidence of each prediction; float[rows].
+        values: Outcome of each prediction, such as its error; float[rows].
 
     Raises:
-        ValueError: If they are not as many, none, or a confidence is NaN or a value not finite.
+        ValueError: If the lengths differ, there are no rows, a confidence is NaN, or an outcome is
+            not finite.
     """
     confidence, values = _rows(confidence), np.asarray(values, np.float64)
     if values.shape != confidence.shape:
         raise ValueError(
-            "Every confidence goes with one outcome. Received: shapes "
-            f"{confidence.shape} and {values.shape}. Give both of the same rows."
+            f"Confidences and outcomes have the shapes {confidence.shape} and {values.shape}. Give "
+            "one outcome for each confidence."
         )
     if not np.isfinite(values).all():
         raise ValueError(
-            "Outcomes must be finite, for their mean is scored. Received: "
-            f"{np.sum(~np.isfinite(values))} of {len(values)} infinite or NaN. Clip the loss, or "
-            "leave these rows out."
+            f"{np.sum(~np.isfinite(values))} of {len(values)} outcomes are infinite or NaN, so "
+            "they have no mean. Clip the loss, or leave these rows out."
         )
     return confidence, values
 
 
-@functools.lru_cache(maxsize=1)  # all draws of a bootstrap have as many rows
+@functools.lru_cache(maxsize=1)  # All draws of a bootstrap have the same number of rows.
 def _harmonic_numbers(last: int) -> np.ndarray:
-    """1 + 1/2 + … + 1/n for n = 0, 1, …, last."""
+    """Returns 1 + 1/2 + … + 1/n for n = 0, 1, …, last."""
     return np.append(0.0, np.cumsum(1 / np.arange(1, last + 1)))
 
 
 def _rows(scores: np.ndarray) -> np.ndarray:
-    """Scores that can be put in order, float64[rows]."""
+    """Returns scores as float64[rows]; raises if there are none or one is NaN."""
     scores = np.asarray(scores, np.float64)
     if scores.ndim != 1 or not scores.size:
         raise ValueError(
-            "Scores are those of one predictor, float[rows], of at least one row. Received: shape "
-            f"{scores.shape}. Take one predictor at a time."
+            f"The scores have the shape {scores.shape}. Give those of one predictor, float[rows], "
+            "for at least one row."
         )
     if np.isnan(scores).any():
         raise ValueError(
-            f"Scores must be numbers, to be put in order. Received: {np.isnan(scores).sum()} of "
-            f"{len(scores)} NaN. Leave these rows out."
+            f"{np.isnan(scores).sum()} of {len(scores)} scores are NaN and cannot be ranked. Leave "
+            "these rows out."
         )
     return scores

@@ -1,7 +1,7 @@
-"""Recalibration: pool the members, then calibrate the pooled prediction on validation data.
+"""Recalibration of the pooled prediction on validation data.
 
-The members' probabilities are averaged first, and one map is fitted on the mean: members that were
-each calibrated are no longer calibrated when averaged. A map is never fitted on test data.
+The members' probabilities are averaged first, and one map is fitted on the mean. Averaging members
+that were calibrated one by one would lose the calibration. A map is never fitted on test data.
 """
 
 import dataclasses
@@ -14,29 +14,30 @@ from scipy.special import log_softmax, softmax
 
 from dist_ens.errors import UserError
 
-# The smallest normal float32. Lower probabilities, 0 too, count as this one, before a map and after
-# it: all logarithms are finite, at least -87.34, and none calibrated is 0 in float32.
+# The smallest normal float32. Lower probabilities are raised to this one before and after a map. So
+# all logarithms are at least -87.34, and no calibrated probability is 0 in float32.
 MIN_PROB = float(np.finfo(np.float32).tiny)
-# Where no temperature is best: rows without an error ask for ever lower ones, noise for higher.
+# Bounds of the temperature. Rows without errors have no lowest best temperature, and noise has no
+# highest one.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
 # Sum over the rows of |probability - [label = c]| below which class c is separated from all others.
 _SEPARATED = 1e-2
-_LIMIT_REACHED = 1  # the status of scipy's L-BFGS at its limit of iterations or evaluations
+_LIMIT_REACHED = 1  # Status of scipy's L-BFGS at its limit of iterations or evaluations.
 _LISTED = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Recalibration:
-    """A map from log-probabilities to calibrated ones.
+    """A map from log-probabilities to calibrated log-probabilities.
 
-    `Recalibration(method, parameters)` makes the same map again from JSON.
+    `Recalibration(method, parameters)` restores a map from its JSON values.
 
     Attributes:
-        method: A name in `RECALIBRATIONS`.
-        parameters: Numbers and lists of numbers: of temperature `temperature`, of vector `scale`
-            and `bias` by class, of isotonic `thresholds` and `values`, a list of each by class.
-        warnings: Sentences that say where the validation rows leave the parameters undetermined: an
-            optimum that lies at a bound or at infinity, or a label of probability 0.
+        method: Name in `RECALIBRATIONS`.
+        parameters: Numbers and lists of numbers: `temperature` for temperature, `scale` and `bias`
+            by class for vector, `thresholds` and `values`, lists by class, for isotonic.
+        warnings: Sentences about parameters that the validation rows do not determine: an optimum
+            at a bound or at infinity, or a label of probability 0.
     """
 
     method: str
@@ -49,42 +50,45 @@ class Recalibration:
         They are finite and normalised.
 
         Args:
-            log_probs: Of the ensemble, in nats, -inf for a probability of 0; float[rows, classes].
+            log_probs: Log-probabilities of the ensemble, in nats, -inf for a probability of 0;
+                float[rows, classes].
 
         Raises:
-            UserError: For other classes than in the fit, NaN, or numbers above 0.
+            UserError: If the number of classes is not that of the fit, or a number is NaN or above
+                0.
         """
         log_probs = _checked(log_probs)
         fitted = {len(v) for v in self.parameters.values() if isinstance(v, list)}
         if fitted - {log_probs.shape[1]}:
             raise UserError(
-                "A map calibrates the classes that it was fitted on. Received: "
-                f"{log_probs.shape[1]} classes, fitted on {fitted.pop()}. Fit it on predictions of "
-                "these classes."
+                f"The predictions have {log_probs.shape[1]} classes, and the map was fitted on "
+                f"{fitted.pop()}. Fit it on predictions of these classes."
             )
         return np.maximum(_MAPS[self.method](log_probs, **self.parameters), np.log(MIN_PROB))
 
 
 def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
-    """Fits one temperature for all classes, which changes no prediction's order of classes.
+    """Fits one temperature for all classes, which keeps the order of the classes.
 
         p(c | x) = softmax_c(log_probs(x) / T),  T minimises the mean of -log p(label | x)
 
-    The mean is convex in 1/T: its slope has one zero, which is found. Rows without an error have
-    none, nor have predictions no better than chance: T is then `MIN_TEMPERATURE` or
-    `MAX_TEMPERATURE`, and 1 where T changes nothing. The map's `warnings` say so.
+    The mean is convex in 1/T. T is limited to [`MIN_TEMPERATURE`, `MAX_TEMPERATURE`]. Rows without
+    errors give the lower bound, and predictions no better than chance the upper bound. T is 1 if it
+    changes nothing. The map's `warnings` report these cases.
 
     Args:
-        log_probs: Of the ensemble on validation data, in nats, -inf for 0; float[rows, classes].
-        labels: int[rows], in [0, classes).
+        log_probs: Log-probabilities of the ensemble on validation data, in nats, -inf for a
+            probability of 0; float[rows, classes].
+        labels: Labels of the validation data; int[rows], in [0, classes).
 
     Returns:
-        The map; its parameter `temperature` is above 1 where predictions were overconfident.
+        The map. Its parameter `temperature` is above 1 if the predictions were overconfident.
 
     Raises:
-        UserError: If there are no rows, or labels or log-probabilities that cannot be.
+        UserError: If there are no rows, the lengths differ, a label is not in [0, classes), or a
+            log-probability is NaN or above 0.
 
-    >>> log_probs = np.log([[0.9, 0.1]] * 4)  # 90 % sure, and right 3 times of 4
+    >>> log_probs = np.log([[0.9, 0.1]] * 4)  # confidence 0.9, and 3 of 4 labels are class 0
     >>> recalibration = fit_temperature(log_probs, np.array([0, 0, 0, 1]))
     >>> round(recalibration.parameters["temperature"], 6)
     2.0
@@ -101,7 +105,7 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
     def slope(inverse_temperature: float) -> float:
         return float((softmax(inverse_temperature * gaps, axis=1) * gaps).sum(axis=1).mean())
 
-    if slope(1.0) == 0:  # as it is everywhere if all classes are equally likely in all rows
+    if slope(1.0) == 0:  # The slope is 0 everywhere if all classes are equally probable.
         inverse = 1.0
     elif slope(1 / MIN_TEMPERATURE) <= 0:
         inverse = 1 / MIN_TEMPERATURE
@@ -134,24 +138,25 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
 
         p(c | x) = softmax_c(scale * log_probs(x) + bias)
 
-    minimises the mean of -log p(label | x), which is convex, by L-BFGS from the fitted temperature.
-    Biases are determined but for a constant, and sum to 0, as the slopes along them do. Rows that
-    can be separated without an error have no minimum: the search ends where slopes are below 1e-9,
-    and the map's `warnings` say so.
+    The mean of -log p(label | x) is convex. L-BFGS minimises it, starting from the fitted
+    temperature. The biases are determined up to a constant, and sum to 0. The mean has no minimum
+    if the rows can be separated without an error. The search then ends with slopes below 1e-9, and
+    the map's `warnings` report it.
 
     Args:
-        log_probs: Of the ensemble on validation data, in nats, -inf for 0; float[rows, classes].
-        labels: int[rows], in [0, classes), each class at least once.
+        log_probs: Log-probabilities of the ensemble on validation data, in nats, -inf for a
+            probability of 0; float[rows, classes].
+        labels: Labels of the validation data; int[rows], in [0, classes), each class at least once.
 
     Returns:
-        The map, with parameters `scale` and `bias`, each a list by class.
+        The map with the parameters `scale` and `bias`, each a list by class.
 
     Raises:
-        UserError: If there are no rows, a class without a row, or labels or log-probabilities that
-            cannot be.
+        UserError: If there are no rows, a class has no row, the lengths differ, a label is not in
+            [0, classes), or a log-probability is NaN or above 0.
 
     >>> log_probs = np.log([[0.5, 0.5], [0.8, 0.2], [0.2, 0.8]] * 4)
-    >>> labels = np.array([0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1])  # of class 0: 3, 3 and 1 of 4
+    >>> labels = np.array([0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1])  # class 0 in 3, 3 and 1 of 4 rows
     >>> np.exp(fit_vector(log_probs, labels)(log_probs[:3])).round(3)
     array([[0.75, 0.25],
            [0.75, 0.25],
@@ -187,7 +192,7 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
     calibrated = log_softmax(scale * log_probs + bias, axis=1)
     excess = np.exp(calibrated)
     excess[rows, labels] -= 1
-    # A class that some row is confused with has a sum of about 1 or more, any other nearly 0.
+    # A class that is confused with another has a sum of about 1 or more, any other class nearly 0.
     separated = np.flatnonzero(np.abs(excess).sum(axis=0) < _SEPARATED).tolist()
     if separated and num_classes > 1:
         warnings.append(
@@ -207,29 +212,30 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
 
 
 def fit_isotonic(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
-    """Fits for each class the rising function of its probability with the least squared error.
+    """Fits an isotonic regression of [label = c] on the probability of class c, for each class c.
 
-        p(c | x) = f_c(p_c(x)) / sum_k f_k(p_k(x)),  f_c fitted to [label = c], linear between steps
+        p(c | x) = f_c(p_c(x)) / sum_k f_k(p_k(x)),  f_c increasing, linear between thresholds
 
-    Rows for which all f are 0 are given equal probabilities. An f is exactly 0 below the lowest
-    probability with which its class occurred in validation; a test row of that class then costs
-    87 nats, so judge it by accuracy, Brier score and calibration error, and fit it on many rows.
-    The map's `warnings` name the classes whose f is a single step from 0 to 1.
+    Rows for which all f are 0 get equal probabilities. An f is exactly 0 below the lowest
+    probability with which its class occurred in validation. A test row of that class then costs
+    87 nats. So fit the map on many rows, and judge it by accuracy, Brier score and calibration
+    error. The map's `warnings` name the classes whose f is a single step from 0 to 1.
 
     Args:
-        log_probs: Of the ensemble on validation data, in nats, -inf for 0; float[rows, classes].
-        labels: int[rows], in [0, classes), each class at least once.
+        log_probs: Log-probabilities of the ensemble on validation data, in nats, -inf for a
+            probability of 0; float[rows, classes].
+        labels: Labels of the validation data; int[rows], in [0, classes), each class at least once.
 
     Returns:
-        The map, with parameters `thresholds` and `values`, each a list of lists by class.
+        The map with the parameters `thresholds` and `values`, each a list of lists by class.
 
     Raises:
-        UserError: If there are no rows, a class without a row, or labels or log-probabilities that
-            cannot be.
+        UserError: If there are no rows, a class has no row, the lengths differ, a label is not in
+            [0, classes), or a log-probability is NaN or above 0.
 
     >>> log_probs = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.2, 0.8]])
     >>> recalibration = fit_isotonic(log_probs, np.array([0, 1, 0, 1]))
-    >>> np.exp(recalibration(log_probs)).round(6)  # 0.8 and 0.7 were in the wrong order: 1 of 2
+    >>> np.exp(recalibration(log_probs)).round(6)  # 0.8 and 0.7 are pooled: class 0 in 1 of 2 rows
     array([[1. , 0. ],
            [0.5, 0.5],
            [0.5, 0.5],
@@ -238,7 +244,7 @@ def fit_isotonic(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
     Source: Zadrozny and Elkan (2002), "Transforming classifier scores into accurate multiclass
     probability estimates".
     """
-    from sklearn.isotonic import IsotonicRegression  # takes long to import, and is seldom needed
+    from sklearn.isotonic import IsotonicRegression  # Slow to import, and rarely needed.
 
     log_probs, labels = _validation(log_probs, labels)
     _check_every_class_occurs(labels, log_probs.shape[1])
@@ -271,23 +277,26 @@ RECALIBRATIONS: dict[str, Callable[[np.ndarray, np.ndarray], Recalibration]] = {
 
 
 def fit_variance_scale(means: np.ndarray, variances: np.ndarray, targets: np.ndarray) -> float:
-    """Fits the factor on all variances with which normal distributions match real targets best.
+    """Fits one factor for all variances of normal distributions.
 
         scale = mean((y - mean)^2 / variance)
 
-    minimises the mean of -log N(y; mean, scale * variance).
+    This factor minimises the mean of -log N(y; mean, scale * variance).
 
     Args:
-        means: Of the ensemble on validation data, in the targets' unit; float[rows].
-        variances: Likewise, in its square, positive; float[rows].
-        targets: float[rows].
+        means: Means that the ensemble predicts on validation data, in the targets' unit;
+            float[rows].
+        variances: Variances that the ensemble predicts on validation data, positive, in the
+            targets' unit squared; float[rows].
+        targets: Targets of the validation data; float[rows].
 
     Returns:
-        The factor, above 1 where predictions were overconfident; multiply test variances by it.
+        The factor by which test variances are multiplied. It is above 1 if the predictions were
+        overconfident.
 
     Raises:
-        UserError: If there are no rows, or not equally many, a variance that is not positive, or a
-            factor of 0 or one that is not finite.
+        UserError: If there are no rows, the lengths differ, a variance is not positive, or the
+            factor is 0 or not finite.
 
     >>> fit_variance_scale(np.array([0.0, 0.0]), np.array([1.0, 4.0]), np.array([3.0, 2.0]))
     5.0
@@ -298,59 +307,59 @@ def fit_variance_scale(means: np.ndarray, variances: np.ndarray, targets: np.nda
     means, variances, targets = (np.asarray(v, np.float64) for v in (means, variances, targets))
     if targets.ndim != 1 or not targets.shape == means.shape == variances.shape or not targets.size:
         raise UserError(
-            "Means, variances and targets are float[rows], at least one row, of the same rows. "
-            f"Received: shapes {list(means.shape)}, {list(variances.shape)} and "
-            f"{list(targets.shape)}. Give those of all validation rows."
+            f"Means, variances and targets have the shapes {list(means.shape)}, "
+            f"{list(variances.shape)} and {list(targets.shape)}. Give float[rows] of the same "
+            "validation rows, at least one row."
         )
     if not (variances > 0).all():
         raise UserError(
-            f"A variance is positive. Received: {np.count_nonzero(~(variances > 0)):,} of "
-            f"{len(variances):,} that are not. Give variances, not their logarithms."
+            f"{np.count_nonzero(~(variances > 0)):,} of {len(variances):,} variances are not "
+            "positive. Give variances, not their logarithms."
         )
     scale = float(np.mean(np.square(targets - means) / variances))
     if not 0 < scale < np.inf:
         raise UserError(
-            "The factor on the variance is positive and finite. Received: mean((y - mean)^2 / "
-            f"variance) = {scale}. Give finite numbers, and validation targets that were not "
-            "trained on."
+            f"The factor on the variance, mean((y - mean)^2 / variance) = {scale}, is not positive "
+            "and finite. Give finite numbers, and validation targets that were not trained on."
         )
     return scale
 
 
 def check_labels(labels: np.ndarray, num_rows: int, num_classes: int) -> np.ndarray:
-    """Returns labels, int[num_rows], if they fit the number of rows and of classes.
+    """Returns the labels as an array, checked against the numbers of rows and classes.
 
     Args:
-        labels: int[num_rows], in [0, num_classes).
-        num_rows: Of the predictions.
-        num_classes: Likewise.
+        labels: Labels; int[num_rows], in [0, num_classes).
+        num_rows: Number of rows of the predictions.
+        num_classes: Number of classes of the predictions.
 
     Raises:
-        UserError: If they are not, or if there are none.
+        UserError: If the labels have another shape or type, one is not in [0, num_classes), or
+            there are none.
     """
     labels = np.asarray(labels)
     if labels.shape != (num_rows,) or labels.dtype.kind not in "iu" or not num_rows:
         raise UserError(
-            "Labels are int[rows], at least one row, one label for each row of predictions. "
-            f"Received: {labels.dtype}{list(labels.shape)} for {num_rows:,} rows of predictions. "
-            "Give the index of each row's class."
+            f"The labels are {labels.dtype}{list(labels.shape)} for {num_rows:,} rows of "
+            "predictions. Give the index of each row's class, int[rows], and at least one row."
         )
     outside = labels[(labels < 0) | (labels >= num_classes)]
     if len(outside):
         raise UserError(
-            f"A label is in [0, {num_classes}), the classes of the predictions. Received: "
-            f"{outside[0]}. Leave such rows out, or predict its class."
+            f"Label {outside[0]} is not in [0, {num_classes}), the classes of the predictions. "
+            "Leave such rows out, or predict its class."
         )
     return labels
 
 
 def _check_every_class_occurs(labels: np.ndarray, num_classes: int) -> None:
+    """Raises a `UserError` if a class has no validation row."""
     absent = np.flatnonzero(np.bincount(labels, minlength=num_classes) == 0).tolist()
     if absent:
         raise UserError(
-            "What is fitted for each class needs validation rows of each. Received: none of class "
-            f"{', '.join(map(str, absent))} among {len(labels):,}. Add such rows, or fit a "
-            "temperature, which is for all classes."
+            f"There are no validation rows of class {', '.join(map(str, absent))} among "
+            f"{len(labels):,}, and this map is fitted for each class. Add such rows, or fit a "
+            "temperature, which is one number for all classes."
         )
 
 
@@ -358,8 +367,8 @@ def _warnings_of_zeros(log_probs: np.ndarray, labels: np.ndarray) -> list[str]:
     """Returns a warning if labels have a probability that a fit raises to `MIN_PROB`.
 
     Args:
-        log_probs: Log-probabilities as they were given, checked; float[rows, classes].
-        labels: Classes, checked; int[rows].
+        log_probs: Log-probabilities before they are raised to the bound; float[rows, classes].
+        labels: Labels, checked; int[rows].
     """
     of_label = np.asarray(log_probs)[np.arange(len(labels)), labels]
     count = np.count_nonzero(of_label < np.log(MIN_PROB))
@@ -388,35 +397,39 @@ def _classes(numbers: list[int]) -> str:
 
 
 def _validation(log_probs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the log-probabilities, finite and normalised, and the labels; raises if invalid."""
     log_probs = _checked(log_probs)
     return log_probs, check_labels(labels, *log_probs.shape)
 
 
 def _checked(log_probs: np.ndarray) -> np.ndarray:
-    """Log-probabilities as float64[rows, classes], finite and normalised."""
+    """Returns log-probabilities as float64[rows, classes], finite and normalised."""
     log_probs = np.asarray(log_probs, np.float64)
-    # What float16 makes of the logarithm of 1 may be a little above 0; probabilities are far above.
+    # In float16 the logarithm of 1 may be a little above 0. Probabilities are far above 0.
     if log_probs.ndim != 2 or not log_probs.shape[1] or not (log_probs <= 0.01).all():
-        most = log_probs.max() if log_probs.size else "nothing"  # NaN if one is
+        most = log_probs.max() if log_probs.size else "nothing"  # NaN if a number is NaN.
         raise UserError(
-            "Log-probabilities are float[rows, classes], at most 0 and never NaN. Received: shape "
-            f"{list(log_probs.shape)}, the largest {most}. Give the logarithms of the "
-            "ensemble's probabilities."
+            f"The log-probabilities have the shape {list(log_probs.shape)}, and the largest is "
+            f"{most}. Give the logarithms of the ensemble's probabilities, float[rows, classes], "
+            "at most 0 and without NaN."
         )
     return log_softmax(np.maximum(log_probs, np.log(MIN_PROB)), axis=1)
 
 
 def _temperature_map(log_probs: np.ndarray, temperature: float) -> np.ndarray:
+    """Returns calibrated log-probabilities; see `fit_temperature`."""
     return log_softmax(log_probs / temperature, axis=1)
 
 
 def _vector_map(log_probs: np.ndarray, scale: list[float], bias: list[float]) -> np.ndarray:
+    """Returns calibrated log-probabilities; see `fit_vector`."""
     return log_softmax(np.asarray(scale) * log_probs + np.asarray(bias), axis=1)
 
 
 def _isotonic_map(
     log_probs: np.ndarray, thresholds: list[list[float]], values: list[list[float]]
 ) -> np.ndarray:
+    """Returns calibrated log-probabilities; see `fit_isotonic`."""
     columns = zip(np.exp(log_probs).T, thresholds, values, strict=True)
     fitted = np.stack([np.interp(*column) for column in columns], axis=1)
     fitted[fitted.sum(axis=1) == 0] = 1.0

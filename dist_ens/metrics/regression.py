@@ -1,4 +1,4 @@
-"""Scores of predictions of real targets: each member a normal distribution, all a mixture."""
+"""Scores of predictions of real targets by normal distributions and by mixtures of them."""
 
 import math
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from jax.scipy.stats import norm
 from dist_ens.metrics.catalogue import INTERVAL_LEVEL, REGRESSION
 from dist_ens.metrics.metric import Rows, scores_of
 
-# Of so few members all pairs are cheaper than any grid.
+# Up to this many members, the sum over all pairs is cheaper than any grid.
 _FEW_MEMBERS = 32
-# A grid reaches so many standard deviations beyond the outermost members, where less than a part in
-# 1e8 of one is left; its nodes are so close that the rule itself errs less than a float32 rounds.
+# A grid extends this many standard deviations beyond the outermost members, where less than a part
+# in 1e8 of one is left. The error of the rule on these nodes is below the rounding of float32.
 _TAIL = 5.5
 _NODES_PER_DEVIATION = 1.5
 
@@ -33,7 +33,7 @@ def mixture_moments(
         member_variances: Variances of the members, positive; float[members, ...].
 
     Returns:
-        Mean and variance, float[...]. Those of a single member are its own.
+        Mean and variance, float[...]. A single member's moments are unchanged.
 
     >>> mean, variance = mixture_moments(jnp.array([1.0, 3.0]), jnp.array([0.5, 0.5]))
     >>> float(mean), float(variance)
@@ -42,27 +42,34 @@ def mixture_moments(
     Source: Lakshminarayanan et al. (2017), https://arxiv.org/abs/1612.01474.
     """
     mean = member_means.mean(axis=0)
-    # Not mean(x^2) - mean^2, of which little is left where the members agree.
+    # mean(x^2) - mean^2 would lose most digits if the members agree.
     return mean, member_variances.mean(axis=0) + jnp.square(member_means - mean[None]).mean(axis=0)
 
 
 def regression_values(
     member_means: jax.Array, member_variances: jax.Array, targets: jax.Array, *, as_one: bool
 ) -> dict[str, jax.Array]:
-    """Computes the scores of each prediction of a uniform mixture of normal distributions.
+    """Computes the statistics of each prediction of a uniform mixture of normal distributions.
 
     Args:
-        member_means: Means of the members, float[members, ...]. One member gives its own scores.
+        member_means: Means of the members, float[members, ...]. With one member the statistics are
+            those of its normal distribution.
         member_variances: Variances of the members, positive; float[members, ...].
-        targets: Targets in the unit of the means, float[...]. JAX takes all three arrays as float32
-            unless x64 is enabled, so subtract an offset that is large beside the deviations first.
-        as_one: Whether the mixture is taken as one normal distribution of its mean and variance,
-            for all but `mixture_nll` and `crps`.
+        targets: Targets in the unit of the means, float[...]. JAX computes in float32 unless x64 is
+            enabled, so first subtract an offset that is much larger than the deviations.
+        as_one: Whether the mixture is replaced by one normal distribution with its mean and
+            variance, for all statistics except `mixture_nll` and `crps`.
 
     Returns:
-        float32[...]: `prediction`, the mean; `squared_error`, `absolute_error`, `variance`, `nll`,
-        `mixture_nll`, `crps`; `pit`, the distribution function at the target, in [0, 1]; and
-        `width` of the central interval of probability `INTERVAL_LEVEL`.
+        Statistics by name, float32[...] each: `prediction`, the mean; `squared_error`,
+        `absolute_error`, `variance`, `nll`, `mixture_nll` and `crps`; `pit`, the distribution
+        function at the target, in [0, 1]; and `width`, of the central interval of probability
+        `INTERVAL_LEVEL`.
+
+    >>> means, variances = jnp.array([1.0, 3.0]), jnp.array([0.5, 0.5])
+    >>> values = regression_values(means, variances, jnp.array(5.0), as_one=True)
+    >>> float(values["prediction"]), float(values["squared_error"]), float(values["variance"])
+    (2.0, 9.0, 1.5)
     """
     member_means, member_variances, targets = (
         values.astype(jnp.promote_types(values.dtype, jnp.float32))
@@ -98,19 +105,24 @@ def regression_values(
 
 
 def mixture_quantile(means: jax.Array, variances: jax.Array, level: float) -> jax.Array:
-    """Computes a quantile of a uniform mixture of normal distributions.
+    """Computes a quantile of a uniform mixture of normal distributions by bisection.
+
+        F(quantile) = level,  F: distribution function of the mixture
 
     Args:
-        means: float[members, ...].
-        variances: Likewise, positive.
-        level: The value, in (0, 1).
+        means: Means of the members, float[members, ...].
+        variances: Variances of the members, positive; float[members, ...].
+        level: Quantile level, in (0, 1).
 
     Returns:
-        float[...], to a millionth of the members' range.
+        The quantile, float[...], exact to a millionth of the range of the members' quantiles.
+
+    >>> round(float(mixture_quantile(jnp.array([0.0]), jnp.array([1.0]), 0.975)), 2)
+    1.96
     """
     deviations = jnp.sqrt(variances)
     of_members = means + deviations * norm.ppf(level)
-    # It lies between the smallest and the largest of the members' own.
+    # The quantile lies between the smallest and the largest of the members' quantiles.
     bounds = of_members.min(axis=0), of_members.max(axis=0)
 
     def halve(_: Any, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -128,31 +140,34 @@ def regression_scores(
 ) -> dict[str, Any]:
     """Computes the scores of predictions of real targets.
 
-        rmse        = sqrt(mean (y - mean)^2),  mae = mean |y - mean|,  mean: of the mixture
-        nll         = -mean log N(y; mean, variance),  both of the mixture
+        rmse        = sqrt(mean (y - mean)^2),  mae = mean |y - mean|,  mean: that of the mixture
+        nll         = -mean log N(y; mean, variance),  both those of the mixture
         mixture_nll = -mean log mean_m N(y; mean_m, variance_m)
-        crps        = mean of the integral over t of (F(t) - [t >= y])^2,  F: of the mixture
-        coverage    = share of targets in the central interval of probability 0.9, of quantiles
-                      between the outermost; its mean `width`
+        crps        = mean of the integral over t of (F(t) - [t >= y])^2,  F: that of the mixture
+        coverage    = share of targets in the central interval of probability 0.9, or between the
+                      outermost quantiles;  width = mean width of that interval
         sharpness   = sqrt(mean variance);  spread_skill = sharpness / rmse, 1 where both agree
 
     Args:
-        values: Statistics of `regression_values` by name, float[rows]; scores whose statistics are
+        values: Statistics of `regression_values` by name, float[rows]. Scores whose statistics are
             absent are left out.
-        unit: Unit of the targets in `values`, such as the standard deviation that divided them.
-        weights: How often each row counts in each resample, float[draws, rows]; None scores the
-            rows themselves.
+        unit: Standard deviation by which the targets in `values` were divided.
+        weights: Number of times each row counts in each resample; float[draws, rows]. Default: the
+            rows themselves are scored.
 
     Returns:
-        A float for each score, or float64[draws] of resamples: `rmse`, `mae`, `crps`, `width` and
-        `sharpness` in the targets' own unit, `nll` and `mixture_nll` in nats, of a density per that
-        unit.
+        A float for each score, or float64[draws] of resamples. `rmse`, `mae`, `crps`, `width` and
+        `sharpness` are in the targets' own unit. `nll` and `mixture_nll` are in nats, for a density
+        per that unit.
 
     Raises:
         ValueError: If there is no row.
 
-    Source: Lakshminarayanan et al. (2017), https://arxiv.org/abs/1612.01474, for the mixture taken
-    as one normal distribution; Gneiting and Raftery (2007) for the CRPS; Fortin et al. (2014) for
+    >>> regression_scores({"squared_error": np.array([7.0, 25.0])}, unit=2.0)  # 2 sqrt(16)
+    {'rmse': 8.0}
+
+    Source: Lakshminarayanan et al. (2017), https://arxiv.org/abs/1612.01474, for the mixture as one
+    normal distribution; Gneiting and Raftery (2007) for the CRPS; Fortin et al. (2014) for
     spread against skill.
     """
     return scores_of(REGRESSION, Rows(values, unit=unit, draws=weights))
@@ -163,17 +178,18 @@ def _crps(means: jax.Array, variances: jax.Array, targets: jax.Array) -> jax.Arr
 
         E|X - y| - E|X - X'| / 2,  X and X' drawn from the mixture
 
-    The second term is a mean over all pairs of members. For many members it is taken in a time that
-    grows with their number: from their sorted order where all are points, and from values of the
-    mixture's distribution function where fewer of those are needed than there are members.
+    The second term is a mean over all pairs of members. For many members there are two faster ways,
+    whose time does not grow with the number of pairs. If all members are points, the term follows
+    from their sorted order. If a grid needs fewer nodes than there are members, the term is an
+    integral of the mixture's distribution function.
 
     Args:
-        means: float[members, ...].
-        variances: float[members, ...], at least 0.
-        targets: float[...].
+        means: Means of the members, float[members, ...].
+        variances: Variances of the members, at least 0; float[members, ...].
+        targets: Targets, float[...].
 
     Returns:
-        float[...], in the targets' unit.
+        The score in the targets' unit, float[...].
 
     Source: Grimit et al. (2006), "The continuous ranked probability score for circular variables
     and its application to mesoscale forecast ensemble verification", eq. 5.
@@ -183,11 +199,11 @@ def _crps(means: jax.Array, variances: jax.Array, targets: jax.Array) -> jax.Arr
     return to_target - spread(means, variances)
 
 
-@jax.custom_batching.sequential_vmap  # batched, it would compute every branch
+@jax.custom_batching.sequential_vmap  # A batched switch would compute every branch.
 def _spread_of_many(means: jax.Array, variances: jax.Array) -> jax.Array:
-    """Returns E|X - X'| / 2 of two draws of a mixture, in the fastest way that is exact."""
+    """Returns E|X - X'| / 2 of two draws of a mixture, in the fastest exact way."""
     low, width, num_nodes = _grid(means, variances)
-    is_cheaper = num_nodes < len(means)  # not where it is NaN, or infinite
+    is_cheaper = num_nodes < len(means)  # False if the number is NaN or infinite.
     num_nodes = jnp.where(is_cheaper, num_nodes, 1).astype(jnp.int32)
     return jax.lax.switch(
         jnp.where(jnp.all(variances == 0), 0, jnp.where(is_cheaper, 1, 2)),
@@ -206,12 +222,12 @@ def _spread_of_pairs(means: jax.Array, variances: jax.Array) -> jax.Array:
         mean, variance = member
         return _mean_distance(mean[None] - means, variance[None] + variances).mean(axis=0)
 
-    # One member against all at a time: all pairs at once could be more than there is memory.
+    # One member at a time is compared with all, because all pairs may not fit in memory.
     return jax.lax.map(to_all, (means, variances)).mean(axis=0) / 2
 
 
 def _spread_of_points(points: jax.Array) -> jax.Array:
-    """Returns E|X - X'| / 2 of points: the integral of F (1 - F), which is constant between two."""
+    """Returns E|X - X'| / 2 of points, the integral of the step function F (1 - F)."""
     ordered = jnp.sort(points, axis=0)
     below = jnp.arange(1, len(points)) / len(points)
     weights = (below * (1 - below)).astype(points.dtype)
@@ -219,10 +235,10 @@ def _spread_of_points(points: jax.Array) -> jax.Array:
 
 
 def _grid(means: jax.Array, variances: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns where a mixture begins and how wide it is, float[...], and the nodes that it needs.
+    """Returns the lower end and the width of a mixture, float[...], and its number of grid nodes.
 
-    F (1 - F) varies no faster than the narrowest member, whose tails fall like a normal's, so that
-    the error of the midpoint rule falls like exp(-(pi deviation / step)^2).
+    F (1 - F) varies no faster than the narrowest member, whose tails are those of a normal
+    distribution. So the error of the midpoint rule decreases like exp(-(pi deviation / step)^2).
     """
     deviations = jnp.sqrt(variances)
     low = (means - _TAIL * deviations).min(axis=0)
@@ -249,7 +265,7 @@ def _spread_on_grid(
 
 
 def _mean_distance(mean: jax.Array, variance: jax.Array) -> jax.Array:
-    """E|Z| of a normal Z; of one that does not vary |mean|."""
+    """Returns E|Z| of a normal variable Z, which is |mean| if its variance is 0."""
     varies = variance > 0
     deviation = jnp.sqrt(jnp.where(varies, variance, 1))
     z = mean / deviation

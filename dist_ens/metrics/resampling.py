@@ -1,4 +1,4 @@
-"""Examples drawn again: how far a score would move on another sample of the same size."""
+"""The bootstrap: resamples of the examples, and intervals of scores over them."""
 
 import math
 from collections.abc import Callable
@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-# Numbers in a block of draws: 64 KB of float64. They stay in a core's cache from pass to pass, and
-# in the heap: arrays from 128 KB on are mapped and paged in anew for every pass, which is slower
-# than the passes.
+# Numbers in a block of draws, 64 KB of float64. A block stays in a core's cache from pass to pass.
+# It also stays in the heap: arrays of 128 KB and more are mapped again for every pass, which takes
+# longer than the passes.
 BLOCK_SIZE = 2**13
 
 
 def bootstrap_weights(num_examples: int, draws: int, seed: int) -> np.ndarray:
     """Draws bootstrap weights: the count of each example in resamples with replacement.
 
-    They depend on the arguments alone. So predictors that are scored with the same weights meet
-    the same resamples, and the differences of their scores are paired.
+    The weights depend on the arguments alone. Predictors that are scored with the same weights see
+    the same resamples, so the differences of their scores are paired.
 
     Args:
         num_examples: Number of examples in the split and in each resample, at least 1.
@@ -52,14 +52,15 @@ def interval(samples: np.ndarray, level: float = 0.95) -> tuple[float, float]:
         [q((1 - level) / 2), q((1 + level) / 2)],  q: quantile, linear between two samples
 
     Args:
-        samples: The score in each draw; float[draws]. It may be infinite.
-        level: Share of the samples within, in (0, 1).
+        samples: Score in each draw; float[draws]. Samples may be infinite.
+        level: Share of the samples within the interval, in (0, 1).
 
     Returns:
-        Lower and upper bound, in the unit of the samples. Both NaN if a sample is.
+        Lower and upper bound, in the unit of the samples. Both are NaN if a sample is NaN.
 
     Raises:
-        ValueError: If there is no sample, or `level` is not in (0, 1).
+        ValueError: If `samples` is not float[draws] with at least one sample, or `level` is not in
+            (0, 1).
 
     >>> interval(np.arange(101.0), level=0.5)
     (25.0, 75.0)
@@ -69,13 +70,11 @@ def interval(samples: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     samples = np.asarray(samples, np.float64)
     if samples.ndim != 1 or not samples.size:
         raise ValueError(
-            "An interval is that of the samples of one score, float[draws], at least one. "
-            f"Received: shape {samples.shape}. Take one score at a time."
+            f"The samples have the shape {samples.shape}, which is not that of one score in each "
+            "draw. Give float[draws] with at least one sample."
         )
     if not 0 < level < 1:
-        raise ValueError(
-            f"The level of an interval lies between 0 and 1. Received: {level}. Try 0.95."
-        )
+        raise ValueError(f"level={level} of an interval is not between 0 and 1. Try 0.95.")
     if np.isnan(samples).any():
         return math.nan, math.nan
     ordered = np.sort(samples)
@@ -83,27 +82,29 @@ def interval(samples: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     def quantile(share: float) -> float:
         below, part = divmod(share * (len(ordered) - 1), 1)
         low = float(ordered[int(below)])
-        # Not low + part * (high - low), as NumPy has it: NaN where both are infinite.
+        # NumPy's low + part * (high - low) would be NaN if both are infinite.
         return low if part == 0 else (1 - part) * low + part * float(ordered[int(below) + 1])
 
     return quantile((1 - level) / 2), quantile((1 + level) / 2)
 
 
 def over_draws(score: Callable[..., np.ndarray], *weighted: tuple[np.ndarray | None, int]) -> Any:
-    """Computes a score in every draw, or of the rows as they are.
+    """Computes a score in every resample, or of the rows themselves.
 
     Args:
-        score: From weights, a float64[draws, rows] of each of `weighted`, to float64[draws, ...].
-            It is called with few draws at a time, so that what it makes is small.
-        *weighted: The weights of some rows, float[draws, rows] and not negative, and the number of
-            these rows. None instead of weights, then everywhere: every row once.
+        score: Function of the weights, float64[draws, rows] for each of `weighted`, that returns
+            float64[draws, ...]. It is called with few draws at a time, so that its intermediate
+            arrays are small.
+        *weighted: Pairs of weights, float[draws, rows] and not negative, and the number of rows. If
+            the weights of all pairs are None, every row counts once.
 
     Returns:
-        float64[draws, ...], NaN in a draw without any row; with no weights that of the rows as
-        they are, float64[...], a float if it is a single one.
+        The score in every draw, float64[draws, ...], NaN in a draw without any row. Without weights
+        the score of the rows, a float or float64[...].
 
     Raises:
-        ValueError: If weights do not fit the rows or each other, are negative, or NaN.
+        ValueError: If the weights do not match the rows or each other, or a weight is negative or
+            NaN.
 
     >>> over_draws(lambda weights: weights @ np.array([1.0, 2.0]), (np.array([[2, 0], [1, 1]]), 2))
     array([2., 3.])
@@ -115,9 +116,9 @@ def over_draws(score: Callable[..., np.ndarray], *weighted: tuple[np.ndarray | N
         return float(values) if values.ndim == 0 else values
     if shapes != [(*draws, rows) for _, rows in weighted]:
         raise ValueError(
-            "Weights are float[draws, rows], of all rows or of none, in the same draws. Received: "
-            f"{shapes} for {[rows for _, rows in weighted]} rows. "
-            "Make them with bootstrap_weights(rows, draws, seed)."
+            f"The weights have the shapes {shapes}, and there are {[rows for _, rows in weighted]} "
+            "rows. Give weights [draws, rows] of all rows or of none, in the same draws. Make them "
+            "with bootstrap_weights(rows, draws, seed)."
         )
     length = max(1, BLOCK_SIZE // sum(rows for _, rows in weighted))
     parts = []
@@ -126,7 +127,7 @@ def over_draws(score: Callable[..., np.ndarray], *weighted: tuple[np.ndarray | N
         blocks = [np.asarray(weights)[here].astype(np.float64) for weights, _ in weighted]
         if not all(block.min() >= 0 for block in blocks):
             raise ValueError(
-                "Weights count how often a row is drawn. Received: some negative or NaN. "
+                "Some weights are negative or NaN, and weights count how often a row is drawn. "
                 "Make them with bootstrap_weights(rows, draws, seed)."
             )
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Scores as a table on the screen."""
+"""The table of scores that is printed on the terminal."""
 
 import io
 from collections.abc import Collection, Mapping, Sequence
@@ -29,15 +29,15 @@ def scores_table(
     """Returns the table of the ensemble, the mean member and the first 20 members.
 
     Args:
-        ensemble: Scores of the ensemble by name; of several groups their means. Empty if only
+        ensemble: Scores of the ensemble by name, or their means over several groups. Empty if only
             members are scored.
         mean_member: Mean scores of the members.
         members: Scores of each member, with its `member_id`.
         num_groups: Number of groups of members, each an ensemble.
         left_out: Ids of the members that are not pooled.
-        metrics: Metrics outside the catalogue, which follow those of the catalogue.
+        metrics: Metrics outside the catalogue. They follow those of the catalogue.
         title: Title of the table.
-        others: Place where the scores of further members are found.
+        others: Text that says where the scores of further members are.
     """
     names = in_table(ensemble or mean_member, metrics)[:_MOST_COLUMNS]
     table = Table(title=title, title_justify="left")

@@ -1,7 +1,7 @@
-"""What a run tells people and scripts: metric lines, progress, the table, the summary, the page.
+"""The report of a run: its summary, its metrics file, its curves and its HTML page.
 
-Only process 0 reports; the caller sees to that. `report.page` draws, and is imported where a page
-is written: its libraries take a second.
+Only process 0 may call these functions. `report.page` is imported when a page is written, because
+its plotting libraries take a second to import.
 """
 
 from dist_ens.report.files import (

@@ -1,7 +1,7 @@
-"""The pictures of a report page: drawn by matplotlib, as SVG that stands in the page itself.
+"""The figures of a report page, drawn by matplotlib and embedded in the page as SVG.
 
-A picture is about as wide as a phone, so that its text can be read there; whatever needs more room
-is several pictures side by side.
+A figure is about as wide as a phone, so that its text can be read there. Content that needs more
+room is divided among several figures side by side.
 """
 
 import base64
@@ -29,20 +29,20 @@ from PIL import Image
 
 Numbers = Sequence[float | None] | np.ndarray
 
-# Okabe and Ito's colours, which those who are colour-blind tell apart too; without the yellow.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, without the yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MOST_MEMBER_LINES = 100
-# What is drawn once a member is vectors up to so many members, and above it one embedded PNG.
+# Shapes that are drawn once a member are vectors up to this many members, and above it a PNG.
 _MOST_AS_VECTORS = 40
 _MOST_WITH_NUMBERS = 10
 _MOST_MEMBERS_NAMED = 10
 _MOST_POINTS_NAMED = 8
 _LONGEST_LABEL = 18
 _PICTURE_PIXELS = 96
-_VISIBLE = 32  # of 255: pictures without such a pixel would be black
+_VISIBLE = 32  # A uint8 picture whose pixels are all below this value would look black.
 
 _INK, _MUTED, _GRID, _FAINT = "#1d2329", "#5b6570", "#e4e7eb", "#8d97a3"
-_WIDTH = 5.4  # inches, of 72 units each in the SVG
+_WIDTH = 5.4  # In inches, each of 72 units in the SVG.
 _SPAN_OF_LOG_AXIS = 10**1.5
 _PNG_DPI = 200
 _STYLE: Any = {
@@ -62,7 +62,7 @@ _STYLE: Any = {
     "lines.linewidth": 2,
     "svg.fonttype": "none",
     "text.color": _INK,
-    "text.parse_math": False,  # a run may be called a$b$
+    "text.parse_math": False,  # A run may be called a$b$.
     "xtick.color": _MUTED,
     "ytick.color": _MUTED,
     "xtick.labelsize": 10,
@@ -77,15 +77,15 @@ _styled = matplotlib.rc_context(_STYLE)
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A line of a picture.
+    """A line of a figure.
 
     Attributes:
-        x: Along the horizontal axis.
-        y: As many; what is no finite number leaves a gap.
-        colour: Of the line.
-        label: Beside the line; empty for none.
-        dashed: Whether it is.
-        band: Two more heights for each `x`, the lower and the higher edge of a band; None for none.
+        x: Positions of the points on the horizontal axis.
+        y: Heights of the points. A value that is missing or not finite leaves a gap.
+        colour: Colour of the line.
+        label: Text beside the line. Empty for no text.
+        dashed: Whether the line is dashed.
+        band: Heights of the lower and the upper edge of a band around the line. None for no band.
     """
 
     x: Numbers
@@ -97,7 +97,7 @@ class Curve:
 
 
 def colours(count: int) -> list[str]:
-    """So many colours that can be told apart."""
+    """Returns a number of colours that can be distinguished."""
     if count <= len(COLOURS):
         return list(COLOURS[:count])
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.8, count))
@@ -105,7 +105,7 @@ def colours(count: int) -> list[str]:
 
 
 def finite(values: Any) -> np.ndarray:
-    """Numbers as float[...], NaN where one is missing or not finite."""
+    """Returns numbers as float[...], with NaN where one is missing or not finite."""
     numbers = np.array(values, dtype=float)
     numbers[~np.isfinite(numbers)] = np.nan
     return numbers
@@ -120,13 +120,13 @@ def lines(
     x_is_count: bool = False,
     from_zero: bool = False,
 ) -> Figure:
-    """Curves over one axis, each with its label at its end.
+    """Draws curves over one axis, each with its label at its end.
 
     Args:
-        curves: In the order in which they are drawn.
-        x_label: Of the horizontal axis.
-        y_label: Of the vertical axis.
-        x_is_count: Whether `x` counts things, which are doubled rather than increased by one.
+        curves: Curves, in the order of drawing.
+        x_label: Label of the horizontal axis.
+        y_label: Label of the vertical axis.
+        x_is_count: Whether `x` is a count, for which the axis is logarithmic with base 2.
         from_zero: Whether the vertical axis begins at zero.
     """
     figure = _figure(3.7)
@@ -149,7 +149,7 @@ def lines(
 
 @_styled
 def against_diagonal(curves: Sequence[Curve], *, x_label: str, y_label: str) -> Figure:
-    """Curves of one probability over another, which ought to lie on the diagonal."""
+    """Draws curves of one probability over another, together with the ideal diagonal."""
     figure = _figure(4.6)
     axes = figure.add_subplot()
     _diagonal(axes)
@@ -162,10 +162,11 @@ def against_diagonal(curves: Sequence[Curve], *, x_label: str, y_label: str) -> 
 
 @_styled
 def reliability(bins: Mapping[str, Mapping[str, Numbers]]) -> Figure:
-    """Accuracy over confidence in bins of equal width, and how many examples each bin holds.
+    """Draws accuracy over confidence in bins of equal width, and the share of examples in each bin.
 
     Args:
-        bins: By label `confidence`, `accuracy` and `count` of each bin; at most six labels.
+        bins: The arrays `confidence`, `accuracy` and `count` of the bins, by label; at most six
+            labels.
     """
     figure = _figure(5.2)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
@@ -176,13 +177,13 @@ def reliability(bins: Mapping[str, Mapping[str, Numbers]]) -> Figure:
         )
         filled = np.isfinite(confidence) & np.isfinite(accuracy)
         share = np.nan_to_num(count) / max(np.nansum(count), 1)
-        # What a few examples say does not stand out.
+        # A point of few examples is small, so that it does not stand out.
         above.plot(confidence[filled], accuracy[filled], color=colour, linewidth=1, alpha=0.5)
         above.scatter(
             confidence[filled], accuracy[filled], 12 + 80 * share[filled], colour, label=label
         )
         edges = np.linspace(0, 1, len(share) + 1)
-        if colour == COLOURS[0]:  # two fills, one over the other, would be of a third colour
+        if colour == COLOURS[0]:  # Two overlapping fills would show a third colour.
             below.stairs(share, edges, color=colour, fill=True, alpha=0.25, linewidth=0)
         below.stairs(share, edges, color=colour, linewidth=1.2)
     above.set_ylabel("accuracy")
@@ -197,13 +198,13 @@ def reliability(bins: Mapping[str, Mapping[str, Numbers]]) -> Figure:
 def histograms(
     edges: Numbers, densities: Mapping[str, Numbers], *, x_label: str, level: float | None = None
 ) -> Figure:
-    """Densities over the same bins.
+    """Draws densities over the same bins.
 
     Args:
-        edges: Of the bins.
-        densities: By label, one for each bin; at most six labels.
-        x_label: Of the horizontal axis.
-        level: Of a dashed line across, where every bar would end if all were as it ought to be.
+        edges: Edges of the bins.
+        densities: Density in each bin, by label; at most six labels.
+        x_label: Label of the horizontal axis.
+        level: Height of a dashed horizontal line, the ideal density. Default: no line.
     """
     figure = _figure(3.4)
     axes = figure.add_subplot()
@@ -231,14 +232,16 @@ def training(
     y_label: str,
     y_values: np.ndarray,
 ) -> Figure:
-    """Every member's curve, faint, and a few bold ones; logarithmic where they span much.
+    """Draws a faint curve for every member, and a few bold curves.
+
+    The vertical axis is logarithmic if the values span a wide range.
 
     Args:
-        steps: Of the points.
-        members: Their values, NaN for none; float[points, members].
-        curves: The bold ones.
-        y_label: Of the vertical axis.
-        y_values: What the vertical axis has room for: all values of the pictures that share it.
+        steps: Steps of the points.
+        members: Values of the members, NaN if missing; float[points, members].
+        curves: Bold curves.
+        y_label: Label of the vertical axis.
+        y_values: All values of the figures that share the vertical axis, which set its range.
     """
     figure = _figure(3.7)
     axes = figure.add_subplot()
@@ -271,12 +274,13 @@ def training(
 
 @_styled
 def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str) -> Figure:
-    """A number for every pair of members, the darker the larger; a member with itself is left out.
+    """Draws a number for every pair of members. A larger number is darker.
 
     Args:
-        matrix: float[members, members]; what is no finite number is grey.
-        member_ids: Names of the members, in their order.
-        label: What the numbers are.
+        matrix: Numbers, float[members, members]. The diagonal is left out, and cells that are not
+            finite are grey.
+        member_ids: Ids of the members, in their order.
+        label: Label of the colour bar.
     """
     figure = _figure(4.4)
     axes = figure.add_subplot()
@@ -318,15 +322,15 @@ def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str) -> Figur
 
 
 def svg(figure: Figure, alt: str, name: str) -> str:
-    """A figure as an SVG element that scales with what it stands in.
+    """Returns a figure as an SVG element that scales with its container.
 
     Args:
-        figure: One of this file's.
-        alt: What it shows, in words, for those who do not see it.
-        name: Of the picture, unlike the others' on the page: ids are made from it.
+        figure: Figure that a function of this module drew.
+        alt: Description of the figure for screen readers.
+        name: Name of the figure, unique on the page. The ids in the SVG are made from it.
 
     Returns:
-        The same characters for the same figure, without date and without any address.
+        The SVG, the same for the same figure. It contains no date and refers to no other file.
     """
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -334,11 +338,11 @@ def svg(figure: Figure, alt: str, name: str) -> str:
         figure.savefig(file, format="svg", dpi=_PNG_DPI, metadata=nothing)
     text = file.getvalue()
     inside = text[text.index(">", text.index("<svg")) + 1 :]
-    # A style sheet for every element of the page, which the page has itself; and ids that nothing
-    # refers to, the same in every picture.
+    # The page has its own style sheet, and matplotlib's would apply to every element of the page.
+    # Ids of groups are the same in every figure, and nothing refers to them.
     inside = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inside, flags=re.DOTALL)
     inside = re.sub(r'<g id="[^"]*"', "<g", inside)
-    # A hundredth of a unit is finer than any screen.
+    # Coordinates are cut to a hundredth of a unit, which is finer than any screen.
     inside = re.sub(r'(?<= d=")[^"]*', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), inside)
     width, height = (72 * inches for inches in figure.get_size_inches())
     return (
@@ -349,13 +353,13 @@ def svg(figure: Figure, alt: str, name: str) -> str:
 
 
 def picture_url(values: np.ndarray) -> str:
-    """A picture as a `data:` address that holds it, at most 96 pixels wide and high.
+    """Returns a picture as a `data:` URL, at most 96 pixels wide and high.
 
     Args:
-        values: Pixels, [h, w] or [h, w, c]. uint8 is shown as it is if a pixel has at least 32 of
-            255. Other pictures, also uint8 of 0 and 1 or 0 to 16, are shown from their least value,
-            black, to their greatest, white. Of a number of channels other than one or three the
-            mean is shown.
+        values: Pixels, [h, w] or [h, w, c]. A uint8 picture is shown unchanged if a pixel is at
+            least 32. All other pictures are scaled, so that the smallest value is black and the
+            largest white. With any number of channels except three, the mean over the channels is
+            shown.
     """
     values = np.asarray(values)
     as_it_is = values.dtype == np.uint8 and values.max() >= _VISIBLE
@@ -375,10 +379,12 @@ def picture_url(values: np.ndarray) -> str:
 
 
 def _figure(height: float) -> Figure:
+    """Returns an empty figure of the common width; `height` is in inches."""
     return Figure(figsize=(_WIDTH, height), layout="constrained")
 
 
 def _draw(axes: Axes, curve: Curve, *, marker: str | None) -> None:
+    """Draws a curve with its band."""
     x = finite(curve.x)
     if curve.band is not None:
         low, high = (finite(edge) for edge in curve.band)
@@ -395,17 +401,19 @@ def _draw(axes: Axes, curve: Curve, *, marker: str | None) -> None:
 
 
 def _diagonal(axes: Axes) -> None:
+    """Draws the ideal diagonal from (0, 0) to (1, 1)."""
     axes.plot((0, 1), (0, 1), color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="ideal")
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
 
 
 def _legend(axes: Axes, place: Literal["best", "upper left"]) -> None:
+    """Adds a legend if there are labels."""
     if any(axes.get_legend_handles_labels()):
         axes.legend(loc=place)
 
 
 def _count_axis(axes: Axes, counts: Sequence[float]) -> None:
-    """A logarithmic axis that names counts which stand far enough from each other."""
+    """Makes the horizontal axis logarithmic, with ticks at counts that are far enough apart."""
     positive = sorted({n for n in counts if n > 0})
     named = positive[:1]
     for count in positive:
@@ -417,9 +425,9 @@ def _count_axis(axes: Axes, counts: Sequence[float]) -> None:
 
 
 def _label_ends(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Writes each curve's label beside its last point, moved where labels would meet."""
+    """Writes each curve's label beside its last point, moved if labels would overlap."""
     ends = []
-    axes.get_ylim()  # from here on the limits are those of the data
+    axes.get_ylim()  # This call computes the limits from the data.
     to_axes = axes.transData + axes.transAxes.inverted()
     for curve in curves:
         y = finite(curve.y)
@@ -439,14 +447,14 @@ def _label_ends(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def _short(label: str) -> str:
-    """A label that leaves room for the picture; of a long one its begin and its end."""
-    label = label.lstrip("_")  # matplotlib names nothing whose label begins with one
+    """Returns a label that leaves room for the figure: the start and the end of a long label."""
+    label = label.lstrip("_")  # Matplotlib ignores labels that begin with an underscore.
     half = _LONGEST_LABEL // 2
     return label if len(label) <= _LONGEST_LABEL else f"{label[: half - 1]}…{label[-half:]}"
 
 
 def _apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Ascending heights in [0, 1], moved so that neighbours are `gap` apart, if so many fit."""
+    """Returns ascending heights in [0, 1], moved so that neighbours are `gap` apart if they fit."""
     gap = min(gap, 1 / max(len(heights) - 1, 1))
     apart: list[float] = []
     for height in heights:

@@ -1,4 +1,4 @@
-"""Files of a run that are replaced as a whole, or not at all."""
+"""Files of a run, which are replaced atomically."""
 
 import json
 import math
@@ -16,7 +16,12 @@ PAGE = "report.html"
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """JSON, in which a number that is not finite is null."""
+    """Returns a value as JSON, where numbers that are not finite become null.
+
+    Args:
+        value: Mappings, lists, numbers and strings.
+        **options: Options of `json.dumps`.
+    """
 
     def finite(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -29,19 +34,19 @@ def to_json(value: Any, **options: Any) -> str:
 
 
 def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
-    """Writes `summary.json`, whole or not at all."""
+    """Writes `summary.json` atomically."""
     write_scores(workdir / SUMMARY, summary)
 
 
 def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
-    """Returns `seconds` and `member_examples_per_second` of the summary that was left at a step.
+    """Returns `seconds` and `member_examples_per_second` of the summary that was written at a step.
 
     Args:
-        workdir: The run's folder.
-        step: Steps already taken.
+        workdir: Folder of the run.
+        step: Number of steps already taken.
 
     Returns:
-        The two numbers by their names; empty if there is no summary of this step, or it is damaged.
+        The two numbers by name. Empty if there is no summary of this step, or it is damaged.
     """
     try:
         before = from_json((workdir / SUMMARY).read_bytes())
@@ -55,15 +60,21 @@ def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
 
 
 def write_scores(path: pathlib.Path, scores: Mapping[str, Any]) -> None:
-    """Writes scores as JSON, whole or not at all."""
+    """Writes scores as JSON atomically."""
     write_atomically(path, to_json(scores, indent=2) + "\n")
 
 
 def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
-    """Replaces a file by one that is on disk already, so that no reader sees half of it."""
+    """Replaces a file atomically, so that no reader sees a part of it.
+
+    Args:
+        path: Path of the file.
+        content: New content.
+    """
     unfinished = path.with_name(path.name + ".unfinished")
     if isinstance(content, str):
-        content = content.encode(errors="backslashreplace")  # a name of a file may be no text
+        # The name of a file may hold bytes that are not valid text.
+        content = content.encode(errors="backslashreplace")
     with unfinished.open("wb") as file:
         file.write(content)
         file.flush()

@@ -1,4 +1,4 @@
-"""The forms of what a report reads back: a file in another form is refused before it is drawn."""
+"""Checks of the files that a report reads: a file of another form is refused before drawing."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,11 +10,11 @@ Form = Callable[[Any], bool]
 
 
 def _require(value: Any, forms: Mapping[str, Form]) -> None:
-    """Raises an error if a file does not hold an object whose values have their forms.
+    """Raises an error if a file does not hold an object whose values have the required forms.
 
     Args:
-        value: What the file holds.
-        forms: Form of the value of each key. A key may be absent, and others may be there.
+        value: Content of the file.
+        forms: Check of the value of each key. A key may be absent, and other keys may be present.
 
     Raises:
         ValueError: If `value` is not an object, or one of its values has another form.
@@ -23,14 +23,17 @@ def _require(value: Any, forms: Mapping[str, Form]) -> None:
         raise ValueError("it holds no JSON object")
     for key, has_form in forms.items():
         if key in value and not has_form(value[key]):
-            raise ValueError(f"the value of {key!r} has another form than dist-ens writes")
+            raise ValueError(f"the value of {key!r} does not have the form that dist-ens writes")
 
 
 def require_curves(value: Any) -> None:
     """Raises an error if a file does not hold the curves of a report.
 
+    Args:
+        value: Content of the file.
+
     Raises:
-        ValueError: If one of them has another form, or a member of `disagreement` has no name.
+        ValueError: If a curve has another form, or a member in `disagreement` has no id.
     """
     _require(value, _CURVES)
     if len(value.get("disagreement", ())) not in (0, len(value.get("member_id", ()))):
@@ -43,23 +46,27 @@ def require_summary(value: Any) -> None:
 
 
 def _is_text(value: Any) -> bool:
+    """Returns whether a value is a string."""
     return isinstance(value, str)
 
 
 def _is_name(value: Any) -> bool:
+    """Returns whether a value is a string or null."""
     return value is None or isinstance(value, str)
 
 
 def _list_of(has_form: Form) -> Form:
+    """Returns the check of a list of values that all pass a check."""
     return lambda value: isinstance(value, list) and all(map(has_form, value))
 
 
 def _object_of(has_form: Form) -> Form:
+    """Returns the check of an object whose values all pass a check."""
     return lambda value: isinstance(value, dict) and all(map(has_form, value.values()))
 
 
 def _object_with(**forms: Form) -> Form:
-    """An object that has at least these keys."""
+    """Returns the check of an object that has at least these keys."""
     return lambda value: (
         isinstance(value, dict)
         and all(key in value and has_form(value[key]) for key, has_form in forms.items())
@@ -67,21 +74,24 @@ def _object_with(**forms: Form) -> Form:
 
 
 def _columns(value: Any) -> bool:
-    """An object of lists of numbers, all of one length."""
+    """Returns whether a value is an object of lists of numbers, all of one length."""
     return _object_of(_list_of(is_number))(value) and len({len(v) for v in value.values()}) <= 1
 
 
 def _columns_with(*names: str) -> Form:
+    """Returns the check of `_columns` that has at least these keys."""
     return lambda value: _columns(value) and all(name in value for name in names)
 
 
 def _is_risk_coverage(value: Any) -> bool:
+    """Returns whether a value holds a risk-coverage curve."""
     if not _object_with(score=_is_text)(value):
         return False
     return _columns_with("coverage")({k: v for k, v in value.items() if k != "score"})
 
 
 def _is_score_against_members(value: Any) -> bool:
+    """Returns whether a value holds the scores over the number of members."""
     if not _object_with(num_members=_list_of(is_whole))(value):
         return False
     counts, scores = value["num_members"], {k: v for k, v in value.items() if k != "num_members"}
@@ -92,6 +102,7 @@ def _is_score_against_members(value: Any) -> bool:
 
 
 def _is_density(value: Any) -> bool:
+    """Returns whether a value holds two densities over the same bins."""
     numbers = _list_of(is_number)
     return (
         _object_with(**{"edges": numbers, "in": numbers, "out": numbers})(value)
@@ -100,17 +111,20 @@ def _is_density(value: Any) -> bool:
 
 
 def _is_ood(value: Any) -> bool:
+    """Returns whether a value holds densities in and out of distribution."""
     return _object_with(name=_is_text)(value) and all(
         _is_density(density) for key, density in value.items() if key != "name"
     )
 
 
 def _is_square(value: Any) -> bool:
+    """Returns whether a value holds a square matrix with at least one row."""
     is_matrix = _list_of(_list_of(is_number))(value) and value
     return is_matrix and all(len(row) == len(value) for row in value)
 
 
 def _is_pit(value: Any) -> bool:
+    """Returns whether a value holds counts of PIT values."""
     return _columns(value) and bool(value) and all(value.values())
 
 

@@ -1,4 +1,4 @@
-"""The file `metrics.jsonl` of a run: one record of metrics a line."""
+"""The file `metrics.jsonl` of a run, with one record of metrics on each line."""
 
 import logging
 import pathlib
@@ -14,10 +14,10 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the records of a run's metrics, and warns of lines that are not records.
 
     Args:
-        workdir: The run's folder.
+        workdir: Folder of the run.
 
     Returns:
-        A mapping for each line, with its `step`; empty without a file.
+        A mapping for each record, with its `step`. Empty if there is no file.
 
     Raises:
         OSError: If the file cannot be read.
@@ -26,10 +26,12 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def records_in(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Returns the lines of a file that are records, each with what it holds.
+    """Returns the lines of a file that are records, each with its record.
 
-    The last line counts only once its end is written: until then it is being written, or was when
-    the power failed.
+    A last line without an end is ignored. It is still being written, or its writer was interrupted.
+
+    Args:
+        path: Path of the file.
     """
     try:
         *lines, _ = path.read_bytes().split(b"\n")
@@ -48,9 +50,10 @@ def records_in(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """Returns a line's record: numbers by name, and its step, a whole number; None if it is none.
+    """Returns the record of a line: numbers by name, with a whole number as `step`.
 
-    A step that is written as 5.0 makes no record: no run writes that.
+    None if the line is not a record. A step such as 5.0 is not a whole number here, because no run
+    writes it so.
     """
     try:
         record = from_json(line)

@@ -1,7 +1,7 @@
-"""The report of a run, or of several side by side, as one HTML page that needs nothing else.
+"""The report of one run, or of several runs side by side, as one self-contained HTML page.
 
-It opens without a network and runs no script; what it shows of a run is read from what the run
-left, so that nothing has to be trained or evaluated again.
+The page needs no network and runs no script. It is made from the files of the runs, so nothing is
+trained or evaluated again.
 """
 
 import math
@@ -34,31 +34,31 @@ _EXAMPLES = (
     (
         "hardest",
         "Hardest examples",
-        "The test examples of the highest NLL: confident and wrong ones come first, so look among "
-        "them for wrong labels, and for a kind of input that the training data lacks.",
+        "The test examples with the largest errors, the largest first. Look among them for wrong "
+        "labels, and for kinds of inputs that the training data lacks.",
     ),
     (
         "most_uncertain",
         "Most uncertain examples",
-        "The test examples that the ensemble is least certain of: high mutual information means "
-        "that members, or samples of one, contradict each other, which more data can settle, and "
-        "high entropy without it that the input itself is ambiguous.",
+        "The test examples that the ensemble is least certain of. High mutual information means "
+        "that the members contradict each other, which more data can settle. High entropy with low "
+        "mutual information means that the input itself is ambiguous.",
     ),
 )
 
 
 def write_page(path: pathlib.Path, runs: Sequence[RunReport]) -> None:
-    """Writes the report of one run, or of several side by side.
+    """Writes the report of one run, or of several runs side by side.
 
     Args:
-        path: Of the HTML file, which is replaced as a whole.
-        runs: At least one.
+        path: Path of the HTML file, which is replaced atomically.
+        runs: Runs to report, at least one.
 
     Raises:
         UserError: If there is no run.
     """
     if not runs:
-        raise UserError("A report tells of at least one run. Received: none. Name a workdir.")
+        raise UserError("There is no run to report. Give at least one workdir.")
     several = len(runs) > 1
     run_colours: Sequence[str | None] = figures.colours(len(runs)) if several else [None]
     shown = [Shown(run, colour) for run, colour in zip(runs, run_colours, strict=True)]
@@ -91,7 +91,7 @@ def write_page(path: pathlib.Path, runs: Sequence[RunReport]) -> None:
 
 
 def _rendered(section: Section) -> dict[str, Any]:
-    """A section for the template, its pictures as SVG."""
+    """Returns a section for the template, with its figures as SVG."""
     return {
         "name": section.name,
         "title": section.title,
@@ -119,16 +119,20 @@ def _result(summary: Mapping[str, Any]) -> str:
         gain = ours - theirs if metric.direction == "higher" else theirs - ours
         better[metric.label] = int(np.sign(gain))
     if not told:
-        return "There is no finite score to compare the ensemble with its mean member by."
+        return "There is no finite score to compare the ensemble with its mean member."
     groups = summary.get("groups") or 1
     pooled = summary.get("num_members", 0) - len(summary.get("left_out_members", ()))
     size = f" of {pooled // groups:,}" if pooled > 0 else ""
-    over = f", in the mean of {groups:,} groups" if groups > 1 else ""
+    over = f", averaged over {groups:,} groups" if groups > 1 else ""
     return f"The ensemble{size} {_verdict(better)}{over}: {', '.join(told)}."
 
 
 def _verdict(better: Mapping[str, int]) -> str:
-    """What the signs of the gains say, together where they agree."""
+    """Returns the comparison in words, in one clause if all scores agree.
+
+    Args:
+        better: Sign of the gain over the mean member by the label of the score: 1 is better.
+    """
     words = {1: "better than", 0: "as good as", -1: "worse than"}
     if len(set(better.values())) == 1:
         return f"is {words[next(iter(better.values()))]} its mean member"
@@ -137,7 +141,7 @@ def _verdict(better: Mapping[str, int]) -> str:
 
 
 def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was trained and how long, as terms and their values."""
+    """Returns the facts about a run, as pairs of a term and its value."""
     facts = []
     if "num_members" in summary:
         members, groups = summary["num_members"], summary.get("groups") or 1
@@ -146,7 +150,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if broken := summary.get("broken_members"):
         left_out = ", left out of the ensemble" if summary.get("left_out_members") else ""
         listed = ", ".join(str(member_id) for member_id in broken)
-        facts.append(("no numbers predicted", f"by members {listed}{left_out}"))
+        facts.append(("NaN predicted", f"by members {listed}{left_out}"))
     facts += _trained_on(summary.get("experiment", {}), summary.get("network"))
     if "steps" in summary:
         facts.append(("steps", f"{summary['steps']:,}"))
@@ -164,7 +168,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _trained_on(experiment: Mapping[str, Any], network: str | None) -> list[tuple[str, str]]:
-    """The choices that tell one run from another."""
+    """Returns the settings by which runs differ, as pairs of a term and its value."""
     if not experiment:
         return []
     data, loss, optimizer = (experiment[name] for name in ("data", "loss", "optimizer"))
@@ -186,7 +190,7 @@ def _trained_on(experiment: Mapping[str, Any], network: str | None) -> list[tupl
 
 
 def _duration(seconds: float) -> str:
-    """A time in its two largest units."""
+    """Returns a duration in its two largest units."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)
@@ -209,7 +213,7 @@ def _score_rows(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
 
 
 def _cells(summary: Mapping[str, Any], name: str, direction: str | None) -> list[dict[str, Any]]:
-    """Returns the ensemble's score and its mean member's; the better of them is marked."""
+    """Returns the cells of the ensemble and of its mean member, with the better score marked."""
     both = ("test", MEAN_MEMBER)
     values = [summary.get(of, {}).get(name) for of in both]
     better = None
@@ -223,7 +227,7 @@ def _cells(summary: Mapping[str, Any], name: str, direction: str | None) -> list
 
 
 def _cell(summary: Mapping[str, Any], of: str, name: str) -> dict[str, str]:
-    """A score, its interval, and its standard deviation over groups; empty where there is none."""
+    """Returns a score, its interval and its standard deviation over groups, or empty strings."""
     scores = summary.get("test", {})
     deviation = summary.get(f"{of}_std", {}).get(name)
     return {
@@ -234,26 +238,26 @@ def _cell(summary: Mapping[str, Any], of: str, name: str) -> dict[str, str]:
 
 
 def _note(runs: Sequence[RunReport]) -> str:
-    """How to read the table."""
+    """Returns the explanation below the table of scores."""
     notes = "↑ higher is better, ↓ lower is better. Bold: the better of the two."
     if any("test_interval" in run.summary for run in runs):
         notes += " Small: the 95 % interval."
     if any("test_std" in run.summary for run in runs):
         notes += (
-            " After ±: the standard deviation over groups. Each has examples of its own: pictures "
-            "are of all together, and neither pairs of members nor single examples are shown."
+            " After ±: the standard deviation over groups. Each group has different examples. The "
+            "figures show all groups together, without pairs of members and single examples."
         )
     return notes
 
 
 def _interval(intervals: Mapping[str, Any] | None, name: str, scores: Mapping[str, Any]) -> str:
-    """The two ends of a score's interval; empty where there is none."""
+    """Returns the two ends of a score's interval, or an empty string without an interval."""
     ends = (intervals or {}).get(name)
     return " to ".join(_number(end, scores) for end in ends) if ends else ""
 
 
 def _member_rows(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The first members' scores as a table; None where no member has any."""
+    """Returns the scores of the first members as a table, or None if no member has scores."""
     members = summary.get("members", [])
     names = [name for name in summary.get("test", {}) if any(name in m for m in members)]
     if not names:
@@ -269,7 +273,10 @@ def _member_rows(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _number(value: Any, scores: Mapping[str, Any]) -> str:
-    """Returns four decimals, or four digits if a score has the targets' unit; else a dash."""
+    """Returns a number as text, or a dash if it is not finite.
+
+    The text has four decimals, or four significant digits if a score has the targets' unit.
+    """
     if not _is_number(value):
         return _DASH
     if scores and not has_unit(scores) and abs(value) < 1e4:
@@ -278,11 +285,12 @@ def _number(value: Any, scores: Mapping[str, Any]) -> str:
 
 
 def _is_number(value: Any) -> bool:
+    """Returns whether a value is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _examples(shown: Sequence[Shown], name: str, title: str, caption: str) -> dict[str, Any]:
-    """Single examples for the template: of each its fields, and where all have one its picture."""
+    """Returns single examples for the template, with pictures if every example has one."""
     lists = []
     for each, examples in having(shown, name):
         scores = each.run.summary.get("test", {})
@@ -305,13 +313,13 @@ def _examples(shown: Sequence[Shown], name: str, title: str, caption: str) -> di
 
 
 def _told(field: str, value: Any, scores: Mapping[str, Any]) -> str:
-    """Returns a field of an example: a name, a number of a class, a target, or a score."""
+    """Returns a field of an example as text: a name, a class, a target, or a score."""
     if isinstance(value, str):
         return value
     if _is_number(value) and float(value).is_integer():
         return f"{value:.0f}"
     rmse: Any = scores.get("rmse")
     if field in ("label", "prediction") and _is_number(value) and _is_number(rmse) and rmse > 0:
-        # So many digits that an error can be seen beside a target that is far larger.
+        # Enough digits show an error even if the target is far larger.
         return f"{value:.{max(2 - math.floor(math.log10(rmse)), 0)}f}"
     return _number(value, scores)

@@ -1,4 +1,4 @@
-"""The pictures of a report page, section by section: what they show, and what to read from it."""
+"""The sections of a report page: their figures and captions."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from dist_ens.report.run_files import RunReport
 MEAN_MEMBER = "mean_member"
 _BOTH = (ENSEMBLE, MEAN_MEMBER)
 _BOTH_KEY = "solid: the ensemble, dashed: its mean member"
-# Points of a training curve: more are finer than the picture.
+# Largest number of points of a training curve. More would be finer than the figure.
 _MOST_POINTS = 300
 # Metrics whose course over training is drawn.
 _TRAINING = ("train/loss", *(f"test/{metric.name}" for metric in COMPARED))
@@ -24,20 +24,31 @@ _TRAINING = ("train/loss", *(f"test/{metric.name}" for metric in COMPARED))
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """A run and its colour among several; None for a run alone."""
+    """A run that is shown on the page.
+
+    Attributes:
+        run: Content of its report.
+        colour: Colour of the run among several. None for a single run.
+    """
 
     run: RunReport
     colour: str | None
 
     @property
     def title(self) -> str:
-        """Over a picture of this run only."""
+        """Title of a figure that shows only this run."""
         return self.run.name if self.colour else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A picture, what it shows in words, and the title over it."""
+    """A figure of a section.
+
+    Attributes:
+        figure: Figure.
+        alt: Description of the figure for screen readers.
+        title: Title of the figure.
+    """
 
     figure: Figure
     alt: str
@@ -46,15 +57,15 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """Pictures of one kind.
+    """A section of the page: figures of one kind.
 
     Attributes:
-        name: By which it is linked to.
-        title: Over it.
-        caption: How to read it, and what to conclude.
-        panels: Its pictures.
-        key: What a key of several runs' colours says of the lines; None where each run has
-            pictures of its own.
+        name: Name of the section in links.
+        title: Heading of the section.
+        caption: Explanation of the figures.
+        panels: Figures of the section.
+        key: Explanation of the line styles in the legend of several runs. None if each run has
+            separate figures, which need no legend.
     """
 
     name: str
@@ -65,12 +76,15 @@ class Section:
 
 
 def having(shown: Sequence[Shown], name: str) -> Iterator[tuple[Shown, Any]]:
-    """The runs whose curves have this section, and what they have."""
+    """Returns the runs whose curves have a section, each with the data of the section."""
     return ((each, each.run.curves[name]) for each in shown if name in each.run.curves)
 
 
 def _of_both(each: Shown, x: figures.Numbers, heights: Mapping[str, Any]) -> list[Curve]:
-    """The ensemble's curve and its mean member's: in two colours, or in the run's, one dashed."""
+    """Returns the curves of the ensemble and of its mean member.
+
+    They have two colours, or the run's colour with the mean member dashed.
+    """
     return [
         Curve(x, heights[who], each.colour, dashed=who == MEAN_MEMBER)
         if each.colour
@@ -81,17 +95,18 @@ def _of_both(each: Shown, x: figures.Numbers, heights: Mapping[str, Any]) -> lis
 
 
 def _reliability(shown: Sequence[Shown]) -> Section:
+    """Returns the section with reliability diagrams."""
     return Section(
         "reliability",
         "Reliability",
-        "Each point is a bin of test examples, the larger the more of them: on the diagonal, "
-        "predictions made with a confidence of 80 % are right 80 % of the time, below it the model "
-        "is overconfident and above it too cautious; the bars say which share of the examples a "
-        "bin holds, and a point over a low bar says little.",
+        "Each point is a bin of test examples, and a larger point has more examples. On the "
+        "diagonal, predictions with a confidence of 80 % are right 80 % of the time. Below it the "
+        "model is overconfident, above it underconfident. The bars show the share of the examples "
+        "in each bin. A point over a low bar is uncertain.",
         [
             Panel(
                 figures.reliability({_words(who): of[who] for who in _BOTH if who in of}),
-                "Accuracy over confidence in bins, of the ensemble and of the mean member.",
+                "Accuracy over confidence in bins, for the ensemble and for the mean member.",
                 each.title,
             )
             for each, of in having(shown, "reliability")
@@ -100,6 +115,7 @@ def _reliability(shown: Sequence[Shown]) -> Section:
 
 
 def _coverage_curve(shown: Sequence[Shown]) -> Section:
+    """Returns the section with the coverage of intervals."""
     curves = [
         curve
         for each, of in having(shown, "coverage_curve")
@@ -108,9 +124,9 @@ def _coverage_curve(shown: Sequence[Shown]) -> Section:
     return Section(
         "coverage_curve",
         "Coverage of intervals",
-        "How often the target lies in the central interval that is predicted to hold it with a "
-        "given probability: on the diagonal intervals are as wide as they ought to be, below it "
-        "they are too narrow and the model overconfident, above it too wide.",
+        "The share of targets inside the central intervals of a given predicted probability. On "
+        "the diagonal the intervals have the right width. Below it they are too narrow and the "
+        "model is overconfident. Above it they are too wide.",
         _one_panel(
             curves,
             lambda: figures.against_diagonal(
@@ -123,6 +139,7 @@ def _coverage_curve(shown: Sequence[Shown]) -> Section:
 
 
 def _pit(shown: Sequence[Shown]) -> Section:
+    """Returns the section with the histograms of PIT values."""
     panels = []
     for each, of in having(shown, "pit"):
         counts = {_words(who): figures.finite(of[who]) for who in _BOTH if who in of}
@@ -133,30 +150,29 @@ def _pit(shown: Sequence[Shown]) -> Section:
         figure = figures.histograms(
             edges, densities, x_label="predicted probability of less than the target", level=1.0
         )
-        alt = "Density of the targets' places in their predicted distributions."
+        alt = "Density of the predicted probability of less than the target."
         panels.append(Panel(figure, alt, each.title))
     return Section(
         "pit",
         "Where targets fall",
-        "Where each target lies in its own predicted distribution, from 0 (below all of it) to 1 "
-        "(above all of it): bars as high as the dashed line mean that the distributions are right, "
-        "a valley that they are too narrow, a hill that they are too wide, a slope that they are "
-        "shifted to one side.",
+        "The predicted probability of a value below the target (PIT), from 0 to 1. If the "
+        "distributions are right, all bars are as high as the dashed line. A valley means that "
+        "they are too narrow, a hill that they are too wide, and a slope that they are shifted.",
         panels,
     )
 
 
 def _risk_coverage(shown: Sequence[Shown]) -> Section:
+    """Returns the section with the risk-coverage curves."""
     runs = list(having(shown, "risk_coverage"))
     curves = [curve for each, of in runs for curve in _of_both(each, of["coverage"], of)]
     score = " or ".join(dict.fromkeys(str(of["score"]) for _, of in runs))
     return Section(
         "risk_coverage",
         "Risk against coverage",
-        f"The {score} of the examples that are left when the least certain ones are handed to "
-        "someone else, from all examples at the right to the most certain ones at the left: the "
-        "lower the curve and the more steadily it rises, the better the uncertainty tells which "
-        "predictions to trust.",
+        f"The {score} of the examples that are kept when the least certain ones are rejected. All "
+        "examples are kept at the right, and only the most certain ones at the left. A low curve "
+        "that rises steadily means that the uncertainty shows which predictions to trust.",
         _one_panel(
             curves,
             lambda: figures.lines(
@@ -169,6 +185,7 @@ def _risk_coverage(shown: Sequence[Shown]) -> Section:
 
 
 def _score_against_members(shown: Sequence[Shown]) -> Section:
+    """Returns the section with the scores over the number of members."""
     runs = list(having(shown, "score_against_members"))
     names = dict.fromkeys(name for _, of in runs for name in of if name != "num_members")
     panels = []
@@ -188,20 +205,21 @@ def _score_against_members(shown: Sequence[Shown]) -> Section:
     return Section(
         "score_against_members",
         "Score against number of members",
-        "The score of ensembles of so many of the run's members, drawn at random, with its "
-        "95 % interval: where the line has become flat, further members add little.",
+        "The score of ensembles of a number of the run's members, drawn at random, with its 95 % "
+        "interval. Where the line is flat, further members add little.",
         panels,
         key="",
     )
 
 
 def _training(shown: Sequence[Shown]) -> Section:
+    """Returns the section with the training curves."""
     panels, most_members = [], 0
     for name in _TRAINING:
         is_test = name.startswith("test/")
         series = [(each, *_series(each.run.metrics, name)) for each in shown]
-        series = [one for one in series if len(one[1]) > 1]  # a point is no curve
-        # Runs are drawn side by side, and read against the same axis.
+        series = [one for one in series if len(one[1]) > 1]  # A single point makes no curve.
+        # Runs are drawn side by side on the same vertical axis.
         y_values = np.concatenate([[], *(v.ravel() for one in series for v in one[2:])])
         label = f"{name.partition('/')[0]} {label_of(name.partition('/')[2])}"
         for each, steps, whole, members in series:
@@ -213,23 +231,24 @@ def _training(shown: Sequence[Shown]) -> Section:
             figure = figures.training(steps, members, curves, y_label=label, y_values=y_values)
             panels.append(Panel(figure, f"{label} of every member over the step.", each.title))
     caption = (
-        "Each faint line is a member, and the bold one their median: members that stay together "
-        "train alike, one that leaves the others has got stuck or diverged, and a test score that "
-        "becomes worse while the training loss still falls is a sign of overfitting."
+        "Each faint line is a member, and the bold line is their median. A member far from the "
+        "others is stuck or has diverged. A test score that becomes worse while the training loss "
+        "still falls is a sign of overfitting."
     )
     if most_members > figures.MOST_MEMBER_LINES:
-        caption += f" Of {most_members:,} members {figures.MOST_MEMBER_LINES} are drawn."
+        caption += f" {figures.MOST_MEMBER_LINES} of {most_members:,} members are drawn."
     return Section("training", "Training", caption, panels)
 
 
 def _shift(shown: Sequence[Shown]) -> Section:
+    """Returns the section with the scores over the strength of a shift."""
     runs = list(having(shown, "shift"))
     kinds = list(dict.fromkeys(kind for _, of in runs for kind in of))
     scores = dict.fromkeys(
         name for _, of in runs for kind in of.values() for name in kind if name != "strength"
     )
     panels = []
-    # A run alone has all kinds of shift in one picture; several runs have one for each kind.
+    # A single run has all kinds of shift in one figure. Several runs have one figure for each kind.
     for group in [[kind] for kind in kinds] if len(shown) > 1 else [kinds]:
         for name in scores:
             curves = [
@@ -251,15 +270,16 @@ def _shift(shown: Sequence[Shown]) -> Section:
     return Section(
         "shift",
         "Shifted inputs",
-        "The ensemble's score on test inputs that are corrupted more and more: the flatter the "
-        "line, the more robust the ensemble, and where the NLL grows much faster than errors do, "
-        "it becomes overconfident.",
+        "The ensemble's score on test inputs that are corrupted with increasing strength. A flat "
+        "line means a robust ensemble. If the NLL grows much faster than the errors, the ensemble "
+        "becomes overconfident.",
         panels,
         key="",
     )
 
 
 def _ood(shown: Sequence[Shown]) -> Section:
+    """Returns the section with the uncertainty in and out of distribution."""
     runs = list(having(shown, "ood"))
     names = " or ".join(dict.fromkeys(str(of["name"]) for _, of in runs))
     panels = [
@@ -279,19 +299,20 @@ def _ood(shown: Sequence[Shown]) -> Section:
     return Section(
         "ood",
         "In and out of distribution",
-        f"How uncertain the ensemble is of the test split and of inputs of another kind, {names}: "
-        "the less the two overlap, the better its uncertainty tells what it was not trained for.",
+        f"The ensemble's uncertainty on the test split and on inputs of another kind, {names}. The "
+        "less the two overlap, the better the uncertainty detects inputs of another kind.",
         panels,
     )
 
 
 def _disagreement(shown: Sequence[Shown]) -> Section:
+    """Returns the section with the disagreement of pairs of members."""
     return Section(
         "disagreement",
         "Disagreement of members",
-        "How much the predictions of every two members differ, the darker the more: a pale pair "
-        "are nearly copies of each other and add little to the ensemble, and a dark row and column "
-        "are a member that stands apart from all others.",
+        "The difference between the predictions of every two members. A darker cell is a larger "
+        "difference. The members of a pale pair are nearly copies of each other and add little to "
+        "the ensemble. A dark row and column are a member that differs from all others.",
         [
             Panel(
                 figures.heat_map(of, each.run.curves["member_id"], label="disagreement"),
@@ -303,7 +324,7 @@ def _disagreement(shown: Sequence[Shown]) -> Section:
     )
 
 
-# In the order of the page.
+# The sections are in the order of the page.
 SECTIONS: tuple[Callable[[Sequence[Shown]], Section], ...] = (
     _reliability,
     _coverage_curve,
@@ -318,16 +339,22 @@ SECTIONS: tuple[Callable[[Sequence[Shown]], Section], ...] = (
 
 
 def _one_panel(curves: Sequence[Curve], draw: Callable[[], Figure], alt: str) -> list[Panel]:
-    """The picture of all curves; none where there is no curve."""
+    """Returns the panel of all curves, or an empty list if there is no curve."""
     return [Panel(draw(), alt)] if curves else []
 
 
 def _series(
     metrics: Sequence[Mapping[str, Any]], name: str
 ) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Steps, the values over all members, and each member's, float[points, members].
+    """Returns the points of a training curve, at most `_MOST_POINTS` evenly spaced ones.
 
-    Of many points so many are taken, evenly, the last among them.
+    Args:
+        metrics: Records of `metrics.jsonl`.
+        name: Name of the metric.
+
+    Returns:
+        The steps, the values over all members, float[points], and the value of each member,
+        float[points, members]. The last point is included.
     """
     lines = [line for line in metrics if name in line]
     kept = np.linspace(0, len(lines) - 1, min(len(lines), _MOST_POINTS)).round().astype(int)
@@ -342,7 +369,7 @@ def _series(
 
 
 def _median(members: np.ndarray) -> np.ndarray:
-    """Of the members that have a number at each point; NaN where none has."""
+    """Returns the median over the members with finite values, float[points]; NaN without any."""
     some = np.isfinite(members).any(axis=1)
     median = np.full(len(members), np.nan)
     median[some] = np.nanmedian(members[some], axis=1)
@@ -350,4 +377,5 @@ def _median(members: np.ndarray) -> np.ndarray:
 
 
 def _words(name: str) -> str:
+    """Returns a name with spaces in place of underscores."""
     return name.replace("_", " ")

@@ -1,4 +1,4 @@
-"""A picture of how fast ensembles of several sizes train."""
+"""A figure of the training speed of ensembles of several sizes."""
 
 import io
 import pathlib
@@ -10,14 +10,14 @@ from dist_ens.report.files import write_atomically
 def plot_rates(
     path: pathlib.Path, num_members: Sequence[int], rates: Mapping[str, Sequence[float]]
 ) -> None:
-    """A picture of member-examples per second over the number of members.
+    """Plots member-examples per second over the number of members.
 
     Args:
-        path: Of the PNG file.
-        num_members: Along the horizontal axis.
-        rates: A curve for each name, for each number of members a number, or NaN for none.
+        path: Path of the PNG file.
+        num_members: Numbers of members, along the horizontal axis.
+        rates: Values of a curve by its name, one for each number of members. NaN leaves a gap.
     """
-    from matplotlib.figure import Figure  # slow to import, and seldom needed
+    from matplotlib.figure import Figure  # Slow to import, and rarely needed.
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""What a run leaves for its report, written and read back."""
+"""The files of a run from which its report is made."""
 
 import dataclasses
 import pathlib
@@ -20,16 +20,16 @@ from dist_ens.report.metrics_file import METRICS, read_metrics
 
 @dataclasses.dataclass(frozen=True)
 class RunReport:
-    """What a page tells of a run. A number that is missing or not finite is shown as a dash.
+    """The content of a run's report. A number that is missing or not finite is shown as a dash.
 
     Attributes:
-        name: The run's.
-        summary: What `summary.json` holds.
-        metrics: The lines of `metrics.jsonl`.
-        curves: By the name of a section what it draws; what is absent is left out of the page.
-        pictures: Inputs of the examples in `curves["hardest"]`, then of those in
-            `curves["most_uncertain"]`, uint8 or float [h, w] or [h, w, c]. A list of which not all
-            have one is a table.
+        name: Name of the run.
+        summary: Content of `summary.json`.
+        metrics: Records of `metrics.jsonl`.
+        curves: Data of each section of the page, by name. Absent sections are left out.
+        pictures: Inputs of the examples in `curves["hardest"]`, followed by those in
+            `curves["most_uncertain"]`; uint8 or float, [h, w] or [h, w, c]. A list of examples is
+            shown as a table if pictures are missing.
     """
 
     name: str
@@ -45,15 +45,16 @@ def write_report(
     curves: Mapping[str, Any],
     pictures: Sequence[np.ndarray],
 ) -> None:
-    """Writes what the report draws, and the report.
+    """Writes the data of the report, and the page.
 
     Args:
-        workdir: Of the run.
-        scores: What the summary has of the test split, or would have if the run were finished.
-        curves: See `RunReport`.
-        pictures: Likewise.
+        workdir: Folder of the run.
+        scores: Scores on the test split, with the keys of the summary. They replace those of
+            `summary.json`.
+        curves: Data of the sections; see `RunReport`.
+        pictures: Inputs of the examples; see `RunReport`.
     """
-    from dist_ens.report.page import write_page  # a second to import, at a run's end
+    from dist_ens.report.page import write_page  # This import takes a second.
 
     write_atomically(workdir / CURVES, to_json(curves) + "\n")
     unfinished = workdir / f"{PICTURES}.unfinished"
@@ -66,13 +67,13 @@ def write_report(
 
 
 def read_run(workdir: pathlib.Path) -> RunReport:
-    """What a run has left for its report.
+    """Reads the content of a run's report.
 
     Args:
-        workdir: Of the run.
+        workdir: Folder of the run.
 
     Raises:
-        UserError: If there is no such folder, or nothing of a run in it that can be read.
+        UserError: If there is no such folder, it has no `curves.json`, or a file is damaged.
     """
     workdir = given_path(workdir, "workdir")
     evaluate = command_line("dist-ens", "evaluate", workdir=workdir)
@@ -95,8 +96,12 @@ def read_run(workdir: pathlib.Path) -> RunReport:
 def _object(file: BinaryIO, require: Callable[[Any], None]) -> dict[str, Any]:
     """Returns the JSON object in a file.
 
+    Args:
+        file: File, open for reading.
+        require: Function that raises a `ValueError` if the object has another form.
+
     Raises:
-        ValueError: If there is none, or it has not the form that is required.
+        ValueError: If the file holds no JSON, or the object has another form.
     """
     value = from_json(file.read())
     require(value)
@@ -104,7 +109,15 @@ def _object(file: BinaryIO, require: Callable[[Any], None]) -> dict[str, Any]:
 
 
 def _read_pictures(path: pathlib.Path, writer: str) -> list[np.ndarray]:
-    """Returns the pictures of a file that a command writes; none if there is no file."""
+    """Returns the pictures in a file, or none if there is no file.
+
+    Args:
+        path: Path of the file.
+        writer: Command that writes the file, for error messages.
+
+    Raises:
+        UserError: If the file cannot be read, or holds something else.
+    """
     if not path.exists():
         return []
     try:
@@ -122,7 +135,16 @@ def _read_pictures(path: pathlib.Path, writer: str) -> list[np.ndarray]:
 
 
 def _read(path: pathlib.Path, parse: Callable[[BinaryIO], Any], writer: str) -> Any:
-    """What a file holds that a command writes; None if it is not there."""
+    """Returns the content of a file, or None if there is no file.
+
+    Args:
+        path: Path of the file.
+        parse: Function that returns the content of the open file.
+        writer: Command that writes the file, for error messages.
+
+    Raises:
+        UserError: If the file cannot be read.
+    """
     try:
         with path.open("rb") as file:
             return parse(file)
@@ -131,5 +153,5 @@ def _read(path: pathlib.Path, parse: Callable[[BinaryIO], Any], writer: str) -> 
     except (OSError, ValueError, EOFError) as error:
         raise UserError(
             f"{quoted(path)} cannot be read for the report: {str(error).rstrip('.')}. Remove it; "
-            f"{writer} writes it anew."
+            f"{writer} writes it again."
         ) from error
