@@ -34,8 +34,8 @@ class Report:
     >>> report.begin(run)  # no data to score
     Traceback (most recent call last):
     ...
-    dist_ens.errors.UserError: Report shows the scores of the evaluation data, and there is no data \
-to score. Give fit eval_data or validation, or leave Report out.
+    dist_ens.errors.UserError: Report shows the scores of the evaluation data, and there is no \
+data to score. Give fit eval_data or validation, or leave Report out.
     """
 
     def __init__(self, folder: str | pathlib.Path) -> None:
