@@ -160,9 +160,7 @@ def load(
     ...     lambda key: {"w": jax.random.normal(key, (3, 2))},
     ...     lambda params, inputs: inputs @ params["w"],
     ... )
-    >>> ensemble = Ensemble(
-    ...     network, optax.sgd(0.1), losses.categorical(2), num_members=4, execution="vmap"
-    ... )
+    >>> ensemble = Ensemble(network, optax.sgd(0.1), losses.categorical(2), num_members=4)
     >>> data = {"inputs": np.ones((8, 3)), "labels": np.ones(8, int)}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     result = fit(

@@ -176,9 +176,7 @@ def fit(
     ...     lambda key: {"w": jax.random.normal(key, (3, 2))},
     ...     lambda params, inputs: inputs @ params["w"],
     ... )
-    >>> ensemble = Ensemble(
-    ...     network, optax.sgd(0.1), categorical(2), num_members=4, execution="vmap"
-    ... )
+    >>> ensemble = Ensemble(network, optax.sgd(0.1), categorical(2), num_members=4)
     >>> x = np.random.default_rng(0).normal(size=(64, 3))
     >>> data = {"inputs": x, "labels": (x[:, 0] > 0).astype(int)}
     >>> result = fit(ensemble, data, steps=20, batch_size=16, progress=False)
