@@ -49,8 +49,8 @@ class ConfigFile:
         self.path = str(file)
         if not file.is_file():
             raise UserError(
-                f"--config={shortened(path)} is no file, seen from {pathlib.Path.cwd()}. Correct "
-                "the path of the config."
+                f"--config={shortened(path)} is not a file, seen from {pathlib.Path.cwd()}. "
+                "Correct the path of the config."
             )
         sys.path.insert(0, str(file.parent))  # `python FILE` does the same.
         self._names = self._run(lambda: runpy.run_path(self.path))
