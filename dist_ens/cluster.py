@@ -223,6 +223,7 @@ class StopSignal:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Stores the first signal, and ends the process at the second."""
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number

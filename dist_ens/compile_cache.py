@@ -35,7 +35,7 @@ def use_compile_cache() -> None:
         if is_shared and not said:
             raise PermissionError(0, "others than its user may write to it")
         if said:
-            os.listdir(folder)  # one that others have filled may still be read
+            os.listdir(folder)  # A folder that others have filled may be readable only.
         else:
             with tempfile.TemporaryFile(dir=folder):
                 pass
@@ -57,6 +57,7 @@ _spared_secs = 0.0
 
 
 def _count_spared(event: str, duration_secs: float, **_: str | int) -> None:
+    """Adds the duration of an event to the saved seconds, if the cache has saved them."""
     global _spared_secs
     # JAX keeps compile times in whole seconds, so a program that compiled in less counts negative.
     _spared_secs += max(0.0, duration_secs) if event == _SPARED else 0.0

@@ -141,7 +141,7 @@ def _refusal(error: flags.IllegalFlagValueError) -> str:
     why, start = str(cause.args[0]), value[:_SHOWN_TWICE]
     if len(value) > len(start):  # The message shows the value already.
         why = why.partition(start)[0].rstrip(": '\"")
-    return f"{name} cannot be {shortened(value)}: {why.rstrip('.')}. --help describes the flag."
+    return f"{name} cannot be {shortened(value)}: {why.rstrip('.')}. --help says what it takes."
 
 
 @contextlib.contextmanager

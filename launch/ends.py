@@ -1,8 +1,8 @@
 """The standard streams of a command, which never stop its work.
 
-If the reader closes its pipe, the command continues without output and succeeds. If the system
-cannot write for another reason, such as a full disk, the command finishes its work and reports the
-lost output at its end.
+If the reader closes its pipe, the command continues without output and succeeds. If writing fails
+for another reason, such as a full disk, the command finishes its work. At its end it reports that
+output was lost.
 """
 
 import io

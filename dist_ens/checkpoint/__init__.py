@@ -5,9 +5,9 @@ and reads the files.
 
 A checkpoint is the folder `WORKDIR/checkpoints/STEP`. It holds
 
-- `state`: a flat dict from the name of a leaf (`params.layer_0.w`) to its array `[members, ...]`,
-  so that no class of the user's is needed to read it. A random key is saved as the integers that it
-  consists of. The mesh is not saved.
+- `state`: a flat dict from the name of a leaf (`params.layer_0.w`) to its array `[members, ...]`.
+  No class of the user is needed to read it. A PRNG key is saved as its key data, which are
+  integers. The mesh is not saved.
 - `run/metadata`: the record of the run that the state belongs to, as JSON with its CRC-32.
 - `host_files`: bytes that belong to one host each, such as the position of its data iterator.
   The folder is absent if there are none.

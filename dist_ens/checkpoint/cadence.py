@@ -11,7 +11,7 @@ class Cadence:
     """A rule for when to save, by steps, by seconds, or both. All hosts make the same decision.
 
     On one host, every call of `is_due` reads the clock. Several hosts must read the clock of one of
-    them, which takes a millisecond or more and waits for the devices, so they read it rarely. Each
+    them. That takes a millisecond or more and waits for the devices, so they read it rarely. Each
     host predicts the step at which the interval will end, and all read the clock again at that
     step. It is at most as many steps away as the interval already has. A pace that was too fast at
     first therefore postpones a save by less than one interval.

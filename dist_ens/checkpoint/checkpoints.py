@@ -192,7 +192,7 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
     """Locks a folder for one run. The system unlocks it when the process ends, even after a kill.
 
     Raises:
-        UserError: On every host, if another run has locked the folder.
+        UserError: If another run has locked the folder, on every host.
     """
     lock = FileLock(folder / ".lock")
     is_locked = True

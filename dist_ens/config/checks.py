@@ -90,7 +90,7 @@ def _number(field: str, value: Any) -> int | float:
     """Returns a value as a Python number.
 
     Raises:
-        UserError: If the value is a string or no number.
+        UserError: If the value is not a number.
     """
     if isinstance(value, int | float):
         return value

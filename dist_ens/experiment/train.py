@@ -89,6 +89,7 @@ def train(
     before: list[Run] = []
 
     def check_resume(saved: Mapping[str, Any]) -> None:
+        """Keeps the saved record, and raises a `UserError` if it is of another run."""
         before.append(Run.from_dict(dict(saved)))
         built.run.check_resumes(before[0], workdir)
 

@@ -97,9 +97,8 @@ class Plan:
     """The needs of a run on every possible mesh.
 
     Attributes:
-        meshes: Meshes from the best to the worst. Those that fit come first, by the fewest FLOPs
-            per device (up to two percent), the fewest bytes in collectives, and the fewest bytes
-            per device.
+        meshes: Meshes from the best to the worst. Those that fit come first, ordered by FLOPs per
+            device (up to two percent), then by bytes in collectives, then by bytes per device.
         max_num_members: Largest number of members that fits on a mesh with the shape of the best
             one. It is a multiple of the ensemble axis and of the number of groups, and may be half
             a percent too low. 0 if not even one member per device fits; None if the memory of the
