@@ -111,7 +111,7 @@ def check_labels(ensemble: Ensemble, train: Any, say: Callable[[str], None]) -> 
     if not isinstance(examples, Mapping) or objective.LABELS not in examples:
         raise UserError(
             f"The objective {objective.name} takes data with the key {objective.LABELS!r}: got "
-            f"{described(examples)}."
+            f"{described(examples)}. Add the labels under this key."
         )
     labels = np.asarray(examples[objective.LABELS])
     if objective.num_classes is not None:

@@ -199,7 +199,8 @@ def _ordered(
         raise UserError(f"batch_size is {batch_size!r}. Give a whole number of at least 1.")
     if not 1 <= batch_size <= count:
         raise UserError(
-            f"batch_size={batch_size} is not between 1 and the {count:,} training examples."
+            f"batch_size={batch_size} is not between 1 and the {count:,} training examples. Give a "
+            "number in this range."
         )
     layout.check_batch_size("batch_size", int(batch_size))
     several = num_groups > 1
