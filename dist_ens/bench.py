@@ -1,4 +1,4 @@
-"""What an experiment's training costs on this machine, beside two ways of writing it by hand."""
+"""Benchmark of an experiment's training on this machine against two hand-written ways."""
 
 import dataclasses
 import itertools
@@ -22,32 +22,32 @@ from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout
 from dist_ens.sampling import Order
 
 DIST_ENS, LOOP, VMAP = "dist_ens", "loop", "jit(vmap)"
-# Where one pair of neighbours says more than so many times what another says, nothing is concluded.
+# Largest factor between the ratios of two rounds for which a comparison is conclusive.
 WIDEST = 1.5
 _SEED = 0
-# Of a run so long that all executions worth trying are timed.
+# Number of steps of a run that is long enough to time all executions that may be worth it.
 _RUN_STEPS = 10**6
-# Of the memory that is free on a device: the ways by hand have a copy each of the examples, and on
-# a CPU in the same memory.
+# Fraction of a device's free memory for the examples. The hand-written ways hold a copy each, which
+# on a CPU is in the same memory.
 _PART_OF_THE_MEMORY = PART_OF_THE_MEMORY / 4
-# Steps whose order ways written by hand draw together.
+# Number of steps for which the hand-written ways compute the order of the examples together.
 _DRAWN_AT_ONCE = 64
 
 
 class Updates:
-    """A way to train: an ensemble's updates, each step's batch drawn from a split on the device.
+    """The training of dist_ens: the updates of an ensemble, with batches drawn on the device.
 
     Args:
-        ensemble: Of any execution.
-        source: Of the training examples.
-        order: In which they come.
-        steps_per_call: Of the update.
-        chosen: Whether the execution is to be chosen.
-        may_move: Whether the layout is then open too.
+        ensemble: Ensemble to train, with any execution.
+        source: Source of the training examples.
+        order: Order of the training examples.
+        steps_per_call: Number of steps in one call of the update.
+        chosen: Whether the execution is chosen by measuring.
+        may_move: Whether that choice may also change the layout.
 
     Attributes:
-        execution: The one that is used.
-        state: Of the ensemble.
+        execution: Execution that is used.
+        state: State of the ensemble.
     """
 
     def __init__(
@@ -76,22 +76,25 @@ class Updates:
         self._update = ensemble.update_steps
 
     def run(self, num_steps: int) -> None:
-        """See `Way`. A call of a number of steps that is new is compiled."""
+        """Trains every member for some more steps, and waits for the last one.
+
+        A number of steps in a call that occurs for the first time is compiled.
+        """
         for steps in calls(0, num_steps, self._steps_per_call):
             self.state, metrics = self._update(self.state, self._draws(steps))
         jax.block_until_ready((self.state, metrics))
 
 
 class LoopByHand:
-    """A way to train: one member's jitted step, dispatched member after member on one device.
+    """A hand-written loop: one member's jitted step, dispatched for each member on one device.
 
-    Batches are indexed by NumPy and passed in. Where members come in waves, there is no room for
-    all of them: the states of as many as a device has at a time stand for the others too.
+    NumPy indexes the batches on the host. An ensemble with waves does not fit on the device as a
+    whole, so the states of one wave stand for all members.
 
     Args:
-        ensemble: Of any execution.
-        source: Of the training examples.
-        order: In which they come.
+        ensemble: Ensemble to train, with any execution.
+        source: Source of the training examples.
+        order: Order of the training examples.
     """
 
     def __init__(self, ensemble: Ensemble, source: Source, order: Order) -> None:
@@ -116,7 +119,7 @@ class LoopByHand:
         self._step = jax.jit(alone.step_of_one, donate_argnums=0)
 
     def run(self, num_steps: int) -> None:
-        """See `Way`."""
+        """Trains every member for some more steps, and waits for the last one."""
         metrics: list[Any] = [None] * self._num_members
         for batch in itertools.islice(self._batches, num_steps):
             of_all = batch if self._per_member else self._layout.put(batch, "shared")
@@ -130,14 +133,14 @@ class LoopByHand:
 
 
 class VmapByHand:
-    """A way to train: `jit(vmap(step))`, members and batch laid over the mesh by shardings.
+    """A hand-written `jit(vmap(step))`, with members and batches sharded over the mesh.
 
-    Batches are indexed by NumPy and passed in.
+    NumPy indexes the batches on the host.
 
     Args:
-        ensemble: Of any execution.
-        source: Of the training examples.
-        order: In which they come.
+        ensemble: Ensemble to train, with any execution.
+        source: Source of the training examples.
+        order: Order of the training examples.
     """
 
     def __init__(self, ensemble: Ensemble, source: Source, order: Order) -> None:
@@ -156,7 +159,7 @@ class VmapByHand:
         )
 
     def run(self, num_steps: int) -> None:
-        """See `Way`."""
+        """Trains every member for some more steps, and waits for the last one."""
         metrics: Any = None
         for batch in itertools.islice(self._batches, num_steps):
             self.state, metrics = self._step(self.state, *batch)
@@ -164,13 +167,13 @@ class VmapByHand:
 
 
 def _host_batches(source: Source, order: Order, ensemble: Ensemble) -> Iterator[tuple[Any, Any]]:
-    """Yields the batches of the steps from 0 on, and the positions of their examples.
+    """Yields the batches from step 0 on, and the positions of their examples.
 
     Leaves are [batch, ...], or [members, batch, ...] where each member has its own batches. The
     positions are None unless a method uses them.
     """
     examples = source.train.take(np.arange(len(source.train)))
-    # Of many steps at a time: to say where the examples lie is no part of what is measured.
+    # The indices of many steps are computed at once, because they are not part of the measurement.
     member_ids = np.arange(ensemble.layout.num_members, dtype=np.int32)
     rows = np.arange(order.global_batch_size)
     indices_of = jax.jit(lambda cursor: order.member_indices(cursor, rows, member_ids))
@@ -193,14 +196,14 @@ def _batch(source: Source, order: Order, layout: Layout) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """The ways for one number of members.
+    """The measurements for one number of members.
 
     Attributes:
-        num_members: Members of the ensemble.
-        execution: The one that was chosen.
-        examples_per_second: Member-examples per second of each way, the median of its turns.
-        ratios: By which the turns of dist_ens were faster than their neighbours, of each other way;
-            `jit(vmap)`, which holds all members at once, is absent where they come in waves.
+        num_members: Number of members of the ensemble.
+        execution: Execution that was used.
+        examples_per_second: Member-examples per second of each way, as the median over the rounds.
+        ratios: Time of another way divided by that of dist_ens in each round, by the name of the
+            way. `jit(vmap)` holds all members at once, so it is absent for members in waves.
     """
 
     num_members: int
@@ -209,26 +212,31 @@ class Point:
     ratios: Mapping[str, list[float]]
 
     def is_conclusive(self, name: str) -> bool:
-        """Whether neighbours agree well enough to conclude anything of another way."""
+        """Returns whether the rounds agree well enough to compare another way with dist_ens.
+
+        Args:
+            name: Name of the other way.
+        """
         return max(self.ratios[name]) <= WIDEST * min(self.ratios[name])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
+        """Returns plain data that JSON can hold."""
         conclusive = all(map(self.is_conclusive, self.ratios))
         return dataclasses.asdict(self) | {"conclusive": conclusive}
 
 
 def with_examples_that_fit(source: Source, layout: Layout) -> Source:
-    """A source with as many of its training examples as all ways can have in memory.
+    """Returns a source with as many training examples as all ways can hold in memory.
 
-    What is compared is ways to train, not to read.
+    The benchmark compares training, and not the reading of data. A source with several groups is
+    a small table, and is returned as it is.
 
     Args:
-        source: Of any length; groups, which are small tables, stay whole.
-        layout: Of all devices that will be used, without state yet.
+        source: Source of any length.
+        layout: Layout of all devices that will be used, before any state is made.
 
     Returns:
-        The source itself, or one with its first training examples.
+        The source itself, or a source with its first training examples.
     """
     room, example_bytes = _PART_OF_THE_MEMORY * layout.free_bytes(), source.spec.example_bytes
     if len(source.train) * example_bytes <= room or source.spec.num_groups > 1:
@@ -238,19 +246,16 @@ def with_examples_that_fit(source: Source, layout: Layout) -> Source:
 
 
 def layouts_to_time(run: Run) -> list[Layout]:
-    """Layouts of 1, 2, 4, … members, then of as many as the experiment has.
+    """Returns layouts for 1, 2, 4, … members and, at the end, for those of the experiment.
 
-    Numbers that the rows do not divide are left out, and those whose data axis does not divide the
-    batch.
+    It leaves out numbers of members that the rows do not divide, and layouts whose data axis does
+    not divide the batch.
 
     Args:
-        run: The experiment, and what its data is.
-
-    Returns:
-        The layouts, the experiment's own last.
+        run: Record of the run, with its experiment and the description of its data.
 
     Raises:
-        UserError: If the experiment's own batch does not divide over its data axis.
+        UserError: If the data axis of the experiment's own layout does not divide its batch.
     """
     most, rows = run.num_members, run.experiment.layout.ensemble_axis
     batch_size = run.experiment.data.global_batch_size
@@ -272,24 +277,24 @@ def bench(
     layout: Layout,
     num_turns: int,
 ) -> Point:
-    """Times an experiment against a loop over its members, and `jit(vmap)` of one step.
+    """Times an experiment against a loop over its members and `jit(vmap)` of one step.
 
-    All take turns, A B C A B C …; the ratios are of neighbours. The training set is in memory: ours
-    has it on the devices, the others take their batches from the host, as such programs do. The
-    loop runs on one device; the others have all.
+    The ways are timed in interleaved rounds, A B C A B C …, and the ratios compare times of one
+    round. dist_ens holds the training set on the devices. The other ways send batches from the
+    host, as such programs usually do. The loop uses one device, and the other ways use all devices.
 
     Args:
-        run: The experiment, and what its data is.
-        source: The data.
-        make_ensemble: Of a layout.
-        layout: Of the members to time; one of `layouts_to_time`.
-        num_turns: Of each way.
+        run: Record of the run, with its experiment and the description of its data.
+        source: Data of the run.
+        make_ensemble: Function of a layout that returns the ensemble.
+        layout: Layout of the members to time, one of `layouts_to_time`.
+        num_turns: Number of rounds.
 
     Returns:
-        What was found for that many members.
+        The measurements for this number of members.
 
     Raises:
-        UserError: If the members need more memory than there is.
+        UserError: If the network does not fit the data, or the members do not fit in memory.
     """
     experiment, order, ensemble = run.experiment, run.order, make_ensemble(layout)
     check_training(run, ensemble)
@@ -305,7 +310,7 @@ def bench(
         DIST_ENS: ours,
         LOOP: LoopByHand(ensemble, source, order),
     }
-    if ensemble.waves == 1:  # else there is no room for all members at once
+    if ensemble.waves == 1:  # With waves, the devices cannot hold all members at once.
         ways[VMAP] = VmapByHand(ensemble, source, order)
     turns = step_ms_of_turns(ways, num_turns)
     per_step = layout.num_members * order.global_batch_size

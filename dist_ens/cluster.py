@@ -1,4 +1,4 @@
-"""Processes: who am I, start `jax.distributed`, agree to stop, leave in good order."""
+"""The processes of a run: starting `jax.distributed`, choosing devices, agreeing to stop."""
 
 import contextlib
 import os
@@ -22,16 +22,16 @@ def start(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Starts `jax.distributed` where there is more than this process.
+    """Starts `jax.distributed` if the run has several processes.
 
-    With no argument JAX looks for a cluster that it knows (Slurm, a TPU pod, GKE, OpenMPI); where
-    there is none, this process is alone and nothing is started. Must come before the first use of
-    a device.
+    Without arguments, JAX looks for a cluster that it knows (Slurm, a TPU pod, GKE, OpenMPI). If it
+    finds none, this process is alone and nothing is started. Call this before the first use of a
+    device.
 
     Args:
-        coordinator_address: Address of process 0, `host:port`.
-        num_processes: Number of processes, at least 1.
-        process_id: Number of this process, in [0, num_processes).
+        coordinator_address: Address of process 0, `host:port`. None lets JAX find it.
+        num_processes: Number of processes, at least 1. None lets JAX find it.
+        process_id: Number of this process, in [0, num_processes). None lets JAX find it.
 
     Raises:
         UserError: If some but not all arguments are given, one of them is wrong, or the cluster
@@ -44,7 +44,7 @@ def start(
         jax.distributed.initialize(coordinator_address, num_processes, process_id)
     except (ValueError, KeyError, IndexError) as error:
         if "coordinator_address should be defined" in str(error):
-            return  # no cluster: this process is alone
+            return  # There is no cluster: this process is alone.
         raise UserError(
             f"The processes of a run cannot find each other: jax.distributed says "
             f"{shortened(str(error))}. Inside a cluster's job start one process per host with "
@@ -58,7 +58,7 @@ def _check_processes(
 ) -> None:
     """Raises a `UserError` if the flags of several processes are not complete, or are wrong.
 
-    JAX takes some wrong addresses for a host that does not answer yet, and waits for minutes.
+    JAX mistakes some wrong addresses for a host that does not answer yet, and waits for minutes.
     """
     given = {
         "coordinator_address": coordinator_address,
@@ -91,10 +91,10 @@ _cores_are_devices = False
 
 
 def use_cores_as_devices() -> None:
-    """Gives JAX a CPU device per core, so that members of small networks run side by side.
+    """Makes every CPU core a JAX device, so that members of small networks run in parallel.
 
-    Only where this process is alone and nothing else says how many CPU devices there are. Must come
-    before the first use of a device.
+    Nothing is changed if the run has several processes, or if `XLA_FLAGS` or `JAX_NUM_CPU_DEVICES`
+    sets the number of CPU devices. Call this before the first use of a device.
     """
     global _cores_are_devices
     said = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
@@ -105,34 +105,36 @@ def use_cores_as_devices() -> None:
 
 
 def processor() -> tuple[str, int]:
-    """The model of this machine's CPU, as far as the system tells, and the cores to be used."""
+    """Returns the model of this machine's CPU, if known, and the number of usable cores."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             model = next((line for line in lines if line.startswith("model name")), "")
-    except OSError:  # not Linux
+    except OSError:  # The system is not Linux.
         model = platform.processor()
     return model, _usable_cores()
 
 
 def _usable_cores() -> int:
-    """Cores that this process may use, where the system tells it; else all."""
+    """Returns the number of cores that this process may use; all cores if that is not known."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return usable or 1
 
 
 def cores_are_devices() -> bool:
-    """Whether JAX's devices are cores of this machine."""
+    """Returns whether JAX's devices are cores of this machine."""
     return _cores_are_devices and jax.devices()[0].platform == "cpu"
 
 
 def devices_for(num_members: int, ensemble_axis: int | None = None) -> list[jax.Device]:
-    """The devices of a run: all; but of a CPU's cores as many as share the members evenly.
+    """Returns the devices of a run.
 
-    A core is a device for the members' sake: it never takes a part of a batch.
+    These are all devices, unless they are CPU cores. Of the cores it returns the largest number
+    that divides the members, because a core takes whole members and never a part of a batch.
 
     Args:
-        num_members: Members of the ensemble.
-        ensemble_axis: Rows of the mesh, where somebody says so.
+        num_members: Number of members of the ensemble, at least 1.
+        ensemble_axis: Number of mesh rows, if it is given. It is then the number of cores, if it
+            divides the members.
     """
     devices = jax.devices()
     if not cores_are_devices():
@@ -143,20 +145,27 @@ def devices_for(num_members: int, ensemble_axis: int | None = None) -> list[jax.
 
 
 def is_main() -> bool:
-    """Whether this is process 0, the one that reports."""
+    """Returns whether this is process 0, the one that reports."""
     return jax.process_index() == 0
 
 
 def as_main_sees(value: int) -> int:
-    """Process 0's value, on every host; none goes on before all have asked.
+    """Returns process 0's value on every host. Every host must call this, and waits for the others.
 
-    What one host sees on a shared disk another may see a moment later, or already changed.
+    Hosts use it to agree on what they see on a shared disk, which may change between two looks.
+
+    Args:
+        value: Value of this host, an integer or a bool.
     """
     return int(_broadcast(np.int32(value)))
 
 
 def any_host(value: bool) -> bool:
-    """Returns whether the value is true on one of the hosts; none goes on before all have asked."""
+    """Returns whether a value is true on any host. Every host must call this, and waits for others.
+
+    Args:
+        value: Value of this host.
+    """
     if jax.process_count() == 1:
         return value
     with jax.transfer_guard("allow"):
@@ -164,10 +173,10 @@ def any_host(value: bool) -> bool:
 
 
 def clock() -> float:
-    """Seconds by process 0's clock, the same on every host; none goes on before all have asked.
+    """Returns the seconds on process 0's clock, the same on every host.
 
-    What is decided by it is decided alike everywhere. To ask takes a millisecond or two, but on a
-    single host next to nothing.
+    Every host must call this, and waits for the others. All hosts make the same decision from this
+    time. A call takes a millisecond or two on several hosts, and next to nothing on one.
     """
     now = time.perf_counter()
     if jax.process_count() == 1:
@@ -178,20 +187,20 @@ def clock() -> float:
 
 
 def _broadcast(values: Any) -> Any:
-    """Returns process 0's values on every host; allowed where a loop forbids other transfers."""
+    """Returns process 0's values on every host, also where a transfer guard is set."""
     with jax.transfer_guard("allow"):
         return multihost_utils.broadcast_one_to_all(values)
 
 
 class StopSignal:
-    """Turns Ctrl-C and SIGTERM into "stop at the next call boundary", the same on every host.
+    """A context that turns Ctrl-C and SIGTERM into a stop at the same call boundary on every host.
 
-    On a single host it does so from `listen` on, and before a signal does what it did; several
-    hosts leave together whenever it comes. A second signal ends the process at once. Signals can
-    only be caught in the main thread; in any other this is never set.
+    On a single host, signals are caught after `listen` is called. On several hosts they are caught
+    from the beginning of the context. A second signal ends the process at once. Only the main
+    thread can catch signals, so in another thread the stop is never set.
 
     Attributes:
-        signal: The number of the signal received; None if there was none.
+        signal: Number of the signal that was received; None without one.
     """
 
     def __enter__(self) -> "StopSignal":
@@ -203,10 +212,10 @@ class StopSignal:
         return self
 
     def listen(self) -> None:
-        """From here on a signal only sets this."""
+        """Starts to catch signals."""
         if not self._previous and threading.current_thread() is threading.main_thread():
             self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_signal)
-            if jax.process_count() == 1:  # else JAX's own notifier listens for it
+            if jax.process_count() == 1:  # On several hosts, JAX's own notifier catches it.
                 self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
 
     def __exit__(self, *_: object) -> None:
@@ -214,16 +223,18 @@ class StopSignal:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Stores the first signal, and ends the process at the second."""
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
         if jax.process_count() > 1:
-            os.kill(os.getpid(), signal.SIGTERM)  # JAX tells the other hosts and agrees on a step
-        with contextlib.suppress(OSError):  # who would read it may be gone
-            os.write(2, b"Stopping in good order; a second signal ends at once.\n")
+            # JAX catches SIGTERM, notifies the other hosts, and makes them agree on a step.
+            os.kill(os.getpid(), signal.SIGTERM)
+        with contextlib.suppress(OSError):  # The terminal may be closed.
+            os.write(2, b"Stopping after the current step; a second signal ends at once.\n")
 
     def is_set(self) -> bool:
-        """Whether to stop now. All hosts ask equally often and are given the same answer."""
+        """Returns whether to stop now, the same on every host. All hosts must ask equally often."""
         if jax.process_count() > 1:
             self._calls += 1
             if multihost_utils.reached_preemption_sync_point(self._calls):

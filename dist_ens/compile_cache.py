@@ -13,11 +13,12 @@ _MAX_BYTES = 2 * 2**30
 
 
 def use_compile_cache() -> None:
-    """Has JAX keep what it compiles in the user's cache folder, the oldest going beyond 2 GiB.
+    """Sets up JAX's compilation cache in the user's cache folder.
 
-    What JAX loads from there is run: the folder is the user's own, and nobody else may write to
-    it. Whoever has set JAX's own `JAX_COMPILATION_CACHE_DIR` (empty for none) keeps that folder.
-    Where a folder cannot be used a warning says so, and training goes on without it.
+    The cache holds at most 2 GiB; the least recently used programs are deleted first. JAX runs the
+    programs that it loads, so nobody but the user may write to the folder. A folder in JAX's own
+    variable `JAX_COMPILATION_CACHE_DIR` is used instead; an empty variable disables the cache. If
+    the folder cannot be used, a warning is logged and nothing is cached.
     """
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -34,14 +35,14 @@ def use_compile_cache() -> None:
         if is_shared and not said:
             raise PermissionError(0, "others than its user may write to it")
         if said:
-            os.listdir(folder)  # one that others have filled may still be read
+            os.listdir(folder)  # A folder that others have filled may be readable only.
         else:
             with tempfile.TemporaryFile(dir=folder):
                 pass
     except OSError as error:
         logging.warning(
-            "The compilation cache is a folder that can be used. Received: %s: %s. Going on "
-            "without it; XDG_CACHE_HOME or JAX_COMPILATION_CACHE_DIR names another place.",
+            "The compilation cache is disabled, because its folder %s cannot be used: %s. Set "
+            "XDG_CACHE_HOME or JAX_COMPILATION_CACHE_DIR to another folder.",
             folder,
             error.strerror,
         )
@@ -56,8 +57,9 @@ _spared_secs = 0.0
 
 
 def _count_spared(event: str, duration_secs: float, **_: str | int) -> None:
+    """Adds the duration of an event to the saved seconds, if the cache has saved them."""
     global _spared_secs
-    # Of what compiled in less than a second JAX says less than none was spared.
+    # JAX keeps compile times in whole seconds, so a program that compiled in less counts negative.
     _spared_secs += max(0.0, duration_secs) if event == _SPARED else 0.0
 
 
@@ -65,7 +67,10 @@ jax.monitoring.register_event_duration_secs_listener(_count_spared)
 
 
 def spared_secs() -> float:
-    """Seconds that JAX's cache has spared the compiler in this process, whole ones of a program."""
+    """Returns the seconds of compilation that JAX's cache has saved in this process.
+
+    JAX rounds the compile time of each program down to whole seconds.
+    """
     return _spared_secs
 
 

@@ -1,4 +1,4 @@
-"""The two kinds of failure that are told in a sentence instead of a traceback.
+"""Errors that a command reports as a message, without a traceback.
 
 A message says what is wrong, with the values, and then what to do.
 """
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 
 class UserError(ValueError):
-    """An argument, a field or a file of the user that cannot be used. Nothing has been written."""
+    """An error in an argument, a field or a file of the user. Nothing has been written."""
 
 
 class BrokenMembersError(UserError):
-    """Members whose predictions are NaN, where the predictions of all members are needed.
+    """An error about members that predict NaN, where the predictions of all members are needed.
 
     Args:
-        member_ids: Ids of these members.
+        member_ids: Ids of the members that predict NaN.
     """
 
     def __init__(self, member_ids: Sequence[int]) -> None:
@@ -27,7 +27,7 @@ class BrokenMembersError(UserError):
 
 
 class RunError(RuntimeError):
-    """Something happened to a run that was started properly."""
+    """An error that happened to a run after a correct start, such as a full disk."""
 
 
 def first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The commands: `dist-ens VERB …` is `python -m launch.VERB …`."""
+"""The commands. `dist-ens VERB …` is the same as `python -m launch.VERB …`."""
 
 import importlib
 import os
@@ -13,11 +13,11 @@ VERBS = ("train", "evaluate", "predict", "report", "plan", "bench")
 
 
 def _interrupted(*_: object) -> NoReturn:
-    """Ends a command that is still importing its libraries; there is nothing to tell."""
+    """Ends a command that is still importing its libraries, without a message."""
     os._exit(130)
 
 
-if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command
+if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command.
     ends.begin()
     glibc_tuning.ask()
     signal.signal(signal.SIGINT, _interrupted)
@@ -34,7 +34,7 @@ def main() -> None:
             f"dist-ens VERB …, where VERB is one of {', '.join(VERBS)}; VERB --help says more."
         )
     if verb not in VERBS:
-        what = f"{shortened(verb)} is no verb of dist-ens" if verb else "dist-ens needs a verb"
+        what = f"{shortened(verb)} is not a verb of dist-ens" if verb else "dist-ens needs a verb"
         ends.fail(
             2,
             f"error: {what}: choose one of {', '.join(VERBS)}. Try: dist-ens train "

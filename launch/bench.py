@@ -33,12 +33,12 @@ from launch.path_flags import define_path
 
 _PLOT = define_path("plot", "bench.png", "File for the picture.")
 _JSON = define_path("json", None, "File to write the figures to.")
-_TURNS = flags.DEFINE_integer("turns", 5, "Turns of each way.", lower_bound=2)
+_TURNS = flags.DEFINE_integer("turns", 5, "Number of rounds of timing.", lower_bound=2)
 _CONFIG = ConfigFlags()
 
 
 def main() -> None:
-    """Prints a line for each number of members, then what is concluded; leaves the picture."""
+    """Prints a line for each number of members and a conclusion, and writes the picture."""
     experiment = _CONFIG.experiment()
     if _PLOT.value.suffix != ".png":
         raise UserError(
@@ -56,8 +56,8 @@ def main() -> None:
     source = with_examples_that_fit(source, Layout.make(1))
     if len(source.train) < num_examples:
         console.print(
-            f"Of {num_examples:,} training examples the first {len(source.train):,} are used, for "
-            "which there is room in all ways. How fast others are read is not timed.",
+            f"Only the first {len(source.train):,} of {num_examples:,} training examples are used, "
+            "because more do not fit in memory in every way. Reading of data is not timed.",
             soft_wrap=True,
         )
     parts = _CONFIG.own_parts(source.spec)
@@ -70,7 +70,7 @@ def main() -> None:
     layouts = layouts_to_time(run)
     sizes = ", ".join(str(layout.num_members) for layout in layouts)
     console.print(
-        f"To time, by number of members: {sizes}. After each {quoted(_PLOT.value)} is drawn anew.",
+        f"Timing these numbers of members: {sizes}. {quoted(_PLOT.value)} is redrawn after each.",
         soft_wrap=True,
     )
     points: list[Point] = []
@@ -81,24 +81,24 @@ def main() -> None:
             rate = point.examples_per_second[DIST_ENS]
             console.print(f"num_members={point.num_members}: {rate:,.0f} member-examples/s")
             _write(points)
-    finally:  # also of what was timed before an interruption, or before a disk was full
+    finally:  # Measurements before an interruption or a full disk are shown too.
         if points:
             _tell(console, points)
 
 
 def _tell(console: Console, points: Sequence[Point]) -> None:
-    """The table, and what is concluded from it."""
+    """Prints the table and the conclusion."""
     cli.print_table(console, _table(points))
     in_doubt = [point for point in points if not all(map(point.is_conclusive, point.ratios))]
-    if in_doubt and points[-1] not in in_doubt:  # else the conclusion says it
+    if in_doubt and points[-1] not in in_doubt:  # Otherwise the conclusion says so.
         console.print("?: the spread is too wide to conclude.")
     if any(VMAP not in point.ratios for point in points):
-        console.print(f"{VMAP} would hold all members at once: not where they come in waves.")
+        console.print(f"{VMAP} is not timed for waves, because it holds all members at once.")
     console.print(_conclusion(points[-1]), soft_wrap=True)
 
 
 def _write(points: Sequence[Point]) -> None:
-    """The files, of what is known so far: whoever stops here has that."""
+    """Writes the files with the measurements so far."""
     if _JSON.value is not None:
         as_json = {"sizes": [point.to_dict() for point in points]}
         cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))
@@ -106,10 +106,11 @@ def _write(points: Sequence[Point]) -> None:
 
 
 def _table(points: Sequence[Point]) -> Table:
+    """Returns the table of the measurements."""
     table = Table(title="member-examples per second", title_justify="left")
     for column in ("members", DIST_ENS, LOOP, VMAP, f"x {LOOP}", f"x {VMAP}"):
         table.add_column(column, justify="right", min_width=len(column))
-    table.add_column("execution", no_wrap=True)  # names of executions are never cut
+    table.add_column("execution", no_wrap=True)  # The name of an execution must not be cut.
     for point in points:
         table.add_row(
             str(point.num_members),
@@ -121,11 +122,13 @@ def _table(points: Sequence[Point]) -> Table:
 
 
 def _rate(point: Point, name: str) -> str:
+    """Returns the member-examples per second of a way as a text; empty without a measurement."""
     rate = point.examples_per_second.get(name)
     return "" if rate is None else f"{rate:,.0f}"
 
 
 def _ratio(point: Point, name: str) -> str:
+    """Returns the median and the range of a way's ratios as a text; empty without measurements."""
     ratios = point.ratios.get(name)
     if ratios is None:
         return ""
@@ -134,11 +137,11 @@ def _ratio(point: Point, name: str) -> str:
 
 
 def _conclusion(point: Point) -> str:
+    """Returns a sentence that compares dist_ens with the other ways."""
     if not all(map(point.is_conclusive, point.ratios)):
         return (
-            "The spread is too wide to conclude: neighbours in time differ by more than "
-            f"{WIDEST} times. Run it again on a machine that does nothing else, or with more "
-            "--turns."
+            "The spread is too wide to conclude: the ratios of two rounds differ by more than a "
+            f"factor of {WIDEST}. Run the command again on an idle machine, or with more --turns."
         )
     others = {LOOP: "a loop over them", VMAP: "jit(vmap)"}
     compared = ", and ".join(
@@ -148,6 +151,7 @@ def _conclusion(point: Point) -> str:
 
 
 def _curves(points: Sequence[Point]) -> tuple[list[int], dict[str, list[float]]]:
+    """Returns the numbers of members and the rates of each way, NaN without a measurement."""
     return [point.num_members for point in points], {
         name: [point.examples_per_second.get(name, math.nan) for point in points]
         for name in (DIST_ENS, LOOP, VMAP)
@@ -155,7 +159,7 @@ def _curves(points: Sequence[Point]) -> tuple[list[int], dict[str, list[float]]]
 
 
 def run() -> None:
-    """The whole command."""
+    """Runs the command."""
     cli.run(main, _CONFIG.prepare)
 
 

@@ -1,4 +1,4 @@
-"""What every command begins and ends with: flags, the cluster, errors told as sentences."""
+"""The common parts of all commands: flags, the cluster, and errors reported as messages."""
 
 import contextlib
 import os
@@ -24,17 +24,24 @@ from launch import ends
 from launch.environment import check_xla_flags
 
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
-    "coordinator_address", None, "host:port of process 0; not needed where JAX finds the cluster."
+    "coordinator_address",
+    None,
+    "Address host:port of process 0. Not needed where JAX finds the cluster.",
 )
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes in all; likewise.")
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Of this process, from 0; likewise.")
-_BEGINS_PLATFORMS = "xla_bridge.py"  # JAX has no error of its own for it
+_NUM_PROCESSES = flags.DEFINE_integer(
+    "num_processes", None, "Number of processes. Not needed where JAX finds the cluster."
+)
+_PROCESS_ID = flags.DEFINE_integer(
+    "process_id", None, "Number of this process, from 0. Not needed where JAX finds the cluster."
+)
+# JAX has no special error for a platform that cannot start, so the file of the error decides.
+_BEGINS_PLATFORMS = "xla_bridge.py"
 _DEVICES_BY = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
 _GRACE_SECS = 3.0
-_LONGEST_NAME = 200  # characters of a flag's name, those of the config's fields included
+_LONGEST_NAME = 200  # Largest number of characters in the name of a flag or a config field.
 _HELP = ("help", "h", "?", "helpshort")
-_SHOWN_TWICE = 40  # characters of a value that its refusal may repeat
-_WIDEST_TABLE = 1000  # columns
+_SHOWN_TWICE = 40  # Largest number of characters of a value that a message may show twice.
+_WIDEST_TABLE = 1000  # Largest width of a table, in columns of text.
 
 
 def run(
@@ -44,25 +51,29 @@ def run(
 ) -> None:
     """Runs a command and ends the process.
 
-    Its exit code is what `main` returns (None: 0); 2 for what a user gave, 1 for what happened.
+    The exit code is the result of `main` (0 for None), 2 after a `UserError`, and 1 after another
+    error.
 
     Args:
-        main: The command.
-        prepare: Takes the command line before it is parsed, returns what is left to parse.
-        joins_cluster: Whether the processes of a cluster run the command together.
+        main: Function that does the work of the command.
+        prepare: Function that takes the command line before it is parsed and returns the arguments
+            that are left to parse.
+        joins_cluster: Function that returns whether the processes of a cluster run the command
+            together.
     """
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is told
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # From here on, a message reports it.
 
     def parse(argv: Sequence[str]) -> list[str]:
+        """Parses the command line and starts JAX."""
         if any(argument.startswith("-") and argument.lstrip("-") in _HELP for argument in argv):
             module = sys.modules[main.__module__]
-            # absl knows the flags of a file that is run by its path.
+            # absl stores the flags of a file that is run as a script under the path of the file.
             name = sys.argv[0] if module.__name__ == "__main__" else module.__name__
             flags_of = (flags.FLAGS.module_help(m) for m in (name, __name__))
             ends.show_and_exit("\n".join([module.__doc__ or "", *flags_of]))
         with _told_as_sentences():
-            # A config file may compute, and JAX joins a cluster before it computes.
+            # A config file may compute with JAX, which must join a cluster before that.
             parsed(argv, known_only=True)
             use_compile_cache()
             check_xla_flags()
@@ -72,36 +83,38 @@ def run(
             rest = parsed(prepare(list(argv)))
             if len(rest) > 1:
                 raise UserError(
-                    f"{shortened(' '.join(rest[1:]))} is no flag: arguments are written "
+                    f"{shortened(' '.join(rest[1:]))} is not a flag: arguments are written "
                     "--NAME=VALUE. --help lists the flags."
                 )
         return rest
 
     def command(_: Sequence[str]) -> None:
-        if not flags.FLAGS["verbosity"].present:  # the libraries' own progress is not a user's
+        """Runs the command and ends the process with its exit code."""
+        if not flags.FLAGS["verbosity"].present:  # Messages of libraries are not for the user.
             logging.set_verbosity(logging.WARNING)
         with _told_as_sentences():
             code = main() or 0
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left that would tell of it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # No code that would report it is left.
         sys.exit(ends.exit_code(code))
 
     app.run(command, flags_parser=parse)
 
 
 def parsed(argv: Sequence[str], *, known_only: bool = False) -> list[str]:
-    """Parses flags, and returns the arguments that are none.
+    """Parses flags, and returns the arguments that are not flags.
 
     Args:
-        argv: The command line, with the program's name first.
+        argv: Command line, with the program's name first.
         known_only: Whether unknown flags are returned among the other arguments.
 
     Raises:
         UserError: If a flag is unknown, or refuses its value.
     """
-    for argument in argv[1:]:  # absl compares an unknown name with every flag, however long it is
+    # absl compares an unknown name with every flag, which takes long for a long name.
+    for argument in argv[1:]:
         name = argument.lstrip("-").partition("=")[0]
         if argument.startswith("-") and len(name) > _LONGEST_NAME:
-            raise UserError(f"{shortened(name)} is no flag. --help lists the flags.")
+            raise UserError(f"{shortened(name)} is not a flag. --help lists the flags.")
     try:
         return flags.FLAGS(argv, known_only=known_only)
     except flags.IllegalFlagValueError as error:
@@ -110,7 +123,7 @@ def parsed(argv: Sequence[str], *, known_only: bool = False) -> list[str]:
         raise
     except UnicodeDecodeError as error:
         raise UserError(f"--flagfile cannot be read as text: {error}. Correct it.") from error
-    except (flags.Error, ValueError) as error:  # absl's own flags raise the latter too
+    except (flags.Error, ValueError) as error:  # absl's own flags also raise a ValueError.
         why = str(error).removeprefix("ERROR:: ").replace(" ?", "?").rstrip(".")
         end = "" if why.endswith("?") else "."
         raise UserError(f"{why}{end} --help lists the flags.") from error
@@ -119,20 +132,21 @@ def parsed(argv: Sequence[str], *, known_only: bool = False) -> list[str]:
 def _refusal(error: flags.IllegalFlagValueError) -> str:
     """Returns the message for a value that a flag refuses."""
     cause = error.__context__
-    if isinstance(cause, UserError):  # of a path, say
+    if isinstance(cause, UserError):  # The value is a path, for example.
         return str(cause)
     given = str(error).removeprefix("flag ")
     name, equals, value = given.removesuffix(f": {cause}").partition("=")
     if cause is None or not equals:
         return f"{given.rstrip('.')}. --help lists the flags."
     why, start = str(cause.args[0]), value[:_SHOWN_TWICE]
-    if len(value) > len(start):  # it is shown already
+    if len(value) > len(start):  # The message shows the value already.
         why = why.partition(start)[0].rstrip(": '\"")
     return f"{name} cannot be {shortened(value)}: {why.rstrip('.')}. --help says what it takes."
 
 
 @contextlib.contextmanager
 def _told_as_sentences() -> Iterator[None]:
+    """Reports an error of its body as a message, and ends the process."""
     try:
         yield
     except (UserError, flags.Error) as error:
@@ -140,8 +154,8 @@ def _told_as_sentences() -> Iterator[None]:
     except RunError as error:
         _fail(1, f"error: {error}")
     except KeyboardInterrupt:
-        # What other threads are in the middle of would complain of an end in good order.
-        _end(130, "Interrupted; what was saved before, if anything, is kept.")
+        # An orderly end would make other threads, which are still working, print errors.
+        _end(130, "Interrupted. Checkpoints and files that were saved before are kept.")
     except Exception as error:
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         if pathlib.Path(raised_in).name != _BEGINS_PLATFORMS:
@@ -153,15 +167,15 @@ def _told_as_sentences() -> Iterator[None]:
         told = f" with {', '.join(given)}" if given else ""
         what = first_line(error) if str(error) else f"an {type(error).__name__}."
         _end(
-            2 if given else 1,  # somebody said which devices, or the machine has none that work
-            f"error: JAX cannot begin its devices{told}: {what} Correct the variables "
+            2 if given else 1,  # It is the user's error only if a variable chose the devices.
+            f"error: JAX cannot start its devices{told}: {what} Correct the variables "
             f"{', '.join(_DEVICES_BY)}, or install what the platform needs (for GPUs the extra "
             "[cuda], for TPUs [tpu]).",
         )
 
 
 def _end(code: int, message: str) -> NoReturn:
-    """Ends the process at once."""
+    """Prints a message and ends the process at once."""
     try:
         ends.say(message)
         sys.stdout.flush()
@@ -170,10 +184,10 @@ def _end(code: int, message: str) -> NoReturn:
 
 
 def required(flag: flags.FlagHolder) -> Any:
-    """The value of a flag that must be given.
+    """Returns the value of a flag that must be given.
 
     Raises:
-        UserError: If it was not.
+        UserError: If the flag was not given.
     """
     if not flag.value:
         raise UserError(f"--{flag.name} is missing. Add --{flag.name}=….")
@@ -181,10 +195,14 @@ def required(flag: flags.FlagHolder) -> Any:
 
 
 def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
-    """The names that a flag lists.
+    """Returns the names in the list of a flag.
+
+    Args:
+        flag: Flag whose value is a list of names.
+        known: Names that are allowed.
 
     Raises:
-        UserError: If one of them is not known.
+        UserError: If the list is empty, or one of the names is not known.
     """
     known = list(known)
     if not flag.value:
@@ -202,7 +220,7 @@ def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Prints a table whose figures are never cut, however narrow the console or file."""
+    """Prints a table without cutting its cells, even on a narrow console."""
     widest = console.options.update(width=_WIDEST_TABLE)
     width = console.width
     console.width = max(width, console.measure(table, options=widest).maximum)
@@ -211,12 +229,16 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def check_outputs(*of_files: flags.FlagHolder) -> None:
-    """Finds out before the work, not after it, whether files that flags name can be written.
+    """Checks before the work that the files of some flags can be written.
+
+    Args:
+        *of_files: Flags that name files. A flag without a value is left out.
 
     Raises:
-        UserError: If one cannot.
+        UserError: If a file cannot be written.
     """
-    # Process 0 writes. Without a cluster that is this one, and no device is taken to find it out.
+    # Only process 0 writes. Asking for its number would start the devices, so a process without a
+    # cluster does not ask.
     if jax.distributed.is_initialized() and not cluster.is_main():
         return
     for flag in of_files:
@@ -226,13 +248,13 @@ def check_outputs(*of_files: flags.FlagHolder) -> None:
         is_folder, has_place = path.is_dir(), path.parent.is_dir()
         if is_folder:
             raise _unwritable(flag, "it is a folder")
-        # A file is written beside the place where it goes, under a longer name.
+        # A file is first written beside its final place, under a longer name.
         given_path(path.with_name(f"{path.name}.unfinished"), f"--{flag.name}")
         if not has_place:
             is_there = path.parent.exists()
-            why = f"{path.parent} is no folder" if is_there else f"there is no folder {path.parent}"
-            raise _unwritable(flag, why)
-        # What is there is replaced by what is written beside it.
+            why = "is not a folder" if is_there else "does not exist"
+            raise _unwritable(flag, f"{path.parent} {why}")
+        # A file with this name is replaced by the new one, which only needs a writable folder.
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise _unwritable(flag, f"nothing can be written in {path.parent}")
 
@@ -240,19 +262,24 @@ def check_outputs(*of_files: flags.FlagHolder) -> None:
 def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) -> None:
     """Writes the file that a flag names.
 
+    Args:
+        flag: Flag whose value is the path.
+        write: Function that writes the file, given the path.
+
     Raises:
-        RunError: If the system refuses.
+        RunError: If the system cannot write the file.
     """
     try:
         write(flag.value)
     except OSError as error:
         raise RunError(
             f"--{flag.name}={shortened(str(flag.value))} could not be written: "
-            f"{error.strerror or error}. See to it, and run the same command again."
+            f"{error.strerror or error}. Remove the cause, and run the same command again."
         ) from error
 
 
 def _unwritable(flag: flags.FlagHolder, why: str | None) -> UserError:
+    """Returns an error about a file that cannot be written."""
     return UserError(
         f"--{flag.name}={shortened(str(flag.value))} cannot be written: {why}. Choose another path."
     )
@@ -265,9 +292,11 @@ def _fail(code: int, message: str) -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process; on several hosts without waiting for those that wait for it."""
+    """Ends the process, on several hosts without a barrier that others may never reach."""
     if jax.distributed.is_initialized() and jax.process_count() > 1:
         if cluster.is_main():
-            time.sleep(_GRACE_SECS)  # with it ends the coordinator, and every process that is left
+            # The end of process 0 ends the coordinator and all other processes, which get the time
+            # to print their messages.
+            time.sleep(_GRACE_SECS)
         os._exit(code)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Config files: read from `--config=FILE`, overridden by `--config.FIELD=VALUE`."""
+"""The flags of a config file: `--config=FILE` and its overrides `--config.FIELD=VALUE`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from dist_ens.optimizers import optimizer_options
 from dist_ens.paths import shortened
 
 _NAMED_LOSS = ("loss.name", "loss.beta", "loss.levels")
-# The fields in whose place each function of a config file stands.
+# Fields that each function of a config file replaces.
 _REPLACED = {
     "make_member": ("model",),
     "make_optimizer": ("optimizer",),
@@ -36,10 +36,10 @@ _REPLACED = {
 
 
 class ConfigFlags:
-    """`--config=FILE` and `--config.FIELD=VALUE` on the command line of one process.
+    """The flags `--config=FILE` and `--config.FIELD=VALUE` of a command.
 
     Args:
-        overridable: Whether fields may be overridden. A finished run has its own fields.
+        overridable: Whether fields may be overridden. Those of a finished run may not.
 
     Attributes:
         file: The config file; None without `--config`.
@@ -50,7 +50,7 @@ class ConfigFlags:
         self._overridable = overridable
         self._overrides: Any = None
         self._given: set[str] = set()
-        self._defaults: list[str] = []  # paths of options that the file does not set
+        self._defaults: list[str] = []  # Paths of options that the file does not set.
 
     def prepare(self, argv: list[str]) -> list[str]:
         """Reads the file and defines a flag for each of its fields.
@@ -149,19 +149,19 @@ class ConfigFlags:
         return Experiment.from_dict(values)
 
     def make_member(self, spec: Spec) -> Member | None:
-        """Returns the file's own network; None without one. See `ConfigFile.make_member`."""
+        """Returns the file's own network; None without one."""
         return None if self.file is None else self.file.make_member(spec)
 
     def own_parts(self, spec: Spec) -> OwnParts:
-        """Returns all parts that the file makes itself. See `ConfigFile.own_parts`."""
+        """Returns all parts that the file makes itself, except the data set."""
         return OwnParts() if self.file is None else self.file.own_parts(spec)
 
     def source(self, data_config: DataConfig) -> Source | None:
-        """Returns the file's own data set; None without one. See `ConfigFile.source`."""
+        """Returns the file's own data set; None without one."""
         return None if self.file is None else self.file.source(data_config)
 
     def open_source(self, data_config: DataConfig) -> Source:
-        """Returns the data set of a run. See `ConfigFile.open_source`."""
+        """Returns the data set of a run: the file's own, or the one that `data.source` names."""
         return open_source(data_config) if self.file is None else self.file.open_source(data_config)
 
 

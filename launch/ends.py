@@ -1,8 +1,8 @@
-"""The standard streams of a command: what cannot be written never stops its work.
+"""The standard streams of a command, which never stop its work.
 
-A reader that closes its pipe has seen enough: the command goes on in silence and succeeds. Where
-the system refuses to write for another reason, such as a full disk, the command finishes its work,
-and says so at its end.
+If the reader closes its pipe, the command continues without output and succeeds. If writing fails
+for another reason, such as a full disk, the command finishes its work. At its end it reports that
+output was lost.
 """
 
 import io
@@ -12,8 +12,8 @@ from typing import Any, NoReturn, TextIO
 
 from dist_ens.paths import shortened
 
-_LONGEST = 4000  # characters of an error message
-_LONGEST_ARGUMENT = 200  # characters of an argument in it
+_LONGEST = 4000  # Largest number of characters of an error message.
+_LONGEST_ARGUMENT = 200  # Largest number of characters of an argument in a message.
 
 
 class Output(io.FileIO):
@@ -23,7 +23,7 @@ class Output(io.FileIO):
         descriptor: Number of the descriptor.
 
     Attributes:
-        error: First error of the system other than a closed pipe; None for none.
+        error: First error of the system other than a closed pipe; None without one.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -31,7 +31,7 @@ class Output(io.FileIO):
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Writes bytes, or drops them where the system refuses."""
+        """Writes bytes, or drops them if the system cannot write them."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -51,26 +51,26 @@ def begin() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # It takes the lowest free number, which is this one.
             os.set_inheritable(descriptor, True)
     sys.stdout = _stream(1, sys.stdout)
     sys.stderr = _stream(2, sys.stderr)
 
 
 def _stream(descriptor: int, before: TextIO | None) -> TextIO:
-    """Returns a text stream that writes as the one before it did, where there was one."""
+    """Returns a text stream for a descriptor, with the settings of the stream before it."""
     like = before if isinstance(before, io.TextIOWrapper) else None
     return io.TextIOWrapper(
         io.BufferedWriter(Output(descriptor)),
         encoding=like.encoding if like else "utf-8",
-        errors="backslashreplace",  # names of files may hold bytes that are no text
+        errors="backslashreplace",  # File names may hold bytes that are not text.
         line_buffering=bool(like and like.line_buffering),
         write_through=bool(like and like.write_through),
     )
 
 
 def show_and_exit(text: str) -> NoReturn:
-    """Prints a help text and ends the process: with 0, or with 2 if it cannot be written."""
+    """Prints a help text and ends the process with 0, or with 2 if the text cannot be written."""
     print(text)
     sys.exit(exit_code(0, if_unwritten=2))
 
@@ -79,9 +79,9 @@ def exit_code(code: int, if_unwritten: int = 1) -> int:
     """Returns the exit code of a command, and says on standard error if output was lost.
 
     Args:
-        code: Exit code where all output was written.
-        if_unwritten: Exit code in place of 0 where output was lost. It is 1 by default, because the
-            command did its work, and what is wrong is not what the user asked for.
+        code: Exit code if all output was written.
+        if_unwritten: Exit code in place of 0 if output was lost. The default is 1 and not 2,
+            because the arguments of the user are correct.
     """
     sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)

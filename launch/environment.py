@@ -1,4 +1,4 @@
-"""Variables of the environment that JAX and XLA read: looked at before they end the process."""
+"""Checks of the environment variables of JAX and XLA, which would end the process if wrong."""
 
 import os
 import re
@@ -9,14 +9,15 @@ from dist_ens.paths import shortened
 from launch import ends
 
 _XLA_FLAGS = "XLA_FLAGS"
-_LOGGED = re.compile(r"^[EF]\d{4} [^\]]*\] (.*)$", re.MULTILINE)  # errors, among a list of flags
+# Errors in the log of XLA, which also lists its flags.
+_LOGGED = re.compile(r"^[EF]\d{4} [^\]]*\] (.*)$", re.MULTILINE)
 
 
 def import_jax() -> None:
-    """Imports JAX, or ends the process where a variable has a value that JAX refuses."""
+    """Imports JAX, or ends the process if an environment variable has a wrong value."""
     try:
         import jax  # noqa: F401
-    except ValueError as error:  # JAX reads its variables while it is imported
+    except ValueError as error:  # JAX reads its variables while it is imported.
         names = ", ".join(sorted(name for name in os.environ if name.startswith("JAX_")))
         ends.fail(
             2,
@@ -29,7 +30,7 @@ def check_xla_flags() -> None:
     """Raises a `UserError` if XLA would end the process because of its flags.
 
     XLA reads its flags once in a process, and aborts at a wrong one. So a child process reads them
-    first; that takes 20 ms. Nothing is done where `XLA_FLAGS` is not set, or without `fork`.
+    first, which takes 20 ms. Nothing is checked if `XLA_FLAGS` is not set, or without `fork`.
     """
     text = os.environ.get(_XLA_FLAGS)
     if not text or not hasattr(os, "fork"):

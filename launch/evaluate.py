@@ -1,4 +1,4 @@
-"""Scores a run on its test split, and says how far its uncertainty can be trusted.
+"""Scores a run on its test split, and measures how reliable its uncertainty is.
 
 dist-ens evaluate --workdir=DIR [--json=FILE] [--ood=SOURCE] [--shift] [--pooling=WAY]
                   [--dropout_samples=N] [--calibration=METHOD] [--out_of_bag]
@@ -35,37 +35,42 @@ from launch.path_flags import define_path
 _WORKDIR = define_path("workdir", None, "Folder of the run.")
 _JSON = define_path("json", None, "File to write the scores to.")
 _OOD = flags.DEFINE_string(
-    "ood", None, "Source whose test split is of another kind, such as idx:DIR."
+    "ood", None, "Source whose test split is out of distribution, such as idx:DIR."
 )
-_SHIFT = flags.DEFINE_bool("shift", False, "Scores under noise, blur, low contrast and rotation.")
+_SHIFT = flags.DEFINE_bool(
+    "shift", False, "Whether to score under noise, blur, low contrast and rotation."
+)
 _POOLING = flags.DEFINE_enum(
-    "pooling", None, POOLINGS, "How members' predictions become one; default: the run's."
+    "pooling", None, POOLINGS, "Pooling of the members' predictions; default: that of the run."
 )
 _DROPOUT_SAMPLES = flags.DEFINE_integer(
     "dropout_samples",
     None,
-    "Predictions of each member with dropout that are averaged, 0 for one without; default: the "
-    "run's.",
+    "Number of predictions with dropout that are averaged for each member, 0 to predict once "
+    "without dropout; default: that of the run.",
     lower_bound=0,
 )
 _CALIBRATION = flags.DEFINE_enum(
-    "calibration", None, CALIBRATIONS, "Map of the pooled prediction, fitted on validation data."
+    "calibration",
+    None,
+    CALIBRATIONS,
+    "Calibration method of the pooled prediction, fitted on validation data.",
 )
 _CONFORMAL = flags.DEFINE_enum(
-    "conformal", None, CONFORMAL, "Conformal sets or intervals, and how often they hold."
+    "conformal", None, CONFORMAL, "Method for conformal sets or intervals, with their coverage."
 )
-_LEVEL = flags.DEFINE_float("level", 0.9, "Coverage that is asked of them, in (0, 1).")
+_LEVEL = flags.DEFINE_float("level", 0.9, "Coverage that --conformal aims at, in (0, 1).")
 _OUT_OF_BAG = flags.DEFINE_bool(
-    "out_of_bag", False, "Scores of training examples by the members that left them out."
+    "out_of_bag", False, "Whether to score training examples by the members that left them out."
 )
 _LEAVE_OUT_BROKEN = flags.DEFINE_bool(
-    "leave_out_broken", False, "Leave out members that predict NaN."
+    "leave_out_broken", False, "Whether to leave out members that predict NaN."
 )
 _CONFIG = ConfigFlags(overridable=False)
 
 
 def main() -> None:
-    """Scores the newest checkpoint on the devices at hand."""
+    """Scores the newest checkpoint on the devices of this machine."""
     workdir = cli.required(_WORKDIR)
     if _LEVEL.present and _CONFORMAL.value is None:
         raise UserError(
@@ -89,7 +94,8 @@ def main() -> None:
         _tell_mean_losses(finished, source)
         return
     evaluator = evaluator_of_run(run, finished.ensemble, _POOLING.value, finished.parts)
-    # Other predictions, or another pooling of them, are of another ensemble than the page's.
+    # The page shows the run's own predictions, which other pooling or dropout samples must not
+    # replace.
     own_pooling = run.experiment.evaluation.pooling
     draws_page = _POOLING.value in (None, own_pooling) and _DROPOUT_SAMPLES.value is None
     if draws_page and not os.access(workdir, os.W_OK | os.X_OK):
@@ -112,19 +118,19 @@ def main() -> None:
             _WORKDIR,
             lambda path: report.write_report(path, as_json, found.curves, found.pictures),
         )
-        console.print(f"In {quoted(workdir)}: {report.PAGE}, with pictures.", soft_wrap=True)
+        console.print(f"Wrote {report.PAGE} in {quoted(workdir)}.", soft_wrap=True)
     else:
         samples = run.experiment.evaluation.dropout_samples
-        dropped = "" if samples is None else f", {samples} samples with dropout of each member"
+        dropped = "" if samples is None else f", with {samples} dropout samples of each member"
         console.print(
-            f"Pooled by {_POOLING.value or own_pooling}{dropped}; {report.PAGE} stays that of the "
+            f"Pooled by {_POOLING.value or own_pooling}{dropped}; {report.PAGE} still shows the "
             "run's own predictions.",
             soft_wrap=True,
         )
 
 
 def _tell_mean_losses(finished: Finished, source: Source) -> None:
-    """Prints the mean losses of a run whose loss is a function; there are no predictions to pool.
+    """Prints the mean losses of a run whose loss is a function, without predictions to pool.
 
     Raises:
         UserError: If a flag asks for predictions.
@@ -148,7 +154,7 @@ def _tell_mean_losses(finished: Finished, source: Source) -> None:
 
 
 def run() -> None:
-    """The whole command."""
+    """Runs the command."""
     cli.run(main, _CONFIG.prepare)
 
 

@@ -1,4 +1,4 @@
-"""Flags that name a file or a folder: every one is read alike."""
+"""Flags whose value is the path of a file or a folder."""
 
 import pathlib
 
@@ -6,11 +6,11 @@ from absl import flags
 
 from dist_ens.paths import given_path
 
-flags.disclaim_key_flags()  # a flag belongs to the module that asks for it, not to this one
+flags.disclaim_key_flags()  # A flag belongs to the module that calls `define_path`.
 
 
 class PathParser(flags.ArgumentParser):
-    """A parser of the paths that one flag is given.
+    """A parser of the value of one flag.
 
     Args:
         name: Name of the flag, for error messages.
@@ -37,7 +37,7 @@ def define_path(name: str, default: str | None, meaning: str) -> flags.FlagHolde
 
     Args:
         name: Name of the flag.
-        default: Path where the flag is not given; None for no path.
+        default: Path if the flag is not given; None for no path.
         meaning: Text that `--help` prints.
 
     Returns:

@@ -22,14 +22,15 @@ from launch.path_flags import define_path
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
     HERE,
-    "What to compile for: here, cpu:8, or a TPU's such as v5e:4x4, v5p:8x8x16, v5e:4x4*2.",
+    "Devices to compile for: here, cpu:8, or a TPU topology such as v5e:4x4, v5p:8x8x16, "
+    "v5e:4x4*2.",
 )
 _JSON = define_path("json", None, "File to write the plan to.")
 _CONFIG = ConfigFlags()
 
 
 def main() -> None:
-    """Compiles the update for every mesh of the topology, and tells what it needs."""
+    """Compiles the update for every mesh of the topology, and prints what it needs."""
     cli.check_outputs(_JSON)
     planner = make_planner(_CONFIG, Topology.parse(_TOPOLOGY.value))
     plan = planner.plan()
@@ -43,14 +44,14 @@ def main() -> None:
     if cluster.is_main():
         best = plan.meshes[0]
         about = "" if plan.max_is_compiled else "about "
-        # Of a CPU's cores a run takes as many as it can anyway, or one where that is faster.
+        # On CPU cores, a run uses as many rows as it can without a flag, or one if that is faster.
         as_a_run = planner.are_cores and best.ensemble_axis == len(
             cluster.devices_for(best.num_members)
         )
         axis = "" if as_a_run else f", --config.layout.ensemble_axis={best.ensemble_axis}"
         most = "unknown" if plan.max_num_members is None else f"{about}{plan.max_num_members:,}"
         waits_there = best.waves > 1 and best.platform == "cpu"
-        waiting = " On a CPU the members that wait do so in the same memory."
+        waiting = " On a CPU, the members of other waves wait in the same memory."
         print(
             f"The best mesh for {best.num_members} members on {_TOPOLOGY.value} is "
             f"{best.ensemble_axis} x {best.data_axis}; the largest num_members that fits on it "
@@ -60,18 +61,23 @@ def main() -> None:
 
 
 def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
-    """A planner of a config's experiment, for a topology that is at hand; it tells what it does."""
+    """Returns a planner of a config's experiment, which prints a line before each compilation.
+
+    Args:
+        config: Flags of the config.
+        topology: Topology whose devices this process has.
+    """
     experiment = config.experiment()
     own = config.source(experiment.data)
     if own is None:
         spec, num_train_examples = describe_source(experiment.data)
     else:
         spec, num_train_examples = own.spec, own.num_train_examples
-    run = Run(experiment, spec, num_train_examples or 0)  # where that is not known it is not asked
+    run = Run(experiment, spec, num_train_examples or 0)  # An unknown number is not used.
     parts = config.own_parts(spec)
 
     def make_ensemble(layout: Layout) -> Ensemble:
-        # What the ranges are, no program depends on.
+        # The compiled program does not depend on the values of the ranges.
         ranges = np.zeros((spec.num_groups, *spec.input_shape), np.float32)
         ensemble = build_ensemble(run, layout, parts, ranges)
         check_training(run, ensemble)
@@ -111,7 +117,10 @@ def _training_set(run: Run, in_memory: bool) -> TrainingSet | None:
 
 
 def _prepare(argv: list[str]) -> list[str]:
-    """The flags of a config file, which is read in a process that has the topology's devices."""
+    """Returns the command line without `--config`, in a process that has the topology's devices.
+
+    A process without these devices runs this command in one that has them, and exits.
+    """
     topology = Topology.parse(_TOPOLOGY.value)
     if not topology.is_at_hand():
         sys.exit(topology.run_module("launch.plan", argv[1:]))
@@ -119,7 +128,7 @@ def _prepare(argv: list[str]) -> list[str]:
 
 
 def run() -> None:
-    """The whole command."""
+    """Runs the command."""
     cli.run(main, _prepare, joins_cluster=lambda: _TOPOLOGY.value == HERE)
 
 

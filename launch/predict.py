@@ -3,9 +3,10 @@
 dist-ens predict --workdir=DIR --input=x.npy --output=p.npz [--leave_out_broken]
 dist-ens predict --workdir=DIR --out_of_bag --output=p.npz [--leave_out_broken]
 
-The first writes what `Evaluator.predict` returns. The second writes the ensemble's part of that for
-each training example, by the members that were not trained on it, NaN where all were; with its
-`position` in the source's training examples, and `num_predicting`, how many members that are.
+The first form writes the arrays of `Evaluator.predict` for the examples in a file. The second form
+writes the ensemble's prediction for each training example, by the members that were not trained on
+it. It is NaN if all members were trained on it. `position` is the example's position in the
+source's training examples, and `num_predicting` the number of members that predict it.
 """
 
 import pathlib
@@ -36,21 +37,21 @@ from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
 _WORKDIR = define_path("workdir", None, "Folder of the run.")
-_INPUT = define_path("input", None, ".npy file of examples, unscaled, in their own units.")
+_INPUT = define_path("input", None, ".npy file of examples, unscaled, in the units of the data.")
 _OUTPUT = define_path("output", None, ".npz file for the predictions.")
 _OUT_OF_BAG = flags.DEFINE_bool(
     "out_of_bag",
     False,
-    "Predict the training examples instead, each by the members that were not trained on it.",
+    "Whether to predict the training examples, each by the members that were not trained on it.",
 )
 _LEAVE_OUT_BROKEN = flags.DEFINE_bool(
-    "leave_out_broken", False, "Leave out members that predict NaN."
+    "leave_out_broken", False, "Whether to leave out members that predict NaN."
 )
 _CONFIG = ConfigFlags(overridable=False)
 
 
 def main() -> None:
-    """Predicts with the newest checkpoint on the devices at hand."""
+    """Predicts with the newest checkpoint on the devices of this machine."""
     workdir, output = cli.required(_WORKDIR), cli.required(_OUTPUT)
     if _OUT_OF_BAG.value:
         if _INPUT.value is not None:
@@ -78,8 +79,9 @@ def main() -> None:
         return
 
     def write(path: pathlib.Path) -> None:
+        """Writes the predictions under a temporary name, which is then changed."""
         unfinished = path.with_name(path.name + ".unfinished")
-        with unfinished.open("wb") as file:  # savez would add an ending to a path without one
+        with unfinished.open("wb") as file:  # `savez` would add .npz to a path without it.
             np.savez(file, **predictions)  # type: ignore[arg-type]
         unfinished.replace(path)
 
@@ -92,13 +94,14 @@ def main() -> None:
 
 
 def _evaluator(finished: Finished) -> Evaluator:
+    """Returns the evaluator of a finished run."""
     return evaluator_of_run(finished.run, finished.ensemble, parts=finished.parts)
 
 
 def _of_inputs(
     run: Run, evaluator: Evaluator, state: State, inputs: np.ndarray
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns predictions of the ensemble and its members, and sentences on them."""
+    """Returns predictions of the ensemble and its members, and sentences about them."""
     predictions = evaluator.predict(state, inputs)
     broken = broken_positions(
         {n: leaf for n, leaf in predictions.items() if n.startswith("member_") and n != "member_id"}
@@ -122,9 +125,9 @@ def _of_inputs(
 def _out_of_bag(
     run: Run, evaluator: Evaluator, state: State, source: Source
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns out-of-bag predictions of the training examples, and sentences on them.
+    """Returns out-of-bag predictions of the training examples, and sentences about them.
 
-    Each example is predicted by the members that were not trained on it; NaN where all were.
+    The members that were not trained on an example predict it. It is NaN if there are none.
     """
     require_trained_on(run, source)
 
@@ -149,14 +152,14 @@ def _out_of_bag(
     told = [f"{len(source.train):,} training examples, by the members that left each out"]
     missing = int((predictions["num_predicting"] == 0).sum())
     if missing:
-        told.append(f"{missing:,} no member left out: their predictions are NaN.")
+        told.append(f"No member left out {missing:,} of them, whose predictions are NaN.")
     if broken:
         told.append(told_of_broken(broken, left_out=True, num_members=run.num_members))
     return predictions, told
 
 
 def run() -> None:
-    """The whole command."""
+    """Runs the command."""
     cli.run(main, _CONFIG.prepare)
 
 

@@ -1,4 +1,4 @@
-"""Puts runs side by side on one page: dist-ens report RUN … [--output=report.html]."""
+"""Compares runs on one page: dist-ens report RUN … [--output=report.html]."""
 
 import pathlib
 
@@ -16,13 +16,13 @@ _OUTPUT = define_path("output", "report.html", "File for the page.")
 
 
 class _Runs:
-    """The arguments that are no flags: workdirs."""
+    """The arguments of the command that are not flags, which are folders of runs."""
 
     def __init__(self) -> None:
         self.workdirs: list[pathlib.Path] = []
 
     def prepare(self, argv: list[str]) -> list[str]:
-        """Takes them off the command line."""
+        """Returns the command line without the folders, and stores them."""
         _, *paths = cli.parsed(argv, known_only=True)
         self.workdirs = [given_path(path, "RUN") for path in paths]
         return [argument for argument in argv if argument not in paths]
@@ -32,7 +32,7 @@ _RUNS = _Runs()
 
 
 def main() -> None:
-    """Reads what the runs left, and writes the page."""
+    """Reads the files of the runs, and writes the page."""
     if not _RUNS.workdirs:
         raise UserError(
             "No folder of a run was given. Give at least one: dist-ens report runs/digits "
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """The whole command."""
+    """Runs the command."""
     cli.run(main, _RUNS.prepare, joins_cluster=lambda: False)
 
 

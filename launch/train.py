@@ -18,12 +18,12 @@ from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
-_WORKDIR = define_path("workdir", None, "Folder of the run; a run that it holds is resumed.")
+_WORKDIR = define_path("workdir", None, "Folder of the run. A run in this folder is resumed.")
 _CONFIG = ConfigFlags()
 
 
 def main() -> int:
-    """Trains; 128 + the signal's number if one stopped it."""
+    """Trains and returns the exit code: 0, or 128 plus the number of the signal that stopped it."""
     workdir = cli.required(_WORKDIR)
     experiment = _CONFIG.experiment()
     source = _CONFIG.open_source(experiment.data)
@@ -39,6 +39,7 @@ def main() -> int:
 def _leave_report(
     trained: Trained, scores: Scores, source: Source, workdir: pathlib.Path, member_file: str | None
 ) -> None:
+    """Writes the report, and prints the scores and the next command."""
     evaluator = evaluator_of_run(trained.run, trained.ensemble, parts=trained.parts)
     found = assess(
         trained.run, evaluator, trained.state, source, EvaluationRequest(), trained.evaluation
@@ -82,7 +83,7 @@ def _leave_report(
 
 
 def run() -> None:
-    """The whole command."""
+    """Runs the command."""
     cli.run(main, _CONFIG.prepare)
 
 

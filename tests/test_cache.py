@@ -65,7 +65,7 @@ def test_a_folder_that_cannot_be_used_is_told_and_not_needed(tmp_path, name):
     }
     ended = run(tmp_path, **{name: str(places[name])})
     assert ended.stdout.strip() == "not cached"
-    assert "The compilation cache is a folder that can be used. Received: " in ended.stderr
+    assert "The compilation cache is disabled, because its folder " in ended.stderr
 
 
 def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path):

@@ -237,7 +237,7 @@ def test_the_first_signal_is_acknowledged_and_a_second_ends_at_once(read):
     if read:
         told = os.read(reads, 1000).decode()
         os.close(reads)
-        assert told == "Stopping in good order; a second signal ends at once.\n"
+        assert told == "Stopping after the current step; a second signal ends at once.\n"
 
 
 def test_two_killed_hosts_go_on_and_end_as_two_never_killed(trained_by_two):

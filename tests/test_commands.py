@@ -100,7 +100,7 @@ def test_another_pooling_is_scored_and_leaves_the_page(run):
     page = (workdir / "report.html").read_bytes()
     ended = dist_ens("evaluate", f"--workdir={workdir}", "--pooling=vote")
     assert ended.returncode == 0, ended.stderr
-    assert "Pooled by vote; report.html stays that of the run's own predictions." in ended.stdout
+    assert "Pooled by vote; report.html still shows the run's own predictions." in ended.stdout
     assert (workdir / "report.html").read_bytes() == page
 
 
@@ -180,7 +180,7 @@ def test_an_interruption_leaves_a_checkpoint_and_no_traceback(tmp_path, number):
     assert process.wait(LIMIT_SECS) == 128 + number, log.read_text()
     output = log.read_text()
     assert "Traceback" not in output
-    assert "Stopping in good order; a second signal ends at once." in output
+    assert "Stopping after the current step; a second signal ends at once." in output
     assert "Run the same command again to resume." in " ".join(output.split())
     step = int(output.split("Stopped at step ")[1].split()[0].replace(",", ""))
     assert (workdir / "checkpoints" / str(step)).is_dir()
@@ -216,7 +216,7 @@ def test_a_platform_that_is_not_here_is_told(run):
         timeout=LIMIT_SECS,
     )
     assert ended.returncode == 2, ended.stderr
-    assert "JAX cannot begin its devices with JAX_PLATFORMS='abacus', " in ended.stderr
+    assert "JAX cannot start its devices with JAX_PLATFORMS='abacus', " in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -314,7 +314,7 @@ def test_members_without_numbers_are_named_and_left_out_of_predictions_if_asked(
     left_out = examples_out_of_bag(np.array(sound), len(train_split), seed=0, num_folds=None)
     np.testing.assert_array_equal(held_out["num_predicting"], left_out.sum(0))
     missing = held_out["num_predicting"] == 0
-    assert f"{missing.sum()} no member left out" in ended.stdout
+    assert f"No member left out {missing.sum()} of them" in ended.stdout
     np.save(tmp_path / "x.npy", train_split.inputs)
     dist_ens("predict", config, workdir, *files)
     probs = np.load(tmp_path / "p.npz")["member_probs"][sound]
@@ -381,10 +381,10 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
     train = ["train", f"--workdir={tmp_path / 'run'}"]
     cases = [
         ([], "dist-ens needs a verb: choose one of"),
-        (["trian"], "'trian' is no verb of dist-ens"),
+        (["trian"], "'trian' is not a verb of dist-ens"),
         (["train", SMALL[0]], "--workdir is missing. Add --workdir=…."),
         ([*train], "--config is missing. Add --config=FILE, such as"),
-        ([*train, "--config=absent.py"], "--config='absent.py' is no file"),
+        ([*train, "--config=absent.py"], "--config='absent.py' is not a file"),
         ([*train, f"--config={tmp_path / 'raises.py'}"], "ZeroDivisionError: division by zero (l"),
         ([*train, f"--config={tmp_path / 'syntax.py'}"], "SyntaxError: "),
         ([*train, SMALL[0], "--config.optimizer.learnin_rate=1"], "mean 'optimizer.learning_rate'"),
@@ -410,7 +410,7 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
             "but exactly one of them must",
         ),
         ([*train, SMALL[0], "--config.loss.levels=(0.1,0.5,0.9)"], "has no effect with loss.name"),
-        ([*train, "--config=configs"], "--config='configs' is no file"),
+        ([*train, "--config=configs"], "--config='configs' is not a file"),
         (["train", SMALL[0], f"--workdir={same}"], "cannot be the folder of a run"),
         ([*train, SMALL[0], "--confg=x"], "Unknown command line flag 'confg'"),
         (
@@ -419,9 +419,15 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ),
         (["evaluate", f"--workdir={tmp_path}"], "There is no checkpoint in"),
         (["evaluate", f"--workdir={workdir}", "--level=0.8"], "--level=0.8 has no effect without"),
-        (["evaluate", f"--workdir={workdir}", "--dropout_samples=2"], "the network draws nothing"),
-        (["evaluate", f"--workdir={workdir}", f"--json={same}/x"], f"{same} is no folder. Choose"),
-        (["evaluate", f"--workdir={workdir}", "--json=nowhere/x"], "there is no folder nowhere"),
+        (["evaluate", f"--workdir={workdir}", "--dropout_samples=2"], "network that draws nothing"),
+        (
+            ["evaluate", f"--workdir={workdir}", f"--json={same}/x"],
+            f"{same} is not a folder. Choose",
+        ),
+        (
+            ["evaluate", f"--workdir={workdir}", "--json=nowhere/x"],
+            "nowhere does not exist. Choose",
+        ),
         (
             ["predict", f"--workdir={workdir}", "--out_of_bag", "--output=p"],
             "No member leaves out an example with data.examples='shared'",

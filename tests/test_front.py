@@ -58,7 +58,7 @@ def test_an_interrupted_command_ends_at_once_with_a_sentence():
     ended = ended_process(INTERRUPTED)
     assert ended.returncode == 128 + signal.SIGINT
     assert ended.stdout == "begun\n"
-    assert ended.stderr == "Interrupted; what was saved before, if anything, is kept.\n"
+    assert ended.stderr == "Interrupted. Checkpoints and files that were saved before are kept.\n"
 
 
 def test_an_interruption_after_the_work_is_no_reason_to_speak():

@@ -236,7 +236,7 @@ def test_a_split_of_every_group_is_counted_and_members_are_of_all_groups(tmp_pat
     assert plan["max_num_members"] % 4 == 0
     assert "1 x 1: unroll in 2 waves; the training set whole on every device" in ended.stdout
     assert f"that fits on it is about {plan['max_num_members']:,}. Next" in ended.stdout
-    assert ended.stdout.endswith("On a CPU the members that wait do so in the same memory.\n")
+    assert ended.stdout.endswith("On a CPU, the members of other waves wait in the same memory.\n")
     # One member a device does not come in waves.
     alone, _ = finished_plan(
         tmp_path, *SMALL, "--config.layout.waves=2", "--config.num_members=2", "--topology=cpu:2"
@@ -305,7 +305,7 @@ def test_the_largest_number_of_members_fits_and_one_more_per_device_does_not(mon
     assert len(compiled) < 12
     if begin == 400:
         assert not plan.meshes[0].fits
-        way_out = rf"400 members for 4 .*Try .*num_members={most}, or more devices\."
+        way_out = rf"400 members do not fit on 4 .*Try .*num_members={most}, or more devices\."
         with pytest.raises(UserError, match=way_out):
             plan.check_fits()
         # Elsewhere than on a CPU other waves have room. 184 fit: a device's 100 are four equal
@@ -317,7 +317,7 @@ def test_the_largest_number_of_members_fits_and_one_more_per_device_does_not(mon
                 waves=waves,
                 max_num_members=waves * most,
             )
-            with pytest.raises(UserError, match=r", or --config.layout.waves=4, a part of"):
+            with pytest.raises(UserError, match=r", or --config.layout.waves=4 to keep only"):
                 elsewhere.check_fits()
     else:
         plan.check_fits()

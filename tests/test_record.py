@@ -157,7 +157,7 @@ def test_other_versions_are_said_and_not_refused(finished, tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert told in said
     assert (
-        "Its network was before, and here it is plain.<locals>.<lambda>. It resumes as if" in said
+        "Its network was before, and here it is plain.<locals>.<lambda>. The run resumes as" in said
     )
     with pytest.raises(UserError, match="the training step of the network"):  # of this version
         train(

@@ -465,7 +465,7 @@ def test_a_run_stopped_before_its_first_step_saves_nothing(tmp_path, capsys):
     stopped = train(experiment(), tmp_path, parts=OwnParts(callbacks=[Stops()]))
     assert (stopped.step, stopped.signal, stopped.scores) == (0, signal.SIGTERM, None)
     told = " ".join(capsys.readouterr().out.split())
-    assert "Stopped before the first of 24 steps; nothing is saved. The same command" in told
+    assert "Stopped before the first of 24 steps; nothing is saved. Run the same command" in told
     assert not [*(tmp_path / "checkpoints").iterdir()]
     assert train(experiment(seed=1, steps=4), tmp_path).step == 4  # another run may begin there
 

@@ -1,4 +1,4 @@
-"""Callbacks of `fit`: one file each. `callbacks.protocol` says what a callback is."""
+"""Callbacks of `fit`, one file each. `callbacks.protocol` defines what a callback is."""
 
 from dist_ens.callbacks.early_stopping import EarlyStopping
 from dist_ens.callbacks.json_lines import JsonLines

@@ -9,7 +9,7 @@ from dist_ens.metrics.catalogue import direction_of
 
 
 class EarlyStopping:
-    """Ends a run when a score of the ensemble has not improved for some evaluations.
+    """A callback that ends a run when a score of the ensemble no longer improves.
 
     The run needs `eval_data` or `validation`, and `eval_every`. A run that has ended is not trained
     further when it is started again with the same patience.
@@ -25,8 +25,14 @@ class EarlyStopping:
         UserError: If `patience`, `min_delta` or `direction` is out of range; when the run begins,
             if nothing is scored during training, or the score is unknown or has no direction.
 
-    >>> EarlyStopping("nll", patience=3).patience
-    3
+    >>> from types import SimpleNamespace
+    >>> stopping = EarlyStopping("nll", patience=2, direction="lower")
+    >>> for step, nll in [(100, 0.9), (200, 0.7), (300, 0.8), (400, 0.7)]:
+    ...     print(step, stopping.evaluated(step, SimpleNamespace(ensemble={"nll": nll})))
+    100 None
+    200 None
+    300 None
+    400 Stop.STOP
     """
 
     def __init__(
@@ -55,7 +61,7 @@ class EarlyStopping:
     def begin(self, run: RunInfo) -> Any:
         """Checks the score, and returns `STOP` if the run that is resumed has ended already.
 
-        A run that resumes no other begins anew: the best score of an earlier run is forgotten.
+        A run that does not resume another one forgets the best score of an earlier run.
         """
         if not self._is_restored:
             self._best, self._num_without = math.inf, 0
@@ -84,12 +90,12 @@ class EarlyStopping:
         return STOP if self._num_without >= self.patience else None
 
     def state(self) -> dict[str, float | None]:
-        """Returns what is saved with a checkpoint."""
+        """Returns the best score and the number of evaluations since, for the checkpoint."""
         best = None if math.isinf(self._best) else self._best
         return {"best": best, "num_without": self._num_without}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores what `state` returned."""
+        """Restores a state that `state` returned."""
         self._best = math.inf if state["best"] is None else state["best"]
         self._num_without, self._is_restored = state["num_without"], True
 

@@ -17,10 +17,10 @@ from dist_ens.report.metrics_file import records_in
 
 
 class JsonLines:
-    """Writes records of metrics to a file, one JSON object a line.
+    """A writer that appends records of metrics to a file, one JSON object per line.
 
     A run that resumes drops the lines of later steps, since it will write them again. It also drops
-    lines that are not records, with a warning. On several hosts process 0 writes.
+    lines that are not records, with a warning. On several hosts, only process 0 writes.
 
     Args:
         path: Path of the file, such as `runs/a/metrics.jsonl`. Its folder is made if it does not
@@ -28,6 +28,16 @@ class JsonLines:
 
     Raises:
         RunError: When the run begins or a record is written, if the file cannot be read or written.
+
+    >>> import tempfile
+    >>> run = RunInfo(None, member_ids=[0, 1], first_step=0, last_step=20, batch_size=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     writer = JsonLines(f"{folder}/metrics.jsonl")
+    ...     writer.begin(run)
+    ...     writer.write(10, {"train/loss": 0.5})
+    ...     writer.close()
+    ...     print(pathlib.Path(folder, "metrics.jsonl").read_text(), end="")
+    {"step": 10, "train/loss": 0.5}
     """
 
     def __init__(self, path: str | pathlib.Path) -> None:
@@ -47,23 +57,29 @@ class JsonLines:
             self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
-        """Closes the file; its lines are on disk then, or a `RunError` says that they are not."""
+        """Closes the file after its lines are on disk.
+
+        Raises:
+            RunError: If the system cannot write the lines.
+        """
         if self._file is None:
             return
         try:
             self.sync()
         finally:
-            with (
-                self._closing,
-                contextlib.suppress(OSError),
-            ):  # a line that could not be written was reported
+            # `write` has reported a line that could not be written.
+            with self._closing, contextlib.suppress(OSError):
                 self._file.close()
 
     def write(self, step: int, record: Mapping[str, float]) -> None:
         """Appends the record of a step.
 
+        Args:
+            step: Number of steps that the state has seen.
+            record: Numbers by name, such as `train/loss`.
+
         Raises:
-            RunError: If the system refuses.
+            RunError: If the system cannot write the line.
         """
         with self._explained():
             if self._file is not None:
@@ -71,10 +87,10 @@ class JsonLines:
                 self._file.flush()
 
     def sync(self) -> None:
-        """Returns when all lines are on disk; may be called in any thread.
+        """Waits until all lines are on disk. Any thread may call it.
 
         Raises:
-            RunError: If the system refuses.
+            RunError: If the system cannot write the lines.
         """
         with self._closing, self._explained():
             if self._file is not None and not self._file.closed:
@@ -82,6 +98,7 @@ class JsonLines:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
+        """Raises an error of the system as a `RunError` that names the file."""
         try:
             yield
         except OSError as error:

@@ -13,10 +13,20 @@ _LINE_EVERY_SECS, _BAR_EVERY_SECS = 10.0, 1.0
 
 
 class ProgressBar:
-    """Shows the pace of training: a bar on a terminal or in a notebook, else a line now and then.
+    """A progress bar with the pace of training.
+
+    It is a bar on a terminal and in a notebook. Elsewhere it prints a line every ten seconds or so.
 
     Args:
         console: Console to write to. Default: standard output, on process 0 only.
+
+    >>> import io
+    >>> console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    >>> bar = ProgressBar(console)
+    >>> bar.begin(RunInfo(None, member_ids=[0], first_step=20, last_step=1000, batch_size=8))
+    >>> bar.close()
+    >>> "20/1,000" in console.file.getvalue()
+    True
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -65,7 +75,7 @@ class ProgressBar:
             self._console.print(f"step {step:,}/{self._last_step:,}: {text}")
 
     def evaluated(self, step: int, scores: Any) -> None:
-        """Measures the pace from here on: an evaluation is no training."""
+        """Restarts the measurement of the pace, which leaves out the time of the evaluation."""
         self._shown_step, self._shown_at = step, time.monotonic()
 
     def close(self) -> None:

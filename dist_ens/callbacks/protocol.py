@@ -1,4 +1,4 @@
-"""The protocol between `fit` and its callbacks: all of it, on one page.
+"""The protocol between `fit` and its callbacks.
 
 A callback is any object with some of these methods; `fit` calls those that it has.
 
@@ -9,19 +9,19 @@ A callback is any object with some of these methods; `fit` calls those that it h
     sync() -> None                                     before a checkpoint: records must be on disk
     finished(step, scores, evaluation, split) -> None  after the last evaluation
     close() -> None                                    at the end, also after an error
-    state() -> what JSON can hold, restore(state)      saved with the checkpoint
+    state() -> JSON data, restore(state)               saved with the checkpoint
 
 A record is a flat dict from names such as `train/loss` or `test/nll/member_03` to numbers. A plain
 function of a `StepInfo` is a callback too. `write` and `sync` may be called in the thread that
 saves, while the other methods are called in the main thread. A state is a number, a text, a bool,
 None, or a list or dict of these.
 
-One call of the update takes `steps_per_call` steps, so that a callback is not called at every step:
-give `fit` `steps_per_call=1` for that. After a callback has returned `STOP`, all callbacks are
-called once more, with `is_last`; a state that they then return is not used.
+One call of the update takes `steps_per_call` steps, and callbacks are called once after each call.
+Give `fit` `steps_per_call=1` to call them after every step. After a callback has returned `STOP`,
+all callbacks are called once more, with `is_last`. A state that they then return is not used.
 
-On several hosts every host has its callbacks, and only process 0 calls `write`. The run ends on all
-hosts as soon as a callback of one of them returns `STOP`.
+On several hosts, every host has its own callbacks, and only process 0 calls `write`. The run ends
+on all hosts as soon as a callback of one of them returns `STOP`.
 """
 
 import enum
@@ -42,23 +42,34 @@ class Stop(enum.Enum):
     STOP = "stop"
 
 
-STOP = Stop.STOP  # returned by a callback to end the run: it is evaluated and saved first
+# A callback returns it to end the run, which is evaluated and saved first.
+STOP = Stop.STOP
 
 
 class StepInfo(NamedTuple):
-    """What a callback knows after a call of the update.
+    """Information for a callback after a call of the update.
 
     Attributes:
         step: Number of steps that the state has seen. It grows by the number of steps of a call,
-            `steps_per_call` of `fit`, which may be 50: a callback that acts every 20 steps needs
+            `steps_per_call` of `fit`, which may be 50. A callback that acts every 20 steps needs
             `steps_per_call=20` or a divisor of it.
-        state: State of the ensemble. It may still be computed, and is donated to the next call: a
-            callback that keeps it must copy it.
-        metrics: Metrics by name of the steps since the last call of the callback whose values are
-            known, float32[steps, members]: those of the previous call, so that the device never
-            waits. Empty at first.
-        is_last: Whether the run ends at this step; `metrics` then has all that remain.
-        metrics_step: Number of steps taken after the last row of `metrics`.
+        state: State of the ensemble. The devices may still be computing it. It is donated to the
+            next call, so a callback that keeps it must copy it.
+        metrics: Metrics by name that have arrived since the previous `StepInfo`, float32[steps,
+            members]. They lag one call behind, so that the device never waits for the host. Empty
+            if none have arrived.
+        is_last: Whether the run ends at this step. `metrics` then holds all remaining rows.
+        metrics_step: Number of steps taken up to the last row of metrics that has arrived.
+
+    >>> info = StepInfo(
+    ...     step=3,
+    ...     state=None,
+    ...     metrics={"loss": np.array([[0.75, 0.25], [0.5, 0.25]])},
+    ...     is_last=False,
+    ...     metrics_step=2,
+    ... )
+    >>> print(f"step {info.metrics_step}: mean loss {info.metrics['loss'][-1].mean()}")
+    step 2: mean loss 0.375
     """
 
     step: int
@@ -69,17 +80,21 @@ class StepInfo(NamedTuple):
 
 
 class RunInfo(NamedTuple):
-    """What a callback knows before the first step.
+    """Information for a callback before the first step.
 
     Attributes:
         ensemble: Ensemble with the execution and the layout that will be used.
-        member_ids: Ids of the members, in their order.
+        member_ids: Ids of the members, in the order of the state.
         first_step: Number of steps already taken.
         last_step: Number of steps of the whole run.
         batch_size: Number of examples of a step, over all hosts.
-        directions: Whether "lower" or "higher" is better of each score of an evaluation, by the
-            score's name; None for a score of which neither is. Empty if there is no data to score.
-        eval_every: Number of steps between two evaluations; None for only at the end.
+        directions: Direction of each score by its name: "lower" or "higher" is better, or None
+            if neither is. Empty if there is no data to score.
+        eval_every: Number of steps between two evaluations. None evaluates only at the end.
+
+    >>> run = RunInfo(None, member_ids=[0, 1, 2], first_step=200, last_step=1000, batch_size=32)
+    >>> run.last_step - run.first_step  # steps that are left to train
+    800
     """
 
     ensemble: Ensemble
@@ -101,10 +116,15 @@ def name_of_callback(callback: Any) -> str:
 
 
 def call_hook(callback: Any, name: str, *args: Any) -> Any:
-    """Calls a method of a callback, if it has it, and returns the result.
+    """Calls a method of a callback and returns the result; None if there is no such method.
+
+    Args:
+        callback: Callback of `fit`.
+        name: Name of the method, one of `HOOKS`.
+        *args: Arguments of the method.
 
     Raises:
-        RunError: If the method raises; a `UserError` is raised as it is.
+        RunError: If the method raises an exception. A `UserError` is raised unchanged.
     """
     method = getattr(callback, name, None)
     if method is None:
@@ -116,17 +136,28 @@ def call_after_update(callback: Any, info: StepInfo) -> Any:
     """Calls a callback after an update, and returns the result.
 
     Raises:
-        RunError: If the callback raises; a `UserError` is raised as it is.
+        RunError: If the callback raises an exception. A `UserError` is raised unchanged.
     """
     return _called(name_of_callback(callback), f" at step {info.step:,}", callback, info)
 
 
 def _called(name: str, at: str, fn: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function of the user and returns the result.
+
+    Args:
+        name: Name of the function, for the message.
+        at: Text that follows the type of an exception in the message.
+        fn: Function to call.
+        *args: Arguments of the function.
+
+    Raises:
+        RunError: If the function raises an exception.
+    """
     try:
         return fn(*args)
     except (UserError, RunError):
         raise
-    except Exception as error:  # whatever a user's callback raises
+    except Exception as error:  # A user's callback may raise anything.
         raise RunError(
             f"The callback {name} raised {type(error).__name__}{at}: {first_line(error)} Correct "
             "the callback, or leave it out."

@@ -1,4 +1,4 @@
-"""Records of metrics: a flat dict of numbers for one step."""
+"""Records of metrics. A record is a flat dict of numbers for one step."""
 
 from collections.abc import Mapping, Sequence
 

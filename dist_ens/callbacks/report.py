@@ -15,9 +15,10 @@ from dist_ens.paths import given_path
 
 
 class Report:
-    """Writes `report.html` and `summary.json` when a run has ended.
+    """A callback that writes `report.html` and `summary.json` at the end of a run.
 
     The page shows the scores of the evaluation data, so `fit` needs `eval_data` or `validation`.
+    The data of its figures are written too, as `curves.json` and `pictures.npy`.
     Its training curves are those of `metrics.jsonl` in the same folder, which
     `JsonLines(folder / "metrics.jsonl")` writes.
 
@@ -27,6 +28,14 @@ class Report:
     Raises:
         UserError: When the run begins, if there is no data to score.
         RunError: When the run ends, if the files cannot be written.
+
+    >>> report = Report("runs/a")
+    >>> run = RunInfo(None, member_ids=[0], first_step=0, last_step=10, batch_size=8, directions={})
+    >>> report.begin(run)  # no data to score
+    Traceback (most recent call last):
+    ...
+    dist_ens.errors.UserError: Report shows the scores of the evaluation data, and there is no \
+data to score. Give fit eval_data or validation, or leave Report out.
     """
 
     def __init__(self, folder: str | pathlib.Path) -> None:
@@ -34,7 +43,11 @@ class Report:
         self._run: RunInfo | None = None
 
     def begin(self, run: RunInfo) -> None:
-        """Remembers what is trained."""
+        """Stores the description of the run.
+
+        Raises:
+            UserError: If there is no data to score.
+        """
         if not run.directions:
             raise UserError(
                 "Report shows the scores of the evaluation data, and there is no data to score. "
@@ -48,13 +61,13 @@ class Report:
         Args:
             step: Number of steps that the state has seen.
             scores: Scores of the evaluation data.
-            evaluation: Evaluation behind the scores; None for ensembles without an objective, of
-                which there is no page.
-            split: Evaluation data, whose inputs are shown where they are pictures.
+            evaluation: Evaluation behind the scores. None for an ensemble without an objective, for
+                which no page is written.
+            split: Evaluation data. Inputs that are pictures are shown on the page.
         """
         if evaluation is None or self._run is None or not cluster.is_main():
             return
-        from dist_ens import report  # its page takes a second to import
+        from dist_ens import report  # The page takes a second to import.
 
         ensemble = self._run.ensemble
         summary = {

@@ -1,22 +1,22 @@
-"""Saves a run, and resumes it.
+"""Checkpoints of a run: saving and resuming.
 
-`Checkpoints` says in which folder a run is saved and when. `CheckpointStore` writes and reads the
-files.
+`Checkpoints` holds the folder of a run and the times at which it is saved. `CheckpointStore` writes
+and reads the files.
 
 A checkpoint is the folder `WORKDIR/checkpoints/STEP`. It holds
 
-- `state`: a flat dict from the name of a leaf (`params.layer_0.w`) to its array `[members, ...]`,
-  so that no class of the user's is needed to read it. A random key is saved as the integers that it
-  consists of. The mesh is not saved.
-- `run/metadata`: the record, JSON that says what the state belongs to, with its CRC-32.
+- `state`: a flat dict from the name of a leaf (`params.layer_0.w`) to its array `[members, ...]`.
+  No class of the user is needed to read it. A PRNG key is saved as its key data, which are
+  integers. The mesh is not saved.
+- `run/metadata`: the record of the run that the state belongs to, as JSON with its CRC-32.
 - `host_files`: bytes that belong to one host each, such as the position of its data iterator.
   The folder is absent if there are none.
 
 Orbax reads the files of `state`: `StandardCheckpointer().restore` returns NumPy arrays on any
-number of devices. We write and read them with TensorStore, as Orbax itself does, because Orbax's
-own code takes 0.1 s of the cores that train, however small the state is. For a hundred small
-networks that is a hundred steps. Every chunk of an array has a checksum (CRC-32C, a codec of Zarr),
-which every reader compares.
+number of devices. This package uses TensorStore directly, as Orbax itself does. Orbax's own code
+takes 0.1 s of the cores that train, however small the state is. For a hundred small networks that
+is a hundred steps. Every chunk of an array has a checksum (CRC-32C, a codec of Zarr), which every
+reader compares.
 """
 
 from dist_ens.checkpoint.checkpoints import Checkpoints, OpenCheckpoints

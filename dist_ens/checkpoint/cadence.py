@@ -1,4 +1,4 @@
-"""Decides at which calls of the update a run is saved."""
+"""The cadence of a run: the calls of the update after which it is saved."""
 
 import math
 
@@ -8,13 +8,13 @@ from dist_ens import cluster
 
 
 class Cadence:
-    """Saves every so many steps, every so many seconds, or both; the same decision on every host.
+    """A rule for when to save, by steps, by seconds, or both. All hosts make the same decision.
 
-    On one host every question reads the clock. Several hosts must read the clock of one of them,
-    which takes a millisecond or more and waits for the devices, so they read it rarely. From the
-    steps of the interval so far, each of them computes the step at which the interval will end,
-    and all read the clock again at that step. It is at most as many steps away as the interval
-    already has, so a pace that was too fast at first postpones a save by less than one interval.
+    On one host, every call of `is_due` reads the clock. Several hosts must read the clock of one of
+    them. That takes a millisecond or more and waits for the devices, so they read it rarely. Each
+    host predicts the step at which the interval will end, and all read the clock again at that
+    step. It is at most as many steps away as the interval already has. A pace that was too fast at
+    first therefore postpones a save by less than one interval.
 
     The first interval begins after the first call of the update, because that call compiles.
 
@@ -30,7 +30,8 @@ class Cadence:
         self._every_steps = every_steps
         self._every_secs = every_secs
         self._step = step
-        self._interval: tuple[int, float] | None = None  # Its first step, and the clock there.
+        # First step of the current interval, and the clock at that step.
+        self._interval: tuple[int, float] | None = None
         self._next_reading = 0
 
     def is_due(self, step: int) -> bool:
@@ -58,11 +59,12 @@ class Cadence:
         return every is not None and step // every > previous // every
 
     def _begin_interval(self, step: int, now: float) -> None:
+        """Begins an interval at a step and a time."""
         self._interval = step, now
         self._next_reading = step + 1
 
     def _has_ended(self, first_step: int, began: float, step: int, every_secs: float) -> bool:
-        """Reads the clock: begins the next interval, or predicts when to read it again."""
+        """Returns whether the interval has ended; if not, predicts when to read the clock again."""
         now = cluster.clock()
         steps, secs = step - first_step, now - began
         if secs >= every_secs:

@@ -1,4 +1,4 @@
-"""`Checkpoints`: where and when a run is saved."""
+"""`Checkpoints`: the folder of a run and the times at which it is saved."""
 
 import contextlib
 import dataclasses
@@ -23,10 +23,10 @@ from dist_ens.paths import given_path
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """Where and when a run is saved.
+    """The folder of a run and the times at which it is saved.
 
     A run that is given a folder with checkpoints resumes from the newest one. The last step is
-    always saved. With neither `every_secs` nor `every_steps` it is the only one.
+    always saved. With neither `every_secs` nor `every_steps`, only the last step is saved.
 
     Attributes:
         folder: Folder of the run, made if it does not exist. On several hosts all of them must see
@@ -36,7 +36,7 @@ class Checkpoints:
             the update that reaches a multiple of it. None for no saves by the step.
         keep: Number of checkpoints to keep, at least 1; the oldest are deleted. While a run lasts,
             the disk holds the files of one more.
-        resume: What to do if the folder holds a run whose parts differ from those given: "same"
+        resume: Rule for a folder that holds a run whose parts differ from those given: "same"
             refuses to resume it, "anyway" resumes it.
 
     Raises:
@@ -79,9 +79,9 @@ class Checkpoints:
     def open(self, record: Mapping[str, Any]) -> Iterator["OpenCheckpoints"]:
         """Locks the folder, and finds its newest checkpoint.
 
-        Every host must enter and leave this context. At its end it waits for the last save, except
-        after a KeyboardInterrupt, and, on several hosts, after any error: the error may be of one
-        host alone, and the others would wait for it.
+        Every host must enter and leave this context. At its end it waits for the last save. It does
+        not wait after a KeyboardInterrupt. On several hosts it waits after no error at all, since
+        an error of one host alone would make the others wait forever.
 
         Args:
             record: Description of the run that is about to train, in types that JSON can hold:
@@ -144,7 +144,7 @@ class OpenCheckpoints:
     def is_due(self, step: int) -> bool:
         """Returns whether to save now, the same on every host.
 
-        Every host must ask at every call boundary, whatever else makes it save.
+        Every host must ask at every call boundary, also where it saves for another reason.
 
         Args:
             step: Number of updates that the state has seen.
@@ -179,20 +179,20 @@ class OpenCheckpoints:
             self._store.save(step, state, record, host_files=host_files, after=after)
 
     def wait(self) -> None:
-        """Returns when the last save is on disk.
+        """Waits until the last save is on disk.
 
         Raises:
-            RunError: If it could not be written.
+            RunError: If the save could not be written.
         """
         self._store.wait()
 
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[None]:
-    """Locks a folder for one run. The system unlocks it when the process ends, however it ends.
+    """Locks a folder for one run. The system unlocks it when the process ends, even after a kill.
 
     Raises:
-        UserError: If another run has locked it; on every host.
+        UserError: If another run has locked the folder, on every host.
     """
     lock = FileLock(folder / ".lock")
     is_locked = True
@@ -213,10 +213,10 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _require_writable_folder(folder: pathlib.Path) -> None:
-    """Makes a folder.
+    """Makes a folder and checks that it is writable.
 
     Raises:
-        UserError: If a file is in its way, or this user may not write to it.
+        UserError: If a file has the path of the folder, or this user may not write to it.
     """
     for path in (folder / FOLDER, folder, *folder.parents):
         if path.exists() and not path.is_dir():
@@ -239,7 +239,7 @@ def _positive(name: str, value: Any) -> float:
     """Returns a number as a float.
 
     Raises:
-        UserError: If it is not a positive, finite number.
+        UserError: If the value is not a positive, finite number.
     """
     try:
         number = math.nan if isinstance(value, bool | str) else float(value)

@@ -58,7 +58,7 @@ def read_host_file(checkpoint: pathlib.Path, name: str, *, is_shared: bool = Fal
         ValueError: If the file is damaged.
         OSError: If the file or the checkpoint cannot be read.
     """
-    checkpoint.stat()  # Raises if the checkpoint was deleted meanwhile.
+    checkpoint.stat()  # It raises an error if the checkpoint was deleted meanwhile.
     folder = checkpoint / _FOLDER
     files = [path for path in folder.iterdir() if path.stem == name] if folder.is_dir() else []
     if not files:

@@ -1,4 +1,4 @@
-"""Names the leaves of a state for a checkpoint, and puts a state together from named leaves."""
+"""Conversion between a state and its leaves by name, as a checkpoint holds them."""
 
 import collections
 from typing import Any
@@ -11,7 +11,7 @@ from dist_ens.errors import RunError
 def named_leaves(state: Any) -> dict[str, Any]:
     """Returns the leaves of a state by name, in the order of `jax.tree.leaves`.
 
-    A random key is replaced by the integers that it consists of.
+    A PRNG key is replaced by its key data, which are integers.
 
     Args:
         state: Pytree of arrays or of `jax.ShapeDtypeStruct`.
@@ -31,7 +31,7 @@ def named_leaves(state: Any) -> dict[str, Any]:
 
 
 def state_of(named: dict[str, jax.Array], abstract: Any) -> Any:
-    """Returns the state whose leaves `named_leaves` named.
+    """Returns the state with given leaves, by the names of `named_leaves`.
 
     Args:
         named: Array of every leaf, by name.
@@ -46,12 +46,14 @@ def state_of(named: dict[str, jax.Array], abstract: Any) -> Any:
 
 
 def _is_key(leaf: Any) -> bool:
+    """Returns whether a leaf is an array of PRNG keys."""
     return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _integers(leaf: Any) -> Any:
+    """Returns the key data of PRNG keys, and other leaves unchanged."""
     if not _is_key(leaf):
         return leaf
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.eval_shape(jax.random.key_data, leaf).update(sharding=leaf.sharding)
-    return jax.random.key_data(leaf)  # Runs no program, which would have to wait for the devices.
+    return jax.random.key_data(leaf)  # It runs no program, so it does not wait for the devices.

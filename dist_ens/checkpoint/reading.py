@@ -1,4 +1,4 @@
-"""Reads a checkpoint; every host reads what its own devices hold."""
+"""Reading of a checkpoint. Every host reads the parts that its own devices hold."""
 
 import json
 import pathlib
@@ -14,8 +14,8 @@ from dist_ens.layout import read_onto_devices
 # Drivers by the name of the file that describes an array. The first version of dist_ens wrote
 # `zarr`, which has no checksums.
 _DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr"}
-# A context of its own sees the files as they are now. The cache holds the index, which is read
-# again for every chunk. The number of parallel reads is that of Orbax, chosen for network disks.
+# A new context sees the files as they are now. The cache holds the index, which every chunk needs.
+# The number of parallel reads is that of Orbax, chosen for network disks.
 _CONTEXT = {
     "cache_pool#index": {"total_bytes_limit": 100_000_000},
     "file_io_concurrency": {"limit": 128},

@@ -1,4 +1,4 @@
-"""The record of a run that was made in Python, and whether it may resume a saved one."""
+"""The record of a run that was made in Python, and the check that it may resume a saved run."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ from dist_ens.config.execution_spec import Execution
 from dist_ens.errors import RunError, UserError
 
 RESUMES = ("same", "anyway")
-# Keys of which a record from a config has the first only, and one from Python the second only.
+# A record from a config has the first of these keys, and a record from Python the second.
 _OF_CONFIG, _OF_PYTHON = "experiment", "member"
 _NAMED_PARTS = {
     "member": "the member",
@@ -35,11 +35,11 @@ _KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]")
 
 @dataclasses.dataclass(frozen=True)
 class StepRecord:
-    """What a saved state belongs to, if its ensemble was made in Python.
+    """The record of a run whose ensemble was made in Python.
 
-    Two runs are the same if their first eight fields are equal, and their fingerprints, where the
-    same versions made both. The last three fields say how the run was trained, so that it resumes
-    in the same way; they are not compared.
+    Two runs are the same if their first eight fields are equal. If the same versions traced both
+    steps, their fingerprints must be equal too. The last three fields are not compared. They say
+    how the run was trained, so that it resumes in the same way.
 
     Attributes:
         member: Name of the network.
@@ -49,7 +49,7 @@ class StepRecord:
         num_members: Number of members, at least 1.
         member_ids: Id of each member, in the order of the state.
         seed: Seed of initialisation, keys and the order of the data.
-        batch: Shapes and types of the global batch, as a text.
+        batch: Shapes and types of the global batch, as a string.
         fingerprint: Hash of the traced step of one member on the global batch; None if the step
             could not be traced.
         versions: Versions of the packages that traced the step, by name.
@@ -101,10 +101,10 @@ class StepRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Reads back `to_dict`, also after JSON has held it.
+        """Returns the record that `to_dict` wrote, also after a round trip through JSON.
 
         Args:
-            values: Fields by name; the type and the range of each is checked.
+            values: Fields by name. The type and the range of each is checked.
 
         Raises:
             RunError: If a field is absent, unknown, or has a value that it cannot have.
@@ -136,7 +136,7 @@ class StepRecord:
         return _tree_of(leaves)
 
     def differences(self, saved: "StepRecord") -> list[tuple[str, Any, Any]]:
-        """Returns what makes this run another one than a saved run.
+        """Returns the differences between this run and a saved run.
 
         Args:
             saved: Record of the saved run.
@@ -153,7 +153,7 @@ class StepRecord:
         if different or saved.fingerprint is None or self.fingerprint is None:
             return different
         if saved.versions == self.versions and saved.fingerprint != self.fingerprint:
-            digits = slice(12)  # As many as a message needs.
+            digits = slice(12)  # A message needs no more digits.
             what = "the hash of the training step (its code and constants)"
             different.append((what, saved.fingerprint[digits], self.fingerprint[digits]))
         return different
@@ -181,7 +181,8 @@ def check_resumes(
 ) -> list[str]:
     """Checks that a run may resume the one that a folder holds.
 
-    Two records of runs from configs are not compared here, because a config's own fields are.
+    Two records of runs from configs are not compared here. The fields of their configs are compared
+    elsewhere.
 
     Args:
         record: Record of the run that is about to train.
@@ -247,7 +248,7 @@ def _tree_of(leaves: Sequence[tuple[list[Any], Any]]) -> Any:
 
 
 def listed(differences: list[tuple[str, Any, Any]]) -> str:
-    """Returns what `StepRecord.differences` found as one clause, long values shortened."""
+    """Returns the differences from `StepRecord.differences` as a text, with long values cut."""
     return "; ".join(
         f"{what} is {_short(there)} there and {_short(here)} here"
         for what, there, here in differences
@@ -255,12 +256,13 @@ def listed(differences: list[tuple[str, Any, Any]]) -> str:
 
 
 def _short(value: Any) -> str:
+    """Returns the repr of a value, with the middle of a long one left out."""
     text = repr(value)
     return text if len(text) <= 300 else f"{text[:150]}…{text[-150:]}"
 
 
 def differing_versions(saved: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """Returns the libraries whose versions differ, as a list in words; empty if none does.
+    """Returns the libraries whose versions differ, as a text; empty if all are equal.
 
     Args:
         saved: Versions of a saved run by the name of the library.

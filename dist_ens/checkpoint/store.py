@@ -1,4 +1,4 @@
-"""Saves and restores the checkpoints in one folder."""
+"""The checkpoints in one folder: saving, restoring and deleting them."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ _WRITING = threading.Lock()
 
 
 class CheckpointStore:
-    """The checkpoints of one run: a context that waits for the last save when it ends.
+    """The checkpoints of one run, as a context that waits for the last save at its end.
 
     Args:
         workdir: Folder of the run. The checkpoints are in its folder `checkpoints`.
@@ -80,7 +80,7 @@ class CheckpointStore:
         return max(self._steps(), default=None)
 
     def require_step(self, step: int) -> None:
-        """Raises a `UserError` unless a checkpoint of a step is saved; on every host."""
+        """Raises a `UserError` on every host unless a checkpoint of a step is saved."""
         saved = self._steps()
         if not cluster.as_main_sees(step in saved):
             raise UserError(
@@ -98,7 +98,7 @@ class CheckpointStore:
         host_files: Mapping[str, bytes] | None = None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Starts to save a checkpoint; training may continue at once.
+        """Starts to save a checkpoint. Training may continue at once.
 
         A step that is already saved is not saved again. The caller may donate or delete the state
         right after this call: its copy to the hosts' memory is queued on the devices, and another
@@ -153,10 +153,10 @@ class CheckpointStore:
         self._writing = writing
 
     def wait(self) -> None:
-        """Returns when the last save is on disk.
+        """Waits until the last save is on disk.
 
         Raises:
-            RunError: If it could not be written; see `save`.
+            RunError: If the save could not be written; see `save`.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
@@ -186,8 +186,8 @@ class CheckpointStore:
             The state, with the structure and the shardings of `abstract`.
 
         Raises:
-            RunError: If the checkpoint has other leaves, or leaves of another shape or type; if it
-                is damaged, or was deleted meanwhile.
+            RunError: If the checkpoint has other leaves, or leaves of another shape or type, is
+                damaged, or was deleted meanwhile.
         """
         named, path = named_leaves(abstract), self._folder / str(step)
         self._newest = step
@@ -215,12 +215,14 @@ class CheckpointStore:
             return read_host_file(self._folder / str(step), name, is_shared=is_shared)
 
     def _steps(self) -> list[int]:
+        """Returns the steps of the finished checkpoints, in any order."""
         if not self._folder.is_dir():
             return []
         return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
 
     @contextlib.contextmanager
     def _unwritable_is_reported(self, step: int) -> Iterator[None]:
+        """Raises an error of writing as a `RunError` with the last saved step."""
         try:
             yield
         except Exception as error:  # TensorStore reports a full disk as a ValueError.
@@ -234,11 +236,12 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def _damage_is_reported(self, step: int) -> Iterator[None]:
+        """Raises an error of reading as a `RunError` about a damaged or deleted checkpoint."""
         try:
             yield
-        except (RunError, MemoryError, jax.errors.JaxRuntimeError):  # The last is of the devices.
+        except (RunError, MemoryError, jax.errors.JaxRuntimeError):
             raise
-        except Exception as error:  # TensorStore has no error type of its own for damage.
+        except Exception as error:  # TensorStore has no special error type for damage.
             path = self._folder / str(step)
             if not path.exists():
                 raise RunError(
@@ -257,7 +260,7 @@ class CheckpointStore:
 def read_newest(workdir: str | os.PathLike[str]) -> tuple[int, dict[str, Any] | None]:
     """Returns the step and the record of the newest checkpoint in a folder.
 
-    Every host must call this; all of them get the step that process 0 sees.
+    Every host must call this. All hosts get the step that process 0 sees.
 
     Args:
         workdir: Folder of the run, which need not exist.
@@ -278,7 +281,16 @@ def read_newest(workdir: str | os.PathLike[str]) -> tuple[int, dict[str, Any] | 
 def _check_leaves(
     path: pathlib.Path, saved: Mapping[str, ts.TensorStore], named: Mapping[str, Any]
 ) -> None:
-    """Checks that the saved leaves have the names, shapes and types of those asked for."""
+    """Checks that the saved leaves have the names, shapes and types of those asked for.
+
+    Args:
+        path: Folder of the checkpoint, for the message.
+        saved: Arrays of the checkpoint, by name.
+        named: Leaves that are asked for, by name.
+
+    Raises:
+        RunError: If a leaf differs.
+    """
     there = {name: _shape_of(array.dtype.numpy_dtype, array.shape) for name, array in saved.items()}
     asked = {name: _shape_of(leaf.dtype, leaf.shape) for name, leaf in named.items()}
     for name in sorted(there.keys() | asked.keys()):
@@ -298,5 +310,5 @@ def _check_leaves(
 
 
 def _shape_of(dtype: Any, shape: Sequence[int]) -> str:
-    """Returns type and shape as a message shows them, such as `float32[4, 3]`."""
+    """Returns a type and a shape as a text for messages, such as `float32[4, 3]`."""
     return f"{np.dtype(dtype)}{list(shape)}"

@@ -1,10 +1,10 @@
-"""Writes a checkpoint completely or not at all; every host writes its own part.
+"""Atomic writing of a checkpoint, of which every host writes its own part.
 
-Each host writes the chunks of its arrays into a database of its own (OCDBT of TensorStore). Process
-0 writes into the database of the whole checkpoint, and adds references to the other databases when
-they are complete. All of this happens in a folder with another name, which process 0 renames at the
-end. A checkpoint that has its name is therefore complete and on disk. If one host fails, all hosts
-fail, and none waits for it.
+Each host writes the chunks of its arrays into its own database (OCDBT of TensorStore). Process 0
+writes into the database of the whole checkpoint, and adds references to the other databases when
+they are complete. All of this happens in a folder with a temporary name, which process 0 renames at
+the end. A checkpoint with its final name is therefore complete and on disk. If one host fails, all
+hosts fail, and none waits for it.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ from dist_ens import cluster
 from dist_ens.checkpoint.host_files import host_file_contents
 from dist_ens.layout import Piece
 
-_UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax ignores folders of such a name, too.
+_UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax ignores folders of this name, too.
 STATE, RUN = "state", "run"
 CHECKSUM = "crc32"
 _OF_HOST = "ocdbt.process_"
 _WRITTEN_BY = "written_by_host_"
-_PATIENCE_SECS = 600  # For a host that writes its part slowly.
+_PATIENCE_SECS = 600  # Time limit for a host that writes its part slowly.
 _WITH_A_CHECKSUM = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-# Without a common context each array would have a database and a transaction of its own.
+# Without a common context, each array would have a separate database and transaction.
 _CONTEXT = ts.Context()
 _NUMBERS = itertools.count()
 
@@ -61,7 +61,7 @@ def write_checkpoint(
     record: Mapping[str, Any],
     host_files: Mapping[str, bytes],
 ) -> None:
-    """Writes the checkpoint of a step, and returns when it is on disk. Every host must call this.
+    """Writes the checkpoint of a step and waits until it is on disk. Every host must call this.
 
     Args:
         folder: Folder of the checkpoints.
@@ -76,7 +76,8 @@ def write_checkpoint(
     """
     whole, unfinished = folder / str(step), folder / f"{step}{_UNFINISHED}"
     arrays, here = unfinished / STATE, jax.process_index()
-    number = next(_NUMBERS)  # Hosts save equally often, but their paths may differ.
+    # Hosts save equally often, but their paths may differ, so the number names the barriers.
+    number = next(_NUMBERS)
     with _ended_on_all(f"checkpoint {number}"):
         with _ended_on_all(f"parts of checkpoint {number}"):
             arrays.mkdir(parents=True, exist_ok=True)  # The fastest host makes it.
@@ -107,9 +108,9 @@ def write_checkpoint(
 def give_up_checkpoint(path: pathlib.Path) -> None:
     """Marks a checkpoint for deletion. `remove_unfinished` deletes it later.
 
-    The best moment to delete it is just before the next save, whose files then get the memory that
-    the deletion frees. A virtual machine returns memory that stays free to its host, and asking
-    for it again took twice as long as the rest of a save.
+    The best moment to delete it is just before the next save, whose files then reuse the memory
+    that the deletion frees. A virtual machine returns free memory to its host. Requesting it again
+    took twice as long as the rest of a save.
 
     Args:
         path: Folder of the checkpoint.
@@ -123,22 +124,24 @@ def remove_unfinished(folder: pathlib.Path, *, apart_from: int | None = None) ->
 
     Args:
         folder: Folder of the checkpoints.
-        apart_from: Step that other hosts may be writing already, which is left alone.
+        apart_from: Step that other hosts may be writing already, which is left alone. None for
+            none.
     """
     for path in folder.glob(f"*{_UNFINISHED}"):
         if path.name != f"{apart_from}{_UNFINISHED}":
-            shutil.rmtree(path, ignore_errors=True)  # What stays blocks only its own step.
+            # A folder that cannot be deleted blocks only its own step.
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
-    """Writes this host's pieces, as Zarr arrays in one transaction of a database in a folder."""
+    """Writes this host's pieces as Zarr arrays, in one transaction of a database in a folder."""
     transaction = ts.Transaction()
     opened = {
         name: ts.open(
             {
                 "driver": "zarr3",
                 "kvstore": {**_new_database_spec(path), "path": f"{name}/"},
-                # Compression saves 7 % of trained weights, and takes half the time of a save.
+                # Compression would save 7 % of trained weights and take half the time of a save.
                 "metadata": {"codecs": _WITH_A_CHECKSUM},
                 "store_data_equal_to_fill_value": True,  # Then a missing chunk is damage.
             },
@@ -156,7 +159,7 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
     for written in [
         array.result()[piece.index].write(
             np.asarray(piece.array),
-            can_reference_source_data_indefinitely=True,  # Nobody changes it: no copy is needed.
+            can_reference_source_data_indefinitely=True,  # Nothing changes it, so no copy is made.
         )
         for array, piece in pieces
     ]:
@@ -165,6 +168,7 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
 
 
 def _check_others_have_written(unfinished: pathlib.Path) -> None:
+    """Raises an `OSError` unless every other host has marked its part as complete."""
     marks = {host: unfinished / f"{_WRITTEN_BY}{host}" for host in range(1, jax.process_count())}
     failed = [host for host, mark in marks.items() if not mark.exists()]
     if failed:
@@ -198,17 +202,18 @@ def database_spec(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def checksum_of(record: Mapping[str, Any]) -> int:
-    """Returns the CRC-32 of a record, the same before it is written and after it is read."""
+    """Returns the CRC-32 of a record. It is the same before writing and after reading."""
     return zlib.crc32(json.dumps(record).encode())
 
 
 def _new_database_spec(folder: pathlib.Path) -> dict[str, Any]:
-    # The descriptions of the arrays are then in the index, each page of which has a checksum.
+    """Returns TensorStore's specification for writing the database in a folder."""
+    # The index then holds the descriptions of the arrays, and its pages have checksums.
     return {**database_spec(folder), "config": {"max_inline_value_bytes": 1024}}
 
 
 def _description(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the file that Orbax reads before a flat dict of arrays."""
+    """Returns the content of the file that Orbax reads before a flat dict of arrays."""
     entry = {"value_type": "jax.Array", "skip_deserialize": False}
     return {
         "tree_metadata": {
@@ -227,13 +232,14 @@ def _write_json(path: pathlib.Path, value: Any) -> None:
 
 
 def _write(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file and waits until it is on disk."""
     path.write_bytes(content)
     _sync(path)
     _sync(path.parent)
 
 
 def _sync(path: pathlib.Path) -> None:
-    """Returns when the content of a file, or the names in a folder, are on disk."""
+    """Waits until the content of a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -243,9 +249,9 @@ def _sync(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _ended_on_all(name: str) -> Iterator[None]:
-    """Ends when its body has ended on every host, with or without an error.
+    """Waits at its end until its body has ended on every host, with or without an error.
 
-    The devices take no part, so that training continues.
+    The devices are not involved, so training continues.
     """
 
     def wait() -> None:
@@ -253,7 +259,7 @@ def _ended_on_all(name: str) -> Iterator[None]:
 
     try:
         yield
-    except jax.errors.JaxRuntimeError:  # Another host did not come, and will not come now.
+    except jax.errors.JaxRuntimeError:  # Another host did not reach a barrier, and never will.
         raise
     except BaseException:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # The first error is reported.

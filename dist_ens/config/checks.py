@@ -1,4 +1,4 @@
-"""Checks of the values of fields. A message says what is wrong, and then what to do."""
+"""Checks of the values of fields. Their messages say what is wrong, and then what to do."""
 
 import difflib
 import math
@@ -87,7 +87,11 @@ def refuse_mixed_bootstrap(mixup: str | None, bootstrap: str | None, hint: str) 
 
 
 def _number(field: str, value: Any) -> int | float:
-    """Returns a value as a Python number; a string is none."""
+    """Returns a value as a Python number.
+
+    Raises:
+        UserError: If the value is not a number.
+    """
     if isinstance(value, int | float):
         return value
     try:

@@ -1,4 +1,7 @@
-"""How a device runs the members it holds, in words: `vmap`, `unroll+masks`, `chunk:4+patches`, …"""
+"""The ways in which a device runs its members, by name: `vmap`, `unroll+masks`, `chunk:4+patches`.
+
+A name is `WAY[+LOWERING][+STEPS]`. A lowering is another form of a slow operation.
+"""
 
 import dataclasses
 import difflib
@@ -6,25 +9,25 @@ from typing import Self
 
 from dist_ens.errors import UserError
 
-AUTO = "auto"  # in an experiment: to be chosen when the run begins
+AUTO = "auto"  # An execution of this name is chosen by measuring when the run begins.
 WAYS = {
     "vmap": "one batched program for all members",
-    "unroll": "the members' own operations one after another in one program",
+    "unroll": "one program with the operations of one member after another",
     "map": "one member after another in a loop inside the program",
     "chunk:K": "K members batched at a time, one chunk after another",
-    "loop": "one member's own program, dispatched member after member: the reference",
+    "loop": "the program of one member, dispatched once for each member: the reference",
 }
 CONVOLUTIONS = {
     "patches": "convolutions as patches and one matrix product",
-    "canonical": "convolutions in the layout NHWC x HWIO, those of few channels with neighbours "
-    "for features, kernels' gradients as products of shifts or patches",
-    "apart": "many members' convolutions as so many operations, none grouped",
+    "canonical": "convolutions in the layout NHWC x HWIO, with neighbouring pixels as features if "
+    "channels are few, and kernel gradients as products of shifts or patches",
+    "apart": "a separate convolution for each member, instead of a grouped convolution",
 }
 PRODUCTS = {
-    "aligned": "matrix products in whole vectors, those of few terms or few weights as sums",
-    "flat": "gradients of weights of many terms as products of two matrices, the narrower first",
+    "aligned": "matrix products padded to whole vectors, or sums if terms or weights are few",
+    "flat": "weight gradients with many terms as products of two matrices, the narrower first",
 }
-MAX_POOLING = {"masks": "the gradient of max-pooling by comparing, without a scatter"}
+MAX_POOLING = {"masks": "the gradient of max-pooling by comparison, without a scatter"}
 STEPS = {
     "scanned": "the steps of a call in a loop inside the program",
     "unrolled": "the steps of a call one after another in one program",
@@ -34,7 +37,7 @@ STEPS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Execution:
-    """The execution of the members of a device. It changes their numbers by rounding only.
+    """The execution of the members of a device. It changes the results by rounding errors only.
 
     Attributes:
         members: Way to run the members, a key of `WAYS` without the size.
@@ -55,16 +58,15 @@ class Execution:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads `WAY[+LOWERING][+STEPS]`, words in any order after the first.
+        """Returns the execution of a name, `WAY[+LOWERING][+STEPS]`.
+
+        The words after the first may come in any order.
 
         Args:
-            text: Such as `vmap`, `unroll+masks`, `chunk:4+patches+masks+scanned`.
-
-        Returns:
-            The execution.
+            text: Name of the execution: `vmap`, `unroll+masks`, `chunk:4+patches+masks+scanned`, …
 
         Raises:
-            UserError: For a word that is unknown, or two of one kind.
+            UserError: If a word is unknown, or two words are of one kind.
 
         >>> str(Execution.parse("chunk:4+masks+patches"))
         'chunk:4+patches+masks'
@@ -100,6 +102,13 @@ class Execution:
 
 
 def _unknown(word: str, text: str, known: list[str]) -> UserError:
+    """Returns an error about an unknown word of an execution.
+
+    Args:
+        word: Word that is unknown.
+        text: Name of the whole execution.
+        known: Words that are known at this place.
+    """
     near = difflib.get_close_matches(word, known, n=1)
     if word == AUTO:
         return UserError(

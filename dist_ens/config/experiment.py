@@ -1,4 +1,4 @@
-"""A whole experiment, and which of its fields may change on resume."""
+"""A whole experiment, and the fields that may change on resume."""
 
 import dataclasses
 import math

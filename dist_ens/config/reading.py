@@ -133,6 +133,7 @@ def fields_from_record(
 
 
 def _as_tuple(value: Any) -> Any:
+    """Returns lists and tuples as tuples, at every depth, and other values unchanged."""
     return tuple(_as_tuple(v) for v in value) if isinstance(value, list | tuple) else value
 
 
@@ -143,7 +144,7 @@ def checked_type(field: str, value: Any, hint: Any, remedy: str | None = None) -
         field: Name of the field, for the message.
         value: Value from a config or from JSON.
         hint: Annotation of the field: a class, `X | None`, a tuple or a mapping of one type.
-        remedy: Sentence that says what to do. Default: to correct the config.
+        remedy: Sentence that says what to do. Default: a sentence about the config.
 
     Raises:
         UserError: If the value is of another type.

@@ -66,7 +66,7 @@ class DataConfig:
             - `shared`: all members see the same batch.
             - `permuted`: each member sees the whole training set in its own order.
             - `splits`: each member sees, in its own order, the training set of its group. Member i
-              is in group i modulo the number of groups, and each group is an ensemble of its own.
+              is in group i modulo the number of groups, and each group is a separate ensemble.
               The source must have several splits, as `uci` has.
             - `bootstrap`: each member is trained on its own bootstrap sample, drawn with
               replacement. The weight of an example is its number of draws. About a third of the

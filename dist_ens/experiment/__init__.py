@@ -1,4 +1,4 @@
-"""The config door: from a stored description of a run to its ensemble, data and checkpoints."""
+"""Runs from configs: building, training, loading and assessing them."""
 
 from dist_ens.experiment.loaded import LoadedRun, load
 from dist_ens.experiment.workdir import Finished, open_finished, saved_run

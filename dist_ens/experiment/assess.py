@@ -1,4 +1,4 @@
-"""A finished run, asked how far it can be trusted: everything that `evaluate` says of one."""
+"""The assessment of a finished run: its scores and the reliability of its uncertainty."""
 
 import dataclasses
 import pathlib
@@ -28,16 +28,19 @@ CONFORMAL = ("lac", "aps", "raps", "cqr", "cv+", "jackknife+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """What is asked of a run beside its scores.
+    """The options of an assessment.
 
     Attributes:
-        ood: Source of examples that are of another kind; None: not asked.
-        shift: Whether scores under shifts of the test split are.
-        calibration: One of `CALIBRATIONS`; None: not asked.
-        conformal: One of `CONFORMAL`; None: not asked.
+        ood: Source of out-of-distribution examples; None skips the comparison with them.
+        shift: Whether the ensemble is scored under shifts of the test split.
+        calibration: Calibration method, one of `CALIBRATIONS`; None skips calibration.
+        conformal: Conformal method, one of `CONFORMAL`; None skips conformal prediction.
         level: Coverage of conformal predictions, in (0, 1).
         out_of_bag: Whether training examples are scored by the members that left them out.
         leave_out_broken: Whether members that predict NaN are left out of the ensemble.
+
+    Raises:
+        UserError: If `level` is out of range.
     """
 
     ood: str | None = None
@@ -55,13 +58,13 @@ class EvaluationRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Assessment:
-    """What a run answers.
+    """The results of an assessment.
 
     Attributes:
-        scores: On the test split, with intervals.
-        extras: By its name in the file what else was asked for.
-        curves: What the report draws.
-        pictures: Inputs of the examples that it shows, where they are pictures.
+        scores: Scores of the test split, with intervals.
+        extras: Results of the options, by their names in the JSON file.
+        curves: Data of the curves in the report.
+        pictures: Inputs of the examples that the report shows; empty unless inputs are pictures.
         broken: Ids of the members that predict NaN.
     """
 
@@ -72,7 +75,7 @@ class Assessment:
     broken: Sequence[int] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
+        """Returns plain data that JSON can hold."""
         return {
             "groups": len(self.scores.groups),
             **self.scores.to_dict(),
@@ -83,7 +86,7 @@ class Assessment:
         }
 
     def sentences(self) -> list[str]:
-        """What was found, for people."""
+        """Returns the results as sentences, without the scores."""
         told = []
         if self.broken:
             told.append(
@@ -149,24 +152,24 @@ def assess(
     questions: EvaluationRequest,
     evaluation: Evaluation | None = None,
 ) -> Assessment:
-    """Scores a run on its test split, and answers what else is asked.
+    """Scores a run on its test split, and computes the results of the options.
 
     Args:
-        run: What the state belongs to.
-        evaluator: Of the run; how it pools is how all is answered.
-        state: Of the ensemble.
-        source: The run's data.
-        questions: What is asked.
-        evaluation: Evaluation of the test split by the evaluator, `by_size`, if there is one
-            already.
+        run: Record of the run.
+        evaluator: Evaluator of the run. All results use its pooling.
+        state: State of the ensemble.
+        source: Data of the run.
+        questions: Options of the assessment.
+        evaluation: Evaluation of the test split by the same evaluator with `by_size=True`. Default:
+            it is computed.
 
     Returns:
-        The answers, on every host.
+        The results, on every host.
 
     Raises:
-        BrokenMembersError: If a question beside the scores meets NaN of members that are not to be
-            left out.
-        UserError: If a question does not fit the run.
+        BrokenMembersError: If members predict NaN, an option needs the predictions of all members,
+            and `questions.leave_out_broken` is False.
+        UserError: If the data is not that of the run, or an option does not fit the run.
     """
     require_trained_on(run, source)
     found, broken = without_broken(
@@ -183,19 +186,19 @@ def assess(
 def without_broken(
     evaluator: Evaluator, state: State, ask: Callable[[Evaluator], _Answer], *, leave_out: bool
 ) -> tuple[_Answer, list[int]]:
-    """Returns what a function answers, without the members that predict NaN.
+    """Returns the result of a function of an evaluator, without the members that predict NaN.
 
     Args:
         evaluator: Evaluator of the ensemble.
         state: State of the ensemble.
-        ask: Function of an evaluator that returns the answer.
+        ask: Function of an evaluator that returns the result.
         leave_out: Whether members that predict NaN are left out.
 
     Returns:
-        The answer, and the ids of the members that were left out.
+        The result, and the ids of the members that were left out.
 
     Raises:
-        BrokenMembersError: If members predict NaN and are not to be left out.
+        BrokenMembersError: If members predict NaN and `leave_out` is False.
     """
     broken: list[int] = []
     while True:
@@ -204,7 +207,7 @@ def without_broken(
         except BrokenMembersError as error:
             if not leave_out:
                 raise
-            # All is asked anew: an ensemble is of the same members wherever it is asked.
+            # The function is called again, so that the whole result is of the same members.
             broken = sorted({*broken, *error.member_ids})
             positions = np.flatnonzero(np.isin(to_host(state.member_id), broken))
             evaluator = evaluator.without(positions.tolist())
@@ -218,7 +221,10 @@ def _answers(
     questions: EvaluationRequest,
     evaluation: Evaluation | None,
 ) -> Assessment:
-    """What `assess` says, of an evaluator that may leave some members out."""
+    """Returns the results of `assess` for an evaluator, which may leave some members out.
+
+    The arguments are those of `assess`.
+    """
     spec = run.spec
     if evaluation is None:
         evaluation = evaluator.evaluate(state, source.test, by_size=True)
@@ -247,9 +253,8 @@ def _answers(
             for name, strengths in extras["shift"].items()
         }
     if questions.calibration is not None:
-        from dist_ens.evaluation.calibration import (
-            recalibrated,  # scipy.optimize takes half a second
-        )
+        # It imports scipy.optimize, which takes half a second.
+        from dist_ens.evaluation.calibration import recalibrated
 
         extras["calibrated"] = recalibrated(
             questions.calibration, evaluator, state, spec, source.valid, source.test
@@ -286,10 +291,10 @@ def _answers(
 def told_of_broken(
     broken: Sequence[int], *, left_out: bool, num_members: int, num_groups: int = 1
 ) -> str:
-    """Returns a sentence on members that predict NaN.
+    """Returns a sentence about members that predict NaN, and what to do.
 
     Args:
-        broken: Ids of these members.
+        broken: Ids of the members that predict NaN.
         left_out: Whether they were left out of the ensemble.
         num_members: Number of members of the run.
         num_groups: Number of groups of members.
@@ -306,19 +311,20 @@ def told_of_broken(
 
 
 def out_of_bag_of(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
-    """Returns which training examples each member was not trained on.
+    """Returns a mask of the out-of-bag examples of each member.
 
     Args:
         run: Record of the run.
-        evaluator: Evaluator of the run. Members that it leaves out predict no example.
+        evaluator: Evaluator of the run. The rows of members that it leaves out are False.
         state: State of the ensemble.
 
     Returns:
-        bool[members, examples].
+        Mask of the training examples on which a member was not trained; bool[members, examples].
 
     Raises:
-        UserError: If members were trained on all, have several groups, learned statistics of whole
-            batches, or are not pooled as probabilities.
+        UserError: If the members were trained on all examples, belong to several groups, or are not
+            pooled by `probs`. Also if a network with batch statistics was trained on bootstrap
+            samples.
     """
     examples, pooling = run.experiment.data.examples, evaluator.distribution.pooling
     if examples not in ("bootstrap", "kfold"):
@@ -353,10 +359,14 @@ def out_of_bag_of(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
 
 
 def _other_kind(run: Run, name: str) -> Unlabelled:
-    """Returns the test split of a source as examples of another kind.
+    """Returns the test split of a source as out-of-distribution examples.
+
+    Args:
+        run: Record of the run.
+        name: Name of the source.
 
     Raises:
-        UserError: If the run's inputs have units or a vocabulary of their own, or the examples have
+        UserError: If the run's data is a table, a text or has several groups, or the examples have
             another shape.
     """
     spec, where = run.spec, f"--ood={quoted(name)}"
@@ -372,15 +382,20 @@ def _other_kind(run: Run, name: str) -> Unlabelled:
         )
     config = dataclasses.replace(run.experiment.data, source=name, num_classes=None, validation=0.0)
     other = Unlabelled(open_test(config), spec, where)
-    other.take(np.zeros(1, np.int64))  # its shape is told before anything is computed
+    other.take(np.zeros(1, np.int64))  # A wrong shape raises an error before anything is computed.
     return other
 
 
 def _under_shift(
     evaluator: Evaluator, state: State, source: Source, run: Run
 ) -> dict[str, list[dict[str, Any]]]:
-    """Returns for each shift the scores that there are without one, strength by strength."""
-    # scipy.ndimage, which few runs need
+    """Returns the scores under each shift, in the order of its strengths.
+
+    Raises:
+        UserError: If the inputs cannot be shifted.
+        BrokenMembersError: If members predict NaN.
+    """
+    # It imports scipy.ndimage, which few runs need.
     from dist_ens.evaluation.shift import require_float_inputs, shifted_splits
 
     found: dict[str, list[dict[str, Any]]] = {}

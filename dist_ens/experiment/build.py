@@ -1,4 +1,4 @@
-"""From the record of a run to the things that `fit` takes: ensemble, data, evaluation."""
+"""Building of a run from its record: the ensemble, the data and the evaluation."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -39,15 +39,15 @@ NOTHING = OwnParts()
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A run whose parts are made and checked.
+    """A run with all of its parts, made and checked.
 
     Attributes:
         run: Record of the run.
         source: Data of the run.
         ensemble: Ensemble to train.
         data: Training examples in their order.
-        eval_data: Test split, and how it is scored.
-        parts: Parts that were given.
+        eval_data: Test split, with the function that scores it.
+        parts: Parts of the run that its experiment does not name.
     """
 
     run: Run
@@ -105,11 +105,15 @@ def build(
 
 
 def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:
-    """Returns the objective of a run, pooled as its experiment says; None for a loss function.
+    """Returns the objective of a run with the pooling of its experiment; None for a loss function.
+
+    Args:
+        run: Record of the run.
+        parts: Parts that were given.
 
     Raises:
-        UserError: If the labels do not fit the objective, its predictions are not pooled in this
-            way, or it standardises the labels itself.
+        UserError: If the labels do not fit the objective, it does not support the pooling, or it
+            standardises the labels itself.
     """
     if parts.loss is not None:
         return None
@@ -136,11 +140,12 @@ def evaluator_of_run(
     Args:
         run: Record of the run.
         ensemble: Ensemble of the run.
-        pooling: One of `config.POOLINGS`. Default: that of the experiment.
+        pooling: Pooling of the members' predictions, one of `config.POOLINGS`. Default: that of the
+            experiment.
         parts: Parts that were given.
 
     Raises:
-        UserError: If such predictions are not pooled in this way, or the loss is a function.
+        UserError: If the predictions do not support the pooling, or the loss is a function.
     """
     if ensemble.objective is None:
         raise UserError(
@@ -155,7 +160,13 @@ def evaluator_of_run(
 
 
 def eval_data_of(run: Run, source: Source, parts: OwnParts) -> EvalData:
-    """Returns the test split of a run, and how it is scored during and after training."""
+    """Returns the test split of a run, with the function that scores it during and after training.
+
+    Args:
+        run: Record of the run.
+        source: Data of the run.
+        parts: Parts that were given.
+    """
     examples = Examples(source.test, run.spec)
 
     def evaluate(ensemble: Ensemble, state: State, is_last: bool) -> tuple[Scores, Any]:
@@ -180,15 +191,15 @@ def eval_data_of(run: Run, source: Source, parts: OwnParts) -> EvalData:
 
 
 def methods_of(run: Run, input_ranges: np.ndarray | None) -> tuple[Method, ...]:
-    """Returns the methods of a run, the first the innermost.
+    """Returns the methods of a run, from the innermost to the outermost.
 
     Args:
         run: Record of the run.
-        input_ranges: Ranges of the training inputs, from `Source.input_ranges`; needed to train
-            adversarially.
+        input_ranges: Ranges of the training inputs, from `Source.input_ranges`. Only adversarial
+            training needs them.
 
     Raises:
-        UserError: If the data's labels or inputs forbid a method.
+        UserError: If a method does not fit the data.
     """
     loss, spec = run.experiment.loss, run.spec
     if (loss.adversarial or loss.mixup) and spec.label_shape:
@@ -220,7 +231,7 @@ def build_ensemble(
         run: Record of the run.
         layout: Layout of members and data, for any number of members.
         parts: Parts that were given.
-        input_ranges: As `methods_of` takes them.
+        input_ranges: Ranges of the training inputs; see `methods_of`.
 
     Raises:
         UserError: If the network cannot be made, or does not fit the data.
@@ -245,7 +256,16 @@ def build_ensemble(
 
 
 def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member:
-    """Returns the network of a run, which takes the inputs as the source yields them."""
+    """Returns the network of a run. Its inputs are those of the source.
+
+    Args:
+        run: Record of the run.
+        objective: Objective of the run; None for a loss function.
+        parts: Parts that were given.
+
+    Raises:
+        UserError: If the network cannot be made, or does not fit the data or the experiment.
+    """
     experiment, spec, data = run.experiment, run.spec, run.experiment.data
     for name in ("mean", "std"):
         length = len(getattr(data, name))
@@ -263,8 +283,8 @@ def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member
     if objective is None:
         if parts.member is None:
             raise UserError(
-                "The config file gives a loss function and no network, so that nobody knows what "
-                "it is to be called with. Define make_member(spec) too."
+                "The config file defines a loss function and no network, and a loss function needs "
+                "one. Define make_member(spec) too."
             )
         return as_member(parts.member)
     if parts.member is None:
@@ -283,11 +303,11 @@ def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member
 
 
 def identified(run: Run, ensemble: Ensemble, parts: OwnParts, source: Source, batch: Any) -> Run:
-    """Returns a run with fingerprints of what its experiment does not name.
+    """Returns a run with fingerprints of its data and of the parts that were given.
 
     Args:
         run: Record of the run.
-        ensemble: Ensemble of the run, of any layout.
+        ensemble: Ensemble of the run, on any layout.
         parts: Parts that were given.
         source: Data of the run.
         batch: Shapes and types of a global batch.
@@ -306,12 +326,18 @@ def identified(run: Run, ensemble: Ensemble, parts: OwnParts, source: Source, ba
 
 
 def check_network(run: Run, ensemble: Ensemble, parts: OwnParts, batch: Any) -> None:
-    """Checks that parts that were given are those that a run was trained with.
+    """Checks that the given parts are those that a run was trained with.
 
-    Steps can be compared where the same versions trace them; otherwise nothing is checked.
+    Training steps are compared only if the same versions traced both.
+
+    Args:
+        run: Record of the run.
+        ensemble: Ensemble of the run with the given parts.
+        parts: Parts that were given.
+        batch: Shapes and types of a global batch.
 
     Raises:
-        UserError: If the training step is another one.
+        UserError: If the training step differs.
     """
     if run.step is None or run.versions != versions():
         return
@@ -325,7 +351,8 @@ def check_network(run: Run, ensemble: Ensemble, parts: OwnParts, batch: Any) -> 
 
 
 def _step_of(run: Run, ensemble: Ensemble, batch: Any) -> str:
-    # The inputs' ranges belong to the data, and the fingerprint of the step must not know them.
+    """Returns the fingerprint of a run's training step."""
+    # The ranges of the inputs belong to the data, so the fingerprint must not depend on them.
     ranges = np.ones((run.spec.num_groups, *run.spec.input_shape), np.float32)
     plain = dataclasses.replace(ensemble, methods=methods_of(run, ranges))
     return fingerprint_of_step(plain, batch)

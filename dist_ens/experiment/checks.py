@@ -1,4 +1,4 @@
-"""Checks of a run before anything is written: its room in memory, its network and its data."""
+"""Checks of a run's memory, network and data, before anything is written."""
 
 from typing import Any
 
@@ -17,20 +17,20 @@ from dist_ens.state import described, leaf_type, leaf_types
 
 
 def check_room(ensemble: Ensemble, batch: Any) -> None:
-    """Checks that the state fits on its devices, before any of it is made.
+    """Checks that the state fits on its devices, before it is made.
 
     Args:
         ensemble: Ensemble to train.
         batch: Shapes and types of a batch.
 
     Raises:
-        UserError: If it does not fit.
+        UserError: If a device has too little free memory for its members.
     """
     layout = ensemble.layout
     state = ensemble.abstract_state(batch)
     size: float = device_bytes(state)
     way_out = "Train fewer"
-    if layout.platform != "cpu":  # members of other waves wait in the memory of the host
+    if layout.platform != "cpu":  # The members of other waves wait in the memory of the host.
         size /= ensemble.waves
         way_out += f", or in more than --config.layout.waves={ensemble.waves}"
     free = layout.free_bytes()
@@ -43,14 +43,19 @@ def check_room(ensemble: Ensemble, batch: Any) -> None:
 
 
 def check_training(run: Run, ensemble: Ensemble) -> None:
-    """Traces the network as it is trained, on the mesh, and raises where it does not fit.
+    """Checks the network of a run, by tracing it on the mesh with `train=True`.
 
-    What a loss function makes of its network nobody knows, so its microbatches alone are checked.
+    A loss function may call its network in any way. For it, only the microbatches and the fields
+    without effect are checked.
+
+    Args:
+        run: Record of the run.
+        ensemble: Ensemble to train.
 
     Raises:
-        UserError: If it raises, or returns other outputs or another model state than it should,
-            a device's batch has no such microbatches, or a field is set that a loss function does
-            not see.
+        UserError: If the network raises an exception, or returns outputs or a model state of a
+            wrong shape. Also if a device's batch has no equal microbatches, or a field is set that
+            has no effect on a loss function.
     """
     batch_size = run.experiment.data.global_batch_size
     microbatches = run.experiment.compute.microbatches
@@ -78,7 +83,7 @@ def check_training(run: Run, ensemble: Ensemble) -> None:
         outputs, model_state = jax.eval_shape(apply, *state, run.batch(batch_size)["inputs"], key)
     except UserError:
         raise
-    except Exception as error:  # whatever a user's network says when it is trained
+    except Exception as error:  # The network of a user may raise anything.
         raise UserError(
             f"The network raised {type(error).__name__} with a key and train=True: "
             f"{first_line(error)} Correct the network."
@@ -118,11 +123,11 @@ def _check_fields_of_loss(experiment: Experiment) -> None:
 
 
 def require_trained_on(run: Run, source: Source) -> None:
-    """Checks that data is what a run was trained on.
+    """Checks that a source is the one that a run was trained on.
 
     Args:
         run: Record of the run.
-        source: Data that the run's experiment names, or that was given.
+        source: Source that the run's experiment names, or that was given.
 
     Raises:
         UserError: If the description, the number of examples, or an example differs.
@@ -152,7 +157,12 @@ def require_trained_on(run: Run, source: Source) -> None:
 
 
 def require_draws(member: Member, inputs: jax.ShapeDtypeStruct) -> None:
-    """Raises a `UserError` unless a network draws random numbers in evaluation, given a key."""
+    """Raises a `UserError` unless a network draws random numbers with a key and `train=False`.
+
+    Args:
+        member: Network to check.
+        inputs: Shape and type of a batch of inputs.
+    """
     key = jax.eval_shape(lambda: jax.random.key(0))
     params, model_state = jax.eval_shape(member.init, key, inputs)
     traced = jax.make_jaxpr(lambda p, s, x, k: member.apply(p, s, x, k, False)[0])(

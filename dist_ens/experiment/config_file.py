@@ -1,4 +1,4 @@
-"""A config file: Python that describes a run, and may make some of its parts itself."""
+"""A config file: a Python file that describes a run and may make some of its parts."""
 
 import pathlib
 import runpy
@@ -24,7 +24,7 @@ class ConfigFile:
 
         make_member(spec)          the network, anything that `as_member` takes; not `model.name`
         make_objective(spec)       the loss with its predictive distribution; not `loss.name`
-        make_loss(spec)            a loss function, instead of an objective
+        make_loss(spec)            a loss function instead of an objective; not `loss.name`
         make_optimizer(spec)       an optimizer with `init` and `update`; not `optimizer.name`
         make_source(data_config)   the data set; not `data.source`
         make_metrics(spec)         metrics beside those of the objective
@@ -38,7 +38,7 @@ class ConfigFile:
         path: Path of the file, which is run.
 
     Attributes:
-        path: The same path with `~` expanded.
+        path: Path of the file, with `~` expanded.
 
     Raises:
         UserError: If the file is missing, raises an error, or makes an objective and a loss.
@@ -49,10 +49,10 @@ class ConfigFile:
         self.path = str(file)
         if not file.is_file():
             raise UserError(
-                f"--config={shortened(path)} is no file, seen from {pathlib.Path.cwd()}. Correct "
-                "the path of the config."
+                f"--config={shortened(path)} is not a file, seen from {pathlib.Path.cwd()}. "
+                "Correct the path of the config."
             )
-        sys.path.insert(0, str(file.parent))  # as `python FILE` does
+        sys.path.insert(0, str(file.parent))  # `python FILE` does the same.
         self._names = self._run(lambda: runpy.run_path(self.path))
         if self.defines("make_objective") and self.defines("make_loss"):
             raise UserError(
@@ -72,7 +72,7 @@ class ConfigFile:
         """Returns the experiment that `get_config()` describes.
 
         Raises:
-            UserError: If there is no such function, or it returns something else than a config.
+            UserError: If there is no such function, or it returns something other than a config.
         """
         if not self.defines("get_config"):
             raise UserError(
@@ -87,7 +87,7 @@ class ConfigFile:
         return Experiment.from_dict(config.to_dict())
 
     def make_member(self, spec: Spec) -> Member | None:
-        """Returns the file's own network; None if it has none."""
+        """Returns the file's own network; None if it has none. It replaces `model.name`."""
         if not self.defines("make_member"):
             return None
         network = self._call("make_member", spec)
@@ -172,7 +172,10 @@ class ConfigFile:
 
         Args:
             call: Code to run.
-            otherwise: Line to name where no line of the file raised the exception.
+            otherwise: Line number to report if no line of the file raised the exception.
+
+        Raises:
+            UserError: If the code raises an exception.
         """
         try:
             return call()

@@ -1,4 +1,4 @@
-"""`load`: a finished run, from the command line or from Python."""
+"""`load`: loading of a finished run that was started from a config or made in Python."""
 
 import dataclasses
 import pathlib
@@ -40,8 +40,8 @@ class LoadedRun:
         state: State of the ensemble.
         step: Number of updates that the state has seen.
         run: Record of a run that was started from a config; None for one made in Python.
-        parts: Parts that were given.
-        config: Config file that was given.
+        parts: Parts of the run that its experiment does not name.
+        config: Config file of the run; None without one.
     """
 
     ensemble: Ensemble
@@ -52,9 +52,15 @@ class LoadedRun:
     config: "ConfigFile | None" = None
 
     def predict(self, inputs: Any) -> Prediction:
-        """Returns the prediction for inputs as the run's data has them; see `Ensemble.predict`.
+        """Returns the prediction of the ensemble; see `Ensemble.predict`.
 
-        Inputs and targets of a table are in their own units.
+        Inputs and targets of a table are in the units of the table, and not standardised.
+
+        Args:
+            inputs: Inputs of the examples, in the form of the run's data.
+
+        Raises:
+            UserError: If the inputs do not fit the run, or its members belong to several groups.
         """
         given = self.run.spec.standardization if self.run else None
         if self.run is None or given is None:
@@ -79,11 +85,12 @@ class LoadedRun:
         """Returns the scores on some data; see `dist_ens.evaluate`.
 
         Args:
-            data: Data with the keys of the training data. Arrays and batches of a table are in
-                their own units; a split is taken as the run's source standardises it. Default: the
-                test split of the run's own data, if it was started from a config.
+            data: Data with the keys of the training data. Arrays and batches of a table are in the
+                units of the table, and a split is standardised as the run's source does it.
+                Default: the test split of the run's own data, if it was started from a config.
             metrics: Metrics beside those of the run.
-            batch_size: Number of examples at a time. Default: that of the run's config, or 1000.
+            batch_size: Number of examples in an evaluation batch. Default: that of the run's
+                config, or 1000.
             intervals: Whether to compute 95 % bootstrap intervals.
 
         Raises:
@@ -110,7 +117,11 @@ class LoadedRun:
         )
 
     def _test_split(self, run: Run) -> Examples:
-        """Returns the test split of the data on which a run was trained."""
+        """Returns the test split of the data on which a run was trained.
+
+        Raises:
+            UserError: If the data has changed since the run was trained.
+        """
         config = run.experiment.data
         source = open_source(config) if self.config is None else self.config.open_source(config)
         require_trained_on(run, source)
@@ -130,8 +141,8 @@ def load(
     Args:
         folder: Folder of the run.
         step: Step of the checkpoint. Default: the newest.
-        members: Ids of the members to load. Default: all.
-        ensemble: Ensemble of the run, if it was made in Python.
+        members: Ids of the members to load, in the order of the loaded state. Default: all.
+        ensemble: Ensemble of the run, if it was made in Python. None for a run from a config.
         config: Config file of the run, if it defines a network, a loss or an optimizer. The file
             is run.
 
@@ -141,6 +152,7 @@ def load(
     Raises:
         UserError: If the folder has no checkpoint, the run needs `ensemble` or `config` and it is
             not given, or a member or step does not exist.
+        RunError: If the checkpoint is damaged.
 
     >>> import jax, optax, tempfile
     >>> from dist_ens import Checkpoints, fit, losses
@@ -182,15 +194,20 @@ def load(
 
 
 def _config_file(path: str | pathlib.Path | None) -> "ConfigFile | None":
+    """Returns the config file of a path; None without a path."""
     if path is None:
         return None
-    from dist_ens.experiment.config_file import ConfigFile  # ml_collections is slow to import
+    from dist_ens.experiment.config_file import ConfigFile  # It imports ml_collections, slowly.
 
     return ConfigFile(str(path))
 
 
 def _examples(spec: Spec, data: Any) -> Examples:
-    """Returns data that was given for a run as examples in the units of its members.
+    """Returns data as examples in the units of a run's members.
+
+    Args:
+        spec: Description of the run's data.
+        data: Data to score: a source, a split, arrays or batches.
 
     Raises:
         UserError: If a source standardises its examples by other numbers than the run's.
@@ -225,6 +242,18 @@ def _loaded_in_python(
     record: dict[str, Any],
     ensemble: Ensemble | None,
 ) -> LoadedRun:
+    """Returns a run that was made in Python.
+
+    Args:
+        folder: Folder of the run.
+        newest: Step of the newest checkpoint.
+        step: Step of the checkpoint to load; None for the newest.
+        record: Record of the newest checkpoint.
+        ensemble: Ensemble that was given.
+
+    Raises:
+        UserError: If no ensemble was given, it is not that of the run, or the step does not exist.
+    """
     saved = StepRecord.from_dict(record)
     if ensemble is None:
         raise UserError(
@@ -247,7 +276,11 @@ def _loaded_in_python(
 
 
 def _with_members(loaded: LoadedRun, members: Sequence[int]) -> LoadedRun:
-    """Returns a run with some of its members, in the order in which they are asked for."""
+    """Returns a run with some of its members, in the given order.
+
+    Raises:
+        UserError: If a member does not exist, or none is given.
+    """
     ids = to_host(loaded.state.member_id).tolist()
     missing = [member for member in members if member not in ids]
     if missing or not members:

@@ -1,4 +1,4 @@
-"""Objectives by the names of their losses in a config."""
+"""The objectives of the losses that a config can name."""
 
 from collections.abc import Callable
 
@@ -31,15 +31,14 @@ _OF_TARGETS: dict[str, Callable[[LossConfig], Objective]] = {
 def make_objective(config: LossConfig, num_classes: int | None) -> Objective:
     """Returns the objective of a loss in `config.LOSSES`.
 
+    The objective does not standardise targets, because the source does so.
+
     Args:
         config: Loss and its options.
         num_classes: Number of classes of the labels; None for real targets.
 
-    Returns:
-        The objective. Targets are never standardised by it: a source does so.
-
     Raises:
-        UserError: If the loss does not fit such labels.
+        UserError: If the loss does not fit the labels.
 
     >>> make_objective(LossConfig(name="gaussian_nll"), num_classes=None).num_outputs
     2

@@ -1,4 +1,4 @@
-"""Checks of what the functions of a config file return, such as `make_loss(spec)`."""
+"""Checks of the parts that functions of a config file return, such as `make_loss(spec)`."""
 
 import inspect
 from collections.abc import Callable
@@ -9,14 +9,16 @@ from dist_ens.signatures import call_error
 
 
 def _has(part: Any, *names: str) -> bool:
+    """Returns whether an object has all of some attributes."""
     return all(hasattr(part, name) for name in names)
 
 
 def _is_list(part: Any) -> bool:
+    """Returns whether an object is a list or a tuple."""
     return isinstance(part, list | tuple)
 
 
-# What each function must return, in words and as a condition.
+# The result that each function must return, in words and as a condition.
 _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "make_objective": (
         "an objective with example_loss and distribution",
@@ -43,15 +45,15 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_part(function: str, part: Any, path: str) -> None:
-    """Checks what a function of a config file returned.
+    """Checks the part that a function of a config file returned.
 
     Args:
         function: Name of the function, such as `make_loss`.
-        part: What it returned.
+        part: Result of the function.
         path: Path of the config file, for the message.
 
     Raises:
-        UserError: If the part is not what the function must return.
+        UserError: If the function must return something else.
     """
     expected, accepts = _EXPECTED[function]
     if not accepts(part):
@@ -62,7 +64,7 @@ def check_part(function: str, part: Any, path: str) -> None:
 
 
 def _described(part: Any) -> str:
-    """Returns a few words for what a function returned."""
+    """Returns a short description of the result of a function."""
     if part is None:
         return "None"
     if inspect.isfunction(part):

@@ -1,4 +1,4 @@
-"""The record of a run that was started from a config: what a checkpoint belongs to."""
+"""The record of a run that was started from a config, which is saved with each checkpoint."""
 
 import dataclasses
 import os
@@ -24,23 +24,26 @@ from dist_ens.sampling import Order
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a checkpoint's state belongs to.
+    """The record of a run that was started from a config.
 
     Attributes:
-        experiment: Resolved experiment.
+        experiment: Experiment with the values of all flags.
         spec: Description of the data that the members take.
-        num_train_examples: Number of examples on which a member is trained; their order depends on
-            it.
+        num_train_examples: Number of training examples. Their order depends on it.
         member_file: Path of the config file that defines a part of the run; None without one.
-        execution: Execution that was chosen; None before.
-        num_devices: Number of devices of the mesh that trains; None before.
+        execution: Execution that was chosen; None before the choice.
+        num_devices: Number of devices of the training mesh; None before the choice.
         network: Name of the network that a config file or Python gave; None if `model.name` names
-            it.
-        step: Fingerprint of the training step with parts that were given; None without such parts.
-        versions: Versions of what traced the step, by name; None without such parts.
+            the network.
+        step: Fingerprint of the training step; None if all parts come from the experiment.
+        versions: Versions of the packages that traced the step, by name; None if all parts come
+            from the experiment.
         examples: Fingerprints of the examples by the name of their split; None if not known.
-        parts: Names of the other parts that were given, such as the loss, by kind; None
-            without any.
+        parts: Names of the other parts that were given, such as the loss, by kind; None if there
+            are none.
+
+    Raises:
+        UserError: If a number is out of its range, or the execution is unknown.
     """
 
     experiment: Experiment
@@ -80,10 +83,10 @@ class Run:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Run":
-        """Reads back `to_dict`, also after JSON has held it.
+        """Returns the record that `to_dict` wrote, also after a round trip through JSON.
 
         Args:
-            values: Fields by name; the type and the range of each is checked. A field that an older
+            values: Fields by name. The type and the range of each is checked. A field that an older
                 version did not write has its default.
 
         Raises:
@@ -99,11 +102,22 @@ class Run:
             ) from error
 
     def chosen(self, execution: str | None, num_devices: int, steps_per_call: int) -> "Run":
-        """Returns the run with what was chosen when it began; the experiment has the last."""
+        """Returns the run with what was chosen when it began.
+
+        Args:
+            execution: Execution that was chosen; None if no step was left to train.
+            num_devices: Number of devices of the mesh.
+            steps_per_call: Number of steps in one call of the update. It is not stored here,
+                because the experiment has it.
+        """
         return dataclasses.replace(self, execution=execution, num_devices=num_devices)
 
     def batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns shapes and types of a batch as the source yields it."""
+        """Returns the shapes and types of a batch of the source.
+
+        Args:
+            batch_size: Number of examples in the batch.
+        """
         spec = self.spec
         return {
             "inputs": jax.ShapeDtypeStruct((batch_size, *spec.input_shape), spec.input_dtype),
@@ -117,10 +131,10 @@ class Run:
 
     @property
     def order(self) -> Order:
-        """Order in which the training examples come.
+        """Order of the training examples.
 
         Raises:
-            UserError: If a bootstrap sample is asked for of one example.
+            UserError: If `data.examples` is `bootstrap` and there is only one training example.
         """
         data = self.experiment.data
         if data.examples == "bootstrap" and self.num_train_examples == 1:
@@ -139,7 +153,7 @@ class Run:
 
     @property
     def per_member(self) -> bool:
-        """Whether each member has batches of its own."""
+        """Whether each member has different batches from the others."""
         examples = self.experiment.data.examples
         return examples not in ("shared", "bootstrap") or self.spec.num_groups > 1
 
@@ -149,7 +163,11 @@ class Run:
         return self.experiment.total_members(self.spec.num_groups)
 
     def _other_examples(self, saved: "Run") -> list[tuple[str, str, str]]:
-        """Returns the splits whose examples are others than those of another run."""
+        """Returns the splits whose examples differ from those of another run.
+
+        Returns:
+            `(what, fingerprint in saved, fingerprint in this)` for each split that differs.
+        """
         if saved.examples is None or self.examples is None:
             return []
         return [
@@ -159,8 +177,13 @@ class Run:
         ]
 
     def _other_network(self, saved: "Run") -> list[tuple[str, Any, Any]]:
-        """Returns the networks of another run and of this one, unless they are the same."""
-        if saved.examples is None:  # an older version did not write which network it was
+        """Returns the difference between the parts of another run and of this one.
+
+        Returns:
+            `(what, part in saved, part in this)` for the first difference; empty if all are equal.
+            The training steps are compared only if the same versions traced both.
+        """
+        if saved.examples is None:  # An older version did not record the network.
             there, here = saved.member_file, self.member_file
             other = (there is None) != (here is None)
             return [("the network's file", there, here)] if other else []
@@ -174,7 +197,7 @@ class Run:
                 return [(f"the {kind}", parts_there.get(kind), parts_here.get(kind))]
         if saved.step is None or self.step is None:
             return []
-        if saved.versions != self.versions:  # which is said
+        if saved.versions != self.versions:  # `other_versions` reports it.
             return []
         if saved.step == self.step:
             return []
@@ -187,25 +210,30 @@ class Run:
         ]
 
     def other_versions(self, saved: "Run") -> str | None:
-        """Returns a sentence on versions that keep two training steps from being compared."""
+        """Returns a sentence about versions that differ; None if the training steps are comparable.
+
+        Args:
+            saved: Run in the newest checkpoint.
+        """
         if saved.versions is None or self.versions is None or saved.versions == self.versions:
             return None
         listed = differing_versions(saved.versions, self.versions)
         return (
             f"The run was begun with {listed}, so that its training step cannot be compared with "
-            f"the one here. Its network was {saved.network}, and here it is {self.network}. It "
-            "resumes as if they were the same."
+            f"the one here. Its network was {saved.network}, and here it is {self.network}. The "
+            "run resumes as if both were the same."
         )
 
     def check_resumes(self, saved: "Run", folder: str | os.PathLike[str]) -> None:
-        """Checks that this run may resume another, as far as both are identified.
+        """Checks that this run may resume another.
 
         Args:
             saved: Run in the folder's newest checkpoint.
             folder: Folder of the run.
 
         Raises:
-            UserError: If they differ in what a step computes; the message names both values.
+            UserError: If the two runs differ in a field, a part or the data that decides what a
+                step computes. The message names both values.
         """
         different = differences_on_resume(saved.experiment, self.experiment)
         for name in ("spec", "num_train_examples"):
@@ -224,5 +252,5 @@ class Run:
 
 
 def _digits(fingerprint: str) -> str:
-    """Returns as many digits of a fingerprint as a message needs."""
+    """Returns the first digits of a fingerprint, for messages."""
     return fingerprint[:12]

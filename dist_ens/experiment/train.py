@@ -1,4 +1,4 @@
-"""Training, from an experiment to a finished folder: the whole story, top to bottom."""
+"""Training of an experiment up to a finished folder, as a story that reads from top to bottom."""
 
 import dataclasses
 import math
@@ -29,17 +29,17 @@ from dist_ens.training import FitResult, fit
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What training leaves.
+    """The result of training.
 
     Attributes:
         run: Record of the run.
         ensemble: Ensemble with the execution and the layout that were used.
         state: State of the ensemble.
         step: Number of updates that the state has seen.
-        scores: Scores of the test split; None if training was asked to stop before its end.
-        signal: Number of the signal that asked it to stop; None if none did.
+        scores: Scores of the test split; None if a signal stopped the run before its end.
+        signal: Number of the signal that stopped the run; None without one.
         evaluation: Evaluation behind the scores; None without scores or without an objective.
-        parts: Parts that were given.
+        parts: Parts of the run that its experiment does not name.
     """
 
     run: Run
@@ -60,21 +60,23 @@ def train(
     member_file: str | None = None,
     source: Source | None = None,
 ) -> Trained:
-    """Trains an ensemble, or resumes the one in the folder.
+    """Trains an ensemble, or resumes the run in the folder.
 
     Args:
         experiment: Description of the run.
-        workdir: Folder for checkpoints, `metrics.jsonl` and `summary.json`; on several hosts one
-            that all of them see.
+        workdir: Folder for checkpoints, `metrics.jsonl` and `summary.json`. On several hosts, all
+            of them must see the same folder.
         parts: Parts in place of those that the experiment names.
-        member_file: Path of the config file that gave parts, for whoever reads the run later.
-        source: Data. Default: the one that `experiment.data` names.
+        member_file: Path of the config file that gave parts. It is stored in the record of the run.
+        source: Data of the run. Default: the data that `experiment.data` names.
 
     Returns:
-        The state, and its scores on the test split.
+        The state and its scores on the test split.
 
     Raises:
-        UserError: For anything given that cannot be used; nothing is written then.
+        UserError: If an argument cannot be used, or the folder holds another run. Nothing is
+            written then.
+        RunError: If a checkpoint or a file of metrics cannot be read or written.
     """
     workdir = given_path(workdir, "workdir")
     console = Console(quiet=not cluster.is_main(), markup=False, highlight=False)
@@ -87,6 +89,7 @@ def train(
     before: list[Run] = []
 
     def check_resume(saved: Mapping[str, Any]) -> None:
+        """Keeps the saved record, and raises a `UserError` if it is of another run."""
         before.append(Run.from_dict(dict(saved)))
         built.run.check_resumes(before[0], workdir)
 
@@ -130,7 +133,13 @@ def train(
 
 
 class _Announcement:
-    """Says what is trained, on what, when a run begins."""
+    """A callback that describes the run on the terminal when it begins.
+
+    Args:
+        built: Parts of the run.
+        console: Console to print on.
+        before: Record of the saved run, if one is resumed; otherwise empty.
+    """
 
     def __init__(self, built: Built, console: Console, before: list[Run]) -> None:
         self._built, self._console, self._before = built, console, before
@@ -159,24 +168,26 @@ def _say_where_it_stopped(
     built: Built,
     workdir: pathlib.Path,
 ) -> None:
+    """Prints the step at which a signal stopped the run, and how to resume it."""
     last_step = experiment.total_steps(built.run.order.epoch_length)
     console.print(
         f"Stopped at step {result.step:,} of {last_step:,}; it is saved in "
         f"{quoted(workdir / FOLDER)}. Run the same command again to resume."
         if result.step
-        else f"Stopped before the first of {last_step:,} steps; nothing is saved. The same "
-        "command begins anew.",
+        else f"Stopped before the first of {last_step:,} steps; nothing is saved. Run the same "
+        "command again to start.",
     )
 
 
 def _summary(built: Built, result: FitResult, workdir: pathlib.Path) -> dict[str, Any]:
+    """Returns the content of `summary.json`."""
     run, ensemble, scores = built.run, result.ensemble, result.scores
     layout, per_step = ensemble.layout, ensemble.num_members * built.run.order.global_batch_size
     pace: dict[str, float] = {
         "seconds": result.seconds,
         "member_examples_per_second": result.steps_per_second * per_step,
     }
-    if result.steps_per_second == 0:  # nothing new was trained
+    if result.steps_per_second == 0:  # No step was trained, so the earlier pace is kept.
         pace |= report.pace_before(workdir, result.step)
     return {
         "network": _network(run, ensemble),
@@ -194,7 +205,7 @@ def _summary(built: Built, result: FitResult, workdir: pathlib.Path) -> dict[str
 
 
 def _network(run: Run, ensemble: Ensemble) -> str:
-    """Returns the name of the network, for people."""
+    """Returns a readable name of the network, with its options."""
     if run.network is not None:
         return f"{run.network} of {run.member_file}" if run.member_file else run.network
     model = run.experiment.model
@@ -203,6 +214,7 @@ def _network(run: Run, ensemble: Ensemble) -> str:
 
 
 def _print_scores(console: Console, scores: Scores) -> None:
+    """Prints the table of scores, and a note if members have diverged."""
     console.print(scores.table())
     diverged = [
         member["member_id"]
@@ -211,7 +223,7 @@ def _print_scores(console: Console, scores: Scores) -> None:
     ]
     if diverged:
         console.print(
-            f"Members {diverged} have diverged: their scores are not finite, nor is what is "
-            "averaged over them. Try a lower --config.optimizer.learning_rate, or "
+            f"Members {diverged} have diverged: their scores are not finite, and neither are the "
+            "averages over all members. Try a lower --config.optimizer.learning_rate, or "
             "--config.optimizer.clip_norm=1.0.",
         )

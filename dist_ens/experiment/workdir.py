@@ -1,4 +1,4 @@
-"""Opens a checkpoint in the folder of a run that was started from a config."""
+"""The checkpoints in the folder of a run that was started from a config."""
 
 import dataclasses
 import pathlib
@@ -20,14 +20,14 @@ from dist_ens.state import State
 
 
 class Finished(NamedTuple):
-    """A checkpoint of a run, on the devices at hand.
+    """A checkpoint of a run, on the devices of this process.
 
     Attributes:
         run: Record of the run.
         ensemble: Ensemble of the run.
         state: State of the ensemble.
         step: Number of updates that the state has seen.
-        parts: Parts that were given.
+        parts: Parts of the run that its experiment does not name.
     """
 
     run: Run
@@ -71,8 +71,9 @@ def open_finished(
         The run, its ensemble, and its state on a layout for these devices.
 
     Raises:
-        UserError: If there is no checkpoint, or none of that step, or a part is needed and not
-            given.
+        UserError: If there is no checkpoint, or none of that step. Also if a part is needed and not
+            given, or given and not needed.
+        RunError: If the checkpoint is damaged.
     """
     workdir = given_path(workdir, "workdir")
     saved = saved_run(workdir)
@@ -105,7 +106,12 @@ def open_finished(
 def _parts_of(
     run: Run, workdir: pathlib.Path, own_parts: Callable[[Spec], OwnParts] | None
 ) -> OwnParts:
-    """Returns the parts that are given for a run.
+    """Returns the given parts of a run.
+
+    Args:
+        run: Record of the run.
+        workdir: Folder of the run, for messages.
+        own_parts: Function of the data's description that returns the parts; None for no parts.
 
     Raises:
         UserError: If parts are needed and not given, or given and not needed.
@@ -124,7 +130,7 @@ def _parts_of(
             f"The run in {quoted(workdir)} has parts ({named}) that its config file defines, which "
             f"is not run unasked. Add {option('config', run.member_file)}."
         )
-    is_known = run.examples is not None  # an older version did not write which network it was
+    is_known = run.examples is not None  # An older version did not record the network.
     if is_known and not run.has_own_parts and is_given:
         given = parts.member.name if parts.member is not None else ", ".join(parts.names.values())
         raise UserError(

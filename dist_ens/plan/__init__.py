@@ -1,4 +1,7 @@
-"""What a run will need on devices that need not be here, from XLA's own compiler."""
+"""Plans of the memory and the operations that a run needs on given devices.
+
+XLA compiles the update for these devices, which need not be attached to this machine.
+"""
 
 from dist_ens.plan.collectives import Collective, collectives
 from dist_ens.plan.planned import Plan, PlannedMesh

@@ -1,4 +1,4 @@
-"""The collectives of a compiled program, read from its HLO: kind, mesh axis, bytes."""
+"""The collectives of a compiled program, read from its HLO: their kinds, mesh axes and bytes."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ _KINDS = (
     "collective-broadcast",
 )
 _OPERATION = re.compile(rf"= (.*?)\b({'|'.join(_KINDS)})(-start)?\(")
-# Between slices of TPUs XLA has the hosts carry what a collective exchanges.
+# Between TPU slices, XLA sends the data of a collective through the hosts.
 _SENT = re.compile(r"= (.*?)\bsend\(.*_xla_megascale_transfer_type=\"(\w+)\"")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\]")
 
@@ -26,9 +26,10 @@ class Collective:
     """One collective of a program.
 
     Attributes:
-        kind: `all-reduce`, `all-gather`, `reduce-scatter`, …
-        axis: The mesh axis that it crosses, `both`, or `none` where it joins no devices.
-        bytes: Of its result on each device.
+        kind: Kind of the collective: `all-reduce`, `all-gather`, `reduce-scatter`, …
+        axis: Mesh axis that the collective crosses: `ensemble`, `data`, `both`, or `none` if it
+            joins no devices.
+        bytes: Bytes of its result on each device.
     """
 
     kind: str
@@ -37,17 +38,17 @@ class Collective:
 
 
 def collectives(hlo: str, device_ids: np.ndarray) -> list[Collective]:
-    """Every collective in a compiled program, in the order of its text.
+    """Returns the collectives in a compiled program, in the order of its text.
+
+    A collective in the body of a loop counts once. The start and the end of an asynchronous
+    collective count as one.
 
     Args:
-        hlo: Text of the compiled module, of any platform.
-        device_ids: Of its mesh, int[ensemble_axis, data_axis].
-
-    Returns:
-        The collectives, one in the body of a loop once; an asynchronous pair is one.
+        hlo: Text of the compiled module, for any platform.
+        device_ids: Ids of the devices of the mesh, int[ensemble_axis, data_axis].
 
     Raises:
-        ValueError: For a collective whose devices are written in a form not known here.
+        ValueError: If the devices of a collective are written in an unknown form.
     """
     found = []
     chains: set[str] = set()
@@ -62,7 +63,7 @@ def collectives(hlo: str, device_ids: np.ndarray) -> list[Collective]:
         match = _OPERATION.search(line)
         if not match:
             continue
-        # XLA:TPU writes the start, the overlap and the end of a fused collective as one each.
+        # XLA:TPU writes the start, the overlap and the end of a fused collective separately.
         chain = re.search(r'chain_id="(.*?)"', line)
         if chain and chain.group(1) in chains:
             continue
@@ -75,19 +76,22 @@ def collectives(hlo: str, device_ids: np.ndarray) -> list[Collective]:
 
 
 def _result(shape: str, kind: str) -> str:
-    """What an asynchronous start will have made, where its own result also holds the operands."""
+    """Returns the shape of a collective's result, given the shape of its asynchronous start.
+
+    The start also holds the operands. Only that of an all-reduce may hold the result alone.
+    """
     parts = _parts(_plain(shape))
     holds_operands = kind != "all-reduce" or parts[0].startswith("(")
     return parts[1] if holds_operands else shape
 
 
 def _plain(shape: str) -> str:
-    """A shape without layouts and comments."""
+    """Returns a shape without layouts and comments."""
     return re.sub(r"\{[^{}]*\}|/\*.*?\*/", "", shape).strip()
 
 
 def _parts(shape: str) -> list[str]:
-    """The elements of a tuple shape, themselves tuples or not."""
+    """Returns the elements of a tuple shape, which may be tuples themselves."""
     parts, depth = [""], 0
     for character in shape[1:-1]:
         depth += (character in "([") - (character in ")]")
@@ -99,17 +103,22 @@ def _parts(shape: str) -> list[str]:
 
 
 def _bytes(shape: str) -> int:
-    """Of all arrays of a shape, unpadded."""
+    """Returns the bytes of all arrays of a shape, without padding."""
     total = 0
     for dtype, lengths in _ARRAY.findall(_plain(shape)):
         digits = re.search(r"\d+", dtype)
-        bits = int(digits.group()) if digits else 8  # pred
+        bits = int(digits.group()) if digits else 8  # The type `pred` has 8 bits.
         count = np.prod([int(n.lstrip("<=")) for n in lengths.split(",") if n], dtype=np.int64)
         total += -(-bits * int(count) // 8)
     return total
 
 
 def _groups(line: str, ensemble_axis: int, data_axis: int) -> list[list[int]]:
+    """Returns the groups of devices of a collective, by their positions in the mesh.
+
+    Raises:
+        ValueError: If the devices are written in an unknown form.
+    """
     grid = np.arange(ensemble_axis * data_axis).reshape(ensemble_axis, data_axis)
     if match := re.search(r"replica_groups=\{\{(.*?)\}\}", line):
         return [[int(i) for i in group.split(",")] for group in match.group(1).split("},{")]
@@ -131,7 +140,11 @@ def _groups(line: str, ensemble_axis: int, data_axis: int) -> list[list[int]]:
 
 
 def _groups_of_slices(line: str, device_ids: np.ndarray) -> list[list[int]]:
-    """Positions in the mesh of the devices that hosts carry between."""
+    """Returns the groups of devices of a transfer between slices, by their positions in the mesh.
+
+    Raises:
+        ValueError: If the slices are written in an unknown form.
+    """
     positions = {number: place for place, number in enumerate(device_ids.ravel().tolist())}
     if match := re.search(r'_xla_megascale_target="\{([\d,]+)\}x\{(\d+)(?::(\d+))?\}"', line):
         slices = [int(number) for number in match.group(1).split(",")]
@@ -146,6 +159,7 @@ def _groups_of_slices(line: str, device_ids: np.ndarray) -> list[list[int]]:
 
 
 def _axis(groups: list[list[int]], data_axis: int) -> str:
+    """Returns the mesh axis that groups of devices cross; see `Collective.axis`."""
     crosses_rows = any(len({i // data_axis for i in group}) > 1 for group in groups)
     crosses_columns = any(len({i % data_axis for i in group}) > 1 for group in groups)
     if crosses_rows:

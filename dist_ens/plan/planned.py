@@ -1,4 +1,4 @@
-"""What a run needs on the meshes that it could have, and what to do where none has room for it."""
+"""The needs of a run on each possible mesh, and the advice if the run fits on none."""
 
 import dataclasses
 import math
@@ -14,29 +14,36 @@ from dist_ens.plan.topology import CHIPS
 
 @dataclasses.dataclass(frozen=True)
 class PlannedMesh:
-    """What a run needs on one mesh.
+    """The needs of a run on one mesh.
 
     Attributes:
-        ensemble_axis: Rows of the mesh.
-        data_axis: Columns.
-        num_members: Members of the ensemble.
-        waves: In which a device's members come, one at a time.
-        platform: `cpu`, `gpu` or `tpu`.
-        execution: How a device runs its members.
-        place: Of the training set.
-        bytes_per_device: `parameters`, `model_state`, `optimizer`, `training_set` (what is kept of
-            it), `batches` (of one call; their indices where a step draws them), `waiting` (on a
-            CPU, whose devices share it, the members of other waves), `activations` (all that a
-            step makes and leaves, gradients too; none of what stays on a TPU's chip), `other`
-            (keys and counters, padding, metrics, copies for a turn, the program) and `total`.
-            Without the last three where the compiler refuses.
-        flops_per_device: Of one step, as XLA counts them: the body of a loop that a network has in
-            itself once. None where the compiler refuses.
-        collectives: Of one step, on each device.
-        fits: Whether a device has the memory.
-        max_steps_per_second: The chip's peak over the FLOPs; None where the peak is not known.
-        refusal: What the compiler says where it refuses, as XLA:TPU does a program that does not
-            fit; empty where it does not.
+        ensemble_axis: Number of mesh rows.
+        data_axis: Number of mesh columns.
+        num_members: Number of members of the ensemble.
+        waves: Number of waves in which a device updates its members.
+        platform: Platform of the devices: `cpu`, `gpu` or `tpu`.
+        execution: Execution of the members of a device.
+        place: Placement of the training set.
+        bytes_per_device: Bytes on a device by their use. The last three are absent if the compiler
+            refuses the program.
+
+            - `parameters`, `model_state`, `optimizer`: the state of the members on the device.
+            - `training_set`: the training examples that stay on the device.
+            - `batches`: the batches of one call, or their indices if the step draws them.
+            - `waiting`: the members of other waves on a CPU, whose devices share the host's memory.
+            - `activations`: temporary arrays of a step, with the gradients. Those in the on-chip
+              memory of a TPU are left out.
+            - `other`: keys, counters, padding, metrics, copies for one member or wave, and the
+              program.
+            - `total`: the sum of the above.
+        flops_per_device: FLOPs of one step, as XLA counts them. The body of a loop inside a network
+            counts once. None if the compiler refuses the program.
+        collectives: Collectives of one step, on each device.
+        fits: Whether a device has enough memory.
+        max_steps_per_second: Peak FLOPs per second of the chip divided by `flops_per_device`. None
+            if the peak is not known.
+        refusal: Message of the compiler if it refuses the program. XLA:TPU refuses a program that
+            does not fit. Empty otherwise.
     """
 
     ensemble_axis: int
@@ -55,21 +62,21 @@ class PlannedMesh:
 
     @property
     def members_per_device(self) -> int:
-        """Members of one device, of all its waves."""
+        """Number of members of one device, in all its waves."""
         return self.num_members // self.ensemble_axis
 
     @property
     def members_at_once(self) -> int:
-        """Members that one device holds at a time."""
+        """Number of members that one device holds at a time."""
         return self.members_per_device // self.waves
 
     @property
     def exchanged_bytes(self) -> int:
-        """Of all collectives that join devices."""
+        """Bytes of all collectives that join devices."""
         return sum(each.bytes for each in self.collectives if each.axis != "none")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
+        """Returns plain data that JSON can hold."""
         return {
             "mesh": {ENSEMBLE: self.ensemble_axis, DATA: self.data_axis},
             "num_members": self.num_members,
@@ -87,18 +94,19 @@ class PlannedMesh:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run needs on every mesh that it could have.
+    """The needs of a run on every possible mesh.
 
     Attributes:
-        meshes: The best first: what fits, then by the fewest FLOPs per device (two percent are
-            none), the fewest bytes in collectives, the fewest bytes per device.
-        max_num_members: The most that fit on a mesh of the best one's shape, of many but for half
-            a percent, a multiple of its ensemble axis and of the groups; 0 where not one member
-            per device fits, None where the memory of the devices is not known.
-        max_is_compiled: Whether programs of so many, and of more, were compiled; else a line
-            through the bytes of two others says it.
-        waves: That were asked for.
-        memory_bytes: Of a device of the best mesh; infinity where it is not known.
+        meshes: Meshes from the best to the worst. Those that fit come first, ordered by FLOPs per
+            device (up to two percent), then by bytes in collectives, then by bytes per device.
+        max_num_members: Largest number of members that fits on a mesh with the shape of the best
+            one. It is a multiple of the ensemble axis and of the number of groups, and may be half
+            a percent too low. 0 if not even one member per device fits; None if the memory of the
+            devices is not known.
+        max_is_compiled: Whether `max_num_members` comes from compiled programs. Otherwise it is
+            extrapolated from the bytes of two programs.
+        waves: Number of waves that the experiment asks for.
+        memory_bytes: Bytes of memory of a device of the best mesh; infinity if not known.
     """
 
     meshes: tuple[PlannedMesh, ...]
@@ -108,7 +116,7 @@ class Plan:
     memory_bytes: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
+        """Returns plain data that JSON can hold."""
         return {
             "shapes": [mesh.to_dict() for mesh in self.meshes],
             "max_num_members": self.max_num_members,
@@ -117,38 +125,41 @@ class Plan:
         }
 
     def check_fits(self) -> None:
-        """Raises a `UserError` that says what would fit, unless a mesh does."""
+        """Raises a `UserError` that says what would fit, if the run fits on no mesh."""
         best = self.meshes[0]
         if best.fits:
             return
         devices = best.ensemble_axis * best.data_axis
-        needs = best.refusal or f"it needs {_gib(best.bytes_per_device['total'])} GiB a device."
+        needs = best.refusal or f"a device needs {_gib(best.bytes_per_device['total'])} GiB."
         if self.max_num_members:
             way_out = f"Try --config.num_members={self.max_num_members}, or more devices"
-            if best.platform == "cpu":  # whose devices share what waits
+            if best.platform == "cpu":  # Waves save nothing: CPU devices share the host's memory.
                 way_out += "."
             else:
                 least = math.ceil(self.waves * best.num_members / self.max_num_members)
                 members = best.members_per_device
                 waves = next((k for k in range(least, members) if members % k == 0), members)
-                way_out += f", or --config.layout.waves={waves}, a part of them after another."
+                way_out += (
+                    f", or --config.layout.waves={waves} to keep only a part of the members on the "
+                    "devices at a time."
+                )
         else:
             state = sum(best.bytes_per_device[k] for k in ("parameters", "model_state"))
             state += best.bytes_per_device["optimizer"]
             larger = [name for name, chip in CHIPS.items() if chip.hbm_bytes > self.memory_bytes]
             way_out = (
-                "Not one member a device does, whose parameters and optimizer are "
-                f"{_gib(state / best.members_at_once)} GiB: try a smaller "
+                "Not even one member per device fits, whose parameters and optimizer state take "
+                f"{_gib(state / best.members_at_once)} GiB. Try a smaller "
                 "--config.data.global_batch_size or network"
                 + (f", or chips with more memory ({', '.join(larger)})." if larger else ".")
             )
         raise UserError(
             f"{best.num_members} members do not fit on {devices} devices of "
-            f"{_gib(self.memory_bytes)} GiB. On the mesh that comes nearest, "
+            f"{_gib(self.memory_bytes)} GiB. The mesh that comes nearest is "
             f"{best.ensemble_axis} x {best.data_axis}: {needs} {way_out}"
         )
 
 
 def _gib(size: float) -> str:
-    """Bytes as GiB, four digits of them."""
+    """Returns bytes in GiB, with four digits."""
     return f"{size / 2**30:.4g}"

@@ -1,4 +1,4 @@
-"""Compiles the update for every mesh that a run could have, and reads what it needs."""
+"""The planner: it compiles the update for every possible mesh, and reads the program's needs."""
 
 import dataclasses
 import math
@@ -24,19 +24,19 @@ from dist_ens.state import State
 
 @dataclasses.dataclass(frozen=True)
 class Planner:
-    """An experiment, to be compiled for meshes of some devices, and for other numbers of members.
+    """A planner of an experiment for the meshes of some devices and for numbers of members.
 
     Attributes:
-        experiment: Whose number of members is only the one to begin with.
-        spec: Of the data.
-        training_set: None where nobody knows its length, or where a run is too short for it to be
-            kept on the devices: the hosts send its batches.
-        per_member: Whether each member has batches of its own.
-        make_ensemble: The experiment's member, lifted over a layout.
-        devices: Of one kind; they need not be here.
-        are_cores: Whether they are the cores of this CPU, of which a mesh has as many as rows: none
-            takes a part of a batch, and those left out leave their share of the memory.
-        say: Is given a line before each compilation, which takes seconds to minutes.
+        experiment: Experiment to plan.
+        spec: Description of the data.
+        training_set: Training set that the devices may keep. None if its length is not known or the
+            run is too short to keep it; the hosts then send the batches.
+        per_member: Whether each member has different batches from the others.
+        make_ensemble: Function of a layout that returns the ensemble of the experiment.
+        devices: Devices of one kind, which need not be attached to this machine.
+        are_cores: Whether the devices are the cores of this CPU. A mesh then has a single column
+            and as many cores as rows, which share the memory of all cores.
+        say: Function that prints a line before each compilation, which takes seconds to minutes.
     """
 
     experiment: Experiment
@@ -49,36 +49,40 @@ class Planner:
     say: Callable[[str], None] = lambda line: None
 
     def plan(self) -> Plan:
-        """Compiles for every mesh, and for other numbers of members on the best.
+        """Returns the plan of the experiment.
+
+        It compiles the update for every mesh, and for other numbers of members on the best mesh.
 
         Raises:
-            UserError: If the members and the batch divide over no mesh.
+            UserError: If no mesh divides both the members and the batch.
         """
         num_members = self.experiment.total_members(self.spec.num_groups)
         meshes = _best_first([self.plan_mesh(num_members, rows) for rows in self._ensemble_axes()])
         memory = self._memory_bytes(meshes[0].ensemble_axis)
         most, is_compiled = None, False
         if math.isfinite(memory):
-            # To compile ever more copies of a member takes minutes, then hours.
+            # An unrolled program has a copy of the step for each member, and takes hours to compile
+            # if there are many.
             asked = self.experiment.execution
             is_compiled = asked == AUTO or Execution.parse(asked).members != "unroll"
             search = self._max_num_members if is_compiled else self._max_unrolled
             most = search(meshes[0])
             most -= most % math.lcm(meshes[0].ensemble_axis, self.spec.num_groups)
-            if meshes[0].fits:  # in more waves than were asked for, maybe, that divide its members
+            # The best mesh may have more waves than asked for, since they must divide its members.
+            if meshes[0].fits:
                 most = max(most, num_members)
         waves = self.experiment.layout.waves
         return Plan(tuple(meshes), most, is_compiled, waves, memory)
 
     def plan_mesh(self, num_members: int, ensemble_axis: int) -> PlannedMesh:
-        """What one step needs on one mesh.
+        """Returns the needs of one step on one mesh.
 
         Args:
-            num_members: A multiple of `ensemble_axis`.
-            ensemble_axis: Rows; the other devices of a row share its batch.
+            num_members: Number of members, a multiple of `ensemble_axis`.
+            ensemble_axis: Number of mesh rows. The devices of a row share each batch.
 
         Raises:
-            UserError: If members, devices or the batch do not divide.
+            UserError: If the mesh does not divide the members, the devices or the batch.
         """
         layout = self._layout(num_members, ensemble_axis)
         batch_size = self.experiment.data.global_batch_size
@@ -102,11 +106,12 @@ class Planner:
         batches = self._batches(ensemble, place, steps)
         counted |= {
             "training_set": kept_bytes,
-            # Those of a wave are drawn when it comes, others are there of all members.
+            # Batches from a replicated training set are drawn for one wave at a time. Others are on
+            # the device for all members.
             "batches": _call_bytes(ensemble, batches)
             if place is Placement.REPLICATED
             else _call_bytes(whole, self._batches(whole, place, steps)),
-            # What waits for its wave is in the memory of a CPU's devices too, before and after.
+            # On a CPU, the devices' memory also holds the states of all waves, before and after.
             "waiting": 2 * waves * state_bytes if waves > 1 and layout.platform == "cpu" else 0,
         }
         execution = self.experiment.execution
@@ -134,19 +139,26 @@ class Planner:
             return dataclasses.replace(planned, refusal=first_line(error))
 
     def _measured(self, planned: PlannedMesh, ensemble: Ensemble, state: State) -> PlannedMesh:
-        """The same mesh with what its compiled program says."""
+        """Returns a planned mesh with the numbers of its compiled program.
+
+        Args:
+            planned: Mesh without these numbers.
+            ensemble: Ensemble of one wave on the mesh.
+            state: Shapes of its state.
+        """
         members = planned.members_at_once
-        # XLA counts the body of a loop once, whatever its length: so no loop over steps.
+        # XLA counts the body of a loop once, whatever its length, so there is no loop over steps.
         way = dataclasses.replace(Execution.parse(planned.execution), steps=None)
         dispatched, canonical = way.members == "loop", way.convolutions == "canonical"
         given_to = self._one_member(ensemble, ensemble.microbatches) if dispatched else ensemble
         program = self._compiled(planned, given_to, _unrolled(way) if dispatched else way)
         over_members = way.members in ("map", "chunk") and members > 1
         step = program
-        # Nor one over members, over parts of the batch, or over examples in a kernel's gradient.
+        # For the same reason there is no loop over members, over microbatches, or over examples in
+        # the gradient of a kernel.
         if over_members or ensemble.microbatches > 1 or canonical:
             plain = dataclasses.replace(way, convolutions=None) if canonical else way
-            # To locate one order's examples is an operation of a device, not of each member.
+            # A device computes the indices of a shared order once, and not for each member.
             shared = over_members and not self.per_member
             given = dataclasses.replace(planned, place=Placement.STREAMED) if shared else planned
             step = self._compiled(given, self._one_member(ensemble, 1), _unrolled(plain))
@@ -159,9 +171,9 @@ class Planner:
             + memory.temp_size_in_bytes
             + memory.generated_code_size_in_bytes
         )
-        # The program is given a step's batch, of as many members as it has, or where to begin to
-        # draw; a call's are there, of all, and beside batches of their own that were sent a copy
-        # for those whose turn it is.
+        # The arguments of the program include the batch of one step for its members, or a position
+        # in the order. It is replaced by the batches of a whole call for all members. If members
+        # have separate batches that the hosts sent, the members that run now also have a copy.
         total += planned.bytes_per_device["batches"]
         total -= _given_bytes(given_to, self._batches(given_to, planned.place, 1))
         drawn = planned.place is Placement.REPLICATED
@@ -169,9 +181,9 @@ class Planner:
             steps = self.experiment.steps_per_call
             total += _call_bytes(given_to, self._batches(given_to, planned.place, steps))
         total += planned.bytes_per_device["waiting"]
-        if planned.place is Placement.SHARDED:  # which the program is only given its batches of
+        if planned.place is Placement.SHARDED:  # The program's arguments include only its batches.
             total += planned.bytes_per_device["training_set"]
-        if dispatched:  # the program's member is a copy, beside all of them
+        if dispatched:  # The member of the program is a copy, beside the states of all members.
             total += device_bytes((state.params, state.model_state, state.opt_state))
         parts = dict(planned.bytes_per_device) | {"activations": memory.temp_size_in_bytes}
         times *= planned.waves
@@ -188,18 +200,24 @@ class Planner:
         )
 
     def _one_member(self, ensemble: Ensemble, microbatches: int) -> Ensemble:
-        """One member per device of the same mesh."""
+        """Returns an ensemble with one member per device, on the same mesh.
+
+        Args:
+            ensemble: Ensemble on the mesh.
+            microbatches: Number of microbatches of the new ensemble.
+        """
         rows = ensemble.layout.ensemble_axis
         alone = self.make_ensemble(self._layout(rows, rows))
         return dataclasses.replace(alone, microbatches=microbatches)
 
     def _compiled(self, planned: PlannedMesh, ensemble: Ensemble, way: Execution) -> Any:
+        """Returns the compiled update of one step."""
         ensemble = dataclasses.replace(ensemble, execution=str(way))
         state, batches = self._abstract_state(ensemble), self._batches(ensemble, planned.place, 1)
         return ensemble.update_steps.lower(state, batches).compile()
 
     def _abstract_state(self, ensemble: Ensemble) -> State:
-        """Shapes of the state."""
+        """Returns the shapes of an ensemble's state."""
         size = self.experiment.data.global_batch_size // ensemble.layout.data_axis
         batch = {
             name: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype)
@@ -208,7 +226,7 @@ class Planner:
         return ensemble.abstract_state(batch)
 
     def _batches(self, ensemble: Ensemble, place: Placement, steps: int) -> Any:
-        """Shapes of what a call is given."""
+        """Returns the shapes of the batches of a call."""
         return abstract_batches(
             ensemble.layout,
             self.spec.example,
@@ -220,18 +238,23 @@ class Planner:
         )
 
     def _layout(self, num_members: int, ensemble_axis: int) -> Layout:
+        """Returns the layout of a number of members on a number of mesh rows."""
         devices = self.devices
         if self.are_cores:
             devices = cluster.devices_for(num_members, ensemble_axis)
         return Layout.make(num_members, ensemble_axis=ensemble_axis, devices=devices)
 
     def _memory_bytes(self, ensemble_axis: int) -> float:
-        """Of a device of a mesh with so many rows."""
+        """Returns the bytes of memory of a device, for a mesh with a number of rows."""
         memory = memory_bytes(self.devices[0])
         return memory * len(self.devices) // ensemble_axis if self.are_cores else memory
 
     def _ensemble_axes(self) -> list[int]:
-        """Rows of every mesh over which members and batch divide, the most first."""
+        """Returns the numbers of rows of the possible meshes, in descending order.
+
+        Raises:
+            UserError: If no mesh divides both the members and the batch.
+        """
         asked = self.experiment.layout.ensemble_axis
         if asked is not None:
             return [asked]
@@ -261,10 +284,14 @@ class Planner:
         return rows
 
     def _max_unrolled(self, first: PlannedMesh) -> int:
-        """About the most members that fit on a mesh of this shape, each a copy in the program.
+        """Returns about the largest number of unrolled members that fit on a mesh of this shape.
 
-        It is read off the line through the bytes of as many as are asked for, two at least, and of
-        half of them; what the compiler refuses is halved on.
+        It extrapolates linearly from the bytes of two programs: one with the number of members that
+        are asked for, at least two, and one with half of them. If the compiler refuses a program,
+        the number is halved again.
+
+        Args:
+            first: Planned mesh with the number of members of the experiment.
         """
         fits, known = 0, list[tuple[int, int]]()
         members = max(2, first.members_at_once)
@@ -280,11 +307,14 @@ class Planner:
         return most * first.ensemble_axis * self.experiment.layout.waves
 
     def _max_num_members(self, first: PlannedMesh) -> int:
-        """The most members that fit on a mesh of this shape; one more in a wave does not.
+        """Returns the largest number of members that fit on a mesh of this shape.
 
-        Of more than 200 in a wave it is half a percent short at most: each program takes as long.
-        Bytes are close to affine in the members, so a line through the last two programs says
-        which to compile next; only what was compiled is believed.
+        With more than 200 members in a wave, it may be half a percent too low, which saves
+        compilations. Bytes are close to affine in the number of members, so a line through the last
+        two programs gives the number to compile next. Only compiled programs decide what fits.
+
+        Args:
+            first: Planned mesh with the number of members of the experiment.
         """
         memory = self._memory_bytes(first.ensemble_axis)
         fits, too_many = 0, math.inf
@@ -300,7 +330,7 @@ class Planner:
             if not planned.refusal:
                 known.append((members, planned.bytes_per_device["total"]))
             guess = _where(known[-2:], memory) or (2 * members if planned.fits else members // 2)
-            # A refusal says nothing of bytes, and a line that leads nowhere must not be followed.
+            # A refusal has no bytes, and a line that does not converge must be given up.
             if math.isfinite(too_many) and (planned.refusal or tries % 8 == 0):
                 guess = (fits + int(too_many)) // 2
             guess = int(min(max(guess, fits + 1), too_many - 1))
@@ -308,13 +338,26 @@ class Planner:
         raise RuntimeError(f"Between {fits} and {too_many} members per device no limit was found.")
 
     def _plan_members(self, first: PlannedMesh, members_at_once: int) -> PlannedMesh:
-        """A mesh of the same shape, of so many members on a device at a time."""
+        """Returns a planned mesh of the same shape with another number of members.
+
+        Args:
+            first: Planned mesh whose shape is used.
+            members_at_once: Number of members that a device holds at a time.
+        """
         rows = first.ensemble_axis
         return self.plan_mesh(members_at_once * self.experiment.layout.waves * rows, rows)
 
 
 def _where(points: list[tuple[int, int]], height: float) -> int | None:
-    """The largest whole x at which the line through two points is no higher; None for no line."""
+    """Returns the largest integer x at which the line through two points is at most a height.
+
+    Args:
+        points: Points (x, y) of the line.
+        height: Largest allowed y.
+
+    Returns:
+        The integer; None if there are fewer than two points or the line does not rise.
+    """
     if len(points) < 2:
         return None
     (x, y), (x2, y2) = sorted(points)
@@ -324,7 +367,10 @@ def _where(points: list[tuple[int, int]], height: float) -> int | None:
 
 
 def _call_bytes(ensemble: Ensemble, batches: Any) -> int:
-    """What a call has of its batches on a device: of a whole split where its examples lie."""
+    """Returns the bytes of the batches of a call on a device.
+
+    These are only the indices of the examples, if the step draws them from a whole split.
+    """
     if not isinstance(batches, Drawn):
         return device_bytes(batches)
     order, layout = batches.order, ensemble.layout
@@ -333,7 +379,10 @@ def _call_bytes(ensemble: Ensemble, batches: Any) -> int:
 
 
 def _given_bytes(ensemble: Ensemble, batches: Any) -> int:
-    """What of it a compiled program takes: positions only where examples are weighed by them."""
+    """Returns the bytes of the batches in the arguments of a compiled program.
+
+    They include the positions of the examples only if a method uses them.
+    """
     if isinstance(batches, Drawn):
         return device_bytes(batches.cursor)
     if ensemble.uses_positions:
@@ -344,14 +393,16 @@ def _given_bytes(ensemble: Ensemble, batches: Any) -> int:
 
 
 def _unrolled(way: Execution) -> Execution:
+    """Returns an execution with its members unrolled."""
     return dataclasses.replace(way, members="unroll", chunk_size=None)
 
 
 def _best_first(meshes: list[PlannedMesh]) -> list[PlannedMesh]:
-    """What fits before what does not, and that the smallest first.
+    """Returns the meshes from the best to the worst.
 
-    Of what fits those with the fewest FLOPs, but for two percent, which lie in how an execution
-    writes the same; of these the one with the fewest bytes in collectives, then in memory.
+    Meshes that fit come first, by their FLOPs. If FLOPs differ by at most two percent, which the
+    form of an execution explains, the bytes in collectives decide, and then those in memory. Meshes
+    that do not fit follow, the smallest first.
     """
 
     def size(mesh: PlannedMesh) -> int:

@@ -1,4 +1,4 @@
-"""A plan as a table."""
+"""The table of a plan."""
 
 import math
 
@@ -11,7 +11,7 @@ _SIZES = ("parameters", "optimizer", "training_set", "activations", "total")
 
 
 def plan_table(plan: Plan) -> Table:
-    """The meshes of a plan, the best first."""
+    """Returns the meshes of a plan as a table, from the best to the worst."""
     memory = f" of {_mib(plan.memory_bytes)} MiB" if math.isfinite(plan.memory_bytes) else ""
     table = Table(
         title=f"per device{memory}: members, MiB, and GFLOPs of a step",
@@ -38,7 +38,11 @@ def plan_table(plan: Plan) -> Table:
 
 
 def mesh_line(mesh: PlannedMesh) -> str:
-    """What the table has no column for: execution, training set, and what crosses the axes."""
+    """Returns a line on a mesh with its execution, training set and collectives.
+
+    The table has no columns for them. If the compiler refused the program, the line has its message
+    in place of the collectives.
+    """
     crossing = [(each.kind, each.axis) for each in mesh.collectives if each.axis != "none"]
     collectives = [
         f"{crossing.count((kind, axis))} {kind} over {axis}, "
@@ -51,6 +55,7 @@ def mesh_line(mesh: PlannedMesh) -> str:
 
 
 def _row(mesh: PlannedMesh) -> list[str]:
+    """Returns the cells of a mesh."""
     flops, pace = mesh.flops_per_device, mesh.max_steps_per_second
     return [
         _shape(mesh),
@@ -63,12 +68,15 @@ def _row(mesh: PlannedMesh) -> list[str]:
 
 
 def _mib(size: float | None) -> str:
+    """Returns bytes in MiB; a question mark if they are not known."""
     return "?" if size is None else _short(size / 2**20)
 
 
 def _shape(mesh: PlannedMesh) -> str:
+    """Returns the rows and columns of a mesh."""
     return f"{mesh.ensemble_axis} x {mesh.data_axis}"
 
 
 def _short(number: float) -> str:
+    """Returns a number with three digits, or without decimals from 1,000 on."""
     return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"

@@ -1,4 +1,4 @@
-"""What a plan is made for: a TPU topology, some CPU devices, or the devices at hand."""
+"""The devices of a plan: a TPU topology, some CPU devices, or the devices of this machine."""
 
 import dataclasses
 import importlib.util
@@ -20,8 +20,9 @@ from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.paths import shortened
 
 HERE = "here"
-_MARK = "DIST_ENS_PLANS_FOR"  # of the process that has a topology's environment
-_MOST_CPU_DEVICES = 1024  # with more XLA takes minutes to begin
+# This variable marks a process that has the environment of a topology.
+_MARK = "DIST_ENS_PLANS_FOR"
+_MOST_CPU_DEVICES = 1024  # With more devices, XLA takes minutes to start.
 _GIB = 2**30
 
 
@@ -30,12 +31,13 @@ class Chip:
     """A kind of TPU.
 
     Attributes:
-        kind: JAX's name for it.
-        axes: Of its interconnect.
-        accelerator: Cloud TPU's name for it, and the cores that this name counts for each chip.
-        hbm_bytes: Memory that a program can have. Of the published 32, 16, 95 and 32 GB, which are
-            2**30 bytes each, XLA:TPU keeps a part: this is what it calls available.
-        peak_flops: Dense bfloat16 operations per second.
+        kind: Name of the chip in JAX.
+        axes: Number of axes of the interconnect.
+        accelerator: Name of the chip in Cloud TPU, and the number of cores that the name counts for
+            each chip.
+        hbm_bytes: Bytes of memory that a program can use. They are those that XLA:TPU reports as
+            available, a little less than the published 32, 16, 95 and 32 GiB.
+        peak_flops: Peak of dense bfloat16 operations per second.
 
     Source: https://cloud.google.com/tpu/docs/v4, …/v5e, …/v5p, …/v6e; memory: libtpu 0.0.42.
     """
@@ -57,13 +59,13 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices that a program can be compiled for, whether or not they are here.
+    """Devices that a program can be compiled for, attached to this machine or not.
 
     Attributes:
-        text: As the user wrote it.
-        kind: A key of `CHIPS`, `cpu` or `here`.
-        shape: Chips along each axis of a slice; the number of CPU devices.
-        num_slices: Slices, joined by the data centre's network.
+        text: Text that the user wrote.
+        kind: Kind of the devices: a key of `CHIPS`, `cpu` or `here`.
+        shape: Numbers of chips along each axis of a slice, or the number of CPU devices.
+        num_slices: Number of slices, which the network of the data centre joins.
     """
 
     text: str
@@ -73,16 +75,13 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads `here`, `cpu:N` or `CHIP:AxB[xC][*SLICES]`.
+        """Returns the topology of a text: `here`, `cpu:N` or `CHIP:AxB[xC][*SLICES]`.
 
         Args:
-            text: Such as `cpu:8`, `v5e:4x4`, `v5p:8x8x16`, `v5e:4x4*2`.
-
-        Returns:
-            The topology.
+            text: Text of the topology: `cpu:8`, `v5e:4x4`, `v5p:8x8x16`, `v5e:4x4*2`, …
 
         Raises:
-            UserError: If it is none of these.
+            UserError: If the text has another form.
 
         >>> Topology.parse("v5e:4x4*2").num_slices
         2
@@ -95,7 +94,7 @@ class Topology:
                 raise UserError(
                     f"--topology={shortened(text)} has more than {_MOST_CPU_DEVICES:,} CPU "
                     f"devices, the most of a process. Try --topology=cpu:{_MOST_CPU_DEVICES}, or a "
-                    "TPU's."
+                    "TPU topology."
                 )
             return cls(text, kind, (int(size),))
         match = re.fullmatch(r"([1-9]\d*(?:x[1-9]\d*)*)(?:\*([1-9]\d*))?", size)
@@ -122,7 +121,10 @@ class Topology:
         return cls(text, kind, shape, int(match.group(2) or 1))
 
     def is_at_hand(self) -> bool:
-        """Whether this process can compile for it: any for `here`, else the one of `run_module`."""
+        """Returns whether this process has the devices of the topology.
+
+        Every process has those of `here`. Only a process of `run_module` has those of another one.
+        """
         return self.kind == HERE or os.environ.get(_MARK) == self.text
 
     def run_module(self, module: str, arguments: Sequence[str]) -> int:
@@ -131,15 +133,15 @@ class Topology:
         A process has one set of devices, and with libtpu installed JAX looks for a TPU first.
 
         Args:
-            module: Its name.
-            arguments: Of its command line.
+            module: Name of the module.
+            arguments: Arguments of the command line.
 
         Returns:
-            The exit code.
+            The exit code of the process.
 
         Raises:
-            UserError: If libtpu, which compiles for TPUs, is not installed.
-            RunError: If the process is ended by a signal, as XLA ends it where it gives up.
+            UserError: If the topology needs libtpu, which compiles for TPUs, and it is missing.
+            RunError: If a signal ends the process, such as the one by which XLA aborts.
         """
         if self.kind in CHIPS and importlib.util.find_spec("libtpu") is None:
             raise UserError(
@@ -157,16 +159,16 @@ class Topology:
         return code
 
     def devices(self) -> list[jax.Device]:
-        """The devices, in the order in which a run has them.
+        """Returns the devices, in the order of a run.
 
         Raises:
-            UserError: If XLA knows no such topology.
+            UserError: If XLA does not know the topology.
         """
         if self.kind not in CHIPS:
             return jax.devices()
         options: dict[str, Any] = {"num_slices": self.num_slices} if self.num_slices > 1 else {}
         if self.kind == "v4":
-            options |= {"chip_config_name": "megacore"}  # as Cloud TPU has it: a device is a chip
+            options |= {"chip_config_name": "megacore"}  # On Cloud TPU, a device is a chip.
         if math.prod(self.shape) == 1:
             options |= {"chips_per_host_bounds": (1, 1, 1)}
         name = f"{self.kind}:{'x'.join(map(str, self.shape))}"
@@ -182,6 +184,7 @@ class Topology:
         return list(description.devices)
 
     def _environment(self) -> dict[str, str]:
+        """Returns the environment variables of a process that has these devices."""
         variables = {_MARK: self.text, "JAX_PLATFORMS": "cpu"}
         if self.kind == "cpu":
             flag = f"--xla_force_host_platform_device_count={self.shape[0]}"
@@ -189,27 +192,28 @@ class Topology:
         name, cores = CHIPS[self.kind].accelerator
         return variables | {
             "TPU_SKIP_MDS_QUERY": "1",
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no TPU is taken: plans may be made side by side
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # No TPU is used, so several plans may run at once.
             "TPU_WORKER_HOSTNAMES": "localhost",
             "TPU_ACCELERATOR_TYPE": f"{name}-{math.prod(self.shape) * cores}",
-            # What is compiled for devices that are not here cannot be read back (jax 0.10.2).
+            # The cache cannot read programs for devices that are not attached (jax 0.10.2).
             "JAX_ENABLE_COMPILATION_CACHE": "false",
         }
 
 
 def chip_of(device: jax.Device) -> Chip | None:
-    """The kind of TPU that a device is; None for what is none, or not known here."""
+    """Returns the kind of TPU of a device; None for another device, or an unknown TPU."""
     return next((chip for chip in CHIPS.values() if chip.kind == device.device_kind), None)
 
 
 def memory_bytes(device: jax.Device) -> float:
-    """Memory that a program can have on a device; infinity where nobody says.
+    """Returns the bytes of memory that a program can use on a device; infinity if not known.
 
-    CPU devices share the machine's memory, all of it.
+    CPU devices share the whole memory of the machine in equal parts.
     """
     if chip := chip_of(device):
         return chip.hbm_bytes
     if device.platform == "cpu":
         return psutil.virtual_memory().total // jax.local_device_count()
-    stats = jax.local_devices()[0].memory_stats()  # of others, their own hosts know it
+    # Only a device's own host knows its memory, so a device of this host stands for it.
+    stats = jax.local_devices()[0].memory_stats()
     return stats["bytes_limit"] if stats else math.inf

@@ -1,4 +1,4 @@
-"""Training: `fit`, its loop, and the forms of data that it takes. It knows no config."""
+"""Training: `fit`, its loop, and the forms of data that it takes. It does not use configs."""
 
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data import OrderedSplit

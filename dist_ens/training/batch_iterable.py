@@ -1,4 +1,4 @@
-"""Training data that come as batches, from an iterable of the user's."""
+"""Training data from an iterable of batches."""
 
 import collections.abc
 import json
@@ -15,23 +15,24 @@ from dist_ens.layout import BATCH, BATCHES, Layout
 from dist_ens.state import held_array, leaf_name, leaf_type
 from dist_ens.training.host_batches import check_columns_agree, check_hosts_agree
 
-# Begins the position of data without a state of their own that were first used after step 0.
+# Prefix of the position of an iterator without `get_state` that was first used after step 0.
 _BEGAN_AT = b"began"
 
 
 class BatchIterable:
-    """Batches of the user's: a function that returns an iterator, an iterable, or an iterator.
+    """Training data from an iterable, an iterator, or a function that returns an iterator.
 
-    On several hosts a batch holds the examples of the columns of the mesh in which the host has a
-    device, `Layout.host_columns`. Hosts of the same columns yield the same examples.
+    On several hosts, a batch holds the examples of the mesh columns in which the host has a device,
+    `Layout.host_columns`. Hosts that share columns must yield the same examples. Every host must
+    make its own instance.
 
     Args:
-        source: The iterable. One that is no iterator is started anew when it ends.
+        source: Iterable of batches. It is started again when it ends, unless it is an iterator.
         layout: Layout of the members and the data.
 
     Raises:
-        UserError: If it yields no batch, or one that is no pytree of arrays, or the hosts' batches
-            have different shapes, or differ in a column that they share. Every host must call this.
+        UserError: If the iterable yields no batch, or the first batch is not a pytree of arrays. On
+            several hosts also if batches have different shapes, or differ in a shared column.
     """
 
     def __init__(self, source: Any, layout: Layout) -> None:
@@ -52,22 +53,34 @@ class BatchIterable:
 
     @property
     def batch(self) -> Any:
-        """See `TrainingData`; of several hosts the parts of all columns together."""
+        """Shapes and types of a global batch, with the parts of all columns."""
         return _of_all_columns(self._layout, self._shapes)
 
     @property
     def epoch_steps(self) -> int | None:
-        """See `TrainingData`."""
+        """None, because the length of an iterable is not known."""
         return None
 
     def first_batch(self, layout: Layout) -> Any:
-        """See `TrainingData`."""
+        """Returns the first batch of the iterable on the layout, leaves [batch, ...]."""
         return layout.put(self._first, BATCH)
 
     def batches(
         self, layout: Layout, first_step: int, last_step: int, steps_per_call: int, say: Any
     ) -> Iterator[Any]:
-        """See `TrainingData`."""
+        """Yields the batches of each call on the layout.
+
+        Args:
+            layout: Layout of the members and the data.
+            first_step: Number of steps already taken.
+            last_step: Number of steps of the whole run.
+            steps_per_call: Number of steps in one call of the update.
+            say: Function that prints a sentence.
+
+        Raises:
+            UserError: If a batch has another structure, shape or type than the first.
+            RunError: If the data ends too early and cannot be started again.
+        """
         if self._began_at is None:
             self._began_at = first_step
         for steps in calls(first_step, last_step, steps_per_call):
@@ -76,7 +89,7 @@ class BatchIterable:
             yield Batches(layout.put(stacked, BATCHES))
 
     def position(self) -> bytes | None:
-        """See `TrainingData`: the iterator's own state, if it has one."""
+        """Returns this host's position: the state of the iterator, if it has `get_state`."""
         get_state = getattr(self._iterator, "get_state", None)
         if self._waiting is not None:
             return None
@@ -88,7 +101,13 @@ class BatchIterable:
         return b"json " + self._num_passes.to_bytes(8, "big") + json.dumps(state).encode()
 
     def restore(self, position: bytes | None, step: int, say: Callable[[str], None]) -> None:
-        """See `TrainingData`."""
+        """Restores a position, or skips the batches of the steps before if there is none.
+
+        Args:
+            position: Position that `position` returned; None without one.
+            step: Number of steps that the state has seen.
+            say: Function that prints a sentence.
+        """
         self._began_at = 0
         if position is not None and position.startswith(_BEGAN_AT):
             self._began_at = int.from_bytes(position[len(_BEGAN_AT) :], "big")
@@ -108,13 +127,14 @@ class BatchIterable:
             self._next(number, step, say)
 
     def _start(self) -> Iterator[Any]:
+        """Returns a new iterator, or the given one."""
         source = self._source
         if self._is_iterator:
             return source
         return iter(source() if callable(source) and not hasattr(source, "__iter__") else source)
 
     def _next_of_pass(self) -> Any:
-        """Returns the next batch as NumPy arrays; None where the iterator ends."""
+        """Returns the next batch as NumPy arrays; None at the end of the iterator."""
         try:
             batch = next(self._iterator)
         except StopIteration:
@@ -122,7 +142,17 @@ class BatchIterable:
         return _as_arrays(batch, self._num_batches)
 
     def _next(self, step: int, last_step: int, say: Any) -> Any:
-        """Returns the batch of a step, of the shapes of the first."""
+        """Returns the batch of a step. It has the shapes of the first batch.
+
+        Args:
+            step: Number of steps that the state has seen.
+            last_step: Number of steps of the whole run.
+            say: Function that prints a sentence.
+
+        Raises:
+            UserError: If the batch has another structure, shape or type than the first.
+            RunError: If the data ends and cannot be started again.
+        """
         batch, self._waiting = self._waiting, None
         while True:
             if batch is None:
@@ -142,6 +172,11 @@ class BatchIterable:
             batch = None
 
     def _start_again(self, step: int, last_step: int) -> None:
+        """Starts the iterable again after its end.
+
+        Raises:
+            RunError: If it is an iterator.
+        """
         if self._is_iterator:
             raise RunError(
                 f"The data iterator ended after {self._num_batches:,} batches, and the run has "
@@ -152,7 +187,11 @@ class BatchIterable:
         self._num_passes += 1
 
     def _fits(self, batch: Any, step: int, say: Any) -> bool:
-        """Returns whether a batch has the shapes of the first; False for a shorter last one."""
+        """Returns whether a batch has the shapes of the first; False if it only has fewer examples.
+
+        Raises:
+            UserError: If the batch differs from the first in any other way.
+        """
         structure: Any = jax.tree.structure(batch)
         expected: Any = jax.tree.structure(self._shapes)
         if structure != expected:
@@ -182,7 +221,15 @@ class BatchIterable:
 
 
 def _as_arrays(batch: Any, number: int) -> Any:
-    """Returns a batch of any library as NumPy arrays in the types in which JAX holds them."""
+    """Returns a batch of any library as NumPy arrays of types that JAX holds.
+
+    Args:
+        batch: Pytree of arrays [batch, ...].
+        number: Number of the batch, for messages.
+
+    Raises:
+        UserError: If a leaf is not an array, or the arrays have different lengths.
+    """
 
     def held(path: Any, leaf: Any) -> np.ndarray:
         name = f"Leaf {leaf_name(path)} of batch {number}"
@@ -205,11 +252,12 @@ def _as_arrays(batch: Any, number: int) -> Any:
 
 
 def _shapes(batch: Any) -> Any:
+    """Returns the shapes and types of a batch."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
 
 
 def _of_all_columns(layout: Layout, host_shapes: Any) -> Any:
-    """Returns the shapes of the global batch, of which a host has the part of its columns."""
+    """Returns the shapes of the global batch, given those of this host's part."""
     columns = len(layout.host_columns)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(

@@ -1,4 +1,4 @@
-"""A run before its first step: its state, its execution, and the batches from there."""
+"""The beginning of a run: its state, its execution and its batches."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -24,13 +24,21 @@ from dist_ens.training.steps_per_call import choose_steps_per_call
 
 # Name of the file of a checkpoint that holds this host's position in the data.
 POSITION_FILE = "position"
-# Leaves that a message names, where more differ.
+# Largest number of differing leaves that a message names.
 _MOST_NAMED = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """A run before its first step: its execution, its state, and the batches from there."""
+    """A run before its first step.
+
+    Attributes:
+        ensemble: Ensemble with the execution and the layout that will be used.
+        state: State at the first step, on the layout.
+        first_step: Number of steps already taken.
+        steps_per_call: Number of steps in one call of the update.
+        batches: Batches of each call from the first step on.
+    """
 
     ensemble: Ensemble
     state: State
@@ -40,7 +48,7 @@ class Begun:
 
     @property
     def execution(self) -> str | None:
-        """Execution of the run; None if no step is left, for which none was chosen."""
+        """Execution of the run; None if none was chosen because no step is left."""
         return None if self.ensemble.execution == AUTO else self.ensemble.execution
 
 
@@ -62,11 +70,12 @@ def begin_run(
         ensemble: Ensemble to train.
         train: Training data.
         state: State that was given; None for a new one.
-        opened: Checkpoints of the run; None without any.
+        opened: Checkpoints of the run; None without checkpoints.
         last_step: Number of steps of the whole run.
-        steps_per_call: Number of steps of a call; None to choose it.
-        cadences: Numbers of steps of which a call is to be a divisor.
-        folder: Folder that remembers the chosen execution; None for none.
+        steps_per_call: Number of steps in one call of the update; None to choose it.
+        cadences: Cadences in steps, such as those of evaluation and logging. A chosen number of
+            steps per call divides all of them. None entries are left out.
+        folder: Folder in which the chosen execution is stored; None for no folder.
         say: Function that prints a sentence.
 
     Raises:
@@ -104,7 +113,7 @@ def begin_run(
             f"The run has {first_step:,} steps already, and {last_step:,} are asked for. Give more "
             "steps, or another folder."
         )
-    if saved_step and opened is not None:  # before the first batch is drawn to choose with
+    if saved_step and opened is not None:  # The choice of the execution draws the first batch.
         train.restore(opened.restore_host_file(POSITION_FILE), first_step, say)
     if steps_per_call is None:
         steps_per_call = saved.get("steps_per_call") or _steps_per_call(
@@ -139,13 +148,23 @@ def begin_run(
 
 
 def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    """Yields a first batch, and then the others."""
     yield first
-    del first  # its memory is free once it was used
+    del first  # Its memory can be reused.
     yield from rest
 
 
 def _given_state(ensemble: Ensemble, state: State, part: Any) -> tuple[State, int]:
-    """Returns a copy of a given state on the ensemble's layout, and its step."""
+    """Returns a copy of a given state on the ensemble's layout, and its step.
+
+    Args:
+        ensemble: Ensemble to train.
+        state: State that was given.
+        part: Shapes and types of one column's part of a batch.
+
+    Raises:
+        UserError: If the state does not fit the ensemble, or its members are at different steps.
+    """
     like = ensemble.abstract_state(part)
     expected, found = leaf_types(like), leaf_types(state)
     if expected != found:
@@ -171,7 +190,7 @@ def _given_state(ensemble: Ensemble, state: State, part: Any) -> tuple[State, in
 
 
 def _differences(expected: dict[str, str], found: dict[str, str]) -> list[str]:
-    """Returns a clause on each leaf that differs, the first of many."""
+    """Returns a clause for each leaf that differs, at most `_MOST_NAMED` and a count."""
     different = [
         f"leaf {name} is {found.get(name, 'absent')} there and {expected.get(name, 'absent')} here"
         for name in differing(expected, found)
@@ -181,7 +200,10 @@ def _differences(expected: dict[str, str], found: dict[str, str]) -> list[str]:
 
 
 def _with_label_scale(ensemble: Ensemble, state: State, train: TrainingData) -> State:
-    """Returns a state at step 0 that standardises labels as the training labels say."""
+    """Returns a state at step 0 with the mean and standard deviation of the training labels.
+
+    The state is returned unchanged if the objective does not standardise labels.
+    """
     objective = ensemble.objective
     if objective is None or not objective.standardize or not isinstance(train, OrderedSplit):
         return state
@@ -192,7 +214,7 @@ def _with_label_scale(ensemble: Ensemble, state: State, train: TrainingData) -> 
 def _steps_per_call(
     ensemble: Ensemble, state: State, train: TrainingData, cadences: tuple[int | None, ...]
 ) -> int:
-    """Returns the number of steps of a call, where nobody gave it."""
+    """Returns the number of steps in one call of the update, if it was not given."""
     if not isinstance(train, OrderedSplit) or ensemble.waves > 1:
         return 1
     batch = jax.tree.map(

@@ -21,7 +21,7 @@ def saved_states(callbacks: Sequence[Any]) -> bytes | None:
         callbacks: All callbacks of the run.
 
     Raises:
-        UserError: If a state is not what JSON can hold.
+        UserError: If JSON cannot hold a state.
     """
     states = []
     for callback in _with_state(callbacks):
@@ -41,18 +41,18 @@ def saved_states(callbacks: Sequence[Any]) -> bytes | None:
 def restore_states(
     callbacks: Sequence[Any], stored: bytes, folder: str | os.PathLike[str], resume: str
 ) -> None:
-    """Gives the callbacks of a resumed run their states again.
+    """Restores the states of the callbacks of a resumed run.
 
     Args:
         callbacks: All callbacks of the run.
-        stored: What `saved_states` returned; or a list of states alone, as it was written before
-            states had names.
-        folder: Folder of the run.
-        resume: "same", or "anyway" to restore the callbacks that have the name of a saved one, and
-            let the others begin anew.
+        stored: States that `saved_states` returned. A list without names, which an older version
+            wrote, is read too.
+        folder: Folder of the run, for the message.
+        resume: "same" requires the saved callbacks. "anyway" restores those with the name of a
+            saved one, and lets the others begin without a state.
 
     Raises:
-        UserError: If the saved callbacks are others, and `resume` is "same".
+        UserError: If the saved callbacks differ from those given, and `resume` is "same".
     """
     given = _with_state(callbacks)
     names, found = [name_of_callback(each) for each in given], json.loads(stored)
@@ -75,6 +75,7 @@ def restore_states(
 
 
 def _with_state(callbacks: Sequence[Any]) -> list[Any]:
+    """Returns the callbacks that have a state."""
     return [callback for callback in callbacks if hasattr(callback, "restore")]
 
 
@@ -83,10 +84,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _number(value: Any) -> Any:
-    """Returns a number of NumPy or JAX as one of Python.
+    """Returns a number of NumPy or JAX as a Python number.
 
     Raises:
-        TypeError: If it is something else.
+        TypeError: If the value is something else.
     """
     if isinstance(value, np.generic) or (hasattr(value, "item") and np.ndim(value) == 0):
         return value.item()

@@ -1,4 +1,4 @@
-"""Checks of what `fit` is given, before anything is compiled."""
+"""Checks of the arguments of `fit`, before anything is compiled."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +23,8 @@ from dist_ens.state import State, described
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.evaluation_data import EvalData
 
-# Labels whose mean or standard deviation is larger train slowly, from outputs near 0.
+# Training is slow if the mean or the standard deviation of the labels is larger, because the
+# outputs start near 0.
 _LARGE = 10.0
 
 
@@ -82,10 +83,16 @@ def check_arguments(
 
 
 def check_labels(ensemble: Ensemble, train: Any, say: Callable[[str], None]) -> None:
-    """Checks the training labels of an objective, and warns of large ones.
+    """Checks the training labels of an objective, and prints a note if they are large.
+
+    Args:
+        ensemble: Ensemble to train.
+        train: Training data.
+        say: Function that prints a sentence.
 
     Raises:
-        UserError: If a label is no class, or labels are to be standardised and are not arrays.
+        UserError: If a label is not a class, or the objective standardises the labels of an
+            iterable.
     """
     objective = ensemble.objective
     if objective is None:
@@ -104,7 +111,7 @@ def check_labels(ensemble: Ensemble, train: Any, say: Callable[[str], None]) -> 
     if not isinstance(examples, Mapping) or objective.LABELS not in examples:
         raise UserError(
             f"The objective {objective.name} takes data with the key {objective.LABELS!r}: got "
-            f"{described(examples)}."
+            f"{described(examples)}. Add the labels under this key."
         )
     labels = np.asarray(examples[objective.LABELS])
     if objective.num_classes is not None:
@@ -119,13 +126,19 @@ def check_labels(ensemble: Ensemble, train: Any, say: Callable[[str], None]) -> 
 
 
 def check_eval_labels(objective: Objective, split: Split) -> None:
-    """Raises a `UserError` if an evaluation label, of a split in memory, is no class."""
+    """Raises a `UserError` if a label of a split in memory is not a class of the objective."""
     labels = split.take(np.arange(len(split)))[objective.LABELS]
     _check_classes(objective, np.asarray(labels), "The labels of the evaluation data")
 
 
 def _check_classes(objective: Objective, labels: np.ndarray, subject: str) -> None:
-    """Raises a `UserError` unless the labels of an objective of classes are classes."""
+    """Raises a `UserError` if an integer label is not a class of the objective.
+
+    Args:
+        objective: Objective of the ensemble.
+        labels: Labels to check.
+        subject: Subject of the message, such as "The labels".
+    """
     if objective.num_classes is None or labels.dtype.kind not in "iu" or not labels.size:
         return
     low, high = int(labels.min()), int(labels.max())
@@ -137,7 +150,7 @@ def _check_classes(objective: Objective, labels: np.ndarray, subject: str) -> No
 
 
 def check_groups(ensemble: Ensemble, train: Any) -> None:
-    """Raises a `UserError` if the training data has other groups of examples than the ensemble."""
+    """Raises a `UserError` if data and ensemble have different numbers of groups."""
     num_groups = train.order.num_groups if isinstance(train, OrderedSplit) else 1
     if num_groups != ensemble.num_groups:
         raise UserError(
@@ -150,7 +163,7 @@ def check_groups(ensemble: Ensemble, train: Any) -> None:
 def check_scoring(
     eval_data: EvalData | None, eval_every: int | None, metrics: Sequence[Metric]
 ) -> None:
-    """Raises a `UserError` if something is said of evaluations, and there is no data to score."""
+    """Raises a `UserError` if evaluations are configured and there is no data to score."""
     if eval_data is not None:
         return
     for name, is_given in (("eval_every", eval_every is not None), ("metrics", bool(metrics))):
@@ -162,7 +175,7 @@ def check_scoring(
 
 
 def check_ensemble(ensemble: Ensemble, batch: Any) -> None:
-    """Traces a step of one member on one batch, and raises where something does not fit.
+    """Checks that network, loss and data fit each other, by tracing a step of one member.
 
     Args:
         ensemble: Ensemble to train.
@@ -182,7 +195,7 @@ def check_ensemble(ensemble: Ensemble, batch: Any) -> None:
         state = ensemble.abstract_state(batch)
     except UserError:
         raise
-    except Exception as error:  # whatever a network says when it is given the wrong inputs
+    except Exception as error:  # The network of a user may raise anything.
         raise UserError(
             f"The network could not be initialised on {described(ensemble.inputs_of(batch))}: "
             f"{type(error).__name__}: {first_line(error)} Correct the network or the data."
@@ -204,7 +217,7 @@ def check_ensemble(ensemble: Ensemble, batch: Any) -> None:
             jax.eval_shape(step, state, batch, index)
     except UserError:
         raise
-    except Exception as error:  # whatever a network or a loss says when it is trained
+    except Exception as error:  # The network and the loss of a user may raise anything.
         raise UserError(
             f"A training step could not be traced: {type(error).__name__}: {first_line(error)} "
             "Correct the network, the loss or the data."

@@ -1,4 +1,4 @@
-"""The data that `fit` takes: arrays, a source, or an iterable of batches."""
+"""The forms of training data that `fit` takes: arrays, a source, or an iterable of batches."""
 
 import collections.abc
 import dataclasses
@@ -39,15 +39,29 @@ class TrainingData(Protocol):
     def batches(
         self, layout: Layout, first_step: int, last_step: int, steps_per_call: int, say: Any
     ) -> Iterator[Any]:
-        """Yields the batches of each call, on the layout."""
+        """Yields the batches of each call on the layout.
+
+        Args:
+            layout: Layout of the members and the data.
+            first_step: Number of steps already taken.
+            last_step: Number of steps of the whole run.
+            steps_per_call: Number of steps in one call of the update.
+            say: Function that prints a sentence.
+        """
         ...
 
     def position(self) -> bytes | None:
-        """Returns this host's position in the data; None if the step says it."""
+        """Returns this host's position in the data; None if the step determines it."""
         ...
 
     def restore(self, position: bytes | None, step: int, say: Callable[[str], None]) -> None:
-        """Goes to a position that was saved at a step, or past the batches of the steps before."""
+        """Restores a position, or skips the batches of the steps before if there is none.
+
+        Args:
+            position: Position that `position` returned; None without one.
+            step: Number of steps that the state has seen.
+            say: Function that prints a sentence.
+        """
         ...
 
 
@@ -67,7 +81,7 @@ class OrderedSplit:
 
     @property
     def batch(self) -> Any:
-        """See `TrainingData`."""
+        """Shapes and types of a global batch, a pytree of `jax.ShapeDtypeStruct`."""
         size = self.order.global_batch_size
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
@@ -76,17 +90,28 @@ class OrderedSplit:
 
     @property
     def epoch_steps(self) -> int | None:
-        """See `TrainingData`; a last partial batch counts, as it is filled from the next epoch."""
+        """Number of steps of an epoch.
+
+        A last partial batch counts as a step, since examples of the next epoch fill it up.
+        """
         return math.ceil(self.order.epoch_length / self.order.global_batch_size)
 
     def first_batch(self, layout: Layout) -> Any:
-        """See `TrainingData`."""
+        """Returns the first examples of the split on the layout, leaves [batch, ...]."""
         return layout.put(self.split.take(layout.host_rows(self.order.global_batch_size)), BATCH)
 
     def batches(
         self, layout: Layout, first_step: int, last_step: int, steps_per_call: int, say: Any
     ) -> Iterator[Any]:
-        """See `TrainingData`."""
+        """Yields the batches of each call on the layout.
+
+        Args:
+            layout: Layout of the members and the data.
+            first_step: Number of steps already taken.
+            last_step: Number of steps of the whole run.
+            steps_per_call: Number of steps in one call of the update.
+            say: Function that prints a sentence.
+        """
         return feed(
             self.split,
             self.order,
@@ -99,28 +124,29 @@ class OrderedSplit:
         )
 
     def position(self) -> bytes | None:
-        """See `TrainingData`: the examples of a step are a function of seed and step."""
+        """Returns None: the seed and the step determine the examples."""
         return None
 
     def restore(self, position: bytes | None, step: int, say: Callable[[str], None]) -> None:
-        """See `TrainingData`."""
+        """Does nothing: the seed and the step determine the examples."""
 
 
 def training_data(
     data: Any, batch_size: int | None, seed: int, layout: Layout
 ) -> OrderedSplit | BatchIterable:
-    """Returns what `fit` was given as training data.
+    """Returns the data of `fit` as training data.
 
     Args:
-        data: A pytree of arrays (a dict, a tuple or an array), a `Source`, an iterable of batches,
+        data: Pytree of arrays (a dict, a tuple or an array), a `Source`, an iterable of batches,
             or a function that returns an iterator.
-        batch_size: Number of examples of a step, over all hosts. Default: 128, or all if there are
-            fewer.
+        batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
+            there are fewer, rounded down to a multiple of the data axis.
         seed: Seed of the order of the examples.
         layout: Layout of the members and the data.
 
     Raises:
-        UserError: If it is none of these, or `batch_size` is given with an iterable of batches.
+        UserError: If the data is none of these, or `batch_size` is out of range or is given with an
+            iterable of batches.
     """
     if isinstance(data, OrderedSplit):
         return data
@@ -159,6 +185,12 @@ def is_tree_of_arrays(data: Any) -> bool:
 def _ordered(
     split: Split, batch_size: int | None, seed: int, layout: Layout, num_groups: int = 1
 ) -> OrderedSplit:
+    """Returns a split with an order of its examples.
+
+    Raises:
+        UserError: If `batch_size` is not an integer from 1 to the number of examples, or the data
+            axis does not divide it.
+    """
     count = len(split) // num_groups
     if batch_size is None:
         columns = layout.data_axis
@@ -167,7 +199,8 @@ def _ordered(
         raise UserError(f"batch_size is {batch_size!r}. Give a whole number of at least 1.")
     if not 1 <= batch_size <= count:
         raise UserError(
-            f"batch_size={batch_size} is not between 1 and the {count:,} training examples."
+            f"batch_size={batch_size} is not between 1 and the {count:,} training examples. Give a "
+            "number in this range."
         )
     layout.check_batch_size("batch_size", int(batch_size))
     several = num_groups > 1

@@ -10,13 +10,13 @@ from dist_ens.state import State
 
 @dataclasses.dataclass(frozen=True)
 class EvalData:
-    """A split, and how it is scored.
+    """A split, and the functions that check and score it.
 
     Attributes:
         name: Name of the split in records, such as `test`.
-        evaluate: Function of an ensemble, its state and whether the evaluation is the run's last.
-            It returns scores, and whatever else a report needs of the evaluation.
-        check: Function of an ensemble and the shapes of a training batch. It raises a `UserError`
+        evaluate: Function of the ensemble, its state and whether the evaluation is the last one. It
+            returns the scores, and the evaluation that a report draws.
+        check: Function of the ensemble and the shapes of a training batch. It raises a `UserError`
             if the split cannot be scored, and returns the direction of each score by its name:
             "lower", "higher" or None.
         split: Examples that are scored.

@@ -1,4 +1,4 @@
-"""`fit`: trains an ensemble. The whole story, top to bottom; it knows no config."""
+"""`fit`: training of an ensemble, as a story that reads from top to bottom, without configs."""
 
 import contextlib
 import dataclasses
@@ -37,20 +37,21 @@ _CALLBACKS_FILE = "callbacks"
 
 @dataclasses.dataclass(frozen=True)
 class FitResult:
-    """What `fit` returns.
+    """The result of `fit`.
 
     Attributes:
         ensemble: Ensemble with the execution and the layout that were used.
         state: State of the ensemble, on its layout.
-        history: Records of metrics, one for each logging interval and evaluation: dicts from names
-            such as "train/loss" or "test/nll/member_03" to numbers, with the "step".
-        scores: Scores of the evaluation data at the end; None without evaluation data, or if the
+        history: Records of metrics, one for each logging interval and evaluation. A record is a
+            dict from names such as "train/loss" or "test/nll/member_03" to numbers, with the
+            "step".
+        scores: Scores of the evaluation data at the end. None without evaluation data, or if the
             run was stopped before its end.
         step: Number of steps that the state has seen.
-        signal: Number of the signal that stopped the run; None if none did.
-        seconds: Seconds from the beginning to the end; compilation, evaluation and saving included.
-        steps_per_second: Pace of training, without the first call, which compiles.
-        evaluation: The last evaluation in full, for a report.
+        signal: Number of the signal that stopped the run; None without one.
+        seconds: Seconds from the beginning to the end, with compilation, evaluation and saving.
+        steps_per_second: Pace of training, without evaluation and the first call, which compiles.
+        evaluation: Last evaluation with the statistics of its examples, for a report.
     """
 
     ensemble: Ensemble
@@ -71,7 +72,10 @@ class FitResult:
 
 
 class RunRecord(Protocol):
-    """What a checkpoint belongs to, in the words of one of the two doors."""
+    """The record of a run, which is saved with each checkpoint.
+
+    A run from a config and a run made in Python have different records.
+    """
 
     def chosen(self, execution: str | None, num_devices: int, steps_per_call: int) -> "RunRecord":
         """Returns the record with what was chosen when the run began.
@@ -113,47 +117,58 @@ def fit(
 
     Args:
         ensemble: Ensemble to train. With `execution="auto"` the candidates are timed first.
-        data: Training data: a dict (or another pytree) of arrays [examples, ...], which stay on the
-            devices if they fit; a source of `dist_ens.data`; or an iterable of batches, such as a
-            Grain dataset, a PyTorch DataLoader or a function that returns an iterator. On several
-            hosts an iterable yields the examples of the columns of the mesh in which its host has
-            a device (`layout.host_columns`), and hosts of the same columns yield the same examples.
-            Every host has columns of its own on `Layout.make(num_members, ensemble_axis=1)`, and
-            all hosts share one column where the ensemble axis is as long as there are devices.
-        steps: Number of steps that the state will have seen at the end, those of a given or
-            restored state included. Exactly one of `steps` and `epochs` must be given.
-        epochs: Number of passes over the training examples.
+        data: Training data, in one of three forms:
+
+            - a dict (or another pytree) of arrays [examples, ...], which stay on the devices if
+              they fit;
+            - a source of `dist_ens.data`;
+            - an iterable of batches, such as a Grain dataset, a PyTorch DataLoader, or a function
+              that returns an iterator. On several hosts, it yields the examples of the mesh columns
+              in which its host has a device (`layout.host_columns`). Hosts that share a column
+              must yield the same examples for it. With `Layout.make(num_members,
+              ensemble_axis=1)`, no two hosts share a column. With an ensemble axis as long as the
+              number of devices, all hosts share the only column.
+        steps: Number of steps that the state will have seen at the end. It includes the steps of a
+            given or restored state. Exactly one of `steps` and `epochs` must be given.
+        epochs: Number of passes over the training examples, positive.
         batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
             there are fewer.
-        state: State to start from, of any layout; it is not used up. Arrays and sources continue in
-            their order at the state's step, and an iterable is taken from where it is. Default:
-            `ensemble.init`.
+        state: State to start from, of any layout. It is copied and not donated. Arrays and sources
+            continue in their order at the state's step, and an iterable continues at its current
+            position. Default: `ensemble.init`.
         callbacks: Callbacks and writers; see `dist_ens.callbacks`. They are called after each call
             of the update, not after each step.
-        checkpoints: Where and when to save. A folder that holds this run resumes it; `state` is not
-            used then, and an iterable is moved past the batches that the run has seen: to the
-            position that was saved, if its iterator has `get_state` and `set_state`, else by
-            drawing them again, so that it must begin where it began in the first run.
-        eval_data: Data to score, of the same keys as the training data.
+        checkpoints: Folder of the run and the times at which it is saved. If the folder holds this
+            run, the run resumes and `state` is not used. An iterable is then moved to the saved
+            position, if its iterator has `get_state` and `set_state`. Otherwise the batches that
+            the run has seen are drawn again and skipped, so the iterable must begin where it began
+            in the first run. Default: nothing is saved.
+        eval_data: Data to score, with the keys of the training data. Default: nothing is scored,
+            unless `validation` is given or a source has a validation split.
         eval_every: Number of steps between two evaluations. Default: only at the end.
-        validation: Share of the training examples that are held out and scored, in (0, 1), in
-            place of `eval_data`.
+        validation: Share of the training examples that is held out and scored, in (0, 1). It
+            excludes `eval_data`.
         metrics: Metrics of the scores beside those of the objective.
         steps_per_call: Number of steps in one call of the update, after which the callbacks are
-            called. Default: as many as keep the devices busy, at most 64.
+            called. Default: a number from 1 to 64 that keeps the devices busy.
         log_every: Number of steps between two records of training metrics.
         progress: Whether to show the progress.
-        record: What a checkpoint belongs to. Default: the names of the ensemble's parts and a
-            fingerprint of its step.
-        say: Function that prints a sentence. Default: the console, if `progress`.
-        check_resume: Function that refuses to resume a saved record.
+        record: Record that is saved with each checkpoint. Default: the names of the ensemble's
+            parts and a fingerprint of its step.
+        say: Function that prints a sentence. Default: prints to the console if `progress`, and
+            nothing otherwise.
+        check_resume: Function of a saved record that raises a `UserError` if the run must not
+            resume from it. Default: no check beside that of `checkpoints`.
 
     Returns:
-        The trained ensemble. A run that is interrupted by Ctrl-C saves, and returns its state.
+        The result of the run. After Ctrl-C or SIGTERM, `fit` saves the state so far, if it has
+        `checkpoints`, and returns it.
 
     Raises:
-        UserError: If an argument cannot be used; before anything is compiled where that is
-            possible.
+        UserError: If an argument cannot be used. Most arguments are checked before anything is
+            compiled.
+        RunError: If a callback raises an exception, the data ends too early, or a checkpoint cannot
+            be read or written.
 
     >>> import numpy as np, optax
     >>> from dist_ens.losses import categorical
@@ -249,13 +264,16 @@ def fit(
         )
 
         # 3. The loop: evaluate, save, take the batch, update.
-        stop.listen()  # until here there was nothing to lose
+        stop.listen()  # A signal before this line ends the process, as no progress is lost.
         outcome = loop.run(begun.state, begun.batches, stop)
     return _result(begun.ensemble, outcome)
 
 
 def _host_files(train: TrainingData, callbacks: Sequence[Any]) -> dict[str, bytes]:
-    """Returns what this host saves beside the state: positions in data, and states of callbacks."""
+    """Returns the files that this host saves beside the state, by name.
+
+    They hold its position in the data and the states of its callbacks.
+    """
     files = {}
     position = train.position()
     if position is not None:
@@ -267,16 +285,23 @@ def _host_files(train: TrainingData, callbacks: Sequence[Any]) -> dict[str, byte
 
 
 def _last_step(steps: int | None, epochs: float | None, train: TrainingData) -> int:
+    """Returns the number of steps of the whole run.
+
+    Raises:
+        UserError: If `epochs` is given with data of unknown length.
+    """
     if steps is not None:
         return int(steps)
     if train.epoch_steps is None or epochs is None:
         raise UserError(
             f"epochs={epochs} was given with an iterable, whose length is not known. Give steps."
         )
-    return max(1, math.ceil(round(epochs * train.epoch_steps, 6)))  # rounding begins no step
+    # A rounding error must not add a step.
+    return max(1, math.ceil(round(epochs * train.epoch_steps, 6)))
 
 
 def _result(ensemble: Ensemble, outcome: Outcome) -> FitResult:
+    """Returns the outcome of a loop as the result of `fit`."""
     return FitResult(
         ensemble=ensemble,
         state=outcome.state,
@@ -291,8 +316,9 @@ def _result(ensemble: Ensemble, outcome: Outcome) -> FitResult:
 
 
 def _print(sentence: str) -> None:
+    """Prints a sentence on the console."""
     Console(markup=False, highlight=False).print(sentence, soft_wrap=True)
 
 
 def _be_silent(sentence: str) -> None:
-    pass
+    """Ignores a sentence."""

@@ -1,4 +1,4 @@
-"""Data that `fit` scores: given, or held out of the training examples."""
+"""The data that `fit` scores: evaluation data, or held-out training examples."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,15 +18,18 @@ from dist_ens.training.evaluation_data import EvalData
 
 
 def with_validation(data: Any, share: float | None) -> tuple[Any, Examples | None]:
-    """Returns the training data without the examples that are held out, and those.
+    """Splits training data into the examples to train on and the held-out examples.
 
     Args:
-        data: What `fit` was given.
-        share: Share of the training examples that is held out, in (0, 1); None for none. Which
-            ones is the same for every seed.
+        data: Training data of `fit`.
+        share: Share of the training examples that is held out, in (0, 1). The held-out examples are
+            the same for every seed. None holds out none, except the validation split of a source.
+
+    Returns:
+        The training data, and the held-out examples; None if there are none.
 
     Raises:
-        UserError: If the data is an iterable, or the share leaves nothing.
+        UserError: If the share is out of range, or the data is an iterable.
     """
     if share is None or isinstance(data, OrderedSplit):
         return data, _held_out_of(data) if isinstance(data, Source) else None
@@ -48,15 +51,16 @@ def with_validation(data: Any, share: float | None) -> tuple[Any, Examples | Non
 
 
 def _held_out_of(source: Source) -> Examples | None:
+    """Returns the validation split of a source; None if it has none."""
     return None if source.valid is None else Examples(source.valid, source.spec)
 
 
 def eval_data_of(given: Any, held_out: Examples | None, metrics: Sequence[Metric]) -> EvalData:
-    """Returns what is scored during and after training.
+    """Returns the data that is scored during and after training.
 
     Args:
-        given: What `fit` was given as `eval_data`; None for the held-out examples.
-        held_out: Examples that were held out.
+        given: Argument `eval_data` of `fit`. None scores the held-out examples.
+        held_out: Examples that were held out; None if there are none.
         metrics: Metrics beside those of the objective.
     """
     if isinstance(given, EvalData):

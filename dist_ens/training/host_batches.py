@@ -1,4 +1,4 @@
-"""Checks that the hosts of a run yield batches that fit together."""
+"""Checks of the batches that the hosts of a run yield."""
 
 import hashlib
 from typing import Any

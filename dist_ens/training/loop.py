@@ -22,7 +22,7 @@ from dist_ens.training.metrics import MetricsReader
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a loop leaves; see `FitResult`."""
+    """The result of a loop, with the fields of `FitResult` but the ensemble."""
 
     state: State
     step: int
@@ -40,12 +40,12 @@ class Loop:
     Args:
         run: Ensemble, members and steps of the run.
         callbacks: Callbacks and writers.
-        eval_data: Data to score; None for none.
-        eval_every: Number of steps between two evaluations; None for only at the end.
+        eval_data: Data to score; None to score nothing.
+        eval_every: Number of steps between two evaluations. None evaluates only at the end.
         log_every: Number of steps between two records.
-        opened: Checkpoints of the run; None to save none.
-        record: What a checkpoint belongs to, plain data.
-        host_files: Function that returns what this host saves beside the state.
+        opened: Checkpoints of the run; None to save nothing.
+        record: Record that is saved with each checkpoint, in types that JSON can hold.
+        host_files: Function that returns the files that this host saves beside the state.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class Loop:
         )
         self._scores: Any = None
         self._evaluation: Any = None
-        # The last step whose scores are written; those of a resumed run were written before.
+        # Last step whose scores are written. A resumed run has written those of its first step.
         self._scored_step = run.first_step if run.first_step > 0 else None
 
     def run(self, state: State, batches: Iterator[Any], stop: cluster.StopSignal) -> Outcome:
-        """Runs the loop, and returns what it leaves.
+        """Runs the loop and returns its result.
 
         Args:
             state: State at the first step.
@@ -92,10 +92,10 @@ class Loop:
             failed = type(error)
             raise
         finally:
-            # A thread that saves may be about to read the last call, but who asks a second time for
-            # the end will not wait, and hosts of which one failed do not read together.
+            # A thread that saves may be about to read the last call. But after a second Ctrl-C the
+            # process must end at once, and hosts cannot read together after one of them failed.
             waits = failed is not KeyboardInterrupt and jax.process_count() == 1
-            with contextlib.ExitStack() as stack:  # every callback is closed, whatever fails
+            with contextlib.ExitStack() as stack:  # It closes every callback, whatever fails.
                 for callback in reversed(self._callbacks):
                     stack.callback(call_hook, callback, "close")
                 if failed is None or waits:
@@ -104,11 +104,19 @@ class Loop:
     def _steps(
         self, state: State, batches: Iterator[Any], stop: cluster.StopSignal, *, has_ended: bool
     ) -> Outcome:
+        """Evaluates, saves and updates until the run ends, and returns its result.
+
+        Args:
+            state: State at the first step.
+            batches: Batches of each call, on the layout.
+            stop: Signal that asks the run to stop.
+            has_ended: Whether a callback ended the run when it began.
+        """
         ensemble, last_step = self._info.ensemble, self._info.last_step
         step = previous_step = self._info.first_step
         may_be_asked = cluster.any_host(any(map(callable, self._callbacks)))
         asked_to_end = has_ended
-        if step == last_step:  # nothing is trained: callbacks see the last state all the same
+        if step == last_step:  # Nothing is trained, but callbacks still see the last state.
             state, _ = self._call_callbacks(step, state, is_last=True)
         elif has_ended:
             self._call_callbacks(step, state, is_last=True)
@@ -119,7 +127,7 @@ class Loop:
             stopping = stop.is_set() and not is_last
             if is_last or _crossed(self._eval_every, previous_step, step):
                 ends_here = self._evaluate(step, state, is_last=is_last) and not is_last
-                if ends_here:  # the scores are taken again, with intervals
+                if ends_here:  # The last evaluation also computes intervals.
                     self._call_callbacks(step, state, is_last=True)
                     is_last, stopping = True, False
                     self._evaluate(step, state, is_last=True)
@@ -134,13 +142,15 @@ class Loop:
                 state, metrics = ensemble.update_steps(state, batch)
                 previous_step, step = step, step + metrics["loss"].shape[0]
                 if previous_step == self._info.first_step:
-                    with jax.transfer_guard("allow"):  # once, and only a few flags
+                    with jax.transfer_guard("allow"):  # It transfers a few flags, and only once.
                         ensemble.check_columns(state)
                 self._reader.dispatched(previous_step, step, metrics)
             ends = step >= last_step
             state, asked_to_end = self._call_callbacks(step, state, is_last=ends)
             asked_to_end = may_be_asked and cluster.any_host(asked_to_end)
-            if asked_to_end and not ends:  # a state that is returned now would be a second change
+            # The callbacks have changed the state of this step already, so the state that they
+            # return from this second call is not used.
+            if asked_to_end and not ends:
                 self._call_callbacks(step, state, is_last=True)
         if self._opened is not None:
             self._opened.wait()
@@ -168,10 +178,14 @@ class Loop:
         )
 
     def _call_callbacks(self, step: int, state: State, *, is_last: bool) -> tuple[State, bool]:
-        """Calls the callbacks; returns the state that they leave, and whether one said `STOP`."""
+        """Calls the callbacks after an update.
+
+        Returns:
+            The state that the callbacks return, and whether one of them returned `STOP`.
+        """
         if is_last:
             self._reader.catch_up()
-        metrics = self._reader.unseen()  # also where no callback looks at them: they add up
+        metrics = self._reader.unseen()  # Without this call, unseen metrics would pile up.
         called = [callback for callback in self._callbacks if callable(callback)]
         info = StepInfo(step, state, metrics, is_last, self._reader.step)
         asked_to_end = False
@@ -199,13 +213,13 @@ class Loop:
         self._reader.catch_up()
         try:
             return self._scored(step, state, self._eval_data, is_last=is_last)
-        except Exception:  # whatever the data, a metric or a callback raises
-            if jax.process_count() == 1:  # else the hosts that go on do not save
+        except Exception:  # The data, a metric or a callback may raise anything.
+            if jax.process_count() == 1:  # The other hosts would not take part in the save.
                 self._save(step, state)
             raise
 
     def _scored(self, step: int, state: State, eval_data: EvalData, *, is_last: bool) -> bool:
-        """Scores, records and tells the callbacks; see `_evaluate`."""
+        """Computes and records the scores, and calls the callbacks; see `_evaluate`."""
         since = time.monotonic()
         self._scores, self._evaluation = eval_data.evaluate(self._info.ensemble, state, is_last)
         self._reader.paused(time.monotonic() - since)
@@ -219,10 +233,11 @@ class Loop:
         )
 
     def _save(self, step: int, state: State) -> None:
+        """Starts to save a checkpoint, if the run has checkpoints."""
         if self._opened is None:
             return
-        # A checkpoint's metrics are written before it. Alone, the thread that writes it sees to
-        # that; several hosts read them together, in their main threads.
+        # The metrics of a checkpoint's steps are written before it. On one host, the thread that
+        # saves reads them. Several hosts read them together, in their main threads.
         if jax.process_count() > 1:
             self._reader.catch_up()
 
@@ -236,6 +251,7 @@ class Loop:
         )
 
     def _write(self, step: int, record: dict[str, float]) -> None:
+        """Adds a record to the history and passes it to the writers."""
         self._history.append({"step": step, **record})
         if cluster.is_main():
             with jax.transfer_guard("allow"):  # A user's writer may transfer what it likes.
@@ -244,7 +260,7 @@ class Loop:
 
 
 def _any_stops(answers: Sequence[Any]) -> bool:
-    """Returns whether a callback of one of the hosts answered `STOP`."""
+    """Returns whether a callback of any host answered `STOP`."""
     return cluster.any_host(any(answer is STOP for answer in answers))
 
 
@@ -254,7 +270,17 @@ def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:
 
 
 def _checked_state(callback: Any, result: Any, state: State, layout: Layout) -> State:
-    """Returns the state that a callback returned, on the layout."""
+    """Returns the state that a callback returned, on the layout.
+
+    Args:
+        callback: Callback of the user, for messages.
+        result: Object that it returned.
+        state: State that it was given.
+        layout: Layout of the members.
+
+    Raises:
+        UserError: If the object is not a state with the structure of the given one.
+    """
     name = name_of_callback(callback)
     if not isinstance(result, State):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Metrics of the calls of a running loop, read one call later so that no device waits."""
+"""The metrics of a running loop, read one call later so that no device waits for the host."""
 
 import threading
 import time
@@ -13,17 +13,17 @@ from dist_ens.layout import to_host
 
 
 class MetricsReader:
-    """Reads the metrics of each call when the next call has been dispatched.
+    """A reader of the metrics of each call after the next call has been dispatched.
 
-    A thread that saves may read them before, so that the records of a checkpoint's steps are
-    written before it. The first call, which compiles, is read at once.
+    A thread that saves may read them earlier, so that the records of a checkpoint's steps are
+    written before the checkpoint. The first call, which compiles, is read at once.
 
     Args:
         member_ids: Ids of the members.
         first_step: Number of steps already taken.
         last_step: Number of steps of the whole run.
-        log_every: Number of steps between two records; the last step has one too.
-        write: Function that takes the step and the record.
+        log_every: Number of steps between two records. The last step has a record too.
+        write: Function that writes a record, given the step and the record.
     """
 
     def __init__(
@@ -43,22 +43,31 @@ class MetricsReader:
         self.step = first_step
         self._started = time.monotonic()
         self._paused_secs = 0.0
-        self._training_secs = 0.0  # until the last call that was waited for
-        self._first_call: tuple[float, int] | None = None  # seconds and steps; it compiles
+        self._training_secs = 0.0  # Seconds of training until the last call that was read.
+        # Seconds and steps of the first call, which compiles.
+        self._first_call: tuple[float, int] | None = None
         self._ended: float | None = None
 
     def dispatched(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
-        """Takes the metrics of the call just dispatched, and reads those of the call before it."""
+        """Stores the metrics of a call just dispatched, and reads those of the previous call.
+
+        Args:
+            previous_step: Number of steps taken before the call.
+            step: Number of steps taken after the call.
+            metrics: Metrics by name, float32[steps, members].
+        """
         self.catch_up()
         self._pending = (previous_step, step, metrics)
-        if self._first_call is None:  # the next may be done when it is dispatched, as in waves
+        # With waves, a call has ended when it returns, so the time of a first call that compiles
+        # must be taken before the next call.
+        if self._first_call is None:
             self.catch_up()
 
     def catch_up(self, last_step: float = float("inf")) -> None:
-        """Waits for the last call and reads its metrics; may be called in any thread.
+        """Waits for the last call and reads its metrics. Any thread may call it.
 
         Args:
-            last_step: Calls that end after this step are not waited for.
+            last_step: Last step to wait for. A call that ends after it is left unread.
         """
         with self._reading:
             if self._pending is not None and self._pending[1] <= last_step:
@@ -66,7 +75,7 @@ class MetricsReader:
                 self._read(*pending)
 
     def unseen(self) -> dict[str, np.ndarray]:
-        """Returns the metrics read since the last call of this, float32[steps, members]."""
+        """Returns the metrics read since this method was last called, float32[steps, members]."""
         with self._reading:
             parts, self._unseen = self._unseen, []
         if not parts:
@@ -76,26 +85,30 @@ class MetricsReader:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def paused(self, secs: float) -> None:
-        """Counts seconds that were no training, such as those of an evaluation."""
+        """Excludes some seconds from the pace, such as those of an evaluation."""
         self._paused_secs += secs
 
     def end(self) -> None:
-        """Ends the time that is measured."""
+        """Stops the clock of `seconds`."""
         self._ended = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Seconds from the beginning to the end: compilation, evaluation and saving included."""
+        """Seconds from the beginning to the end, with compilation, evaluation and saving."""
         return (self._ended or time.monotonic()) - self._started
 
     def steps_per_second(self) -> float:
-        """Returns the pace of training. Saving counts; evaluation and a first call do not."""
+        """Returns the pace of training, with saving, and without evaluation and the first call.
+
+        The first call counts if it is the only one.
+        """
         seconds, steps = self._training_secs, self.step - self._first_step
         if self._first_call is not None and self._first_call[1] < steps:
             seconds, steps = seconds - self._first_call[0], steps - self._first_call[1]
         return steps / seconds if steps else 0.0
 
     def _read(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
+        """Waits for a call, keeps its metrics, and writes a record if one is due."""
         jax.block_until_ready(metrics)
         self._training_secs = self.seconds - self._paused_secs
         if self._first_call is None:

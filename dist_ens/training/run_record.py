@@ -1,4 +1,4 @@
-"""What a checkpoint of a run that was made in Python belongs to."""
+"""The record of a run that was made in Python, which `fit` saves with each checkpoint."""
 
 import dataclasses
 from typing import Any
@@ -11,7 +11,11 @@ from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
 
 
 class PythonRecord:
-    """The record of a run that was made in Python."""
+    """The record of a run that was made in Python.
+
+    Args:
+        record: Fields of the record.
+    """
 
     def __init__(self, record: StepRecord) -> None:
         self._record = record
@@ -19,7 +23,13 @@ class PythonRecord:
     def chosen(
         self, execution: str | None, num_devices: int, steps_per_call: int
     ) -> "PythonRecord":
-        """See `RunRecord`."""
+        """Returns the record with what was chosen when the run began.
+
+        Args:
+            execution: Execution that was chosen; None if no step was left to train.
+            num_devices: Number of devices of the mesh.
+            steps_per_call: Number of steps in one call of the update.
+        """
         return PythonRecord(
             dataclasses.replace(
                 self._record,
@@ -30,7 +40,7 @@ class PythonRecord:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """See `RunRecord`."""
+        """Returns the fields by name, in types that JSON can hold."""
         return self._record.to_dict()
 
 
@@ -62,6 +72,6 @@ def record_of(ensemble: Ensemble, batch: Any) -> PythonRecord:
 
 
 def _name_of(part: Any) -> str:
-    """Returns a name for people: of an optimizer of Optax the function that made it."""
+    """Returns a readable name of a part. An Optax optimizer has the name of its function."""
     made_by = getattr(part, "update", part)
     return getattr(made_by, "__qualname__", type(part).__name__).partition(".<locals>")[0]

@@ -1,4 +1,4 @@
-"""How many steps one call of the update takes, where nobody says it."""
+"""The choice of the number of steps in one call of the update."""
 
 import math
 from typing import Any
@@ -9,30 +9,30 @@ from dist_ens.execution.lowerings import CONVOLUTION, PRODUCT
 from dist_ens.execution.rewrite import contains, equations
 from dist_ens.layout import Layout
 
-# Seconds of a call. Dispatching one takes less than a hundredth of either; on a CPU a call also has
-# to be long enough for a member's state to stay in the cache for several of its steps.
+# Aimed duration of a call in seconds. Dispatching a call takes less than a hundredth of it. On a
+# CPU, a call must also be long enough for a member's state to stay in the cache for several steps.
 _CALL_SECS = {"cpu": 0.5}
 _CALL_SECS_OF_ACCELERATORS = 0.02
-# Operations per second of all devices of a CPU together, and of one accelerator, to the order of
-# magnitude.
+# Order of magnitude of the operations per second of all devices of a CPU together, and of one
+# accelerator.
 _CPU_FLOPS, _ACCELERATOR_FLOPS = 1e11, 5e13
 _MOST_STEPS = 64
 
 
 def choose_steps_per_call(layout: Layout, traced_step: ClosedJaxpr, *multiples: int | None) -> int:
-    """Returns how many steps a call takes, so that dispatching it costs little.
+    """Returns the number of steps in a call for which dispatching costs little, at most 64.
 
-    The number depends on the network, the batch and the platform, and on no clock: a run that
-    resumes takes the same calls.
+    The number depends on the network, the batch and the platform, and not on a clock. A run that
+    resumes therefore makes the same calls.
 
     Args:
         layout: Layout of the members and the data.
-        traced_step: One step of one member after another, from `Ensemble.traced_update`.
-        *multiples: Cadences in steps, such as those of evaluation and logging, of which the result
-            is a divisor.
+        traced_step: Traced step, from `Ensemble.traced_update`.
+        *multiples: Cadences in steps, such as those of evaluation and logging. The result divides
+            all of them. None entries are left out.
     """
     if layout.platform == "cpu" and contains(traced_step, CONVOLUTION):
-        return 1  # in a loop its gradient is slow
+        return 1  # The gradient of a convolution is slow inside a loop.
     members = layout.members_per_device
     flops = members * sum(_flops(eqn) for eqn in equations(traced_step.jaxpr))
     if layout.platform == "cpu":
@@ -48,7 +48,7 @@ def choose_steps_per_call(layout: Layout, traced_step: ClosedJaxpr, *multiples: 
 
 
 def _flops(eqn: Any) -> float:
-    """Returns the operations of one matrix product or convolution; 0 of others."""
+    """Returns the operations of a matrix product or a convolution; 0 for others."""
     if eqn.primitive is PRODUCT:
         (contracted, _), _ = eqn.params["dimension_numbers"]
         terms = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
