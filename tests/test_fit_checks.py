@@ -46,7 +46,7 @@ NO_CLASS = DATA | {"labels": np.full(16, CLASSES, np.int32)}
     [
         ({"eval_data": WITHOUT_LABELS}, "The objective categorical takes data with the key 'inp"),
         ({"eval_data": NARROW}, "The evaluation data cannot be scored: "),
-        ({"eval_data": TALL_LABELS}, "The evaluation data cannot be scored: "),
+        ({"eval_data": TALL_LABELS}, "The labels have the shape [examples, 2, 2], and"),
         ({"eval_data": NO_CLASS}, "The labels of the evaluation data lie in [3, 3], and categori"),
         (
             {"eval_data": DATA, "metrics": [Metric("own", lambda p, y: jnp.float32(1))]},
@@ -255,7 +255,7 @@ def test_other_groups_of_examples_than_the_ensemble_has_are_refused():
         fit(classifier(), source_of_groups(2), batch_size=4)
     with pytest.raises(UserError, match="^The training data has num_groups=1, and the ensemble ha"):
         fit(classifier(num_groups=2))
-    message = "The data has 2 groups of examples, and the ensemble 1: members would be scored on"
+    message = "The source has num_groups=2, and the ensemble has num_groups=1: members would be"
     with pytest.raises(UserError, match=f"^{message}"):
         fit(classifier(), eval_data=source_of_groups(2))
     with pytest.raises(UserError, match=f"^{message}"):

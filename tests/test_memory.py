@@ -189,5 +189,7 @@ def test_a_config_says_precision_and_memory():
     values["compute"]["microbatches"] = 3
     run = Run(Experiment.from_dict(values), spec, 100)
     ensemble = build_ensemble(run, layout)  # to predict with, whatever the training batch
-    with pytest.raises(UserError, match=r"equal parts.*microbatches=3 for 16 examples"):
+    with pytest.raises(
+        UserError, match=r"microbatches=3 must divide a device's part of the batch, which has 16"
+    ):
         check_training(run, ensemble)

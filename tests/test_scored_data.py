@@ -229,7 +229,9 @@ def test_groups_of_a_source_are_those_of_the_ensemble():
     source = Source(Spec((3,), "float32", (), None, num_groups=2), split, split)
     ensemble = ensemble_of(de.losses.gaussian())
     state = ensemble.init(split.take(np.arange(EXAMPLES)))
-    with pytest.raises(UserError, match="^The source has 2 groups of examples, and the ensemble"):
+    with pytest.raises(
+        UserError, match="^The source has num_groups=2, and the ensemble has num_groups=1"
+    ):
         de.evaluate(ensemble, state, source)
 
 

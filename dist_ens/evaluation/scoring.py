@@ -169,9 +169,9 @@ def _check_groups(ensemble: Ensemble, spec: Spec | None) -> None:
     """Raises a `UserError` if a source has other groups of examples than the ensemble."""
     if spec is not None and spec.num_groups != ensemble.num_groups:
         raise UserError(
-            f"The source has {spec.num_groups} groups of examples, and the ensemble has "
-            f"{ensemble.num_groups} groups of members: members would be scored on examples that "
-            f"they were trained on. Make the ensemble with num_groups={spec.num_groups}."
+            f"The source has num_groups={spec.num_groups}, and the ensemble has num_groups="
+            f"{ensemble.num_groups}: members would be scored on examples that they were trained "
+            f"on. Make the ensemble with num_groups={spec.num_groups}."
         )
 
 
