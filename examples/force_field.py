@@ -1,8 +1,6 @@
 """An ensemble of force fields for clusters of atoms, trained on energies and forces.
 
-The clusters have different numbers of atoms, so they are padded, and `mask` marks the real atoms.
-
-Result: the error of the forces is below 0.3 of their standard deviation.
+The clusters are padded. Result: the error of the forces is below 0.3 of their standard deviation.
 """
 
 import jax

@@ -2,7 +2,6 @@
 
 Each member draws its own masks, from the key that the loss is given. A row has two segments. In
 each segment, another rule makes a token from the previous one.
-
 Result: the mean member predicts more than 0.8 of the masked tokens, out of 15 possible tokens.
 """
 

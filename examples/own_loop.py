@@ -1,8 +1,6 @@
 """Your own training loop, around a step that is written for one member in plain JAX.
 
-`data_mean` averages the gradients over the devices that share a batch. The rest of the step is
-written for one device.
-
+`data_mean` averages the gradients over the devices that share a batch.
 Result: the mean member has an accuracy above 0.95 on two half moons.
 """
 

@@ -1,8 +1,6 @@
 """A small language model with your own loss, batch, optimizer and iterator.
 
-`mask` is True where the next character belongs to the same document.
-
-Result: a perplexity below 2.
+`mask` marks where the next character is in the same document. Result: a perplexity below 2.
 """
 
 import tempfile

@@ -1,7 +1,5 @@
 """A Q-ensemble: each member acts in its own environment, written in JAX, and learns from it.
 
-`lift` runs the `lax.scan` of every member.
-
 Result: in the last 400 steps, the mean distance of each member to its goal is below 0.35.
 """
 

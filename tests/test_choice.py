@@ -122,7 +122,7 @@ def test_a_short_run_follows_the_rule():
     assert chosen.execution == "vmap"
     assert [*why.step_secs] == ["vmap"]
     assert re.fullmatch(
-        r"the rule, for timing others .* [0-9.e-]+ s, 5% of the run, or .*", why.why
+        r"the rule, because timing others .* [0-9.e-]+ s, 5% of the run, or .*", why.why
     )
     # A run of the same length times nothing; a longer one has time for more.
     again, why = choice.choose(*program(networks.mlp), num_steps=1)

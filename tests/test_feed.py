@@ -110,7 +110,7 @@ def test_the_order_is_one_of_seed_epoch_and_member_and_stays_what_it_was():
 @pytest.mark.quick
 def test_a_split_is_no_longer_than_an_order_can_mix():
     assert Order(2**30, 8).indices(Order(2**30, 8).cursor(0, range(1)), np.arange(8)).max() < 2**30
-    with pytest.raises(UserError, match="has 1,073,741,825 examples, more than the largest number"):
+    with pytest.raises(UserError, match="has 1,073,741,825 examples, and a split can have at most"):
         Order(2**30 + 1, 8)
 
 
