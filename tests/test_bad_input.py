@@ -401,7 +401,7 @@ BAD_OPTIONS = [
     ({"methods": 3}, "methods is 3, not a tuple. Give a tuple of methods"),
     (
         {"methods": (de.methods.bootstrap,)},
-        "methods holds the function bootstrap, which cannot be called with a loss: too many",
+        "methods holds the function bootstrap, which makes a method and is none. Call it, su",
     ),
     ({"methods": ("mixup",)}, "methods holds 'mixup', which cannot be called with a loss"),
     ({"compute_dtype": "bfloat17"}, "compute_dtype='bfloat17' is unknown. Did you mean 'bfloat16'"),

@@ -260,3 +260,11 @@ def test_the_function_of_the_file_wins_over_the_name_of_the_optimizer(tmp_path):
     config = flags_with(tmp_path, text)
     assert config.experiment().optimizer.name == "mine"
     assert config.own_parts(SPEC).names["optimizer"] == "GradientTransformationExtraArgs"
+
+
+def test_a_misspelt_function_of_a_config_file_is_refused(tmp_path):
+    (tmp_path / "own.py").write_text("def make_memebr(spec): ...\ndef make_blocks(): ...\n")
+    with pytest.raises(UserError, match=r"defines make_memebr, .* Did you mean 'make_member'\?"):
+        ConfigFile(str(tmp_path / "own.py"))
+    (tmp_path / "own.py").write_text("def make_blocks(): ...\n")
+    assert not ConfigFile(str(tmp_path / "own.py")).defines("make_member")

@@ -32,6 +32,90 @@ def regression(**options):
     return de.Ensemble(network, optax.sgd(0.1), objective, **options)
 
 
+# Labels, weights and arguments
+
+CLASS_LABELS, EXAMPLES = DATA["labels"], len(DATA["labels"])
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"labels": CLASS_LABELS[:, None]}, "The labels have the shape [examples, 1], and"),
+        (
+            {"labels": CLASS_LABELS.astype(np.float32)},
+            "The labels have the type float32, and classes",
+        ),
+        (
+            {"labels": CLASS_LABELS - 1},
+            f"The labels lie in [-1, {CLASSES - 2}], and the network has",
+        ),
+        ({"weights": -np.ones(EXAMPLES)}, f"{EXAMPLES} of {EXAMPLES} weights are negative or"),
+        ({"weights": np.full(EXAMPLES, np.nan)}, f"{EXAMPLES} of {EXAMPLES} weights are negative"),
+        ({"weights": np.zeros(EXAMPLES)}, "All weights are 0, so no example counts."),
+        ({"weights": np.ones((EXAMPLES, 1))}, "The weights have the shape [examples, 1], and"),
+    ],
+)
+def test_labels_and_weights_that_cannot_be_learnt_from_are_refused(parts, message):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        fit(classifier(), DATA | parts)
+
+
+def test_shares_of_classes_are_labels_too():
+    shares = np.eye(CLASSES, dtype=np.float32)[CLASS_LABELS]
+    assert fit(classifier(), DATA | {"labels": shares}, steps=1).history is not None
+
+
+@pytest.mark.parametrize("offset", [-1, CLASSES])
+def test_labels_that_are_no_classes_are_not_scored(offset):
+    ensemble = classifier()
+    state = ensemble.init(DATA)
+    with pytest.raises(UserError, match=r"^The labels lie in \[.*, and the network has 3 classes"):
+        de.evaluate(ensemble, state, DATA | {"labels": CLASS_LABELS + offset})
+    # An example of weight 0 may have any label.
+    weights = np.ones(EXAMPLES)
+    weights[0] = 0
+    labels = CLASS_LABELS.copy()
+    labels[0] = -1
+    de.evaluate(ensemble, state, DATA | {"labels": labels, "weights": weights})
+
+
+@pytest.mark.parametrize(
+    ("state", "inputs", "message"),
+    [
+        (5, DATA["inputs"], "The state is a int. Give a State"),
+        (None, DATA["inputs"][:, :3], "The network does not take the inputs float32[16, 3]: "),
+        (None, DATA, "The network does not take the inputs ['inputs'] float32[16, 4], "),
+    ],
+)
+def test_what_a_network_cannot_predict_is_named(state, inputs, message):
+    ensemble = classifier()
+    state = ensemble.init(DATA) if state is None else state
+    for predict in (ensemble.predict, ensemble.apply):
+        with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+            predict(state, inputs)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ([hit], "metrics holds a function, not a Metric."),
+        (Metric("own", hit), "metrics is a Metric, not a list."),
+    ],
+)
+def test_what_is_no_list_of_metrics_is_refused(metrics, message):
+    ensemble = classifier()
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        de.evaluate(ensemble, ensemble.init(DATA), DATA, metrics=metrics)
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        fit(ensemble, eval_data=DATA, metrics=metrics)
+
+
+def test_a_function_that_makes_a_method_is_no_method():
+    with pytest.raises(UserError, match=r"^methods holds the function mixup, .* Call it, such as"):
+        classifier(methods=[de.methods.mixup])
+
+
 # Evaluation data and metrics
 
 WITHOUT_LABELS = {"x": DATA["inputs"], "labels": DATA["labels"]}
@@ -47,7 +131,7 @@ NO_CLASS = DATA | {"labels": np.full(16, CLASSES, np.int32)}
         ({"eval_data": WITHOUT_LABELS}, "The objective categorical takes data with the key 'inp"),
         ({"eval_data": NARROW}, "The evaluation data cannot be scored: "),
         ({"eval_data": TALL_LABELS}, "The labels have the shape [examples, 2, 2], and"),
-        ({"eval_data": NO_CLASS}, "The labels of the evaluation data lie in [3, 3], and categori"),
+        ({"eval_data": NO_CLASS}, "The labels of the evaluation data lie in [3, 3], and the netwo"),
         (
             {"eval_data": DATA, "metrics": [Metric("own", lambda p, y: jnp.float32(1))]},
             "The metric 'own' returns values of shape [] for labels",

@@ -1,6 +1,7 @@
 """Checks of the arguments of an `Ensemble`."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,9 +14,10 @@ from dist_ens.config.checks import (
     whole_number,
 )
 from dist_ens.config.schema import COMPUTE_DTYPES
-from dist_ens.errors import UserError
-from dist_ens.methods import Method
+from dist_ens.errors import UserError, first_line
+from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
 from dist_ens.signatures import call_error, name_of
+from dist_ens.state import described
 
 
 def checked_counts(ensemble: Any) -> dict[str, int]:
@@ -66,6 +68,11 @@ def checked_methods(methods: Any) -> tuple[Method, ...]:
         )
     methods = tuple(methods)
     for method in methods:
+        if method in (adversarial, bootstrap, label_smoothing, mixup):
+            raise UserError(
+                f"methods holds {_shown(method)}, which makes a method and is none. Call it, such "
+                f"as dist_ens.methods.{name_of(method)}(...)."
+            )
         error = call_error(method, 1)
         if error is not None:
             raise UserError(
@@ -94,6 +101,24 @@ def checked_dtype(dtype: Any) -> str | None:
         name = str(dtype)
     require_one_of("compute_dtype", name, COMPUTE_DTYPES)
     return name
+
+
+@contextlib.contextmanager
+def explained_inputs(inputs: Any) -> Iterator[None]:
+    """Turns what a network raises for inputs that it does not take into a `UserError`.
+
+    Args:
+        inputs: Inputs of the network, for the message.
+    """
+    try:
+        yield
+    except (UserError, RuntimeError):  # A device may be full, or an array deleted.
+        raise
+    except Exception as error:  # The network of a user may raise anything.
+        raise UserError(
+            f"The network does not take the inputs {described(inputs)}: {type(error).__name__}: "
+            f"{first_line(error)} Give inputs like those of the training data."
+        ) from error
 
 
 def check_microbatches(field: str, count: int, device_batch_size: int) -> None:

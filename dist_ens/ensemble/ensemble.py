@@ -17,6 +17,7 @@ from dist_ens.ensemble.argument_checks import (
     checked_dtype,
     checked_ids,
     checked_methods,
+    explained_inputs,
 )
 from dist_ens.ensemble.batches import as_batches
 from dist_ens.ensemble.column_checks import check_columns_of_loss
@@ -262,10 +263,12 @@ class Ensemble:
             predictive distribution. With a loss function, they are computed leaf by leaf.
 
         Raises:
-            UserError: If the network was given without `apply`, or the ensemble has several groups.
+            UserError: If the network was given without `apply` or does not take the inputs, or the
+                ensemble has several groups.
         """
         here, needed, placed, size = self._placed(state, inputs)
-        return here._predict(needed, placed).first(size)
+        with explained_inputs(inputs):
+            return here._predict(needed, placed).first(size)
 
     def apply(self, state: State, inputs: Any) -> Any:
         """Returns the outputs of every member's network, leaves [members, batch, ...].
@@ -275,10 +278,11 @@ class Ensemble:
             inputs: Inputs, any pytree with leaves [batch, ...].
 
         Raises:
-            UserError: If the network was given without `apply`.
+            UserError: If the network was given without `apply`, or does not take the inputs.
         """
         here, needed, placed, size = self._placed(state, inputs)
-        return unpadded(here.outputs(needed, placed), size)
+        with explained_inputs(inputs):
+            return unpadded(here.outputs(needed, placed), size)
 
     @cached_property
     def outputs(self) -> Any:
@@ -547,6 +551,11 @@ class Ensemble:
                 "This ensemble cannot predict: its network was made by as_member(init=...) "
                 "without apply. Use as_member(init=..., apply=...), or call the network yourself "
                 "with state.params."
+            )
+        if not isinstance(state, State):
+            raise UserError(
+                f"The state is a {type(state).__name__}. Give a State, such as result.state of "
+                "what fit returned."
             )
         here, state = self.at(state)
         placed, size = padded_inputs(here.layout, inputs)

@@ -13,7 +13,7 @@ from dist_ens.data.source_check import check_parts
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.errors import BrokenMembersError, UserError, first_line
-from dist_ens.evaluation.label_checks import check_labels, check_weights
+from dist_ens.evaluation.label_checks import check_classes, check_labels, check_weights
 from dist_ens.evaluation.predictions import broken_positions, joined, shown
 from dist_ens.evaluation.programs import programs_of
 from dist_ens.evaluation.row_scores import Evaluation, scores_of_rows
@@ -130,7 +130,7 @@ class Evaluator:
             weights = batch.get(Objective.WEIGHTS)
             outputs = programs.outputs(state, inputs)
             if not number:
-                check_labels(self._ensemble, self.distribution, outputs, labels, weights)
+                self._check_labels(outputs, labels, weights)
                 programs.check_metrics(self._own_metrics, outputs, labels)
             values, sums = to_host(programs.score(outputs, labels, batch["mask"], weights))
             of_sizes = to_host(programs.score_by_size(outputs, labels)) if by_size else {}
@@ -154,6 +154,8 @@ class Evaluator:
             rows = jax.tree.map(lambda leaf: leaf[..., counts], rows)
             example_of_row = example_of_row[counts]
         labels, groups, members, of_sizes, weights = rows
+        if isinstance(self.distribution, Categorical):
+            check_classes(labels, outputs.shape[-1])
         given = self._standardization
         return Evaluation(
             distribution=self.distribution,
@@ -178,6 +180,15 @@ class Evaluator:
                 for name, leaf in of_sizes.items()
             },
         )
+
+    def _check_labels(self, outputs: Any, labels: Any, weights: Any) -> None:
+        """Checks the labels and weights of a batch against outputs [members, batch, ...]."""
+        shape = list(outputs.shape[1:])
+        if self._ensemble.dropout_samples is not None:
+            del shape[1]  # of the samples
+        if self._num_groups > 1:
+            labels = jax.ShapeDtypeStruct(labels.shape[1:], labels.dtype)
+        check_labels(self.distribution, tuple(shape), labels, weights)
 
     def check(self, state: State, split: Split) -> dict[str, str | None]:
         """Checks that a split can be scored, by the shapes of its examples alone.
@@ -204,7 +215,7 @@ class Evaluator:
         try:
             outputs = programs.outputs_shape(state, shapes[Objective.INPUTS])
             weights = shapes.get(Objective.WEIGHTS)
-            check_labels(self._ensemble, self.distribution, outputs, labels, weights)
+            self._check_labels(outputs, labels, weights)
             programs.check_metrics(self._own_metrics, outputs, labels)
             mask = jax.ShapeDtypeStruct((self._batch_size,), bool)
             return programs.scored(outputs, labels, mask, weights)

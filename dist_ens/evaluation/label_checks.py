@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.losses import Categorical, Distribution
 
@@ -12,34 +11,46 @@ Shape = tuple[int, ...]
 
 
 def check_labels(
-    ensemble: Ensemble, distribution: Distribution, outputs: Any, labels: Any, weights: Any = None
+    distribution: Distribution, outputs: Shape, labels: Any, weights: Any = None
 ) -> None:
     """Checks that there is one label, and at most one weight, for each row of the outputs.
 
     Args:
-        ensemble: Ensemble that gives the outputs.
         distribution: Predictive distribution of the outputs.
-        outputs: Outputs of the members, or their shape and type; [members, batch, ..., outputs].
-            With dropout samples [members, batch, samples, ..., outputs].
-        labels: Labels of the batch, or their shape and type. Several groups add a leading axis
-            [groups].
+        outputs: Shape of the outputs of one member, [batch, ..., outputs].
+        labels: Labels of the batch, or their shape and type.
         weights: Weights of the batch, or their shape and type. Default: no weights.
 
     Raises:
         UserError: If the labels do not have the shape [batch, ...], classes are not whole numbers,
             or the weights have neither the shape of the labels nor [batch].
     """
-    behind_samples = 3 if ensemble.dropout_samples else 2
-    _check_shapes(
-        distribution,
-        (outputs.shape[1], *outputs.shape[behind_samples:]),
-        labels.shape if ensemble.num_groups == 1 else labels.shape[1:],
-        None if weights is None else weights.shape,
-    )
+    _check_shapes(distribution, outputs, labels.shape, None if weights is None else weights.shape)
     if isinstance(distribution, Categorical) and labels.dtype.kind not in "iu":
         raise UserError(
             f"The labels have the type {labels.dtype}, and classes are whole numbers. Convert the "
             "labels with astype(int)."
+        )
+
+
+def check_classes(labels: np.ndarray, num_classes: int, subject: str = "The labels") -> None:
+    """Checks that labels are classes.
+
+    Args:
+        labels: Labels, of any shape.
+        num_classes: Number of classes.
+        subject: Subject of the message.
+
+    Raises:
+        UserError: If an integer label is not in [0, num_classes).
+    """
+    if labels.dtype.kind not in "iu" or not labels.size:
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= num_classes:
+        raise UserError(
+            f"{subject} lie in [{low}, {high}], and the network has {num_classes} classes, 0 to "
+            f"{num_classes - 1}. Correct the labels or the number of classes."
         )
 
 
@@ -82,9 +93,7 @@ def check_weights(weights: np.ndarray) -> None:
             f"{weights[wrong][0]}. Give weights of 0 or more."
         )
     if not weights.any():
-        raise UserError(
-            "All weights are 0, so no example can be scored. Give some a positive weight."
-        )
+        raise UserError("All weights are 0, so no example counts. Give some a positive weight.")
 
 
 def _shown(shape: Shape) -> str:

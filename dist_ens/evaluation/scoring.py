@@ -24,6 +24,7 @@ from dist_ens.members.label_scale import label_scale
 from dist_ens.methods import LossInfo
 from dist_ens.metrics import Metric
 from dist_ens.metrics.catalogue import direction_of
+from dist_ens.metrics.metric import checked_metrics
 from dist_ens.randomness import PREDICT, pinned_generator
 from dist_ens.state import State
 
@@ -85,7 +86,7 @@ def evaluate(
     >>> round(scores.ensemble["nll"], 4)  # log 2, because the two classes are equally probable
     0.6931
     """
-    own = tuple(metrics or ())
+    own = checked_metrics(metrics or ())
     scores, _ = score(
         ensemble, state, data, metrics=own, batch_size=batch_size, intervals=intervals
     )

@@ -1,5 +1,6 @@
 """A config file: a Python file that describes a run and may make some of its parts."""
 
+import difflib
 import pathlib
 import runpy
 import sys
@@ -12,7 +13,7 @@ from ml_collections import ConfigDict
 from dist_ens.config import DataConfig, Experiment, OwnParts
 from dist_ens.data import Source, Spec, check_source, open_source
 from dist_ens.errors import UserError
-from dist_ens.experiment.part_checks import check_part
+from dist_ens.experiment.part_checks import FUNCTIONS, check_part
 from dist_ens.members import Member, as_member
 from dist_ens.paths import given_path, shortened
 
@@ -41,7 +42,8 @@ class ConfigFile:
         path: Path of the file, with `~` expanded.
 
     Raises:
-        UserError: If the file is missing, raises an error, or makes an objective and a loss.
+        UserError: If the file is missing or raises an error, misspells one of these functions, or
+            makes an objective and a loss.
     """
 
     def __init__(self, path: str) -> None:
@@ -54,6 +56,14 @@ class ConfigFile:
             )
         sys.path.insert(0, str(file.parent))  # `python FILE` does the same.
         self._names = self._run(lambda: runpy.run_path(self.path))
+        for name in self._names:
+            # Nine tenths tell a slip of the finger from a helper such as make_blocks.
+            near = difflib.get_close_matches(name, FUNCTIONS, n=1, cutoff=0.9)
+            if near and name not in FUNCTIONS:
+                raise UserError(
+                    f"{self.path} defines {name}, which is none of the functions of a config file. "
+                    f"Did you mean {near[0]!r}? Correct the name, or choose another one."
+                )
         if self.defines("make_objective") and self.defines("make_loss"):
             raise UserError(
                 f"{self.path} defines make_objective and make_loss, and a run has one loss. Remove "

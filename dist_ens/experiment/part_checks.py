@@ -43,6 +43,8 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "make_callbacks": ("a list of callbacks", _is_list),
 }
 
+FUNCTIONS = ("make_member", *_EXPECTED)
+
 
 def check_part(function: str, part: Any, path: str) -> None:
     """Checks the part that a function of a config file returned.

@@ -181,6 +181,27 @@ class Metric:
         return {"label": self.label, "unit": self.unit, "direction": self.direction}
 
 
+def checked_metrics(metrics: Any) -> tuple[Metric, ...]:
+    """Returns the metrics of a user as a tuple.
+
+    Raises:
+        UserError: If they are not a list of metrics.
+    """
+    if isinstance(metrics, Metric) or not isinstance(metrics, Iterable):
+        raise UserError(
+            f"metrics is a {type(metrics).__name__}, not a list. Give a list of metrics: "
+            "metrics=[...]."
+        )
+    metrics = tuple(metrics)
+    for metric in metrics:
+        if not isinstance(metric, Metric):
+            raise UserError(
+                f"metrics holds a {type(metric).__name__}, not a Metric. Make one of a function: "
+                'dist_ens.metrics.Metric("name", function).'
+            )
+    return metrics
+
+
 def scores_of(metrics: Iterable[Metric], rows: Rows) -> dict[str, Any]:
     """Computes the metrics whose statistics exist.
 

@@ -15,6 +15,7 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.argument_checks import check_microbatches
 from dist_ens.ensemble.loss_checks import explained_errors
 from dist_ens.errors import UserError, first_line
+from dist_ens.evaluation import label_checks
 from dist_ens.layout import BATCH, DATA, MEMBER_BATCH, MEMBERS
 from dist_ens.losses import Objective
 from dist_ens.members import check_modes
@@ -113,9 +114,11 @@ def check_labels(ensemble: Ensemble, train: Any, say: Callable[[str], None]) -> 
             f"The objective {objective.name} takes data with the key {objective.LABELS!r}: got "
             f"{described(examples)}. Add the labels under this key."
         )
+    if objective.WEIGHTS in examples:
+        label_checks.check_weights(np.ravel(examples[objective.WEIGHTS]))
     labels = np.asarray(examples[objective.LABELS])
     if objective.num_classes is not None:
-        _check_classes(objective, labels, "The labels")
+        label_checks.check_classes(labels, objective.num_classes)
         return
     mean, std = float(np.mean(labels)), float(np.std(labels))
     if not objective.standardize and max(abs(mean), std) > _LARGE:
@@ -127,25 +130,10 @@ def check_labels(ensemble: Ensemble, train: Any, say: Callable[[str], None]) -> 
 
 def check_eval_labels(objective: Objective, split: Split) -> None:
     """Raises a `UserError` if a label of a split in memory is not a class of the objective."""
-    labels = split.take(np.arange(len(split)))[objective.LABELS]
-    _check_classes(objective, np.asarray(labels), "The labels of the evaluation data")
-
-
-def _check_classes(objective: Objective, labels: np.ndarray, subject: str) -> None:
-    """Raises a `UserError` if an integer label is not a class of the objective.
-
-    Args:
-        objective: Objective of the ensemble.
-        labels: Labels to check.
-        subject: Subject of the message, such as "The labels".
-    """
-    if objective.num_classes is None or labels.dtype.kind not in "iu" or not labels.size:
-        return
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= objective.num_classes:
-        raise UserError(
-            f"{subject} lie in [{low}, {high}], and {objective.name} has {objective.num_classes} "
-            f"classes, [0, {objective.num_classes}). Correct the labels or the number of classes."
+    if objective.num_classes is not None:
+        labels = np.asarray(split.take(np.arange(len(split)))[objective.LABELS])
+        label_checks.check_classes(
+            labels, objective.num_classes, "The labels of the evaluation data"
         )
 
 
@@ -231,7 +219,7 @@ def check_ensemble(ensemble: Ensemble, batch: Any) -> None:
 
 
 def _check_outputs(ensemble: Ensemble, state: Any, batch: Any) -> None:
-    """Raises a `UserError` unless the network has as many outputs as the objective takes."""
+    """Raises a `UserError` unless the objective takes the network's outputs and the labels."""
     objective = ensemble.objective
     inputs = ensemble.inputs_of(batch)
 
@@ -258,4 +246,12 @@ def _check_outputs(ensemble: Ensemble, state: Any, batch: Any) -> None:
             f"The network returned {kind} for inputs {described(inputs)}, and {objective.name} "
             f"takes {objective.num_outputs} outputs in the last axis. Change the network's last "
             "layer, or the objective."
+        )
+    if objective is None or not isinstance(batch, Mapping) or objective.LABELS not in batch:
+        return  # The loss says which key is absent.
+    labels = batch[objective.LABELS]
+    has_shares = labels.shape == found.shape[1:] and jnp.issubdtype(labels.dtype, jnp.floating)
+    if objective.num_classes is None or not has_shares:
+        label_checks.check_labels(
+            objective.distribution, found.shape[1:], labels, batch.get(objective.WEIGHTS)
         )

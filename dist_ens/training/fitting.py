@@ -16,6 +16,7 @@ from dist_ens.checkpoint import Checkpoints
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.metrics import Metric
+from dist_ens.metrics.metric import checked_metrics
 from dist_ens.state import State
 from dist_ens.training.beginning import POSITION_FILE, begin_run
 from dist_ens.training.callback_states import restore_states, saved_states
@@ -205,7 +206,7 @@ def fit(
     data, held_out = with_validation(data, validation)
     train = training_data(data, batch_size, ensemble.seed, ensemble.layout)
     if eval_data is not None or held_out is not None:
-        eval_data = eval_data_of(eval_data, held_out, metrics)
+        eval_data = eval_data_of(eval_data, held_out, checked_metrics(metrics))
     check_scoring(eval_data, eval_every, metrics)
     check_groups(ensemble, train)
     check_labels(ensemble, train, say)
