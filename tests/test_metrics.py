@@ -1,6 +1,7 @@
 """Scores, against cases worked by hand and against scikit-learn."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -433,6 +434,13 @@ def test_many_members_that_agree_have_the_crps_of_one():
     # N(1, 4), target 3: the value worked out above for one normal.
     got = normal_scores(np.ones((500, 1)), np.full((500, 1), 4.0), [3.0], names=["crps"])
     assert got["crps"] == pytest.approx(1.204882, abs=3e-6)
+
+
+def test_groups_of_many_members_take_one_way_to_the_crps():
+    # Batched, a switch would become a choice between the results of all its branches.
+    means, targets = jnp.zeros((2, 40, 3)), jnp.zeros((2, 3))
+    of_groups = jax.vmap(partial(regression_values, as_one=True))
+    assert "cond[" in str(jax.make_jaxpr(of_groups)(means, means + 1, targets))
 
 
 def test_members_that_say_no_variance_are_scored_as_points():

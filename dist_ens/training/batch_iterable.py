@@ -7,19 +7,21 @@ from typing import Any
 
 import jax
 import numpy as np
+from typing_extensions import override
 
 from dist_ens.data import calls
 from dist_ens.ensemble import Batches
 from dist_ens.errors import RunError, UserError
 from dist_ens.layout import BATCH, BATCHES, Layout
 from dist_ens.state import held_array, leaf_name, leaf_type
+from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.host_batches import check_columns_agree, check_hosts_agree
 
 # Prefix of the position of an iterator without `get_state` that was first used after step 0.
 _BEGAN_AT = b"began"
 
 
-class BatchIterable:
+class BatchIterable(TrainingData):
     """Training data from an iterable, an iterator, or a function that returns an iterator.
 
     On several hosts, a batch holds the examples of the mesh columns in which the host has a device,
@@ -52,35 +54,23 @@ class BatchIterable:
         self._began_at: int | None = None
 
     @property
+    @override
     def batch(self) -> Any:
-        """Shapes and types of a global batch, with the parts of all columns."""
         return _of_all_columns(self._layout, self._shapes)
 
     @property
+    @override
     def epoch_steps(self) -> int | None:
-        """None, because the length of an iterable is not known."""
-        return None
+        return None  # The length of an iterable is not known.
 
+    @override
     def first_batch(self, layout: Layout) -> Any:
-        """Returns the first batch of the iterable on the layout, leaves [batch, ...]."""
         return layout.put(self._first, BATCH)
 
+    @override
     def batches(
         self, layout: Layout, first_step: int, last_step: int, steps_per_call: int, say: Any
     ) -> Iterator[Any]:
-        """Yields the batches of each call on the layout.
-
-        Args:
-            layout: Layout of the members and the data.
-            first_step: Number of steps already taken.
-            last_step: Number of steps of the whole run.
-            steps_per_call: Number of steps in one call of the update.
-            say: Function that prints a sentence.
-
-        Raises:
-            UserError: If a batch has another structure, shape or type than the first.
-            RunError: If the data ends too early and cannot be started again.
-        """
         if self._began_at is None:
             self._began_at = first_step
         for steps in calls(first_step, last_step, steps_per_call):
@@ -88,8 +78,8 @@ class BatchIterable:
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *host_batches)
             yield Batches(layout.put(stacked, BATCHES))
 
+    @override
     def position(self) -> bytes | None:
-        """Returns this host's position: the state of the iterator, if it has `get_state`."""
         get_state = getattr(self._iterator, "get_state", None)
         if self._waiting is not None:
             return None
@@ -100,14 +90,8 @@ class BatchIterable:
             return b"bytes" + self._num_passes.to_bytes(8, "big") + state
         return b"json " + self._num_passes.to_bytes(8, "big") + json.dumps(state).encode()
 
+    @override
     def restore(self, position: bytes | None, step: int, say: Callable[[str], None]) -> None:
-        """Restores a position, or skips the batches of the steps before if there is none.
-
-        Args:
-            position: Position that `position` returned; None without one.
-            step: Number of steps that the state has seen.
-            say: Function that prints a sentence.
-        """
         self._began_at = 0
         if position is not None and position.startswith(_BEGAN_AT):
             self._began_at = int.from_bytes(position[len(_BEGAN_AT) :], "big")

@@ -19,7 +19,8 @@ from dist_ens.errors import UserError
 from dist_ens.layout import MEMBERS, Layout, copied_like, to_host
 from dist_ens.members.label_scale import set_label_scale
 from dist_ens.state import State, differing, leaf_types
-from dist_ens.training.data import OrderedSplit, TrainingData
+from dist_ens.training.data import OrderedSplit
+from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.steps_per_call import choose_steps_per_call
 
 # Name of the file of a checkpoint that holds this host's position in the data.

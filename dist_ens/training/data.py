@@ -4,10 +4,11 @@ import collections.abc
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
+from typing_extensions import override
 
 from dist_ens.data import Source, Split, TreeSplit, example_shapes_of
 from dist_ens.errors import UserError
@@ -15,58 +16,13 @@ from dist_ens.feed import feed
 from dist_ens.layout import BATCH, Layout
 from dist_ens.sampling import Order
 from dist_ens.training.batch_iterable import BatchIterable
+from dist_ens.training.data_protocol import TrainingData
 
 DEFAULT_BATCH_SIZE = 128
 
 
-class TrainingData(Protocol):
-    """Training data of a run, in any form."""
-
-    @property
-    def batch(self) -> Any:
-        """Shapes and types of a global batch, a pytree of `jax.ShapeDtypeStruct`."""
-        ...
-
-    @property
-    def epoch_steps(self) -> int | None:
-        """Number of steps of an epoch; None if it is not known."""
-        ...
-
-    def first_batch(self, layout: Layout) -> Any:
-        """Returns a batch of real examples on the layout, leaves [batch, ...]."""
-        ...
-
-    def batches(
-        self, layout: Layout, first_step: int, last_step: int, steps_per_call: int, say: Any
-    ) -> Iterator[Any]:
-        """Yields the batches of each call on the layout.
-
-        Args:
-            layout: Layout of the members and the data.
-            first_step: Number of steps already taken.
-            last_step: Number of steps of the whole run.
-            steps_per_call: Number of steps in one call of the update.
-            say: Function that prints a sentence.
-        """
-        ...
-
-    def position(self) -> bytes | None:
-        """Returns this host's position in the data; None if the step determines it."""
-        ...
-
-    def restore(self, position: bytes | None, step: int, say: Callable[[str], None]) -> None:
-        """Restores a position, or skips the batches of the steps before if there is none.
-
-        Args:
-            position: Position that `position` returned; None without one.
-            step: Number of steps that the state has seen.
-            say: Function that prints a sentence.
-        """
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
-class OrderedSplit:
+class OrderedSplit(TrainingData):
     """Examples with random access, and the order in which members see them.
 
     Attributes:
@@ -80,8 +36,8 @@ class OrderedSplit:
     seed: int
 
     @property
+    @override
     def batch(self) -> Any:
-        """Shapes and types of a global batch, a pytree of `jax.ShapeDtypeStruct`."""
         size = self.order.global_batch_size
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
@@ -89,29 +45,19 @@ class OrderedSplit:
         )
 
     @property
+    @override
     def epoch_steps(self) -> int | None:
-        """Number of steps of an epoch.
-
-        A last partial batch counts as a step, since examples of the next epoch fill it up.
-        """
+        # Examples of the next epoch fill up a last partial batch.
         return math.ceil(self.order.epoch_length / self.order.global_batch_size)
 
+    @override
     def first_batch(self, layout: Layout) -> Any:
-        """Returns the first examples of the split on the layout, leaves [batch, ...]."""
         return layout.put(self.split.take(layout.host_rows(self.order.global_batch_size)), BATCH)
 
+    @override
     def batches(
         self, layout: Layout, first_step: int, last_step: int, steps_per_call: int, say: Any
     ) -> Iterator[Any]:
-        """Yields the batches of each call on the layout.
-
-        Args:
-            layout: Layout of the members and the data.
-            first_step: Number of steps already taken.
-            last_step: Number of steps of the whole run.
-            steps_per_call: Number of steps in one call of the update.
-            say: Function that prints a sentence.
-        """
         return feed(
             self.split,
             self.order,
@@ -123,12 +69,13 @@ class OrderedSplit:
             say=say,
         )
 
+    @override
     def position(self) -> bytes | None:
-        """Returns None: the seed and the step determine the examples."""
-        return None
+        return None  # The seed and the step determine the examples.
 
+    @override
     def restore(self, position: bytes | None, step: int, say: Callable[[str], None]) -> None:
-        """Does nothing: the seed and the step determine the examples."""
+        pass  # The seed and the step determine the examples.
 
 
 def training_data(

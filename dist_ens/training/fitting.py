@@ -27,7 +27,8 @@ from dist_ens.training.checks import (
     check_labels,
     check_scoring,
 )
-from dist_ens.training.data import TrainingData, training_data
+from dist_ens.training.data import training_data
+from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.held_out import eval_data_of, with_validation
 from dist_ens.training.loop import Loop, Outcome
 from dist_ens.training.run_record import record_of

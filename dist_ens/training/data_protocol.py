@@ -1,0 +1,56 @@
+"""The protocol between the training loop and its data."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from dist_ens.layout import Layout
+
+
+class TrainingData(Protocol):
+    """Training data of a run, in any form."""
+
+    @property
+    def batch(self) -> Any:
+        """Shapes and types of a global batch, a pytree of `jax.ShapeDtypeStruct`."""
+        ...
+
+    @property
+    def epoch_steps(self) -> int | None:
+        """Number of steps of an epoch; None if it is not known."""
+        ...
+
+    def first_batch(self, layout: Layout) -> Any:
+        """Returns a batch of real examples on the layout, leaves [batch, ...]."""
+        ...
+
+    def batches(
+        self, layout: Layout, first_step: int, last_step: int, steps_per_call: int, say: Any
+    ) -> Iterator[Any]:
+        """Yields the batches of each call on the layout.
+
+        Args:
+            layout: Layout of the members and the data.
+            first_step: Number of steps already taken.
+            last_step: Number of steps of the whole run.
+            steps_per_call: Number of steps in one call of the update.
+            say: Function that prints a sentence.
+
+        Raises:
+            UserError: If a batch has another structure, shape or type than the first.
+            RunError: If the data ends too early and cannot be started again.
+        """
+        ...
+
+    def position(self) -> bytes | None:
+        """Returns this host's position in the data; None if the step determines it."""
+        ...
+
+    def restore(self, position: bytes | None, step: int, say: Callable[[str], None]) -> None:
+        """Restores a position, or skips the batches of the steps before if there is none.
+
+        Args:
+            position: Position that `position` returned; None without one.
+            step: Number of steps that the state has seen.
+            say: Function that prints a sentence.
+        """
+        ...

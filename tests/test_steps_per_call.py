@@ -1,0 +1,56 @@
+"""The number of steps in one call of the update, where nobody gives it."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import dist_ens as de
+from dist_ens.ensemble import Batches
+from dist_ens.layout import Layout
+from dist_ens.training.steps_per_call import choose_steps_per_call
+
+pytestmark = pytest.mark.quick
+
+
+def traced(width, batch_size, num_members):
+    """A layout of one device, and the traced step of linear networks without a bias."""
+
+    def init(key, inputs):
+        return {"w": jnp.zeros((width, width))}, ()
+
+    def apply(params, model_state, inputs, key, train):
+        return inputs @ params["w"], model_state
+
+    layout = Layout.make(num_members, devices=jax.devices()[:1])
+    ensemble = de.Ensemble(
+        (init, apply),
+        optax.sgd(0.1),
+        de.losses.categorical(width),
+        num_members=num_members,
+        layout=layout,
+    )
+    batch = {
+        "inputs": jax.ShapeDtypeStruct((1, batch_size, width), jnp.float32),
+        "labels": jax.ShapeDtypeStruct((1, batch_size), jnp.int32),
+    }
+    of_step = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+    state = ensemble.abstract_state(of_step)
+    return layout, ensemble.traced_update(state, Batches(batch))
+
+
+# A product of [1000, 1000] x [1000, 1000] takes 2e9 operations. A step has two for each member,
+# the outputs and the gradient of the weights: 4e9, 0.04 s at 1e11 a second. A call takes 0.5 s.
+@pytest.mark.parametrize(
+    ("num_members", "multiples", "expected"),
+    [(1, (), 12), (4, (), 3), (20, (), 1), (1, (100,), 10), (1, (100, 30), 10), (1, (7, None), 7)],
+)
+def test_a_call_takes_half_a_second_by_the_operations_of_its_products(
+    num_members, multiples, expected
+):
+    layout, program = traced(1000, 1000, num_members)
+    assert choose_steps_per_call(layout, program, *multiples) == expected
+
+
+def test_a_call_takes_64_steps_at_most():
+    assert choose_steps_per_call(*traced(4, 8, 1)) == 64
