@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from typing import Any
 
 import fast_xla
@@ -41,6 +43,8 @@ from sybil.parsers.markdown import (  # noqa: E402
     SkipParser,
 )
 
+from dist_ens import cluster  # noqa: E402
+
 ROOT = pathlib.Path(__file__).parent
 
 
@@ -69,6 +73,19 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Replaces the clock by one that only `time.sleep` moves on, so that timings are exact."""
+    now = [0.0]
+
+    def sleep(secs: float) -> None:
+        now[0] += secs
+
+    monkeypatch.setattr(cluster, "clock", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    return sleep
 
 
 @pytest.fixture(autouse=True, scope="module")

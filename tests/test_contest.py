@@ -7,24 +7,14 @@ import jax.numpy as jnp
 import pytest
 
 import networks
-from dist_ens import cluster
 from dist_ens.execution import autotune
 from dist_ens.layout import BATCHES
 from test_candidates import program
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch):
-    """Moves a clock on: what executions take, and how long a turn waits, is exact."""
-    now = [0.0]
-
-    def sleep(secs):
-        now[0] += secs
-
-    monkeypatch.setattr(cluster, "clock", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", sleep)
+def _time_without_limit(monkeypatch, sleep):
     monkeypatch.setattr(autotune, "LONGEST_SECS", 1e6)
-    return sleep
 
 
 class Sleeping:
@@ -54,7 +44,7 @@ def timed(*call_secs, num_steps=10**9, disturbed=0):
     ), options
 
 
-def in_rounds(monkeypatch, clock, *rounds, secs_of_each=1.0):
+def in_rounds(monkeypatch, sleep, *rounds, secs_of_each=1.0):
     """Scripts the calls' seconds in rounds of turns, by an execution's milliseconds before.
 
     Returns a list, in which each round is going to be told: those that took turns, and how many.
@@ -65,7 +55,7 @@ def in_rounds(monkeypatch, clock, *rounds, secs_of_each=1.0):
         names = [round(1e3 * way.update.__self__.secs) for way in ways]
         secs = rounds[len(told)]
         told.append((sorted(names), num_turns))
-        clock(secs_of_each * len(ways))
+        sleep(secs_of_each * len(ways))
         return [secs[name] for name in names]
 
     monkeypatch.setattr(autotune.timing, "step_secs_of_short_turns", next_round)
@@ -153,9 +143,9 @@ def test_none_takes_turns_that_is_far_behind_or_for_which_there_is_no_time(
     ],
 )
 def test_time_for_the_turns_of_the_best_two_is_kept(
-    monkeypatch, clock, num_steps, tried, in_turns, settled
+    monkeypatch, sleep, num_steps, tried, in_turns, settled
 ):
-    rounds = in_rounds(monkeypatch, clock, {300: [0.3] * 3, 301: [0.4] * 3, 302: [0.5] * 3})
+    rounds = in_rounds(monkeypatch, sleep, {300: [0.3] * 3, 301: [0.4] * 3, 302: [0.5] * 3})
     timing, _ = timed(0.3, 0.301, 0.302, num_steps=num_steps)
     assert (len(timing.step_secs), len(timing.num_turns)) == (tried, in_turns)
     assert [num_turns for _, num_turns in rounds] == [3] * (in_turns > 0)  # of calls that are long
@@ -168,14 +158,14 @@ def test_no_time_is_kept_where_none_is_close():
     assert timing.settled
 
 
-def test_the_longest_of_those_that_take_turns_says_how_many(monkeypatch, clock):
-    rounds = in_rounds(monkeypatch, clock, {190: [0.1], 210: [0.2]})
+def test_the_longest_of_those_that_take_turns_says_how_many(monkeypatch, sleep):
+    rounds = in_rounds(monkeypatch, sleep, {190: [0.1], 210: [0.2]})
     timed(0.19, 0.21)
     assert rounds == [([190, 210], 3)]
 
 
-def test_as_many_of_the_close_take_turns_as_there_is_time_for(monkeypatch, clock):
-    told = in_rounds(monkeypatch, clock, {10: [1.0], 11: [2.0]})
+def test_as_many_of_the_close_take_turns_as_there_is_time_for(monkeypatch, sleep):
+    told = in_rounds(monkeypatch, sleep, {10: [1.0], 11: [2.0]})
     monkeypatch.setattr(autotune, "LONGEST_SECS", 5.9)
     timing, _ = timed(0.013, 0.011, 0.01)
     assert told == [([10, 11], 5)]
@@ -212,10 +202,10 @@ def test_as_many_of_the_close_take_turns_as_there_is_time_for(monkeypatch, clock
     ],
 )
 def test_those_that_stay_close_take_more_turns_and_all_of_them_count(
-    monkeypatch, clock, rounds, taken, fastest
+    monkeypatch, sleep, rounds, taken, fastest
 ):
     monkeypatch.setattr(autotune, "_CLOSE", 1e9)
-    told = in_rounds(monkeypatch, clock, *rounds)
+    told = in_rounds(monkeypatch, sleep, *rounds)
     timing, _ = timed(*(ms / 1e3 for ms in rounds[0]))
     assert told == [(names, 5) for names in taken]
     assert timing.fastest == fastest
@@ -237,9 +227,9 @@ def test_those_that_stay_close_take_more_turns_and_all_of_them_count(
         (110_000, [[10, 11, 12]] * 3, True),
     ],
 )
-def test_for_more_turns_there_must_be_time(monkeypatch, clock, num_steps, taken, settled):
+def test_for_more_turns_there_must_be_time(monkeypatch, sleep, num_steps, taken, settled):
     close = {10: [1.0], 11: [1.01], 12: [1.02]}
-    told = in_rounds(monkeypatch, clock, *[close] * 3, secs_of_each=3.0)
+    told = in_rounds(monkeypatch, sleep, *[close] * 3, secs_of_each=3.0)
     timing, _ = timed(0.01, 0.011, 0.012, num_steps=num_steps)
     assert [names for names, _ in told] == taken
     assert timing.fastest == "0.01"
