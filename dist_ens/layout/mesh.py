@@ -329,16 +329,25 @@ class Layout:
                 in 32 bits.
         """
         leaves, structure = jax.tree.flatten(tree)
-        if all(_lies_on(leaf, self.mesh) for leaf in leaves):
+        if all(map(self.holds, leaves)):
             check_lengths(self, tree, specs, where)
             return tree
         leaves = jax.tree.leaves(as_held(tree, where))
         check_lengths(self, tree, specs, where)
         on_mesh = [
-            leaf if _lies_on(leaf, self.mesh) else self._put_leaf(leaf, spec, where)
+            leaf if self.holds(leaf) else self._put_leaf(leaf, spec, where)
             for leaf, spec in zip(leaves, broadcast(specs, tree), strict=True)
         ]
         return jax.tree.unflatten(structure, on_mesh)
+
+    def holds(self, leaf: Any) -> bool:
+        """Returns whether an array is on this mesh, so that a program can use it without a copy."""
+        if not isinstance(leaf, jax.Array):
+            return False
+        sharding = leaf.sharding
+        if getattr(sharding, "mesh", None) is self.mesh:
+            return True
+        return self.mesh.size == 1 and sharding.device_set == {self.mesh.devices.flat[0]}
 
     def _put_leaf(self, leaf: Any, spec: PartitionSpec, where: str) -> jax.Array:
         if isinstance(leaf, jax.Array):
@@ -353,16 +362,6 @@ class Layout:
                 )
             return jax.device_put(leaf, self.sharding(spec))
         return self.put(leaf, spec)
-
-
-def _lies_on(leaf: Any, mesh: Mesh) -> bool:
-    """Returns whether an array is on a mesh, so that a program can use it without a copy."""
-    if not isinstance(leaf, jax.Array):
-        return False
-    sharding = leaf.sharding
-    if getattr(sharding, "mesh", None) is mesh:
-        return True
-    return mesh.size == 1 and sharding.device_set == {mesh.devices.flat[0]}
 
 
 def _lines_of_host(grid: np.ndarray) -> tuple[int, ...]:
