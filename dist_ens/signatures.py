@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-def name_of(fn: Callable[..., Any]) -> str:
+def name_of(fn: Callable[..., object]) -> str:
     """Returns the name of a class or function, or that of an object's class.
 
     >>> name_of(name_of)

@@ -1,7 +1,7 @@
 """The state of a member and of an ensemble, and functions to stack and select members."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,17 @@ import numpy as np
 
 from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype, narrowed
-
-Tree = TypeVar("Tree")
+from dist_ens.types import (
+    Array,
+    KeyPath,
+    Leaf,
+    ModelState,
+    OptState,
+    Params,
+    PyTree,
+    Structure,
+    Tree,
+)
 
 
 class State(NamedTuple):
@@ -32,9 +41,9 @@ class State(NamedTuple):
     step: jax.Array
     member_id: jax.Array
     key: jax.Array
-    params: Any
-    model_state: Any
-    opt_state: Any
+    params: Params
+    model_state: ModelState
+    opt_state: OptState
 
 
 def without_weak_types(tree: Tree) -> Tree:
@@ -47,7 +56,7 @@ def without_weak_types(tree: Tree) -> Tree:
     False
     """
 
-    def strong(leaf: Any) -> jax.Array:
+    def strong(leaf: Leaf) -> jax.Array:
         leaf = jnp.asarray(leaf)
         is_weak = getattr(leaf, "weak_type", False)  # Keys have no weak type.
         return jax.lax.convert_element_type(leaf, leaf.dtype) if is_weak else leaf
@@ -87,7 +96,7 @@ def stack_members(members: Sequence[Tree]) -> Tree:
                 f"{first.get(name, 'absent')} in member 0. All members of one ensemble share one "
                 "architecture."
             )
-        structures: list[Any] = [jax.tree.structure(m) for m in (member, members[0])]
+        structures: list[Structure] = [jax.tree.structure(m) for m in (member, members[0])]
         if structures[0] != structures[1]:
             raise UserError(
                 f"Member {position} cannot be stacked with member 0: they are pytrees of different "
@@ -142,7 +151,7 @@ def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], ensemble)
 
 
-def as_held(tree: Any, name: str = "") -> Any:
+def as_held(tree: Tree, name: str = "") -> Tree:
     """Returns a pytree whose NumPy arrays have the types in which JAX holds them.
 
     Args:
@@ -154,7 +163,7 @@ def as_held(tree: Any, name: str = "") -> Any:
             silently wrap such a number around.
     """
 
-    def held(path: Any, leaf: Any) -> Any:
+    def held(path: KeyPath, leaf: Leaf) -> Array:
         if isinstance(leaf, jax.Array):
             return leaf
         place = f"{name}{jax.tree_util.keystr(path)}" if name else f"Leaf {leaf_name(path)}"
@@ -163,7 +172,7 @@ def as_held(tree: Any, name: str = "") -> Any:
     return jax.tree_util.tree_map_with_path(held, tree)
 
 
-def require_arrays(tree: Any) -> None:
+def require_arrays(tree: PyTree) -> None:
     """Raises a `UserError` unless every leaf is an array or a number.
 
     If a leaf is an object of another class, JAX does not know this class as a pytree. The message
@@ -181,7 +190,7 @@ def require_arrays(tree: Any) -> None:
             )
 
 
-def _count(ensemble: Any) -> int:
+def _count(ensemble: PyTree) -> int:
     named = jax.tree_util.tree_leaves_with_path(ensemble)
     lengths = {leaf_name(path): np.shape(leaf)[:1] for path, leaf in named}
     distinct = set(lengths.values())
@@ -196,12 +205,12 @@ def _count(ensemble: Any) -> int:
     return distinct.pop()[0]
 
 
-def leaf_name(path: Any) -> str:
+def leaf_name(path: KeyPath) -> str:
     """Returns the name of a leaf, such as `['w']`, from its path."""
     return jax.tree_util.keystr(path) or "(the whole)"
 
 
-def leaf_type(leaf: Any) -> str:
+def leaf_type(leaf: Leaf) -> str:
     """Returns the type and shape of an array or a number, such as `float32[3, 2]`."""
     return f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
 
@@ -211,7 +220,7 @@ def differing(types: dict[str, str], others: dict[str, str]) -> list[str]:
     return [name for name in {**types, **others} if types.get(name) != others.get(name)]
 
 
-def leaf_types(tree: Any) -> dict[str, str]:
+def leaf_types(tree: PyTree) -> dict[str, str]:
     """Returns the type and shape of each leaf of a pytree, by the leaf's name.
 
     >>> leaf_types({"w": np.zeros((3, 2)), "b": 0})
@@ -222,7 +231,7 @@ def leaf_types(tree: Any) -> dict[str, str]:
     }
 
 
-def described(tree: Any) -> str:
+def described(tree: PyTree) -> str:
     """Returns the leaves of a pytree with their names, types and shapes, for messages.
 
     >>> described((np.zeros(3), np.zeros((3, 2), np.uint8)))
@@ -233,7 +242,7 @@ def described(tree: Any) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in leaf_types(tree).items()) or "no arrays"
 
 
-def held_array(leaf: Any, where: str, way_out: str | None = None) -> np.ndarray:
+def held_array(leaf: Leaf, where: str, way_out: str | None = None) -> np.ndarray:
     """Returns a NumPy array in the type in which JAX holds it.
 
     Args:

@@ -17,6 +17,7 @@ from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.nnx import from_nnx
 from dist_ens.members.pytree import from_pytree
 from dist_ens.signatures import name_of
+from dist_ens.types import Key, Network, PyTree
 
 _NETWORKS = (
     "Give a flax.linen module, a function of `rngs` that makes a flax.nnx module, a function of "
@@ -26,11 +27,11 @@ _NETWORKS = (
 
 
 def as_member(
-    network: Any = None,
+    network: Network = None,
     /,
     *,
-    init: Callable[..., Any] | None = None,
-    apply: Callable[..., Any] | None = None,
+    init: Callable[..., PyTree] | None = None,
+    apply: Callable[..., PyTree] | None = None,
 ) -> Member:
     """Returns a member made from a network of any JAX library.
 
@@ -89,7 +90,7 @@ def as_member(
     return _from_factory(network)
 
 
-def _require_factory(network: Any) -> None:
+def _require_factory(network: Network) -> None:
     """Raises a `UserError` unless an object may be a function or class that makes a network."""
     name = type(network).__name__
     for library, argument in (("flax.nnx", "rngs"), ("equinox", "key")):
@@ -115,7 +116,7 @@ def _require_factory(network: Any) -> None:
         )
 
 
-def _from_factory(make: Callable[..., Any]) -> Member:
+def _from_factory(make: Callable[..., Network]) -> Member:
     """Returns a member made from a function or class that makes a network from one argument."""
     argument = _argument_of(make)
     of_argument = _of_one_argument(make, argument)
@@ -133,7 +134,7 @@ def _from_factory(make: Callable[..., Any]) -> Member:
     if _is_a(network, "equinox", "Module"):
         import equinox as eqx
 
-        def is_index(part: Any) -> bool:
+        def is_index(part: object) -> bool:
             return isinstance(part, eqx.nn.StateIndex)
 
         stateful = any(map(is_index, jax.tree.leaves(network, is_leaf=is_index)))
@@ -152,7 +153,7 @@ def _from_factory(make: Callable[..., Any]) -> Member:
     return from_pytree(of_argument)
 
 
-def _argument_of(make: Callable[..., Any]) -> inspect.Parameter:
+def _argument_of(make: Callable[..., Network]) -> inspect.Parameter:
     """Returns the parameter of a function or class that takes its key or its `rngs`.
 
     Raises:
@@ -183,7 +184,7 @@ def _argument_of(make: Callable[..., Any]) -> inspect.Parameter:
     return candidates[0]
 
 
-def _signature_of(make: Callable[..., Any]) -> inspect.Signature:
+def _signature_of(make: Callable[..., Network]) -> inspect.Signature:
     """Returns the signature of a function, of a class, or of a `functools.partial` of either."""
     partial = make if isinstance(make, functools.partial) else functools.partial(make)
     if not isinstance(partial.func, type):
@@ -193,10 +194,12 @@ def _signature_of(make: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(functools.partial(init, None, *partial.args, **partial.keywords))
 
 
-def _of_one_argument(make: Callable[..., Any], argument: inspect.Parameter) -> Callable[[Any], Any]:
+def _of_one_argument(
+    make: Callable[..., Network], argument: inspect.Parameter
+) -> Callable[[object], Network]:
     """Returns a function of one positional value that calls `make` with it as `argument`."""
 
-    def of_argument(value: Any) -> Any:
+    def of_argument(value: object) -> Network:
         if argument.kind is argument.POSITIONAL_ONLY:
             return make(value)
         return make(**{argument.name: value})
@@ -205,7 +208,7 @@ def _of_one_argument(make: Callable[..., Any], argument: inspect.Parameter) -> C
     return of_argument
 
 
-def _traced(make: Callable[[Any], Any], kinds: list[str]) -> tuple[Any, str]:
+def _traced(make: Callable[[object], Network], kinds: list[str]) -> tuple[Network, str]:
     """Returns the network that a function makes, with traced arrays, and the kind of its argument.
 
     Args:
@@ -215,10 +218,10 @@ def _traced(make: Callable[[Any], Any], kinds: list[str]) -> tuple[Any, str]:
     Raises:
         UserError: If the function raises an error for every kind.
     """
-    made: list[Any] = []
+    made: list[Network] = []
     errors: dict[str, Exception] = {}
 
-    def trace(key: jax.Array, kind: str) -> None:
+    def trace(key: Key, kind: str) -> None:
         if kind == "rngs":
             from flax import nnx
 
@@ -242,7 +245,7 @@ def _traced(make: Callable[[Any], Any], kinds: list[str]) -> tuple[Any, str]:
 
 
 def _is_a(
-    network: Any, library: str, name: str, check: Callable[[Any, Any], bool] = isinstance
+    network: Network, library: str, name: str, check: Callable[[Any, type], bool] = isinstance
 ) -> bool:
     """Returns whether an object belongs to a class of a library, without importing the library.
 

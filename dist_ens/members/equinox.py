@@ -1,7 +1,6 @@
 """Members made from `equinox` modules. Equinox is optional; the extra `[equinox]` installs it."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 
@@ -15,9 +14,10 @@ from dist_ens.members.modes import (
     switches,
 )
 from dist_ens.signatures import name_of
+from dist_ens.types import Inputs, Key, KeyPath, Leaf, ModelState, Network, Outputs, Params
 
 
-def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) -> Member:
+def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> Member:
     """Returns a member made from a function that makes an equinox module.
 
     Equinox modules are written for a single example. The member vectorises them over the first axis
@@ -53,31 +53,31 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
             "pip install 'dist-ens[equinox]'."
         ) from error
 
-    def make_parts(key: jax.Array) -> tuple[Any, Any, Any]:
+    def make_parts(key: Key) -> tuple[Params, ModelState, Network]:
         """Returns the parameters, the other arrays with the state, and the static part."""
         module, state = eqx.nn.make_with_state(make)(key) if stateful else (make(key), None)
         params, rest = eqx.partition(module, eqx.is_inexact_array)
         buffers, static = eqx.partition(rest, eqx.is_array)
         return params, (buffers, state), static
 
-    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
         params, model_state, _ = make_parts(key)
         require_parameters(params)
         return params, model_state
 
-    def static_part() -> Any:
+    def static_part() -> Network:
         parts = []
         jax.eval_shape(
             lambda key: parts.append(make_parts(key)[2]), jax.eval_shape(lambda: jax.random.key(0))
         )
         return parts[0]
 
-    def is_dropout(part: Any) -> bool:
+    def is_dropout(part: Network) -> bool:
         return isinstance(part, eqx.nn.Dropout)
 
     def apply(
-        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
-    ) -> tuple[Any, Any]:
+        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    ) -> tuple[Outputs, ModelState]:
         buffers, state = model_state
         module = _switched(
             eqx.nn.inference_mode(eqx.combine(params, buffers, static_part()), not train), train
@@ -106,13 +106,13 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
         )(inputs, state, keys)
         return outputs, (buffers, state) if train else model_state
 
-    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
+    def layers(params: Params, model_state: ModelState, inputs: Inputs, axis_name: str) -> Layers:
         """Returns the layers that compute other results in training than in evaluation."""
 
-        def drops(part: Any) -> bool:
+        def drops(part: Network) -> bool:
             return is_dropout(part) and part.p > 0
 
-        def counts(part: Any) -> bool:
+        def counts(part: Network) -> bool:
             return isinstance(part, eqx.nn.BatchNorm)
 
         module = eqx.combine(params, model_state[0], static_part())
@@ -131,7 +131,7 @@ def from_equinox(make: Callable[[jax.Array], Any], *, stateful: bool = False) ->
     return Member(init, apply, idle_layers_of(apply, layers), name_of(make))
 
 
-def _own_modules(module: Any) -> Iterator[Any]:
+def _own_modules(module: Network) -> Iterator[Network]:
     """Yields a module and the modules inside it, except those that equinox defines."""
     import equinox as eqx
 
@@ -145,11 +145,11 @@ def _own_modules(module: Any) -> Iterator[Any]:
             yield from _own_modules(part)
 
 
-def _switched(module: Any, train: bool) -> Any:
+def _switched(module: Network, train: bool) -> Network:
     """Returns the module with the switches in its fields set."""
     values = switches(train)
 
-    def of_mode(path: Any, leaf: Any) -> Any:
+    def of_mode(path: KeyPath, leaf: Leaf) -> Leaf:
         name = getattr(path[-1], "name", None) if path else None
         return values[name] if isinstance(leaf, bool) and name in values else leaf
 

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from dist_ens.errors import UserError
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import switch_arguments
 from dist_ens.signatures import call_error, name_of
+from dist_ens.types import Inputs, Key, ModelState, Outputs, Params, PyTree
 
 _FULL_INIT = "init(key, inputs) -> (params, model_state)"
 _FULL_APPLY = "apply(params, model_state, inputs, key, train) -> (outputs, model_state)"
@@ -19,7 +20,7 @@ _SHORT_INIT = "init(key) -> params"
 _SHORT_APPLY = "apply(params, inputs) -> outputs"
 
 
-def from_functions(init: Callable[[jax.Array], Any], apply: Callable[..., Any]) -> Member:
+def from_functions(init: Callable[[Key], Params], apply: Callable[..., Outputs]) -> Member:
     """Returns a member made from `init(key) -> params` and `apply(params, inputs) -> outputs`.
 
     Args:
@@ -41,20 +42,20 @@ def from_functions(init: Callable[[jax.Array], Any], apply: Callable[..., Any]) 
     Array([[6., 6.]], dtype=float32)
     """
 
-    def member_init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+    def member_init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
         params = init(key)
         require_parameters(params)
         return jax.tree.map(jnp.asarray, params), ()
 
     def member_apply(
-        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
-    ) -> tuple[Any, Any]:
+        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    ) -> tuple[Outputs, ModelState]:
         return apply(params, inputs, **switch_arguments(apply, train)), model_state
 
     return Member(member_init, member_apply, name=name_of(apply))
 
 
-def from_example_functions(init: Callable[[jax.Array], Any], apply: Callable[..., Any]) -> Member:
+def from_example_functions(init: Callable[[Key], Params], apply: Callable[..., Outputs]) -> Member:
     """Returns a member made from an `apply(params, x)` that is written for a single example.
 
     Args:
@@ -75,7 +76,7 @@ def from_example_functions(init: Callable[[jax.Array], Any], apply: Callable[...
     Array([ 6., 15.], dtype=float32)
     """
 
-    def of_batch(params: Any, inputs: Any, **mode: bool) -> Any:
+    def of_batch(params: Params, inputs: Inputs, **mode: bool) -> Outputs:
         return jax.vmap(lambda x: apply(params, x, **mode))(inputs)
 
     of_batch.__qualname__ = name_of(apply)
@@ -84,7 +85,7 @@ def from_example_functions(init: Callable[[jax.Array], Any], apply: Callable[...
 
 
 def from_init_and_apply(
-    init: Callable[..., Any], apply: Callable[..., Any] | None = None
+    init: Callable[..., object], apply: Callable[..., Outputs] | None = None
 ) -> Member:
     """Returns a member made from two functions in the full or the short form.
 
@@ -125,29 +126,29 @@ def from_init_and_apply(
     return from_functions(init, apply)
 
 
-def _from_full_functions(init: Callable[..., Any], apply: Callable[..., Any]) -> Member:
-    def member_init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+def _from_full_functions(init: Callable[..., object], apply: Callable[..., object]) -> Member:
+    def member_init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
         params, model_state = _two_of(init(key, inputs), _FULL_INIT)
         require_parameters(params)
         return params, model_state
 
     def member_apply(
-        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
-    ) -> tuple[Any, Any]:
+        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    ) -> tuple[Outputs, ModelState]:
         outputs, new_state = _two_of(apply(params, model_state, inputs, key, train), _FULL_APPLY)
         return outputs, new_state if train else model_state
 
     return Member(member_init, member_apply, name=name_of(apply))
 
 
-def _missing_apply(*_: Any) -> Any:
+def _missing_apply(*_: object) -> NoReturn:
     raise UserError(
         "The network was given without apply, so it cannot compute outputs. Make predictions "
         f"possible with as_member(init=..., apply=...), where apply is {_FULL_APPLY}."
     )
 
 
-def _two_of(returned: Any, signature: str) -> tuple[Any, Any]:
+def _two_of(returned: object, signature: str) -> tuple[PyTree, PyTree]:
     """Returns the return value of a function, and raises a `UserError` unless it is a pair.
 
     Args:
@@ -163,7 +164,7 @@ def _two_of(returned: Any, signature: str) -> tuple[Any, Any]:
     return returned
 
 
-def _is_full(init: Callable[..., Any]) -> bool:
+def _is_full(init: Callable[..., object]) -> bool:
     """Returns whether `init` takes the inputs beside the key."""
     takes_any_number = any(
         parameter.kind is parameter.VAR_POSITIONAL
@@ -172,6 +173,6 @@ def _is_full(init: Callable[..., Any]) -> bool:
     return not call_error(init, 2) and (takes_any_number or call_error(init, 1) is not None)
 
 
-def _parameters(fn: Callable[..., Any]) -> str:
+def _parameters(fn: Callable[..., object]) -> str:
     """Returns the names of a function's parameters, for messages."""
     return f"({', '.join(inspect.signature(fn).parameters)})"

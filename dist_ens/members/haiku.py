@@ -1,7 +1,7 @@
 """Members made from Haiku transforms. Haiku is optional; the extra `[haiku]` installs it."""
 
 import inspect
-from typing import Any
+from collections.abc import Callable
 
 import jax
 
@@ -16,9 +16,10 @@ from dist_ens.members.modes import (
     on_one_column,
     switch_arguments,
 )
+from dist_ens.types import Inputs, Key, ModelState, Network, Outputs, Params, PyTree
 
 
-def from_haiku(transformed: Any) -> Member:
+def from_haiku(transformed: Network) -> Member:
     """Returns a member made from `hk.transform(fn)` or `hk.transform_with_state(fn)`.
 
     `fn` is called with one batch of inputs. An argument of `fn` that switches between training and
@@ -59,10 +60,10 @@ def from_haiku(transformed: Any) -> Member:
     names = [*inspect.signature(transformed.apply).parameters]
     takes_key = names[1 + stateful : 2 + stateful] == ["rng"]
 
-    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
         arguments = switch_arguments(transformed.init, True)
 
-        def variables(key: jax.Array, inputs: Any) -> Any:
+        def variables(key: Key, inputs: Inputs) -> PyTree:
             return transformed.init(key, inputs, **arguments)
 
         # BatchNorm in training mode averages over the data axis, which must exist.
@@ -72,20 +73,25 @@ def from_haiku(transformed: Any) -> Member:
         return params, model_state
 
     def apply(
-        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
-    ) -> tuple[Any, Any]:
+        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    ) -> tuple[Outputs, ModelState]:
         leading = [params, *([model_state] if stateful else []), *([key] if takes_key else [])]
         arguments = switch_arguments(transformed.apply, train, given=len(leading) + 1)
         returned = transformed.apply(*leading, inputs, **arguments)
         outputs, new_state = returned if stateful else (returned, ())
         return outputs, new_state if train else model_state
 
-    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
+    def layers(params: Params, model_state: ModelState, inputs: Inputs, axis_name: str) -> Layers:
         """Returns the called layers that compute other results in training than in evaluation."""
         counting: dict[str, None] = {}
         switched = [call_may_have_switch(transformed.init)]
 
-        def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        def note(
+            call: Callable[..., PyTree],
+            args: tuple[PyTree, ...],
+            kwargs: dict[str, PyTree],
+            context: hk.MethodContext,
+        ) -> PyTree:
             layer = context.module
             if context.method_name == "__call__":
                 if isinstance(layer, hk.BatchNorm):
@@ -94,7 +100,7 @@ def from_haiku(transformed: Any) -> Member:
                     switched.append(may_have_switch(layer))
             return call(*args, **kwargs)
 
-        def forward(params: Any, model_state: Any, inputs: Any, key: jax.Array) -> Any:
+        def forward(params: Params, model_state: ModelState, inputs: Inputs, key: Key) -> PyTree:
             with hk.intercept_methods(note):
                 return apply(params, model_state, inputs, key, True)
 

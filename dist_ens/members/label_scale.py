@@ -1,7 +1,6 @@
 """Standardisation of labels, by a mean and a standard deviation in every member's model state."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 from dist_ens.layout import MEMBERS, Layout, to_host
 from dist_ens.members.member import Member
 from dist_ens.state import State
+from dist_ens.types import Inputs, Key, ModelState, Outputs, Params
 
 _NETWORK, _MEAN, _STD = "network", "label_mean", "label_std"
 
@@ -23,23 +23,25 @@ def with_label_scale(member: Member) -> Member:
         member: Network of one member.
     """
 
-    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
         params, model_state = member.init(key, inputs)
         return params, {_NETWORK: model_state, _MEAN: jnp.float32(0), _STD: jnp.float32(1)}
 
     def apply(
-        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
-    ) -> tuple[Any, Any]:
+        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    ) -> tuple[Outputs, ModelState]:
         outputs, of_network = member.apply(params, model_state[_NETWORK], inputs, key, train)
         return outputs, {**model_state, _NETWORK: of_network}
 
-    def idle_layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> list[str]:
+    def idle_layers(
+        params: Params, model_state: ModelState, inputs: Inputs, axis_name: str
+    ) -> list[str]:
         return member.idle_layers(params, model_state[_NETWORK], inputs, axis_name)
 
     return dataclasses.replace(member, init=init, apply=apply, idle_layers=idle_layers)
 
 
-def standardized(labels: jax.Array, model_state: Any) -> jax.Array:
+def standardized(labels: jax.Array, model_state: ModelState) -> jax.Array:
     """Returns labels minus their mean, divided by their standard deviation, float[...].
 
     Args:

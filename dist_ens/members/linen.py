@@ -1,6 +1,6 @@
 """Members made from `flax.linen` modules."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.errors
@@ -17,6 +17,7 @@ from dist_ens.members.modes import (
     switch_arguments,
     switches,
 )
+from dist_ens.types import Inputs, Key, ModelState, Outputs, Params, PyTree
 
 # Fields of flax's layers that hold a dropout rate.
 _RATES = ((nn.Dropout, "rate"), (nn.MultiHeadDotProductAttention, "dropout_rate"))
@@ -56,12 +57,12 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         own: dict[str, Any] = {name: values[name] for name in fields - in_call.keys()}
         return module.clone(**own) if own else module, switch_arguments(call, train)
 
-    def rngs_of(key: jax.Array | None) -> dict[str, jax.Array]:
+    def rngs_of(key: Key | None) -> dict[str, jax.Array]:
         if key is None:
             return {}
         return {name: jax.random.fold_in(key, i) for i, name in enumerate(streams)}
 
-    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
         switched, arguments = mode(False)
         variables = dict(switched.init(key, inputs, **arguments))
         params = variables.pop("params", {})
@@ -69,13 +70,13 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         return params, variables
 
     def apply(
-        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
-    ) -> tuple[Any, Any]:
+        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    ) -> tuple[Outputs, ModelState]:
         variables = {"params": params, **model_state}
         switched, arguments = mode(train)
         try:
             if not train:
-                outputs: Any = switched.apply(variables, inputs, **arguments, rngs=rngs_of(key))
+                outputs = switched.apply(variables, inputs, **arguments, rngs=rngs_of(key))
                 return outputs, model_state
             outputs, new_state = switched.apply(
                 variables, inputs, **arguments, rngs=rngs_of(key), mutable=list(model_state)
@@ -93,13 +94,18 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
             ) from error
         return outputs, dict(new_state)
 
-    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
+    def layers(params: Params, model_state: ModelState, inputs: Inputs, axis_name: str) -> Layers:
         """Returns the called layers that compute other results in training than in evaluation."""
         dropping: dict[str, None] = {}
         counting: dict[str, None] = {}
         switched: list[bool] = []
 
-        def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        def note(
+            call: Callable[..., PyTree],
+            args: tuple[PyTree, ...],
+            kwargs: dict[str, PyTree],
+            context: nn.module.InterceptorContext,
+        ) -> PyTree:
             layer = context.module
             if layer.scope is None:  # The module is not part of the network.
                 return call(*args, **kwargs)
@@ -113,7 +119,7 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
                 switched.append(may_have_switch(layer))
             return call(*args, **kwargs)
 
-        def forward(params: Any, model_state: Any, inputs: Any, key: jax.Array) -> Any:
+        def forward(params: Params, model_state: ModelState, inputs: Inputs, key: Key) -> PyTree:
             with nn.intercept_methods(note):
                 return apply(params, model_state, inputs, key, True)
 

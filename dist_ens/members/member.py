@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from dist_ens.errors import UserError, first_line
 from dist_ens.members.modes import EVALUATION_ARGUMENTS, TRAINING, IdleLayers
 from dist_ens.randomness import pinned_generator
 from dist_ens.state import described, leaf_name, require_arrays
+from dist_ens.types import Inputs, Key, ModelState, Outputs, Params, PyTree, Shapes, Structure, Tree
 
 _MOST_LISTED = 5  # A message names at most this many layers.
 
@@ -43,15 +43,15 @@ class Member:
     Array([6.], dtype=float32)
     """
 
-    init: Callable[[jax.Array, Any], tuple[Any, Any]]
-    apply: Callable[[Any, Any, Any, jax.Array | None, bool], tuple[Any, Any]]
+    init: Callable[[Key, Inputs], tuple[Params, ModelState]]
+    apply: Callable[[Params, ModelState, Inputs, Key | None, bool], tuple[Outputs, ModelState]]
     idle_layers: IdleLayers = lambda params, model_state, inputs, axis_name: []
     name: str = "a network"
     has_apply: bool = True
     is_module: bool = False
 
 
-def require_member(member: Any) -> None:
+def require_member(member: object) -> None:
     """Raises a `UserError` unless an object is a member.
 
     Args:
@@ -73,7 +73,7 @@ def require_member(member: Any) -> None:
         )
 
 
-def require_parameters(params: Any) -> None:
+def require_parameters(params: Params) -> None:
     """Raises a `UserError` unless every leaf of `params` is a floating-point array."""
     if not jax.tree.leaves(params):
         raise UserError(
@@ -92,8 +92,8 @@ def require_parameters(params: Any) -> None:
 
 @pinned_generator()
 def check_member(
-    member: Member, inputs: Any, output_shape: Sequence[int] | None = None
-) -> tuple[Any, Any]:
+    member: Member, inputs: Shapes, output_shape: Sequence[int] | None = None
+) -> tuple[Shapes, Shapes]:
     """Traces a member, and raises an error if it does not fit its data. Nothing is computed.
 
     Only `init` is traced if the member has no forward pass.
@@ -123,7 +123,7 @@ def check_member(
     key = jax.eval_shape(lambda: jax.random.key(0))
     given = described(inputs)
 
-    def init(key: jax.Array, inputs: jax.Array) -> tuple[Any, Any]:
+    def init(key: Key, inputs: jax.Array) -> tuple[Params, ModelState]:
         params, model_state = member.init(key, inputs)
         require_parameters(params)
         return params, model_state
@@ -157,8 +157,8 @@ def check_member(
             "one column per class or per number that the loss takes. Change the network's last "
             "layer, or data.num_classes."
         )
-    structure: Any = jax.tree.structure(model_state)
-    new_structure: Any = jax.tree.structure(new_state)
+    structure: Structure = jax.tree.structure(model_state)
+    new_structure: Structure = jax.tree.structure(new_state)
     if new_structure != structure:
         raise UserError(
             "apply changed the structure of the model state: it returned "
@@ -169,7 +169,7 @@ def check_member(
 
 
 @pinned_generator()
-def check_modes(member: Member, inputs: Any, axis_name: str) -> None:
+def check_modes(member: Member, inputs: Shapes, axis_name: str) -> None:
     """Raises an error if dropout or batch statistics are not switched on in training.
 
     Args:
@@ -205,7 +205,7 @@ def check_modes(member: Member, inputs: Any, axis_name: str) -> None:
         )
 
 
-def with_normalized_inputs(member: Member, mean: Any, std: Any) -> Member:
+def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
     """Returns a member whose network is given `(inputs - mean) / std`, computed in float32.
 
     If `inputs` are a pytree, `mean` and `std` have its structure, with numbers for each leaf. A
@@ -231,7 +231,7 @@ def with_normalized_inputs(member: Member, mean: Any, std: Any) -> Member:
     Array([0., 2.], dtype=float32)
     """
 
-    def is_identity(mean: Any, std: Any) -> bool:
+    def is_identity(mean: PyTree, std: PyTree) -> bool:
         return all(np.all(np.asarray(value) == 0) for value in jax.tree.leaves(mean)) and all(
             np.all(np.asarray(value) == 1) for value in jax.tree.leaves(std)
         )
@@ -239,14 +239,14 @@ def with_normalized_inputs(member: Member, mean: Any, std: Any) -> Member:
     if is_identity(mean, std):
         return member
 
-    def normalized_leaf(leaf: jax.Array, mean: Any, std: Any) -> jax.Array:
+    def normalized_leaf(leaf: jax.Array, mean: PyTree, std: PyTree) -> jax.Array:
         if is_identity(mean, std):
             return leaf
         last_axis = (1,) * (leaf.ndim - 1) + (-1,)
         shift, scale = (np.reshape(np.asarray(v, np.float32), last_axis) for v in (mean, std))
         return (leaf.astype(jnp.float32) - shift) / scale
 
-    def normalized(inputs: Any) -> Any:
+    def normalized(inputs: Inputs) -> Inputs:
         return jax.tree.map(normalized_leaf, inputs, mean, std)
 
     return dataclasses.replace(
@@ -288,8 +288,8 @@ def with_compute_dtype(member: Member, dtype: str) -> Member:
         return member
 
     def apply(
-        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
-    ) -> tuple[Any, Any]:
+        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    ) -> tuple[Outputs, ModelState]:
         outputs, new_state = member.apply(
             floats_as(params, dtype), model_state, floats_as(inputs, dtype), key, train
         )
@@ -299,7 +299,7 @@ def with_compute_dtype(member: Member, dtype: str) -> Member:
     return dataclasses.replace(member, apply=apply)
 
 
-def floats_as(tree: Any, dtype: str) -> Any:
+def floats_as(tree: Tree, dtype: str) -> Tree:
     """Returns a pytree of arrays with its floating-point leaves in another type."""
     return jax.tree.map(
         lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree

@@ -3,10 +3,12 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.extend.core import Jaxpr, Literal
+
+from dist_ens.types import Inputs, ModelState, Network, Outputs, Params, PyTree, Tree
 
 # Usual names of the switch. True means training in the first group, and evaluation in the second.
 TRAINING = ("train", "training", "is_training", "is_train", "training_mode", "train_mode")
@@ -15,7 +17,7 @@ EVALUATION = ("deterministic", "inference", "use_running_average", "is_eval", "e
 EVALUATION_ARGUMENTS = (*EVALUATION, "eval", "evaluate", "test", "testing", "is_test")
 # Function of the parameters, model state and inputs of a network, and of the data axis's name. It
 # returns the names of the layers that training does not switch on.
-IdleLayers = Callable[[Any, Any, Any, str], list[str]]
+IdleLayers = Callable[[Params, ModelState, Inputs, str], list[str]]
 
 
 def switches(train: bool) -> dict[str, bool]:
@@ -23,7 +25,7 @@ def switches(train: bool) -> dict[str, bool]:
     return dict.fromkeys(TRAINING, train) | dict.fromkeys(EVALUATION, not train)
 
 
-def switch_arguments(fn: Callable[..., Any], train: bool, *, given: int = 2) -> dict[str, bool]:
+def switch_arguments(fn: Callable[..., object], train: bool, *, given: int = 2) -> dict[str, bool]:
     """Returns values for the arguments of a function that switch between training and evaluation.
 
     Args:
@@ -44,7 +46,7 @@ def switch_arguments(fn: Callable[..., Any], train: bool, *, given: int = 2) -> 
     return {name: values[name] for name in names if name in values and name not in is_set}
 
 
-def may_have_switch(layer: Any) -> bool:
+def may_have_switch(layer: Network) -> bool:
     """Returns whether a layer may have a switch to training, with a usual name or another name.
 
     Args:
@@ -59,7 +61,7 @@ def may_have_switch(layer: Any) -> bool:
     )
 
 
-def call_may_have_switch(fn: Callable[..., Any]) -> bool:
+def call_may_have_switch(fn: Callable[..., object]) -> bool:
     """Returns whether an argument has a usual name, or True, False or None as its default.
 
     Args:
@@ -98,7 +100,8 @@ class Layers(NamedTuple):
 
 
 def idle_layers_of(
-    apply: Callable[..., tuple[Any, Any]], layers: Callable[[Any, Any, Any, str], Layers]
+    apply: Callable[..., tuple[Outputs, ModelState]],
+    layers: Callable[[Params, ModelState, Inputs, str], Layers],
 ) -> IdleLayers:
     """Returns a function that names the layers that training does not switch on.
 
@@ -113,7 +116,7 @@ def idle_layers_of(
         an empty list otherwise.
     """
 
-    def idle(params: Any, model_state: Any, inputs: Any, axis_name: str) -> list[str]:
+    def idle(params: Params, model_state: ModelState, inputs: Inputs, axis_name: str) -> list[str]:
         names = layers(params, model_state, inputs, axis_name).that_wait
         if not names:
             return []
@@ -135,7 +138,7 @@ def idle_layers_of(
     return idle
 
 
-def on_one_column(fn: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
+def on_one_column(fn: Callable[..., Tree], axis_name: str) -> Callable[..., Tree]:
     """Returns a function that runs `fn` under a data axis with one column.
 
     Args:
@@ -143,7 +146,7 @@ def on_one_column(fn: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
         axis_name: Name of the data axis.
     """
 
-    def alone(*args: Any) -> Any:
+    def alone(*args: PyTree) -> Tree:
         columns = jax.vmap(fn, in_axes=None, out_axes=0, axis_size=1, axis_name=axis_name)(*args)
         return jax.tree.map(lambda leaf: leaf[0], columns)
 

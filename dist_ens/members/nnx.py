@@ -1,7 +1,7 @@
 """Members made from `flax.nnx` modules."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,13 @@ from dist_ens.members.modes import (
     switches,
 )
 from dist_ens.signatures import name_of
+from dist_ens.types import Inputs, Key, Leaf, ModelState, Outputs, Params, Tree
+
+if TYPE_CHECKING:
+    import flax.nnx
 
 
-def from_nnx(make: Callable[[Any], Any]) -> Member:
+def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
     """Returns a member made from a function that makes a flax.nnx module.
 
     `nnx.Param` variables are the parameters. The random streams are seeded with the member's key of
@@ -42,7 +46,7 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
     """
     from flax import nnx  # The import takes a third of a second, so other networks do without it.
 
-    def split(module: nnx.Module) -> Any:
+    def split(module: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:
         parts: Any = nnx.split(module, nnx.Param, nnx.RngState, nnx.Intermediate, ...)
         graph, params, streams, _, model_state = parts
         return graph, params, streams, model_state
@@ -58,7 +62,7 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
                     setattr(part, name, values[name])
         return module
 
-    def blueprint(train: bool, draws: bool) -> tuple[Any, Any]:
+    def blueprint(train: bool, draws: bool) -> tuple[nnx.GraphDef, nnx.State]:
         """Returns the module without its arrays, and the shapes of its random streams."""
         module = switched(train)
         if draws:
@@ -66,14 +70,14 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
         graph, _, streams, _ = split(module)
         return graph, streams
 
-    def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
         _, params, _, model_state = split(make(nnx.Rngs(key)))
         require_parameters(params)
         return params, model_state
 
     def apply(
-        params: Any, model_state: Any, inputs: Any, key: jax.Array | None, train: bool
-    ) -> tuple[Any, Any]:
+        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    ) -> tuple[Outputs, ModelState]:
         graph, streams = blueprint(train, draws=key is not None)
         streams = _streams_at(streams, jax.random.key(0) if key is None else key)
         # Variables may be used only where they were made, so each trace makes new ones.
@@ -85,7 +89,7 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
         outputs = module(inputs, **mode)
         return outputs, split(module)[3] if train else model_state
 
-    def layers(params: Any, model_state: Any, inputs: Any, axis_name: str) -> Layers:
+    def layers(params: Params, model_state: ModelState, inputs: Inputs, axis_name: str) -> Layers:
         """Returns the layers that compute other results in training than in evaluation."""
         parts = [
             (".".join(map(str, path)), part) for path, part in nnx.iter_modules(switched(True))
@@ -108,14 +112,14 @@ def from_nnx(make: Callable[[Any], Any]) -> Member:
     return Member(init, apply, idle_layers_of(apply, layers), name_of(make))
 
 
-def _streams_at(streams: Any, key: jax.Array) -> Any:
+def _streams_at(streams: Tree, key: Key) -> Tree:
     """Returns the random streams of a module, each at count zero with a key derived from `key`.
 
     A stream of stacked layers gets one key per layer.
     """
     leaves, structure = jax.tree.flatten(streams)
 
-    def fresh(number: int, leaf: Any) -> jax.Array:
+    def fresh(number: int, leaf: Leaf) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jnp.zeros(leaf.shape, leaf.dtype)
         of_stream = jax.random.fold_in(key, number)

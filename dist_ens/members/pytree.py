@@ -2,19 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
-
-import jax
 
 from dist_ens.members.functions import from_functions
 from dist_ens.members.member import Member
 from dist_ens.members.modes import switch_arguments
 from dist_ens.signatures import name_of
+from dist_ens.types import Inputs, Key, Outputs, Params
 
 
 def from_pytree(
-    make: Callable[[jax.Array], Any],
-    apply: Callable[..., Any] | None = None,
+    make: Callable[[Key], Params],
+    apply: Callable[..., Outputs] | None = None,
 ) -> Member:
     """Returns a member made from a class whose instances are the parameters.
 
@@ -43,7 +41,7 @@ def from_pytree(
     Array([2., 6.], dtype=float32)
     """
 
-    def called(instance: Any, inputs: Any, train: bool) -> Any:
+    def called(instance: Params, inputs: Inputs, train: bool) -> Outputs:
         return instance(inputs, **switch_arguments(type(instance).__call__, train))
 
     member = from_functions(make, apply or called)
