@@ -23,7 +23,7 @@ PyTree: TypeAlias = Any
 """Arrays in tuples, lists, dicts and registered classes, nested in any way, or one array."""
 
 Leaf: TypeAlias = Any
-"""A leaf of a pytree: an array of JAX or NumPy, or a number."""
+"""A leaf of a pytree: an array of JAX or NumPy, a number, or the shape and type of an array."""
 
 KeyPath: TypeAlias = tuple[Any, ...]
 """Path from the root of a pytree to one of its leaves, as JAX gives it."""

@@ -19,6 +19,7 @@ from dist_ens.commands import quoted
 from dist_ens.config import whole_number
 from dist_ens.errors import UserError
 from dist_ens.paths import given_path
+from dist_ens.state import State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +134,7 @@ class OpenCheckpoints:
         self.saved_record = saved_record
         self.notes = notes
 
-    def restore_state(self, abstract: Any) -> Any:
+    def restore_state(self, abstract: State) -> Any:
         """Returns the state at `saved_step`; see `CheckpointStore.restore_state`."""
         return self._store.restore_state(self.saved_step, abstract)
 
@@ -154,7 +155,7 @@ class OpenCheckpoints:
     def save(
         self,
         step: int,
-        state: Any,
+        state: State,
         *,
         record: Mapping[str, Any] | None = None,
         host_files: Mapping[str, bytes] | None = None,

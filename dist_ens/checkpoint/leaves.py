@@ -6,9 +6,11 @@ from typing import Any
 import jax
 
 from dist_ens.errors import RunError
+from dist_ens.state import State
+from dist_ens.types import Leaf
 
 
-def named_leaves(state: Any) -> dict[str, Any]:
+def named_leaves(state: State) -> dict[str, Any]:
     """Returns the leaves of a state by name, in the order of `jax.tree.leaves`.
 
     A PRNG key is replaced by its key data, which are integers.
@@ -30,7 +32,7 @@ def named_leaves(state: Any) -> dict[str, Any]:
     return {name: _integers(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
 
 
-def state_of(named: dict[str, jax.Array], abstract: Any) -> Any:
+def state_of(named: dict[str, jax.Array], abstract: State) -> Any:
     """Returns the state with given leaves, by the names of `named_leaves`.
 
     Args:
@@ -45,12 +47,12 @@ def state_of(named: dict[str, jax.Array], abstract: Any) -> Any:
     return jax.tree.unflatten(structure, restored)
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: Leaf) -> bool:
     """Returns whether a leaf is an array of PRNG keys."""
     return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _integers(leaf: Any) -> Any:
+def _integers(leaf: Leaf) -> Any:
     """Returns the key data of PRNG keys, and other leaves unchanged."""
     if not _is_key(leaf):
         return leaf

@@ -27,6 +27,7 @@ from dist_ens.checkpoint.writing import (
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.layout import pieces_off_devices
+from dist_ens.state import State
 
 FOLDER = "checkpoints"
 # A process writes one checkpoint at a time. An interrupted run may have left a thread that still
@@ -92,7 +93,7 @@ class CheckpointStore:
     def save(
         self,
         step: int,
-        state: Any,
+        state: State,
         record: Mapping[str, Any],
         *,
         host_files: Mapping[str, bytes] | None = None,
@@ -174,7 +175,7 @@ class CheckpointStore:
         with self._damage_is_reported(step):
             return read_run(self._folder / str(step) / RUN / "metadata")
 
-    def restore_state(self, step: int, abstract: Any) -> Any:
+    def restore_state(self, step: int, abstract: State) -> Any:
         """Returns the state in a checkpoint, on any mesh.
 
         Args:

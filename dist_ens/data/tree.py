@@ -8,6 +8,7 @@ import numpy as np
 from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype
 from dist_ens.state import held_array
+from dist_ens.types import Leaf, PyTree
 
 
 class TreeSplit:
@@ -30,8 +31,8 @@ class TreeSplit:
 
     in_memory: ClassVar[bool] = True
 
-    def __init__(self, tree: Any, name: str = "the data") -> None:
-        def held(path: Any, leaf: Any) -> np.ndarray:
+    def __init__(self, tree: PyTree, name: str = "the data") -> None:
+        def held(path: Any, leaf: Leaf) -> np.ndarray:
             return held_array(leaf, f"{name}{jax.tree_util.keystr(path)}")
 
         self.tree = jax.tree_util.tree_map_with_path(held, tree)

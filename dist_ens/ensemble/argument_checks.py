@@ -2,9 +2,10 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
+from numpy.typing import DTypeLike
 
 from dist_ens.config.checks import (
     MOST_DROPOUT_SAMPLES,
@@ -18,9 +19,13 @@ from dist_ens.errors import UserError, first_line
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
 from dist_ens.signatures import call_error, name_of
 from dist_ens.state import described
+from dist_ens.types import Inputs
+
+if TYPE_CHECKING:
+    from dist_ens.ensemble.ensemble import Ensemble
 
 
-def checked_counts(ensemble: Any) -> dict[str, int]:
+def checked_counts(ensemble: "Ensemble") -> dict[str, int]:
     """Returns the whole numbers among the arguments of an ensemble, as Python integers.
 
     Raises:
@@ -38,7 +43,7 @@ def checked_counts(ensemble: Any) -> dict[str, int]:
     return counts
 
 
-def checked_ids(member_ids: Any, num_members: int) -> tuple[int, ...]:
+def checked_ids(member_ids: object, num_members: int) -> tuple[int, ...]:
     """Returns the members' ids as Python integers.
 
     Raises:
@@ -55,7 +60,7 @@ def checked_ids(member_ids: Any, num_members: int) -> tuple[int, ...]:
     return ids
 
 
-def checked_methods(methods: Any) -> tuple[Method, ...]:
+def checked_methods(methods: object) -> tuple[Method, ...]:
     """Returns the methods of an ensemble as a tuple.
 
     Raises:
@@ -87,7 +92,7 @@ def checked_methods(methods: Any) -> tuple[Method, ...]:
     return methods
 
 
-def checked_dtype(dtype: Any) -> str | None:
+def checked_dtype(dtype: DTypeLike | None) -> str | None:
     """Returns the name of the type in which a network computes; None if `dtype` is None.
 
     Raises:
@@ -104,7 +109,7 @@ def checked_dtype(dtype: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def explained_inputs(inputs: Any) -> Iterator[None]:
+def explained_inputs(inputs: Inputs) -> Iterator[None]:
     """Turns what a network raises for inputs that it does not take into a `UserError`.
 
     Args:
@@ -136,5 +141,5 @@ def check_microbatches(field: str, count: int, device_batch_size: int) -> None:
         )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"the function {name_of(value)}" if callable(value) else repr(value)[:80]

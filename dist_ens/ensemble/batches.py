@@ -2,13 +2,14 @@
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
 
 from dist_ens.layout import BATCHES, MEMBER_BATCHES, REPLICATED, Layout
 from dist_ens.sampling import Order
+from dist_ens.types import Leaf, PyTree, Specs
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["examples", "index"], meta_fields=[])
@@ -22,8 +23,8 @@ class Batches:
             positions are unknown.
     """
 
-    examples: Any
-    index: Any = None
+    examples: PyTree
+    index: Leaf | None = None
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["examples", "index"], meta_fields=[])
@@ -37,8 +38,8 @@ class MemberBatches:
             if the positions are unknown.
     """
 
-    examples: Any
-    index: Any = None
+    examples: PyTree
+    index: Leaf | None = None
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["split", "cursor"], meta_fields=["order"])
@@ -52,17 +53,21 @@ class Drawn:
         order: Order in which members see the examples.
     """
 
-    split: Any
-    cursor: Any
+    split: PyTree
+    cursor: Leaf
     order: Order
 
 
-def as_batches(batches: Any) -> Any:
+# The batches of a call of the update, in one of the three forms.
+CallBatches: TypeAlias = Batches | MemberBatches | Drawn
+
+
+def as_batches(batches: CallBatches | PyTree) -> CallBatches:
     """Returns the batches of a call. A bare pytree [steps, batch, ...] becomes `Batches`."""
     return batches if isinstance(batches, Batches | MemberBatches | Drawn) else Batches(batches)
 
 
-def steps_in(batches: Any) -> int:
+def steps_in(batches: CallBatches | PyTree) -> int:
     """Returns the number of steps of a call, from its batches or their shapes."""
     if isinstance(batches, Drawn):
         return len(batches.cursor)
@@ -70,14 +75,14 @@ def steps_in(batches: Any) -> int:
     return leaf.shape[1] if isinstance(batches, MemberBatches) else leaf.shape[0]
 
 
-def specs_of(batches: Any) -> Any:
+def specs_of(batches: CallBatches | PyTree) -> Specs:
     """Returns the specs of batches on their mesh, a tree prefix of them."""
     if isinstance(batches, Drawn):
         return dataclasses.replace(batches, split=REPLICATED, cursor=REPLICATED)
     return MEMBER_BATCHES if isinstance(batches, MemberBatches) else BATCHES
 
 
-def one_step(batches: Any, number: jax.Array) -> Any:
+def one_step(batches: CallBatches, number: jax.Array) -> CallBatches:
     """Returns the batches of one step of a call."""
     if isinstance(batches, Drawn):
         cursor = jax.lax.dynamic_slice_in_dim(batches.cursor, number, 1)

@@ -1,7 +1,5 @@
 """Check of a user's loss function on a mesh with several columns."""
 
-from typing import Any
-
 import jax
 from jax.extend.core import Jaxpr
 
@@ -17,9 +15,10 @@ from dist_ens.losses.averaging import traced_anew, tracing_loss
 from dist_ens.methods import LossInfo, MemberLoss
 from dist_ens.randomness import UPDATE, pinned_generator
 from dist_ens.state import State
+from dist_ens.types import Batch, ModelState, Params
 
 
-def check_columns_of_loss(layout: Layout, loss: MemberLoss, state: State, batch: Any) -> None:
+def check_columns_of_loss(layout: Layout, loss: MemberLoss, state: State, batch: Batch) -> None:
     """Checks the loss of the first member of each row of the mesh, on one batch.
 
     A loss that averages through `batch_mean` must be the same number in every column. Any other
@@ -39,7 +38,7 @@ def check_columns_of_loss(layout: Layout, loss: MemberLoss, state: State, batch:
     uses_batch_mean: list[bool] = []
 
     @pinned_generator()
-    def value(state: State, batch: Any) -> jax.Array:
+    def value(state: State, batch: Batch) -> jax.Array:
         one = jax.tree.map(lambda leaf: leaf[0], state)
         key = jax.random.fold_in(jax.random.fold_in(one.key, UPDATE), one.step)
         key = jax.random.fold_in(key, data_index())
@@ -47,7 +46,7 @@ def check_columns_of_loss(layout: Layout, loss: MemberLoss, state: State, batch:
         index = jax.numpy.arange(len(jax.tree.leaves(batch)[0]))
         info = LossInfo(key, one.key, one.member_id, index, None)
 
-        def of_column(params: Any, model_state: Any, batch: Any) -> jax.Array:
+        def of_column(params: Params, model_state: ModelState, batch: Batch) -> jax.Array:
             with tracing_loss() as scope, explained_errors():
                 results = loss(params, model_state, batch, info)
                 value, *_ = check_loss_outputs(results, model_state)

@@ -19,7 +19,7 @@ from dist_ens.ensemble.argument_checks import (
     checked_methods,
     explained_inputs,
 )
-from dist_ens.ensemble.batches import as_batches
+from dist_ens.ensemble.batches import CallBatches, as_batches
 from dist_ens.ensemble.column_checks import check_columns_of_loss
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.loss_checks import check_signature, explained_errors
@@ -29,7 +29,7 @@ from dist_ens.ensemble.optimizer import (
     require_optimizer,
 )
 from dist_ens.ensemble.padding import padded_inputs, unpadded
-from dist_ens.ensemble.update_steps import dispatched, steps_of_all
+from dist_ens.ensemble.update_steps import Update, dispatched, steps_of_all
 from dist_ens.ensemble.waves import results_in_waves, update_in_waves
 from dist_ens.errors import UserError
 from dist_ens.execution.apply import lowered
@@ -54,9 +54,21 @@ from dist_ens.members.label_scale import (
     with_label_scale,
 )
 from dist_ens.members.modes import on_one_column
-from dist_ens.methods import MemberLoss, Method, loss_of_function, loss_of_objective
+from dist_ens.methods import LossFunction, MemberLoss, Method, loss_of_function, loss_of_objective
 from dist_ens.randomness import PREDICT, pinned_generator
 from dist_ens.state import State
+from dist_ens.types import (
+    Batch,
+    Inputs,
+    Key,
+    Metrics,
+    ModelState,
+    Network,
+    Optimizer,
+    Outputs,
+    Params,
+    PyTree,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +122,9 @@ class Ensemble:
     (4,)
     """
 
-    member: Any
-    optimizer: Any
-    loss: Any
+    member: Network
+    optimizer: Optimizer
+    loss: Objective | LossFunction
     _: dataclasses.KW_ONLY
     num_members: int
     seed: int = 0
@@ -168,7 +180,7 @@ class Ensemble:
         """Whether a method uses the positions of the examples, as `bootstrap` does."""
         return any(getattr(method, "uses_positions", False) for method in self.methods)
 
-    def init(self, batch: Any) -> State:
+    def init(self, batch: Batch) -> State:
         """Returns the state at step 0, each member created on the device that holds it.
 
         Args:
@@ -185,11 +197,13 @@ class Ensemble:
         make = self._state_of_one(batch)
         return initial_state.born(make, self.layout, self.ids, self.seed, self.waves)
 
-    def abstract_state(self, batch: Any) -> State:
+    def abstract_state(self, batch: Batch) -> State:
         """Returns shapes, types and shardings of the state; see `init`."""
         return initial_state.abstract_state(self._state_of_one(batch), self.layout, self.waves)
 
-    def state_of(self, params: Sequence[Any], model_states: Sequence[Any] | None = None) -> State:
+    def state_of(
+        self, params: Sequence[Params], model_states: Sequence[ModelState] | None = None
+    ) -> State:
         """Returns the state, at step 0, of networks that were trained elsewhere.
 
         Args:
@@ -216,7 +230,7 @@ class Ensemble:
             return begin_label_scale(self.layout, state)
         return state
 
-    def update(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
+    def update(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """Updates every member on one batch.
 
         Labels are not standardised here, even with `standardize=True`, unless `fit` has set their
@@ -239,7 +253,7 @@ class Ensemble:
         return (here._one_step_in_waves if here.waves > 1 else here._one_step)(state, batch)
 
     @cached_property
-    def update_steps(self) -> Any:
+    def update_steps(self) -> Update:
         """The update of several steps in one call: `update_steps(state, batches)`.
 
         `batches` are `Batches`, `MemberBatches` or `Drawn`, or a bare pytree with leaves
@@ -251,7 +265,7 @@ class Ensemble:
             return update_in_waves(self._in_waves, self.of_wave.update_steps)
         return dispatched(self.gradient_step, self.layout, self._execution)
 
-    def predict(self, state: State, inputs: Any) -> Prediction:
+    def predict(self, state: State, inputs: Inputs) -> Prediction:
         """Returns the pooled prediction of the members, with its uncertainty.
 
         Args:
@@ -270,7 +284,7 @@ class Ensemble:
         with explained_inputs(inputs):
             return here._predict(needed, placed).first(size)
 
-    def apply(self, state: State, inputs: Any) -> Any:
+    def apply(self, state: State, inputs: Inputs) -> Outputs:
         """Returns the outputs of every member's network, leaves [members, batch, ...].
 
         Args:
@@ -285,7 +299,7 @@ class Ensemble:
             return unpadded(here.outputs(needed, placed), size)
 
     @cached_property
-    def outputs(self) -> Any:
+    def outputs(self) -> Callable[[State, Inputs], Outputs]:
         """The outputs of all members for inputs on the layout: `outputs(state, inputs)`.
 
         `inputs` has leaves [batch, ...] with the spec "batch". With several groups of members, it
@@ -314,7 +328,7 @@ class Ensemble:
         """Whether the loss is a function whose mean over the columns of the mesh may be wrong."""
         return self.objective is None and self.layout.data_axis > 1
 
-    def check_loss(self, state: State, batch: Any) -> None:
+    def check_loss(self, state: State, batch: Batch) -> None:
         """Checks that a loss function is the same in every column, or a plain mean over its part.
 
         Args:
@@ -330,7 +344,7 @@ class Ensemble:
             check_columns_of_loss(layout, self.gradient_step.loss, state, batch)
 
     @property
-    def step_of_one(self) -> Callable[..., Any]:
+    def step_of_one(self) -> Callable[..., tuple[State, Metrics]]:
         """The step of one member without mesh, jit or lowerings: `step(state, batch, index=None)`.
 
         The leaves of `state` are those of one member, and `batch` is the whole batch. The speed of
@@ -339,7 +353,7 @@ class Ensemble:
         # Averages over the data axis need one, so the step runs under a data axis of one column.
         return on_one_column(self.gradient_step, DATA)
 
-    def trace_update(self, state: State, batches: Any) -> None:
+    def trace_update(self, state: State, batches: CallBatches | PyTree) -> None:
         """Traces `update_steps` in the ensemble's own execution, and computes nothing.
 
         Args:
@@ -353,7 +367,7 @@ class Ensemble:
             steps_of_all(self.gradient_step, self.layout, self._execution), state, batches
         )
 
-    def traced_update(self, state: State, batches: Any) -> ClosedJaxpr:
+    def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
         """Returns the traced update of one member after another, without lowerings.
 
         Args:
@@ -421,8 +435,8 @@ class Ensemble:
     @cached_property
     def bare_loss(self) -> MemberLoss:
         """The loss of one member without methods, `loss(params, model_state, batch, info)`."""
-        if self.objective is not None:
-            return loss_of_objective(self.objective, self.network)
+        if isinstance(self.loss, Objective):
+            return loss_of_objective(self.loss, self.network)
         return loss_of_function(self.loss, self.compute_dtype)
 
     @cached_property
@@ -431,12 +445,12 @@ class Ensemble:
         loss = reduce(lambda inner, method: method(inner), self.methods, self.bare_loss)
         return GradientStep(loss, self.optimizer, self.objective, self.microbatches)
 
-    def _state_of_one(self, batch: Any) -> Callable[..., State]:
+    def _state_of_one(self, batch: Batch) -> Callable[..., State]:
         return initial_state.state_of_one(
             self.network, self.optimizer, initial_state.shapes_of(self.inputs_of(batch))
         )
 
-    def inputs_of(self, batch: Any) -> Any:
+    def inputs_of(self, batch: Batch) -> Inputs | Batch:
         """Returns the part of a batch that the network's `init` is given.
 
         Raises:
@@ -465,7 +479,7 @@ class Ensemble:
         """Programs that score this ensemble, kept with it so that they are compiled once."""
         return {}
 
-    def _one_step(self, state: State, batch: Any) -> Any:
+    def _one_step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         placed = self.layout.placed(batch, BATCH, "The batch")
         if "step" not in self._programs:
             with explained_errors():
@@ -483,7 +497,7 @@ class Ensemble:
         with explained_errors():
             return self._programs["step"](state, placed)
 
-    def _one_step_in_waves(self, state: State, batch: Any) -> Any:
+    def _one_step_in_waves(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         if self.checks_columns_of_loss and "checked" not in self._programs:
             with explained_errors():
                 self.check_loss(state, self.layout.placed(batch, BATCH, "The batch"))
@@ -492,23 +506,23 @@ class Ensemble:
         state, metrics = self.update_steps(state, self.layout.put(of_step, BATCHES))
         return state, {name: values[0] for name, values in metrics.items()}
 
-    def _rule(self, state: State, batch: Any) -> str:
+    def _rule(self, state: State, batch: Batch) -> str:
         """Returns the execution that the rule chooses for one step."""
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), batch)
         return candidates(self.layout, self.traced_update(state, as_batches(one)), 1)[0]
 
-    def _outputs(self, state: State, inputs: Any) -> Any:
+    def _outputs(self, state: State, inputs: Inputs) -> Outputs:
         in_groups = self.num_groups > 1
 
         @pinned_generator()
-        def of_one(state: State, inputs: Any) -> Any:
+        def of_one(state: State, inputs: Inputs) -> Outputs:
             params = evaluation_params(state.params, state.opt_state)
             own = inputs
             if in_groups:
                 group = state.member_id % self.num_groups
                 own = jax.tree.map(lambda leaf: leaf[group], inputs)
 
-            def sample(key: jax.Array | None) -> Any:
+            def sample(key: Key | None) -> Outputs:
                 return self.network.apply(params, state.model_state, own, key, False)[0]
 
             if self.dropout_samples is None:
@@ -521,7 +535,7 @@ class Ensemble:
         return sharded(lowered(of_one, way), self.layout, specs, MEMBER_BATCH, way)(state, inputs)
 
     @cached_property
-    def _predict(self) -> Any:
+    def _predict(self) -> Callable[[State, Inputs], Prediction]:
         if self.num_groups > 1:
             raise UserError(
                 f"predict pools all members, and this ensemble has {self.num_groups} groups of "
@@ -529,7 +543,7 @@ class Ensemble:
             )
         objective = self.objective
 
-        def pooled(outputs: Any, state: State) -> Prediction:
+        def pooled(outputs: Outputs, state: State) -> Prediction:
             if objective is None:
                 return predict_leaves(outputs)
             has_samples = self.dropout_samples is not None
@@ -544,7 +558,7 @@ class Ensemble:
             return lambda state, inputs: pool(self.outputs(state, inputs), state)
         return jax.jit(lambda state, inputs: pooled(self._outputs(state, inputs), state))
 
-    def _placed(self, state: State, inputs: Any) -> tuple["Ensemble", State, Any, int]:
+    def _placed(self, state: State, inputs: Inputs) -> tuple["Ensemble", State, Inputs, int]:
         """Returns ensemble, needed state and inputs on one layout, and the number of examples."""
         if not self.member.has_apply:
             raise UserError(

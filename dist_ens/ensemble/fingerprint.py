@@ -8,7 +8,6 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,6 +16,7 @@ from jax.extend.core import ClosedJaxpr
 import dist_ens
 from dist_ens.ensemble.ensemble import Ensemble
 from dist_ens.errors import UserError
+from dist_ens.types import Shapes
 
 # Version of the operations that dist_ens itself adds to a step. Raise it when they change.
 _STEP = "2"
@@ -37,7 +37,7 @@ def versions() -> dict[str, str]:
     return {"python": python, **ours, **platform, **loaded}
 
 
-def fingerprint_of_step(ensemble: Ensemble, batch: Any) -> str:
+def fingerprint_of_step(ensemble: Ensemble, batch: Shapes) -> str:
     """Returns a fingerprint of the step of one member on a whole global batch.
 
     It depends on the operations of network, loss, methods and optimizer, and on the arrays that
@@ -65,7 +65,7 @@ def fingerprint_of_step(ensemble: Ensemble, batch: Any) -> str:
     return digest.hexdigest()
 
 
-def _captured(value: Any) -> Iterator[np.ndarray]:
+def _captured(value: object) -> Iterator[np.ndarray]:
     """Yields the arrays that a traced function and the functions nested in it capture."""
     if isinstance(value, ClosedJaxpr):
         for array in value.consts:

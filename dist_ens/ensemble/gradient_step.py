@@ -1,7 +1,7 @@
 """The training step of one member, with gradients averaged over the data axis."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,10 @@ from dist_ens.layout import data_index, data_mean, data_size, data_sum
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import traced_anew, tracing_loss
 from dist_ens.methods import LossInfo, MemberLoss
+from dist_ens.methods.loss import LossResults
 from dist_ens.randomness import OPTIMIZER, UPDATE, pinned_generator
 from dist_ens.state import State, without_weak_types
+from dist_ens.types import Batch, Gradients, Key, Metrics, ModelState, Optimizer, Params, PyTree
 
 # Name of the metric that is 1 if all weights of a batch were zero, and 0 otherwise.
 ZERO_WEIGHTS = "zero_weights"
@@ -34,14 +36,14 @@ class GradientStep:
     """
 
     loss: MemberLoss
-    optimizer: Any
+    optimizer: Optimizer
     objective: Objective | None
     microbatches: int = 1
 
     @pinned_generator()
     def __call__(
-        self, state: State, batch: Any, index: jax.Array | None = None
-    ) -> tuple[State, dict[str, jax.Array]]:
+        self, state: State, batch: Batch, index: jax.Array | None = None
+    ) -> tuple[State, Metrics]:
         """Returns the state after one step, and the metrics before it.
 
         Args:
@@ -76,8 +78,8 @@ class GradientStep:
         return without_weak_types(state), metrics
 
     def _gradients(
-        self, state: State, batch: Any, index: jax.Array | None, key: jax.Array
-    ) -> tuple[Any, Any, dict[str, jax.Array]]:
+        self, state: State, batch: Batch, index: jax.Array | None, key: Key
+    ) -> tuple[Gradients, ModelState, Metrics]:
         """Returns gradients, model state and metrics of this column's part of the batch.
 
         The differentiated loss is this part's share of the global mean, so the gradients are summed
@@ -88,11 +90,16 @@ class GradientStep:
         parts = data_size() * self.microbatches
 
         def loss_of(
-            params: Any, model_state: Any, batch: Any, index: Any, key: jax.Array, totals: Any
-        ) -> Any:
+            params: Params,
+            model_state: ModelState,
+            batch: Batch,
+            index: jax.Array | None,
+            key: Key,
+            totals: list[jax.Array] | None,
+        ) -> LossResults:
             info = LossInfo(key, state.key, state.member_id, index, self.objective)
 
-            def checked(params: Any, model_state: Any, batch: Any) -> Any:
+            def checked(params: Params, model_state: ModelState, batch: Batch) -> LossResults:
                 with (
                     tracing_loss(totals, is_of_part=self.microbatches > 1) as scope,
                     explained_errors(),
@@ -115,8 +122,13 @@ class GradientStep:
         return self._accumulated(gradients, state, batch, index, key)
 
     def _accumulated(
-        self, gradients: Any, state: State, batch: Any, index: Any, key: jax.Array
-    ) -> tuple[Any, Any, dict[str, jax.Array]]:
+        self,
+        gradients: Callable[..., tuple[Gradients, tuple[ModelState, Metrics]]],
+        state: State,
+        batch: Batch,
+        index: jax.Array | None,
+        key: Key,
+    ) -> tuple[Gradients, ModelState, Metrics]:
         """Returns gradients, model state and metrics of a batch that is taken in microbatches."""
         count = self.microbatches
         for leaf in jax.tree.leaves(batch):
@@ -127,7 +139,9 @@ class GradientStep:
         numbers = jnp.arange(count)
         totals = self._total_weights(state, in_parts, numbers, key)
 
-        def accumulate(carry: tuple[Any, Any], part: tuple[Any, jax.Array]) -> Any:
+        def accumulate(
+            carry: tuple[ModelState, PyTree], part: tuple[PyTree, jax.Array]
+        ) -> tuple[PyTree, None]:
             model_state, total = carry
             (batch, index), number = part
             grads, (model_state, metrics) = gradients(
@@ -145,7 +159,7 @@ class GradientStep:
         return grads, model_state, jax.tree.map(lambda leaf: leaf / count, metrics)
 
     def _total_weights(
-        self, state: State, in_parts: Any, numbers: jax.Array, key: jax.Array
+        self, state: State, in_parts: PyTree, numbers: jax.Array, key: Key
     ) -> list[jax.Array] | None:
         """Returns the sums over all microbatches of the weights that the loss gives `batch_mean`.
 
@@ -157,7 +171,7 @@ class GradientStep:
             One sum for each call of `batch_mean` with weights; None if there are none.
         """
 
-        def weights_of(part: Any) -> list[jax.Array]:
+        def weights_of(part: PyTree) -> list[jax.Array]:
             (batch, index), number = part
             info = LossInfo(
                 jax.random.fold_in(key, number),
@@ -167,7 +181,7 @@ class GradientStep:
                 self.objective,
             )
 
-            def weights(params: Any, model_state: Any, batch: Any) -> list[jax.Array]:
+            def weights(params: Params, model_state: ModelState, batch: Batch) -> list[jax.Array]:
                 with tracing_loss(is_of_part=True) as scope, explained_errors():
                     self.loss(params, model_state, batch, info)
                 return list(scope.weights)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,10 @@ from dist_ens.members.modes import on_one_column
 from dist_ens.narrowing import held_dtype
 from dist_ens.randomness import INIT, member_key, pinned_generator
 from dist_ens.state import State, stack_members, without_weak_types
+from dist_ens.types import Leaf, ModelState, Optimizer, Params, PyTree, Shapes
 
 
-def state_of_one(member: Member, optimizer: Any, shapes: Any) -> Callable[..., State]:
+def state_of_one(member: Member, optimizer: Optimizer, shapes: Shapes) -> Callable[..., State]:
     """Returns the function that makes one member's state, `make(member_id, seed) -> State`.
 
     Args:
@@ -88,10 +88,10 @@ def abstract_state(make: Callable[..., State], layout: Layout, waves: int) -> St
 
 
 def state_from(
-    params: Sequence[Any],
-    model_states: Sequence[Any] | None,
+    params: Sequence[Params],
+    model_states: Sequence[ModelState] | None,
     *,
-    optimizer: Any,
+    optimizer: Optimizer,
     layout: Layout,
     ids: np.ndarray,
     seed: int,
@@ -142,14 +142,14 @@ def state_from(
     return state if waves == 1 else Waves(layout, waves).off_devices(state)
 
 
-def shapes_of(tree: Any) -> Any:
+def shapes_of(tree: PyTree) -> Shapes:
     """Returns the shapes and types that a pytree has in JAX, which holds numbers in 32 bits.
 
     Args:
         tree: Pytree of arrays, numbers, or shapes and types (`jax.ShapeDtypeStruct`).
     """
 
-    def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    def shape_of(leaf: Leaf) -> jax.ShapeDtypeStruct:
         if isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         array = np.asarray(leaf) if not hasattr(leaf, "dtype") else leaf

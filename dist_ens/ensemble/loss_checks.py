@@ -2,23 +2,23 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Set
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Jaxpr, Literal, Var
 
 from dist_ens.errors import UserError, first_line
 from dist_ens.execution.rewrite import nested
 from dist_ens.signatures import call_error
 from dist_ens.state import described, leaf_type, leaf_types
+from dist_ens.types import Metrics, ModelState
 
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
 _COLLECTIVES = {"psum", "psum_invariant", "pmean", "pmax", "pmin", "all_gather", "all_to_all"}
 
 
-def check_signature(fn: Callable[..., Any]) -> None:
+def check_signature(fn: Callable[..., object]) -> None:
     """Raises a `UserError` unless a function can be called as a loss."""
     error = call_error(fn, 4)
     if error is not None:
@@ -30,8 +30,8 @@ def check_signature(fn: Callable[..., Any]) -> None:
 
 
 def check_loss_outputs(
-    results: Any, model_state: Any
-) -> tuple[jax.Array, Any, dict[str, jax.Array]]:
+    results: object, model_state: ModelState
+) -> tuple[jax.Array, ModelState, Metrics]:
     """Returns the loss, the new model state and the metrics that a loss returned.
 
     Args:
@@ -122,7 +122,7 @@ def explained_errors() -> Iterator[None]:
         ) from error
 
 
-def local_weighted_mean(traced: Jaxpr, batch_vars: set[Any]) -> str | None:
+def local_weighted_mean(traced: Jaxpr, batch_vars: set[Var]) -> str | None:
     """Finds the operation by which a loss divides by a sum over one column's part of the batch.
 
     A mean such as `(v * m).sum() / m.sum()` is the mean over one column's examples. The mean of
@@ -140,8 +140,8 @@ def local_weighted_mean(traced: Jaxpr, batch_vars: set[Any]) -> str | None:
 
 
 def _scalar_division(
-    jaxpr: Jaxpr, local: set[Any], needed: set[Any]
-) -> tuple[set[Any], str | None]:
+    jaxpr: Jaxpr, local: set[Var], needed: Set[Var | Literal]
+) -> tuple[set[Var], str | None]:
     """Returns the variables that depend on one column's batch, and a division by a sum of them.
 
     Args:
@@ -189,7 +189,7 @@ def _scalar_division(
     return local, division
 
 
-def _needed_for(jaxpr: Jaxpr, results: set[Any]) -> set[Any]:
+def _needed_for(jaxpr: Jaxpr, results: Set[Var | Literal]) -> set[Var]:
     """Returns the variables on which some results depend, including the results."""
     needed = {v for v in results if not isinstance(v, Literal)}
     for eqn in reversed(jaxpr.eqns):
@@ -198,11 +198,11 @@ def _needed_for(jaxpr: Jaxpr, results: set[Any]) -> set[Any]:
     return needed
 
 
-def _is_scalar(variable: Any) -> bool:
+def _is_scalar(variable: Var | Literal) -> bool:
     return getattr(variable.aval, "shape", None) == ()
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if hasattr(value, "shape"):
         return f"an array {leaf_type(value)}"
     return f"a {type(value).__name__}"

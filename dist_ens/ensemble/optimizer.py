@@ -2,23 +2,23 @@
 
 import functools
 import inspect
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Jaxpr, Literal, Var
 
 from dist_ens.errors import UserError
 from dist_ens.execution.rewrite import equations, nested
 from dist_ens.randomness import key_of_optimizer
+from dist_ens.types import Gradients, Key, Leaf, Optimizer, OptState, Params, PyTree, Structure
 
 # Operations that draw random numbers, and operations that derive keys from keys.
 _DRAWS = {"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator", "rng_uniform"}
 _TAKE_KEYS = _DRAWS | {"random_wrap", "random_split", "random_fold_in", "random_clone"}
 
 
-def require_optimizer(optimizer: Any) -> None:
+def require_optimizer(optimizer: object) -> None:
     """Raises a `UserError` unless an object has `init` and `update`, like Optax's optimizers."""
     has_both = all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
     if has_both and not isinstance(optimizer, type):
@@ -36,7 +36,9 @@ def require_optimizer(optimizer: Any) -> None:
     )
 
 
-def update_of(optimizer: Any, grads: Any, state: Any, params: Any, **extra: Any) -> Any:
+def update_of(
+    optimizer: Optimizer, grads: Gradients, state: OptState, params: Params, **extra: PyTree
+) -> tuple[Gradients, OptState]:
     """Returns an optimizer's updates and its new state.
 
     Args:
@@ -56,7 +58,7 @@ def update_of(optimizer: Any, grads: Any, state: Any, params: Any, **extra: Any)
     return optimizer.update(grads, state, params, **extra)
 
 
-def evaluation_params(params: Any, opt_state: Any) -> Any:
+def evaluation_params(params: Params, opt_state: OptState) -> Params:
     """Returns the parameters with which a member is evaluated.
 
     They are the trained parameters, except for schedule-free optimizers. Those evaluate averaged
@@ -69,23 +71,23 @@ def evaluation_params(params: Any, opt_state: Any) -> Any:
     Source: Defazio et al. (2024), https://arxiv.org/abs/2405.15682.
     """
 
-    structure: Any = jax.tree.structure(params)
+    structure: Structure = jax.tree.structure(params)
     for node in jax.tree.leaves(opt_state, is_leaf=_is_schedule_free):
         if _is_schedule_free(node) and jax.tree.structure(node.z) == structure:
             return optax.contrib.schedule_free_eval_params(node, params)
     return params
 
 
-def is_schedule_free(opt_state: Any) -> bool:
+def is_schedule_free(opt_state: OptState) -> bool:
     """Returns whether an optimizer is schedule-free, so that it evaluates averaged parameters."""
     return any(map(_is_schedule_free, jax.tree.leaves(opt_state, is_leaf=_is_schedule_free)))
 
 
-def _is_schedule_free(node: Any) -> bool:
+def _is_schedule_free(node: object) -> bool:
     return isinstance(node, optax.contrib.ScheduleFreeState)
 
 
-def optimizer_state(optimizer: Any, params: Any, member_key: jax.Array) -> Any:
+def optimizer_state(optimizer: Optimizer, params: Params, member_key: Key) -> OptState:
     """Returns the initial state of a member's optimizer.
 
     An optimizer that draws random numbers, such as `optax.noisy_sgd`, is made with one seed for all
@@ -134,7 +136,7 @@ def optimizer_state(optimizer: Any, params: Any, member_key: jax.Array) -> Any:
     return jax.tree.unflatten(structure, own)
 
 
-def _own(leaf: jax.Array, member_key: jax.Array) -> jax.Array:
+def _own(leaf: jax.Array, member_key: Key) -> jax.Array:
     """Returns the member's keys in place of one or several keys of the optimizer."""
     is_typed = _is_typed_key(leaf)
     if is_typed:  # Keys of other generators may have more than two words.
@@ -145,15 +147,15 @@ def _own(leaf: jax.Array, member_key: jax.Array) -> jax.Array:
     return keys.reshape(leaf.shape) if is_typed else jax.random.key_data(keys).reshape(leaf.shape)
 
 
-def _is_typed_key(leaf: Any) -> bool:
+def _is_typed_key(leaf: Leaf) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
 
 
-def _may_be_plain_key(leaf: Any) -> bool:
+def _may_be_plain_key(leaf: Leaf) -> bool:
     return jnp.result_type(leaf) == jnp.uint32 and jnp.shape(leaf)[-1:] == (2,)
 
 
-def _reaches_draws(jaxpr: Jaxpr, values: set[Any]) -> bool:
+def _reaches_draws(jaxpr: Jaxpr, values: set[Var]) -> bool:
     """Returns whether random numbers in a traced function depend on any of some values."""
     values = set(values)
     for eqn in jaxpr.eqns:

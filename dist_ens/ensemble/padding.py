@@ -1,6 +1,6 @@
 """Padding of inputs to a few batch sizes, so that few programs are compiled."""
 
-from typing import Any
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,10 @@ import numpy as np
 
 from dist_ens.errors import UserError
 from dist_ens.layout import BATCH, Layout
+from dist_ens.types import Array, Inputs, Leaf, Outputs
 
 
-def padded_inputs(layout: Layout, inputs: Any) -> tuple[Any, int]:
+def padded_inputs(layout: Layout, inputs: Inputs) -> tuple[Inputs, int]:
     """Puts inputs on the layout, padded to the next power of two times the data axis.
 
     Args:
@@ -52,13 +53,13 @@ def _is_whole(size: int, layout: Layout) -> bool:
     return rest == 0 and per_column > 0 and per_column & (per_column - 1) == 0
 
 
-def _filled_up(leaf: Any, size: int) -> Any:
-    xp: Any = jnp if isinstance(leaf, jax.Array) else np
+def _filled_up(leaf: Leaf, size: int) -> Array:
+    xp: ModuleType = jnp if isinstance(leaf, jax.Array) else np
     leaf = xp.asarray(leaf)
     return xp.concatenate([leaf, xp.repeat(leaf[-1:], size - len(leaf), axis=0)])
 
 
-def unpadded(outputs: Any, size: int) -> Any:
+def unpadded(outputs: Outputs, size: int) -> Outputs:
     """Returns outputs without those of the padding.
 
     Args:

@@ -5,14 +5,13 @@ import hashlib
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
 
 import dist_ens
 from dist_ens import cluster
-from dist_ens.ensemble.batches import specs_of, steps_in
+from dist_ens.ensemble.batches import CallBatches, specs_of, steps_in
 from dist_ens.ensemble.ensemble import Ensemble
 from dist_ens.ensemble.waves import batches_of_wave
 from dist_ens.execution import autotune
@@ -21,6 +20,7 @@ from dist_ens.execution.decision_cache import keep_execution, kept_execution
 from dist_ens.execution.heuristics import candidates
 from dist_ens.layout import Waves, device_bytes
 from dist_ens.state import State
+from dist_ens.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Choice:
 def choose(
     ensemble: Ensemble,
     state: State,
-    batches: Any,
+    batches: CallBatches | PyTree,
     num_steps: int,
     *,
     workdir: pathlib.Path | None = None,
@@ -156,7 +156,7 @@ def choose(
 
 
 def _first_that_traces(
-    known: Mapping[str, Ensemble], names: Sequence[str], state: State, batches: Any
+    known: Mapping[str, Ensemble], names: Sequence[str], state: State, batches: CallBatches | PyTree
 ) -> tuple[str, dict[str, str]]:
     """Returns the first execution whose update can be traced, and the errors of earlier ones.
 
@@ -183,7 +183,11 @@ def _first_that_traces(
 
 
 def _program(
-    ensemble: Ensemble, traced: ClosedJaxpr, names: list[str], state: State, batches: Any
+    ensemble: Ensemble,
+    traced: ClosedJaxpr,
+    names: list[str],
+    state: State,
+    batches: CallBatches | PyTree,
 ) -> str:
     """Returns a fingerprint of the program, its candidates and the kind of device."""
     device = ensemble.layout.mesh.devices.flat[0]

@@ -3,14 +3,16 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dist_ens.config.execution_spec import Execution
 from dist_ens.ensemble.batches import (
+    Batches,
+    CallBatches,
     Drawn,
+    MemberBatches,
     as_batches,
     located,
     one_step,
@@ -32,12 +34,16 @@ from dist_ens.layout import (
     data_index,
     put_numbers,
 )
+from dist_ens.state import State
+from dist_ens.types import Batch, Metrics, PyTree, Structure
 
 # step(state, batch, index) -> (state, metrics), of one member.
-Step = Callable[[Any, Any, Any], tuple[Any, dict[str, jax.Array]]]
+Step = Callable[[State, Batch, jax.Array | None], tuple[State, Metrics]]
+# update(state, batches) -> (state, metrics), of all members and several steps.
+Update = Callable[[State, CallBatches | PyTree], tuple[State, Metrics]]
 
 
-def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Callable[[Any, Any], Any]:
+def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Update:
     """Returns the update of several steps, not yet jitted: `update(state, batches)`.
 
     Args:
@@ -50,17 +56,21 @@ def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Callable[[
         metrics by name, float32[steps, members].
     """
 
-    def update(state: Any, batches: Any) -> tuple[Any, dict[str, jax.Array]]:
+    def update(state: State, batches: CallBatches | PyTree) -> tuple[State, Metrics]:
         batches = as_batches(batches)
         # The inner jit traces the step once, however many members and steps call it.
         update_once = jax.jit(lowered(step, execution), inline=True)
         count = steps_in(batches)
 
-        def over_steps(state: Any, per_step: Any, batch_of: Callable[[Any], Any]) -> Any:
-            def update_one(state: Any, at: Any) -> tuple[Any, dict[str, jax.Array]]:
+        def over_steps(
+            state: State,
+            per_step: PyTree,
+            batch_of: Callable[[PyTree], tuple[Batch, jax.Array | None]],
+        ) -> tuple[State, Metrics]:
+            def update_one(state: State, at: PyTree) -> tuple[State, Metrics]:
                 return update_once(state, *batch_of(at))
 
-            def at_step(number: int) -> Any:
+            def at_step(number: int) -> PyTree:
                 return jax.tree.map(lambda leaf: leaf[number], per_step)
 
             if _scans(execution, layout, count, update_one, state, at_step(0)):
@@ -71,11 +81,11 @@ def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Callable[[
                 metrics.append(metrics_of_step)
             return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *metrics)
 
-        def of_given(state: Any, batches: Any) -> Any:
+        def of_given(state: State, batches: Batches | MemberBatches) -> tuple[State, Metrics]:
             return over_steps(state, batches, lambda at: (at.examples, at.index))
 
-        def of_drawn(state: Any, split: Any, indices: jax.Array) -> Any:
-            def batch_of(at: jax.Array) -> tuple[Any, jax.Array]:
+        def of_drawn(state: State, split: PyTree, indices: jax.Array) -> tuple[State, Metrics]:
+            def batch_of(at: jax.Array) -> tuple[Batch, jax.Array]:
                 drawn = jax.tree.map(lambda leaf: leaf.at[at].get(mode="promise_in_bounds"), split)
                 return drawn, at
 
@@ -99,7 +109,7 @@ def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Callable[[
     return update
 
 
-def dispatched(step: Step, layout: Layout, execution: Execution) -> Callable[[Any, Any], Any]:
+def dispatched(step: Step, layout: Layout, execution: Execution) -> Update:
     """Returns the update of several steps, `update(state, batches)`, which donates the state.
 
     For most executions it is one jitted program. `loop` dispatches one program for each member,
@@ -118,12 +128,12 @@ def dispatched(step: Step, layout: Layout, execution: Execution) -> Callable[[An
     return jax.jit(update, donate_argnums=0)
 
 
-def _each_member(step: Step, layout: Layout, execution: Execution) -> Callable[[Any, Any], Any]:
+def _each_member(step: Step, layout: Layout, execution: Execution) -> Update:
     """Returns the update as a program of one member, dispatched for each member."""
     alone = dataclasses.replace(execution, members="unroll")
-    loops: dict[Any, Loop] = {}
+    loops: dict[tuple[type, Structure], Loop] = {}
 
-    def update(state: Any, batches: Any) -> Any:
+    def update(state: State, batches: CallBatches | PyTree) -> tuple[State, Metrics]:
         batches = as_batches(batches)
         kind = (type(batches), jax.tree.structure(batches))
         if kind not in loops:
@@ -139,21 +149,21 @@ def _each_member(step: Step, layout: Layout, execution: Execution) -> Callable[[
     return update
 
 
-def _each_step(step: Step, layout: Layout, execution: Execution) -> Callable[[Any, Any], Any]:
+def _each_step(step: Step, layout: Layout, execution: Execution) -> Update:
     """Returns the update as a program of one step, dispatched for each step of a call."""
     of_some = steps_of_all(step, layout, execution)
 
     @partial(jax.jit, donate_argnums=0)
-    def update_one(state: Any, batches: Any, number: jax.Array) -> Any:
+    def update_one(state: State, batches: CallBatches, number: jax.Array) -> tuple[State, Metrics]:
         return of_some(state, one_step(batches, number))
 
     @jax.jit
-    def in_order(metrics: list[Any]) -> Any:
+    def in_order(metrics: list[Metrics]) -> Metrics:
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *metrics)
 
     numbers: list[jax.Array] = []
 
-    def update(state: Any, batches: Any) -> Any:
+    def update(state: State, batches: CallBatches | PyTree) -> tuple[State, Metrics]:
         batches = as_batches(batches)
         count, metrics = steps_in(batches), []
         if len(numbers) < count:
@@ -167,7 +177,12 @@ def _each_step(step: Step, layout: Layout, execution: Execution) -> Callable[[An
 
 
 def _scans(
-    execution: Execution, layout: Layout, count: int, update_one: Any, state: Any, at: Any
+    execution: Execution,
+    layout: Layout,
+    count: int,
+    update_one: Callable[[State, PyTree], tuple[State, Metrics]],
+    state: State,
+    at: PyTree,
 ) -> bool:
     """Returns whether the steps of a call are a loop (`while`) inside the program.
 

@@ -7,14 +7,14 @@ those of training without waves.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
-from dist_ens.ensemble.batches import MemberBatches
+from dist_ens.ensemble.batches import CallBatches, MemberBatches
+from dist_ens.ensemble.update_steps import Update
 from dist_ens.layout import MEMBER_METRICS, MEMBERS, Waves
-
-Update = Callable[[Any, Any], tuple[Any, Any]]
+from dist_ens.state import State
+from dist_ens.types import Inputs, Metrics, PyTree, Specs, Tree
 
 
 def update_in_waves(waves: Waves, update: Update) -> Update:
@@ -25,7 +25,7 @@ def update_in_waves(waves: Waves, update: Update) -> Update:
         update: Update of the members of one wave.
     """
 
-    def update_all(state: Any, batches: Any) -> tuple[Any, Any]:
+    def update_all(state: State, batches: CallBatches | PyTree) -> tuple[State, Metrics]:
         states, metrics = [], []
         for number in range(waves.count):
             of_wave, metrics_of_wave = update(
@@ -42,8 +42,8 @@ def update_in_waves(waves: Waves, update: Update) -> Update:
 
 
 def results_in_waves(
-    waves: Waves, fn: Callable[[Any, Any], Any], spec: Any
-) -> Callable[[Any, Any], Any]:
+    waves: Waves, fn: Callable[[State, Inputs], Tree], spec: Specs
+) -> Callable[[State, Inputs], Tree]:
     """Returns a function of members that wait in the hosts' memory, such as `Ensemble.outputs`.
 
     Args:
@@ -52,14 +52,16 @@ def results_in_waves(
         spec: Spec of the results of `fn`, `MEMBERS` or `MEMBER_BATCH`.
     """
 
-    def results_of_all(state: Any, inputs: Any) -> Any:
+    def results_of_all(state: State, inputs: Inputs) -> Tree:
         of_waves = [fn(waves.take(state, number), inputs) for number in range(waves.count)]
         return waves.join(of_waves, spec)
 
     return results_of_all
 
 
-def batches_of_wave(waves: Waves, batches: Any, number: int) -> Any:
+def batches_of_wave(
+    waves: Waves, batches: CallBatches | PyTree, number: int
+) -> CallBatches | PyTree:
     """Returns the batches of one wave's members from the batches of all members."""
     if not isinstance(batches, MemberBatches):
         return batches

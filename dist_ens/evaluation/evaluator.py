@@ -21,6 +21,7 @@ from dist_ens.layout import BATCH, to_host
 from dist_ens.losses import Categorical, Distribution, Gaussian, Objective
 from dist_ens.metrics import Metric
 from dist_ens.state import State
+from dist_ens.types import Labels, Outputs, Weights
 
 
 class Evaluator:
@@ -181,7 +182,7 @@ class Evaluator:
             },
         )
 
-    def _check_labels(self, outputs: Any, labels: Any, weights: Any) -> None:
+    def _check_labels(self, outputs: Outputs, labels: Labels, weights: Weights) -> None:
         """Checks the labels and weights of a batch against outputs [members, batch, ...]."""
         shape = list(outputs.shape[1:])
         if self._ensemble.dropout_samples is not None:

@@ -1,17 +1,16 @@
 """Checks that labels and weights match the outputs of members."""
 
-from typing import Any
-
 import numpy as np
 
 from dist_ens.errors import UserError
 from dist_ens.losses import Categorical, Distribution
+from dist_ens.types import Labels, Weights
 
 Shape = tuple[int, ...]
 
 
 def check_labels(
-    distribution: Distribution, outputs: Shape, labels: Any, weights: Any = None
+    distribution: Distribution, outputs: Shape, labels: Labels, weights: Weights = None
 ) -> None:
     """Checks that there is one label, and at most one weight, for each row of the outputs.
 

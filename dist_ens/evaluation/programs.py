@@ -17,6 +17,7 @@ from dist_ens.metrics import Metric
 from dist_ens.metrics.catalogue import BY_SIZE
 from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, Statistic
 from dist_ens.state import State
+from dist_ens.types import Inputs, Labels, Outputs, Weights
 
 # Ensembles of 1, 2, … members are scored along this many random orders, for this many sizes.
 _ORDERS = 8
@@ -79,7 +80,7 @@ class Programs:
             values |= {name: own(summary, labels) for name, own in self._own.items()}
         return values
 
-    def check_metrics(self, metrics: Sequence[Metric], outputs: Any, labels: Any) -> None:
+    def check_metrics(self, metrics: Sequence[Metric], outputs: Outputs, labels: Labels) -> None:
         """Checks custom metrics by the shapes of their statistics alone.
 
         Args:
@@ -116,7 +117,7 @@ class Programs:
         known = distribution.row_statistics(one, labels) | distribution.diversity(predictions)
         return known, distribution.summary(one)
 
-    def outputs_shape(self, state: State, inputs: Any) -> Any:
+    def outputs_shape(self, state: State, inputs: Inputs) -> Any:
         """Returns the shape and type of the result of `outputs`, from those of its arguments.
 
         Args:
@@ -134,7 +135,9 @@ class Programs:
             found,
         )
 
-    def scored(self, outputs: Any, labels: Any, mask: Any, weights: Any) -> dict[str, str | None]:
+    def scored(
+        self, outputs: Outputs, labels: Labels, mask: Any, weights: Weights
+    ) -> dict[str, str | None]:
         """Returns the direction of each score by its name, from the shapes that `score` takes."""
         (groups, _), (sums, _) = jax.eval_shape(self.score, outputs, labels, mask, weights)
         known = {*groups, WHOLE_WEIGHTS, *([CLASSWISE] if math.prod(sums.shape) else [])}
@@ -346,7 +349,7 @@ def programs_of(
 
 
 def _check_statistic(
-    name: str, statistic: Statistic, known: Mapping[str, Any], summary: Any, labels: Any
+    name: str, statistic: Statistic, known: Mapping[str, Any], summary: Any, labels: Labels
 ) -> None:
     """Raises a `UserError` unless the statistic of a custom metric is one number for each label."""
     if name in known:

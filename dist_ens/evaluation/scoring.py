@@ -27,6 +27,7 @@ from dist_ens.metrics.catalogue import direction_of
 from dist_ens.metrics.metric import checked_metrics
 from dist_ens.randomness import PREDICT, pinned_generator
 from dist_ens.state import State
+from dist_ens.types import Batch, ModelState, Params
 
 BATCH_SIZE = 1000
 
@@ -134,7 +135,7 @@ def score(
 
 
 def check_score(
-    ensemble: Ensemble, batch: Any, examples: Examples, *, metrics: Sequence[Metric] = ()
+    ensemble: Ensemble, batch: Batch, examples: Examples, *, metrics: Sequence[Metric] = ()
 ) -> dict[str, str | None]:
     """Checks by shapes alone that examples can be scored; see `evaluate`.
 
@@ -298,7 +299,7 @@ def arrays_of(data: Any) -> Any:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
 
 
-def _check_batch(kind: str, number: int, batch: Any) -> None:
+def _check_batch(kind: str, number: int, batch: Batch) -> None:
     """Raises a `UserError` unless every leaf of a batch is an array of numbers [batch, ...]."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         is_number = jax.numpy.issubdtype(leaf.dtype, jax.numpy.number) or leaf.dtype == bool
@@ -316,12 +317,12 @@ def _means_of_one(ensemble: Ensemble) -> Callable[[State, Any], dict[str, jax.Ar
     loss = ensemble.bare_loss
 
     @pinned_generator()
-    def of_one(state: State, batch: Any) -> dict[str, jax.Array]:
+    def of_one(state: State, batch: Batch) -> dict[str, jax.Array]:
         params = evaluation_params(state.params, state.opt_state)
         key = jax.random.fold_in(state.key, PREDICT)
         info = LossInfo(key, state.key, state.member_id, None, None)
 
-        def means(params: Any, model_state: Any, batch: Any) -> dict[str, jax.Array]:
+        def means(params: Params, model_state: ModelState, batch: Batch) -> dict[str, jax.Array]:
             with tracing_loss(), explained_errors():
                 results = loss(params, model_state, batch, info)
                 return check_loss_outputs(results, model_state)[2]

@@ -19,6 +19,7 @@ from dist_ens.layout import (
     members_axes,
     named_specs,
 )
+from dist_ens.types import Specs
 
 
 def lift(
@@ -26,7 +27,7 @@ def lift(
     *,
     layout: Layout,
     in_specs: Sequence[Any],
-    out_specs: Any = "members",
+    out_specs: Specs = "members",
     execution: str = "vmap",
     donate_argnums: int | Sequence[int] = (),
 ) -> "Lifted":
@@ -102,7 +103,7 @@ def sharded(
     fn: Callable[..., Any],
     layout: Layout,
     in_specs: tuple[Any, ...],
-    out_specs: Any,
+    out_specs: Specs,
     way: Execution,
 ) -> Callable[..., Any]:
     """Returns the function of all members, not yet jitted; see `lift`.
@@ -136,7 +137,7 @@ class Lifted:
         *,
         layout: Layout,
         in_specs: tuple[Any, ...],
-        out_specs: Any,
+        out_specs: Specs,
         execution: Execution,
         donate_argnums: tuple[int, ...] = (),
     ) -> None:
@@ -187,13 +188,13 @@ class Lifted:
         ]
 
 
-def _is_state(in_spec: Any, out_specs: Any) -> bool:
+def _is_state(in_spec: Specs, out_specs: Specs) -> bool:
     """Returns whether the first result has the spec of the first argument, and no data axis."""
     first = out_specs[0] if type(out_specs) is tuple else out_specs
     return is_spec(in_spec) and is_spec(first) and in_spec == first and DATA not in tuple(first)
 
 
-def require_equal_columns(layout: Layout, results: Any, specs: Any) -> None:
+def require_equal_columns(layout: Layout, results: Any, specs: Specs) -> None:
     """Checks that all columns of the mesh hold the same members.
 
     Args:

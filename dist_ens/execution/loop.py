@@ -23,6 +23,7 @@ from dist_ens.layout import (
     part_of_row,
     put_numbers,
 )
+from dist_ens.types import PyTree, Specs
 
 
 class Loop:
@@ -41,7 +42,7 @@ class Loop:
         self,
         layout: Layout,
         in_specs: tuple[Any, ...],
-        out_specs: Any,
+        out_specs: Specs,
         program_of: Callable[[Layout], Callable[..., Any]],
         *,
         in_place: bool,
@@ -91,13 +92,13 @@ class Loop:
         return (state, *others) if is_tuple else state
 
 
-def _types(tree: Any) -> tuple[Any, list[Any]]:
+def _types(tree: PyTree) -> tuple[Any, list[Any]]:
     """Returns the structure of a pytree of arrays, and their shapes and types."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
-def _own(arg: Any, specs: Any, position: jax.Array) -> Any:
+def _own(arg: Any, specs: Specs, position: jax.Array) -> Any:
     """Returns one member's part of an argument. Arrays without a members axis are unchanged."""
     axes = [axis_of(spec, ENSEMBLE) for spec in broadcast(specs, arg)]
     leaves, structure = jax.tree.flatten(arg)
@@ -109,7 +110,7 @@ def _own(arg: Any, specs: Any, position: jax.Array) -> Any:
     return jax.tree.unflatten(structure, merged)
 
 
-def _side_by_side(members: Sequence[Any], specs: Any) -> Any:
+def _side_by_side(members: Sequence[Any], specs: Specs) -> Any:
     """Returns the results of all members of a row, concatenated along the members axis."""
     if not jax.tree.leaves(members[0]):
         return members[0]

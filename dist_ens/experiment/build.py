@@ -33,6 +33,7 @@ from dist_ens.models import make_model
 from dist_ens.optimizers import make_optimizer
 from dist_ens.state import State
 from dist_ens.training import EvalData, OrderedSplit
+from dist_ens.types import Batch
 
 NOTHING = OwnParts()
 
@@ -180,7 +181,7 @@ def eval_data_of(run: Run, source: Source, parts: OwnParts) -> EvalData:
             by_size=is_last,
         )
 
-    def check(ensemble: Ensemble, batch: Any) -> Mapping[str, str | None]:
+    def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
         if ensemble.objective is None:
             return check_score(ensemble, batch, examples)
         of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
@@ -211,7 +212,8 @@ def methods_of(run: Run, input_ranges: np.ndarray | None) -> tuple[Method, ...]:
     if loss.label_smoothing and spec.num_classes is not None:
         methods.append(label_smoothing(loss.label_smoothing))
     if loss.adversarial:
-        methods.append(adversarial(loss.adversarial, input_ranges))
+        # Without the training inputs there are no ranges, and nothing is trained.
+        methods.append(adversarial(loss.adversarial, input_ranges))  # type: ignore[arg-type]
     if loss.mixup:
         methods.append(mixup(loss.mixup))
     if run.experiment.data.examples == "bootstrap":
@@ -241,7 +243,7 @@ def build_ensemble(
     return Ensemble(
         _member_of(run, objective, parts),
         parts.optimizer or make_optimizer(experiment.optimizer),
-        objective if parts.loss is None else parts.loss,
+        objective if parts.loss is None else parts.loss,  # type: ignore[arg-type]  # one is given
         num_members=layout.num_members,
         seed=experiment.seed,
         layout=layout,
@@ -302,7 +304,7 @@ def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member
     return member
 
 
-def identified(run: Run, ensemble: Ensemble, parts: OwnParts, source: Source, batch: Any) -> Run:
+def identified(run: Run, ensemble: Ensemble, parts: OwnParts, source: Source, batch: Batch) -> Run:
     """Returns a run with fingerprints of its data and of the parts that were given.
 
     Args:
@@ -325,7 +327,7 @@ def identified(run: Run, ensemble: Ensemble, parts: OwnParts, source: Source, ba
     )
 
 
-def check_network(run: Run, ensemble: Ensemble, parts: OwnParts, batch: Any) -> None:
+def check_network(run: Run, ensemble: Ensemble, parts: OwnParts, batch: Batch) -> None:
     """Checks that the given parts are those that a run was trained with.
 
     Training steps are compared only if the same versions traced both.
@@ -350,7 +352,7 @@ def check_network(run: Run, ensemble: Ensemble, parts: OwnParts, batch: Any) -> 
         )
 
 
-def _step_of(run: Run, ensemble: Ensemble, batch: Any) -> str:
+def _step_of(run: Run, ensemble: Ensemble, batch: Batch) -> str:
     """Returns the fingerprint of a run's training step."""
     # The ranges of the inputs belong to the data, so the fingerprint must not depend on them.
     ranges = np.ones((run.spec.num_groups, *run.spec.input_shape), np.float32)

@@ -1,7 +1,5 @@
 """Checks of a run's memory, network and data, before anything is written."""
 
-from typing import Any
-
 import jax
 
 from dist_ens import cluster
@@ -14,9 +12,10 @@ from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCH, DATA, REPLICATED, device_bytes
 from dist_ens.members import Member, check_modes
 from dist_ens.state import described, leaf_type, leaf_types
+from dist_ens.types import Batch
 
 
-def check_room(ensemble: Ensemble, batch: Any) -> None:
+def check_room(ensemble: Ensemble, batch: Batch) -> None:
     """Checks that the state fits on its devices, before it is made.
 
     Args:

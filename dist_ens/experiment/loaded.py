@@ -26,6 +26,7 @@ from dist_ens.metrics import Metric
 from dist_ens.paths import given_path
 from dist_ens.state import State, select_members
 from dist_ens.training.run_record import record_of
+from dist_ens.types import Inputs
 
 if TYPE_CHECKING:
     from dist_ens.experiment.config_file import ConfigFile
@@ -51,7 +52,7 @@ class LoadedRun:
     parts: OwnParts = NOTHING
     config: "ConfigFile | None" = None
 
-    def predict(self, inputs: Any) -> Prediction:
+    def predict(self, inputs: Inputs) -> Prediction:
         """Returns the prediction of the ensemble; see `Ensemble.predict`.
 
         Inputs and targets of a table are in the units of the table, and not standardised.

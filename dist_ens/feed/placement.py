@@ -9,6 +9,7 @@ import jax
 from dist_ens.ensemble import Batches, Drawn, MemberBatches
 from dist_ens.layout import BATCHES, MEMBER_BATCHES, REPLICATED, Layout
 from dist_ens.sampling import Order
+from dist_ens.types import PyTree
 
 # A split is kept on the devices if it needs at most this part of their free memory.
 PART_OF_THE_MEMORY = 0.25
@@ -124,7 +125,7 @@ def abstract_batches(
         ValueError: If `order` is None for `Placement.REPLICATED`.
     """
 
-    def stacked(leading: tuple[int, ...], where: Any, tree: Any) -> Any:
+    def stacked(leading: tuple[int, ...], where: Any, tree: PyTree) -> Any:
         sharding = layout.sharding(where)
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from dist_ens.layout.specs import DATA, ENSEMBLE
+from dist_ens.types import PyTree
 
 
 def has_data_axis() -> bool:
@@ -22,7 +23,7 @@ def data_size() -> int:
     return jax.lax.axis_size(DATA) if has_data_axis() else 1
 
 
-def data_mean(tree: Any) -> Any:
+def data_mean(tree: PyTree) -> Any:
     """Returns the mean over the data axis of every floating-point or complex leaf.
 
     Other leaves are unchanged. Outside a lifted function, all leaves are unchanged.
@@ -48,7 +49,7 @@ def data_mean(tree: Any) -> Any:
     return jax.tree.map(mean, tree)
 
 
-def data_sum(tree: Any) -> Any:
+def data_sum(tree: PyTree) -> Any:
     """Returns the sum over the data axis of every leaf of a pytree of floating-point arrays."""
     return tree if data_size() == 1 else jax.lax.psum(tree, DATA)
 

@@ -9,9 +9,10 @@ import numpy as np
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.placing import to_host
 from dist_ens.layout.specs import DATA, MEMBERS, axis_of, broadcast
+from dist_ens.types import PyTree, Specs
 
 
-def differing_leaves(layout: Layout, tree: Any, specs: Any = MEMBERS) -> list[str]:
+def differing_leaves(layout: Layout, tree: PyTree, specs: Specs = MEMBERS) -> list[str]:
     """Returns the names of the arrays whose values differ between columns of the mesh.
 
     The members' state is in every column. It differs if a column computed it from its own examples
@@ -39,7 +40,7 @@ def differing_leaves(layout: Layout, tree: Any, specs: Any = MEMBERS) -> list[st
         return []
     leaves = {name: leaf for name, (leaf, _) in named.items()}
 
-    def differ(tree: Any) -> Any:
+    def differ(tree: PyTree) -> Any:
         def differs(leaf: jax.Array) -> jax.Array:
             words = _words(leaf)
             return (jax.lax.pmax(words, DATA) != jax.lax.pmin(words, DATA)).any().reshape(1)

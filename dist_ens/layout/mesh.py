@@ -27,6 +27,7 @@ from dist_ens.layout.specs import (
 )
 from dist_ens.randomness import member_key, pinned_generator
 from dist_ens.state import as_held
+from dist_ens.types import Leaf, PyTree, Specs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Layout:
         """Returns the sharding of a spec on this mesh."""
         return NamedSharding(self.mesh, spec)
 
-    def shard_map(self, fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    def shard_map(self, fn: Callable, in_specs: Specs, out_specs: Specs) -> Callable:
         """Returns a function that runs `fn` on each device's own part of its arguments.
 
         With `shard_map`, members communicate only where `fn` says so. The partitioner of `jit`
@@ -151,7 +152,7 @@ class Layout:
             check_vma=False,
         )
 
-    def put(self, tree: Any, spec: Any = "batch") -> Any:
+    def put(self, tree: PyTree, spec: Specs = "batch") -> Any:
         """Puts arrays on the mesh.
 
         Args:
@@ -301,7 +302,7 @@ class Layout:
         """Returns a layout of the same members on the first device of this layout."""
         return Layout.make(self.num_members, ensemble_axis=1, devices=[self.mesh.devices.flat[0]])
 
-    def moved(self, tree: Any, specs: Any) -> Any:
+    def moved(self, tree: PyTree, specs: Specs) -> Any:
         """Moves arrays from another layout to this one. Both must be on this host's devices.
 
         Args:
@@ -315,7 +316,7 @@ class Layout:
             is_leaf=is_spec,
         )
 
-    def placed(self, tree: Any, specs: Any, where: str) -> Any:
+    def placed(self, tree: PyTree, specs: Specs, where: str) -> Any:
         """Puts the arguments of a function on this mesh. Arrays that are there are not copied.
 
         Args:
@@ -340,7 +341,7 @@ class Layout:
         ]
         return jax.tree.unflatten(structure, on_mesh)
 
-    def holds(self, leaf: Any) -> bool:
+    def holds(self, leaf: Leaf) -> bool:
         """Returns whether an array is on this mesh, so that a program can use it without a copy."""
         if not isinstance(leaf, jax.Array):
             return False
@@ -349,7 +350,7 @@ class Layout:
             return True
         return self.mesh.size == 1 and sharding.device_set == {self.mesh.devices.flat[0]}
 
-    def _put_leaf(self, leaf: Any, spec: PartitionSpec, where: str) -> jax.Array:
+    def _put_leaf(self, leaf: Leaf, spec: PartitionSpec, where: str) -> jax.Array:
         if isinstance(leaf, jax.Array):
             if not leaf.committed:
                 return jax.device_put(leaf, self.sharding(spec))

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from dist_ens.errors import UserError
 from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of, is_spec
 from dist_ens.state import as_held
+from dist_ens.types import Leaf, PyTree, Specs
 
 if TYPE_CHECKING:
     from dist_ens.layout.mesh import Layout
@@ -81,7 +82,7 @@ def put_everywhere(layout: "Layout", host_tree: Any) -> Any:
     """Puts whole arrays, equal on every host, on every device of the mesh."""
     everywhere = layout.sharding(REPLICATED)
 
-    def put(leaf: Any) -> jax.Array:
+    def put(leaf: Leaf) -> jax.Array:
         here = [jax.device_put(leaf, device) for device in everywhere.addressable_devices]
         return jax.make_array_from_single_device_arrays(np.shape(leaf), everywhere, here)
 
@@ -96,12 +97,12 @@ def put_numbers(layout: "Layout", count: int) -> list[jax.Array]:
     return [put_everywhere(layout, np.int32(number)) for number in range(count)]
 
 
-def put_members(layout: "Layout", tree: Any) -> Any:
+def put_members(layout: "Layout", tree: PyTree) -> Any:
     """Puts arrays [members, ...] on the mesh. Every host gives the arrays of all members."""
     _check_members(layout, tree, MEMBERS, "The array", jax_arrays_are_whole=False)
     sharding = layout.sharding(MEMBERS)
 
-    def put(leaf: Any) -> jax.Array:
+    def put(leaf: Leaf) -> jax.Array:
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.device_put(leaf, sharding)
         whole = np.asarray(leaf)
@@ -110,7 +111,7 @@ def put_members(layout: "Layout", tree: Any) -> Any:
     return jax.tree.map(put, as_held(tree))
 
 
-def device_bytes(tree: Any) -> int:
+def device_bytes(tree: PyTree) -> int:
     """Returns the bytes that arrays, or abstract arrays, take on one device, without padding."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
@@ -118,12 +119,12 @@ def device_bytes(tree: Any) -> int:
     )
 
 
-def copied(tree: Any) -> Any:
+def copied(tree: PyTree) -> Any:
     """Returns copies of global arrays on the same devices, to donate instead of the originals."""
     return jax.tree.map(lambda leaf: leaf.copy(), tree)
 
 
-def copied_like(tree: Any, like: Any) -> Any:
+def copied_like(tree: PyTree, like: Any) -> Any:
     """Returns copies of arrays of any layout, each with the sharding of another array.
 
     Args:
@@ -135,7 +136,7 @@ def copied_like(tree: Any, like: Any) -> Any:
     )
 
 
-def to_host(tree: Any) -> Any:
+def to_host(tree: PyTree) -> Any:
     """Returns global arrays as whole NumPy arrays, on every host. Every host must call this."""
     if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
         return jax.device_get(tree)
@@ -143,7 +144,7 @@ def to_host(tree: Any) -> Any:
         return multihost_utils.process_allgather(tree, tiled=True)
 
 
-def check_lengths(layout: "Layout", tree: Any, specs: Any, where: str) -> None:
+def check_lengths(layout: "Layout", tree: PyTree, specs: Specs, where: str) -> None:
     """Checks the numbers of members and examples in the arguments of a function.
 
     Args:
@@ -173,7 +174,7 @@ def check_lengths(layout: "Layout", tree: Any, specs: Any, where: str) -> None:
 
 
 def _check_members(
-    layout: "Layout", tree: Any, spec: PartitionSpec, where: str, *, jax_arrays_are_whole: bool
+    layout: "Layout", tree: PyTree, spec: PartitionSpec, where: str, *, jax_arrays_are_whole: bool
 ) -> None:
     """Raises a `UserError` unless the members axis of every leaf has the right length.
 
@@ -208,7 +209,7 @@ def _check_members(
             )
 
 
-def _common_length(tree: Any, axis: int) -> int:
+def _common_length(tree: PyTree, axis: int) -> int:
     """Returns the length that all leaves have along an axis."""
     leaves = jax.tree.leaves(tree)
     common = {np.shape(leaf)[axis : axis + 1] for leaf in leaves}

@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec
 
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.specs import ENSEMBLE, axis_of, is_spec
+from dist_ens.types import PyTree, Specs
 
 
 def layout_of_row(layout: Layout, row: int, num_members: int) -> Layout:
@@ -21,7 +22,7 @@ def layout_of_row(layout: Layout, row: int, num_members: int) -> Layout:
     return Layout.make(num_members, ensemble_axis=1, devices=devices)
 
 
-def part_of_row(layout: Layout, tree: Any, row: int, specs: Any) -> Any:
+def part_of_row(layout: Layout, tree: PyTree, row: int, specs: Specs) -> Any:
     """Returns one row's part of global arrays as arrays of that row's layout, without copies.
 
     Args:
@@ -49,7 +50,7 @@ def part_of_row(layout: Layout, tree: Any, row: int, specs: Any) -> Any:
     )
 
 
-def join_rows(layout: Layout, trees: dict[int, Any], specs: Any) -> Any:
+def join_rows(layout: Layout, trees: dict[int, Any], specs: Specs) -> Any:
     """Returns global arrays made from the parts of all rows; the inverse of `part_of_row`.
 
     Args:

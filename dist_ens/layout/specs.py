@@ -6,6 +6,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from dist_ens.errors import UserError
+from dist_ens.types import PyTree, Specs
 
 P = PartitionSpec
 
@@ -23,7 +24,7 @@ REPLICATED = P()  # [...]: the same on every device
 NAMES = {"members": MEMBERS, "batch": BATCH, "member_batch": MEMBER_BATCH, "shared": REPLICATED}
 
 
-def named_specs(specs: Any) -> Any:
+def named_specs(specs: Specs) -> Any:
     """Returns a tree of partition specs from a tree of their public names.
 
     Args:
@@ -40,7 +41,7 @@ def named_specs(specs: Any) -> Any:
     [('ensemble',), ('data',)]
     """
 
-    def spec_of(spec: Any) -> PartitionSpec:
+    def spec_of(spec: Specs) -> PartitionSpec:
         if isinstance(spec, PartitionSpec):
             return spec
         if not isinstance(spec, str) or spec not in NAMES:
@@ -71,12 +72,12 @@ def axis_of(spec: PartitionSpec, name: str) -> int | None:
     return tuple(spec).index(name) if name in tuple(spec) else None
 
 
-def members_axes(specs: Any) -> Any:
+def members_axes(specs: Specs) -> Any:
     """Returns the position of the members axis in each spec of a tree; None where it has none."""
     return jax.tree.map(lambda spec: axis_of(spec, ENSEMBLE), specs, is_leaf=is_spec)
 
 
-def broadcast(prefix: Any, tree: Any) -> list[Any]:
+def broadcast(prefix: Any, tree: PyTree) -> list[Any]:
     """Returns the leaf of a tree prefix that belongs to each leaf of a tree.
 
     Args:

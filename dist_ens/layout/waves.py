@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.placing import HOST_MEMORY
 from dist_ens.layout.specs import ENSEMBLE, MEMBERS
+from dist_ens.types import Leaf, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Waves:
         """Layout of the members of one wave."""
         return dataclasses.replace(self.layout, num_members=self.layout.num_members // self.count)
 
-    def take(self, tree: Any, number: int) -> Any:
+    def take(self, tree: PyTree, number: int) -> Any:
         """Returns one wave of the members, on the devices.
 
         Args:
@@ -61,7 +62,7 @@ class Waves:
         size = of_one.members_per_device
         start, stop = number * size, (number + 1) * size
 
-        def part(leaf: Any) -> jax.Array:
+        def part(leaf: Leaf) -> jax.Array:
             here = [
                 jax.device_put(jax.device_get(shard.data)[start:stop], shard.device)
                 if leaf.sharding.memory_kind == HOST_MEMORY
@@ -74,7 +75,7 @@ class Waves:
 
         return jax.tree.map(part, tree)
 
-    def off_devices(self, tree: Any) -> Any:
+    def off_devices(self, tree: PyTree) -> Any:
         """Returns the arrays of one wave's members, or of all members, in the hosts' memory.
 
         Keys are small and stay on the devices, because only JAX can slice them.

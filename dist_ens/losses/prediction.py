@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dist_ens.state import leaf_type
+from dist_ens.types import Outputs, PyTree
 
 
 @partial(
@@ -126,7 +127,7 @@ _LOCATIONS = ("mean", "members", "quantiles")
 _SPREADS = ("total", "aleatoric", "epistemic", "member_variance", "std")
 
 
-def predict_leaves(outputs: Any) -> Prediction:
+def predict_leaves(outputs: Outputs) -> Prediction:
     """Returns the prediction of an ensemble without an objective, leaf by leaf.
 
     Args:
@@ -149,7 +150,7 @@ def predict_leaves(outputs: Any) -> Prediction:
     )
 
 
-def _described(tree: Any) -> str:
+def _described(tree: PyTree) -> str:
     """Returns the types and shapes of a pytree's leaves."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if len(leaves) == 1 and not leaves[0][0]:

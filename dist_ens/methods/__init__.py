@@ -9,7 +9,9 @@ from dist_ens.methods.adversarial import adversarial
 from dist_ens.methods.bootstrap import bootstrap, poisson_weight
 from dist_ens.methods.label_smoothing import label_smoothing
 from dist_ens.methods.loss import (
+    LossFunction,
     LossInfo,
+    LossResults,
     MemberLoss,
     Method,
     loss_of_function,
@@ -20,7 +22,9 @@ from dist_ens.methods.mixup import mixup
 __all__ = [
     "MemberLoss",
     "Method",
+    "LossFunction",
     "LossInfo",
+    "LossResults",
     "adversarial",
     "bootstrap",
     "label_smoothing",

@@ -1,16 +1,16 @@
 """Adversarial training on examples and on perturbed copies of them."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from dist_ens.config.checks import require_coefficient
 from dist_ens.losses.averaging import inside_transformation
-from dist_ens.methods.loss import LossInfo, MemberLoss, Method, with_float_inputs
+from dist_ens.methods.loss import LossInfo, LossResults, MemberLoss, Method, with_float_inputs
+from dist_ens.types import Batch, ModelState, Params, PyTree
 
 
-def adversarial(epsilon: float, input_ranges: Any = 1.0, *, key: str = "inputs") -> Method:
+def adversarial(epsilon: float, input_ranges: ArrayLike = 1.0, *, key: str = "inputs") -> Method:
     """Trains on each example and on an adversarial copy, in equal parts.
 
         loss = (l(x) + l(x')) / 2,  x' = x + epsilon range sign(dl(x)/dx)
@@ -42,10 +42,12 @@ def adversarial(epsilon: float, input_ranges: Any = 1.0, *, key: str = "inputs")
     require_coefficient("The epsilon of adversarial", epsilon, "0.01 is usual.")
 
     def method(loss: MemberLoss) -> MemberLoss:
-        def attacked(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
+        def attacked(
+            params: Params, model_state: ModelState, batch: Batch, info: LossInfo
+        ) -> LossResults:
             inputs = with_float_inputs(batch, "adversarial", key)
 
-            def loss_of(inputs: jax.Array) -> Any:
+            def loss_of(inputs: jax.Array) -> tuple[jax.Array, PyTree]:
                 with inside_transformation():
                     value, rest = loss(params, model_state, {**batch, key: inputs}, info)
                 return value, (value, rest)
@@ -62,7 +64,7 @@ def adversarial(epsilon: float, input_ranges: Any = 1.0, *, key: str = "inputs")
     return method
 
 
-def _ranges_of(inputs: jax.Array, input_ranges: Any, info: LossInfo) -> jax.Array:
+def _ranges_of(inputs: jax.Array, input_ranges: ArrayLike, info: LossInfo) -> jax.Array:
     """Returns the ranges of this member's inputs, in a shape that broadcasts over the batch."""
     ranges = jnp.asarray(input_ranges, inputs.dtype)
     if ranges.ndim == inputs.ndim and ranges.shape[1:] == inputs.shape[1:]:

@@ -3,15 +3,15 @@
 import functools
 import itertools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dist_ens.errors import UserError
 from dist_ens.losses.averaging import counting_examples, traced_anew, tracing_loss
-from dist_ens.methods.loss import LossInfo, MemberLoss, Method
+from dist_ens.methods.loss import LossInfo, LossResults, MemberLoss, Method
 from dist_ens.randomness import EXAMPLES, pinned_generator
+from dist_ens.types import Batch, Leaf, Metrics, ModelState, Params, PyTree
 
 # A Poisson variable of mean 1 exceeds this value less than once in 10**9 draws.
 _MOST = 12
@@ -78,7 +78,9 @@ def bootstrap() -> Method:
     """
 
     def method(loss: MemberLoss) -> MemberLoss:
-        def weighted(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
+        def weighted(
+            params: Params, model_state: ModelState, batch: Batch, info: LossInfo
+        ) -> LossResults:
             if info.positions is None:
                 raise UserError(
                     "bootstrap needs the positions of the examples, and batches from an iterator "
@@ -99,7 +101,7 @@ def bootstrap() -> Method:
     return method
 
 
-def _uses_batch_mean(loss: MemberLoss, *args: Any) -> bool:
+def _uses_batch_mean(loss: MemberLoss, *args: PyTree) -> bool:
     """Returns whether a loss averages through `batch_mean`, from the shapes of its arguments."""
     params, model_state, batch, info = args
     with tracing_loss() as scope:
@@ -109,8 +111,13 @@ def _uses_batch_mean(loss: MemberLoss, *args: Any) -> bool:
 
 
 def _example_by_example(
-    loss: MemberLoss, params: Any, model_state: Any, batch: Any, info: LossInfo, counts: jax.Array
-) -> Any:
+    loss: MemberLoss,
+    params: Params,
+    model_state: ModelState,
+    batch: Batch,
+    info: LossInfo,
+    counts: jax.Array,
+) -> LossResults:
     """Returns the mean over the examples of count times loss, with the loss of one example each."""
     if jax.tree.leaves(model_state):
         raise UserError(
@@ -119,7 +126,7 @@ def _example_by_example(
             "whole batch. Write the loss as batch_mean(loss_of_each_example)."
         )
 
-    def of_example(example: Any, row: jax.Array, position: Any) -> Any:
+    def of_example(example: PyTree, row: jax.Array, position: Leaf) -> tuple[jax.Array, Metrics]:
         alone = jax.tree.map(lambda leaf: leaf[None], example)
         # With one key for all, every example would have the same dropout mask.
         key = jax.random.fold_in(info.key, row)

@@ -1,12 +1,11 @@
 """Label smoothing: training on labels that are mixed with the uniform distribution."""
 
-from typing import Any
-
 import optax
 
 from dist_ens.config.checks import require_fraction
 from dist_ens.errors import UserError
-from dist_ens.methods.loss import LossInfo, MemberLoss, Method, require_objective
+from dist_ens.methods.loss import LossInfo, LossResults, MemberLoss, Method, require_objective
+from dist_ens.types import Batch, ModelState, Params
 
 
 def label_smoothing(alpha: float) -> Method:
@@ -37,7 +36,9 @@ def label_smoothing(alpha: float) -> Method:
     require_fraction("The alpha of label_smoothing", alpha, "0.1 is usual.")
 
     def method(loss: MemberLoss) -> MemberLoss:
-        def smoothed(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
+        def smoothed(
+            params: Params, model_state: ModelState, batch: Batch, info: LossInfo
+        ) -> LossResults:
             objective = require_objective(info, "label_smoothing")
             if objective.num_classes is None:
                 raise UserError(

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 
@@ -12,6 +12,7 @@ from dist_ens.losses.averaging import batch_mean, counted_as_drawn
 from dist_ens.members import Member
 from dist_ens.members.label_scale import standardized
 from dist_ens.members.member import floats_as
+from dist_ens.types import Batch, Key, Metrics, ModelState, Params
 
 
 class LossInfo(NamedTuple):
@@ -30,16 +31,18 @@ class LossInfo(NamedTuple):
     3
     """
 
-    key: jax.Array
-    member_key: jax.Array
+    key: Key
+    member_key: Key
     member_id: jax.Array
     positions: jax.Array | None
     objective: Objective | None
 
 
-# A loss takes parameters, model state, a batch and `LossInfo`. It returns the loss, float[], and
-# the new model state with a dict of auxiliary scalars.
-MemberLoss = Callable[[Any, Any, Any, LossInfo], tuple[jax.Array, tuple[Any, dict[str, Any]]]]
+# The loss, float[], and the new model state with a dict of auxiliary scalars.
+LossResults: TypeAlias = tuple[jax.Array, tuple[ModelState, Metrics]]
+# The loss of a user takes a key, and the loss that methods wrap takes `LossInfo` instead.
+LossFunction = Callable[[Params, ModelState, Batch, Key], LossResults]
+MemberLoss = Callable[[Params, ModelState, Batch, LossInfo], LossResults]
 Method = Callable[[MemberLoss], MemberLoss]
 
 
@@ -65,7 +68,7 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
     2.5
     """
 
-    def loss(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
+    def loss(params: Params, model_state: ModelState, batch: Batch, info: LossInfo) -> LossResults:
         for name in (objective.INPUTS, objective.LABELS):
             if not isinstance(batch, dict) or name not in batch:
                 raise UserError(
@@ -98,7 +101,7 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
     return loss
 
 
-def loss_of_function(fn: Callable[..., Any], compute_dtype: str | None = None) -> MemberLoss:
+def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> MemberLoss:
     """Returns a user's `loss_fn(params, model_state, batch, key)` as a loss that methods wrap.
 
     Args:
@@ -119,7 +122,7 @@ def loss_of_function(fn: Callable[..., Any], compute_dtype: str | None = None) -
     if isinstance(fn, jax.stages.Wrapped):
         fn = inspect.unwrap(fn)
 
-    def loss(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
+    def loss(params: Params, model_state: ModelState, batch: Batch, info: LossInfo) -> LossResults:
         if compute_dtype is not None:
             params, batch = floats_as((params, batch), compute_dtype)
         return fn(params, model_state, batch, info.key)
@@ -127,7 +130,7 @@ def loss_of_function(fn: Callable[..., Any], compute_dtype: str | None = None) -
     return loss
 
 
-def _keys_of(batch: Any) -> str:
+def _keys_of(batch: Batch) -> str:
     """Returns the keys of a batch for an error message, or its type if it is not a dict."""
     if not isinstance(batch, dict):
         return f"a {type(batch).__name__}"
@@ -153,7 +156,7 @@ def require_objective(info: LossInfo, method: str) -> Objective:
     return info.objective
 
 
-def with_float_inputs(batch: Any, method: str, key: str = "inputs") -> jax.Array:
+def with_float_inputs(batch: Batch, method: str, key: str = "inputs") -> jax.Array:
     """Returns the inputs of a batch as floating-point numbers.
 
     Args:

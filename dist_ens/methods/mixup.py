@@ -1,17 +1,17 @@
 """Mixup: training on convex combinations of two examples and of their labels."""
 
-from typing import Any
-
 import jax
 
 from dist_ens.config.checks import require_coefficient
 from dist_ens.methods.loss import (
     LossInfo,
+    LossResults,
     MemberLoss,
     Method,
     require_objective,
     with_float_inputs,
 )
+from dist_ens.types import Batch, ModelState, Params
 
 # Data for `fold_in` that separates the key of the mixing weight from the network's key.
 _MIXUP = 0x6D69
@@ -51,7 +51,9 @@ def mixup(alpha: float) -> Method:
     require_coefficient("The alpha of mixup", alpha, "0.2 is usual.")
 
     def method(loss: MemberLoss) -> MemberLoss:
-        def mixed(params: Any, model_state: Any, batch: Any, info: LossInfo) -> Any:
+        def mixed(
+            params: Params, model_state: ModelState, batch: Batch, info: LossInfo
+        ) -> LossResults:
             objective = require_objective(info, "mixup")
             inputs = with_float_inputs(batch, "mixup", objective.INPUTS)
             labels = objective.shares_of_labels(batch[objective.LABELS])

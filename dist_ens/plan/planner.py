@@ -214,7 +214,8 @@ class Planner:
         """Returns the compiled update of one step."""
         ensemble = dataclasses.replace(ensemble, execution=str(way))
         state, batches = self._abstract_state(ensemble), self._batches(ensemble, planned.place, 1)
-        return ensemble.update_steps.lower(state, batches).compile()
+        update: Any = ensemble.update_steps  # Of one wave it is a jitted program.
+        return update.lower(state, batches).compile()
 
     def _abstract_state(self, ensemble: Ensemble) -> State:
         """Returns the shapes of an ensemble's state."""

@@ -16,6 +16,7 @@ from dist_ens.layout import BATCH, BATCHES, Layout
 from dist_ens.state import held_array, leaf_name, leaf_type
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.host_batches import check_columns_agree, check_hosts_agree
+from dist_ens.types import Batch, Leaf
 
 # Prefix of the position of an iterator without `get_state` that was first used after step 0.
 _BEGAN_AT = b"began"
@@ -170,7 +171,7 @@ class BatchIterable(TrainingData):
         self._iterator = self._start()
         self._num_passes += 1
 
-    def _fits(self, batch: Any, step: int, say: Any) -> bool:
+    def _fits(self, batch: Batch, step: int, say: Any) -> bool:
         """Returns whether a batch has the shapes of the first; False if it only has fewer examples.
 
         Raises:
@@ -204,7 +205,7 @@ class BatchIterable(TrainingData):
         return not is_shorter
 
 
-def _as_arrays(batch: Any, number: int) -> Any:
+def _as_arrays(batch: Batch, number: int) -> Any:
     """Returns a batch of any library as NumPy arrays of types that JAX holds.
 
     Args:
@@ -215,7 +216,7 @@ def _as_arrays(batch: Any, number: int) -> Any:
         UserError: If a leaf is not an array, or the arrays have different lengths.
     """
 
-    def held(path: Any, leaf: Any) -> np.ndarray:
+    def held(path: Any, leaf: Leaf) -> np.ndarray:
         name = f"Leaf {leaf_name(path)} of batch {number}"
         way_out = "Yield pytrees of arrays [batch, ...]."
         array = held_array(leaf, name, way_out)
@@ -235,7 +236,7 @@ def _as_arrays(batch: Any, number: int) -> Any:
     return arrays
 
 
-def _shapes(batch: Any) -> Any:
+def _shapes(batch: Batch) -> Any:
     """Returns the shapes and types of a batch."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
 

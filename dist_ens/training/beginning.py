@@ -22,6 +22,7 @@ from dist_ens.state import State, differing, leaf_types
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.steps_per_call import choose_steps_per_call
+from dist_ens.types import Batch
 
 # Name of the file of a checkpoint that holds this host's position in the data.
 POSITION_FILE = "position"
@@ -226,7 +227,7 @@ def _steps_per_call(
     return choose_steps_per_call(ensemble.layout, traced, *cadences)
 
 
-def _of_column(batch: Any, layout: Layout) -> Any:
+def _of_column(batch: Batch, layout: Layout) -> Any:
     """Returns the shapes of one column's part of a batch."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(

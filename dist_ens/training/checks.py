@@ -23,6 +23,7 @@ from dist_ens.metrics import Metric
 from dist_ens.state import State, described
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.evaluation_data import EvalData
+from dist_ens.types import Batch, Inputs
 
 # Training is slow if the mean or the standard deviation of the labels is larger, because the
 # outputs start near 0.
@@ -37,7 +38,7 @@ def check_arguments(
     eval_every: Any,
     log_every: Any,
     checkpoints: Any,
-    state: Any,
+    state: State | None,
     callbacks: Any,
 ) -> None:
     """Raises a `UserError` unless the arguments of `fit` have their types and ranges."""
@@ -162,7 +163,7 @@ def check_scoring(
             )
 
 
-def check_ensemble(ensemble: Ensemble, batch: Any) -> None:
+def check_ensemble(ensemble: Ensemble, batch: Batch) -> None:
     """Checks that network, loss and data fit each other, by tracing a step of one member.
 
     Args:
@@ -218,12 +219,12 @@ def check_ensemble(ensemble: Ensemble, batch: Any) -> None:
         check_modes(ensemble.member, inputs, DATA)
 
 
-def _check_outputs(ensemble: Ensemble, state: Any, batch: Any) -> None:
+def _check_outputs(ensemble: Ensemble, state: State, batch: Batch) -> None:
     """Raises a `UserError` unless the objective takes the network's outputs and the labels."""
     objective = ensemble.objective
     inputs = ensemble.inputs_of(batch)
 
-    def outputs(state: Any, inputs: Any) -> Any:
+    def outputs(state: State, inputs: Inputs) -> Any:
         one = jax.tree.map(lambda leaf: leaf[0], state)
         found = ensemble.network.apply(one.params, one.model_state, inputs, None, False)[0]
         return jax.tree.map(lambda leaf: leaf[None], found)

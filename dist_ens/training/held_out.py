@@ -15,6 +15,7 @@ from dist_ens.state import State
 from dist_ens.training.checks import check_eval_labels
 from dist_ens.training.data import OrderedSplit, is_tree_of_arrays
 from dist_ens.training.evaluation_data import EvalData
+from dist_ens.types import Batch
 
 
 def with_validation(data: Any, share: float | None) -> tuple[Any, Examples | None]:
@@ -70,7 +71,7 @@ def eval_data_of(given: Any, held_out: Examples | None, metrics: Sequence[Metric
     def evaluate(ensemble: Ensemble, state: State, is_last: bool) -> tuple[Any, Any]:
         return score(ensemble, state, examples, metrics=metrics, intervals=is_last, by_size=is_last)
 
-    def check(ensemble: Ensemble, batch: Any) -> Mapping[str, str | None]:
+    def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
         directions = check_score(ensemble, batch, examples, metrics=metrics)
         if ensemble.objective is not None and examples.split.in_memory:
             check_eval_labels(ensemble.objective, examples.split)

@@ -1,7 +1,6 @@
 """Checks of the batches that the hosts of a run yield."""
 
 import hashlib
-from typing import Any
 
 import jax
 import numpy as np
@@ -9,11 +8,12 @@ from jax.experimental import multihost_utils
 
 from dist_ens.errors import UserError
 from dist_ens.layout import Layout
+from dist_ens.types import Batch, Shapes
 
 _DIGEST_NUMBERS = 4
 
 
-def check_columns_agree(layout: Layout, batch: Any) -> None:
+def check_columns_agree(layout: Layout, batch: Batch) -> None:
     """Raises a `UserError` on every host if hosts yield different examples for one column.
 
     Args:
@@ -45,7 +45,7 @@ def _digest(content: bytes) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(content).digest()[: 4 * _DIGEST_NUMBERS], np.int32)
 
 
-def check_hosts_agree(shapes: Any) -> None:
+def check_hosts_agree(shapes: Shapes) -> None:
     """Raises a `UserError` on every host if the hosts' batches have different shapes.
 
     Args:

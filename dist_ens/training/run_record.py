@@ -8,6 +8,7 @@ import jax
 from dist_ens.checkpoint import StepRecord
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
+from dist_ens.types import Batch
 
 
 class PythonRecord:
@@ -44,7 +45,7 @@ class PythonRecord:
         return self._record.to_dict()
 
 
-def record_of(ensemble: Ensemble, batch: Any) -> PythonRecord:
+def record_of(ensemble: Ensemble, batch: Batch) -> PythonRecord:
     """Returns the record of a run that was made in Python.
 
     Args:
