@@ -1,7 +1,6 @@
 """Execution of the members of a device. A new execution is added in this file only."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ from dist_ens.config.execution_spec import Execution
 from dist_ens.execution import lowerings
 from dist_ens.execution.rewrite import Rule, rewritten
 from dist_ens.layout import broadcast
+from dist_ens.types import Axes, Leaf, PyTree, Tree
 
 _CONVOLUTIONS: dict[str, Rule] = {
     "patches": lowerings.convolution_as_patches,
@@ -23,7 +23,7 @@ _PRODUCTS: dict[str, Rule] = {
 _MAX_POOLING: dict[str, Rule] = {"masks": lowerings.max_pool_gradient_as_masks}
 
 
-def lowered(fn: Callable[..., Any], execution: Execution) -> Callable[..., Any]:
+def lowered(fn: Callable[..., Tree], execution: Execution) -> Callable[..., Tree]:
     """Returns a function of one member with the lowerings of an execution applied.
 
     Args:
@@ -45,8 +45,8 @@ def lowered(fn: Callable[..., Any], execution: Execution) -> Callable[..., Any]:
 
 
 def over_members(
-    fn: Callable[..., Any], execution: Execution, in_axes: Any, out_axes: Any
-) -> Callable[..., Any]:
+    fn: Callable[..., Tree], execution: Execution, in_axes: Axes, out_axes: Axes
+) -> Callable[..., Tree]:
     """Returns a function of all members of a device, made from a function of one member.
 
     Args:
@@ -63,12 +63,12 @@ def over_members(
     if execution.members == "vmap":
         return jax.vmap(fn, in_axes=in_axes, out_axes=out_axes)
 
-    def one_after_another(*args: Any) -> Any:
+    def one_after_another(*args: PyTree) -> Tree:
         leaves, structure = jax.tree.flatten(args)
         has_members = [axis is not None for axis in broadcast(in_axes, args)]
         own = [leaf for leaf, has in zip(leaves, has_members, strict=True) if has]
 
-        def of_one(own: list[Any]) -> Any:
+        def of_one(own: list[Leaf]) -> Tree:
             mine = iter(own)
             merged = [
                 next(mine) if has else leaf for leaf, has in zip(leaves, has_members, strict=True)
@@ -84,7 +84,7 @@ def over_members(
     return one_after_another
 
 
-def _placed(place: Callable[..., Any], axes: Any, *trees: Any) -> Any:
+def _placed(place: Callable[..., jax.Array], axes: Axes, *trees: Tree) -> Tree:
     """Applies `place(axis, *leaves)` to the corresponding leaves of trees of one structure."""
     flat = [jax.tree.leaves(tree) for tree in trees]
     placed = [place(*each) for each in zip(broadcast(axes, trees[0]), *flat, strict=True)]

@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import jax
 
@@ -13,6 +13,8 @@ from dist_ens.config.execution_spec import Execution
 from dist_ens.errors import first_line
 from dist_ens.execution import timing
 from dist_ens.layout import MEMBERS, Layout, copied
+from dist_ens.state import State
+from dist_ens.types import Metrics, PyTree, Specs
 
 # Timing takes at most this number of seconds, and at most this fraction of the expected run.
 LONGEST_SECS = 20.0
@@ -35,6 +37,10 @@ _ROUNDS = 3
 REFERENCE = "loop"
 
 
+# update(state, batches) -> (state, metrics), of all members and several steps.
+_Update = Callable[[State, PyTree], tuple[State, Metrics]]
+
+
 class Program(Protocol):
     """An update in one execution, which can be timed."""
 
@@ -49,11 +55,11 @@ class Program(Protocol):
         ...
 
     @property
-    def update_steps(self) -> Any:
+    def update_steps(self) -> _Update:
         """The update, `update_steps(state, batches) -> (state, metrics)`; it donates the state."""
         ...
 
-    def trace_update(self, state: Any, batches: Any) -> None:
+    def trace_update(self, state: State, batches: PyTree) -> None:
         """Traces the update, and computes nothing."""
         ...
 
@@ -68,9 +74,9 @@ class Call(NamedTuple):
         num_steps: Number of steps in the call.
     """
 
-    state: Any
-    batches: Any
-    batch_specs: Any
+    state: State
+    batches: PyTree
+    batch_specs: Specs
     num_steps: int
 
 
@@ -131,7 +137,7 @@ class _Trial:
         self.batches = call.batches
         self.steps_per_call = call.num_steps
 
-    def call(self, update: Any) -> None:
+    def call(self, update: _Update) -> None:
         """Takes the steps of one call."""
         self.state, metrics = update(self.state, self.batches)
         jax.block_until_ready((self.state, metrics))
@@ -141,7 +147,7 @@ class _Trial:
 class _Candidate:
     """A candidate that can be timed in interleaved rounds; a `timing.Way`."""
 
-    update: Any
+    update: _Update
     trial: _Trial
 
     def run(self, num_steps: int) -> None:
@@ -397,7 +403,7 @@ def _num_turns(call_secs: float) -> int:
     return _TURNS if call_secs < _LONG_CALL_SECS else _TURNS_OF_LONG_CALLS
 
 
-def _update_that_fits(program: Program, trial: _Trial) -> Any:
+def _update_that_fits(program: Program, trial: _Trial) -> _Update | None:
     """Returns the compiled update; None if the free memory of its device is too small for it."""
     # An update without `lower` dispatches smaller programs, so its memory is not checked.
     if not hasattr(program.update_steps, "lower"):

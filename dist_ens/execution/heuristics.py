@@ -1,8 +1,8 @@
 """Executions that are worth trying for a program, and the rule that ranks them."""
 
 import math
-from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr
 
 from dist_ens.execution.lowerings import (
@@ -14,6 +14,7 @@ from dist_ens.execution.lowerings import (
 )
 from dist_ens.execution.rewrite import contains
 from dist_ens.layout import Layout
+from dist_ens.types import Leaf
 
 # With more copies of a member's step in one program, compilation takes longer than trying every
 # other candidate: minutes on an accelerator, a good part of a minute on a CPU.
@@ -78,7 +79,9 @@ def _products(traced: ClosedJaxpr) -> str:
     return "+flat" if contains(traced, PRODUCT, becomes_flat) else ""
 
 
-def _is_large(lhs: Any, rhs: Any, *, dimension_numbers: Any, **_: Any) -> bool:
+def _is_large(
+    lhs: Leaf, rhs: Leaf, *, dimension_numbers: jax.lax.DotDimensionNumbers, **others: object
+) -> bool:
     """Returns whether one matrix product keeps a core busy; of a batched one, each product.
 
     Args:

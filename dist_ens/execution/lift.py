@@ -19,14 +19,14 @@ from dist_ens.layout import (
     members_axes,
     named_specs,
 )
-from dist_ens.types import Specs
+from dist_ens.types import PyTree, Specs, Tree
 
 
 def lift(
-    fn: Callable[..., Any],
+    fn: Callable[..., Tree],
     *,
     layout: Layout,
-    in_specs: Sequence[Any],
+    in_specs: Sequence[Specs],
     out_specs: Specs = "members",
     execution: str = "vmap",
     donate_argnums: int | Sequence[int] = (),
@@ -100,12 +100,12 @@ def lift(
 
 
 def sharded(
-    fn: Callable[..., Any],
+    fn: Callable[..., Tree],
     layout: Layout,
-    in_specs: tuple[Any, ...],
+    in_specs: tuple[Specs, ...],
     out_specs: Specs,
     way: Execution,
-) -> Callable[..., Any]:
+) -> Callable[..., Tree]:
     """Returns the function of all members, not yet jitted; see `lift`.
 
     Args:
@@ -133,10 +133,10 @@ class Lifted:
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., PyTree],
         *,
         layout: Layout,
-        in_specs: tuple[Any, ...],
+        in_specs: tuple[Specs, ...],
         out_specs: Specs,
         execution: Execution,
         donate_argnums: tuple[int, ...] = (),
@@ -144,7 +144,7 @@ class Lifted:
         self._layout, self._in_specs, self._out_specs = layout, in_specs, out_specs
         self._is_checked = layout.data_axis == 1
 
-        def program_on(layout: Layout, way: Execution) -> Any:
+        def program_on(layout: Layout, way: Execution) -> Callable[..., PyTree]:
             program = sharded(lowered(fn, execution), layout, in_specs, out_specs, way)
             return jax.jit(program, donate_argnums=donate_argnums)
 
@@ -160,7 +160,7 @@ class Lifted:
         else:
             self._program = program_on(layout, execution)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: PyTree) -> PyTree:
         """Returns the results of all members; see `lift`."""
         placed = self._placed(args)
         results = self._program(*placed)
@@ -169,14 +169,14 @@ class Lifted:
             self._is_checked = True
         return results
 
-    def lower(self, *args: Any) -> Any:
+    def lower(self, *args: PyTree) -> jax.stages.Lowered:
         """Returns the lowered program, as `jax.jit(f).lower` does.
 
         The execution `loop` dispatches several programs, so it has no lowered program.
         """
         return self._program.lower(*self._placed(args))
 
-    def _placed(self, args: tuple[Any, ...]) -> list[Any]:
+    def _placed(self, args: tuple[PyTree, ...]) -> list[PyTree]:
         if len(args) != len(self._in_specs):
             raise UserError(
                 f"The lifted function was called with {len(args)} arguments, and in_specs has "
@@ -194,7 +194,7 @@ def _is_state(in_spec: Specs, out_specs: Specs) -> bool:
     return is_spec(in_spec) and is_spec(first) and in_spec == first and DATA not in tuple(first)
 
 
-def require_equal_columns(layout: Layout, results: Any, specs: Specs) -> None:
+def require_equal_columns(layout: Layout, results: PyTree, specs: Specs) -> None:
     """Checks that all columns of the mesh hold the same members.
 
     Args:

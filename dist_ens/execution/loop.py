@@ -7,10 +7,10 @@ for any number of devices on the ensemble axis.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dist_ens.layout import (
     ENSEMBLE,
@@ -23,7 +23,7 @@ from dist_ens.layout import (
     part_of_row,
     put_numbers,
 )
-from dist_ens.types import PyTree, Specs
+from dist_ens.types import PyTree, Specs, Structure, Tree
 
 
 class Loop:
@@ -41,9 +41,9 @@ class Loop:
     def __init__(
         self,
         layout: Layout,
-        in_specs: tuple[Any, ...],
+        in_specs: tuple[Specs, ...],
         out_specs: Specs,
-        program_of: Callable[[Layout], Callable[..., Any]],
+        program_of: Callable[[Layout], Callable[..., PyTree]],
         *,
         in_place: bool,
     ) -> None:
@@ -56,7 +56,7 @@ class Loop:
             row: put_numbers(alone[row], layout.members_per_device) for row in self._rows
         }
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: PyTree) -> PyTree:
         """Returns the results of all members; a donated state must not be used again."""
         rows, specs = self._rows, self._in_specs
         parts = {
@@ -66,7 +66,7 @@ class Loop:
             ]
             for row in rows
         }
-        results: dict[int, list[Any]] = {row: [] for row in rows}
+        results: dict[int, list[PyTree]] = {row: [] for row in rows}
         in_place = self._in_place
         for position in range(self._layout.members_per_device):
             for row in rows:  # The devices of different rows compute at the same time.
@@ -92,13 +92,13 @@ class Loop:
         return (state, *others) if is_tuple else state
 
 
-def _types(tree: PyTree) -> tuple[Any, list[Any]]:
+def _types(tree: PyTree) -> tuple[Structure, list[tuple[tuple[int, ...], np.dtype]]]:
     """Returns the structure of a pytree of arrays, and their shapes and types."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
-def _own(arg: Any, specs: Specs, position: jax.Array) -> Any:
+def _own(arg: Tree, specs: Specs, position: jax.Array) -> Tree:
     """Returns one member's part of an argument. Arrays without a members axis are unchanged."""
     axes = [axis_of(spec, ENSEMBLE) for spec in broadcast(specs, arg)]
     leaves, structure = jax.tree.flatten(arg)
@@ -110,7 +110,7 @@ def _own(arg: Any, specs: Specs, position: jax.Array) -> Any:
     return jax.tree.unflatten(structure, merged)
 
 
-def _side_by_side(members: Sequence[Any], specs: Specs) -> Any:
+def _side_by_side(members: Sequence[Tree], specs: Specs) -> Tree:
     """Returns the results of all members of a row, concatenated along the members axis."""
     if not jax.tree.leaves(members[0]):
         return members[0]
@@ -119,12 +119,12 @@ def _side_by_side(members: Sequence[Any], specs: Specs) -> Any:
 
 
 @jax.jit
-def _take(members: Any, position: jax.Array) -> Any:
+def _take(members: PyTree, position: jax.Array) -> PyTree:
     return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, position, 1), members)
 
 
 @partial(jax.jit, donate_argnums=0)
-def _put_back(members: Any, member: Any, position: jax.Array) -> Any:
+def _put_back(members: PyTree, member: PyTree, position: jax.Array) -> PyTree:
     return jax.tree.map(
         lambda all_, one: jax.lax.dynamic_update_slice_in_dim(all_, one, position, 0),
         members,
@@ -133,7 +133,7 @@ def _put_back(members: Any, member: Any, position: jax.Array) -> Any:
 
 
 @partial(jax.jit, static_argnums=1)
-def _concatenated(members: Any, axes: tuple[int, ...]) -> Any:
+def _concatenated(members: Sequence[PyTree], axes: tuple[int, ...]) -> PyTree:
     flat = [jax.tree.leaves(member) for member in members]
     joined = [
         jnp.concatenate(parts, axis=axis)

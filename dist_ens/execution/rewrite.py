@@ -4,13 +4,15 @@ The functions here work on a member's update as JAX traced it, after differentia
 pass is then a list of equations like the forward pass, so they work for any network.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, jaxpr_as_fun
 
-Rule = Callable[..., Any]
+from dist_ens.types import Leaf, PyTree, Tree
+
+Rule = Callable[..., jax.Array]
 
 # These calls only group equations. Their derivative rules are no longer needed after
 # differentiation.
@@ -24,7 +26,7 @@ _INLINED = {
 }
 
 
-def rewritten(fn: Callable[..., Any], rules: Mapping[Primitive, Rule]) -> Callable[..., Any]:
+def rewritten(fn: Callable[..., Tree], rules: Mapping[Primitive, Rule]) -> Callable[..., Tree]:
     """Returns a function in which the operations that have a rule are replaced by it.
 
     Operations inside jit, scan, while, cond, remat and custom derivatives are replaced too.
@@ -39,7 +41,7 @@ def rewritten(fn: Callable[..., Any], rules: Mapping[Primitive, Rule]) -> Callab
         A function of the same arguments with the same results, up to rounding.
     """
 
-    def evaluated(*args: Any) -> Any:
+    def evaluated(*args: PyTree) -> Tree:
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
         results = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), rules)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
@@ -61,13 +63,13 @@ def contains(
             the operation's arrays and, as keywords, its parameters. Default: every one counts.
     """
 
-    def counts(eqn: Any) -> bool:
+    def counts(eqn: JaxprEqn) -> bool:
         return eqn.primitive is primitive and where(*(v.aval for v in eqn.invars), **eqn.params)
 
     return any(counts(eqn) for eqn in equations(traced.jaxpr))
 
 
-def equations(jaxpr: Jaxpr) -> Iterator[Any]:
+def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """Yields the equations of a traced function and of all functions nested in it."""
     for eqn in jaxpr.eqns:
         yield eqn
@@ -75,10 +77,12 @@ def equations(jaxpr: Jaxpr) -> Iterator[Any]:
             yield from equations(inner)
 
 
-def _evaluate(jaxpr: Jaxpr, consts: Any, args: Any, rules: Mapping[Primitive, Rule]) -> list[Any]:
+def _evaluate(
+    jaxpr: Jaxpr, consts: Sequence[Leaf], args: Sequence[Leaf], rules: Mapping[Primitive, Rule]
+) -> list[Leaf]:
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-    def read(atom: Any) -> Any:
+    def read(atom: Var | Literal) -> Leaf:
         return atom.val if isinstance(atom, Literal) else values[atom]
 
     for eqn in jaxpr.eqns:
@@ -89,7 +93,7 @@ def _evaluate(jaxpr: Jaxpr, consts: Any, args: Any, rules: Mapping[Primitive, Ru
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _apply(eqn: Any, inputs: list[Any], rules: Mapping[Primitive, Rule]) -> list[Any]:
+def _apply(eqn: JaxprEqn, inputs: list[Leaf], rules: Mapping[Primitive, Rule]) -> list[Leaf]:
     if eqn.primitive in rules:
         return [rules[eqn.primitive](*inputs, **eqn.params)]
     if eqn.primitive.name in _INLINED:
@@ -144,12 +148,12 @@ def _has_rule(jaxpr: Jaxpr, rules: Mapping[Primitive, Rule]) -> bool:
     )
 
 
-def nested(params: Mapping[str, Any]) -> list[Jaxpr]:
+def nested(params: Mapping[str, object]) -> list[Jaxpr]:
     """Returns the traced functions among the parameters of an operation."""
     return [jaxpr for param in params.values() for jaxpr in _jaxprs_in(param)]
 
 
-def _jaxprs_in(param: Any) -> list[Jaxpr]:
+def _jaxprs_in(param: object) -> list[Jaxpr]:
     """Returns the traced functions in a parameter of an operation, also inside containers."""
     if isinstance(param, ClosedJaxpr):
         return [param.jaxpr]

@@ -1,10 +1,10 @@
 """The batches of each call of a run, for every placement of its training set."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from dist_ens import cluster
 from dist_ens.data import Split, calls, example_bytes_of
+from dist_ens.ensemble.batches import CallBatches
 from dist_ens.feed.placement import Placement, TrainingSet
 from dist_ens.feed.resident import ResidentFeed, put_whole
 from dist_ens.feed.sharded import ShardedFeed
@@ -23,7 +23,7 @@ def feed(
     last_step: int,
     steps_per_call: int,
     say: Callable[[str], None] = lambda sentence: None,
-) -> Iterator[Any]:
+) -> Iterator[CallBatches]:
     """Returns an iterator over the batches that `Ensemble.update_steps` takes.
 
     A split that fits is kept on the devices, see `Placement`. Any other split is streamed. So is a

@@ -2,14 +2,14 @@
 
 import dataclasses
 import enum
-from typing import Any
 
 import jax
 
 from dist_ens.ensemble import Batches, Drawn, MemberBatches
+from dist_ens.ensemble.batches import CallBatches
 from dist_ens.layout import BATCHES, MEMBER_BATCHES, REPLICATED, Layout
 from dist_ens.sampling import Order
-from dist_ens.types import PyTree
+from dist_ens.types import Shapes, Specs
 
 # A split is kept on the devices if it needs at most this part of their free memory.
 PART_OF_THE_MEMORY = 0.25
@@ -99,14 +99,14 @@ class TrainingSet:
 
 def abstract_batches(
     layout: Layout,
-    example: Any,
+    example: Shapes,
     steps: int,
     global_batch_size: int,
     place: Placement,
     *,
     order: Order | None = None,
     per_member: bool = False,
-) -> Any:
+) -> CallBatches:
     """Returns shapes, types and shardings of the batches of one call.
 
     Args:
@@ -125,7 +125,7 @@ def abstract_batches(
         ValueError: If `order` is None for `Placement.REPLICATED`.
     """
 
-    def stacked(leading: tuple[int, ...], where: Any, tree: PyTree) -> Any:
+    def stacked(leading: tuple[int, ...], where: Specs, tree: Shapes) -> Shapes:
         sharding = layout.sharding(where)
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(

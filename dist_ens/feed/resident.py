@@ -1,13 +1,12 @@
 """A training set of which every device holds all examples."""
 
-from typing import Any
-
 import numpy as np
 
 from dist_ens.data import Split
 from dist_ens.ensemble import Drawn
 from dist_ens.layout import Layout, put_everywhere
 from dist_ens.sampling import Order
+from dist_ens.types import PyTree
 
 
 class ResidentFeed:
@@ -20,7 +19,7 @@ class ResidentFeed:
         seed: Seed of the order, in [0, 2**32).
     """
 
-    def __init__(self, split: Any, order: Order, layout: Layout, seed: int) -> None:
+    def __init__(self, split: PyTree, order: Order, layout: Layout, seed: int) -> None:
         self._split = split
         self._order = order
         self._layout = layout
@@ -32,6 +31,6 @@ class ResidentFeed:
         return Drawn(self._split, cursor, self._order)
 
 
-def put_whole(split: Split, layout: Layout) -> Any:
+def put_whole(split: Split, layout: Layout) -> PyTree:
     """Puts all examples of a split on every device of the mesh."""
     return put_everywhere(layout, split.take(np.arange(len(split))))

@@ -1,7 +1,6 @@
 """A training set of which every column of the mesh holds a part."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -10,6 +9,7 @@ from dist_ens.data import Split
 from dist_ens.ensemble import Batches
 from dist_ens.layout import BATCH, BATCHES, Layout, dealing_program, put_everywhere
 from dist_ens.sampling import Order
+from dist_ens.types import PyTree
 
 
 class ShardedFeed:
@@ -48,7 +48,7 @@ class ShardedFeed:
         self._steps = range(0)
 
         @partial(jax.jit, static_argnames="count", out_shardings=layout.sharding(BATCHES))
-        def of_call(dealt: Any, first: jax.Array, count: int) -> Any:
+        def of_call(dealt: PyTree, first: jax.Array, count: int) -> PyTree:
             return jax.tree.map(
                 lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, count), dealt
             )

@@ -1,17 +1,17 @@
 """A training set whose batches the hosts send to the devices."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from dist_ens.data import Split, training_batches
 from dist_ens.ensemble import Batches, MemberBatches
+from dist_ens.ensemble.batches import CallBatches
 from dist_ens.layout import BATCHES, MEMBER_BATCHES, Layout
 from dist_ens.sampling import Order
 
 
 def streamed(
     split: Split, order: Order, layout: Layout, seed: int, steps_of_calls: list[range]
-) -> Iterator[Any]:
+) -> Iterator[CallBatches]:
     """Yields the batches of each call, which the hosts read and send to the devices.
 
     Args:

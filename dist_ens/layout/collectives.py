@@ -1,12 +1,10 @@
 """Collectives over the axes of the mesh, for use inside lifted functions."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from dist_ens.layout.specs import DATA, ENSEMBLE
-from dist_ens.types import PyTree
+from dist_ens.types import Tree
 
 
 def has_data_axis() -> bool:
@@ -23,7 +21,7 @@ def data_size() -> int:
     return jax.lax.axis_size(DATA) if has_data_axis() else 1
 
 
-def data_mean(tree: PyTree) -> Any:
+def data_mean(tree: Tree) -> Tree:
     """Returns the mean over the data axis of every floating-point or complex leaf.
 
     Other leaves are unchanged. Outside a lifted function, all leaves are unchanged.
@@ -49,7 +47,7 @@ def data_mean(tree: PyTree) -> Any:
     return jax.tree.map(mean, tree)
 
 
-def data_sum(tree: PyTree) -> Any:
+def data_sum(tree: Tree) -> Tree:
     """Returns the sum over the data axis of every leaf of a pytree of floating-point arrays."""
     return tree if data_size() == 1 else jax.lax.psum(tree, DATA)
 

@@ -1,7 +1,5 @@
 """Comparison of values that every column of the mesh should hold."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +38,7 @@ def differing_leaves(layout: Layout, tree: PyTree, specs: Specs = MEMBERS) -> li
         return []
     leaves = {name: leaf for name, (leaf, _) in named.items()}
 
-    def differ(tree: PyTree) -> Any:
+    def differ(tree: PyTree) -> PyTree:
         def differs(leaf: jax.Array) -> jax.Array:
             words = _words(leaf)
             return (jax.lax.pmax(words, DATA) != jax.lax.pmin(words, DATA)).any().reshape(1)

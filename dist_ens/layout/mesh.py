@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,7 +26,7 @@ from dist_ens.layout.specs import (
 )
 from dist_ens.randomness import member_key, pinned_generator
 from dist_ens.state import as_held
-from dist_ens.types import Leaf, PyTree, Specs
+from dist_ens.types import Array, Key, Leaf, PyTree, Specs, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Layout:
             check_vma=False,
         )
 
-    def put(self, tree: PyTree, spec: Specs = "batch") -> Any:
+    def put(self, tree: PyTree, spec: Specs = "batch") -> PyTree:
         """Puts arrays on the mesh.
 
         Args:
@@ -177,7 +176,7 @@ class Layout:
         """
         specs = named_specs(spec)
 
-        def put(spec: PartitionSpec, branch: Any) -> Any:
+        def put(spec: PartitionSpec, branch: PyTree) -> PyTree:
             if DATA in tuple(spec):
                 return put_batch(self, branch, spec)
             if spec == MEMBERS:
@@ -191,7 +190,7 @@ class Layout:
 
         return jax.tree.map(put, specs, tree, is_leaf=is_spec)
 
-    def init(self, fn: Callable[[jax.Array], Any], key: jax.Array) -> Any:
+    def init(self, fn: Callable[[Key], Tree], key: Key) -> Tree:
         """Returns the states of all members, each created on the device that will hold it.
 
         The state of member `i` is `fn(jax.random.fold_in(key, i))`.
@@ -217,7 +216,7 @@ class Layout:
         """
         return self.born(pinned_generator()(lambda number: member_key(np.uint32(seed), number)))
 
-    def born(self, fn: Callable[..., Any], *arrays: Any, numbers: Any = None) -> Any:
+    def born(self, fn: Callable[..., Tree], *arrays: PyTree, numbers: Array | None = None) -> Tree:
         """Returns the results of a function for all members, created on their devices.
 
         Args:
@@ -230,7 +229,7 @@ class Layout:
         """
         numbers = np.arange(self.num_members, dtype=np.int32) if numbers is None else numbers
 
-        def make(numbers: jax.Array, *arrays: Any) -> Any:
+        def make(numbers: jax.Array, *arrays: PyTree) -> Tree:
             # The members are made one after another. This runs only once, and batched random
             # numbers would double the compilation time on a CPU.
             return self.shard_map(
@@ -302,7 +301,7 @@ class Layout:
         """Returns a layout of the same members on the first device of this layout."""
         return Layout.make(self.num_members, ensemble_axis=1, devices=[self.mesh.devices.flat[0]])
 
-    def moved(self, tree: PyTree, specs: Specs) -> Any:
+    def moved(self, tree: Tree, specs: Specs) -> Tree:
         """Moves arrays from another layout to this one. Both must be on this host's devices.
 
         Args:
@@ -316,7 +315,7 @@ class Layout:
             is_leaf=is_spec,
         )
 
-    def placed(self, tree: PyTree, specs: Specs, where: str) -> Any:
+    def placed(self, tree: PyTree, specs: Specs, where: str) -> PyTree:
         """Puts the arguments of a function on this mesh. Arrays that are there are not copied.
 
         Args:

@@ -3,9 +3,10 @@
 import collections
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Protocol
 
 import jax
+import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from dist_ens.layout.placing import HOST_MEMORY, device_bytes
@@ -25,6 +26,14 @@ class Piece:
 
     index: tuple[slice, ...]
     array: jax.Array
+
+
+class Reading(Protocol):
+    """A part of an array that is being read."""
+
+    def result(self) -> np.ndarray:
+        """Waits for the part and returns it."""
+        ...
 
 
 def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]]:
@@ -57,7 +66,7 @@ def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]
 
 def read_onto_devices(
     abstract: Mapping[str, jax.ShapeDtypeStruct],
-    read: Callable[[str, tuple[slice, ...]], Any],
+    read: Callable[[str, tuple[slice, ...]], Reading],
 ) -> dict[str, jax.Array]:
     """Reads global arrays. Every host reads the parts that its devices hold, each part once.
 
@@ -72,7 +81,7 @@ def read_onto_devices(
         The arrays on their devices, by name.
     """
     arrays: dict[str, jax.Array] = {}
-    begun: collections.deque[tuple[str, dict[str, Any], int]] = collections.deque()
+    begun: collections.deque[tuple[str, dict[str, Reading], int]] = collections.deque()
 
     def end_one() -> None:
         name, parts, _ = begun.popleft()

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from dist_ens.errors import UserError
 from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of, is_spec
 from dist_ens.state import as_held
-from dist_ens.types import Leaf, PyTree, Specs
+from dist_ens.types import Leaf, PyTree, Shapes, Specs, Tree
 
 if TYPE_CHECKING:
     from dist_ens.layout.mesh import Layout
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HOST_MEMORY = "pinned_host"
 
 
-def put_batch(layout: "Layout", host_tree: Any, spec: PartitionSpec) -> Any:
+def put_batch(layout: "Layout", host_tree: PyTree, spec: PartitionSpec) -> PyTree:
     """Puts this host's part of a batch on the mesh.
 
     Args:
@@ -78,7 +78,7 @@ def put_batch(layout: "Layout", host_tree: Any, spec: PartitionSpec) -> Any:
     return jax.tree.map(put, as_held(host_tree))
 
 
-def put_everywhere(layout: "Layout", host_tree: Any) -> Any:
+def put_everywhere(layout: "Layout", host_tree: PyTree) -> PyTree:
     """Puts whole arrays, equal on every host, on every device of the mesh."""
     everywhere = layout.sharding(REPLICATED)
 
@@ -97,7 +97,7 @@ def put_numbers(layout: "Layout", count: int) -> list[jax.Array]:
     return [put_everywhere(layout, np.int32(number)) for number in range(count)]
 
 
-def put_members(layout: "Layout", tree: PyTree) -> Any:
+def put_members(layout: "Layout", tree: PyTree) -> PyTree:
     """Puts arrays [members, ...] on the mesh. Every host gives the arrays of all members."""
     _check_members(layout, tree, MEMBERS, "The array", jax_arrays_are_whole=False)
     sharding = layout.sharding(MEMBERS)
@@ -119,12 +119,12 @@ def device_bytes(tree: PyTree) -> int:
     )
 
 
-def copied(tree: PyTree) -> Any:
+def copied(tree: Tree) -> Tree:
     """Returns copies of global arrays on the same devices, to donate instead of the originals."""
     return jax.tree.map(lambda leaf: leaf.copy(), tree)
 
 
-def copied_like(tree: PyTree, like: Any) -> Any:
+def copied_like(tree: Tree, like: Shapes) -> Tree:
     """Returns copies of arrays of any layout, each with the sharding of another array.
 
     Args:
@@ -136,7 +136,7 @@ def copied_like(tree: PyTree, like: Any) -> Any:
     )
 
 
-def to_host(tree: PyTree) -> Any:
+def to_host(tree: PyTree) -> PyTree:
     """Returns global arrays as whole NumPy arrays, on every host. Every host must call this."""
     if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
         return jax.device_get(tree)
@@ -159,7 +159,7 @@ def check_lengths(layout: "Layout", tree: PyTree, specs: Specs, where: str) -> N
             the data axis.
     """
 
-    def check(spec: PartitionSpec, branch: Any) -> None:
+    def check(spec: PartitionSpec, branch: PyTree) -> None:
         leaves = jax.tree.leaves(branch)
         if not leaves:
             return

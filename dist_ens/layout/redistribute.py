@@ -1,6 +1,6 @@
 """Gathering of batches from a split that is sharded over the columns of the mesh."""
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from dist_ens.layout.collectives import data_index
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.specs import BATCH, BATCHES, DATA
+from dist_ens.types import PyTree, Tree
 
 
-def dealing_program(layout: Layout) -> Any:
+def dealing_program(layout: Layout) -> Callable[[PyTree, jax.Array], PyTree]:
     """Returns the program that gathers batches from a sharded split: `deal(parts, indices)`.
 
     `parts` has leaves [examples, ...] with the spec `BATCH`. `indices` holds the positions of the
@@ -26,10 +27,10 @@ def dealing_program(layout: Layout) -> Any:
     """
     columns = layout.data_axis
 
-    def deal(part: Any, wanted: jax.Array) -> Any:
+    def deal(part: Tree, wanted: jax.Array) -> Tree:
         part_length = len(jax.tree.leaves(part)[0])
 
-        def look_and_pass_on(number: jax.Array, carry: Any) -> Any:
+        def look_and_pass_on(number: jax.Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
             passing, found = carry
             owner = (data_index() - number) % columns
             rows = wanted - owner * part_length

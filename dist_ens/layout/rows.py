@@ -1,13 +1,11 @@
 """Division of global arrays into the parts of the mesh's rows, and the inverse."""
 
-from typing import Any
-
 import jax
 from jax.sharding import PartitionSpec
 
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.specs import ENSEMBLE, axis_of, is_spec
-from dist_ens.types import PyTree, Specs
+from dist_ens.types import PyTree, Specs, Tree
 
 
 def layout_of_row(layout: Layout, row: int, num_members: int) -> Layout:
@@ -22,7 +20,7 @@ def layout_of_row(layout: Layout, row: int, num_members: int) -> Layout:
     return Layout.make(num_members, ensemble_axis=1, devices=devices)
 
 
-def part_of_row(layout: Layout, tree: PyTree, row: int, specs: Specs) -> Any:
+def part_of_row(layout: Layout, tree: Tree, row: int, specs: Specs) -> Tree:
     """Returns one row's part of global arrays as arrays of that row's layout, without copies.
 
     Args:
@@ -50,7 +48,7 @@ def part_of_row(layout: Layout, tree: PyTree, row: int, specs: Specs) -> Any:
     )
 
 
-def join_rows(layout: Layout, trees: dict[int, Any], specs: Specs) -> Any:
+def join_rows(layout: Layout, trees: dict[int, Tree], specs: Specs) -> Tree:
     """Returns global arrays made from the parts of all rows; the inverse of `part_of_row`.
 
     Args:
@@ -59,7 +57,7 @@ def join_rows(layout: Layout, trees: dict[int, Any], specs: Specs) -> Any:
         specs: Specs of the arrays, a tree prefix; each has the members axis.
     """
 
-    def whole(spec: PartitionSpec, *branches: Any) -> Any:
+    def whole(spec: PartitionSpec, *branches: PyTree) -> PyTree:
         sharding, axis = layout.sharding(spec), axis_of(spec, ENSEMBLE)
 
         def join(*parts: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from dist_ens.errors import UserError
-from dist_ens.types import PyTree, Specs
+from dist_ens.types import Axes, PyTree, Specs
 
 P = PartitionSpec
 
@@ -24,7 +24,7 @@ REPLICATED = P()  # [...]: the same on every device
 NAMES = {"members": MEMBERS, "batch": BATCH, "member_batch": MEMBER_BATCH, "shared": REPLICATED}
 
 
-def named_specs(specs: Specs) -> Any:
+def named_specs(specs: Specs) -> Specs:
     """Returns a tree of partition specs from a tree of their public names.
 
     Args:
@@ -54,7 +54,7 @@ def named_specs(specs: Specs) -> Any:
     return jax.tree.map(spec_of, specs, is_leaf=is_spec)
 
 
-def is_spec(value: Any) -> bool:
+def is_spec(value: object) -> bool:
     """Returns whether a value is a partition spec. In some versions of JAX, it is also a pytree."""
     return isinstance(value, PartitionSpec)
 
@@ -72,7 +72,7 @@ def axis_of(spec: PartitionSpec, name: str) -> int | None:
     return tuple(spec).index(name) if name in tuple(spec) else None
 
 
-def members_axes(specs: Specs) -> Any:
+def members_axes(specs: Specs) -> Axes:
     """Returns the position of the members axis in each spec of a tree; None where it has none."""
     return jax.tree.map(lambda spec: axis_of(spec, ENSEMBLE), specs, is_leaf=is_spec)
 
@@ -88,7 +88,7 @@ def broadcast(prefix: Any, tree: PyTree) -> list[Any]:
         A list in the order of `jax.tree.leaves(tree)`.
     """
 
-    def is_leaf(value: Any) -> bool:
+    def is_leaf(value: object) -> bool:
         return value is None or is_spec(value)
 
     found: list[Any] = []

@@ -2,17 +2,17 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.typing import DTypeLike
 
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.placing import HOST_MEMORY
 from dist_ens.layout.specs import ENSEMBLE, MEMBERS
-from dist_ens.types import Leaf, PyTree
+from dist_ens.types import Leaf, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Waves:
         """Layout of the members of one wave."""
         return dataclasses.replace(self.layout, num_members=self.layout.num_members // self.count)
 
-    def take(self, tree: PyTree, number: int) -> Any:
+    def take(self, tree: Tree, number: int) -> Tree:
         """Returns one wave of the members, on the devices.
 
         Args:
@@ -75,7 +75,7 @@ class Waves:
 
         return jax.tree.map(part, tree)
 
-    def off_devices(self, tree: PyTree) -> Any:
+    def off_devices(self, tree: Tree) -> Tree:
         """Returns the arrays of one wave's members, or of all members, in the hosts' memory.
 
         Keys are small and stay on the devices, because only JAX can slice them.
@@ -84,7 +84,7 @@ class Waves:
             lambda leaf: jax.device_put(leaf, self.resting_sharding(leaf.dtype)), tree
         )
 
-    def resting_sharding(self, dtype: Any) -> NamedSharding:
+    def resting_sharding(self, dtype: DTypeLike) -> NamedSharding:
         """Returns the sharding that the arrays of `off_devices` have.
 
         Args:
@@ -95,7 +95,7 @@ class Waves:
             return on_devices
         return on_devices.with_memory_kind(HOST_MEMORY)
 
-    def join(self, trees: Sequence[Any], spec: PartitionSpec) -> Any:
+    def join(self, trees: Sequence[Tree], spec: PartitionSpec) -> Tree:
         """Returns the global arrays of all members; the inverse of `take`.
 
         The result is in the same memory as the arrays of the waves.

@@ -1,10 +1,11 @@
 """Cross-validation: each member leaves one fold out, and each example is in one fold."""
 
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
 from dist_ens.sampling.shuffle import fold_in, mixed, shuffled
+from dist_ens.types import Array, Leaf
 
 
 def epoch_length(num_examples: int, num_folds: int) -> int:
@@ -15,12 +16,14 @@ def epoch_length(num_examples: int, num_folds: int) -> int:
     return num_examples - -(-num_examples // num_folds)
 
 
-def fold_of_member(member_id: Any, num_folds: int, num_groups: int = 1) -> Any:
+def fold_of_member(member_id: Leaf, num_folds: int, num_groups: int = 1) -> Leaf:
     """Returns the fold that a member leaves out, `member_id // num_groups % num_folds`."""
     return member_id // num_groups % num_folds
 
 
-def kept(chosen: Any, fold: Any, epoch_key: list[Any], num_examples: int, num_folds: int) -> Any:
+def kept(
+    chosen: Array, fold: Leaf, epoch_key: list[Array], num_examples: int, num_folds: int
+) -> Array:
     """Returns the places at some positions of a member's epoch.
 
     A place is a position in the order of the folds; `example_at` returns its example. All epochs
@@ -47,7 +50,7 @@ def kept(chosen: Any, fold: Any, epoch_key: list[Any], num_examples: int, num_fo
     return chosen + (chosen >= begin).astype(np.uint32) * (end - begin)
 
 
-def example_at(place: Any, seed: Any, num_examples: int, xp: Any) -> Any:
+def example_at(place: Array, seed: Leaf, num_examples: int, xp: ModuleType) -> Array:
     """Returns the example at a place in the order of the folds, which depends on the seed alone."""
     # The key has an axis, because NumPy warns when a scalar overflows.
     key = fold_in(xp.zeros((1, 2), np.uint32), xp.asarray(seed).reshape(1))
@@ -75,7 +78,7 @@ def fold_of_example(seed: int, num_examples: int, num_folds: int) -> np.ndarray:
     return folds
 
 
-def _begin(fold: Any, num_examples: int, num_folds: int) -> Any:
+def _begin(fold: Leaf, num_examples: int, num_folds: int) -> Leaf:
     """Returns the place at which a fold begins, `fold * num_examples / num_folds` rounded down."""
     short, longer = divmod(num_examples, num_folds)
     # There are two terms, because `fold * num_examples` may overflow.

@@ -7,7 +7,8 @@ save, and the order does not depend on where the examples are stored.
 """
 
 import dataclasses
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,10 @@ import numpy as np
 from dist_ens.errors import UserError
 from dist_ens.sampling import kfold
 from dist_ens.sampling.shuffle import fold_in, shuffled
+from dist_ens.types import Array, Leaf
 
+# The library that a cursor is of computes the positions too.
+Cursor = TypeVar("Cursor", jax.Array, np.ndarray)
 # Each side of a permutation's grid is then at most 2**16, so that the products of 16-bit numbers in
 # `shuffle` fit in 32 bits.
 _MOST_EXAMPLES = 2**30
@@ -91,7 +95,7 @@ class Order:
         places = [(seed, epoch % 2**32, offset) for epoch, offset in starts]
         return np.array(places, np.uint32).reshape(-1, 3)
 
-    def indices(self, cursor: Any, rows: Any, member_id: Any = None) -> Any:
+    def indices(self, cursor: Cursor, rows: Array, member_id: Leaf = None) -> Cursor:
         """Returns the examples of some rows of a batch.
 
         Args:
@@ -102,7 +106,7 @@ class Order:
         Returns:
             Positions in the split, int32[steps, rows]. It is a JAX array if `cursor` is one.
         """
-        xp: Any = jnp if isinstance(cursor, jax.Array) else np
+        xp: ModuleType = jnp if isinstance(cursor, jax.Array) else np
         seed, epoch, offset = (cursor[:, i] for i in range(3))
         position = offset[:, None] + xp.asarray(rows).astype(np.uint32)[None]
         # A batch is not longer than an epoch, so it lies in at most two epochs.
@@ -115,7 +119,7 @@ class Order:
         if self.per_member:
             keys = [fold_in(key, member_id) for key in keys]
         words = [xp.where(in_next, keys[1][:, i, None], keys[0][:, i, None]) for i in (0, 1)]
-        index = shuffled(position, words, self.epoch_length, xp)
+        index: Any = shuffled(position, words, self.epoch_length, xp)
         if self.num_folds:
             fold = kfold.fold_of_member(member_id, self.num_folds, self.num_groups)
             place = kfold.kept(index, fold, words, self.num_examples, self.num_folds)
@@ -125,7 +129,7 @@ class Order:
             return index
         return index + member_id % self.num_groups * self.num_examples
 
-    def member_indices(self, cursor: jax.Array, rows: Any, member_ids: Any) -> jax.Array:
+    def member_indices(self, cursor: jax.Array, rows: Array, member_ids: Array) -> jax.Array:
         """Returns the examples of some rows of a batch, for each of some members.
 
         Args:

@@ -2,11 +2,13 @@
 
 import math
 from functools import cache
-from typing import Any
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from dist_ens.types import Array
 
 _GOLDEN = 0x9E3779B9  # 2**32 divided by the golden ratio. Its multiples tell the rounds apart.
 # This is the smallest number of rounds with which 20,000 epochs of 16 to 100 examples are even.
@@ -16,7 +18,7 @@ _ROUNDS = np.array([(number + 1) * _GOLDEN % 2**32 for number in range(12)], np.
 _ROUNDS_AT_ONCE = 4
 
 
-def shuffled(position: Any, key: list[Any], count: int, xp: Any) -> Any:
+def shuffled(position: Array, key: list[Array], count: int, xp: ModuleType) -> Array:
     """Applies a keyed permutation of [0, count) to positions.
 
     The permutation is a Feistel network on a grid of slightly more than `count` places. A result
@@ -36,7 +38,7 @@ def shuffled(position: Any, key: list[Any], count: int, xp: Any) -> Any:
     """
     rows, columns = _grid(count)
 
-    def some_rounds(place: tuple[Any, Any], words: Any) -> tuple[Any, Any]:
+    def some_rounds(place: tuple[Array, Array], words: Array) -> tuple[Array, Array]:
         row, column = place
         for number in range(_ROUNDS_AT_ONCE):
             word = key[number % 2] + words[number]
@@ -46,7 +48,7 @@ def shuffled(position: Any, key: list[Any], count: int, xp: Any) -> Any:
                 column = _add_below(column, row ^ word, columns, xp)
         return row, column
 
-    def permuted(at: Any) -> Any:
+    def permuted(at: Array) -> Array:
         place = at // np.uint32(columns), at % np.uint32(columns)
         rounds = _ROUNDS.reshape(-1, _ROUNDS_AT_ONCE)
         if xp is np:
@@ -72,7 +74,7 @@ def _grid(count: int) -> tuple[int, int]:
     return rows, -(-count // rows)
 
 
-def _add_below(value: Any, word: Any, bound: int, xp: Any) -> Any:
+def _add_below(value: Array, word: Array, bound: int, xp: ModuleType) -> Array:
     """Returns `value` plus an amount in [0, bound) that the word chooses, modulo the bound."""
     word = word * np.uint32(0x85EBCA6B)
     # Every bit of the word now affects its upper half, from which the amount is computed.
@@ -81,7 +83,7 @@ def _add_below(value: Any, word: Any, bound: int, xp: Any) -> Any:
     return xp.where(total < np.uint32(bound), total, total - np.uint32(bound))
 
 
-def mixed(word: Any) -> Any:
+def mixed(word: Array) -> Array:
     """Returns a hash of a word. Each of its bits depends on every bit of the word.
 
     Source: Appleby, MurmurHash3's finaliser, in the public domain.
@@ -91,10 +93,10 @@ def mixed(word: Any) -> Any:
     return word ^ (word >> np.uint32(16))
 
 
-def fold_in(key: Any, word: Any) -> Any:
+def fold_in(key: Array, word: Array) -> Array:
     """Returns a new key, uint32[..., 2], from a key, uint32[..., 2], and a word, int[...]."""
     word = word.astype(np.uint32)
     first = mixed(key[..., 0] ^ mixed(word + np.uint32(_GOLDEN)))
     second = mixed(key[..., 1] + mixed(word ^ np.uint32(_GOLDEN)))
-    xp: Any = jnp if isinstance(first, jax.Array) else np
+    xp: ModuleType = jnp if isinstance(first, jax.Array) else np
     return xp.stack([first, second], axis=-1)

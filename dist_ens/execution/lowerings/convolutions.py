@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -133,7 +133,9 @@ def convolutions_apart(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Arr
     return _member_by_member(lambda a, b: CONVOLUTION.bind(a, b, **params), each)(lhs, rhs)
 
 
-def _is_gradient_of_kernel(rhs: Sequence[int], out: Sequence[int], params: Any) -> bool:
+def _is_gradient_of_kernel(
+    rhs: Sequence[int], out: Sequence[int], params: Mapping[str, Any]
+) -> bool:
     """Returns whether a convolution of one group has more positions in its kernel than its output.
 
     Args:
@@ -149,7 +151,9 @@ def _is_gradient_of_kernel(rhs: Sequence[int], out: Sequence[int], params: Any) 
     return _num_groups(params) == 1 and space < kernel
 
 
-def _by_examples(lhs: jax.Array, rhs: jax.Array, out: Any, **params: Any) -> jax.Array:
+def _by_examples(
+    lhs: jax.Array, rhs: jax.Array, out: jax.ShapeDtypeStruct, **params: Any
+) -> jax.Array:
     """Computes a convolution of one group as a sum over its channels, a few at a time."""
     spec = params["dimension_numbers"]
     channels = spec.lhs_spec[1], spec.rhs_spec[1]
@@ -173,7 +177,7 @@ def _by_examples(lhs: jax.Array, rhs: jax.Array, out: Any, **params: Any) -> jax
 
 
 def _shifts_are_faster(
-    lhs: Sequence[int], rhs: Sequence[int], space: Sequence[int], params: Any
+    lhs: Sequence[int], rhs: Sequence[int], space: Sequence[int], params: Mapping[str, Any]
 ) -> bool:
     """Returns whether `_as_shifts_of_both` supports a convolution and should beat patches.
 
@@ -313,7 +317,12 @@ def _by_neighbours(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
 
 
 def _canonical(
-    lhs: jax.Array, rhs: jax.Array, *, dimension_numbers: Any, batch_group_count: int, **_: Any
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    dimension_numbers: lax.ConvDimensionNumbers,
+    batch_group_count: int,
+    **_: object,
 ) -> tuple[jax.Array, jax.Array, bool]:
     """Returns the operands in canonical layout, and whether the batch is grouped.
 
@@ -326,7 +335,9 @@ def _canonical(
     return lhs.transpose(n, *space, c), rhs.transpose(*kernel, i, o), batch_group_count > 1
 
 
-def _padded(lhs: jax.Array, *, padding: Any, lhs_dilation: Any, **_: Any) -> jax.Array:
+def _padded(
+    lhs: jax.Array, *, padding: Sequence[tuple[int, int]], lhs_dilation: Sequence[int], **_: object
+) -> jax.Array:
     """Returns an input [batch, *space, channels] with its dilation and padding applied."""
     pads = [(low, high, d - 1) for (low, high), d in zip(padding, lhs_dilation, strict=True)]
     return lax.pad(lhs, jnp.zeros((), lhs.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
@@ -339,11 +350,11 @@ def _from_canonical(out: jax.Array, out_spec: Sequence[int]) -> jax.Array:
     return out.transpose([places[axis] for axis in range(out.ndim)])
 
 
-def _num_groups(params: Any) -> int:
+def _num_groups(params: Mapping[str, Any]) -> int:
     return max(params["feature_group_count"], params["batch_group_count"])
 
 
-def _product(patches: jax.Array, kernel: jax.Array, params: Any) -> jax.Array:
+def _product(patches: jax.Array, kernel: jax.Array, params: Mapping[str, Any]) -> jax.Array:
     return lax.dot_general(
         patches,
         kernel,

@@ -2,11 +2,11 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
 
 from dist_ens.execution.lowerings.windows import slices
 
@@ -17,7 +17,7 @@ def max_pool_gradient_as_masks(
     source: jax.Array,
     operand: jax.Array,
     *,
-    select_prim: Any,
+    select_prim: Primitive,
     window_dimensions: Sequence[int],
     window_strides: Sequence[int],
     padding: Sequence[tuple[int, int]],

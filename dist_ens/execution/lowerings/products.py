@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dist_ens.execution.lowerings.vectors import VECTOR, is_float32
+from dist_ens.types import Leaf
 
 PRODUCT = lax.dot_general_p
 
@@ -86,7 +87,7 @@ def flat_gradient_of_weights(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
     return (product.T if wide else product).reshape(of_result)
 
 
-def becomes_flat(lhs: Any, rhs: Any, **params: Any) -> bool:
+def becomes_flat(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
     """Returns whether `flat_gradient_of_weights` changes a product.
 
     Args:
@@ -107,7 +108,7 @@ def becomes_flat(lhs: Any, rhs: Any, **params: Any) -> bool:
     return all(VECTOR <= math.prod(a.shape[len(i) :]) < terms for a in (lhs, rhs))
 
 
-def becomes_sums(lhs: Any, rhs: Any, **params: Any) -> bool:
+def becomes_sums(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
     """Returns whether `product_in_whole_vectors` computes a product as sums of vectors.
 
     Args:
@@ -122,7 +123,7 @@ def becomes_sums(lhs: Any, rhs: Any, **params: Any) -> bool:
     return terms in _SHORT or (i == j == 0 and (height in _SHORT or width in _SHORT))
 
 
-def _multiplies_matrices(lhs: Any, rhs: Any, **params: Any) -> bool:
+def _multiplies_matrices(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
     """Returns whether both factors are float32 matrices, and no side has length 1."""
     contracted, batched = params["dimension_numbers"]
     return (
@@ -134,7 +135,9 @@ def _multiplies_matrices(lhs: Any, rhs: Any, **params: Any) -> bool:
     )
 
 
-def _sizes(lhs: Any, rhs: Any, *, dimension_numbers: Any, **_: Any) -> tuple[int, int, int]:
+def _sizes(
+    lhs: Leaf, rhs: Leaf, *, dimension_numbers: jax.lax.DotDimensionNumbers, **others: object
+) -> tuple[int, int, int]:
     """Returns the numbers of rows, of terms in each sum, and of columns of a matrix product."""
     ((i,), (j,)), _ = dimension_numbers
     return lhs.shape[1 - i], lhs.shape[i], rhs.shape[1 - j]
