@@ -3,10 +3,16 @@
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
+
+Json: TypeAlias = Any
+"""A value of JSON: a dict, a list, a text, a number, True, False or None."""
+
+JsonDict: TypeAlias = dict[str, Any]
+"""A dict of JSON values."""
 
 
-def from_json(text: bytes) -> Any:
+def from_json(text: bytes) -> Json:
     """Parses a JSON text.
 
     It is stricter than `json.loads`: every number must fit in a float, and no key may occur twice.
@@ -36,12 +42,12 @@ def from_json(text: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> bool:
     """Returns whether a value is a whole number from 0 to the largest int64."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Returns whether a value is a number or None. A number that is not finite is saved as null."""
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
@@ -58,7 +64,7 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repetition(pairs: Sequence[tuple[str, Json]]) -> JsonDict:
     read = dict(pairs)
     if len(read) < len(pairs):
         raise ValueError("it has a key twice")

@@ -76,6 +76,15 @@ Weights: TypeAlias = Any
 Outputs: TypeAlias = Any
 """Outputs of a network for a batch, in most cases one array such as logits [batch, classes]."""
 
+Data: TypeAlias = Any
+"""Examples to train on or to score: arrays [examples, ...], a source, or an iterable of batches."""
+
+Callback: TypeAlias = Any
+"""A function that is called after updates, or an object with hooks; see `dist_ens.callbacks`."""
+
+Score: TypeAlias = Any
+"""A score of predictions: a float, or float64[draws] of resamples."""
+
 Metrics: TypeAlias = dict[str, jax.Array]
 """Metrics of a step by name, float32[] of one member, float32[members] of an ensemble."""
 

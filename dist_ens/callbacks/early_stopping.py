@@ -1,10 +1,12 @@
 """Early stopping: a run ends when its score no longer improves."""
 
 import math
-from typing import Any
+from collections.abc import Iterable
 
-from dist_ens.callbacks.protocol import STOP, RunInfo
+from dist_ens.callbacks.protocol import STOP, RunInfo, Stop
 from dist_ens.errors import UserError
+from dist_ens.evaluation import Scores
+from dist_ens.json_text import JsonDict
 from dist_ens.metrics.catalogue import direction_of
 
 
@@ -58,7 +60,7 @@ class EarlyStopping:
         self._direction = direction
         self._best, self._num_without, self._is_restored = math.inf, 0, False
 
-    def begin(self, run: RunInfo) -> Any:
+    def begin(self, run: RunInfo) -> Stop | None:
         """Checks the score, and returns `STOP` if the run that is resumed has ended already.
 
         A run that does not resume another one forgets the best score of an earlier run.
@@ -77,7 +79,7 @@ class EarlyStopping:
         self._sign()
         return STOP if self._num_without >= self.patience else None
 
-    def evaluated(self, step: int, scores: Any) -> Any:
+    def evaluated(self, step: int, scores: Scores) -> Stop | None:
         """Returns `STOP` if the score has not improved for `patience` evaluations."""
         values = scores.ensemble or scores.mean_member
         self._require(values)
@@ -94,12 +96,12 @@ class EarlyStopping:
         best = None if math.isinf(self._best) else self._best
         return {"best": best, "num_without": self._num_without}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonDict) -> None:
         """Restores a state that `state` returned."""
         self._best = math.inf if state["best"] is None else state["best"]
         self._num_without, self._is_restored = state["num_without"], True
 
-    def _require(self, names: Any) -> None:
+    def _require(self, names: Iterable[str]) -> None:
         """Raises a `UserError` unless the score is among some names."""
         if self.metric not in names:
             raise UserError(

@@ -1,13 +1,13 @@
 """Progress of a run on the terminal, or in a notebook."""
 
 import time
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dist_ens import cluster
 from dist_ens.callbacks.protocol import RunInfo, StepInfo
+from dist_ens.evaluation import Scores
 
 _LINE_EVERY_SECS, _BAR_EVERY_SECS = 10.0, 1.0
 
@@ -74,7 +74,7 @@ class ProgressBar:
         else:
             self._console.print(f"step {step:,}/{self._last_step:,}: {text}")
 
-    def evaluated(self, step: int, scores: Any) -> None:
+    def evaluated(self, step: int, scores: Scores) -> None:
         """Restarts the measurement of the pace, which leaves out the time of the evaluation."""
         self._shown_step, self._shown_at = step, time.monotonic()
 

@@ -34,6 +34,7 @@ import numpy as np
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.state import State
+from dist_ens.types import Callback
 
 
 class Stop(enum.Enum):
@@ -110,12 +111,12 @@ class RunInfo(NamedTuple):
 HOOKS = ("begin", "evaluated", "write", "sync", "finished", "close", "state", "restore")
 
 
-def name_of_callback(callback: Any) -> str:
+def name_of_callback(callback: Callback) -> str:
     """Returns the name of a function, or of an object's class, for messages."""
     return getattr(callback, "__qualname__", type(callback).__qualname__)
 
 
-def call_hook(callback: Any, name: str, *args: Any) -> Any:
+def call_hook(callback: Callback, name: str, *args: object) -> Any:
     """Calls a method of a callback and returns the result; None if there is no such method.
 
     Args:
@@ -132,7 +133,7 @@ def call_hook(callback: Any, name: str, *args: Any) -> Any:
     return _called(f"{name_of_callback(callback)}.{name}", "", method, *args)
 
 
-def call_after_update(callback: Any, info: StepInfo) -> Any:
+def call_after_update(callback: Callback, info: StepInfo) -> object:
     """Calls a callback after an update, and returns the result.
 
     Raises:
@@ -141,7 +142,7 @@ def call_after_update(callback: Any, info: StepInfo) -> Any:
     return _called(name_of_callback(callback), f" at step {info.step:,}", callback, info)
 
 
-def _called(name: str, at: str, fn: Callable[..., Any], *args: Any) -> Any:
+def _called(name: str, at: str, fn: Callable[..., object], *args: object) -> Any:
     """Calls a function of the user and returns the result.
 
     Args:

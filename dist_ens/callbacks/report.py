@@ -2,14 +2,14 @@
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from dist_ens import cluster
 from dist_ens.callbacks.protocol import RunInfo
+from dist_ens.data import Split
 from dist_ens.errors import UserError
-from dist_ens.evaluation import Evaluation, curves_of, pictures_of
+from dist_ens.evaluation import Evaluation, Scores, curves_of, pictures_of
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.paths import given_path
 
@@ -55,7 +55,9 @@ data to score. Give fit eval_data or validation, or leave Report out.
             )
         self._run = run
 
-    def finished(self, step: int, scores: Any, evaluation: Evaluation | None, split: Any) -> None:
+    def finished(
+        self, step: int, scores: Scores, evaluation: Evaluation | None, split: Split
+    ) -> None:
         """Writes the page and the summary, on process 0.
 
         Args:

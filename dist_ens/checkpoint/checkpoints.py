@@ -18,8 +18,10 @@ from dist_ens.checkpoint.store import FOLDER, CheckpointStore, read_newest
 from dist_ens.commands import quoted
 from dist_ens.config import whole_number
 from dist_ens.errors import UserError
+from dist_ens.json_text import Json, JsonDict
 from dist_ens.paths import given_path
 from dist_ens.state import State
+from dist_ens.types import Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Checkpoints:
             object.__setattr__(self, name, value)
 
     @contextlib.contextmanager
-    def open(self, record: Mapping[str, Any]) -> Iterator["OpenCheckpoints"]:
+    def open(self, record: Mapping[str, Json]) -> Iterator["OpenCheckpoints"]:
         """Locks the folder, and finds its newest checkpoint.
 
         Every host must enter and leave this context. At its end it waits for the last save. It does
@@ -122,9 +124,9 @@ class OpenCheckpoints:
         self,
         store: CheckpointStore,
         cadence: Cadence,
-        record: Mapping[str, Any],
+        record: Mapping[str, Json],
         saved_step: int,
-        saved_record: dict[str, Any] | None,
+        saved_record: JsonDict | None,
         notes: list[str],
     ) -> None:
         self._store = store
@@ -134,7 +136,7 @@ class OpenCheckpoints:
         self.saved_record = saved_record
         self.notes = notes
 
-    def restore_state(self, abstract: State) -> Any:
+    def restore_state(self, abstract: Tree) -> Tree:
         """Returns the state at `saved_step`; see `CheckpointStore.restore_state`."""
         return self._store.restore_state(self.saved_step, abstract)
 
@@ -157,7 +159,7 @@ class OpenCheckpoints:
         step: int,
         state: State,
         *,
-        record: Mapping[str, Any] | None = None,
+        record: Mapping[str, Json] | None = None,
         host_files: Mapping[str, bytes] | None = None,
         after: Callable[[], None] = lambda: None,
     ) -> None:

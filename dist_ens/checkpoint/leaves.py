@@ -1,16 +1,14 @@
 """Conversion between a state and its leaves by name, as a checkpoint holds them."""
 
 import collections
-from typing import Any
 
 import jax
 
 from dist_ens.errors import RunError
-from dist_ens.state import State
-from dist_ens.types import Leaf
+from dist_ens.types import Leaf, PyTree, Tree
 
 
-def named_leaves(state: State) -> dict[str, Any]:
+def named_leaves(state: PyTree) -> dict[str, Leaf]:
     """Returns the leaves of a state by name, in the order of `jax.tree.leaves`.
 
     A PRNG key is replaced by its key data, which are integers.
@@ -32,7 +30,7 @@ def named_leaves(state: State) -> dict[str, Any]:
     return {name: _integers(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
 
 
-def state_of(named: dict[str, jax.Array], abstract: State) -> Any:
+def state_of(named: dict[str, jax.Array], abstract: Tree) -> Tree:
     """Returns the state with given leaves, by the names of `named_leaves`.
 
     Args:
@@ -52,7 +50,7 @@ def _is_key(leaf: Leaf) -> bool:
     return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _integers(leaf: Leaf) -> Any:
+def _integers(leaf: Leaf) -> Leaf:
     """Returns the key data of PRNG keys, and other leaves unchanged."""
     if not _is_key(leaf):
         return leaf

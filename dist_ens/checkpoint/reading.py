@@ -3,12 +3,12 @@
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import tensorstore as ts
 
 from dist_ens.checkpoint.writing import CHECKSUM, checksum_of, database_spec
+from dist_ens.json_text import JsonDict
 from dist_ens.layout import read_onto_devices
 
 # Drivers by the name of the file that describes an array. The first version of dist_ens wrote
@@ -22,7 +22,7 @@ _CONTEXT = {
 }
 
 
-def read_run(path: pathlib.Path) -> dict[str, Any]:
+def read_run(path: pathlib.Path) -> JsonDict:
     """Returns the record in a file.
 
     Raises:

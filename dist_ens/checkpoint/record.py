@@ -4,7 +4,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import jax
 
@@ -12,6 +12,8 @@ from dist_ens.commands import command_line, quoted
 from dist_ens.config import fields_from_record, whole_number
 from dist_ens.config.execution_spec import Execution
 from dist_ens.errors import RunError, UserError
+from dist_ens.json_text import Json, JsonDict
+from dist_ens.types import Leaf, PyTree, Shapes
 
 RESUMES = ("same", "anyway")
 # A record from a config has the first of these keys, and a record from Python the second.
@@ -90,7 +92,7 @@ class StepRecord:
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), least=1)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Returns the fields by name, in types that JSON can hold."""
         return {
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
@@ -100,7 +102,7 @@ class StepRecord:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, Json]) -> Self:
         """Returns the record that `to_dict` wrote, also after a round trip through JSON.
 
         Args:
@@ -117,7 +119,7 @@ class StepRecord:
                 "dist_ens wrote it. Read it with that version, or choose another folder."
             ) from error
 
-    def batch_shapes(self) -> Any:
+    def batch_shapes(self) -> Shapes:
         """Returns shapes and types of the global batch, as `batch` describes them.
 
         Raises:
@@ -135,7 +137,7 @@ class StepRecord:
             leaves.append((keys, jax.ShapeDtypeStruct(lengths, dtype)))
         return _tree_of(leaves)
 
-    def differences(self, saved: "StepRecord") -> list[tuple[str, Any, Any]]:
+    def differences(self, saved: "StepRecord") -> list[tuple[str, Json, Json]]:
         """Returns the differences between this run and a saved run.
 
         Args:
@@ -174,8 +176,8 @@ class StepRecord:
 
 
 def check_resumes(
-    record: Mapping[str, Any],
-    saved_record: Mapping[str, Any],
+    record: Mapping[str, Json],
+    saved_record: Mapping[str, Json],
     folder: str | os.PathLike[str],
     resume: str = "same",
 ) -> list[str]:
@@ -220,7 +222,7 @@ def check_resumes(
     return notes
 
 
-def require_config_record(saved_record: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:
+def require_config_record(saved_record: Mapping[str, Json], folder: str | os.PathLike[str]) -> None:
     """Raises a `UserError` if a folder holds a run that was made in Python.
 
     Args:
@@ -236,18 +238,18 @@ def require_config_record(saved_record: Mapping[str, Any], folder: str | os.Path
         )
 
 
-def _tree_of(leaves: Sequence[tuple[list[Any], Any]]) -> Any:
+def _tree_of(leaves: Sequence[tuple[list[str | int], Leaf]]) -> PyTree:
     """Returns the pytree of dicts and tuples whose leaves have these paths."""
     if not leaves[0][0]:
         return leaves[0][1]
-    branches: dict[Any, list[tuple[list[Any], Any]]] = {}
+    branches: dict[str | int, list[tuple[list[str | int], Leaf]]] = {}
     for (first, *rest), leaf in leaves:
         branches.setdefault(first, []).append((rest, leaf))
     made = {key: _tree_of(branch) for key, branch in branches.items()}
     return tuple(made.values()) if isinstance(next(iter(made)), int) else made
 
 
-def listed(differences: list[tuple[str, Any, Any]]) -> str:
+def listed(differences: list[tuple[str, Json, Json]]) -> str:
     """Returns the differences from `StepRecord.differences` as a text, with long values cut."""
     return "; ".join(
         f"{what} is {_short(there)} there and {_short(here)} here"
@@ -255,7 +257,7 @@ def listed(differences: list[tuple[str, Any, Any]]) -> str:
     )
 
 
-def _short(value: Any) -> str:
+def _short(value: Json) -> str:
     """Returns the repr of a value, with the middle of a long one left out."""
     text = repr(value)
     return text if len(text) <= 300 else f"{text[:150]}…{text[-150:]}"

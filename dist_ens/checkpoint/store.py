@@ -6,11 +6,12 @@ import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Self
+from typing import Self
 
 import jax
 import numpy as np
 import tensorstore as ts
+from numpy.typing import DTypeLike
 
 from dist_ens import cluster
 from dist_ens.checkpoint.host_files import check_names, read_host_file
@@ -26,8 +27,10 @@ from dist_ens.checkpoint.writing import (
 )
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, UserError, first_line
+from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import pieces_off_devices
 from dist_ens.state import State
+from dist_ens.types import Tree
 
 FOLDER = "checkpoints"
 # A process writes one checkpoint at a time. An interrupted run may have left a thread that still
@@ -94,7 +97,7 @@ class CheckpointStore:
         self,
         step: int,
         state: State,
-        record: Mapping[str, Any],
+        record: Mapping[str, Json],
         *,
         host_files: Mapping[str, bytes] | None = None,
         after: Callable[[], None] = lambda: None,
@@ -163,7 +166,7 @@ class CheckpointStore:
         if writing is not None:
             writing.result()
 
-    def restore_run(self, step: int) -> dict[str, Any]:
+    def restore_run(self, step: int) -> JsonDict:
         """Returns the record of a checkpoint.
 
         Args:
@@ -175,7 +178,7 @@ class CheckpointStore:
         with self._damage_is_reported(step):
             return read_run(self._folder / str(step) / RUN / "metadata")
 
-    def restore_state(self, step: int, abstract: State) -> Any:
+    def restore_state(self, step: int, abstract: Tree) -> Tree:
         """Returns the state in a checkpoint, on any mesh.
 
         Args:
@@ -258,7 +261,7 @@ class CheckpointStore:
             ) from error
 
 
-def read_newest(workdir: str | os.PathLike[str]) -> tuple[int, dict[str, Any] | None]:
+def read_newest(workdir: str | os.PathLike[str]) -> tuple[int, JsonDict | None]:
     """Returns the step and the record of the newest checkpoint in a folder.
 
     Every host must call this. All hosts get the step that process 0 sees.
@@ -280,7 +283,7 @@ def read_newest(workdir: str | os.PathLike[str]) -> tuple[int, dict[str, Any] | 
 
 
 def _check_leaves(
-    path: pathlib.Path, saved: Mapping[str, ts.TensorStore], named: Mapping[str, Any]
+    path: pathlib.Path, saved: Mapping[str, ts.TensorStore], named: Mapping[str, Leaf]
 ) -> None:
     """Checks that the saved leaves have the names, shapes and types of those asked for.
 
@@ -310,6 +313,6 @@ def _check_leaves(
             )
 
 
-def _shape_of(dtype: Any, shape: Sequence[int]) -> str:
+def _shape_of(dtype: DTypeLike, shape: Sequence[int]) -> str:
     """Returns a type and a shape as a text for messages, such as `float32[4, 3]`."""
     return f"{np.dtype(dtype)}{list(shape)}"

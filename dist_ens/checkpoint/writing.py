@@ -15,8 +15,7 @@ import os
 import pathlib
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -25,6 +24,7 @@ import tensorstore as ts
 
 from dist_ens import cluster
 from dist_ens.checkpoint.host_files import host_file_contents
+from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import Piece
 
 _UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax ignores folders of this name, too.
@@ -58,7 +58,7 @@ def write_checkpoint(
     folder: pathlib.Path,
     step: int,
     state: Mapping[str, Leaf],
-    record: Mapping[str, Any],
+    record: Mapping[str, Json],
     host_files: Mapping[str, bytes],
 ) -> None:
     """Writes the checkpoint of a step and waits until it is on disk. Every host must call this.
@@ -196,23 +196,23 @@ def _take_up_others(path: pathlib.Path) -> None:
     transaction.commit_async().result()
 
 
-def database_spec(folder: pathlib.Path) -> dict[str, Any]:
+def database_spec(folder: pathlib.Path) -> JsonDict:
     """Returns TensorStore's specification of the database in a folder."""
     return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}}
 
 
-def checksum_of(record: Mapping[str, Any]) -> int:
+def checksum_of(record: Mapping[str, Json]) -> int:
     """Returns the CRC-32 of a record. It is the same before writing and after reading."""
     return zlib.crc32(json.dumps(record).encode())
 
 
-def _new_database_spec(folder: pathlib.Path) -> dict[str, Any]:
+def _new_database_spec(folder: pathlib.Path) -> JsonDict:
     """Returns TensorStore's specification for writing the database in a folder."""
     # The index then holds the descriptions of the arrays, and its pages have checksums.
     return {**database_spec(folder), "config": {"max_inline_value_bytes": 1024}}
 
 
-def _description(names: Mapping[str, Any]) -> dict[str, Any]:
+def _description(names: Iterable[str]) -> JsonDict:
     """Returns the content of the file that Orbax reads before a flat dict of arrays."""
     entry = {"value_type": "jax.Array", "skip_deserialize": False}
     return {
@@ -227,7 +227,7 @@ def _description(names: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write_json(path: pathlib.Path, value: Any) -> None:
+def _write_json(path: pathlib.Path, value: Json) -> None:
     _write(path, json.dumps(value).encode())
 
 

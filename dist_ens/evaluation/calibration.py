@@ -11,17 +11,23 @@ from dist_ens.errors import UserError
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.out_of_bag import held_out_means
 from dist_ens.evaluation.row_scores import num_draws
+from dist_ens.json_text import JsonDict
 from dist_ens.metrics import bootstrap_weights, interval
 from dist_ens.state import State
+from dist_ens.types import Score
 
 # Number of examples that are scored at a time. Their statistics of each class need much memory.
 _AT_A_TIME = 1000
-SETS: dict[str, Any] = {"lac": conformal.lac, "aps": conformal.aps, "raps": conformal.raps}
+SETS: dict[str, Callable[..., conformal.PredictionSets]] = {
+    "lac": conformal.lac,
+    "aps": conformal.aps,
+    "raps": conformal.raps,
+}
 
 
 def recalibrated(
     method: str, evaluator: Evaluator, state: State, spec: Spec, valid: Split | None, test: Split
-) -> dict[str, Any]:
+) -> JsonDict:
     """Scores the pooled prediction after recalibration on validation data.
 
     Args:
@@ -80,7 +86,7 @@ def conformal_scores(
     spec: Spec,
     splits: Mapping[str, Any],
     out_of_bag: np.ndarray | None,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Scores conformal sets or intervals of the pooled prediction on the test split.
 
     Args:
@@ -156,8 +162,8 @@ def conformal_scores(
 
 
 def _with_intervals(
-    scores: Callable[[np.ndarray | None], dict[str, Any]], num_rows: int
-) -> dict[str, Any]:
+    scores: Callable[[np.ndarray | None], dict[str, Score]], num_rows: int
+) -> JsonDict:
     """Returns scores and, unless there are too many rows, their 95 % intervals as `interval`."""
     found, draws = scores(None), num_draws(num_rows)
     if not draws:

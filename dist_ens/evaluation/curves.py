@@ -1,12 +1,12 @@
 """The curves and examples that a report draws, as plain numbers that JSON can hold."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
 from dist_ens.data import Split
 from dist_ens.evaluation.row_scores import Evaluation
+from dist_ens.json_text import Json, JsonDict
 from dist_ens.metrics.calibration_error import reliability_bins
 from dist_ens.metrics.catalogue import EXAMPLE_FIELDS
 from dist_ens.metrics.metric import in_own_unit
@@ -21,7 +21,7 @@ _LEVELS = np.linspace(0.05, 0.95, 19)
 _DOUBTS = {"variance": "target^2", "width": "target"}
 
 
-def curves_of(evaluation: Evaluation) -> dict[str, Any]:
+def curves_of(evaluation: Evaluation) -> JsonDict:
     """Returns the curves of the pooled prediction, and of the members taken together.
 
     Args:
@@ -39,7 +39,7 @@ def curves_of(evaluation: Evaluation) -> dict[str, Any]:
         return {}
     both = {"ensemble": evaluation.groups, "mean_member": evaluation.pooled_members}
     flat = {who: {n: rows.ravel() for n, rows in values.items()} for who, values in both.items()}
-    curves: dict[str, Any] = {"score_against_members": evaluation.score_against_members()}
+    curves: JsonDict = {"score_against_members": evaluation.score_against_members()}
     if {"confidence", "correct"} <= evaluation.groups.keys():
         curves["reliability"] = {
             who: {
@@ -80,7 +80,7 @@ def curves_of(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def pictures_of(
-    evaluation: Evaluation, split: Split, curves: Mapping[str, Any]
+    evaluation: Evaluation, split: Split, curves: Mapping[str, Json]
 ) -> list[np.ndarray]:
     """Returns the inputs of the examples in the curves, or an empty list if they are not pictures.
 
@@ -99,7 +99,7 @@ def pictures_of(
 
 def _risks_of_targets(
     evaluation: Evaluation, both: Mapping[str, Mapping[str, np.ndarray]]
-) -> dict[str, Any]:
+) -> JsonDict:
     """Returns the RMSE of the most certain predictions, over the share of predictions.
 
     The result is empty if the predictions have no uncertainty, or an error is infinite.
@@ -125,7 +125,7 @@ def _risk_coverage(
     ranked: Mapping[str, tuple[np.ndarray, np.ndarray]],
     score: str,
     of_risk: Callable[[np.ndarray], np.ndarray] = np.asarray,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Returns the risk-coverage curve of each predictor.
 
     Args:

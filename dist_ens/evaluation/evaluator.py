@@ -1,8 +1,7 @@
 """The evaluator, which scores and predicts with an ensemble and all of its members."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,10 @@ from dist_ens.layout import BATCH, to_host
 from dist_ens.losses import Categorical, Distribution, Gaussian, Objective
 from dist_ens.metrics import Metric
 from dist_ens.state import State
-from dist_ens.types import Labels, Outputs, Weights
+from dist_ens.types import Labels, Leaf, Outputs, PyTree, Weights
+
+# Arrays of predictions by name, see `Evaluator.predict`.
+_Summary = dict[str, np.ndarray]
 
 
 class Evaluator:
@@ -124,8 +126,8 @@ class Evaluator:
         """
         member_ids, programs = self._member_ids(state), self.programs
         length = len(split) // self._num_groups
-        parts: list[Any] = []
-        classwise: Any = None
+        parts: list[PyTree] = []
+        classwise: PyTree = None
         for number, batch in enumerate(self._batches(split)):
             inputs, labels = batch[Objective.INPUTS], batch[Objective.LABELS]
             weights = batch.get(Objective.WEIGHTS)
@@ -136,7 +138,7 @@ class Evaluator:
             values, sums = to_host(programs.score(outputs, labels, batch["mask"], weights))
             of_sizes = to_host(programs.score_by_size(outputs, labels)) if by_size else {}
             there = min(self._batch_size, length - number * self._batch_size)
-            rows: Any = to_host(labels).reshape(self._num_groups, self._batch_size, -1)
+            rows: PyTree = to_host(labels).reshape(self._num_groups, self._batch_size, -1)
             weights_of_rows = None if weights is None else _weights_like(to_host(weights), rows)
             parts.append(
                 jax.tree.map(
@@ -336,7 +338,7 @@ class Evaluator:
             The scores, and their intervals `(low, high)`. The intervals are None for too many rows.
         """
         values: list[dict[str, np.ndarray]] = []
-        classwise: Any = 0
+        classwise: Leaf = 0
         num_examples = 0
         for summary, labels, counts in parts:
             rows, sums = self.values_of(summary, labels, counts)
@@ -360,7 +362,9 @@ class Evaluator:
         given = self._standardization
         return given.target_std if given else (1.0,) * self._num_groups
 
-    def _sound(self, state: State, batches: Iterator[Any]) -> Iterator[Any]:
+    def _sound(
+        self, state: State, batches: Iterator[tuple[_Summary, _Summary]]
+    ) -> Iterator[tuple[_Summary, _Summary]]:
         """Yields the batches; raises a `BrokenMembersError` if a pooled member predicts NaN."""
         for groups, members in batches:
             broken = [p for p in broken_positions(members) if p not in self.left_out]
@@ -368,7 +372,9 @@ class Evaluator:
                 raise BrokenMembersError(self._member_ids(state)[broken].tolist())
             yield groups, members
 
-    def _summaries(self, state: State, split: Split, program: Any) -> Iterator[Any]:
+    def _summaries(
+        self, state: State, split: Split, program: Callable[[jax.Array], PyTree]
+    ) -> Iterator[tuple[_Summary, _Summary]]:
         """Yields the results of a program of predictions for each batch, without padding."""
         self._member_ids(state)
         left = len(split) // self._num_groups

@@ -1,16 +1,17 @@
 """Detection of examples out of distribution by an ensemble's uncertainty."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from dist_ens.data import Spec, Split, convert_inputs
 from dist_ens.errors import UserError
 from dist_ens.evaluation.row_scores import Evaluation, num_draws
+from dist_ens.json_text import JsonDict
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
 from dist_ens.metrics.catalogue import UNCERTAINTIES
 from dist_ens.metrics.ranking import detection_scores
+from dist_ens.types import Score
 
 _BINS = 40
 
@@ -57,7 +58,7 @@ class Unlabelled:
         return {"inputs": inputs.reshape(*np.shape(indices), *inputs.shape[1:]), "labels": labels}
 
 
-def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
+def detection(inside: Evaluation, outside: Evaluation) -> JsonDict:
     """Scores the detection of examples out of distribution by measures of uncertainty.
 
     Args:
@@ -81,7 +82,9 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
     draws = min(num_draws(size) for size in sizes)
     weights = [bootstrap_weights(size, draws, seed) for seed, size in enumerate(sizes) if draws]
 
-    def scored(within: np.ndarray, beyond: np.ndarray, sign: int, *drawn: Any) -> dict[str, Any]:
+    def scored(
+        within: np.ndarray, beyond: np.ndarray, sign: int, *drawn: np.ndarray
+    ) -> dict[str, Score]:
         """Returns the scores of a measure, in resamples if weights are given.
 
         Args:
@@ -97,8 +100,8 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
         }
 
     ids = inside.member_ids[inside.is_pooled].tolist()
-    scores: dict[str, Any] = {"ensemble": {}, "mean_member": {}}
-    intervals: dict[str, Any] = {"ensemble": {}, "mean_member": {}}
+    scores: JsonDict = {"ensemble": {}, "mean_member": {}}
+    intervals: JsonDict = {"ensemble": {}, "mean_member": {}}
     for each in (scores, intervals):
         each["members"] = [{"member_id": member_id} for member_id in ids]
     members_in, members_out = inside.pooled_members, outside.pooled_members
@@ -125,7 +128,7 @@ def detection(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
     return {"ood": scores, "ood_interval": intervals} if draws else {"ood": scores}
 
 
-def histograms(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
+def histograms(inside: Evaluation, outside: Evaluation) -> JsonDict:
     """Returns the densities of the ensemble's measures in and out of distribution.
 
     Args:
@@ -150,12 +153,12 @@ def histograms(inside: Evaluation, outside: Evaluation) -> dict[str, Any]:
     return drawn
 
 
-def _intervals(drawn: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+def _intervals(drawn: Mapping[str, Score]) -> dict[str, tuple[float, float]]:
     """Returns the 95 % interval of each score, from its resamples."""
     return {name: interval(draws) for name, draws in drawn.items() if np.ndim(draws)}
 
 
-def _mean(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _mean(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
     """Returns the mean of each score over the members."""
     means = {name: np.mean([each[name] for each in scores], axis=0) for name in scores[0]}
     return {name: float(mean) if np.ndim(mean) == 0 else mean for name, mean in means.items()}

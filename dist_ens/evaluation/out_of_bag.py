@@ -1,7 +1,6 @@
 """Out-of-bag predictions: training examples, predicted by members not trained on them."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 from dist_ens.data import Split
 from dist_ens.errors import UserError
 from dist_ens.evaluation.evaluator import Evaluator
+from dist_ens.json_text import JsonDict
 from dist_ens.methods import poisson_weight
 from dist_ens.randomness import EXAMPLES, member_key
 from dist_ens.sampling import kfold
@@ -78,7 +78,7 @@ def held_out_predictions(
 
 def held_out_scores(
     evaluator: Evaluator, state: State, split: Split, out_of_bag: np.ndarray
-) -> dict[str, Any]:
+) -> JsonDict:
     """Scores the out-of-bag predictions of the training examples.
 
     Args:
@@ -104,7 +104,7 @@ def held_out_scores(
 
     scores, intervals = evaluator.scores_of(parts())
     not_scored = int((~out_of_bag.any(axis=0)).sum())
-    found: dict[str, Any] = {"scores": scores, "not_scored": not_scored}
+    found: JsonDict = {"scores": scores, "not_scored": not_scored}
     return found if intervals is None else found | {"interval": intervals}
 
 

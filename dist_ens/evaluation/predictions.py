@@ -1,16 +1,16 @@
 """Functions on predictions on the host: joining batches, finding NaN, restoring units."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from dist_ens.data import Standardization
 from dist_ens.losses import Distribution
+from dist_ens.types import Tree
 
 
-def joined(parts: Sequence[Any]) -> Any:
+def joined(parts: Sequence[Tree]) -> Tree:
     """Returns batches of predictions joined, leaves [groups or members, examples, ...]."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
 

@@ -1,9 +1,8 @@
 """The compiled programs that compute statistics of members' outputs on the devices."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +12,12 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError, first_line
 from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, all_members
 from dist_ens.losses import Distribution
+from dist_ens.losses.distribution import Values
 from dist_ens.metrics import Metric
 from dist_ens.metrics.catalogue import BY_SIZE
 from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, Statistic
 from dist_ens.state import State
-from dist_ens.types import Inputs, Labels, Outputs, Weights
+from dist_ens.types import Labels, Leaf, Outputs, PyTree, Shapes, Specs, Tree, Weights
 
 # Ensembles of 1, 2, … members are scored along this many random orders, for this many sizes.
 _ORDERS = 8
@@ -72,7 +72,7 @@ class Programs:
         """Returns the members' outputs, [members, batch, ...]."""
         return self._ensemble.outputs(state, inputs)
 
-    def statistics(self, prediction: Any, labels: jax.Array) -> dict[str, jax.Array]:
+    def statistics(self, prediction: Values, labels: jax.Array) -> Values:
         """Returns the row statistics of one predictor, including those of custom metrics."""
         values = self._distribution.row_statistics(prediction, labels)
         if self._own:
@@ -109,7 +109,7 @@ class Programs:
                     f"not exist. Use one of {', '.join(known)}, or give a function as statistic=."
                 )
 
-    def _read(self, outputs: jax.Array, labels: jax.Array) -> Any:
+    def _read(self, outputs: jax.Array, labels: jax.Array) -> tuple[Values, Values]:
         """Returns the distribution's own statistics of a batch, and a member's summary."""
         distribution = self._distribution
         predictions = jax.vmap(distribution.from_outputs)(self._samples_of(outputs))
@@ -117,7 +117,7 @@ class Programs:
         known = distribution.row_statistics(one, labels) | distribution.diversity(predictions)
         return known, distribution.summary(one)
 
-    def outputs_shape(self, state: State, inputs: Inputs) -> Any:
+    def outputs_shape(self, state: State, inputs: Shapes) -> Shapes:
         """Returns the shape and type of the result of `outputs`, from those of its arguments.
 
         Args:
@@ -136,7 +136,7 @@ class Programs:
         )
 
     def scored(
-        self, outputs: Outputs, labels: Labels, mask: Any, weights: Weights
+        self, outputs: Outputs, labels: Labels, mask: Leaf, weights: Weights
     ) -> dict[str, str | None]:
         """Returns the direction of each score by its name, from the shapes that `score` takes."""
         (groups, _), (sums, _) = jax.eval_shape(self.score, outputs, labels, mask, weights)
@@ -149,7 +149,7 @@ class Programs:
 
     def score(
         self, outputs: jax.Array, labels: jax.Array, mask: jax.Array, weights: jax.Array | None
-    ) -> Any:
+    ) -> tuple[tuple[Values, Values], tuple[jax.Array, jax.Array]]:
         """Returns the statistics of each row of a batch, and the batch's sums over classes.
 
         Args:
@@ -166,17 +166,21 @@ class Programs:
         return self.score_of_device(outputs, self._group_of_member, labels, mask, weights)
 
     @cached_property
-    def score_of_device(self) -> Any:
+    def score_of_device(self) -> Callable[..., PyTree]:
         """The program of `score`, whose second argument is the group of each member."""
         distribution, several = self._distribution, self._num_groups > 1
 
-        def of_group(outputs: jax.Array, labels: jax.Array, counts: jax.Array) -> Any:
+        def of_group(
+            outputs: jax.Array, labels: jax.Array, counts: jax.Array
+        ) -> tuple[Values, jax.Array]:
             predictions = jax.vmap(distribution.from_outputs)(outputs)
             pooled = distribution.pool(predictions)
             values = self.statistics(pooled, labels) | distribution.diversity(predictions)
             return _in_rows(values, labels), distribution.classwise(pooled, labels, counts)
 
-        def of_member(outputs: jax.Array, labels: jax.Array, counts: jax.Array) -> Any:
+        def of_member(
+            outputs: jax.Array, labels: jax.Array, counts: jax.Array
+        ) -> tuple[Values, jax.Array]:
             prediction = distribution.from_outputs(outputs)
             values = _in_rows(self.statistics(prediction, labels), labels)
             return values, distribution.classwise(prediction, labels, counts)
@@ -187,7 +191,7 @@ class Programs:
             labels: jax.Array,
             mask: jax.Array,
             weights: jax.Array | None,
-        ) -> Any:
+        ) -> tuple[tuple[Values, Values], tuple[jax.Array, jax.Array]]:
             """Scores the members of a device on its column's part of the batch."""
             counts = mask
             if weights is not None:
@@ -218,7 +222,7 @@ class Programs:
         return {metric.name: own[metric.name] for metric in BY_SIZE if metric.name in own}
 
     @cached_property
-    def score_by_size(self) -> Any:
+    def score_by_size(self) -> Callable[[jax.Array, jax.Array], Values]:
         """The program that scores ensembles of the first members in some random orders.
 
         It takes outputs and labels as in `score`. For each name in `by_size` it returns the first
@@ -229,10 +233,10 @@ class Programs:
         orders = np.stack([random.permutation(count) for _ in range(_ORDERS if count > 1 else 1)])
         statistics = {name: metric.statistics[0] for name, metric in self.by_size.items()}
 
-        def of_group(outputs: jax.Array, labels: jax.Array) -> Any:
+        def of_group(outputs: jax.Array, labels: jax.Array) -> Values:
             predictions = jax.vmap(distribution.from_outputs)(outputs)
 
-            def of_order(order: jax.Array) -> Any:
+            def of_order(order: jax.Array) -> Values:
                 in_order = jax.tree.map(lambda leaf: leaf[order], predictions)
                 of_sizes = []
                 for size in self.sizes:
@@ -245,7 +249,7 @@ class Programs:
             drawn = jax.lax.map(of_order, jnp.asarray(orders))
             return jax.tree.map(lambda leaf: leaf.mean(axis=0), drawn)
 
-        def score(outputs: jax.Array, labels: jax.Array) -> Any:
+        def score(outputs: jax.Array, labels: jax.Array) -> Values:
             labels = labels if self._num_groups > 1 else labels[None]
             of_groups = jax.vmap(of_group, in_axes=(1, 0), out_axes=1)
             values = of_groups(self._of_groups(outputs), labels)
@@ -258,18 +262,18 @@ class Programs:
         )
 
     @cached_property
-    def predictions(self) -> Any:
+    def predictions(self) -> Callable[[jax.Array], tuple[Values, Values]]:
         """The program from outputs to the summaries of the groups and of the members."""
         distribution = self._distribution
 
-        def predictions(outputs: jax.Array) -> Any:
+        def predictions(outputs: jax.Array) -> tuple[Values, Values]:
             members = jax.vmap(lambda one: distribution.summary(distribution.from_outputs(one)))
             return self._summaries_of_groups(outputs), members(self._samples_of(outputs))
 
         return self._jitted(predictions)
 
     @cached_property
-    def pooled_predictions(self) -> Any:
+    def pooled_predictions(self) -> Callable[[jax.Array], tuple[Values, Values]]:
         """The program from outputs to the summaries of the groups, and to NaN for broken members.
 
         For each member and example it returns NaN if a number of the prediction is NaN, and else 0.
@@ -281,14 +285,14 @@ class Programs:
             broken = [jnp.isnan(leaf).reshape(len(leaf), -1).any(axis=1) for leaf in summary]
             return jnp.where(jnp.stack(broken).any(axis=0), jnp.nan, 0.0)
 
-        def predictions(outputs: jax.Array) -> Any:
+        def predictions(outputs: jax.Array) -> tuple[Values, Values]:
             members = {"number": jax.vmap(zero_or_nan)(self._samples_of(outputs))}
             return self._summaries_of_groups(outputs), members
 
         return self._jitted(predictions)
 
     @property
-    def examples_spec(self) -> Any:
+    def examples_spec(self) -> Specs:
         """The spec of labels and inputs, which have a leading axis [groups] for several groups."""
         return BATCH if self._num_groups == 1 else BATCHES
 
@@ -298,17 +302,17 @@ class Programs:
         count = len(self._pooled)
         return np.unique(np.geomspace(1, count, min(count, _SIZES)).round().astype(int)).tolist()
 
-    def _jitted(self, fn: Callable[[jax.Array], Any]) -> Any:
+    def _jitted(self, fn: Callable[[jax.Array], Tree]) -> Callable[[jax.Array], Tree]:
         """Returns the program of a function of a device's outputs."""
         return jax.jit(
             self._layout.shard_map(fn, in_specs=MEMBER_BATCH, out_specs=(BATCHES, MEMBER_BATCH))
         )
 
-    def _summaries_of_groups(self, outputs: jax.Array) -> Any:
+    def _summaries_of_groups(self, outputs: jax.Array) -> Values:
         """Returns the summaries of the pooled predictions of the groups."""
         distribution = self._distribution
 
-        def of_group(outputs: jax.Array) -> Any:
+        def of_group(outputs: jax.Array) -> Values:
             pooled = distribution.pool(jax.vmap(distribution.from_outputs)(outputs))
             return distribution.summary(pooled)
 
@@ -349,7 +353,7 @@ def programs_of(
 
 
 def _check_statistic(
-    name: str, statistic: Statistic, known: Mapping[str, Any], summary: Any, labels: Labels
+    name: str, statistic: Statistic, known: Values, summary: Values, labels: Labels
 ) -> None:
     """Raises a `UserError` unless the statistic of a custom metric is one number for each label."""
     if name in known:
@@ -373,7 +377,7 @@ def _check_statistic(
         )
 
 
-def _in_rows(values: dict[str, jax.Array], labels: jax.Array) -> dict[str, jax.Array]:
+def _in_rows(values: Values, labels: jax.Array) -> Values:
     """Returns the values as [batch, rows of an example], one row for each label of an example."""
     batch = labels.shape[0]
     return {name: leaf.reshape(batch, -1) for name, leaf in values.items()}

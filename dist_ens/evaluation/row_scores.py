@@ -3,14 +3,15 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from dist_ens.errors import BrokenMembersError
 from dist_ens.evaluation.scores import Scores
+from dist_ens.json_text import JsonDict
 from dist_ens.losses import Distribution
 from dist_ens.metrics import CATALOGUE, Metric, Rows, bootstrap_weights, interval, scores_of
+from dist_ens.types import Score
 
 # Number of resamples of the examples from which the interval of a score is computed.
 _DRAWS = 400
@@ -139,18 +140,20 @@ class Evaluation:
         }
         return Scores(groups, members, self.left_out, found, own)
 
-    def score_against_members(self) -> dict[str, Any]:
+    def score_against_members(self) -> JsonDict:
         """Scores ensembles of 1, 2, … randomly drawn members, with 95 % intervals.
 
         Returns:
             The list `num_members`, and for each metric the lists `mean`, `low` and `high` of the
             same length. `low` and `high` are NaN for too many rows.
         """
-        curve: dict[str, Any] = {"num_members": [int(size) for size in self.sizes]}
+        curve: JsonDict = {"num_members": [int(size) for size in self.sizes]}
         for name, values in self.by_size.items():
             metric = self.by_size_metrics[name]
 
-            def over_groups(rows: np.ndarray, draws: Any, metric: Metric = metric) -> Any:
+            def over_groups(
+                rows: np.ndarray, draws: Sequence[np.ndarray | None], metric: Metric = metric
+            ) -> Score:
                 of_groups = [
                     metric.score(
                         Rows(
@@ -185,11 +188,11 @@ class Evaluation:
         """Number of times each row is drawn, float32[draws, rows] for each group."""
         return [_draws_of(self.example_of_row, group) for group in range(self.num_groups)]
 
-    def _of_group(self, group: int, draws: np.ndarray | None = None) -> dict[str, Any]:
+    def _of_group(self, group: int, draws: np.ndarray | None = None) -> dict[str, Score]:
         """Returns the scores of the pooled prediction of a group, in resamples if given."""
         return self._scores(self.groups, self.group_classwise, group, group, draws)
 
-    def _of_member(self, position: int, draws: np.ndarray | None = None) -> dict[str, Any]:
+    def _of_member(self, position: int, draws: np.ndarray | None = None) -> dict[str, Score]:
         """Returns the scores of the member at a position, in resamples if given."""
         group = position % self.num_groups
         return self._scores(self.members, self.member_classwise, position, group, draws)
@@ -201,7 +204,7 @@ class Evaluation:
         position: int,
         group: int,
         draws: np.ndarray | None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Score]:
         """Returns the scores of the predictor at a position of some statistics."""
         values = {name: rows[position] for name, rows in statistics.items()}
         unit = self.units[group]
@@ -265,7 +268,7 @@ def _unbiased(metrics: Sequence[Metric]) -> set[str]:
 
 
 def _intervals(
-    draws: Mapping[str, Any], scores: Mapping[str, Any], unbiased: set[str]
+    draws: Mapping[str, Score], scores: Mapping[str, Score], unbiased: set[str]
 ) -> dict[str, tuple[float, float]]:
     """Returns the 95 % interval of each score, from its resamples.
 

@@ -1,11 +1,12 @@
 """Scores of an ensemble and of its members."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dist_ens.json_text import JsonDict
 from dist_ens.metrics import Metric
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Scores:
     groups: list[dict[str, float]]
     members: list[dict[str, float]]
     left_out: Sequence[int] = ()
-    intervals: dict[str, Any] | None = None
+    intervals: JsonDict | None = None
     metrics: tuple[Metric, ...] = ()
 
     @property
@@ -45,7 +46,7 @@ class Scores:
         names = [name for name in members[0] if name != "member_id"]
         return {name: float(np.mean([member[name] for member in members])) for name in names}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Returns the scores in the form in which files hold them.
 
         Returns:
@@ -53,7 +54,7 @@ class Scores:
             `mean_member_interval` and `members_interval`; and the descriptions of metrics outside
             the catalogue as `metrics`.
         """
-        scores: dict[str, Any] = {"test": self.ensemble}
+        scores: JsonDict = {"test": self.ensemble}
         if len(self.groups) > 1:
             scores["test_std"] = self._over_groups(np.std)
         scores["members"] = self.members
@@ -95,7 +96,7 @@ class Scores:
             )
         )
 
-    def _over_groups(self, reduce: Any) -> dict[str, float]:
+    def _over_groups(self, reduce: Callable[[list[float]], float]) -> dict[str, float]:
         """Returns each score reduced over the groups, such as its mean."""
         names = self.groups[0]
         return {name: float(reduce([scores[name] for scores in self.groups])) for name in names}

@@ -1,7 +1,7 @@
 """The function `evaluate`, which scores an ensemble and its members on some data."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +27,7 @@ from dist_ens.metrics.catalogue import direction_of
 from dist_ens.metrics.metric import checked_metrics
 from dist_ens.randomness import PREDICT, pinned_generator
 from dist_ens.state import State
-from dist_ens.types import Batch, ModelState, Params
+from dist_ens.types import Batch, Data, Metrics, ModelState, Params, PyTree, Structure
 
 BATCH_SIZE = 1000
 
@@ -47,7 +47,7 @@ class Examples(NamedTuple):
 def evaluate(
     ensemble: Ensemble,
     state: State,
-    data: Any,
+    data: Data | Examples,
     *,
     metrics: Sequence[Metric] | None = None,
     batch_size: int = BATCH_SIZE,
@@ -97,7 +97,7 @@ def evaluate(
 def score(
     ensemble: Ensemble,
     state: State,
-    data: Any,
+    data: Data | Examples,
     *,
     metrics: Sequence[Metric] = (),
     batch_size: int = BATCH_SIZE,
@@ -248,7 +248,7 @@ def _with_label_scale(spec: Spec | None, num_groups: int, mean: float, std: floa
     return Spec((), "float32", (), None, num_groups, both)
 
 
-def examples_of(data: Any) -> Examples:
+def examples_of(data: Data | Examples) -> Examples:
     """Returns data as examples with random access.
 
     Args:
@@ -267,7 +267,7 @@ def examples_of(data: Any) -> Examples:
     return Examples(TreeSplit(arrays_of(data)))
 
 
-def arrays_of(data: Any) -> Any:
+def arrays_of(data: Data) -> PyTree:
     """Returns a pytree of arrays [examples, ...]: the data itself, or its batches joined.
 
     Args:
@@ -287,10 +287,10 @@ def arrays_of(data: Any) -> Any:
     batches = [jax.tree.map(np.asarray, batch) for batch in data]
     if not batches:
         raise UserError("The data has no batches. Give at least one.")
-    first: Any = jax.tree.structure(batches[0])
+    first: Structure = jax.tree.structure(batches[0])
     for number, batch in enumerate(batches):
         _check_batch(type(data).__name__, number, batch)
-        structure: Any = jax.tree.structure(batch)
+        structure: Structure = jax.tree.structure(batch)
         if structure != first:
             raise UserError(
                 f"Batch {number} of the data is a pytree {structure}, and the first is {first}. "
@@ -312,17 +312,17 @@ def _check_batch(kind: str, number: int, batch: Batch) -> None:
             )
 
 
-def _means_of_one(ensemble: Ensemble) -> Callable[[State, Any], dict[str, jax.Array]]:
+def _means_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
     """Returns the function of a member and a batch that computes the loss and its scalars."""
     loss = ensemble.bare_loss
 
     @pinned_generator()
-    def of_one(state: State, batch: Batch) -> dict[str, jax.Array]:
+    def of_one(state: State, batch: Batch) -> Metrics:
         params = evaluation_params(state.params, state.opt_state)
         key = jax.random.fold_in(state.key, PREDICT)
         info = LossInfo(key, state.key, state.member_id, None, None)
 
-        def means(params: Params, model_state: ModelState, batch: Batch) -> dict[str, jax.Array]:
+        def means(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
             with tracing_loss(), explained_errors():
                 results = loss(params, model_state, batch, info)
                 return check_loss_outputs(results, model_state)[2]
@@ -379,11 +379,11 @@ def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int
     return scores_of_means(to_host(state.member_id).tolist(), sums, len(split))
 
 
-def _mean_losses_program(ensemble: Ensemble) -> Any:
+def _mean_losses_program(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
     """Returns the program from a state and a batch to each member's means, float32[members]."""
     waves = Waves(ensemble.layout, ensemble.waves)
     # Every column gets the whole batch, so that the last batch can have any size.
-    program: Any = lift(
+    program: Callable[[State, Batch], Metrics] = lift(
         _means_of_one(ensemble), layout=waves.layout_of_one, in_specs=("members", "shared")
     )
     return results_in_waves(waves, program, MEMBERS) if waves.count > 1 else program

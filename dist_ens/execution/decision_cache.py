@@ -4,10 +4,9 @@ import json
 import logging
 import os
 import pathlib
-from typing import Any
 
 from dist_ens.compile_cache import cache_folder
-from dist_ens.json_text import from_json
+from dist_ens.json_text import JsonDict, from_json
 
 _CHOICES = "executions.json"
 
@@ -49,7 +48,7 @@ def keep_execution(program: str, execution: str, folder: pathlib.Path | None = N
         )
 
 
-def _kept(path: pathlib.Path) -> dict[str, Any]:
+def _kept(path: pathlib.Path) -> JsonDict:
     """Returns the choices in a file; an empty dict if it is absent or damaged."""
     try:
         kept = from_json(path.read_bytes())

@@ -182,6 +182,7 @@ def _say_where_it_stopped(
 def _summary(built: Built, result: FitResult, workdir: pathlib.Path) -> dict[str, Any]:
     """Returns the content of `summary.json`."""
     run, ensemble, scores = built.run, result.ensemble, result.scores
+    assert scores is not None  # Without scores there is no summary.
     layout, per_step = ensemble.layout, ensemble.num_members * built.run.order.global_batch_size
     pace: dict[str, float] = {
         "seconds": result.seconds,

@@ -8,7 +8,6 @@ weighted mean is correct only if the weights are summed over all columns first.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from jax.extend.core import get_opaque_trace_state
 
 from dist_ens.errors import UserError
 from dist_ens.layout import data_sum
+from dist_ens.types import Tree
 
 
 def batch_mean(values: jax.Array, weights: jax.Array | None = None) -> jax.Array:
@@ -105,7 +105,7 @@ class _Scope:
     uses_batch_mean: bool = False
     weights: list[jax.Array] = dataclasses.field(default_factory=list)
     all_zero: list[jax.Array] = dataclasses.field(default_factory=list)
-    place: Any = dataclasses.field(default_factory=get_opaque_trace_state)
+    place: object = dataclasses.field(default_factory=get_opaque_trace_state)
 
 
 _SCOPES: list[_Scope] = []
@@ -146,7 +146,7 @@ def inside_transformation() -> Iterator[None]:
         scope.place = before
 
 
-def traced_anew(fn: Callable[..., Any]) -> Callable[..., Any]:
+def traced_anew(fn: Callable[..., Tree]) -> Callable[..., Tree]:
     """Returns a function whose jitted parts are traced again whenever it is traced.
 
     JAX caches the trace of a jitted function. A cached `batch_mean` could belong to another mesh or

@@ -3,13 +3,14 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError
+from dist_ens.json_text import Json
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.metric import Metric
 
@@ -32,7 +33,7 @@ class Calibration(NamedTuple):
     """
 
     apply: Callable[[Summary], Summary]
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, Json]
     warnings: tuple[str, ...] = ()
 
 

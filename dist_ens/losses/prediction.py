@@ -2,10 +2,10 @@
 
 import dataclasses
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from dist_ens.state import leaf_type
 from dist_ens.types import Outputs, PyTree
@@ -59,17 +59,17 @@ class Prediction:
     ([11.0], [4.0])
     """
 
-    mean: Any
-    total: Any
-    aleatoric: Any
-    epistemic: Any
-    members: Any
-    member_variance: Any = None
-    std: Any = None
-    quantiles: Any = None
+    mean: PyTree
+    total: PyTree
+    aleatoric: PyTree
+    epistemic: PyTree
+    members: PyTree
+    member_variance: PyTree = None
+    std: PyTree = None
+    quantiles: PyTree = None
     unit: str = ""
 
-    def in_unit(self, mean: Any, std: Any) -> "Prediction":
+    def in_unit(self, mean: ArrayLike, std: ArrayLike) -> "Prediction":
         """Returns the prediction of standardised targets in the labels' own unit.
 
         Args:
@@ -84,7 +84,7 @@ class Prediction:
         if self.unit != "target":
             return self
 
-        def scaled(field: str) -> Any:
+        def scaled(field: str) -> PyTree:
             values = getattr(self, field)
             if values is None:
                 return None
@@ -103,7 +103,7 @@ class Prediction:
         if jax.tree.leaves(self.mean)[0].shape[0] == size:
             return self
 
-        def cut(field: str) -> Any:
+        def cut(field: str) -> PyTree:
             axis = 1 if field in _OF_MEMBERS else 0
             return jax.tree.map(
                 lambda leaf: jax.lax.slice_in_dim(leaf, 0, size, axis=axis), getattr(self, field)

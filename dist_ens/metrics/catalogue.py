@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_ens.json_text import Json
 from dist_ens.metrics.calibration_error import (
     adaptive_calibration_error,
     classwise_calibration_error,
@@ -22,6 +23,7 @@ from dist_ens.metrics.metric import (
     in_own_unit,
 )
 from dist_ens.metrics.ranking import area_under_risk_coverage, risk_at_coverage
+from dist_ens.types import Score
 
 # Name of the score of an ensemble whose loss is a function and not an objective.
 LOSS = "loss"
@@ -41,10 +43,10 @@ def _root(name: str) -> Reduction:
     return lambda rows: np.sqrt(rows.mean(name)) * rows.unit
 
 
-def _calibration(error: Callable[..., Any]) -> Reduction:
+def _calibration(error: Callable[..., Score]) -> Reduction:
     """Returns the reduction to a calibration error of the most probable class."""
 
-    def reduce(rows: Rows) -> Any:
+    def reduce(rows: Rows) -> Score:
         confidence, correct = (rows.statistics[name] for name in _TOP)
         return rows.ordered(
             lambda: rows.of_weights(
@@ -55,11 +57,11 @@ def _calibration(error: Callable[..., Any]) -> Reduction:
     return reduce
 
 
-def _classwise(rows: Rows) -> Any:
+def _classwise(rows: Rows) -> Score:
     """Returns the classwise calibration error of rows."""
     sums = np.asarray(rows.classwise)
 
-    def error() -> Any:
+    def error() -> Score:
         if rows.num_draws is not None:
             return drawn_classwise_errors(sums, rows.num_draws, rows.seed)
         return classwise_calibration_error(*sums[:3])
@@ -67,10 +69,10 @@ def _classwise(rows: Rows) -> Any:
     return rows.ordered(error)
 
 
-def _risk(risk: Callable[..., Any], *level: float) -> Reduction:
+def _risk(risk: Callable[..., Score], *level: float) -> Reduction:
     """Returns the reduction to a risk under selective prediction."""
 
-    def reduce(rows: Rows) -> Any:
+    def reduce(rows: Rows) -> Score:
         confidence, errors = rows.statistics["confidence"], 1 - rows.statistics["correct"]
         return rows.ordered(
             lambda: rows.of_weights(lambda weights: risk(confidence, errors, *level, weights))
@@ -79,14 +81,14 @@ def _risk(risk: Callable[..., Any], *level: float) -> Reduction:
     return reduce
 
 
-def _coverage_of_pit(rows: Rows) -> Any:
+def _coverage_of_pit(rows: Rows) -> Score:
     """Returns the coverage of the central interval, from the PIT values of rows."""
     pit = rows.statistics["pit"]
     inside = np.where(np.isnan(pit), np.nan, np.abs(pit - 0.5) <= INTERVAL_LEVEL / 2)
     return rows.of_weights(lambda weights: mean_of(inside, weights))
 
 
-def _spread_skill(rows: Rows) -> Any:
+def _spread_skill(rows: Rows) -> Score:
     """Returns the ratio of the predicted standard deviation to the RMSE."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.sqrt(rows.mean("variance")) / np.sqrt(rows.mean("squared_error"))
@@ -253,7 +255,7 @@ def headlines(scores: Iterable[str]) -> list[Metric]:
     return [metric for metric in HEADLINES if metric.name in names]
 
 
-def described(name: str, others: Mapping[str, Any]) -> tuple[str, str | None]:
+def described(name: str, others: Mapping[str, Json]) -> tuple[str, str | None]:
     """Returns the label and the direction of a metric.
 
     Args:
@@ -297,7 +299,7 @@ def has_unit(scores: Iterable[str]) -> bool:
     return any(name in CATALOGUE and CATALOGUE[name].unit == "target" for name in scores)
 
 
-def formatted(scores: Mapping[str, Any], name: str) -> str:
+def formatted(scores: Mapping[str, float], name: str) -> str:
     """Returns a score as text.
 
     Args:

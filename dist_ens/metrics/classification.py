@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 
 from dist_ens.metrics.catalogue import CLASSIFICATION, NUM_BINS
 from dist_ens.metrics.metric import Rows, scores_of
+from dist_ens.types import Score
 
 _TOP = 5
 
@@ -192,7 +192,7 @@ def classification_scores(
     classwise: np.ndarray | None = None,
     weights: np.ndarray | None = None,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> dict[str, Score]:
     """Computes the scores of a classifier.
 
         accuracy      = mean correct,  top_5 the same among 5 classes, both with `credit` for ties

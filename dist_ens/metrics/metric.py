@@ -9,7 +9,9 @@ import jax
 import numpy as np
 
 from dist_ens.errors import UserError
+from dist_ens.json_text import JsonDict
 from dist_ens.metrics.means import mean_of
+from dist_ens.types import Score
 
 UNITS = ("nats", "target", "target^2", "")
 DIRECTIONS = ("lower", "higher", None)
@@ -56,7 +58,7 @@ class Rows:
         else:
             self._weights = draws * weights.astype(np.float32)
         self._has_whole_weights = weights is None or bool((weights % 1 == 0).all())
-        self._means: dict[str, Any] = {}
+        self._means: dict[str, Score] = {}
 
     def __contains__(self, name: str) -> bool:
         """Returns whether the statistic exists."""
@@ -66,7 +68,7 @@ class Rows:
             return self.classwise is not None and self.classwise.size > 0
         return name in self.statistics
 
-    def mean(self, name: str) -> Any:
+    def mean(self, name: str) -> Score:
         """Returns the weighted mean of a statistic: a float, or float64[draws] of resamples."""
         if name not in self._means:
             self._means[name] = self.of_weights(
@@ -74,7 +76,7 @@ class Rows:
             )
         return self._means[name]
 
-    def of_weights(self, score: Callable[[np.ndarray | None], Any]) -> Any:
+    def of_weights(self, score: Callable[[np.ndarray | None], Score]) -> Score:
         """Returns a score that is a function of the rows' weights.
 
         Args:
@@ -89,7 +91,7 @@ class Rows:
             return float(value[0])
         return value
 
-    def ordered(self, score: Callable[[], Any]) -> Any:
+    def ordered(self, score: Callable[[], Score]) -> Score:
         """Returns a score that sorts predictions by confidence; NaN if a prediction is NaN.
 
         Args:
@@ -101,7 +103,7 @@ class Rows:
         return math.nan if self.num_draws is None else np.full(self.num_draws, np.nan)
 
 
-Reduction = Callable[[Rows], Any]
+Reduction = Callable[[Rows], Score]
 Statistic = Callable[[Mapping[str, jax.Array], jax.Array], jax.Array]
 
 
@@ -168,7 +170,7 @@ class Metric:
         object.__setattr__(self, "label", self.label or self.name.replace("_", " "))
         object.__setattr__(self, "statistics", self.statistics or (self.name,))
 
-    def score(self, rows: Rows) -> Any:
+    def score(self, rows: Rows) -> Score:
         """Returns the metric of some rows: a float, or float64[draws] of resamples."""
         if self.reduce is not None:
             value = self.reduce(rows)
@@ -176,12 +178,12 @@ class Metric:
             value = in_own_unit(self.unit, rows.mean(self.statistics[0]), rows.unit)
         return float(value) if np.ndim(value) == 0 else value
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonDict:
         """Returns label, unit and direction as JSON values."""
         return {"label": self.label, "unit": self.unit, "direction": self.direction}
 
 
-def checked_metrics(metrics: Any) -> tuple[Metric, ...]:
+def checked_metrics(metrics: object) -> tuple[Metric, ...]:
     """Returns the metrics of a user as a tuple.
 
     Raises:
@@ -202,7 +204,7 @@ def checked_metrics(metrics: Any) -> tuple[Metric, ...]:
     return metrics
 
 
-def scores_of(metrics: Iterable[Metric], rows: Rows) -> dict[str, Any]:
+def scores_of(metrics: Iterable[Metric], rows: Rows) -> dict[str, Score]:
     """Computes the metrics whose statistics exist.
 
     Args:
@@ -221,7 +223,7 @@ def scores_of(metrics: Iterable[Metric], rows: Rows) -> dict[str, Any]:
     """
     if not all(len(values) for values in rows.statistics.values()):
         raise ValueError("There are no rows to score. Give at least one example.")
-    scores: dict[str, Any] = {}
+    scores: dict[str, Score] = {}
     for metric in metrics:
         if metric.name not in scores and all(name in rows for name in metric.statistics):
             scores[metric.name] = metric.score(rows)

@@ -6,13 +6,13 @@ that were calibrated one by one would lose the calibration. A map is never fitte
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq, minimize
 from scipy.special import log_softmax, softmax
 
 from dist_ens.errors import UserError
+from dist_ens.json_text import JsonDict
 
 # The smallest normal float32. Lower probabilities are raised to this one before and after a map. So
 # all logarithms are at least -87.34, and no calibrated probability is 0 in float32.
@@ -41,7 +41,7 @@ class Recalibration:
     """
 
     method: str
-    parameters: dict[str, Any]
+    parameters: JsonDict
     warnings: tuple[str, ...] = ()
 
     def __call__(self, log_probs: np.ndarray) -> np.ndarray:

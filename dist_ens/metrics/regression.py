@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ from jax.scipy.stats import norm
 
 from dist_ens.metrics.catalogue import INTERVAL_LEVEL, REGRESSION
 from dist_ens.metrics.metric import Rows, scores_of
+from dist_ens.types import Score
 
 # Up to this many members, the sum over all pairs is cheaper than any grid.
 _FEW_MEMBERS = 32
@@ -125,7 +125,7 @@ def mixture_quantile(means: jax.Array, variances: jax.Array, level: float) -> ja
     # The quantile lies between the smallest and the largest of the members' quantiles.
     bounds = of_members.min(axis=0), of_members.max(axis=0)
 
-    def halve(_: Any, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
         middle = (low + high) / 2
         is_below = norm.cdf(middle[None], means, deviations).mean(axis=0) < level
@@ -137,7 +137,7 @@ def mixture_quantile(means: jax.Array, variances: jax.Array, level: float) -> ja
 
 def regression_scores(
     values: Mapping[str, np.ndarray], unit: float = 1.0, weights: np.ndarray | None = None
-) -> dict[str, Any]:
+) -> dict[str, Score]:
     """Computes the scores of predictions of real targets.
 
         rmse        = sqrt(mean (y - mean)^2),  mae = mean |y - mean|,  mean: that of the mixture

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+
+from dist_ens.types import Score
 
 # Numbers in a block of draws, 64 KB of float64. A block stays in a core's cache from pass to pass.
 # It also stays in the heap: arrays of 128 KB and more are mapped again for every pass, which takes
@@ -88,7 +89,7 @@ def interval(samples: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     return quantile((1 - level) / 2), quantile((1 + level) / 2)
 
 
-def over_draws(score: Callable[..., np.ndarray], *weighted: tuple[np.ndarray | None, int]) -> Any:
+def over_draws(score: Callable[..., np.ndarray], *weighted: tuple[np.ndarray | None, int]) -> Score:
     """Computes a score in every resample, or of the rows themselves.
 
     Args:

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,7 +17,7 @@ _WIDTH = 160
 def scores_table(
     ensemble: Mapping[str, float],
     mean_member: Mapping[str, float],
-    members: Sequence[Mapping[str, Any]],
+    members: Sequence[Mapping[str, float]],
     num_groups: int = 1,
     left_out: Collection[int] = (),
     *,
@@ -45,7 +44,7 @@ def scores_table(
     for name in names:
         table.add_column(name, justify="right")
 
-    def row(label: str, scores: Mapping[str, Any], style: str | None = None) -> None:
+    def row(label: str, scores: Mapping[str, float], style: str | None = None) -> None:
         cells = (formatted(scores, name) if name in scores else "" for name in names)
         table.add_row(label, *cells, style=style)
 

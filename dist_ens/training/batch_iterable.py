@@ -3,7 +3,6 @@
 import collections.abc
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,12 +10,13 @@ from typing_extensions import override
 
 from dist_ens.data import calls
 from dist_ens.ensemble import Batches
+from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import RunError, UserError
 from dist_ens.layout import BATCH, BATCHES, Layout
 from dist_ens.state import held_array, leaf_name, leaf_type
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.host_batches import check_columns_agree, check_hosts_agree
-from dist_ens.types import Batch, Leaf
+from dist_ens.types import Batch, Data, KeyPath, Leaf, Shapes, Structure
 
 # Prefix of the position of an iterator without `get_state` that was first used after step 0.
 _BEGAN_AT = b"began"
@@ -38,7 +38,7 @@ class BatchIterable(TrainingData):
             several hosts also if batches have different shapes, or differ in a shared column.
     """
 
-    def __init__(self, source: Any, layout: Layout) -> None:
+    def __init__(self, source: Data, layout: Layout) -> None:
         self._source, self._layout = source, layout
         self._is_iterator = isinstance(source, collections.abc.Iterator)
         self._iterator = self._start()
@@ -50,13 +50,13 @@ class BatchIterable(TrainingData):
         self._shapes = _shapes(self._first)
         check_hosts_agree(self._shapes)
         check_columns_agree(layout, self._first)
-        self._waiting: Any = self._first
+        self._waiting: Batch | None = self._first
         # Number of steps that the state had seen when it was given the data's first batch.
         self._began_at: int | None = None
 
     @property
     @override
-    def batch(self) -> Any:
+    def batch(self) -> Shapes:
         return _of_all_columns(self._layout, self._shapes)
 
     @property
@@ -65,13 +65,18 @@ class BatchIterable(TrainingData):
         return None  # The length of an iterable is not known.
 
     @override
-    def first_batch(self, layout: Layout) -> Any:
+    def first_batch(self, layout: Layout) -> Batch:
         return layout.put(self._first, BATCH)
 
     @override
     def batches(
-        self, layout: Layout, first_step: int, last_step: int, steps_per_call: int, say: Any
-    ) -> Iterator[Any]:
+        self,
+        layout: Layout,
+        first_step: int,
+        last_step: int,
+        steps_per_call: int,
+        say: Callable[[str], None],
+    ) -> Iterator[CallBatches]:
         if self._began_at is None:
             self._began_at = first_step
         for steps in calls(first_step, last_step, steps_per_call):
@@ -111,14 +116,14 @@ class BatchIterable(TrainingData):
         for number in range(self._began_at, step):
             self._next(number, step, say)
 
-    def _start(self) -> Iterator[Any]:
+    def _start(self) -> Iterator[Batch]:
         """Returns a new iterator, or the given one."""
         source = self._source
         if self._is_iterator:
             return source
         return iter(source() if callable(source) and not hasattr(source, "__iter__") else source)
 
-    def _next_of_pass(self) -> Any:
+    def _next_of_pass(self) -> Batch | None:
         """Returns the next batch as NumPy arrays; None at the end of the iterator."""
         try:
             batch = next(self._iterator)
@@ -126,7 +131,7 @@ class BatchIterable(TrainingData):
             return None
         return _as_arrays(batch, self._num_batches)
 
-    def _next(self, step: int, last_step: int, say: Any) -> Any:
+    def _next(self, step: int, last_step: int, say: Callable[[str], None]) -> Batch:
         """Returns the batch of a step. It has the shapes of the first batch.
 
         Args:
@@ -171,14 +176,14 @@ class BatchIterable(TrainingData):
         self._iterator = self._start()
         self._num_passes += 1
 
-    def _fits(self, batch: Batch, step: int, say: Any) -> bool:
+    def _fits(self, batch: Batch, step: int, say: Callable[[str], None]) -> bool:
         """Returns whether a batch has the shapes of the first; False if it only has fewer examples.
 
         Raises:
             UserError: If the batch differs from the first in any other way.
         """
-        structure: Any = jax.tree.structure(batch)
-        expected: Any = jax.tree.structure(self._shapes)
+        structure: Structure = jax.tree.structure(batch)
+        expected: Structure = jax.tree.structure(self._shapes)
         if structure != expected:
             raise UserError(
                 f"The batch of step {step} is a pytree {structure}, and the first was {expected}. "
@@ -205,7 +210,7 @@ class BatchIterable(TrainingData):
         return not is_shorter
 
 
-def _as_arrays(batch: Batch, number: int) -> Any:
+def _as_arrays(batch: Batch, number: int) -> Batch:
     """Returns a batch of any library as NumPy arrays of types that JAX holds.
 
     Args:
@@ -216,7 +221,7 @@ def _as_arrays(batch: Batch, number: int) -> Any:
         UserError: If a leaf is not an array, or the arrays have different lengths.
     """
 
-    def held(path: Any, leaf: Leaf) -> np.ndarray:
+    def held(path: KeyPath, leaf: Leaf) -> np.ndarray:
         name = f"Leaf {leaf_name(path)} of batch {number}"
         way_out = "Yield pytrees of arrays [batch, ...]."
         array = held_array(leaf, name, way_out)
@@ -236,12 +241,12 @@ def _as_arrays(batch: Batch, number: int) -> Any:
     return arrays
 
 
-def _shapes(batch: Batch) -> Any:
+def _shapes(batch: Batch) -> Shapes:
     """Returns the shapes and types of a batch."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
 
 
-def _of_all_columns(layout: Layout, host_shapes: Any) -> Any:
+def _of_all_columns(layout: Layout, host_shapes: Shapes) -> Shapes:
     """Returns the shapes of the global batch, given those of this host's part."""
     columns = len(layout.host_columns)
     return jax.tree.map(

@@ -14,15 +14,17 @@ from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.commands import quoted
 from dist_ens.config.execution_spec import AUTO
 from dist_ens.ensemble import Batches, Ensemble
+from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.errors import UserError
+from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout, copied_like, to_host
 from dist_ens.members.label_scale import set_label_scale
 from dist_ens.state import State, differing, leaf_types
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.steps_per_call import choose_steps_per_call
-from dist_ens.types import Batch
+from dist_ens.types import Shapes
 
 # Name of the file of a checkpoint that holds this host's position in the data.
 POSITION_FILE = "position"
@@ -46,7 +48,7 @@ class Begun:
     state: State
     first_step: int
     steps_per_call: int
-    batches: Iterator[Any]
+    batches: Iterator[CallBatches]
 
     @property
     def execution(self) -> str | None:
@@ -83,7 +85,7 @@ def begin_run(
     Raises:
         UserError: If the state does not fit, or has more steps than the run.
     """
-    saved: Mapping[str, Any] = (opened.saved_record or {}) if opened else {}
+    saved: Mapping[str, Json] = (opened.saved_record or {}) if opened else {}
     is_open = ensemble.execution == AUTO
     if is_open and saved.get("execution"):
         layout = ensemble.layout
@@ -149,14 +151,14 @@ def begin_run(
     return Begun(ensemble, state, first_step, steps_per_call, batches)
 
 
-def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+def _with_first(first: CallBatches, rest: Iterator[CallBatches]) -> Iterator[CallBatches]:
     """Yields a first batch, and then the others."""
     yield first
     del first  # Its memory can be reused.
     yield from rest
 
 
-def _given_state(ensemble: Ensemble, state: State, part: Any) -> tuple[State, int]:
+def _given_state(ensemble: Ensemble, state: State, part: Shapes) -> tuple[State, int]:
     """Returns a copy of a given state on the ensemble's layout, and its step.
 
     Args:
@@ -227,7 +229,7 @@ def _steps_per_call(
     return choose_steps_per_call(ensemble.layout, traced, *cadences)
 
 
-def _of_column(batch: Batch, layout: Layout) -> Any:
+def _of_column(batch: Shapes, layout: Layout) -> Shapes:
     """Returns the shapes of one column's part of a batch."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(

@@ -10,11 +10,12 @@ import numpy as np
 from dist_ens.callbacks.protocol import call_hook, name_of_callback
 from dist_ens.commands import quoted
 from dist_ens.errors import UserError, first_line
+from dist_ens.types import Callback
 
 _CALLBACKS, _NAME, _STATE = "callbacks", "name", "state"
 
 
-def saved_states(callbacks: Sequence[Any]) -> bytes | None:
+def saved_states(callbacks: Sequence[Callback]) -> bytes | None:
     """Returns the states of the callbacks that have one, as JSON; None if none has.
 
     Args:
@@ -39,7 +40,7 @@ def saved_states(callbacks: Sequence[Any]) -> bytes | None:
 
 
 def restore_states(
-    callbacks: Sequence[Any], stored: bytes, folder: str | os.PathLike[str], resume: str
+    callbacks: Sequence[Callback], stored: bytes, folder: str | os.PathLike[str], resume: str
 ) -> None:
     """Restores the states of the callbacks of a resumed run.
 
@@ -74,7 +75,7 @@ def restore_states(
             call_hook(callback, "restore", saved.pop(position)[1])
 
 
-def _with_state(callbacks: Sequence[Any]) -> list[Any]:
+def _with_state(callbacks: Sequence[Callback]) -> list[Callback]:
     """Returns the callbacks that have a state."""
     return [callback for callback in callbacks if hasattr(callback, "restore")]
 
@@ -83,7 +84,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _number(value: Any) -> Any:
+def _number(value: Any) -> float:
     """Returns a number of NumPy or JAX as a Python number.
 
     Raises:

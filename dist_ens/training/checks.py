@@ -1,7 +1,6 @@
 """Checks of the arguments of `fit`, before anything is compiled."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +21,9 @@ from dist_ens.members import check_modes
 from dist_ens.metrics import Metric
 from dist_ens.state import State, described
 from dist_ens.training.data import OrderedSplit
+from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.evaluation_data import EvalData
-from dist_ens.types import Batch, Inputs
+from dist_ens.types import Batch, Callback, Inputs, Outputs
 
 # Training is slow if the mean or the standard deviation of the labels is larger, because the
 # outputs start near 0.
@@ -31,15 +31,15 @@ _LARGE = 10.0
 
 
 def check_arguments(
-    ensemble: Any,
-    steps: Any,
-    epochs: Any,
-    steps_per_call: Any,
-    eval_every: Any,
-    log_every: Any,
-    checkpoints: Any,
+    ensemble: Ensemble,
+    steps: int | None,
+    epochs: float | None,
+    steps_per_call: int | None,
+    eval_every: int | None,
+    log_every: int,
+    checkpoints: Checkpoints | None,
     state: State | None,
-    callbacks: Any,
+    callbacks: Sequence[Callback],
 ) -> None:
     """Raises a `UserError` unless the arguments of `fit` have their types and ranges."""
     if not isinstance(ensemble, Ensemble):
@@ -84,7 +84,7 @@ def check_arguments(
             )
 
 
-def check_labels(ensemble: Ensemble, train: Any, say: Callable[[str], None]) -> None:
+def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], None]) -> None:
     """Checks the training labels of an objective, and prints a note if they are large.
 
     Args:
@@ -138,7 +138,7 @@ def check_eval_labels(objective: Objective, split: Split) -> None:
         )
 
 
-def check_groups(ensemble: Ensemble, train: Any) -> None:
+def check_groups(ensemble: Ensemble, train: TrainingData) -> None:
     """Raises a `UserError` if data and ensemble have different numbers of groups."""
     num_groups = train.order.num_groups if isinstance(train, OrderedSplit) else 1
     if num_groups != ensemble.num_groups:
@@ -224,7 +224,7 @@ def _check_outputs(ensemble: Ensemble, state: State, batch: Batch) -> None:
     objective = ensemble.objective
     inputs = ensemble.inputs_of(batch)
 
-    def outputs(state: State, inputs: Inputs) -> Any:
+    def outputs(state: State, inputs: Inputs) -> Outputs:
         one = jax.tree.map(lambda leaf: leaf[0], state)
         found = ensemble.network.apply(one.params, one.model_state, inputs, None, False)[0]
         return jax.tree.map(lambda leaf: leaf[None], found)

@@ -4,19 +4,20 @@ import collections.abc
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
 from typing_extensions import override
 
 from dist_ens.data import Source, Split, TreeSplit, example_shapes_of
+from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import UserError
 from dist_ens.feed import feed
 from dist_ens.layout import BATCH, Layout
 from dist_ens.sampling import Order
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data_protocol import TrainingData
+from dist_ens.types import Batch, Data, Shapes
 
 DEFAULT_BATCH_SIZE = 128
 
@@ -37,7 +38,7 @@ class OrderedSplit(TrainingData):
 
     @property
     @override
-    def batch(self) -> Any:
+    def batch(self) -> Shapes:
         size = self.order.global_batch_size
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
@@ -51,13 +52,18 @@ class OrderedSplit(TrainingData):
         return math.ceil(self.order.epoch_length / self.order.global_batch_size)
 
     @override
-    def first_batch(self, layout: Layout) -> Any:
+    def first_batch(self, layout: Layout) -> Batch:
         return layout.put(self.split.take(layout.host_rows(self.order.global_batch_size)), BATCH)
 
     @override
     def batches(
-        self, layout: Layout, first_step: int, last_step: int, steps_per_call: int, say: Any
-    ) -> Iterator[Any]:
+        self,
+        layout: Layout,
+        first_step: int,
+        last_step: int,
+        steps_per_call: int,
+        say: Callable[[str], None],
+    ) -> Iterator[CallBatches]:
         return feed(
             self.split,
             self.order,
@@ -79,7 +85,7 @@ class OrderedSplit(TrainingData):
 
 
 def training_data(
-    data: Any, batch_size: int | None, seed: int, layout: Layout
+    data: Data, batch_size: int | None, seed: int, layout: Layout
 ) -> OrderedSplit | BatchIterable:
     """Returns the data of `fit` as training data.
 
@@ -115,7 +121,7 @@ def training_data(
     return BatchIterable(data, layout)
 
 
-def is_tree_of_arrays(data: Any) -> bool:
+def is_tree_of_arrays(data: Data) -> bool:
     """Returns whether data is a pytree of arrays and not an iterable of batches.
 
     A list is an iterable of batches.

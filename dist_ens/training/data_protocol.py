@@ -1,16 +1,18 @@
 """The protocol between the training loop and its data."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
+from dist_ens.ensemble.batches import CallBatches
 from dist_ens.layout import Layout
+from dist_ens.types import Batch, Shapes
 
 
 class TrainingData(Protocol):
     """Training data of a run, in any form."""
 
     @property
-    def batch(self) -> Any:
+    def batch(self) -> Shapes:
         """Shapes and types of a global batch, a pytree of `jax.ShapeDtypeStruct`."""
         ...
 
@@ -19,13 +21,18 @@ class TrainingData(Protocol):
         """Number of steps of an epoch; None if it is not known."""
         ...
 
-    def first_batch(self, layout: Layout) -> Any:
+    def first_batch(self, layout: Layout) -> Batch:
         """Returns a batch of real examples on the layout, leaves [batch, ...]."""
         ...
 
     def batches(
-        self, layout: Layout, first_step: int, last_step: int, steps_per_call: int, say: Any
-    ) -> Iterator[Any]:
+        self,
+        layout: Layout,
+        first_step: int,
+        last_step: int,
+        steps_per_call: int,
+        say: Callable[[str], None],
+    ) -> Iterator[CallBatches]:
         """Yields the batches of each call on the layout.
 
         Args:

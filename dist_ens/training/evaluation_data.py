@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
+from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
+from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.state import State
+from dist_ens.types import Shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +25,6 @@ class EvalData:
     """
 
     name: str
-    evaluate: Callable[[Ensemble, State, bool], tuple[Any, Any]]
-    check: Callable[[Ensemble, Any], Mapping[str, str | None]]
-    split: Any = None
+    evaluate: Callable[[Ensemble, State, bool], tuple[Scores, Evaluation | None]]
+    check: Callable[[Ensemble, Shapes], Mapping[str, str | None]]
+    split: Split | None = None

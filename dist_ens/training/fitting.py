@@ -5,7 +5,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 from rich.console import Console
@@ -15,6 +15,8 @@ from dist_ens.callbacks import ProgressBar, RunInfo
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
+from dist_ens.evaluation import Evaluation, Scores
+from dist_ens.json_text import Json, JsonDict
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import checked_metrics
 from dist_ens.state import State
@@ -29,9 +31,11 @@ from dist_ens.training.checks import (
 )
 from dist_ens.training.data import training_data
 from dist_ens.training.data_protocol import TrainingData
+from dist_ens.training.evaluation_data import EvalData
 from dist_ens.training.held_out import eval_data_of, with_validation
 from dist_ens.training.loop import Loop, Outcome
 from dist_ens.training.run_record import record_of
+from dist_ens.types import Callback, Data
 
 # Name of the file of a checkpoint that holds the states of this host's callbacks.
 _CALLBACKS_FILE = "callbacks"
@@ -59,12 +63,12 @@ class FitResult:
     ensemble: Ensemble
     state: State
     history: list[dict[str, float]]
-    scores: Any
+    scores: Scores | None
     step: int
     signal: int | None = None
     seconds: float = 0.0
     steps_per_second: float = 0.0
-    evaluation: Any = None
+    evaluation: Evaluation | None = None
 
     def __repr__(self) -> str:
         return (
@@ -89,22 +93,22 @@ class RunRecord(Protocol):
         """
         ...
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Returns plain data that JSON can hold."""
         ...
 
 
 def fit(
     ensemble: Ensemble,
-    data: Any,
+    data: Data,
     *,
     steps: int | None = None,
     epochs: float | None = None,
     batch_size: int | None = None,
     state: State | None = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[Callback] = (),
     checkpoints: Checkpoints | None = None,
-    eval_data: Any = None,
+    eval_data: Data | EvalData | None = None,
     eval_every: int | None = None,
     validation: float | None = None,
     metrics: Sequence[Metric] = (),
@@ -113,7 +117,7 @@ def fit(
     progress: bool = True,
     record: RunRecord | None = None,
     say: Callable[[str], None] | None = None,
-    check_resume: Callable[[Mapping[str, Any]], None] | None = None,
+    check_resume: Callable[[Mapping[str, Json]], None] | None = None,
 ) -> FitResult:
     """Trains an ensemble.
 
@@ -271,7 +275,7 @@ def fit(
     return _result(begun.ensemble, outcome)
 
 
-def _host_files(train: TrainingData, callbacks: Sequence[Any]) -> dict[str, bytes]:
+def _host_files(train: TrainingData, callbacks: Sequence[Callback]) -> dict[str, bytes]:
     """Returns the files that this host saves beside the state, by name.
 
     They hold its position in the data and the states of its callbacks.

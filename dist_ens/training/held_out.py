@@ -1,7 +1,6 @@
 """The data that `fit` scores: evaluation data, or held-out training examples."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -9,16 +8,17 @@ from dist_ens.data import PartOfSplit, Source, TreeSplit
 from dist_ens.data.source import num_held_out
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
+from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.evaluation.scoring import Examples, check_score, examples_of, score
 from dist_ens.metrics import Metric
 from dist_ens.state import State
 from dist_ens.training.checks import check_eval_labels
 from dist_ens.training.data import OrderedSplit, is_tree_of_arrays
 from dist_ens.training.evaluation_data import EvalData
-from dist_ens.types import Batch
+from dist_ens.types import Batch, Data
 
 
-def with_validation(data: Any, share: float | None) -> tuple[Any, Examples | None]:
+def with_validation(data: Data, share: float | None) -> tuple[Data, Examples | None]:
     """Splits training data into the examples to train on and the held-out examples.
 
     Args:
@@ -56,7 +56,9 @@ def _held_out_of(source: Source) -> Examples | None:
     return None if source.valid is None else Examples(source.valid, source.spec)
 
 
-def eval_data_of(given: Any, held_out: Examples | None, metrics: Sequence[Metric]) -> EvalData:
+def eval_data_of(
+    given: Data | EvalData | None, held_out: Examples | None, metrics: Sequence[Metric]
+) -> EvalData:
     """Returns the data that is scored during and after training.
 
     Args:
@@ -68,7 +70,9 @@ def eval_data_of(given: Any, held_out: Examples | None, metrics: Sequence[Metric
         return given
     examples = examples_of(held_out if given is None else given)
 
-    def evaluate(ensemble: Ensemble, state: State, is_last: bool) -> tuple[Any, Any]:
+    def evaluate(
+        ensemble: Ensemble, state: State, is_last: bool
+    ) -> tuple[Scores, Evaluation | None]:
         return score(ensemble, state, examples, metrics=metrics, intervals=is_last, by_size=is_last)
 
     def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 
@@ -13,11 +12,15 @@ from dist_ens.callbacks import STOP, RunInfo, StepInfo
 from dist_ens.callbacks.protocol import call_after_update, call_hook, name_of_callback
 from dist_ens.callbacks.records import score_record
 from dist_ens.checkpoint import OpenCheckpoints
+from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import UserError
+from dist_ens.evaluation import Evaluation, Scores
+from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout
 from dist_ens.state import State, differing, leaf_types
 from dist_ens.training.evaluation_data import EvalData
 from dist_ens.training.metrics import MetricsReader
+from dist_ens.types import Callback
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +30,8 @@ class Outcome:
     state: State
     step: int
     history: list[dict[str, float]]
-    scores: Any
-    evaluation: Any
+    scores: Scores | None
+    evaluation: Evaluation | None
     signal: int | None
     seconds: float
     steps_per_second: float
@@ -52,12 +55,12 @@ class Loop:
         self,
         run: RunInfo,
         *,
-        callbacks: Sequence[Any],
+        callbacks: Sequence[Callback],
         eval_data: EvalData | None,
         eval_every: int | None,
         log_every: int,
         opened: OpenCheckpoints | None,
-        record: Mapping[str, Any],
+        record: Mapping[str, Json],
         host_files: Callable[[], dict[str, bytes]],
     ) -> None:
         self._info, self._callbacks = run, callbacks
@@ -71,12 +74,14 @@ class Loop:
             log_every=log_every,
             write=self._write,
         )
-        self._scores: Any = None
-        self._evaluation: Any = None
+        self._scores: Scores | None = None
+        self._evaluation: Evaluation | None = None
         # Last step whose scores are written. A resumed run has written those of its first step.
         self._scored_step = run.first_step if run.first_step > 0 else None
 
-    def run(self, state: State, batches: Iterator[Any], stop: cluster.StopSignal) -> Outcome:
+    def run(
+        self, state: State, batches: Iterator[CallBatches], stop: cluster.StopSignal
+    ) -> Outcome:
         """Runs the loop and returns its result.
 
         Args:
@@ -102,7 +107,12 @@ class Loop:
                     self._reader.catch_up()
 
     def _steps(
-        self, state: State, batches: Iterator[Any], stop: cluster.StopSignal, *, has_ended: bool
+        self,
+        state: State,
+        batches: Iterator[CallBatches],
+        stop: cluster.StopSignal,
+        *,
+        has_ended: bool,
     ) -> Outcome:
         """Evaluates, saves and updates until the run ends, and returns its result.
 
@@ -259,7 +269,7 @@ class Loop:
                     call_hook(callback, "write", step, record)
 
 
-def _any_stops(answers: Sequence[Any]) -> bool:
+def _any_stops(answers: Sequence[object]) -> bool:
     """Returns whether a callback of any host answered `STOP`."""
     return cluster.any_host(any(answer is STOP for answer in answers))
 
@@ -269,7 +279,7 @@ def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:
     return every_steps is not None and step // every_steps > previous_step // every_steps
 
 
-def _checked_state(callback: Any, result: Any, state: State, layout: Layout) -> State:
+def _checked_state(callback: Callback, result: object, state: State, layout: Layout) -> State:
     """Returns the state that a callback returned, on the layout.
 
     Args:

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -114,7 +113,7 @@ class MetricsReader:
         if self._first_call is None:
             self._first_call = (self._training_secs, step - previous_step)
         with jax.transfer_guard("allow"):
-            values: dict[str, Any] = to_host(metrics)
+            values: dict[str, np.ndarray] = to_host(metrics)
         self.step = step
         self._unseen.append(values)
         crossed = step // self._log_every > previous_step // self._log_every

@@ -1,13 +1,13 @@
 """The record of a run that was made in Python, which `fit` saves with each checkpoint."""
 
 import dataclasses
-from typing import Any
 
 import jax
 
 from dist_ens.checkpoint import StepRecord
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
+from dist_ens.json_text import JsonDict
 from dist_ens.types import Batch
 
 
@@ -40,7 +40,7 @@ class PythonRecord:
             )
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Returns the fields by name, in types that JSON can hold."""
         return self._record.to_dict()
 
@@ -72,7 +72,7 @@ def record_of(ensemble: Ensemble, batch: Batch) -> PythonRecord:
     )
 
 
-def _name_of(part: Any) -> str:
+def _name_of(part: object) -> str:
     """Returns a readable name of a part. An Optax optimizer has the name of its function."""
     made_by = getattr(part, "update", part)
     return getattr(made_by, "__qualname__", type(part).__name__).partition(".<locals>")[0]
