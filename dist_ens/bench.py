@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,8 +17,11 @@ from dist_ens.execution.timing import Way, step_ms_of_turns
 from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
 from dist_ens.feed import PART_OF_THE_MEMORY, ResidentFeed, put_whole
+from dist_ens.json_text import JsonDict
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout
 from dist_ens.sampling import Order
+from dist_ens.state import State
+from dist_ens.types import Batch, Metrics, Shapes
 
 DIST_ENS, LOOP, VMAP = "dist_ens", "loop", "jit(vmap)"
 # Largest factor between the ratios of two rounds for which a comparison is conclusive.
@@ -63,7 +65,7 @@ class Updates:
         layout = ensemble.layout
         self._draws = ResidentFeed(put_whole(source.train, layout), order, layout, _SEED)
         self._steps_per_call = steps_per_call
-        self.state: Any = ensemble.init(_batch(source, order, layout))
+        self.state: State = ensemble.init(_batch(source, order, layout))
         self.execution = ensemble.execution
         if chosen:
             first = self._draws(range(steps_per_call))
@@ -109,7 +111,7 @@ class LoopByHand:
         )
         alone = dataclasses.replace(ensemble, layout=layout, num_members=1, waves=1)
         batch = _batch(source, order, layout)
-        self.states: list[Any] = [
+        self.states: list[State] = [
             jax.tree.map(
                 lambda leaf: leaf[0],
                 dataclasses.replace(alone, member_ids=[number]).init(batch),
@@ -120,7 +122,7 @@ class LoopByHand:
 
     def run(self, num_steps: int) -> None:
         """Trains every member for some more steps, and waits for the last one."""
-        metrics: list[Any] = [None] * self._num_members
+        metrics: list[Metrics | None] = [None] * self._num_members
         for batch in itertools.islice(self._batches, num_steps):
             of_all = batch if self._per_member else self._layout.put(batch, "shared")
             for number in range(self._num_members):
@@ -149,7 +151,7 @@ class VmapByHand:
         ensemble = dataclasses.replace(ensemble, waves=1)
         members = layout.sharding(MEMBERS)
         batch = layout.sharding(MEMBER_BATCH if order.per_member else BATCH)
-        self.state: Any = ensemble.init(_batch(source, order, layout))
+        self.state: State = ensemble.init(_batch(source, order, layout))
         axis = 0 if order.per_member else None
         self._step = jax.jit(
             jax.vmap(ensemble.step_of_one, in_axes=(0, axis, axis)),
@@ -160,13 +162,15 @@ class VmapByHand:
 
     def run(self, num_steps: int) -> None:
         """Trains every member for some more steps, and waits for the last one."""
-        metrics: Any = None
+        metrics: Metrics | None = None
         for batch in itertools.islice(self._batches, num_steps):
             self.state, metrics = self._step(self.state, *batch)
         jax.block_until_ready((self.state, metrics))
 
 
-def _host_batches(source: Source, order: Order, ensemble: Ensemble) -> Iterator[tuple[Any, Any]]:
+def _host_batches(
+    source: Source, order: Order, ensemble: Ensemble
+) -> Iterator[tuple[Batch, np.ndarray | None]]:
     """Yields the batches from step 0 on, and the positions of their examples.
 
     Leaves are [batch, ...], or [members, batch, ...] where each member has its own batches. The
@@ -185,7 +189,7 @@ def _host_batches(source: Source, order: Order, ensemble: Ensemble) -> Iterator[
             yield batch, index.astype(np.int32) if ensemble.uses_positions else None
 
 
-def _batch(source: Source, order: Order, layout: Layout) -> Any:
+def _batch(source: Source, order: Order, layout: Layout) -> Shapes:
     """Returns shapes and types of one column's part of a batch."""
     size = order.global_batch_size // layout.data_axis
     return jax.tree.map(
@@ -219,7 +223,7 @@ class Point:
         """
         return max(self.ratios[name]) <= WIDEST * min(self.ratios[name])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Returns plain data that JSON can hold."""
         conclusive = all(map(self.is_conclusive, self.ratios))
         return dataclasses.asdict(self) | {"conclusive": conclusive}

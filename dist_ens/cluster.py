@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from types import FrameType
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +14,7 @@ from jax.experimental import multihost_utils
 
 from dist_ens.errors import UserError
 from dist_ens.paths import shortened
+from dist_ens.types import Tree
 
 
 def start(
@@ -186,7 +186,7 @@ def clock() -> float:
     return int(seconds) + int(nanoseconds) / 1e9
 
 
-def _broadcast(values: Any) -> Any:
+def _broadcast(values: Tree) -> Tree:
     """Returns process 0's values on every host, also where a transfer guard is set."""
     with jax.transfer_guard("allow"):
         return multihost_utils.broadcast_one_to_all(values)

@@ -19,7 +19,7 @@ from dist_ens.errors import UserError, first_line
 
 # These arguments are fields of `OptimizerConfig`, so they are not options.
 _FIELDS = ("learning_rate", "momentum", "weight_decay")
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
+_FUNCTIONS: dict[str, Callable[..., optax.GradientTransformation]] = {
     name: function
     for name, function in (vars(optax.contrib) | vars(optax)).items()
     if inspect.isfunction(function) or isinstance(function, functools.partial)
@@ -116,7 +116,7 @@ def _optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
     return function
 
 
-def _refusal(function: Callable[..., Any]) -> str | None:
+def _refusal(function: Callable[..., object]) -> str | None:
     """Returns the reason why a config cannot use a function of Optax; None if it can use it."""
     signature = inspect.signature(function)
     returned = signature.return_annotation
@@ -144,7 +144,9 @@ def _names() -> tuple[str, ...]:
     return tuple(name for name in sorted(_FUNCTIONS) if _refusal(_FUNCTIONS[name]) is None)
 
 
-def _fields(config: OptimizerConfig, make: Callable[..., Any]) -> dict[str, Any]:
+def _fields(
+    config: OptimizerConfig, make: Callable[..., optax.GradientTransformation]
+) -> dict[str, Any]:
     """Returns the arguments of an optimizer that are fields of its config.
 
     Raises:

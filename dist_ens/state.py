@@ -11,6 +11,7 @@ from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.types import (
     Array,
+    Key,
     KeyPath,
     Leaf,
     ModelState,
@@ -40,7 +41,7 @@ class State(NamedTuple):
 
     step: jax.Array
     member_id: jax.Array
-    key: jax.Array
+    key: Key
     params: Params
     model_state: ModelState
     opt_state: OptState

@@ -8,9 +8,12 @@ output was lost.
 import io
 import os
 import sys
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from dist_ens.paths import shortened
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _LONGEST = 4000  # Largest number of characters of an error message.
 _LONGEST_ARGUMENT = 200  # Largest number of characters of an argument in a message.
@@ -30,7 +33,7 @@ class Output(io.FileIO):
         super().__init__(descriptor, "w", closefd=False)
         self.error: OSError | None = None
 
-    def write(self, data: Any) -> int:
+    def write(self, data: "Buffer") -> int:
         """Writes bytes, or drops them if the system cannot write them."""
         try:
             return super().write(data)

@@ -6,7 +6,6 @@ dist-ens evaluate --workdir=DIR [--json=FILE] [--ood=SOURCE] [--shift] [--poolin
 """
 
 import os
-from typing import Any
 
 from absl import flags
 from rich.console import Console
@@ -27,6 +26,7 @@ from dist_ens.experiment.assess import (
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.workdir import Finished, open_finished
+from dist_ens.json_text import JsonDict
 from dist_ens.paths import shortened
 from launch import cli
 from launch.config_flags import ConfigFlags
@@ -110,7 +110,7 @@ def main() -> None:
     console.print(scores.table())
     for sentence in found.sentences():
         console.print(sentence, soft_wrap=True)
-    as_json: dict[str, Any] = found.to_dict()
+    as_json: JsonDict = found.to_dict()
     if _JSON.value is not None:
         cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))
     if draws_page:

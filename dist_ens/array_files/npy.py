@@ -8,7 +8,6 @@ import struct
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 
@@ -110,7 +109,7 @@ def _parsed(header: str, where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
     )
 
 
-def _dtype(described: Any) -> np.dtype | None:
+def _dtype(described: object) -> np.dtype | None:
     """Returns the NumPy type that a header names; None if it is structured or unknown."""
     if not isinstance(described, str) or not _PLAIN_TYPE.fullmatch(described):
         return None

@@ -142,7 +142,7 @@ def call_after_update(callback: Callback, info: StepInfo) -> object:
     return _called(name_of_callback(callback), f" at step {info.step:,}", callback, info)
 
 
-def _called(name: str, at: str, fn: Callable[..., object], *args: object) -> Any:
+def _called(name: str, at: str, fn: Callable[..., object], *args: object) -> object:
     """Calls a function of the user and returns the result.
 
     Args:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 from ml_collections import ConfigDict
 
@@ -26,6 +26,7 @@ from dist_ens.config.schema import (
     ModelConfig,
     OptimizerConfig,
 )
+from dist_ens.json_text import Json, JsonDict
 
 # A resumed run may differ from its checkpoint in these fields only. They change how long or how it
 # runs, and not what a step computes.
@@ -118,7 +119,7 @@ class Experiment:
         )
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, Json]) -> Self:
         """Returns an experiment made from nested mappings, such as JSON or `ConfigDict.to_dict()`.
 
         Args:
@@ -129,7 +130,7 @@ class Experiment:
         """
         return from_mapping(cls, values, "")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Returns nested plain data that JSON can hold and `from_dict` reads."""
         return dataclasses.asdict(self)
 
@@ -180,7 +181,7 @@ class Experiment:
         return max(1, math.ceil(round(steps, 6)))  # A rounding error must not add a step.
 
 
-def differences_on_resume(saved: Experiment, asked: Experiment) -> list[tuple[str, Any, Any]]:
+def differences_on_resume(saved: Experiment, asked: Experiment) -> list[tuple[str, Json, Json]]:
     """Returns the differences that forbid an experiment to resume from another's checkpoint.
 
     Args:

@@ -2,7 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dist_ens.losses import Objective
+    from dist_ens.members import Member
+    from dist_ens.methods import LossFunction
+    from dist_ens.metrics import Metric
+    from dist_ens.types import Callback, Optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +25,12 @@ class OwnParts:
         callbacks: Callbacks beside those of the command line. Default: none.
     """
 
-    member: Any = None
-    objective: Any = None
-    loss: Any = None
-    optimizer: Any = None
-    metrics: Sequence[Any] = ()
-    callbacks: Sequence[Any] = ()
+    member: "Member | None" = None
+    objective: "Objective | None" = None
+    loss: "LossFunction | None" = None
+    optimizer: "Optimizer | None" = None
+    metrics: "Sequence[Metric]" = ()
+    callbacks: "Sequence[Callback]" = ()
 
     @property
     def names(self) -> dict[str, str]:
@@ -40,7 +47,7 @@ class OwnParts:
         return {kind: _name_of(part) for kind, part in given.items() if part is not None}
 
 
-def _name_of(part: Any) -> str:
+def _name_of(part: object) -> str:
     """Returns the name of a part, or that of its class."""
     named = getattr(part, "name", None) or getattr(part, "__qualname__", None)
     return named if isinstance(named, str) else type(part).__qualname__

@@ -12,6 +12,7 @@ from ml_collections.config_dict import placeholder
 
 from dist_ens.config.checks import did_you_mean
 from dist_ens.errors import UserError
+from dist_ens.json_text import Json
 
 # A section with a field of this name, a mapping, takes arguments of a function that another field
 # names. In a config they stand beside the section's own fields.
@@ -41,7 +42,7 @@ def to_config_dict_of(section: Any) -> ConfigDict:
     return config
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
     """Yields every value of nested mappings, with its path such as `data.source`.
 
     Args:
@@ -55,7 +56,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{name}", value
 
 
-def from_mapping(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
+def from_mapping(cls: type, values: Mapping[str, Json], prefix: str) -> Any:
     """Returns an instance of a dataclass, made from nested mappings.
 
     Args:
@@ -89,7 +90,7 @@ def from_mapping(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
 
 
 def _with_options(
-    values: Mapping[str, Any], hints: Mapping[str, Any], prefix: str
+    values: Mapping[str, Json], hints: Mapping[str, Any], prefix: str
 ) -> dict[str, Any]:
     """Returns the values of a section with all names that are not its fields under `options`."""
     given = checked_type(f"{prefix}{OPTIONS}", values.get(OPTIONS, {}), hints[OPTIONS])
@@ -100,7 +101,7 @@ def _with_options(
 
 
 def fields_from_record(
-    cls: type, values: Any, readers: Mapping[str, Callable[[Any], Any]] | None = None
+    cls: type, values: Json, readers: Mapping[str, Callable[[Json], Any]] | None = None
 ) -> dict[str, Any]:
     """Returns the arguments of a dataclass from the JSON that was written of an instance.
 
@@ -132,7 +133,7 @@ def fields_from_record(
     }
 
 
-def _as_tuple(value: Any) -> Any:
+def _as_tuple(value: object) -> object:
     """Returns lists and tuples as tuples, at every depth, and other values unchanged."""
     return tuple(_as_tuple(v) for v in value) if isinstance(value, list | tuple) else value
 

@@ -1,7 +1,5 @@
 """A source of arrays in memory."""
 
-from typing import Any
-
 import numpy as np
 
 from dist_ens.data.checks import (
@@ -93,7 +91,7 @@ def checked_split(where: str, inputs: np.ndarray, labels: np.ndarray) -> ArraySp
     )
 
 
-def _array(where: str, values: Any) -> np.ndarray:
+def _array(where: str, values: object) -> np.ndarray:
     """Converts a value that a person gave to an array. Raises a `UserError` if it is none."""
     try:
         array = np.asarray(values)

@@ -6,15 +6,18 @@ So the position in the data *is* the step, and there is no iterator to save.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from dist_ens.data.source import Split
 from dist_ens.data.source_check import check_parts
 from dist_ens.sampling import Order
+from dist_ens.types import PyTree
 
-Batch = dict[str, np.ndarray]
+_Wanted = TypeVar("_Wanted")
+_Read = TypeVar("_Read")
+_HostBatch = dict[str, np.ndarray]
 
 
 def calls(first_step: int, last_step: int, steps_per_call: int) -> list[range]:
@@ -44,7 +47,7 @@ def training_batches(
     host_rows: np.ndarray,
     calls: Sequence[range],
     member_ids: Sequence[int] = (),
-) -> Iterator[tuple[Any, np.ndarray]]:
+) -> Iterator[tuple[PyTree, np.ndarray]]:
     """Yields this host's part of the batches of each call, in order.
 
     Args:
@@ -62,7 +65,7 @@ def training_batches(
         have a leading axis [members].
     """
 
-    def batches_of(steps: range) -> tuple[Any, np.ndarray]:
+    def batches_of(steps: range) -> tuple[PyTree, np.ndarray]:
         cursor = order.cursor(seed, steps)
         if order.per_member:
             own = [order.indices(cursor, host_rows, np.array([i], np.int32)) for i in member_ids]
@@ -76,7 +79,7 @@ def training_batches(
 
 def evaluation_batches(
     split: Split, *, global_batch_size: int, host_rows: np.ndarray, num_groups: int = 1
-) -> Iterator[Batch]:
+) -> Iterator[_HostBatch]:
     """Yields this host's part of the whole split, in order, with every example exactly once.
 
     Args:
@@ -95,7 +98,7 @@ def evaluation_batches(
     length = len(split) // num_groups
     begins = np.arange(num_groups)[:, None] * length if num_groups > 1 else 0
 
-    def batch(number: int) -> Batch:
+    def batch(number: int) -> _HostBatch:
         positions = number * global_batch_size + host_rows
         mask = positions < length
         examples = split.take(begins + np.minimum(positions, length - 1))
@@ -106,7 +109,7 @@ def evaluation_batches(
     return _prefetched(range(count), batch)
 
 
-def _prefetched(source: Sequence[Any], batch_of: Callable[[Any], Any]) -> Iterator[Any]:
+def _prefetched(source: Sequence[_Wanted], batch_of: Callable[[_Wanted], _Read]) -> Iterator[_Read]:
     # The import takes a third of a second. A split on the devices needs it only for evaluation.
     import grain
 

@@ -8,6 +8,7 @@ from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
 from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype
+from dist_ens.types import PyTree
 
 _PARTS = {"inputs", "labels"}
 _WEIGHTS = "weights"
@@ -63,7 +64,7 @@ def _check_split(where: str, split: Any, spec: Spec) -> None:
             )
 
 
-def check_parts(where: str, examples: Any, *, may_have_weights: bool = False) -> None:
+def check_parts(where: str, examples: PyTree, *, may_have_weights: bool = False) -> None:
     """Raises a `UserError` unless examples are a dict of `inputs` and `labels` only.
 
     Args:

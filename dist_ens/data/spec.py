@@ -3,13 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
 
 from dist_ens.config import fields_from_record, whole_number
 from dist_ens.errors import UserError
+from dist_ens.json_text import Json, JsonDict
 from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.paths import shortened
 
@@ -42,7 +42,7 @@ class Standardization:
     target_std: tuple[float, ...]
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Standardization":
+    def from_dict(cls, values: Mapping[str, Json]) -> "Standardization":
         """Returns the standardization of a dict that `dataclasses.asdict` made.
 
         Args:
@@ -156,7 +156,7 @@ class Spec:
         object.__setattr__(self, "input_dtype", _held_dtype(self.input_dtype))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
+    def from_dict(cls, values: Mapping[str, Json]) -> "Spec":
         """Returns the spec of a dict that `to_dict` made.
 
         Args:
@@ -166,12 +166,12 @@ class Spec:
             UserError: If a field is absent, unknown, of another type, or out of range.
         """
 
-        def standardization(values: Any) -> Standardization | None:
+        def standardization(values: Json) -> Standardization | None:
             return None if values is None else Standardization.from_dict(values)
 
         return cls(**fields_from_record(cls, values, {"standardization": standardization}))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Returns the fields by name, in types that JSON can hold."""
         return dataclasses.asdict(self)
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import importlib.util
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,16 @@ from dist_ens.paths import given_path, shortened
 # because an undecoded record is as large as its part of the files.
 _RECORDS = 1024
 _LONGEST_REASON = 500  # Largest number of characters of a message of TFDS that is shown.
+# A `tfds.core.DatasetBuilder`, of a library that is imported only when it is needed.
+_Builder: TypeAlias = Any
+
+
+class _Records(Protocol):
+    """Records with random access, from `tfds.data_source`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitems__(self, indices: list[int], /) -> list[dict[str, np.ndarray]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +42,7 @@ class TfdsSplit:
     """
 
     in_memory: ClassVar[bool] = False
-    records: Any
+    records: _Records
     keys: tuple[str, str]
     where: str
     num_classes: int
@@ -129,7 +140,7 @@ def describe_tfds(
 
 
 def _spec(
-    tfds: Any, builder: Any, keys: tuple[str, str], num_classes: int | None, where: str
+    tfds: ModuleType, builder: _Builder, keys: tuple[str, str], num_classes: int | None, where: str
 ) -> tuple[Spec, int]:
     """Returns the description of the two features in TFDS, and the number of classes."""
     inputs, labels = (builder.info.features[key] for key in keys)
@@ -156,7 +167,7 @@ def _spec(
     return Spec(tuple(shape), np.dtype(inputs.np_dtype).name, (), classes), classes
 
 
-def _supervised_keys(builder: Any, where: str) -> tuple[str, str]:
+def _supervised_keys(builder: _Builder, where: str) -> tuple[str, str]:
     """Returns the names of the input feature and of the label feature."""
     features = builder.info.features
     keys = builder.info.supervised_keys or ("image", "label")
@@ -168,7 +179,7 @@ def _supervised_keys(builder: Any, where: str) -> tuple[str, str]:
     return keys
 
 
-def _num_classes(tfds: Any, builder: Any, label_key: str, where: str) -> int:
+def _num_classes(tfds: ModuleType, builder: _Builder, label_key: str, where: str) -> int:
     """Counts the classes of the training labels of a prepared data set."""
     undecoded = {
         key: tfds.decode.SkipDecoding() for key in builder.info.features if key != label_key
@@ -185,14 +196,14 @@ def _num_classes(tfds: Any, builder: Any, label_key: str, where: str) -> int:
     return count_classes(where, np.array(labels))
 
 
-def _read(records: Any, indices: list[int], where: str) -> list[dict[str, Any]]:
+def _read(records: _Records, indices: list[int], where: str) -> list[dict[str, np.ndarray]]:
     try:
         return records.__getitems__(indices)
     except (OSError, RuntimeError, ValueError) as error:  # The reader has no error class.
         raise UserError(f"{where} cannot be read: {first_line(error)} Prepare it again.") from error
 
 
-def _builder(tfds: Any, name: str, data_dir: str | None) -> Any:
+def _builder(tfds: ModuleType, name: str, data_dir: str | None) -> _Builder:
     from google.protobuf.json_format import ParseError  # TFDS raises it for damaged metadata.
 
     if data_dir is not None and "://" not in data_dir:  # A bucket has an address, not a path.
@@ -213,7 +224,7 @@ def _builder(tfds: Any, name: str, data_dir: str | None) -> Any:
         ) from error
 
 
-def _prepared_builder(tfds: Any, name: str, data_dir: str | None) -> Any:
+def _prepared_builder(tfds: ModuleType, name: str, data_dir: str | None) -> _Builder:
     builder = _builder(tfds, name, data_dir)
     if not builder.is_prepared():
         if importlib.util.find_spec("tensorflow") is None:

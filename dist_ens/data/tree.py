@@ -1,14 +1,15 @@
 """Examples in memory, as a pytree of arrays."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
 
+from dist_ens.data import Split
 from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype
 from dist_ens.state import held_array
-from dist_ens.types import Leaf, PyTree
+from dist_ens.types import KeyPath, Leaf, PyTree, Shapes
 
 
 class TreeSplit:
@@ -32,7 +33,7 @@ class TreeSplit:
     in_memory: ClassVar[bool] = True
 
     def __init__(self, tree: PyTree, name: str = "the data") -> None:
-        def held(path: Any, leaf: Leaf) -> np.ndarray:
+        def held(path: KeyPath, leaf: Leaf) -> np.ndarray:
             return held_array(leaf, f"{name}{jax.tree_util.keystr(path)}")
 
         self.tree = jax.tree_util.tree_map_with_path(held, tree)
@@ -54,7 +55,7 @@ class TreeSplit:
     def __len__(self) -> int:
         return self._length
 
-    def take(self, indices: np.ndarray) -> Any:
+    def take(self, indices: np.ndarray) -> PyTree:
         """Returns the examples at some positions, int64[...], with leaves [..., *example]."""
         return jax.tree.map(lambda leaf: leaf[indices], self.tree)
 
@@ -69,7 +70,7 @@ class LabelScaledSplit:
         std: Standard deviation by which the labels are then divided.
     """
 
-    def __init__(self, split: Any, key: str, mean: float, std: float) -> None:
+    def __init__(self, split: Split, key: str, mean: float, std: float) -> None:
         self._split, self._key, self._mean, self._std = split, key, mean, std
 
     @property
@@ -80,20 +81,20 @@ class LabelScaledSplit:
     def __len__(self) -> int:
         return len(self._split)
 
-    def take(self, indices: np.ndarray) -> Any:
+    def take(self, indices: np.ndarray) -> PyTree:
         """Returns the examples at some positions, int64[...], with standardised labels."""
         examples = self._split.take(indices)
         labels = (np.asarray(examples[self._key], np.float64) - self._mean) / self._std
         return {**examples, self._key: labels.astype(np.float32)}
 
 
-def example_bytes_of(split: Any) -> int:
+def example_bytes_of(split: Split) -> int:
     """Returns the number of bytes of one example of a split, over all its leaves."""
     example = split.take(np.zeros(1, np.int64))
     return sum(int(np.asarray(leaf).nbytes) for leaf in jax.tree.leaves(example))
 
 
-def example_shapes_of(split: Any) -> Any:
+def example_shapes_of(split: Split) -> Shapes:
     """Returns the shapes and types of one example, as a pytree of `jax.ShapeDtypeStruct`."""
     example = split.take(np.zeros(1, np.int64))
     return jax.tree.map(

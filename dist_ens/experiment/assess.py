@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from dist_ens.evaluation.ood import Unlabelled, detection, histograms
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag, held_out_scores
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
+from dist_ens.json_text import JsonDict
 from dist_ens.layout import to_host
 from dist_ens.metrics.catalogue import UNDER_SHIFT, headlines, label_of
 from dist_ens.state import State
@@ -69,12 +70,12 @@ class Assessment:
     """
 
     scores: Scores
-    extras: dict[str, Any]
-    curves: dict[str, Any]
+    extras: JsonDict
+    curves: JsonDict
     pictures: Sequence[np.ndarray]
     broken: Sequence[int] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Returns plain data that JSON can hold."""
         return {
             "groups": len(self.scores.groups),
@@ -231,7 +232,7 @@ def _answers(
     if questions.leave_out_broken:
         evaluation.require_sound()
     curves = curves_of(evaluation)
-    extras: dict[str, Any] = {}
+    extras: JsonDict = {}
     if questions.ood is not None:
         outside = evaluator.evaluate(state, _other_kind(run, questions.ood))
         extras |= detection(evaluation, outside)
@@ -388,7 +389,7 @@ def _other_kind(run: Run, name: str) -> Unlabelled:
 
 def _under_shift(
     evaluator: Evaluator, state: State, source: Source, run: Run
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[JsonDict]]:
     """Returns the scores under each shift, in the order of its strengths.
 
     Raises:
@@ -398,7 +399,7 @@ def _under_shift(
     # It imports scipy.ndimage, which few runs need.
     from dist_ens.evaluation.shift import require_float_inputs, shifted_splits
 
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[JsonDict]] = {}
     shifted = shifted_splits(source.test, run.spec)
     some = next(iter(shifted.values()))[0]
     if some.dtype.name != run.spec.input_dtype:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from dist_ens.data import Source, check_source, open_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
 from dist_ens.errors import UserError
-from dist_ens.evaluation import Evaluator, Scores
+from dist_ens.evaluation import Evaluation, Evaluator, Scores
 from dist_ens.evaluation.scoring import Examples, check_score, score
 from dist_ens.experiment.checks import check_room, check_training, require_draws
 from dist_ens.experiment.objectives import make_objective
@@ -170,7 +169,9 @@ def eval_data_of(run: Run, source: Source, parts: OwnParts) -> EvalData:
     """
     examples = Examples(source.test, run.spec)
 
-    def evaluate(ensemble: Ensemble, state: State, is_last: bool) -> tuple[Scores, Any]:
+    def evaluate(
+        ensemble: Ensemble, state: State, is_last: bool
+    ) -> tuple[Scores, Evaluation | None]:
         return score(
             ensemble,
             state,

@@ -6,7 +6,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
@@ -14,8 +14,14 @@ from dist_ens.config import DataConfig, Experiment, OwnParts
 from dist_ens.data import Source, Spec, check_source, open_source
 from dist_ens.errors import UserError
 from dist_ens.experiment.part_checks import FUNCTIONS, check_part
+from dist_ens.losses import Objective
 from dist_ens.members import Member, as_member
+from dist_ens.methods import LossFunction
+from dist_ens.metrics import Metric
 from dist_ens.paths import given_path, shortened
+from dist_ens.types import Callback, Optimizer
+
+_Result = TypeVar("_Result")
 
 
 class ConfigFile:
@@ -109,23 +115,23 @@ class ConfigFile:
                 f"no member can be made. {error}"
             ) from error
 
-    def make_objective(self, spec: Spec) -> Any:
+    def make_objective(self, spec: Spec) -> Objective | None:
         """Returns the file's own objective; None if it has none."""
         return self._part("make_objective", spec)
 
-    def make_loss(self, spec: Spec) -> Callable[..., Any] | None:
+    def make_loss(self, spec: Spec) -> LossFunction | None:
         """Returns the file's own loss function; None if it has none."""
         return self._part("make_loss", spec)
 
-    def make_optimizer(self, spec: Spec) -> Any:
+    def make_optimizer(self, spec: Spec) -> Optimizer | None:
         """Returns the file's own optimizer; None if it has none. It replaces `optimizer.name`."""
         return self._part("make_optimizer", spec)
 
-    def make_metrics(self, spec: Spec) -> tuple[Any, ...]:
+    def make_metrics(self, spec: Spec) -> tuple[Metric, ...]:
         """Returns the file's own metrics; empty if it has none."""
         return tuple(self._part("make_metrics", spec) or ())
 
-    def make_callbacks(self, spec: Spec) -> tuple[Any, ...]:
+    def make_callbacks(self, spec: Spec) -> tuple[Callback, ...]:
         """Returns the file's own callbacks; empty if it has none."""
         return tuple(self._part("make_callbacks", spec) or ())
 
@@ -163,7 +169,7 @@ class ConfigFile:
             callbacks=self.make_callbacks(spec),
         )
 
-    def _part(self, function: str, argument: Any) -> Any:
+    def _part(self, function: str, argument: Spec | DataConfig) -> Any:
         """Calls a function of the file and checks what it returns; None without the function."""
         if not self.defines(function):
             return None
@@ -171,13 +177,13 @@ class ConfigFile:
         check_part(function, part, self.path)
         return part
 
-    def _call(self, function: str, *arguments: Any) -> Any:
+    def _call(self, function: str, *arguments: Spec | DataConfig) -> Any:
         """Calls a function of the file by its name."""
         defined = self._names[function]
         code = getattr(defined, "__code__", None)
         return self._run(lambda: defined(*arguments), code.co_firstlineno if code else "?")
 
-    def _run(self, call: Callable[[], Any], otherwise: int | str = "?") -> Any:
+    def _run(self, call: Callable[[], _Result], otherwise: int | str = "?") -> _Result:
         """Runs code of the file. An exception becomes a message with the line number.
 
         Args:

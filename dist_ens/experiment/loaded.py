@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -20,13 +20,14 @@ from dist_ens.experiment.build import NOTHING
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.workdir import open_finished
+from dist_ens.json_text import JsonDict
 from dist_ens.layout import MEMBERS, to_host
 from dist_ens.losses import Objective, Prediction
 from dist_ens.metrics import Metric
 from dist_ens.paths import given_path
 from dist_ens.state import State, select_members
 from dist_ens.training.run_record import record_of
-from dist_ens.types import Inputs
+from dist_ens.types import Data, Inputs
 
 if TYPE_CHECKING:
     from dist_ens.experiment.config_file import ConfigFile
@@ -77,7 +78,7 @@ class LoadedRun:
 
     def evaluate(
         self,
-        data: Any = None,
+        data: Data | None = None,
         *,
         metrics: Sequence[Metric] | None = None,
         batch_size: int | None = None,
@@ -203,7 +204,7 @@ def _config_file(path: str | pathlib.Path | None) -> "ConfigFile | None":
     return ConfigFile(str(path))
 
 
-def _examples(spec: Spec, data: Any) -> Examples:
+def _examples(spec: Spec, data: Data | None) -> Examples:
     """Returns data as examples in the units of a run's members.
 
     Args:
@@ -240,7 +241,7 @@ def _loaded_in_python(
     folder: pathlib.Path,
     newest: int,
     step: int | None,
-    record: dict[str, Any],
+    record: JsonDict,
     ensemble: Ensemble | None,
 ) -> LoadedRun:
     """Returns a run that was made in Python.

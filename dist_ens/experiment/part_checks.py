@@ -8,12 +8,12 @@ from dist_ens.errors import UserError
 from dist_ens.signatures import call_error
 
 
-def _has(part: Any, *names: str) -> bool:
+def _has(part: object, *names: str) -> bool:
     """Returns whether an object has all of some attributes."""
     return all(hasattr(part, name) for name in names)
 
 
-def _is_list(part: Any) -> bool:
+def _is_list(part: object) -> bool:
     """Returns whether an object is a list or a tuple."""
     return isinstance(part, list | tuple)
 
@@ -46,7 +46,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 FUNCTIONS = ("make_member", *_EXPECTED)
 
 
-def check_part(function: str, part: Any, path: str) -> None:
+def check_part(function: str, part: object, path: str) -> None:
     """Checks the part that a function of a config file returned.
 
     Args:

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 
@@ -19,6 +18,7 @@ from dist_ens.config import (
 from dist_ens.config.execution_spec import Execution
 from dist_ens.data import Spec
 from dist_ens.errors import RunError, UserError
+from dist_ens.json_text import Json, JsonDict
 from dist_ens.sampling import Order
 
 
@@ -65,7 +65,7 @@ class Run:
         if self.num_devices is not None:
             whole_number("num_devices", self.num_devices, least=1)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Returns plain data that JSON can hold."""
         return {
             "experiment": self.experiment.to_dict(),
@@ -82,7 +82,7 @@ class Run:
         }
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Run":
+    def from_dict(cls, values: JsonDict) -> "Run":
         """Returns the record that `to_dict` wrote, also after a round trip through JSON.
 
         Args:
@@ -176,7 +176,7 @@ class Run:
             if saved.examples.get(name, here) != here
         ]
 
-    def _other_network(self, saved: "Run") -> list[tuple[str, Any, Any]]:
+    def _other_network(self, saved: "Run") -> list[tuple[str, Json, Json]]:
         """Returns the difference between the parts of another run and of this one.
 
         Returns:

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 
@@ -19,6 +18,7 @@ from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.experiment.build import NOTHING, Built, build
 from dist_ens.experiment.record import Run
+from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
 from dist_ens.paths import given_path
@@ -88,7 +88,7 @@ def train(
     built = build(experiment, parts=parts, member_file=member_file, source=source)
     before: list[Run] = []
 
-    def check_resume(saved: Mapping[str, Any]) -> None:
+    def check_resume(saved: Mapping[str, Json]) -> None:
         """Keeps the saved record, and raises a `UserError` if it is of another run."""
         before.append(Run.from_dict(dict(saved)))
         built.run.check_resumes(before[0], workdir)
@@ -179,7 +179,7 @@ def _say_where_it_stopped(
     )
 
 
-def _summary(built: Built, result: FitResult, workdir: pathlib.Path) -> dict[str, Any]:
+def _summary(built: Built, result: FitResult, workdir: pathlib.Path) -> JsonDict:
     """Returns the content of `summary.json`."""
     run, ensemble, scores = built.run, result.ensemble, result.scores
     assert scores is not None  # Without scores there is no summary.

@@ -1,7 +1,7 @@
 """Transfer of arrays between a host and the devices of a mesh."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,9 @@ def put_batch(layout: "Layout", host_tree: PyTree, spec: PartitionSpec) -> PyTre
         if members is not None:
             shape[members] = layout.num_members
         parts = []
-        indices: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(tuple(shape)))
+        indices: dict[jax.Device, tuple[slice, ...]] = dict(
+            sharding.addressable_devices_indices_map(tuple(shape))
+        )
         for device, index in indices.items():
             here = [slice(None)] * host_array.ndim
             for along, (length, of_host) in sharded.items():

@@ -77,7 +77,7 @@ def members_axes(specs: Specs) -> Axes:
     return jax.tree.map(lambda spec: axis_of(spec, ENSEMBLE), specs, is_leaf=is_spec)
 
 
-def broadcast(prefix: Any, tree: PyTree) -> list[Any]:
+def broadcast(prefix: Specs | Axes, tree: PyTree) -> list[Any]:
     """Returns the leaf of a tree prefix that belongs to each leaf of a tree.
 
     Args:

@@ -11,14 +11,14 @@ from dist_ens.errors import UserError
 from dist_ens.losses.averaging import counting_examples, traced_anew, tracing_loss
 from dist_ens.methods.loss import LossInfo, LossResults, MemberLoss, Method
 from dist_ens.randomness import EXAMPLES, pinned_generator
-from dist_ens.types import Batch, Leaf, Metrics, ModelState, Params, PyTree
+from dist_ens.types import Batch, Key, Leaf, Metrics, ModelState, Params, PyTree
 
 # A Poisson variable of mean 1 exceeds this value less than once in 10**9 draws.
 _MOST = 12
 
 
 @pinned_generator()
-def poisson_weight(key: jax.Array, index: jax.Array) -> jax.Array:
+def poisson_weight(key: Key, index: jax.Array) -> jax.Array:
     """Draws the count of each example in a member's bootstrap sample.
 
         count ~ Poisson(1)

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from dist_ens.errors import UserError
 from dist_ens.json_text import JsonDict
 from dist_ens.metrics.means import mean_of
-from dist_ens.types import Score
+from dist_ens.types import Leaf, Score
 
 UNITS = ("nats", "target", "target^2", "")
 DIRECTIONS = ("lower", "higher", None)
@@ -230,7 +229,7 @@ def scores_of(metrics: Iterable[Metric], rows: Rows) -> dict[str, Score]:
     return scores
 
 
-def in_own_unit(unit: str, value: Any, scale: Any, shift: float = 0.0) -> Any:
+def in_own_unit(unit: str, value: Score, scale: Leaf, shift: float = 0.0) -> Score:
     """Converts a number about standardised targets to the targets' own unit.
 
     Args:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from dist_ens.layout import DATA
 from dist_ens.members import Member, from_example_functions, from_linen
+from dist_ens.types import Key
 
 
 def mlp(
@@ -59,7 +60,7 @@ def mlp(
         )
     sizes = [math.prod(input_shape), *_checked(hidden_sizes), num_outputs]
 
-    def layer(key: jax.Array, fan_in: int, fan_out: int) -> dict[str, jax.Array]:
+    def layer(key: Key, fan_in: int, fan_out: int) -> dict[str, jax.Array]:
         w_key, b_key = jax.random.split(key)
         if init == "he_normal":
             he = math.sqrt(2 / fan_in) * jax.random.normal(w_key, (fan_in, fan_out))
@@ -71,7 +72,7 @@ def mlp(
             draw, scale = jax.random.normal, init_stddev or 0.0
         return {"w": scale * draw(w_key, (fan_in, fan_out)), "b": scale * draw(b_key, (fan_out,))}
 
-    def init_layers(key: jax.Array) -> list[dict[str, jax.Array]]:
+    def init_layers(key: Key) -> list[dict[str, jax.Array]]:
         keys = jax.random.split(key, len(sizes) - 1)
         return [
             layer(k, fan_in, fan_out)

@@ -3,10 +3,10 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from dist_ens.errors import UserError
 from dist_ens.feed import Placement
+from dist_ens.json_text import JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.plan.collectives import Collective
 from dist_ens.plan.topology import CHIPS
@@ -75,7 +75,7 @@ class PlannedMesh:
         """Bytes of all collectives that join devices."""
         return sum(each.bytes for each in self.collectives if each.axis != "none")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Returns plain data that JSON can hold."""
         return {
             "mesh": {ENSEMBLE: self.ensemble_axis, DATA: self.data_axis},
@@ -115,7 +115,7 @@ class Plan:
     waves: int
     memory_bytes: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Returns plain data that JSON can hold."""
         return {
             "shapes": [mesh.to_dict() for mesh in self.meshes],

@@ -12,6 +12,7 @@ from dist_ens.config import Experiment
 from dist_ens.config.execution_spec import AUTO, Execution
 from dist_ens.data import Spec
 from dist_ens.ensemble import Batches, Drawn, Ensemble, MemberBatches
+from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import UserError, first_line
 from dist_ens.execution.heuristics import candidates
 from dist_ens.feed import INDEX_BYTES, Placement, TrainingSet, abstract_batches
@@ -226,7 +227,7 @@ class Planner:
         }
         return ensemble.abstract_state(batch)
 
-    def _batches(self, ensemble: Ensemble, place: Placement, steps: int) -> Any:
+    def _batches(self, ensemble: Ensemble, place: Placement, steps: int) -> CallBatches:
         """Returns the shapes of the batches of a call."""
         return abstract_batches(
             ensemble.layout,
@@ -367,7 +368,7 @@ def _where(points: list[tuple[int, int]], height: float) -> int | None:
     return math.floor(x + (height - y) * (x2 - x) / (y2 - y))
 
 
-def _call_bytes(ensemble: Ensemble, batches: Any) -> int:
+def _call_bytes(ensemble: Ensemble, batches: CallBatches) -> int:
     """Returns the bytes of the batches of a call on a device.
 
     These are only the indices of the examples, if the step draws them from a whole split.
@@ -379,7 +380,7 @@ def _call_bytes(ensemble: Ensemble, batches: Any) -> int:
     return INDEX_BYTES * examples * (layout.members_per_device if order.per_member else 1)
 
 
-def _given_bytes(ensemble: Ensemble, batches: Any) -> int:
+def _given_bytes(ensemble: Ensemble, batches: CallBatches) -> int:
     """Returns the bytes of the batches in the arguments of a compiled program.
 
     They include the positions of the examples only if a method uses them.

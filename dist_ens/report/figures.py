@@ -104,7 +104,7 @@ def colours(count: int) -> list[str]:
     return [matplotlib.colors.to_hex(shade) for shade in shades]
 
 
-def finite(values: Any) -> np.ndarray:
+def finite(values: Numbers | Sequence[Numbers]) -> np.ndarray:
     """Returns numbers as float[...], with NaN where one is missing or not finite."""
     numbers = np.array(values, dtype=float)
     numbers[~np.isfinite(numbers)] = np.nan

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from dist_ens.json_text import from_json, is_number
+from dist_ens.json_text import Json, from_json, is_number
 
 SUMMARY = "summary.json"
 CURVES = "curves.json"
@@ -15,7 +15,7 @@ PICTURES = "pictures.npy"
 PAGE = "report.html"
 
 
-def to_json(value: Any, **options: Any) -> str:
+def to_json(value: Json, **options: Any) -> str:
     """Returns a value as JSON, where numbers that are not finite become null.
 
     Args:
@@ -23,7 +23,7 @@ def to_json(value: Any, **options: Any) -> str:
         **options: Options of `json.dumps`.
     """
 
-    def finite(value: Any) -> Any:
+    def finite(value: Json) -> Json:
         if isinstance(value, Mapping):
             return {k: finite(v) for k, v in value.items()}
         if isinstance(value, list | tuple):
@@ -33,7 +33,7 @@ def to_json(value: Any, **options: Any) -> str:
     return json.dumps(finite(value), allow_nan=False, **options)
 
 
-def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
+def write_summary(workdir: pathlib.Path, summary: Mapping[str, Json]) -> None:
     """Writes `summary.json` atomically."""
     write_scores(workdir / SUMMARY, summary)
 
@@ -59,7 +59,7 @@ def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
     return pace if len(pace) == len(names) else {}
 
 
-def write_scores(path: pathlib.Path, scores: Mapping[str, Any]) -> None:
+def write_scores(path: pathlib.Path, scores: Mapping[str, Json]) -> None:
     """Writes scores as JSON atomically."""
     write_atomically(path, to_json(scores, indent=2) + "\n")
 

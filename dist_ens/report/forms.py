@@ -1,15 +1,14 @@
 """Checks of the files that a report reads: a file of another form is refused before drawing."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from dist_ens.json_text import is_number, is_whole
+from dist_ens.json_text import Json, is_number, is_whole
 from dist_ens.layout import DATA, ENSEMBLE
 
-Form = Callable[[Any], bool]
+Form = Callable[[Json], bool]
 
 
-def _require(value: Any, forms: Mapping[str, Form]) -> None:
+def _require(value: Json, forms: Mapping[str, Form]) -> None:
     """Raises an error if a file does not hold an object whose values have the required forms.
 
     Args:
@@ -26,7 +25,7 @@ def _require(value: Any, forms: Mapping[str, Form]) -> None:
             raise ValueError(f"the value of {key!r} does not have the form that dist-ens writes")
 
 
-def require_curves(value: Any) -> None:
+def require_curves(value: Json) -> None:
     """Raises an error if a file does not hold the curves of a report.
 
     Args:
@@ -40,17 +39,17 @@ def require_curves(value: Any) -> None:
         raise ValueError("'member_id' does not name each member of 'disagreement'")
 
 
-def require_summary(value: Any) -> None:
+def require_summary(value: Json) -> None:
     """Raises a `ValueError` if a file does not hold the summary of a run."""
     _require(value, _SUMMARY)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: Json) -> bool:
     """Returns whether a value is a string."""
     return isinstance(value, str)
 
 
-def _is_name(value: Any) -> bool:
+def _is_name(value: Json) -> bool:
     """Returns whether a value is a string or null."""
     return value is None or isinstance(value, str)
 
@@ -73,7 +72,7 @@ def _object_with(**forms: Form) -> Form:
     )
 
 
-def _columns(value: Any) -> bool:
+def _columns(value: Json) -> bool:
     """Returns whether a value is an object of lists of numbers, all of one length."""
     return _object_of(_list_of(is_number))(value) and len({len(v) for v in value.values()}) <= 1
 
@@ -83,14 +82,14 @@ def _columns_with(*names: str) -> Form:
     return lambda value: _columns(value) and all(name in value for name in names)
 
 
-def _is_risk_coverage(value: Any) -> bool:
+def _is_risk_coverage(value: Json) -> bool:
     """Returns whether a value holds a risk-coverage curve."""
     if not _object_with(score=_is_text)(value):
         return False
     return _columns_with("coverage")({k: v for k, v in value.items() if k != "score"})
 
 
-def _is_score_against_members(value: Any) -> bool:
+def _is_score_against_members(value: Json) -> bool:
     """Returns whether a value holds the scores over the number of members."""
     if not _object_with(num_members=_list_of(is_whole))(value):
         return False
@@ -101,7 +100,7 @@ def _is_score_against_members(value: Any) -> bool:
     )
 
 
-def _is_density(value: Any) -> bool:
+def _is_density(value: Json) -> bool:
     """Returns whether a value holds two densities over the same bins."""
     numbers = _list_of(is_number)
     return (
@@ -110,20 +109,20 @@ def _is_density(value: Any) -> bool:
     )
 
 
-def _is_ood(value: Any) -> bool:
+def _is_ood(value: Json) -> bool:
     """Returns whether a value holds densities in and out of distribution."""
     return _object_with(name=_is_text)(value) and all(
         _is_density(density) for key, density in value.items() if key != "name"
     )
 
 
-def _is_square(value: Any) -> bool:
+def _is_square(value: Json) -> bool:
     """Returns whether a value holds a square matrix with at least one row."""
     is_matrix = _list_of(_list_of(is_number))(value) and value
     return is_matrix and all(len(row) == len(value) for row in value)
 
 
-def _is_pit(value: Any) -> bool:
+def _is_pit(value: Json) -> bool:
     """Returns whether a value holds counts of PIT values."""
     return _columns(value) and bool(value) and all(value.values())
 

@@ -2,15 +2,14 @@
 
 import logging
 import pathlib
-from typing import Any
 
 from dist_ens.commands import quoted
-from dist_ens.json_text import from_json, is_number, is_whole
+from dist_ens.json_text import JsonDict, from_json, is_number, is_whole
 
 METRICS = "metrics.jsonl"
 
 
-def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+def read_metrics(workdir: pathlib.Path) -> list[JsonDict]:
     """Returns the records of a run's metrics, and warns of lines that are not records.
 
     Args:
@@ -25,7 +24,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     return [record for _, record in records_in(workdir / METRICS)]
 
 
-def records_in(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any]]]:
+def records_in(path: pathlib.Path) -> list[tuple[bytes, JsonDict]]:
     """Returns the lines of a file that are records, each with its record.
 
     A last line without an end is ignored. It is still being written, or its writer was interrupted.
@@ -49,7 +48,7 @@ def records_in(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any]]]:
     return records
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def _record(line: bytes) -> JsonDict | None:
     """Returns the record of a line: numbers by name, with a whole number as `step`.
 
     None if the line is not a record. A step such as 5.0 is not a whole number here, because no run

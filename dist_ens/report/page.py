@@ -7,12 +7,12 @@ trained or evaluated again.
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jinja2
 import numpy as np
 
 from dist_ens.errors import UserError
+from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import COMPARED, described, has_unit, label_of
 from dist_ens.report import figures
@@ -90,7 +90,7 @@ def write_page(path: pathlib.Path, runs: Sequence[RunReport]) -> None:
     write_atomically(path, page)
 
 
-def _rendered(section: Section) -> dict[str, Any]:
+def _rendered(section: Section) -> JsonDict:
     """Returns a section for the template, with its figures as SVG."""
     return {
         "name": section.name,
@@ -107,7 +107,7 @@ def _rendered(section: Section) -> dict[str, Any]:
     }
 
 
-def _result(summary: Mapping[str, Any]) -> str:
+def _result(summary: Mapping[str, Json]) -> str:
     """Returns one sentence that compares the ensemble with its mean member."""
     test, mean = summary.get("test", {}), summary.get(MEAN_MEMBER, {})
     told, better = [], {}
@@ -140,7 +140,7 @@ def _verdict(better: Mapping[str, int]) -> str:
     return "is " + " but ".join(parts)
 
 
-def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(summary: Mapping[str, Json]) -> list[tuple[str, str]]:
     """Returns the facts about a run, as pairs of a term and its value."""
     facts = []
     if "num_members" in summary:
@@ -167,7 +167,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def _trained_on(experiment: Mapping[str, Any], network: str | None) -> list[tuple[str, str]]:
+def _trained_on(experiment: Mapping[str, Json], network: str | None) -> list[tuple[str, str]]:
     """Returns the settings by which runs differ, as pairs of a term and its value."""
     if not experiment:
         return []
@@ -199,7 +199,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60:,} h {minutes % 60} min"
 
 
-def _score_rows(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
+def _score_rows(runs: Sequence[RunReport]) -> list[JsonDict]:
     """Returns a row for each score of any run, with two cells for each run."""
     names = dict.fromkeys(name for run in runs for name in run.summary.get("test", {}))
     others = {name: own for run in runs for name, own in run.summary.get("metrics", {}).items()}
@@ -212,7 +212,7 @@ def _score_rows(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
     return rows
 
 
-def _cells(summary: Mapping[str, Any], name: str, direction: str | None) -> list[dict[str, Any]]:
+def _cells(summary: Mapping[str, Json], name: str, direction: str | None) -> list[JsonDict]:
     """Returns the cells of the ensemble and of its mean member, with the better score marked."""
     both = ("test", MEAN_MEMBER)
     values = [summary.get(of, {}).get(name) for of in both]
@@ -226,7 +226,7 @@ def _cells(summary: Mapping[str, Any], name: str, direction: str | None) -> list
     ]
 
 
-def _cell(summary: Mapping[str, Any], of: str, name: str) -> dict[str, str]:
+def _cell(summary: Mapping[str, Json], of: str, name: str) -> dict[str, str]:
     """Returns a score, its interval and its standard deviation over groups, or empty strings."""
     scores = summary.get("test", {})
     deviation = summary.get(f"{of}_std", {}).get(name)
@@ -250,13 +250,13 @@ def _note(runs: Sequence[RunReport]) -> str:
     return notes
 
 
-def _interval(intervals: Mapping[str, Any] | None, name: str, scores: Mapping[str, Any]) -> str:
+def _interval(intervals: Mapping[str, Json] | None, name: str, scores: Mapping[str, Json]) -> str:
     """Returns the two ends of a score's interval, or an empty string without an interval."""
     ends = (intervals or {}).get(name)
     return " to ".join(_number(end, scores) for end in ends) if ends else ""
 
 
-def _member_rows(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+def _member_rows(summary: Mapping[str, Json]) -> JsonDict | None:
     """Returns the scores of the first members as a table, or None if no member has scores."""
     members = summary.get("members", [])
     names = [name for name in summary.get("test", {}) if any(name in m for m in members)]
@@ -272,7 +272,7 @@ def _member_rows(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _number(value: Any, scores: Mapping[str, Any]) -> str:
+def _number(value: Json, scores: Mapping[str, Json]) -> str:
     """Returns a number as text, or a dash if it is not finite.
 
     The text has four decimals, or four significant digits if a score has the targets' unit.
@@ -284,12 +284,12 @@ def _number(value: Any, scores: Mapping[str, Any]) -> str:
     return f"{value:#.4g}".removesuffix(".")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Json) -> bool:
     """Returns whether a value is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _examples(shown: Sequence[Shown], name: str, title: str, caption: str) -> dict[str, Any]:
+def _examples(shown: Sequence[Shown], name: str, title: str, caption: str) -> JsonDict:
     """Returns single examples for the template, with pictures if every example has one."""
     lists = []
     for each, examples in having(shown, name):
@@ -312,13 +312,13 @@ def _examples(shown: Sequence[Shown], name: str, title: str, caption: str) -> di
     return {"name": name, "title": title, "caption": caption, "lists": lists}
 
 
-def _told(field: str, value: Any, scores: Mapping[str, Any]) -> str:
+def _told(field: str, value: Json, scores: Mapping[str, Json]) -> str:
     """Returns a field of an example as text: a name, a class, a target, or a score."""
     if isinstance(value, str):
         return value
     if _is_number(value) and float(value).is_integer():
         return f"{value:.0f}"
-    rmse: Any = scores.get("rmse")
+    rmse: Json = scores.get("rmse")
     if field in ("label", "prediction") and _is_number(value) and _is_number(rmse) and rmse > 0:
         # Enough digits show an error even if the target is far larger.
         return f"{value:.{max(2 - math.floor(math.log10(rmse)), 0)}f}"

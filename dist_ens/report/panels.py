@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from dist_ens.json_text import Json
 from dist_ens.layout import ENSEMBLE
 from dist_ens.metrics.catalogue import COMPARED, label_of
 from dist_ens.report import figures
@@ -75,12 +75,14 @@ class Section:
     key: str | None = None
 
 
-def having(shown: Sequence[Shown], name: str) -> Iterator[tuple[Shown, Any]]:
+def having(shown: Sequence[Shown], name: str) -> Iterator[tuple[Shown, Json]]:
     """Returns the runs whose curves have a section, each with the data of the section."""
     return ((each, each.run.curves[name]) for each in shown if name in each.run.curves)
 
 
-def _of_both(each: Shown, x: figures.Numbers, heights: Mapping[str, Any]) -> list[Curve]:
+def _of_both(
+    each: Shown, x: figures.Numbers, heights: Mapping[str, figures.Numbers]
+) -> list[Curve]:
     """Returns the curves of the ensemble and of its mean member.
 
     They have two colours, or the run's colour with the mean member dashed.
@@ -344,7 +346,7 @@ def _one_panel(curves: Sequence[Curve], draw: Callable[[], Figure], alt: str) ->
 
 
 def _series(
-    metrics: Sequence[Mapping[str, Any]], name: str
+    metrics: Sequence[Mapping[str, Json]], name: str
 ) -> tuple[list[int], np.ndarray, np.ndarray]:
     """Returns the points of a training curve, at most `_MOST_POINTS` evenly spaced ones.
 

@@ -11,7 +11,7 @@ import numpy as np
 from dist_ens.array_files import read_npy
 from dist_ens.commands import command_line, quoted
 from dist_ens.errors import UserError
-from dist_ens.json_text import from_json
+from dist_ens.json_text import Json, JsonDict, from_json
 from dist_ens.paths import given_path
 from dist_ens.report.files import CURVES, PAGE, PICTURES, SUMMARY, to_json, write_atomically
 from dist_ens.report.forms import require_curves, require_summary
@@ -33,16 +33,16 @@ class RunReport:
     """
 
     name: str
-    summary: Mapping[str, Any]
-    metrics: Sequence[Mapping[str, Any]]
-    curves: Mapping[str, Any]
+    summary: Mapping[str, Json]
+    metrics: Sequence[Mapping[str, Json]]
+    curves: Mapping[str, Json]
     pictures: Sequence[np.ndarray]
 
 
 def write_report(
     workdir: pathlib.Path,
-    scores: Mapping[str, Any],
-    curves: Mapping[str, Any],
+    scores: Mapping[str, Json],
+    curves: Mapping[str, Json],
     pictures: Sequence[np.ndarray],
 ) -> None:
     """Writes the data of the report, and the page.
@@ -93,7 +93,7 @@ def read_run(workdir: pathlib.Path) -> RunReport:
     )
 
 
-def _object(file: BinaryIO, require: Callable[[Any], None]) -> dict[str, Any]:
+def _object(file: BinaryIO, require: Callable[[Json], None]) -> JsonDict:
     """Returns the JSON object in a file.
 
     Args:
