@@ -3,15 +3,17 @@
 import functools
 import itertools
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from dist_ens.errors import UserError
 from dist_ens.losses.averaging import counting_examples, traced_anew, tracing_loss
 from dist_ens.methods.loss import LossInfo, LossResults, MemberLoss, Method
 from dist_ens.randomness import EXAMPLES, pinned_generator
-from dist_ens.types import Batch, Key, Leaf, Metrics, ModelState, Params, PyTree
+from dist_ens.types import Batch, Key, Leaf, ModelState, Params, PyTree
 
 # A Poisson variable of mean 1 exceeds this value less than once in 10**9 draws.
 _MOST = 12
@@ -126,7 +128,9 @@ def _example_by_example(
             "whole batch. Write the loss as batch_mean(loss_of_each_example)."
         )
 
-    def of_example(example: PyTree, row: jax.Array, position: Leaf) -> tuple[jax.Array, Metrics]:
+    def of_example(
+        example: PyTree, row: jax.Array, position: Leaf
+    ) -> tuple[jax.Array, Mapping[str, ArrayLike]]:
         alone = jax.tree.map(lambda leaf: leaf[None], example)
         # With one key for all, every example would have the same dropout mask.
         key = jax.random.fold_in(info.key, row)

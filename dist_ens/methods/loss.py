@@ -1,10 +1,11 @@
 """The loss of one member as a function that methods wrap."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 import jax
+from jax.typing import ArrayLike
 
 from dist_ens.errors import UserError
 from dist_ens.losses import Objective
@@ -12,7 +13,7 @@ from dist_ens.losses.averaging import batch_mean, counted_as_drawn
 from dist_ens.members import Member
 from dist_ens.members.label_scale import standardized
 from dist_ens.members.member import floats_as
-from dist_ens.types import Batch, Key, Metrics, ModelState, Params
+from dist_ens.types import Batch, Key, ModelState, Params
 
 
 class LossInfo(NamedTuple):
@@ -39,7 +40,7 @@ class LossInfo(NamedTuple):
 
 
 # The loss, float[], and the new model state with a dict of auxiliary scalars.
-LossResults: TypeAlias = tuple[jax.Array, tuple[ModelState, Metrics]]
+LossResults: TypeAlias = tuple[jax.Array, tuple[ModelState, Mapping[str, ArrayLike]]]
 # The loss of a user takes a key, and the loss that methods wrap takes `LossInfo` instead.
 LossFunction = Callable[[Params, ModelState, Batch, Key], LossResults]
 MemberLoss = Callable[[Params, ModelState, Batch, LossInfo], LossResults]
