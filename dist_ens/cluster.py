@@ -160,6 +160,17 @@ def as_main_sees(value: int) -> int:
     return int(_broadcast(np.int32(value)))
 
 
+def bytes_of_main(value: bytes) -> bytes:
+    """Returns process 0's bytes on every host. Every host must call this, and waits for the others.
+
+    Args:
+        value: Bytes of this host, equally many on every host.
+    """
+    if jax.process_count() == 1:
+        return value
+    return np.asarray(_broadcast(np.frombuffer(value, np.uint8)), np.uint8).tobytes()
+
+
 def any_host(value: bool) -> bool:
     """Returns whether a value is true on any host. Every host must call this, and waits for others.
 

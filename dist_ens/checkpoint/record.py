@@ -28,6 +28,14 @@ _NAMED_PARTS = {
     "seed": "the seed",
     "batch": "the batch",
 }
+_DATA = {
+    "num_examples": "the number of training examples",
+    "num_groups": "num_groups of the data",
+    "validation": "validation",
+}
+_EXAMPLES = "the hash of the training examples"
+_OF_DATA = {*_DATA.values(), _EXAMPLES}
+_DIGITS = 12  # Number of digits of a hash that a message shows.
 
 
 # A leaf of a batch in a record, such as `['inputs'] float32[128, 64]`, and a key of its path.
@@ -39,9 +47,10 @@ _KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]")
 class StepRecord:
     """The record of a run whose ensemble was made in Python.
 
-    Two runs are the same if their first eight fields are equal. If the same versions traced both
-    steps, their fingerprints must be equal too. The last three fields are not compared. They say
-    how the run was trained, so that it resumes in the same way.
+    Two runs are the same if their first eight fields are equal, and the facts of their training
+    data that both know. If the same versions traced both steps, their fingerprints must be equal
+    too. The execution, the number of devices and the steps per call are not compared. They say how
+    the run was trained, so that it resumes in the same way.
 
     Attributes:
         member: Name of the network.
@@ -58,6 +67,11 @@ class StepRecord:
         execution: Execution that the run was trained with; None if not chosen yet.
         num_devices: Number of devices of the mesh; None if not chosen yet.
         steps_per_call: Steps in one call of the update; None if not chosen yet.
+        num_examples: Number of training examples; None for an iterable of batches, or if an older
+            version wrote the record. The other facts of the data are not known then either.
+        num_groups: Number of groups of the training examples.
+        validation: Share of the examples that `fit` held out; None if it held out none.
+        examples: Hash of the training examples; None if they change each time they are read.
 
     Raises:
         UserError: If a number is out of its range, or the ids are not as many as the members.
@@ -76,6 +90,10 @@ class StepRecord:
     execution: str | None = None
     num_devices: int | None = None
     steps_per_call: int | None = None
+    num_examples: int | None = None
+    num_groups: int | None = None
+    validation: float | None = None
+    examples: str | None = None
 
     def __post_init__(self) -> None:
         whole_number("num_members", self.num_members, least=1)
@@ -88,7 +106,7 @@ class StepRecord:
             )
         if self.execution is not None:
             Execution.parse(self.execution)
-        for name in ("num_devices", "steps_per_call"):
+        for name in ("num_devices", "steps_per_call", "num_examples", "num_groups"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), least=1)
 
@@ -152,13 +170,28 @@ class StepRecord:
             for name, what in _NAMED_PARTS.items()
             if getattr(saved, name) != getattr(self, name)
         ]
+        different += self._other_data(saved)
         if different or saved.fingerprint is None or self.fingerprint is None:
             return different
         if saved.versions == self.versions and saved.fingerprint != self.fingerprint:
-            digits = slice(12)  # A message needs no more digits.
             what = "the hash of the training step (its code and constants)"
-            different.append((what, saved.fingerprint[digits], self.fingerprint[digits]))
+            different.append((what, saved.fingerprint[:_DIGITS], self.fingerprint[:_DIGITS]))
         return different
+
+    def _other_data(self, saved: "StepRecord") -> list[tuple[str, Any, Any]]:
+        """Returns the differences in the facts of the training data; see `differences`."""
+        if saved.num_examples is None or self.num_examples is None:
+            return []
+        different = [
+            (what, getattr(saved, name), getattr(self, name))
+            for name, what in _DATA.items()
+            if getattr(saved, name) != getattr(self, name)
+        ]
+        if different or saved.examples is None or self.examples is None:
+            return different
+        if saved.examples == self.examples:
+            return []
+        return [(_EXAMPLES, saved.examples[:_DIGITS], self.examples[:_DIGITS])]
 
     def notes(self, saved: "StepRecord") -> list[str]:
         """Returns sentences on differences from a saved run that do not make it another run.
@@ -211,6 +244,12 @@ def check_resumes(
     here, there = StepRecord.from_dict(record), StepRecord.from_dict(saved_record)
     different = here.differences(there)
     if different and resume == "same":
+        if all(what in _OF_DATA for what, _, _ in different):
+            raise UserError(
+                f"The training data differs from that of the run in {quoted(folder)}: "
+                f"{listed(different)}. Give the data of that run, choose another folder, or set "
+                "resume='anyway' to train that run further on this data."
+            )
         raise UserError(
             f"{quoted(folder)} holds another run: {listed(different)}. Choose another folder for "
             "this run, give the parts of the saved run to resume it, or set resume='anyway' to "

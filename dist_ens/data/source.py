@@ -5,6 +5,7 @@ import hashlib
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import jax
 import numpy as np
 
 from dist_ens.data.spec import Spec
@@ -12,8 +13,8 @@ from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype, narrowed
 
 _AT_A_TIME = 10_000  # Number of examples that are taken at once to read a whole split.
-# A fingerprint covers all examples of a split of up to the first number of bytes. It covers the
-# second number of examples of any other split.
+# The fingerprint of a source covers all examples of a split in memory of up to the first number of
+# bytes. It covers the second number of examples of any other split.
 _MOST_READ, _SAMPLED = 2**30, 100
 
 
@@ -84,18 +85,16 @@ class Source:
         spread examples are read. A split that changes an example each time, as augmentation does,
         has no fingerprint.
         """
-        found = {name: self._fingerprint_of(getattr(self, name)) for name in ("train", "test")}
+        found = {
+            name: fingerprint_of(
+                getattr(self, name),
+                self.spec.example_bytes,
+                most_bytes=_MOST_READ,
+                sampled=_SAMPLED,
+            )
+            for name in ("train", "test")
+        }
         return {name: digits for name, digits in found.items() if digits is not None}
-
-    def _fingerprint_of(self, split: Split) -> str | None:
-        count = len(split)
-        if split.in_memory and count * self.spec.example_bytes <= _MOST_READ:
-            positions = np.arange(count)
-        else:
-            positions = np.unique(np.linspace(0, count - 1, _SAMPLED).astype(np.int64))
-        if _digest(split, positions[:_SAMPLED]) != _digest(split, positions[:_SAMPLED]):
-            return None
-        return _digest(split, positions)
 
     @property
     def num_train_examples(self) -> int:
@@ -242,13 +241,37 @@ class ArraySplit:
         return {"inputs": self.inputs[indices], "labels": self.labels[indices]}
 
 
+def fingerprint_of(
+    split: Split, example_bytes: int, *, most_bytes: int, sampled: int
+) -> str | None:
+    """Returns a fingerprint of a split's examples and their number.
+
+    Args:
+        split: Split of any examples.
+        example_bytes: Number of bytes of one example.
+        most_bytes: Largest number of bytes of a split in memory of which all examples are read.
+        sampled: Number of evenly spread examples that are read of any other split.
+
+    Returns:
+        64 hexadecimal digits. None if the split changes an example each time, as augmentation does.
+    """
+    count = len(split)
+    if split.in_memory and count * example_bytes <= most_bytes:
+        positions = np.arange(count)
+    else:
+        positions = np.unique(np.linspace(0, count - 1, sampled).astype(np.int64))
+    few = positions[:_SAMPLED]
+    return None if _digest(split, few) != _digest(split, few) else _digest(split, positions)
+
+
 def _digest(split: Split, positions: np.ndarray) -> str:
     """Returns a fingerprint of some examples and of the split's length, 64 hexadecimal digits."""
     digest = hashlib.sha256(str(len(split)).encode())
     for first in range(0, len(positions), _AT_A_TIME):
         examples = split.take(positions[first : first + _AT_A_TIME])
-        for name in sorted(examples):
-            leaf = np.ascontiguousarray(examples[name])
+        for path, values in jax.tree_util.tree_leaves_with_path(examples):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            leaf = np.ascontiguousarray(values)
             digest.update(f"{name} {leaf.dtype} {leaf.shape[1:]}".encode())
             digest.update(leaf.data.cast("B") if leaf.size else b"")
     return digest.hexdigest()

@@ -160,7 +160,7 @@ def fit(
         log_every: Number of steps between two records of training metrics.
         progress: Whether to show the progress.
         record: Record that is saved with each checkpoint. Default: the names of the ensemble's
-            parts and a fingerprint of its step.
+            parts and fingerprints of its step and of the training examples.
         say: Function that prints a sentence. Default: prints to the console if `progress`, and
             nothing otherwise.
         check_resume: Function of a saved record that raises a `UserError` if the run must not
@@ -218,7 +218,9 @@ def fit(
     check_ensemble(ensemble, train.batch)
     directions = {} if eval_data is None else eval_data.check(ensemble, train.batch)
     last_step = _last_step(steps, epochs, train)
-    record = record or record_of(ensemble, train.batch)
+    if record is None:
+        made = record_of(ensemble, train.batch)
+        record = made if checkpoints is None else made.with_data(train, validation)
     callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
 
     with contextlib.ExitStack() as stack:

@@ -4,11 +4,20 @@ import dataclasses
 
 import jax
 
+from dist_ens import cluster
 from dist_ens.checkpoint import StepRecord
+from dist_ens.data import example_bytes_of
+from dist_ens.data.source import fingerprint_of
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
 from dist_ens.json_text import JsonDict
+from dist_ens.training.data import OrderedSplit
+from dist_ens.training.data_protocol import TrainingData
 from dist_ens.types import Batch
+
+# A fingerprint covers all examples in memory of up to the first number of bytes. It covers the
+# second number of examples of larger data, and the third of examples that are not in memory.
+_MOST_READ, _SAMPLED, _SAMPLED_OF_FILES = 2**26, 1000, 100
 
 
 class PythonRecord:
@@ -37,6 +46,36 @@ class PythonRecord:
                 execution=execution,
                 num_devices=num_devices,
                 steps_per_call=steps_per_call,
+            )
+        )
+
+    def with_data(self, train: TrainingData, validation: float | None) -> "PythonRecord":
+        """Returns the record with the facts of the training data, the same on every host.
+
+        The batches of an iterable cannot be read ahead, so the record has no facts of them.
+
+        Args:
+            train: Training data.
+            validation: Share of the examples that `fit` holds out; None if it holds out none.
+        """
+        if not isinstance(train, OrderedSplit):
+            return self
+        split = train.split
+        digits = fingerprint_of(
+            split,
+            example_bytes_of(split),
+            most_bytes=_MOST_READ,
+            sampled=_SAMPLED if split.in_memory else _SAMPLED_OF_FILES,
+        )
+        # Hosts must agree on whether the run may resume, also if one of them reads another file.
+        of_main = cluster.bytes_of_main(bytes.fromhex(digits or "00" * 32))
+        return PythonRecord(
+            dataclasses.replace(
+                self._record,
+                num_examples=len(split),
+                num_groups=train.order.num_groups,
+                validation=validation,
+                examples=of_main.hex() if any(of_main) else None,
             )
         )
 

@@ -1,0 +1,93 @@
+"""A run that was made in Python resumes on the data with which it began, and on no other."""
+
+import numpy as np
+import pytest
+
+import dist_ens as de
+from dist_ens import cluster
+from dist_ens.checkpoint import check_resumes, read_newest
+from dist_ens.data.source import fingerprint_of
+from dist_ens.errors import UserError
+from test_bad_input import CLASSES, DATA, classifier, fit
+from two_savers import RECORD
+
+INPUTS, LABELS = DATA["inputs"], DATA["labels"]
+OTHER_ORDER = {name: leaf[::-1] for name, leaf in DATA.items()}
+TWICE = {name: np.concatenate([leaf, leaf]) for name, leaf in DATA.items()}
+FACTS = {"num_examples": 16, "num_groups": 1, "validation": 0.5, "examples": "0" * 64}
+
+
+def trained(folder, data, *, resume="same", **options):
+    saved = de.Checkpoints(folder, every_secs=None, resume=resume)
+    return fit(classifier(), data, checkpoints=saved, batch_size=8, **options)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "told"),
+    [
+        (OTHER_ORDER, {}, "the hash of the training examples is '"),
+        (DATA | {"labels": (LABELS + 1) % CLASSES}, {}, "the hash of the training examples is '"),
+        (
+            TWICE,
+            {},
+            f"the number of training examples is {len(LABELS)} there and {2 * len(LABELS)} ",
+        ),
+        (DATA, {"validation": 0.25}, "validation is None there and 0.25 here"),
+    ],
+)
+def test_other_training_data_is_refused_and_resumed_anyway(tmp_path, data, options, told):
+    trained(tmp_path, DATA, steps=2)
+    assert trained(tmp_path, {name: leaf.copy() for name, leaf in DATA.items()}, steps=4).step == 4
+    with pytest.raises(UserError, match=f"^The training data differs from that of .*: .*{told}"):
+        trained(tmp_path, data, steps=6, **options)
+    assert trained(tmp_path, data, steps=6, resume="anyway", **options).step == 6
+
+
+def test_iterables_have_no_facts_of_their_data(tmp_path):
+    for steps in (2, 4):
+        saved = de.Checkpoints(tmp_path, every_secs=None)
+        fit(classifier(), [DATA], checkpoints=saved, steps=steps)
+    assert read_newest(tmp_path)[1]["num_examples"] is None
+
+
+def test_facts_of_data_that_one_record_lacks_are_not_compared():
+    changed = FACTS | {"num_examples": 17, "validation": None}
+    unknown = FACTS | {"examples": None}
+    assert check_resumes(RECORD | FACTS, RECORD, "runs/a") == []  # An older version wrote it.
+    assert check_resumes(RECORD, RECORD | FACTS, "runs/a") == []
+    assert check_resumes(RECORD | FACTS, RECORD | unknown, "runs/a") == []
+    told = "number of training examples is 17 there and 16 here; validation is None there and 0.5 h"
+    with pytest.raises(UserError, match=told):
+        check_resumes(RECORD | FACTS, RECORD | changed, "runs/a")
+
+
+def test_all_hosts_compare_the_examples_of_process_0(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "bytes_of_main", lambda value: b"\x01" * len(value))
+    trained(tmp_path, DATA, steps=2)
+    assert read_newest(tmp_path)[1]["examples"] == "01" * 32
+
+
+class Rows:
+    """A split of one number an example, which counts the examples that are taken of it."""
+
+    in_memory = True
+
+    def __init__(self, count, draw=lambda: 0):
+        self.count, self.draw, self.num_taken = count, draw, 0
+
+    def __len__(self):
+        return self.count
+
+    def take(self, indices):
+        self.num_taken += len(indices)
+        return (indices + self.draw(),)
+
+
+def test_a_large_split_is_sampled_and_one_that_changes_has_no_fingerprint():
+    limits = {"most_bytes": 8_000, "sampled": 100}
+    small, large = Rows(1_000), Rows(1_001)
+    assert fingerprint_of(small, 8, **limits) == fingerprint_of(Rows(1_000), 8, **limits)
+    assert fingerprint_of(large, 8, **limits) != fingerprint_of(Rows(1_002), 8, **limits)
+    assert (small.num_taken, large.num_taken) == (1_200, 300)
+    drawn = iter(range(9))
+    assert fingerprint_of(Rows(9, lambda: next(drawn)), 8, **limits) is None
