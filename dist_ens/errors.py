@@ -30,6 +30,15 @@ class RunError(RuntimeError):
     """An error that happened to a run after a correct start, such as a full disk."""
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number with its noun, in the singular or in the plural with an s.
+
+    >>> counted(1, "step"), counted(2000, "step")
+    ('1 step', '2,000 steps')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def first_line(error: Exception) -> str:
     """Returns the first line of an error's message, as a sentence."""
     line = next((line for line in str(error).splitlines() if line.strip()), "")

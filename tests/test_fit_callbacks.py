@@ -88,6 +88,49 @@ def test_a_run_that_was_stopped_early_is_not_trained_further(tmp_path):
     assert result.step == 6
 
 
+def test_a_run_says_which_callback_stopped_it_and_why(tmp_path):
+    said = []
+    options = {"eval_data": DATA, "eval_every": 2, "steps_per_call": 1, "say": said.append}
+    for _ in range(2):
+        result = fit(
+            with_loss(loss_fn), callbacks=[impatient()], checkpoints=saved_in(tmp_path), **options
+        )
+        assert result.stopped_by == "EarlyStopping"
+    reason = (
+        r"at step 4 of 8 by EarlyStopping: loss has not improved by more than 1000 for 1 "
+        r"evaluation \(best \S+ at step 2; patience=1\)\."
+    )
+    assert re.fullmatch(f"Stopped {reason}", said[0])
+    assert re.fullmatch(
+        f"This run has ended: it was stopped {reason} To train further, change this callback.",
+        said[1],
+    )
+
+
+def test_a_run_is_said_to_be_stopped_only_if_it_was():
+    said = []
+
+    def stops(info):
+        return STOP if info.step >= 4 else None
+
+    for steps, stopped_by in ((4, None), (8, stops.__qualname__)):
+        result = fit(
+            classifier(), steps=steps, steps_per_call=1, callbacks=[stops], say=said.append
+        )
+        assert (result.step, result.stopped_by) == (4, stopped_by)
+    assert said == [f"Stopped at step 4 of 8 by {stops.__qualname__}."]
+
+
+def test_early_stopping_gives_the_reason_of_scores_without_a_best_one():
+    stopping = EarlyStopping("nll", patience=3)
+    assert stopped_at(stopping, "nll", [np.nan] * 5) == 3
+    assert stopping.reason() == "nll was not finite in 3 evaluations (patience=3)"
+    stopping = EarlyStopping("accuracy", patience=1, direction="higher")
+    stopping.restore({"best": -0.75, "num_without": 0})  # An older version wrote this state.
+    assert stopped_at(stopping, "accuracy", [0.5]) == 1
+    assert stopping.reason() == "accuracy has not improved for 1 evaluation (best 0.75; patience=1)"
+
+
 def test_early_stopping_forgets_the_scores_of_a_run_that_is_not_resumed():
     stopping = impatient()
     for _ in range(2):
@@ -126,13 +169,14 @@ def test_a_callback_of_one_host_ends_the_run_of_all(monkeypatch):
     # Another host asks to stop in its third call; `any_host` is what the hosts agree on.
     asked = iter([False, False, True])
     monkeypatch.setattr(cluster, "any_host", lambda value: value or next(asked, False))
-    monkeypatch.setattr(loop, "_any_stops", lambda answers: False)
+    monkeypatch.setattr(loop.Loop, "_any_stops", lambda *_: False)
     seen = []
 
     def looks(info):
         seen.append((info.step, info.is_last))
 
-    assert fit(classifier(), steps_per_call=1, callbacks=[looks]).step == 3
+    result = fit(classifier(), steps_per_call=1, callbacks=[looks])
+    assert (result.step, result.stopped_by) == (3, "a callback of another host")
     assert seen[-2:] == [(3, False), (3, True)]
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 from dist_ens.callbacks.protocol import STOP, RunInfo, Stop
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Scores
 from dist_ens.json_text import JsonDict
 from dist_ens.metrics.catalogue import direction_of
@@ -35,6 +35,8 @@ class EarlyStopping:
     200 None
     300 None
     400 Stop.STOP
+    >>> stopping.reason()
+    'nll has not improved for 2 evaluations (best 0.7 at step 200; patience=2)'
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class EarlyStopping:
         self.direction = direction
         self._direction = direction
         self._best, self._num_without, self._is_restored = math.inf, 0, False
+        self._best_step: int | None = None
 
     def begin(self, run: RunInfo) -> Stop | None:
         """Checks the score, and returns `STOP` if the run that is resumed has ended already.
@@ -66,7 +69,7 @@ class EarlyStopping:
         A run that does not resume another one forgets the best score of an earlier run.
         """
         if not self._is_restored:
-            self._best, self._num_without = math.inf, 0
+            self._best, self._best_step, self._num_without = math.inf, None, 0
         self._is_restored = False
         if not run.directions or run.eval_every is None:
             missing = "eval_every" if run.directions else "eval_data or validation, and eval_every"
@@ -86,19 +89,32 @@ class EarlyStopping:
         self._direction = self._direction or direction_of(self.metric, scores.metrics)
         value = self._sign() * values[self.metric]
         if value < self._best - self.min_delta:
-            self._best, self._num_without = value, 0
+            self._best, self._best_step, self._num_without = value, step, 0
             return None
         self._num_without += 1
         return STOP if self._num_without >= self.patience else None
 
+    def reason(self) -> str:
+        """Returns why the run ends, as a clause."""
+        evaluations = counted(self._num_without, "evaluation")
+        if math.isinf(self._best):
+            return f"{self.metric} was not finite in {evaluations} (patience={self.patience})"
+        by = f" by more than {self.min_delta:.4g}" if self.min_delta else ""
+        at = "" if self._best_step is None else f" at step {self._best_step:,}"
+        return (
+            f"{self.metric} has not improved{by} for {evaluations} (best "
+            f"{self._sign() * self._best:.4g}{at}; patience={self.patience})"
+        )
+
     def state(self) -> dict[str, float | None]:
-        """Returns the best score and the number of evaluations since, for the checkpoint."""
+        """Returns the best score, its step and the number of evaluations since it."""
         best = None if math.isinf(self._best) else self._best
-        return {"best": best, "num_without": self._num_without}
+        return {"best": best, "best_step": self._best_step, "num_without": self._num_without}
 
     def restore(self, state: JsonDict) -> None:
         """Restores a state that `state` returned."""
         self._best = math.inf if state["best"] is None else state["best"]
+        self._best_step = state.get("best_step")  # An older version did not save it.
         self._num_without, self._is_restored = state["num_without"], True
 
     def _require(self, names: Iterable[str]) -> None:

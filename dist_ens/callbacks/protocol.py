@@ -10,6 +10,7 @@ A callback is any object with some of these methods; `fit` calls those that it h
     finished(step, scores, evaluation, split) -> None  after the last evaluation
     close() -> None                                    at the end, also after an error
     state() -> JSON data, restore(state)               saved with the checkpoint
+    reason() -> str                                    why it returned STOP, to be printed
 
 A record is a flat dict from names such as `train/loss` or `test/nll/member_03` to numbers. A plain
 function of a `StepInfo` is a callback too. `write` and `sync` may be called in the thread that
@@ -19,6 +20,7 @@ None, or a list or dict of these.
 One call of the update takes `steps_per_call` steps, and callbacks are called once after each call.
 Give `fit` `steps_per_call=1` to call them after every step. After a callback has returned `STOP`,
 all callbacks are called once more, with `is_last`. A state that they then return is not used.
+`fit` then prints the name of the callback and its `reason()`, a clause such as "nll is below 0.1".
 
 On several hosts, every host has its own callbacks, and only process 0 calls `write`. The run ends
 on all hosts as soon as a callback of one of them returns `STOP`.
@@ -108,7 +110,7 @@ class RunInfo(NamedTuple):
 
 
 # Methods of a callback that `fit` calls by name.
-HOOKS = ("begin", "evaluated", "write", "sync", "finished", "close", "state", "restore")
+HOOKS = ("begin", "evaluated", "write", "sync", "finished", "close", "state", "restore", "reason")
 
 
 def name_of_callback(callback: Callback) -> str:

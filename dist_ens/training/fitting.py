@@ -55,6 +55,8 @@ class FitResult:
             run was stopped before its end.
         step: Number of steps that the state has seen.
         signal: Number of the signal that stopped the run; None without one.
+        stopped_by: Name of the callback that stopped the run, such as "EarlyStopping"; None if no
+            callback did.
         seconds: Seconds from the beginning to the end, with compilation, evaluation and saving.
         steps_per_second: Pace of training, without evaluation and the first call, which compiles.
         evaluation: Last evaluation with the statistics of its examples, for a report.
@@ -66,6 +68,7 @@ class FitResult:
     scores: Scores | None
     step: int
     signal: int | None = None
+    stopped_by: str | None = None
     seconds: float = 0.0
     steps_per_second: float = 0.0
     evaluation: Evaluation | None = None
@@ -274,6 +277,8 @@ def fit(
         # 3. The loop: evaluate, save, take the batch, update.
         stop.listen()  # A signal before this line ends the process, as no progress is lost.
         outcome = loop.run(begun.state, begun.batches, stop)
+    if outcome.stopped_by is not None:
+        say(_end_of(outcome, run))
     return _result(begun.ensemble, outcome)
 
 
@@ -317,10 +322,22 @@ def _result(ensemble: Ensemble, outcome: Outcome) -> FitResult:
         scores=outcome.scores,
         step=outcome.step,
         signal=outcome.signal,
+        stopped_by=outcome.stopped_by,
         seconds=outcome.seconds,
         steps_per_second=outcome.steps_per_second,
         evaluation=outcome.evaluation,
     )
+
+
+def _end_of(outcome: Outcome, run: RunInfo) -> str:
+    """Returns the sentence about a run that a callback stopped."""
+    reason = f": {outcome.stop_reason}" if outcome.stop_reason else ""
+    stopped = f"at step {outcome.step:,} of {run.last_step:,} by {outcome.stopped_by}{reason}."
+    if outcome.step == run.first_step > 0:
+        return (
+            f"This run has ended: it was stopped {stopped} To train further, change this callback."
+        )
+    return f"Stopped {stopped}"
 
 
 def _print(sentence: str) -> None:

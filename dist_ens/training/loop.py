@@ -33,6 +33,8 @@ class Outcome:
     scores: Scores | None
     evaluation: Evaluation | None
     signal: int | None
+    stopped_by: str | None
+    stop_reason: str | None
     seconds: float
     steps_per_second: float
 
@@ -78,6 +80,8 @@ class Loop:
         self._evaluation: Evaluation | None = None
         # Last step whose scores are written. A resumed run has written those of its first step.
         self._scored_step = run.first_step if run.first_step > 0 else None
+        # First callback of this host that returned `STOP`.
+        self._stopper: Any = None
 
     def run(
         self, state: State, batches: Iterator[CallBatches], stop: cluster.StopSignal
@@ -91,8 +95,8 @@ class Loop:
         """
         failed: type[BaseException] | None = None
         try:
-            answers = [call_hook(each, "begin", self._info) for each in self._callbacks]
-            return self._steps(state, batches, stop, has_ended=_any_stops(answers))
+            has_ended = self._any_stops("begin", self._info)
+            return self._steps(state, batches, stop, has_ended=has_ended)
         except BaseException as error:
             failed = type(error)
             raise
@@ -176,6 +180,8 @@ class Loop:
                     self._evaluation,
                     self._eval_data.split,
                 )
+        # Neither a signal nor the last step ended the run, so a callback of some host did.
+        stopped_by = None if stopping or step >= last_step else self._name_of_stopper()
         return Outcome(
             state=state,
             step=step,
@@ -183,6 +189,8 @@ class Loop:
             scores=None if stopping else self._scores,
             evaluation=None if stopping else self._evaluation,
             signal=stop.signal if stopping else None,
+            stopped_by=stopped_by,
+            stop_reason=stopped_by and call_hook(self._stopper, "reason"),
             seconds=self._reader.seconds,
             steps_per_second=self._reader.steps_per_second(),
         )
@@ -205,6 +213,8 @@ class Loop:
                 continue
             if result is STOP:
                 asked_to_end = True
+                if self._stopper is None:
+                    self._stopper = callback
                 continue
             state = _checked_state(callback, result, info.state, self._info.ensemble.layout)
             info = info._replace(state=state)
@@ -238,9 +248,25 @@ class Loop:
         self._scored_step = step
         values = self._scores.ensemble or self._scores.mean_member
         self._write(step, score_record(eval_data.name, values, self._scores.members))
-        return _any_stops(
-            [call_hook(each, "evaluated", step, self._scores) for each in self._callbacks]
-        )
+        return self._any_stops("evaluated", step, self._scores)
+
+    def _any_stops(self, hook: str, *args: Any) -> bool:
+        """Calls a method of all callbacks, and returns whether one of any host returns `STOP`."""
+        answers = [call_hook(callback, hook, *args) for callback in self._callbacks]
+        stoppers = [
+            callback
+            for callback, answer in zip(self._callbacks, answers, strict=True)
+            if answer is STOP
+        ]
+        if stoppers and self._stopper is None:
+            self._stopper = stoppers[0]
+        return cluster.any_host(bool(stoppers))
+
+    def _name_of_stopper(self) -> str:
+        """Returns the name of the callback that ended the run."""
+        if self._stopper is None:
+            return "a callback of another host"
+        return name_of_callback(self._stopper)
 
     def _save(self, step: int, state: State) -> None:
         """Starts to save a checkpoint, if the run has checkpoints."""
@@ -267,11 +293,6 @@ class Loop:
             with jax.transfer_guard("allow"):  # A user's writer may transfer what it likes.
                 for callback in self._callbacks:
                     call_hook(callback, "write", step, record)
-
-
-def _any_stops(answers: Sequence[object]) -> bool:
-    """Returns whether a callback of any host answered `STOP`."""
-    return cluster.any_host(any(answer is STOP for answer in answers))
 
 
 def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:
