@@ -12,6 +12,7 @@ import dist_ens as de
 from dist_ens.callbacks import EarlyStopping, Report
 from dist_ens.data import ArraySplit, Source, Spec
 from dist_ens.errors import RunError, UserError
+from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.metrics import Metric
 from test_bad_input import CLASSES, DATA, classifier, fit, layout_of, loss_fn, with_loss
 from test_bad_input import no_update as no_update
@@ -59,6 +60,36 @@ CLASS_LABELS, EXAMPLES = DATA["labels"], len(DATA["labels"])
 def test_labels_and_weights_that_cannot_be_learnt_from_are_refused(parts, message):
     with pytest.raises(UserError, match=f"^{re.escape(message)}"):
         fit(classifier(), DATA | parts)
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [("weight", "weights"), ("Weights", "weights"), ("wieghts", "weights"), ("label", "labels")],
+)
+def test_a_misspelt_key_of_the_data_is_refused(key, near):
+    ensemble, data = classifier(), DATA | {"weights": np.ones(EXAMPLES)}
+    wrong = {name if name != near else key: leaf for name, leaf in data.items()}
+    message = (
+        f"^The data has the key '{key}', which the objective categorical does not read. Did you "
+        f"mean '{near}'"
+    )
+    for train in (wrong, [wrong]):
+        with pytest.raises(UserError, match=message):
+            fit(ensemble, train)
+    with pytest.raises(UserError, match=message):
+        fit(ensemble, eval_data=wrong)
+    with pytest.raises(UserError, match=message):
+        de.evaluate(ensemble, ensemble.init(DATA), wrong)
+
+
+@pytest.mark.parametrize("key", ["widths", "heights", "sample_ids", "inputs_2", 3])
+def test_other_keys_of_the_data_are_allowed(key):
+    ensemble, data = classifier(), DATA | {key: np.ones(EXAMPLES)}
+    if key != 3:  # JAX sorts the keys of a dict, so they have one type.
+        fit(ensemble, data, steps=1, eval_data=data)
+    check_keys(ensemble.objective, data)
+    check_keys(ensemble.objective, [*DATA, "label"])
 
 
 def test_shares_of_classes_are_labels_too():

@@ -1,12 +1,44 @@
 """Checks that labels and weights match the outputs of members."""
 
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 
 from dist_ens.errors import UserError
-from dist_ens.losses import Categorical, Distribution
+from dist_ens.losses import Categorical, Distribution, Objective
 from dist_ens.types import Labels, Weights
 
 Shape = tuple[int, ...]
+# Least similarity, in [0, 1], of a misspelt key to the right one. "heights" may be a key of its
+# own, and is as similar to "weights" as "wieghts" is (0.86), which has the same letters.
+_SIMILAR = 0.9
+
+
+def check_keys(objective: Objective, keys: Iterable[Any]) -> None:
+    """Checks that no key of the data is a misspelt key of an objective.
+
+    Other keys are allowed, because a method of the user may read them.
+
+    Args:
+        objective: Objective, which reads the inputs, the labels and the weights.
+        keys: Keys of the data.
+
+    Raises:
+        UserError: If a key is similar to one that the objective reads and that is absent.
+    """
+    given = list(keys)
+    absent = sorted({objective.INPUTS, objective.LABELS, objective.WEIGHTS}.difference(given))
+    for key in given:
+        name = str(key).lower()
+        near = difflib.get_close_matches(name, absent, n=1, cutoff=_SIMILAR)
+        near += [each for each in absent if sorted(each) == sorted(name)]
+        if near:
+            raise UserError(
+                f"The data has the key {key!r}, which the objective {objective.name} does not "
+                f"read. Did you mean {near[0]!r}? Rename the key."
+            )
 
 
 def check_labels(

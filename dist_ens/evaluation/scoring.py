@@ -14,6 +14,7 @@ from dist_ens.ensemble.optimizer import evaluation_params
 from dist_ens.ensemble.waves import results_in_waves
 from dist_ens.errors import UserError, first_line
 from dist_ens.evaluation.evaluator import Evaluator
+from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.evaluation.row_scores import Evaluation
 from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.lift import lift
@@ -217,9 +218,11 @@ def _parts_of_objective(objective: Objective, split: Split) -> Split:
     """Returns a split with the parts that an objective reads.
 
     Raises:
-        UserError: If the inputs or the labels are absent.
+        UserError: If the inputs or the labels are absent, or a key is misspelt.
     """
     example = split.take(np.zeros(1, np.int64))
+    if isinstance(example, Mapping):
+        check_keys(objective, example)
     for key in (objective.INPUTS, objective.LABELS):
         if not isinstance(example, Mapping) or key not in example:
             found = ", ".join(map(repr, example)) if isinstance(example, Mapping) else "no dict"

@@ -93,12 +93,14 @@ def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], N
         say: Function that prints a sentence.
 
     Raises:
-        UserError: If a label is not a class, or the objective standardises the labels of an
-            iterable.
+        UserError: If a label is not a class, the objective standardises the labels of an
+            iterable, or a key is misspelt.
     """
     objective = ensemble.objective
     if objective is None:
         return
+    if isinstance(train.batch, Mapping):
+        label_checks.check_keys(objective, train.batch)
     if not isinstance(train, OrderedSplit):
         if objective.standardize:
             raise UserError(
