@@ -1,5 +1,6 @@
 """What `fit` is given is checked before anything is trained, and what was trained is not lost."""
 
+import dataclasses
 import re
 
 import jax
@@ -22,14 +23,14 @@ def hit(prediction, labels):
     return (prediction["log_probs"].argmax(-1) == labels) * 1.0
 
 
-def regression(**options):
-    """An ensemble of linear networks whose labels are standardised."""
+def regression(*, standardize=True, **options):
+    """An ensemble of linear networks, whose labels are standardised by default."""
     network = (
         lambda key, inputs: ({"w": jax.random.normal(key, (4, 1))}, ()),
         lambda params, model_state, inputs, key, train: (inputs @ params["w"], model_state),
     )
     options = {"layout": layout_of(), "execution": "vmap", "num_members": 2} | options
-    objective = de.losses.squared_error(standardize=True)
+    objective = de.losses.squared_error(standardize=standardize)
     return de.Ensemble(network, optax.sgd(0.1), objective, **options)
 
 
@@ -90,6 +91,59 @@ def test_other_keys_of_the_data_are_allowed(key):
         fit(ensemble, data, steps=1, eval_data=data)
     check_keys(ensemble.objective, data)
     check_keys(ensemble.objective, [*DATA, "label"])
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize(("value", "name"), [(np.nan, "NaN"), (-np.inf, "infinity")])
+def test_labels_that_are_not_finite_are_refused_with_their_row(value, name, standardize):
+    ensemble = regression(standardize=standardize)
+    targets = np.ones(EXAMPLES, np.float32)
+    data, wrong = DATA | {"labels": targets}, targets.copy()
+    wrong[[5, 7]] = value
+    told = rf"have {name} in row 5 of {EXAMPLES} \(2 such rows in all\)\. Remove these rows"
+    with pytest.raises(UserError, match=f"^The labels {told}"):
+        fit(ensemble, data | {"labels": wrong})
+    with pytest.raises(UserError, match=f"^The labels of the evaluation data {told}"):
+        fit(ensemble, data, eval_data=data | {"labels": wrong})
+
+
+def test_labels_that_are_not_finite_are_not_scored():
+    ensemble, targets = regression(), np.ones(EXAMPLES, np.float32)
+    state = ensemble.init(DATA | {"labels": targets})
+    wrong, weights = DATA | {"labels": targets.copy()}, np.ones(EXAMPLES)
+    wrong["labels"][5] = np.nan
+    with pytest.raises(UserError, match=f"^The labels have NaN in row 5 of {EXAMPLES} "):
+        de.evaluate(ensemble, state, wrong, batch_size=4)
+    # An example of weight 0 may have any label, but a gradient of NaN times 0 is NaN.
+    weights[5] = 0
+    assert np.isfinite(de.evaluate(ensemble, state, wrong | {"weights": weights}).ensemble["rmse"])
+    with pytest.raises(UserError, match="^The labels have NaN in row 5"):
+        fit(ensemble, wrong | {"weights": weights})
+    right = DATA | {"labels": targets}
+    fit(ensemble, right, eval_data=wrong | {"weights": weights}, steps=1)
+
+
+def test_shares_of_classes_that_are_not_finite_are_refused():
+    shares = np.eye(CLASSES, dtype=np.float32)[CLASS_LABELS]
+    shares[3, 1] = np.nan
+    with pytest.raises(UserError, match=f"^The labels have NaN in row 3 of {EXAMPLES} "):
+        fit(classifier(), DATA | {"labels": shares}, steps=1)
+
+
+def test_an_objective_may_take_labels_that_are_missing():
+    ensemble, targets = regression(), np.ones(EXAMPLES, np.float32)
+    targets[5] = np.nan
+    whole = de.losses.squared_error()
+
+    def of_known(outputs, labels):
+        is_known = ~jnp.isnan(labels)
+        return jnp.where(is_known, whole.example_loss(outputs, jnp.where(is_known, labels, 0)), 0)
+
+    objective = dataclasses.replace(whole, example_loss=of_known)
+    ensemble = dataclasses.replace(ensemble, loss=objective)
+    result = fit(ensemble, DATA | {"labels": targets}, steps=2)
+    assert np.isfinite(result.state.params["w"]).all()
 
 
 def test_shares_of_classes_are_labels_too():

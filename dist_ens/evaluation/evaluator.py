@@ -12,7 +12,12 @@ from dist_ens.data.source_check import check_parts
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.errors import BrokenMembersError, UserError, first_line
-from dist_ens.evaluation.label_checks import check_classes, check_labels, check_weights
+from dist_ens.evaluation.label_checks import (
+    check_classes,
+    check_finite,
+    check_labels,
+    check_weights,
+)
 from dist_ens.evaluation.predictions import broken_positions, joined, shown
 from dist_ens.evaluation.programs import programs_of
 from dist_ens.evaluation.row_scores import Evaluation, scores_of_rows
@@ -122,7 +127,8 @@ class Evaluator:
 
         Raises:
             UserError: If the labels do not have the shape of the outputs' rows, a metric does not
-                fit, or weights are negative, not finite, all 0, or given for several groups.
+                fit, a label is NaN or infinite, or weights are negative, not finite, all 0, or
+                given for several groups.
         """
         member_ids, programs = self._member_ids(state), self.programs
         length = len(split) // self._num_groups
@@ -151,6 +157,9 @@ class Evaluator:
         rows_per_example = rows.shape[-1]
         rows = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
         example_of_row = np.repeat(np.arange(length), rows_per_example)
+        counted = rows[0] if rows[-1] is None else np.where(rows[-1] == 0, 0, rows[0])
+        of_examples = counted.reshape(self._num_groups, length, -1).swapaxes(0, 1)
+        check_finite(self._ensemble.objective, of_examples)
         if rows[-1] is not None:
             check_weights(rows[-1][0])
             counts = rows[-1][0] > 0

@@ -4,9 +4,10 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.losses import Categorical, Distribution, Objective
 from dist_ens.types import Labels, Weights
 
@@ -83,6 +84,35 @@ def check_classes(labels: np.ndarray, num_classes: int, subject: str = "The labe
             f"{subject} lie in [{low}, {high}], and the network has {num_classes} classes, 0 to "
             f"{num_classes - 1}. Correct the labels or the number of classes."
         )
+
+
+def check_finite(
+    objective: Objective | None, labels: np.ndarray, subject: str = "The labels"
+) -> None:
+    """Checks that real targets or shares of classes are finite.
+
+    Args:
+        objective: Objective of the labels. One whose own loss is finite for such a label, as that
+            of missing targets may be, takes the labels.
+        labels: Labels, [examples, ...].
+        subject: Subject of the message.
+
+    Raises:
+        UserError: If a label is NaN or infinite.
+    """
+    if objective is None or labels.dtype.kind != "f" or np.isfinite(labels).all():
+        return
+    wrong = labels[~np.isfinite(labels)][0]
+    label = np.full(() if objective.num_classes is None else (objective.num_classes,), wrong)
+    outputs = jnp.zeros((1, objective.num_outputs))
+    if np.isfinite(objective.example_loss(outputs, jnp.asarray(label)[None])).all():
+        return
+    rows = np.flatnonzero(~np.isfinite(labels).reshape(len(labels), -1).all(axis=1))
+    raise UserError(
+        f"{subject} have {'NaN' if np.isnan(wrong) else 'infinity'} in row {rows[0]:,} of "
+        f"{len(labels):,} ({counted(len(rows), 'such row')} in all). Remove these rows, or replace "
+        "the values."
+    )
 
 
 def _check_shapes(

@@ -93,8 +93,8 @@ def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], N
         say: Function that prints a sentence.
 
     Raises:
-        UserError: If a label is not a class, the objective standardises the labels of an
-            iterable, or a key is misspelt.
+        UserError: If a label is not a class or not finite, the objective standardises the labels of
+            an iterable, or a key is misspelt.
     """
     objective = ensemble.objective
     if objective is None:
@@ -122,6 +122,8 @@ def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], N
     labels = np.asarray(examples[objective.LABELS])
     if objective.num_classes is not None:
         label_checks.check_classes(labels, objective.num_classes)
+    label_checks.check_finite(objective, labels)
+    if objective.num_classes is not None:
         return
     mean, std = float(np.mean(labels)), float(np.std(labels))
     if not objective.standardize and max(abs(mean), std) > _LARGE:
@@ -132,12 +134,19 @@ def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], N
 
 
 def check_eval_labels(objective: Objective, split: Split) -> None:
-    """Raises a `UserError` if a label of a split in memory is not a class of the objective."""
+    """Raises a `UserError` if a label of a split in memory is not a class, or is not finite.
+
+    Labels of examples of weight 0 are not checked.
+    """
+    examples = split.take(np.arange(len(split)))
+    labels, subject = np.asarray(examples[objective.LABELS]), "The labels of the evaluation data"
+    if objective.WEIGHTS in examples:
+        weights = np.asarray(examples[objective.WEIGHTS])
+        weights = weights.reshape(*weights.shape, *[1] * (labels.ndim - weights.ndim))
+        labels = np.where(weights == 0, labels.dtype.type(0), labels)
     if objective.num_classes is not None:
-        labels = np.asarray(split.take(np.arange(len(split)))[objective.LABELS])
-        label_checks.check_classes(
-            labels, objective.num_classes, "The labels of the evaluation data"
-        )
+        label_checks.check_classes(labels, objective.num_classes, subject)
+    label_checks.check_finite(objective, labels, subject)
 
 
 def check_groups(ensemble: Ensemble, train: TrainingData) -> None:
