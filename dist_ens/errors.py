@@ -4,6 +4,7 @@ A message says what is wrong, with the values, and then what to do.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class UserError(ValueError):
@@ -37,6 +38,20 @@ def counted(count: int, noun: str) -> str:
     ('1 step', '2,000 steps')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def kind_of(value: Any) -> str:
+    """Returns what kind of object a value is, with its article.
+
+    >>> kind_of(1), kind_of("runs/a"), kind_of(None), kind_of(ValueError)
+    ('an int', 'a str', 'None', 'the class ValueError')
+    """
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeio' or name == 'ndarray' else 'a'} {name}"
 
 
 def first_line(error: Exception) -> str:

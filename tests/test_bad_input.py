@@ -1,5 +1,6 @@
 """Section "Bad input" of the Python API: every mistake is an error message, before it costs."""
 
+import dataclasses
 import itertools
 import re
 
@@ -84,8 +85,8 @@ def no_update(monkeypatch):
             optax.nadam,
             "The optimizer is the function adam, not an optimizer. Call it: adam(",
         ),
-        (1e-3, "The optimizer is a float without init and update. Give one of Optax's, such as"),
-        (None, "The optimizer is a NoneType without init and update. Give one of Optax's, such"),
+        (1e-3, "The optimizer is a float, which lacks init and update. Give one of Optax's"),
+        (None, "The optimizer is None, which lacks init and update. Give one of Optax's"),
     ],
     ids=["function", "class", "wrapper", "partial", "number", "nothing"],
 )
@@ -228,7 +229,7 @@ def test_an_iterable_that_cannot_be_started_again_is_an_error():
     ("data", "options", "message"),
     [
         ([], {}, "The data yielded no batch. Give an iterable of at least one."),
-        (3, {}, "The data is a int. Give a dict of arrays, a source of dist_ens.data, an iterab"),
+        (3, {}, "The data is an int. Give a dict of arrays, a source of dist_ens.data, an iterab"),
         ([DATA], {"batch_size": 8}, "batch_size=8 was given with an iterable, whose batches have"),
         (DATA, {"batch_size": 17}, "batch_size=17 is not between 1 and the 16 training examples"),
         (DATA, {"batch_size": 2.5}, "batch_size is 2.5. Give a whole number of at least 1."),
@@ -238,15 +239,71 @@ def test_an_iterable_that_cannot_be_started_again_is_an_error():
         (DATA, {"epochs": 1}, "fit takes exactly one of steps and epochs: got steps=8, epochs=1."),
         (DATA, {"steps": -1}, "steps"),
         (DATA, {"checkpoints": "runs/a"}, "checkpoints is a str. Give a folder as dist_ens.Check"),
-        (DATA, {"state": 3}, "The given state is a int. Give a State"),
+        (DATA, {"state": 3}, "The given state is an int. Give a State"),
         (DATA, {"callbacks": [3]}, "The callback 3 has none of the methods of a callback"),
         (DATA, {"callbacks": print}, "callbacks is a builtin_function_or_method. Give a list"),
-        (DATA, {"eval_data": 3}, "The data is a int. Give a dict of arrays, a source of"),
+        (DATA, {"eval_data": 3}, "The data is an int. Give a dict of arrays, a source of"),
     ],
 )
 def test_fit_refuses_bad_arguments(data, options, message):
     with pytest.raises(UserError, match=f"^{re.escape(message)}"):
         fit(classifier(), data, **options)
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (dict, {}, "The data is the class dict, not data. Give an instance: dict(...)."),
+        (
+            DATA,
+            {"callbacks": EarlyStopping},
+            "callbacks is the class EarlyStopping. Give a list of",
+        ),
+        (
+            DATA,
+            {"callbacks": [EarlyStopping]},
+            "callbacks holds the class EarlyStopping, not a callback. Give an instance: "
+            "EarlyStopping(...).",
+        ),
+        (
+            DATA,
+            {"checkpoints": de.Checkpoints},
+            "checkpoints is the class Checkpoints. Give a fold",
+        ),
+        (DATA, {"state": de.State}, "The given state is the class State. Give a State"),
+        (
+            DATA,
+            {"metrics": [de.metrics.Metric], "validation": 0.5},
+            "metrics holds the class Metric, not a Metric. Make one of a function",
+        ),
+    ],
+)
+def test_fit_refuses_a_class_in_place_of_its_instance(data, options, message):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        fit(classifier(), data, **options)
+
+
+class TakesNothing:
+    """A class that makes neither a loss nor a method."""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"loss": TakesNothing},
+            "The loss is the class TakesNothing, not a function. Give an inst",
+        ),
+        ({"layout": de.Layout}, "layout is the class Layout, not a Layout. Make one with Layout.m"),
+        ({"optimizer": TakesNothing}, "The optimizer is the class TakesNothing, not an optimizer."),
+        ({"methods": [TakesNothing]}, "methods holds the class TakesNothing, which cannot be call"),
+        ({"methods": TakesNothing}, "methods is the class TakesNothing, not a tuple."),
+    ],
+)
+def test_an_ensemble_refuses_a_class_in_place_of_its_instance(options, message):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        dataclasses.replace(classifier(), **options)
 
 
 def test_fit_refuses_what_is_no_ensemble():
@@ -294,7 +351,7 @@ def test_a_callback_that_returns_another_structure_is_refused():
 
 
 def test_a_callback_that_returns_no_state_is_refused():
-    message = r"^The callback .*<lambda> returned a int. Return None, a State, or"
+    message = r"^The callback .*<lambda> returned an int. Return None, a State, or"
     with pytest.raises(UserError, match=message):
         fit(classifier(), callbacks=[lambda info: 1])
 
@@ -329,7 +386,7 @@ def test_a_metric_of_the_wrong_length_is_refused(statistic):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (3, "The data is a int. Give a dict of arrays, a source of dist_ens.data, or an iterable"),
+        (3, "The data is an int. Give a dict of arrays, a source of dist_ens.data, or an iterable"),
         ([], "The data has no batches. Give at least one."),
         ([DATA, {"inputs": DATA["inputs"]}], "Batch 1 of the data is a pytree"),
         (

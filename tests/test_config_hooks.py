@@ -199,9 +199,9 @@ def make_objective(spec):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("def make_member(spec): return 3", "own.py returned a int, of which no member can be"),
+        ("def make_member(spec): return 3", "own.py returned an int, of which no member can be"),
         ("def make_member(spec): return lambda key: 1 / 0", "division by zero"),
-        ("def make_objective(spec): return 3", "returned a int, not an objective with example_l"),
+        ("def make_objective(spec): return 3", "returned an int, not an objective with example_l"),
         ("def make_loss(spec): return lambda p, b: 0", "returned <lambda>(p, b), not a function"),
         ("def make_loss(spec): return 3", "make_loss in "),
         ("def make_loss(spec): pass", "returned None, not a function loss(params, model_state, b"),

@@ -754,7 +754,7 @@ def test_a_split_that_is_none_is_refused(split):
         ((np.zeros((3, 2)), {"y": 1}), "labels is a dict, which NumPy converts to object"),
         ((np.zeros((3, 2)), ["a", "b", "c"]), "labels is a list, which NumPy converts to <U1"),
         ((3.0, 1), "no examples"),
-        ((None, None), "inputs is a NoneType, which NumPy"),
+        ((None, None), "inputs is None, which NumPy"),
     ],
 )
 def test_arrays_that_are_none_are_refused(train_arrays, told):

@@ -168,7 +168,7 @@ def test_labels_that_are_no_classes_are_not_scored(offset):
 @pytest.mark.parametrize(
     ("state", "inputs", "message"),
     [
-        (5, DATA["inputs"], "The state is a int. Give a State"),
+        (5, DATA["inputs"], "The state is an int. Give a State"),
         (None, DATA["inputs"][:, :3], "The network does not take the inputs float32[16, 3]: "),
         (None, DATA, "The network does not take the inputs ['inputs'] float32[16, 4], "),
     ],

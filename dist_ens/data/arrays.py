@@ -12,7 +12,7 @@ from dist_ens.data.checks import (
 from dist_ens.data.notes import notes_on_digits
 from dist_ens.data.source import ArraySplit, Source
 from dist_ens.data.spec import Spec
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import UserError, first_line, kind_of
 from dist_ens.narrowing import held_dtype, narrowed
 
 
@@ -102,7 +102,7 @@ def _array(where: str, values: object) -> np.ndarray:
         ) from error
     if array.dtype.kind not in "biuf" and not isinstance(values, np.ndarray):
         raise UserError(
-            f"{where} is a {type(values).__name__}, which NumPy converts to {array.dtype}"
+            f"{where} is {kind_of(values)}, which NumPy converts to {array.dtype}"
             f"{list(array.shape)} and not to numbers. Give an array of numbers. Read an iterator "
             "or a loader into an array first."
         )

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from dist_ens.data.spec import Spec
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.narrowing import held_dtype, narrowed
 
 _AT_A_TIME = 10_000  # Number of examples that are taken at once to read a whole split.
@@ -67,7 +67,7 @@ class Source:
         for name, split in (("train", self.train), ("test", self.test)):
             if not hasattr(split, "take") or not hasattr(split, "__len__"):
                 raise UserError(
-                    f"The {name} split is a {type(split).__name__}, which lacks the method take or "
+                    f"The {name} split is {kind_of(split)}, which lacks the method take or "
                     "__len__. Use dist_ens.data.ArraySplit for arrays, or write a class like "
                     "dist_ens.data.Split."
                 )

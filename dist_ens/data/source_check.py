@@ -6,7 +6,7 @@ import numpy as np
 
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.narrowing import held_dtype
 from dist_ens.types import PyTree
 
@@ -28,13 +28,13 @@ def check_source(source: Any, *, any_parts: bool = False) -> None:
     """
     if not isinstance(source, Source):
         raise UserError(
-            f"source is a {type(source).__name__}, not a dist_ens.data.Source. Make one of arrays "
+            f"source is {kind_of(source)}, not a dist_ens.data.Source. Make one of arrays "
             "with source_of_arrays((inputs, labels), (test_inputs, test_labels)). Read an iterator "
             "or a loader of batches into arrays first."
         )
     if not isinstance(source.spec, Spec):
         raise UserError(
-            f"source.spec is a {type(source.spec).__name__}, not a dist_ens.data.Spec. Describe an "
+            f"source.spec is {kind_of(source.spec)}, not a dist_ens.data.Spec. Describe an "
             "example with one."
         )
     if any_parts:
@@ -75,7 +75,7 @@ def check_parts(where: str, examples: PyTree, *, may_have_weights: bool = False)
     names = sorted(examples) if isinstance(examples, dict) else None
     expected = _PARTS | {_WEIGHTS} if may_have_weights and names and _WEIGHTS in names else _PARTS
     if names is None or {*names} != expected:
-        found = f"a {type(examples).__name__}" if names is None else f"parts {names}"
+        found = f"{kind_of(examples)}" if names is None else f"parts {names}"
         raise UserError(
             f"{where} yields {found}, and training uses 'inputs' and 'labels' only. Leave out the "
             "other parts. If a part weighs or masks examples, leave out the examples that do not "

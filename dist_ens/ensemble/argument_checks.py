@@ -15,7 +15,7 @@ from dist_ens.config.checks import (
     whole_number,
 )
 from dist_ens.config.schema import COMPUTE_DTYPES
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import UserError, first_line, kind_of
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
 from dist_ens.signatures import call_error, name_of
 from dist_ens.state import described
@@ -142,4 +142,6 @@ def check_microbatches(field: str, count: int, device_batch_size: int) -> None:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, type):
+        return kind_of(value)
     return f"the function {name_of(value)}" if callable(value) else repr(value)[:80]

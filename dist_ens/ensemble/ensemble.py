@@ -31,7 +31,7 @@ from dist_ens.ensemble.optimizer import (
 from dist_ens.ensemble.padding import padded_inputs, unpadded
 from dist_ens.ensemble.update_steps import Update, dispatched, steps_of_all
 from dist_ens.ensemble.waves import results_in_waves, update_in_waves
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.heuristics import candidates
 from dist_ens.execution.lift import lift, require_equal_columns, sharded
@@ -143,7 +143,7 @@ class Ensemble:
         if self.objective is None:
             if not callable(self.loss):
                 raise UserError(
-                    f"The loss is a {type(self.loss).__name__}. Give an objective, such as "
+                    f"The loss is {kind_of(self.loss)}. Give an objective, such as "
                     "dist_ens.losses.categorical(10), or a function "
                     "loss_fn(params, model_state, batch, key)."
                 )
@@ -161,6 +161,11 @@ class Ensemble:
         if self.layout is None:
             devices = cluster.devices_for(checked["num_members"])
             checked["layout"] = Layout.make(checked["num_members"], devices=devices)
+        elif not isinstance(self.layout, Layout):
+            raise UserError(
+                f"layout is {kind_of(self.layout)}, not a Layout. Make one with "
+                f"Layout.make({self.num_members})."
+            )
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         if self.layout.num_members != self.num_members:
@@ -568,7 +573,7 @@ class Ensemble:
             )
         if not isinstance(state, State):
             raise UserError(
-                f"The state is a {type(state).__name__}. Give a State, such as result.state of "
+                f"The state is {kind_of(state)}. Give a State, such as result.state of "
                 "what fit returned."
             )
         here, state = self.at(state)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ensemble.optimizer import optimizer_state
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.layout import DATA, MEMBERS, Layout, Waves
 from dist_ens.members import Member
 from dist_ens.members.modes import on_one_column
@@ -113,7 +113,7 @@ def state_from(
     """
     if not isinstance(params, list | tuple):
         raise UserError(
-            f"params is a {type(params).__name__}, not a list. Give a list with one pytree of "
+            f"params is {kind_of(params)}, not a list. Give a list with one pytree of "
             "parameters for each member. unstack_members makes the list from stacked parameters."
         )
     if len(params) != len(ids):

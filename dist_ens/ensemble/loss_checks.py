@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal, Var
 
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import UserError, first_line, kind_of
 from dist_ens.execution.rewrite import nested
 from dist_ens.signatures import call_error
 from dist_ens.state import described, leaf_type, leaf_types
@@ -20,6 +20,10 @@ _COLLECTIVES = {"psum", "psum_invariant", "pmean", "pmax", "pmin", "all_gather",
 
 def check_signature(fn: Callable[..., object]) -> None:
     """Raises a `UserError` unless a function can be called as a loss."""
+    if isinstance(fn, type):
+        raise UserError(
+            f"The loss is {kind_of(fn)}, not a function. Give an instance: {fn.__name__}(...)."
+        )
     error = call_error(fn, 4)
     if error is not None:
         name = getattr(fn, "__name__", type(fn).__name__)
@@ -205,4 +209,4 @@ def _is_scalar(variable: Var | Literal) -> bool:
 def _kind(value: object) -> str:
     if hasattr(value, "shape"):
         return f"an array {leaf_type(value)}"
-    return f"a {type(value).__name__}"
+    return f"{kind_of(value)}"

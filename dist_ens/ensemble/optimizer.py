@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import Jaxpr, Literal, Var
 
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.execution.rewrite import equations, nested
 from dist_ens.randomness import key_of_optimizer
 from dist_ens.types import Gradients, Key, Leaf, Optimizer, OptState, Params, PyTree, Structure
@@ -31,7 +31,7 @@ def require_optimizer(optimizer: object) -> None:
             f"The optimizer is the {kind} {name}, not an optimizer. Call it: {name}(learning_rate)."
         )
     raise UserError(
-        f"The optimizer is a {type(optimizer).__name__} without init and update. Give one of "
+        f"The optimizer is {kind_of(optimizer)}, which lacks init and update. Give one of "
         "Optax's, such as optax.adam(1e-3)."
     )
 

@@ -12,7 +12,7 @@ from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.optimizer import evaluation_params
 from dist_ens.ensemble.waves import results_in_waves
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import UserError, first_line, kind_of
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.evaluation.row_scores import Evaluation
@@ -284,7 +284,7 @@ def arrays_of(data: Data) -> PyTree:
         return data
     if not isinstance(data, Iterable):
         raise UserError(
-            f"The data is a {type(data).__name__}. Give a dict of arrays, a source of "
+            f"The data is {kind_of(data)}. Give a dict of arrays, a source of "
             "dist_ens.data, or an iterable of batches."
         )
     batches = [jax.tree.map(np.asarray, batch) for batch in data]
@@ -292,7 +292,7 @@ def arrays_of(data: Data) -> PyTree:
         raise UserError("The data has no batches. Give at least one.")
     first: Structure = jax.tree.structure(batches[0])
     for number, batch in enumerate(batches):
-        _check_batch(type(data).__name__, number, batch)
+        _check_batch(kind_of(data), number, batch)
         structure: Structure = jax.tree.structure(batch)
         if structure != first:
             raise UserError(
@@ -309,7 +309,7 @@ def _check_batch(kind: str, number: int, batch: Batch) -> None:
         if not leaf.ndim or not is_number:
             name = jax.tree_util.keystr(path)
             raise UserError(
-                f"The data is a {kind}, and its item {number} holds{name and f' at {name}'} an "
+                f"The data is {kind}, and its item {number} holds{name and f' at {name}'} an "
                 f"array {leaf.dtype}{list(leaf.shape)}, which is no batch of examples. Give a dict "
                 "of arrays [examples, ...], or an iterable of such batches."
             )

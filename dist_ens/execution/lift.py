@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from dist_ens.config.execution_spec import AUTO, Execution
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.execution.apply import lowered, over_members
 from dist_ens.execution.loop import Loop
 from dist_ens.layout import (
@@ -69,9 +69,7 @@ def lift(
     Array([0., 3., 6., 9.], dtype=float32)
     """
     if not callable(fn):
-        raise UserError(
-            f"fn is a {type(fn).__name__}, not a function. Give a function of one member."
-        )
+        raise UserError(f"fn is {kind_of(fn)}, not a function. Give a function of one member.")
     if isinstance(in_specs, str) or not isinstance(in_specs, tuple | list):
         raise UserError(
             f"in_specs is {in_specs!r}. Give a tuple with one spec for each argument of the "

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from dist_ens.config import DataConfig, Experiment, OwnParts
 from dist_ens.data import Source, Spec, check_source, open_source
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.experiment.part_checks import FUNCTIONS, check_part
 from dist_ens.losses import Objective
 from dist_ens.members import Member, as_member
@@ -97,7 +97,7 @@ class ConfigFile:
         config = self._call("get_config")
         if not isinstance(config, ConfigDict):
             raise UserError(
-                f"get_config() in {self.path} returned a {type(config).__name__}, not an "
+                f"get_config() in {self.path} returned {kind_of(config)}, not an "
                 "ml_collections.ConfigDict. Wrap it: ConfigDict(dict(…))."
             )
         return Experiment.from_dict(config.to_dict())
@@ -111,7 +111,7 @@ class ConfigFile:
             return self._run(lambda: as_member(network))
         except UserError as error:
             raise UserError(
-                f"make_member(spec) in {self.path} returned a {type(network).__name__}, of which "
+                f"make_member(spec) in {self.path} returned {kind_of(network)}, of which "
                 f"no member can be made. {error}"
             ) from error
 

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.signatures import call_error
 
 
@@ -74,5 +74,5 @@ def _described(part: Any) -> str:
     if isinstance(part, type):
         return f"the class {part.__name__}"
     if _is_list(part) and part:
-        return f"a {type(part).__name__} of {', '.join(type(each).__name__ for each in part)}"
-    return f"a {type(part).__name__}"
+        return f"{kind_of(part)} of {', '.join(type(each).__name__ for each in part)}"
+    return f"{kind_of(part)}"

@@ -14,7 +14,7 @@ from dist_ens.commands import quoted
 from dist_ens.config import Experiment, OwnParts
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.experiment.build import NOTHING, Built, build
 from dist_ens.experiment.record import Run
@@ -82,7 +82,7 @@ def train(
     console = Console(quiet=not cluster.is_main(), markup=False, highlight=False)
     if not isinstance(experiment, Experiment):
         raise UserError(
-            f"experiment is a {type(experiment).__name__}, not a dist_ens.config.Experiment. Make "
+            f"experiment is {kind_of(experiment)}, not a dist_ens.config.Experiment. Make "
             "one with Experiment.from_dict."
         )
     built = build(experiment, parts=parts, member_file=member_file, source=source)

@@ -8,7 +8,7 @@ from typing import NoReturn
 import jax
 import jax.numpy as jnp
 
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import switch_arguments
 from dist_ens.signatures import call_error, name_of
@@ -158,7 +158,7 @@ def _two_of(returned: object, signature: str) -> tuple[PyTree, PyTree]:
     if not isinstance(returned, tuple) or len(returned) != 2:
         count = f" of {len(returned)}" if isinstance(returned, tuple) else ""
         raise UserError(
-            f"{signature.partition('(')[0]} returned a {type(returned).__name__}{count} instead of "
+            f"{signature.partition('(')[0]} returned {kind_of(returned)}{count} instead of "
             f"a tuple of two. It must be {signature}, with () for no model state."
         )
     return returned

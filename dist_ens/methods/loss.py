@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 from jax.typing import ArrayLike
 
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import batch_mean, counted_as_drawn
 from dist_ens.members import Member
@@ -134,7 +134,7 @@ def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> Memb
 def _keys_of(batch: Batch) -> str:
     """Returns the keys of a batch for an error message, or its type if it is not a dict."""
     if not isinstance(batch, dict):
-        return f"a {type(batch).__name__}"
+        return f"{kind_of(batch)}"
     return ", ".join(map(repr, batch)) or "nothing"
 
 
@@ -176,5 +176,5 @@ def with_float_inputs(batch: Batch, method: str, key: str = "inputs") -> jax.Arr
         )
     inputs = batch[key]
     if not isinstance(inputs, jax.Array):
-        raise UserError(f"{method} takes inputs that are one array, not a {type(inputs).__name__}.")
+        raise UserError(f"{method} takes inputs that are one array, not {kind_of(inputs)}.")
     return inputs.astype(jax.numpy.result_type(inputs, jax.numpy.float32))

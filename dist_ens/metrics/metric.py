@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import jax
 import numpy as np
 
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.json_text import JsonDict
 from dist_ens.metrics.means import mean_of
 from dist_ens.types import Leaf, Score
@@ -190,14 +190,13 @@ def checked_metrics(metrics: object) -> tuple[Metric, ...]:
     """
     if isinstance(metrics, Metric) or not isinstance(metrics, Iterable):
         raise UserError(
-            f"metrics is a {type(metrics).__name__}, not a list. Give a list of metrics: "
-            "metrics=[...]."
+            f"metrics is {kind_of(metrics)}, not a list. Give a list of metrics: metrics=[...]."
         )
     metrics = tuple(metrics)
     for metric in metrics:
         if not isinstance(metric, Metric):
             raise UserError(
-                f"metrics holds a {type(metric).__name__}, not a Metric. Make one of a function: "
+                f"metrics holds {kind_of(metric)}, not a Metric. Make one of a function: "
                 'dist_ens.metrics.Metric("name", function).'
             )
     return metrics

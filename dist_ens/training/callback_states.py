@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_ens.callbacks.protocol import call_hook, name_of_callback
 from dist_ens.commands import quoted
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import UserError, first_line, kind_of
 from dist_ens.types import Callback
 
 _CALLBACKS, _NAME, _STATE = "callbacks", "name", "state"
@@ -92,4 +92,4 @@ def _number(value: Any) -> float:
     """
     if isinstance(value, np.generic) or (hasattr(value, "item") and np.ndim(value) == 0):
         return value.item()
-    raise TypeError(f"a {type(value).__name__} is not what JSON can hold")
+    raise TypeError(f"{kind_of(value)} is not what JSON can hold")

@@ -13,7 +13,7 @@ from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.argument_checks import check_microbatches
 from dist_ens.ensemble.loss_checks import explained_errors
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import UserError, first_line, kind_of
 from dist_ens.evaluation import label_checks
 from dist_ens.layout import BATCH, DATA, MEMBER_BATCH, MEMBERS
 from dist_ens.losses import Objective
@@ -44,7 +44,7 @@ def check_arguments(
     """Raises a `UserError` unless the arguments of `fit` have their types and ranges."""
     if not isinstance(ensemble, Ensemble):
         raise UserError(
-            f"ensemble is a {type(ensemble).__name__}. Give a dist_ens.Ensemble, made of a "
+            f"ensemble is {kind_of(ensemble)}. Give a dist_ens.Ensemble, made of a "
             "network, an optimizer and a loss."
         )
     if (steps is None) == (epochs is None):
@@ -64,19 +64,24 @@ def check_arguments(
             whole_number(name, value, least=1)
     if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
         raise UserError(
-            f"checkpoints is a {type(checkpoints).__name__}. Give a folder as "
+            f"checkpoints is {kind_of(checkpoints)}. Give a folder as "
             "dist_ens.Checkpoints('runs/a')."
         )
     if state is not None and not isinstance(state, State):
         raise UserError(
-            f"The given state is a {type(state).__name__}. Give a State, such as that of "
+            f"The given state is {kind_of(state)}. Give a State, such as that of "
             "Ensemble.init or of an earlier FitResult."
         )
     if not isinstance(callbacks, Sequence):
         raise UserError(
-            f"callbacks is a {type(callbacks).__name__}. Give a list of callbacks: callbacks=[...]."
+            f"callbacks is {kind_of(callbacks)}. Give a list of callbacks: callbacks=[...]."
         )
     for callback in callbacks:
+        if isinstance(callback, type):
+            raise UserError(
+                f"callbacks holds {kind_of(callback)}, not a callback. Give an instance: "
+                f"{callback.__name__}(...)."
+            )
         if not callable(callback) and not any(hasattr(callback, name) for name in HOOKS):
             raise UserError(
                 f"The callback {callback!r} has none of the methods of a callback. Give a function "
@@ -253,7 +258,7 @@ def _check_outputs(ensemble: Ensemble, state: State, batch: Batch) -> None:
         ) from error
     shape = getattr(found, "shape", None)
     if objective is not None and (shape is None or shape[-1] != objective.num_outputs):
-        kind = f"{found.dtype}{list(shape[1:])}" if shape else f"a {type(found).__name__}"
+        kind = f"{found.dtype}{list(shape[1:])}" if shape else f"{kind_of(found)}"
         raise UserError(
             f"The network returned {kind} for inputs {described(inputs)}, and {objective.name} "
             f"takes {objective.num_outputs} outputs in the last axis. Change the network's last "

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from dist_ens.data import Source, Split, TreeSplit, example_shapes_of
 from dist_ens.ensemble.batches import CallBatches
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.feed import feed
 from dist_ens.layout import BATCH, Layout
 from dist_ens.sampling import Order
@@ -107,10 +107,14 @@ def training_data(
         return _ordered(data.train, batch_size, seed, layout, data.spec.num_groups)
     if is_tree_of_arrays(data):
         return _ordered(TreeSplit(data), batch_size, seed, layout)
+    if isinstance(data, type):
+        raise UserError(
+            f"The data is {kind_of(data)}, not data. Give an instance: {data.__name__}(...)."
+        )
     is_iterable = hasattr(data, "__iter__") or hasattr(data, "__next__") or callable(data)
     if not is_iterable:
         raise UserError(
-            f"The data is a {type(data).__name__}. Give a dict of arrays, a source of "
+            f"The data is {kind_of(data)}. Give a dict of arrays, a source of "
             "dist_ens.data, an iterable of batches, or a function that returns an iterator."
         )
     if batch_size is not None:

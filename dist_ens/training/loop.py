@@ -13,7 +13,7 @@ from dist_ens.callbacks.protocol import call_after_update, call_hook, name_of_ca
 from dist_ens.callbacks.records import score_record
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.ensemble.batches import CallBatches
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, kind_of
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout
@@ -315,7 +315,7 @@ def _checked_state(callback: Callback, result: object, state: State, layout: Lay
     name = name_of_callback(callback)
     if not isinstance(result, State):
         raise UserError(
-            f"The callback {name} returned a {type(result).__name__}. Return None, a State, or "
+            f"The callback {name} returned {kind_of(result)}. Return None, a State, or "
             "dist_ens.callbacks.STOP."
         )
     different = differing(leaf_types(state), leaf_types(result))
