@@ -1,7 +1,7 @@
 """The state of a member and of an ensemble, and functions to stack and select members."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -189,6 +189,57 @@ def require_arrays(tree: PyTree) -> None:
                 f"jax.tree_util.register_pytree_node({name}, flatten, unflatten), where flatten "
                 "returns (its arrays, the rest) and unflatten makes the object again from them."
             )
+
+
+def refuse_lists(tree: PyTree, what: str, *, and_numbers: bool = True) -> None:
+    """Raises a `UserError` if a pytree has lists of numbers or texts, or numbers, for arrays.
+
+    JAX takes a list of numbers as a pytree with a leaf for each number.
+
+    Args:
+        tree: Pytree of arrays that a user gave. Lists, tuples and dicts of arrays are allowed.
+        what: Name of the tree for the message, such as "the data".
+        and_numbers: Whether to refuse numbers and texts outside of lists too.
+    """
+    found = _not_converted(tree, "")
+    if found is None:
+        return
+    name, value = found
+    place = f"Leaf {name} of {what}" if name else f"{what[0].upper()}{what[1:]}"
+    if isinstance(value, list):
+        raise UserError(
+            f"{place} is a list of numbers or texts, not an array. Convert it with numpy.asarray."
+        )
+    if and_numbers:
+        raise UserError(
+            f"{place} is {repr(value)[:80]}, not an array. Give an array with one row for each "
+            "example."
+        )
+
+
+def _not_converted(tree: PyTree, name: str) -> tuple[str, Any] | None:
+    """Returns the first part of a pytree that is not made of arrays, with its name; else None."""
+    if isinstance(tree, Mapping):
+        parts = [(f"{name}[{key!r}]", part) for key, part in tree.items()]
+    elif isinstance(tree, list) and _is_plain(_first_of(tree)):
+        return name, tree
+    elif isinstance(tree, list | tuple):
+        parts = [(f"{name}[{number}]", part) for number, part in enumerate(tree)]
+    else:
+        return (name, tree) if _is_plain(tree) else None
+    return next((found for key, part in parts if (found := _not_converted(part, key))), None)
+
+
+def _first_of(tree: PyTree) -> Any:
+    """Returns the first item of nested lists."""
+    while isinstance(tree, list) and tree:
+        tree = tree[0]
+    return tree
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether a value is a number or a text of Python, not of NumPy."""
+    return isinstance(value, int | float | complex | str | bytes) and not hasattr(value, "dtype")
 
 
 def _count(ensemble: PyTree) -> int:

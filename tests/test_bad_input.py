@@ -15,6 +15,7 @@ from dist_ens.callbacks import EarlyStopping
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import RunError, UserError
 from dist_ens.metrics import Metric
+from dist_ens.state import refuse_lists
 
 EXAMPLES, CLASSES = 16, 3
 _RANDOM = np.random.default_rng(0)
@@ -304,6 +305,63 @@ class TakesNothing:
 def test_an_ensemble_refuses_a_class_in_place_of_its_instance(options, message):
     with pytest.raises(UserError, match=f"^{re.escape(message)}"):
         dataclasses.replace(classifier(), **options)
+
+
+OF_LISTS = {name: leaf.tolist() for name, leaf in DATA.items()}
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (OF_LISTS, "Leaf ['inputs'] of {} is a list of numbers or texts, not an array. Convert it"),
+        (DATA | {"labels": OF_LISTS["labels"]}, "Leaf ['labels'] of {} is a list of numbers or"),
+        (DATA | {"names": ["a", "b"]}, "Leaf ['names'] of {} is a list of numbers or texts, not"),
+        (DATA | {"labels": 1.0}, "Leaf ['labels'] of {} is 1.0, not an array. Give an array with"),
+        ((DATA["inputs"], OF_LISTS["labels"]), "Leaf [1] of {} is a list of numbers or texts, not"),
+    ],
+)
+def test_lists_in_place_of_arrays_are_named(data, message):
+    ensemble, told = classifier(), message.format
+    state = ensemble.init(DATA)
+    for options in ({}, {"batch_size": 8}, {"validation": 0.5}):
+        with pytest.raises(UserError, match=f"^{re.escape(told('the data'))}"):
+            fit(ensemble, data, **options)
+    given_as = [(data, "the data")]
+    if "list" in message:  # Numbers in batches have messages of their own.
+        given_as.append(([DATA, data], "batch 1 of the data"))
+        with pytest.raises(UserError, match=f"^{re.escape(told('batch 0'))}"):
+            fit(ensemble, [data])
+    for given, name in given_as:
+        with pytest.raises(UserError, match=f"^{re.escape(told(name))}"):
+            de.evaluate(ensemble, state, given)
+        with pytest.raises(UserError, match=f"^{re.escape(told(name))}"):
+            fit(ensemble, eval_data=given)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (OF_LISTS["inputs"], "The argument inputs is a list of numbers or texts, not an array. C"),
+        ({"x": OF_LISTS["inputs"]}, "Leaf ['x'] of the argument inputs is a list of numbers or te"),
+        (
+            1.0,
+            "The argument inputs is 1.0, not an array. Give an array with one row for each",
+        ),
+    ],
+)
+def test_lists_in_place_of_inputs_are_named(inputs, message):
+    ensemble = classifier()
+    state = ensemble.init(DATA)
+    for predict in (ensemble.predict, ensemble.apply):
+        with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+            predict(state, inputs)
+
+
+def test_lists_of_arrays_are_pytrees_of_arrays():
+    refuse_lists({"inputs": [DATA["inputs"], (DATA["labels"], np.float32(1.0))]}, "the data")
+    refuse_lists([[DATA["inputs"]], [DATA["labels"]]], "the data")
+    refuse_lists([jax.ShapeDtypeStruct((2,), "int32"), [], None], "the data")
 
 
 def test_fit_refuses_what_is_no_ensemble():

@@ -8,6 +8,7 @@ import numpy as np
 
 from dist_ens.errors import UserError
 from dist_ens.layout import BATCH, Layout
+from dist_ens.state import refuse_lists
 from dist_ens.types import Array, Inputs, Leaf, Outputs
 
 
@@ -28,6 +29,7 @@ def padded_inputs(layout: Layout, inputs: Inputs) -> tuple[Inputs, int]:
     # A call for one example takes as long as 30 calls of Python here, so the usual case is short.
     if layout.holds(inputs) and inputs.ndim and _is_whole(inputs.shape[0], layout):
         return inputs, inputs.shape[0]
+    refuse_lists(inputs, "the argument inputs")
     leaves = jax.tree.leaves(inputs)
     lengths = {np.shape(leaf)[:1] for leaf in leaves}
     if len(lengths) != 1 or lengths == {()}:

@@ -27,7 +27,7 @@ from dist_ens.metrics import Metric
 from dist_ens.metrics.catalogue import direction_of
 from dist_ens.metrics.metric import checked_metrics
 from dist_ens.randomness import PREDICT, pinned_generator
-from dist_ens.state import State
+from dist_ens.state import State, refuse_lists
 from dist_ens.types import Batch, Data, Metrics, ModelState, Params, PyTree, Structure
 
 BATCH_SIZE = 1000
@@ -281,13 +281,17 @@ def arrays_of(data: Data) -> PyTree:
             one structure.
     """
     if isinstance(data, Mapping | tuple) or hasattr(data, "dtype"):
+        refuse_lists(data, "the data")
         return data
     if not isinstance(data, Iterable):
         raise UserError(
             f"The data is {kind_of(data)}. Give a dict of arrays, a source of "
             "dist_ens.data, or an iterable of batches."
         )
-    batches = [jax.tree.map(np.asarray, batch) for batch in data]
+    batches = []
+    for number, batch in enumerate(data):
+        refuse_lists(batch, f"batch {number} of the data", and_numbers=False)
+        batches.append(jax.tree.map(np.asarray, batch))
     if not batches:
         raise UserError("The data has no batches. Give at least one.")
     first: Structure = jax.tree.structure(batches[0])

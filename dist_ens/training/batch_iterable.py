@@ -13,7 +13,7 @@ from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import RunError, UserError
 from dist_ens.layout import BATCH, BATCHES, Layout
-from dist_ens.state import held_array, leaf_name, leaf_type
+from dist_ens.state import held_array, leaf_name, leaf_type, refuse_lists
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.host_batches import check_columns_agree, check_hosts_agree
 from dist_ens.types import Batch, Data, KeyPath, Leaf, Shapes, Structure
@@ -229,6 +229,7 @@ def _as_arrays(batch: Batch, number: int) -> Batch:
             raise UserError(f"{name} is one number. {way_out}")
         return array
 
+    refuse_lists(batch, f"batch {number}", and_numbers=False)
     arrays = jax.tree_util.tree_map_with_path(held, batch)
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
     lengths = {len(leaf) for _, leaf in leaves}

@@ -19,7 +19,7 @@ from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import checked_metrics
-from dist_ens.state import State
+from dist_ens.state import State, refuse_lists
 from dist_ens.training.beginning import POSITION_FILE, begin_run
 from dist_ens.training.callback_states import restore_states, saved_states
 from dist_ens.training.checks import (
@@ -204,6 +204,8 @@ def fit(
         state,
         callbacks,
     )
+    if isinstance(data, Mapping | tuple):  # A list is an iterable of batches.
+        refuse_lists(data, "the data")
     if say is None:
         say = _print if progress and cluster.is_main() else _be_silent
     if eval_data is not None and validation is not None:
