@@ -32,12 +32,14 @@ class RunError(RuntimeError):
 
 
 def counted(count: int, noun: str) -> str:
-    """Returns a number with its noun, in the singular or in the plural with an s.
+    """Returns a number with its noun, in the singular or in the plural.
 
-    >>> counted(1, "step"), counted(2000, "step")
-    ('1 step', '2,000 steps')
+    >>> counted(1, "step"), counted(2000, "step"), counted(3, "class"), counted(0, "batch")
+    ('1 step', '2,000 steps', '3 classes', '0 batches')
     """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 
 def kind_of(value: Any) -> str:

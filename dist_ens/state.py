@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.types import (
     Array,
@@ -145,8 +145,8 @@ def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
     wrong = [p for p in positions if not 0 <= p < count]
     if wrong:
         raise UserError(
-            f"Positions {wrong} do not exist: the ensemble has {count} members. Use positions from "
-            f"0 to {count - 1}."
+            f"Positions {wrong} do not exist: the ensemble has {counted(count, 'member')}. Use "
+            f"positions from 0 to {count - 1}."
         )
     index = np.asarray(positions, np.int32)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], ensemble)

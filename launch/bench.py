@@ -22,7 +22,7 @@ from dist_ens.bench import (
 )
 from dist_ens.commands import quoted
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.layout import Layout
@@ -147,7 +147,9 @@ def _conclusion(point: Point) -> str:
     compared = ", and ".join(
         f"{_ratio(point, name)} times as fast as {others[name]}" for name in point.ratios
     )
-    return f"With {point.num_members} members dist_ens ({point.execution}) is {compared}."
+    return (
+        f"With {counted(point.num_members, 'member')}, dist_ens ({point.execution}) is {compared}."
+    )
 
 
 def _curves(points: Sequence[Point]) -> tuple[list[int], dict[str, list[float]]]:

@@ -9,6 +9,7 @@ from rich.console import Console
 from dist_ens import cluster, report
 from dist_ens.data import comes_in_memory, describe_source
 from dist_ens.ensemble import Ensemble
+from dist_ens.errors import counted
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
@@ -53,7 +54,7 @@ def main() -> None:
         waits_there = best.waves > 1 and best.platform == "cpu"
         waiting = " On a CPU, the members of other waves wait in the same memory."
         print(
-            f"The best mesh for {best.num_members} members on {_TOPOLOGY.value} is "
+            f"The best mesh for {counted(best.num_members, 'member')} on {_TOPOLOGY.value} is "
             f"{best.ensemble_axis} x {best.data_axis}; the largest num_members that fits on it "
             f"is {most}. Next: dist-ens train with the --config flags of this command{axis} and a "
             "--workdir." + (waiting if waits_there else "")

@@ -364,6 +364,22 @@ def test_lists_of_arrays_are_pytrees_of_arrays():
     refuse_lists([jax.ShapeDtypeStruct((2,), "int32"), [], None], "the data")
 
 
+def test_one_of_a_kind_is_in_the_singular():
+    def one_output(params, inputs):
+        return inputs @ params["w"][:, :1]
+
+    network = (lambda key: {"w": jax.random.normal(key, (4, CLASSES))}, one_output)
+    objective = de.losses.squared_error()
+    ensemble = de.Ensemble(network, optax.sgd(0.1), objective, num_members=1)
+    state = fit(ensemble, DATA | {"labels": np.ones(EXAMPLES)}, steps=1).state
+    with pytest.raises(UserError, match=r"^The run has 1 step already, and 0 are asked for\."):
+        fit(ensemble, DATA | {"labels": np.ones(EXAMPLES)}, state=state, steps=0)
+    with pytest.raises(UserError, match=r"squared_error takes 1 output in the last axis\."):
+        fit(dataclasses.replace(classifier(), loss=objective))
+    with pytest.raises(UserError, match=r"the ensemble has 1 member\. Use positions from 0 to 0\."):
+        de.select_members(state, [1])
+
+
 def test_fit_refuses_what_is_no_ensemble():
     with pytest.raises(UserError, match=r"^ensemble is a tuple. Give a dist_ens.Ensemble, made of"):
         fit((init, apply))

@@ -201,6 +201,12 @@ def test_weights_of_another_shape_are_refused(shape):
         batch_mean(VALUES, weights=jnp.ones(shape))
 
 
+def test_the_shapes_of_weights_are_named_once():
+    # The shape of vectors is that of one weight for each example.
+    with pytest.raises(UserError, match=r"Give weights of shape \[2\]\.$"):
+        batch_mean(VALUES[0], weights=jnp.ones(3))
+
+
 def test_the_sum_over_columns_of_its_gradient_over_their_number_is_the_global_gradient():
     # The transpose of psum is psum: each column's gradient of the global mean is that of its own
     # values times the number of columns, so that the mean over the columns is the gradient.

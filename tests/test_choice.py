@@ -99,7 +99,10 @@ def test_what_was_not_settled_is_kept_for_runs_as_long_alone(monkeypatch):
         return choice.choose(*program(networks.mlp), num_steps=num_steps)[1]
 
     assert chosen(100, False).step_secs
-    assert chosen(100, False).why == "as in an earlier run of as many steps"
+    assert (
+        chosen(100, False).why
+        == "taken from the cache of an earlier run with the same number of steps"
+    )
     assert chosen(200, True).why == "the fastest of those tried"
     assert chosen(300, True).why == "the fastest in an earlier run of this program"
 
@@ -127,7 +130,7 @@ def test_a_short_run_follows_the_rule():
     # A run of the same length times nothing; a longer one has time for more.
     again, why = choice.choose(*program(networks.mlp), num_steps=1)
     assert (again.execution, why.step_secs) == ("vmap", {})
-    assert why.why == "as in an earlier run of as many steps"
+    assert why.why == "taken from the cache of an earlier run with the same number of steps"
     _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
     assert len(why.step_secs) > 1  # a rule is not kept as if it had been measured
 

@@ -48,8 +48,8 @@ def test_the_ensemble_axis_is_the_largest_that_divides_both(num_members, devices
         (
             10,
             4,
-            "got num_members=10, ensemble axis 4. Use an ensemble axis of 1, 2 "
-            "(--config.layout.ensemble_axis), or num_members=12.",
+            "got num_members=10, ensemble axis 4. Use an ensemble axis of 1, 2, "
+            "in a config layout.ensemble_axis, or num_members=12.",
         ),
         (9, 3, "got ensemble axis 3 for 8 devices. Use an ensemble axis of 1."),
         (
@@ -69,7 +69,7 @@ def test_a_batch_that_does_not_divide_is_refused():
     layout.check_batch_size("data.global_batch_size", 6)
     with pytest.raises(UserError, match=r"size=7 and a data axis of 2.*4 x 2.*Use 6 or 8\."):
         layout.check_batch_size("data.global_batch_size", 7)
-    with pytest.raises(UserError, match="1 members x 4 examples cannot use that many devices"):
+    with pytest.raises(UserError, match="1 member x 4 examples cannot use that many devices"):
         Layout.make(1).check_batch_size("data.global_batch_size", 4)
 
 

@@ -305,7 +305,7 @@ def test_the_largest_number_of_members_fits_and_one_more_per_device_does_not(mon
     assert len(compiled) < 12
     if begin == 400:
         assert not plan.meshes[0].fits
-        way_out = rf"400 members do not fit on 4 .*Try .*num_members={most}, or more devices\."
+        way_out = rf"400 members does not fit on 4 .*Try .*num_members={most}, or more devices\."
         with pytest.raises(UserError, match=way_out):
             plan.check_fits()
         # Elsewhere than on a CPU other waves have room. 184 fit: a device's 100 are four equal

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 import jax
 
 from dist_ens.commands import quoted
-from dist_ens.errors import RunError, UserError
+from dist_ens.errors import RunError, UserError, counted
 
 _FOLDER = "host_files"
 _NUMBER = struct.Struct("<I")
@@ -69,8 +69,9 @@ def read_host_file(checkpoint: pathlib.Path, name: str, *, is_shared: bool = Fal
         if is_shared:
             return _read(folder / f"{name}.0")[1]
         raise RunError(
-            f"{quoted(checkpoint)} has a host file {name!r} for each of its {num_hosts} host(s), "
-            f"and this run has {jax.process_count()} host(s). Resume on as many hosts as before."
+            f"{quoted(checkpoint)} has a host file {name!r} for each of its "
+            f"{counted(num_hosts, 'host')}, and this run has "
+            f"{counted(jax.process_count(), 'host')}. Resume on as many hosts as before."
         )
     return content if mine in files else None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dist_ens.conformal.quantile import conformal_quantile
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.metrics import mean_of
 from dist_ens.metrics.recalibration import check_labels
 
@@ -43,8 +43,9 @@ class PredictionSets:
         probs = _checked_probs(probs)
         if probs.shape[1] != self.num_classes:
             raise UserError(
-                f"The probabilities have {probs.shape[1]} classes, and the sets were calibrated "
-                f"on {self.num_classes}. Calibrate again on predictions of these classes."
+                f"The probabilities have {counted(probs.shape[1], 'class')}, and the sets were "
+                f"calibrated on {self.num_classes}. Calibrate again on predictions of these "
+                "classes."
             )
         return self.class_scores(probs) <= self.quantile
 

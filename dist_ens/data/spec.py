@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from dist_ens.config import fields_from_record, whole_number
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.paths import shortened
@@ -214,8 +214,8 @@ class Spec:
         return str(self), str(other)
 
     def __str__(self) -> str:
-        real = self.num_classes is None
-        labels = "with real targets" if real else f"in {self.num_classes} classes"
+        classes = self.num_classes
+        labels = "with real targets" if classes is None else f"in {counted(classes, 'class')}"
         groups = f", {self.num_groups} groups" if self.num_groups > 1 else ""
         return f"{self.input_dtype}{list(self.input_shape)} {labels}{groups}"
 

@@ -15,7 +15,7 @@ from dist_ens.config.checks import (
     whole_number,
 )
 from dist_ens.config.schema import COMPUTE_DTYPES
-from dist_ens.errors import UserError, first_line, kind_of
+from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
 from dist_ens.signatures import call_error, name_of
 from dist_ens.state import described
@@ -55,7 +55,8 @@ def checked_ids(member_ids: object, num_members: int) -> tuple[int, ...]:
     ids = tuple(whole_number("An id in member_ids", each, least=0) for each in member_ids)
     if len(ids) != num_members or len(set(ids)) != len(ids):
         raise UserError(
-            f"member_ids is {list(ids)} for {num_members} members. Give each member a different id."
+            f"member_ids is {list(ids)} for {counted(num_members, 'member')}. Give each member a "
+            "different id."
         )
     return ids
 
@@ -137,7 +138,7 @@ def check_microbatches(field: str, count: int, device_batch_size: int) -> None:
     if device_batch_size % count:
         raise UserError(
             f"{field}={count} must divide a device's part of the batch, which has "
-            f"{device_batch_size} examples. Use a divisor of {device_batch_size}."
+            f"{counted(device_batch_size, 'example')}. Use a divisor of {device_batch_size}."
         )
 
 

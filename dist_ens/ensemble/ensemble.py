@@ -31,7 +31,7 @@ from dist_ens.ensemble.optimizer import (
 from dist_ens.ensemble.padding import padded_inputs, unpadded
 from dist_ens.ensemble.update_steps import Update, dispatched, steps_of_all
 from dist_ens.ensemble.waves import results_in_waves, update_in_waves
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import UserError, counted, kind_of
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.heuristics import candidates
 from dist_ens.execution.lift import lift, require_equal_columns, sharded
@@ -170,8 +170,8 @@ class Ensemble:
             object.__setattr__(self, name, value)
         if self.layout.num_members != self.num_members:
             raise UserError(
-                f"The layout is for {self.layout.num_members} members, and num_members is "
-                f"{self.num_members}. Make the layout with Layout.make({self.num_members})."
+                f"The layout is for {counted(self.layout.num_members, 'member')}, and num_members "
+                f"is {self.num_members}. Make the layout with Layout.make({self.num_members})."
             )
         object.__setattr__(self, "waves", Waves.at_least(self.layout, self.waves).count)
 

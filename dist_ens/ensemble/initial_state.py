@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ensemble.optimizer import optimizer_state
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import UserError, counted, kind_of
 from dist_ens.layout import DATA, MEMBERS, Layout, Waves
 from dist_ens.members import Member
 from dist_ens.members.modes import on_one_column
@@ -118,8 +118,8 @@ def state_from(
         )
     if len(params) != len(ids):
         raise UserError(
-            f"params has {len(params)} members, and the ensemble has {len(ids)}. Make the ensemble "
-            f"with num_members={len(params)}."
+            f"params has {counted(len(params), 'member')}, and the ensemble has {len(ids)}. Make "
+            f"the ensemble with num_members={len(params)}."
         )
     stacked = without_weak_types(stack_members(params))
     keys = jax.vmap(partial(member_key, seed))(jnp.asarray(ids))

@@ -124,7 +124,10 @@ def choose(
     for kept, why in (
         (kept_execution(of_this_length, workdir) if workdir else None, "as when this run began"),
         (kept_execution(program), "the fastest in an earlier run of this program"),
-        (kept_execution(of_this_length), "as in an earlier run of as many steps"),
+        (
+            kept_execution(of_this_length),
+            "taken from the cache of an earlier run with the same number of steps",
+        ),
     ):
         position = cluster.as_main_sees([*known].index(kept) if kept in known else -1)
         if position >= 0:

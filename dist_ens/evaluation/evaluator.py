@@ -11,7 +11,7 @@ from dist_ens.data import ArraySplit, Spec, Split, evaluation_batches
 from dist_ens.data.source_check import check_parts
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.initial_state import shapes_of
-from dist_ens.errors import BrokenMembersError, UserError, first_line
+from dist_ens.errors import BrokenMembersError, UserError, counted, first_line
 from dist_ens.evaluation.label_checks import (
     check_classes,
     check_finite,
@@ -70,14 +70,15 @@ class Evaluator:
         self._num_groups = ensemble.num_groups
         if layout.num_members % self._num_groups:
             raise UserError(
-                f"{layout.num_members} members cannot be divided evenly among {self._num_groups} "
-                "groups. Choose a multiple."
+                f"{counted(layout.num_members, 'member')} cannot be divided evenly among "
+                f"{self._num_groups} groups. Choose a multiple."
             )
         if left_out and (self._num_groups > 1 or len(left_out) >= layout.num_members):
             raise UserError(
-                f"{len(left_out)} of {layout.num_members} members, in {self._num_groups} group(s), "
-                "cannot be left out: members are left out of one group, and some must remain. "
-                "Train again with a lower --config.optimizer.learning_rate."
+                f"{len(left_out)} of {counted(layout.num_members, 'member')}, in "
+                f"{counted(self._num_groups, 'group')}, cannot be left out: members are left out "
+                "of one group, and some must remain. Train again with a lower "
+                "--config.optimizer.learning_rate."
             )
         self._standardization = spec.standardization if spec else None
         self._batch_size = math.ceil(batch_size / layout.data_axis) * layout.data_axis

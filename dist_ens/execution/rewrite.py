@@ -123,8 +123,8 @@ def _with_rules(param: Any, rules: Mapping[Primitive, Rule]) -> Any:
         closed = _with_rules(ClosedJaxpr(param, ()), rules)
         if closed.consts:
             raise RuntimeError(
-                f"A rule captured {len(closed.consts)} array(s) inside a function that cannot hold "
-                "arrays. Build the constants inside the rule, with jax.lax.iota."
+                f"A rule captured {len(closed.consts)} arrays inside a function that cannot "
+                "hold arrays. Build the constants inside the rule, with jax.lax.iota."
             )
         return closed.jaxpr
     if isinstance(param, dict):

@@ -7,7 +7,7 @@ from dist_ens.config import Experiment
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.argument_checks import check_microbatches
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import UserError, counted, first_line
 from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCH, DATA, REPLICATED, device_bytes
 from dist_ens.members import Member, check_modes
@@ -35,9 +35,9 @@ def check_room(ensemble: Ensemble, batch: Batch) -> None:
     free = layout.free_bytes()
     if not cluster.as_main_sees(size <= free):
         raise UserError(
-            f"The state of {layout.num_members:,} members does not fit: a device of mesh {layout} "
-            f"needs {size / 2**20:,.0f} MiB for its members and has {free / 2**20:,.0f} MiB free. "
-            f"{way_out}; dist-ens plan with the same flags says how many fit."
+            f"The state of {counted(layout.num_members, 'member')} does not fit: a device of mesh "
+            f"{layout} needs {size / 2**20:,.0f} MiB for its members and has {free / 2**20:,.0f} "
+            f"MiB free. {way_out}; dist-ens plan with the same flags says how many fit."
         )
 
 

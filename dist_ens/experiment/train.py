@@ -14,7 +14,7 @@ from dist_ens.commands import quoted
 from dist_ens.config import Experiment, OwnParts
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import UserError, counted, kind_of
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.experiment.build import NOTHING, Built, build
 from dist_ens.experiment.record import Run
@@ -150,9 +150,11 @@ class _Announcement:
         resumes = f", resuming from step {run.first_step:,}" if run.first_step else ""
         in_waves = f", in {ensemble.waves} waves" if ensemble.waves > 1 else ""
         self._console.print(
-            f"Training {ensemble.num_members} members for {run.last_step:,} steps of "
-            f"{run.batch_size} examples ({self._built.source.spec}) on {layout.mesh.size} "
-            f"{layout.platform} device(s), mesh {layout}{in_waves}{resumes}."
+            f"Training {counted(ensemble.num_members, 'member')} for "
+            f"{counted(run.last_step, 'step')} of {counted(run.batch_size, 'example')} "
+            f"({self._built.source.spec}) on "
+            f"{counted(layout.mesh.size, f'{layout.platform} device')}, mesh "
+            f"{layout}{in_waves}{resumes}."
         )
         for note in self._built.source.notes:
             self._console.print(f"Note: {note}", soft_wrap=True)
@@ -174,8 +176,8 @@ def _say_where_it_stopped(
         f"Stopped at step {result.step:,} of {last_step:,}; it is saved in "
         f"{quoted(workdir / FOLDER)}. Run the same command again to resume."
         if result.step
-        else f"Stopped before the first of {last_step:,} steps; nothing is saved. Run the same "
-        "command again to start.",
+        else f"Stopped before the first of {counted(last_step, 'step')}; nothing is saved. Run the "
+        "same command again to start.",
     )
 
 

@@ -13,7 +13,7 @@ import psutil
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dist_ens.config.checks import whole_number
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.layout.placing import check_lengths, put_batch, put_everywhere, put_members
 from dist_ens.layout.specs import (
     DATA,
@@ -91,7 +91,7 @@ class Layout:
             raise UserError(
                 "num_members must be a multiple of the ensemble axis: got "
                 f"num_members={num_members}, ensemble axis {ensemble_axis}. Use an ensemble axis "
-                f"of {good} (--config.layout.ensemble_axis), or "
+                f"of {good}, in a config layout.ensemble_axis, or "
                 f"num_members={math.ceil(num_members / ensemble_axis) * ensemble_axis}."
             )
         if len(devices) % ensemble_axis:
@@ -250,15 +250,16 @@ class Layout:
         if global_batch_size % self.data_axis:
             smaller = global_batch_size // self.data_axis * self.data_axis
             hosts = len({d.process_index for d in self.mesh.devices.flat})
-            over = f"{self.mesh.size} devices of {hosts} host{'s' if hosts > 1 else ''}"
+            over = f"{counted(self.mesh.size, 'device')} of {counted(hosts, 'host')}"
             raise UserError(
                 f"{field} must be a multiple of the data axis: got {field}={global_batch_size} "
                 f"and a data axis of {self.data_axis} ({over}, mesh {self}). "
                 + (
                     f"Use {smaller or self.data_axis} or {smaller + self.data_axis}."
                     if smaller
-                    else f"{self.num_members} members x {global_batch_size} examples cannot use "
-                    f"that many devices. Start fewer hosts, or use {field}={self.data_axis}."
+                    else f"{counted(self.num_members, 'member')} x "
+                    f"{counted(global_batch_size, 'example')} cannot use that many devices. Start "
+                    f"fewer hosts, or use {field}={self.data_axis}."
                 )
             )
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of, is_spec
 from dist_ens.state import as_held
 from dist_ens.types import Leaf, PyTree, Shapes, Specs, Tree
@@ -46,10 +46,11 @@ def put_batch(layout: "Layout", host_tree: PyTree, spec: PartitionSpec) -> PyTre
         hosts = len({d.process_index for d in layout.mesh.devices.flat})
         part = "batch" if hosts == 1 else "part of the batch that this host feeds"
         smaller = host_batch_size // columns * columns
+        fitting = sorted({smaller or columns, smaller + columns})
         raise UserError(
-            f"The {part} has {host_batch_size} examples, which do not divide over {columns} "
-            f"columns of the mesh {layout}. Use {smaller or columns} or {smaller + columns} "
-            "examples."
+            f"The {part} has {counted(host_batch_size, 'example')}, which do not divide over "
+            f"{columns} columns of the mesh {layout}. Use "
+            f"{' or '.join(map(str, fitting))} examples."
         )
     per_column = host_batch_size // columns
     global_batch_size = per_column * layout.data_axis
@@ -207,7 +208,8 @@ def _check_members(
             whose = "" if count == of_all else f" of this host, of {of_all}"
             raise UserError(
                 f"{where}{jax.tree_util.keystr(path)} has the shape {list(shape)}, and its axis "
-                f"{axis} should hold the {count} members{whose}. Give one row for each member."
+                f"{axis} should hold the {counted(count, 'member')}{whose}. Give one row for each "
+                "member."
             )
 
 

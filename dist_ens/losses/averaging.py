@@ -184,10 +184,11 @@ def counting_examples(counts: jax.Array) -> Iterator[None]:
 def _as_wide_as(values: jax.Array, weights: jax.Array) -> jax.Array:
     """Returns weights in the shape and type of the values."""
     weights = jnp.asarray(weights)
-    if weights.shape not in (values.shape, values.shape[:1]):
+    shapes = dict.fromkeys([values.shape, values.shape[:1]])
+    if weights.shape not in shapes:
         raise UserError(
             f"weights have the shape {list(weights.shape)}, and values {list(values.shape)}. Give "
-            f"weights of shape {list(values.shape)} or {list(values.shape[:1])}."
+            f"weights of shape {' or '.join(str(list(shape)) for shape in shapes)}."
         )
     missing = (1,) * (values.ndim - weights.ndim)
     return jnp.broadcast_to(weights.reshape(*weights.shape, *missing), values.shape).astype(

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import brentq, minimize
 from scipy.special import log_softmax, softmax
 
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.json_text import JsonDict
 
 # The smallest normal float32. Lower probabilities are raised to this one before and after a map. So
@@ -61,8 +61,8 @@ class Recalibration:
         fitted = {len(v) for v in self.parameters.values() if isinstance(v, list)}
         if fitted - {log_probs.shape[1]}:
             raise UserError(
-                f"The predictions have {log_probs.shape[1]} classes, and the map was fitted on "
-                f"{fitted.pop()}. Fit it on predictions of these classes."
+                f"The predictions have {counted(log_probs.shape[1], 'class')}, and the map was "
+                f"fitted on {fitted.pop()}. Fit it on predictions of these classes."
             )
         return np.maximum(_MAPS[self.method](log_probs, **self.parameters), np.log(MIN_PROB))
 

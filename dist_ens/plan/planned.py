@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.feed import Placement
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
@@ -154,9 +154,9 @@ class Plan:
                 + (f", or chips with more memory ({', '.join(larger)})." if larger else ".")
             )
         raise UserError(
-            f"{best.num_members} members do not fit on {devices} devices of "
-            f"{_gib(self.memory_bytes)} GiB. The mesh that comes nearest is "
-            f"{best.ensemble_axis} x {best.data_axis}: {needs} {way_out}"
+            f"An ensemble of {counted(best.num_members, 'member')} does not fit on "
+            f"{counted(devices, 'device')} of {_gib(self.memory_bytes)} GiB. The mesh that comes "
+            f"nearest is {best.ensemble_axis} x {best.data_axis}: {needs} {way_out}"
         )
 
 

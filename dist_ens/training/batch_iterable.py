@@ -11,7 +11,7 @@ from typing_extensions import override
 from dist_ens.data import calls
 from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches
-from dist_ens.errors import RunError, UserError
+from dist_ens.errors import RunError, UserError, counted
 from dist_ens.layout import BATCH, BATCHES, Layout
 from dist_ens.state import held_array, leaf_name, leaf_type, refuse_lists
 from dist_ens.training.data_protocol import TrainingData
@@ -111,7 +111,7 @@ class BatchIterable(TrainingData):
             return
         say(
             f"The data iterator has no state to restore (get_state and set_state): it is started "
-            f"anew and advanced by {step - self._began_at:,} batches."
+            f"anew and advanced by {counted(step - self._began_at, 'batch')}."
         )
         for number in range(self._began_at, step):
             self._next(number, step, say)
@@ -169,9 +169,10 @@ class BatchIterable(TrainingData):
         """
         if self._is_iterator:
             raise RunError(
-                f"The data iterator ended after {self._num_batches:,} batches, and the run has "
-                f"{last_step:,} steps. Give an iterable that can be started again (such as a list, "
-                f"a loader, or a function that returns an iterator), or steps={step}."
+                f"The data iterator ended after {counted(self._num_batches, 'batch')}, and the run "
+                f"has {counted(last_step, 'step')}. Give an iterable that can be started again "
+                "(such as a list, a loader, or a function that returns an iterator), or "
+                f"steps={step}."
             )
         self._iterator = self._start()
         self._num_passes += 1

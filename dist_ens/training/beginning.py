@@ -16,7 +16,7 @@ from dist_ens.config.execution_spec import AUTO
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.select_execution import choose
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout, copied_like, to_host
 from dist_ens.members.label_scale import set_label_scale
@@ -114,8 +114,8 @@ def begin_run(
         ensemble.check_loss(state, train.first_batch(layout))
     if first_step > last_step:
         raise UserError(
-            f"The run has {first_step:,} steps already, and {last_step:,} are asked for. Give more "
-            "steps, or another folder."
+            f"The run has {counted(first_step, 'step')} already, and {last_step:,} are asked for. "
+            "Give more steps, or another folder."
         )
     if saved_step and opened is not None:  # The choice of the execution draws the first batch.
         train.restore(opened.restore_host_file(POSITION_FILE), first_step, say)

@@ -13,7 +13,7 @@ from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.argument_checks import check_microbatches
 from dist_ens.ensemble.loss_checks import explained_errors
-from dist_ens.errors import UserError, first_line, kind_of
+from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.evaluation import label_checks
 from dist_ens.layout import BATCH, DATA, MEMBER_BATCH, MEMBERS
 from dist_ens.losses import Objective
@@ -261,8 +261,8 @@ def _check_outputs(ensemble: Ensemble, state: State, batch: Batch) -> None:
         kind = f"{found.dtype}{list(shape[1:])}" if shape else f"{kind_of(found)}"
         raise UserError(
             f"The network returned {kind} for inputs {described(inputs)}, and {objective.name} "
-            f"takes {objective.num_outputs} outputs in the last axis. Change the network's last "
-            "layer, or the objective."
+            f"takes {counted(objective.num_outputs, 'output')} in the last axis. Change the "
+            "network's last layer, or the objective."
         )
     if objective is None or not isinstance(batch, Mapping) or objective.LABELS not in batch:
         return  # The loss says which key is absent.
