@@ -70,7 +70,8 @@ def run(
             module = sys.modules[main.__module__]
             # absl stores the flags of a file that is run as a script under the path of the file.
             name = sys.argv[0] if module.__name__ == "__main__" else module.__name__
-            flags_of = (flags.FLAGS.module_help(m) for m in (name, __name__))
+            modules = (name, "launch.config_flags", __name__)
+            flags_of = filter(None, map(flags.FLAGS.module_help, modules))
             ends.show_and_exit("\n".join([module.__doc__ or "", *flags_of]))
         with _told_as_sentences():
             # A config file may compute with JAX, which must join a cluster before that.

@@ -24,6 +24,14 @@ from dist_ens.models import model_options
 from dist_ens.optimizers import optimizer_options
 from dist_ens.paths import shortened
 
+_CONFIG = "config"
+_OF_NEW_RUN = (
+    "Config file, the path of a Python file. --config.FIELD=VALUE overrides one of its fields, "
+    "such as --config.optimizer.learning_rate=0.01."
+)
+_OF_FINISHED_RUN = (
+    "Config file of the run. Needed only if it defines a part of the run, such as make_member."
+)
 _NAMED_LOSS = ("loss.name", "loss.beta", "loss.levels")
 # Fields that each function of a config file replaces.
 _REPLACED = {
@@ -46,6 +54,8 @@ class ConfigFlags:
     """
 
     def __init__(self, *, overridable: bool = True) -> None:
+        # `prepare` reads this flag, which stands here for the list of flags alone.
+        flags.DEFINE_string(_CONFIG, None, _OF_NEW_RUN if overridable else _OF_FINISHED_RUN)
         self.file: ConfigFile | None = None
         self._overridable = overridable
         self._overrides: Any = None
@@ -65,6 +75,8 @@ class ConfigFlags:
             UserError: If the file cannot be used, or a flag names a field that does not exist, or
                 one that a function of the file replaces.
         """
+        if _CONFIG in flags.FLAGS:
+            delattr(flags.FLAGS, _CONFIG)
         rest: list[str] = []
         arguments = iter(argv)
         for argument in arguments:

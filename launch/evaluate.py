@@ -54,10 +54,21 @@ _CALIBRATION = flags.DEFINE_enum(
     "calibration",
     None,
     CALIBRATIONS,
-    "Calibration method of the pooled prediction, fitted on validation data.",
+    "Calibration method of the pooled prediction, fitted on validation data. For classes: "
+    "temperature (one factor of all log-probabilities), vector (a factor and an offset for each "
+    "class) or isotonic (an increasing step function of each class's probability). For real "
+    "targets: variance (one factor of all variances).",
 )
 _CONFORMAL = flags.DEFINE_enum(
-    "conformal", None, CONFORMAL, "Method for conformal sets or intervals, with their coverage."
+    "conformal",
+    None,
+    CONFORMAL,
+    "Method for conformal sets or intervals, with their coverage. For sets of classes: lac (all "
+    "classes above one probability, the smallest sets), aps (the most probable classes up to one "
+    "total probability, larger sets for harder examples) or raps (aps with a penalty on large "
+    "sets). For intervals of real targets: cqr (the quantiles of the loss pinball, widened), cv+ "
+    "(residuals of the folds that a member left out) or jackknife+ (out-of-bag residuals of "
+    "bootstrap samples).",
 )
 _LEVEL = flags.DEFINE_float("level", 0.9, "Coverage that --conformal aims at, in (0, 1).")
 _OUT_OF_BAG = flags.DEFINE_bool(

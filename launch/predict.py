@@ -3,10 +3,17 @@
 dist-ens predict --workdir=DIR --input=x.npy --output=p.npz [--leave_out_broken]
 dist-ens predict --workdir=DIR --out_of_bag --output=p.npz [--leave_out_broken]
 
-The first form writes the arrays of `Evaluator.predict` for the examples in a file. The second form
-writes the ensemble's prediction for each training example, by the members that were not trained on
-it. It is NaN if all members were trained on it. `position` is the example's position in the
-source's training examples, and `num_predicting` the number of members that predict it.
+The first form predicts the examples in a file. It writes these arrays:
+
+  probs                   of classes: probabilities [examples, classes]
+  mean, variance          of real targets: [examples], in the targets' own unit
+  quantiles               of the loss pinball: [examples, levels]
+  member_probs, ...       each of these by member: [members, examples, ...]
+  member_id               ids of the members: [members]
+
+The second form writes the ensemble's prediction for each training example, by the members that were
+not trained on it. It is NaN if all members were trained on it. `position` is the example's position
+in the source's training examples, and `num_predicting` the number of members that predict it.
 """
 
 import pathlib
@@ -18,7 +25,7 @@ from dist_ens import cluster
 from dist_ens.array_files import read_npy
 from dist_ens.commands import quoted
 from dist_ens.data import Source, convert_inputs
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Evaluator, broken_positions
 from dist_ens.evaluation.out_of_bag import held_out_predictions
 from dist_ens.experiment.assess import (
@@ -109,7 +116,7 @@ def _of_inputs(
     if broken and _LEAVE_OUT_BROKEN.value:
         predictions = evaluator.without(broken).predict(state, inputs)
     member_ids = predictions["member_id"]
-    told = [f"{len(member_ids)} members, {len(inputs)} examples"]
+    told = [f"{counted(len(member_ids), 'member')}, {counted(len(inputs), 'example')}"]
     if broken:
         told.append(
             told_of_broken(

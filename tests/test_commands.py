@@ -20,6 +20,7 @@ from conftest import COMMAND_ENVIRONMENT
 from dist_ens.config import DataConfig
 from dist_ens.data import open_source
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
+from dist_ens.experiment.assess import CALIBRATIONS, CONFORMAL
 from dist_ens.experiment.workdir import open_finished
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -509,6 +510,16 @@ def test_help_says_what_a_command_does_and_its_flags():
         assert f"dist-ens {verb} --" in ended.stdout
         for flag in ("--workdir", "--coordinator_address"):
             assert (flag in ended.stdout) == (verb in verbs[:3] or flag != "--workdir")
+
+
+def test_help_describes_the_config_flag_and_every_method():
+    for verb in ("train", "plan", "bench"):
+        assert "--config.FIELD=VALUE overrides" in " ".join(dist_ens(verb, "--help").stdout.split())
+    printed = " ".join(dist_ens("evaluate", "--help").stdout.split())
+    assert "--config: Config file of the run. Needed only if" in printed
+    for method in (*CALIBRATIONS, *CONFORMAL):
+        assert f" {method} (" in printed, method
+    assert "Evaluator" not in dist_ens("predict", "--help").stdout
 
 
 def test_the_commands_and_the_modules_are_the_same_program():

@@ -35,8 +35,9 @@ class LayoutConfig:
         ensemble_axis: Number of mesh rows, along which the members are sharded. None uses the
             largest number that divides both the members and the devices.
         waves: Number of waves in which a device updates its members. The members of one wave are
-            on the device, the others wait in the host's memory. It is raised to the next number
-            that makes all waves equally large.
+            on the device, and the others wait in the host's memory. All waves of a device have
+            equally many members: a number that does not divide the members of a device is raised
+            to the next one that does. With 8 members on a device, 3 becomes 4.
     """
 
     ensemble_axis: int | None = None
@@ -146,8 +147,10 @@ class LossConfig:
             evenly over all classes, in [0, 1).
         mixup: Mixup coefficient alpha. Mixing weights are drawn from Beta(alpha, alpha). 0 disables
             mixup.
-        adversarial: Step size of the fast gradient sign method, as a fraction of each input's
-            range. 0.01 is usual, 0 disables it.
+        adversarial: Step size of adversarial training. A member is trained on each example and on
+            a copy of it, in which each input is moved by this step in the direction that raises
+            the loss (the fast gradient sign method). The unit is the range of the input: its
+            largest minus its smallest value in the training data. 0.01 is usual, 0 disables it.
     """
 
     name: str = "softmax_cross_entropy"
@@ -254,8 +257,10 @@ class ComputeConfig:
     Attributes:
         dtype: Type of the network's arithmetic, `float32` or `bfloat16`. Parameters, model state,
             loss and optimizer are float32 with both.
-        rematerialize: Whether the forward pass keeps only the results of matrix products and
-            convolutions. The backward pass then computes the rest again.
+        rematerialize: Whether to use less memory and more time. If True, only the results of matrix
+            products and convolutions stay in memory between the forward and the backward pass. The
+            backward pass computes the other values, such as activations, again. The update is the
+            same.
         microbatches: Number of equal parts of a device's batch that are taken one after another,
             with their gradients averaged. The update is that of the whole batch, except that
             batch statistics and dropout belong to each part.
