@@ -518,7 +518,7 @@ def test_a_share_that_holds_out_nothing_or_everything_is_refused_by_both_doors(
 ):
     config = DataConfig(source=f"idx:{idx_folder}", validation=validation)
     for read in (open_source, describe_source):
-        with pytest.raises(UserError, match=f"data.validation={validation} holds out"):
+        with pytest.raises(UserError, match=f"^validation={validation} holds out"):
             read(config)
 
 

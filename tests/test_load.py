@@ -270,6 +270,8 @@ def test_a_run_with_a_loss_function_is_planned_and_scored_by_its_commands(tmp_pa
     assert ended.returncode == 0, ended.stderr
     assert "loss" in ended.stdout
     members = json.loads((tmp_path / "scores.json").read_text())["members"]
+    with pytest.raises(UserError, match=r"Give the file: load\('.*run', config='.*own\.py'\)\.$"):
+        de.load(tmp_path / "run")
     run = de.load(tmp_path / "run", config=tmp_path / "own.py")
     assert [m["loss"] for m in run.evaluate().members] == pytest.approx(
         [m["loss"] for m in members]

@@ -110,13 +110,13 @@ def count_classes(where: str, labels: np.ndarray) -> int:
     if present[0] < 0 or len(present) != count:
         raise UserError(
             f"{where} has {len(present)} different labels from {present[0]} to {present[-1]}, not "
-            "all of 0, 1, 2, … Correct the labels, or say how many classes there are with "
-            "--config.data.num_classes."
+            "all of 0, 1, 2, … Correct the labels, or say how many classes there are: "
+            "num_classes, in a config data.num_classes."
         )
     if count == 1:
         raise UserError(
             f"{where} has one class: all training labels are 0. Check that they are the labels. "
-            "--config.data.num_classes allows one class."
+            "num_classes, in a config data.num_classes, allows one class."
         )
     return count
 
@@ -135,5 +135,5 @@ def check_labels(where: str, labels: np.ndarray, num_classes: int) -> None:
         raise UserError(
             f"{where} has the label {labels[index]} at index {index}, outside [0, {num_classes}); "
             f"{np.count_nonzero(bad):,} in all. Correct the labels, or set "
-            "--config.data.num_classes."
+            "num_classes, in a config data.num_classes."
         )

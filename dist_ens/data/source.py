@@ -173,7 +173,7 @@ def num_held_out(share: float, num_examples: int) -> int:
     count = round(share * num_examples)
     if share and not 0 < count < num_examples:
         raise UserError(
-            f"data.validation={share} holds out {count:,} of {num_examples:,} training examples. "
+            f"validation={share} holds out {count:,} of {num_examples:,} training examples. "
             "Choose a share that holds out at least one and leaves at least one."
         )
     return count

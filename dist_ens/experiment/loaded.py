@@ -185,7 +185,13 @@ def load(
                 f"The run in {quoted(folder)} was started from a config, which describes its "
                 "ensemble. Leave ensemble out."
             )
-        file = _config_file(config)
+        file, run = _config_file(config), Run.from_dict(record)
+        if file is None and run.member_file is not None:
+            raise UserError(
+                f"The run in {quoted(folder)} has parts ({run.names_of_own_parts}) that its config "
+                f"file defines, which is not run unasked. Give the file: load({str(folder)!r}, "
+                f"config={run.member_file!r})."
+            )
         finished = open_finished(folder, file.own_parts if file else None, step=step)
         loaded = LoadedRun(
             finished.ensemble, finished.state, finished.step, finished.run, finished.parts, file

@@ -130,6 +130,11 @@ class Run:
         return self.network is not None or self.member_file is not None or bool(self.parts)
 
     @property
+    def names_of_own_parts(self) -> str:
+        """Names of the parts that a config file or Python gave, as a text."""
+        return ", ".join([*([self.network] if self.network else []), *(self.parts or {}).values()])
+
+    @property
     def order(self) -> Order:
         """Order of the training examples.
 

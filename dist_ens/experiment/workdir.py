@@ -119,7 +119,7 @@ def _parts_of(
     parts = own_parts(run.spec) if own_parts else NOTHING
     is_given = parts.member is not None or bool(parts.names)
     if run.has_own_parts and not is_given:
-        named = ", ".join([*([run.network] if run.network else []), *(run.parts or {}).values()])
+        named = run.names_of_own_parts
         if run.member_file is None:
             raise UserError(
                 f"The parts of the run in {quoted(workdir)} ({named}) were given in Python, and "
@@ -135,6 +135,7 @@ def _parts_of(
         given = parts.member.name if parts.member is not None else ", ".join(parts.names.values())
         raise UserError(
             f"The network of the run in {quoted(workdir)} is {run.experiment.model.name!r}, by "
-            f"model.name, and other parts are given: {given}. Leave out --config, or the parts."
+            f"model.name, and other parts are given: {given}. Leave out the config file, or the "
+            "parts."
         )
     return parts if is_given or parts.metrics else NOTHING
