@@ -178,7 +178,7 @@ class StepRecord:
             different.append((what, saved.fingerprint[:_DIGITS], self.fingerprint[:_DIGITS]))
         return different
 
-    def _other_data(self, saved: "StepRecord") -> list[tuple[str, Any, Any]]:
+    def _other_data(self, saved: "StepRecord") -> list[tuple[str, object, object]]:
         """Returns the differences in the facts of the training data; see `differences`."""
         if saved.num_examples is None or self.num_examples is None:
             return []

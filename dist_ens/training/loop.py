@@ -81,7 +81,7 @@ class Loop:
         # Last step whose scores are written. A resumed run has written those of its first step.
         self._scored_step = run.first_step if run.first_step > 0 else None
         # First callback of this host that returned `STOP`.
-        self._stopper: Any = None
+        self._stopper: Callback | None = None
 
     def run(
         self, state: State, batches: Iterator[CallBatches], stop: cluster.StopSignal
@@ -250,7 +250,7 @@ class Loop:
         self._write(step, score_record(eval_data.name, values, self._scores.members))
         return self._any_stops("evaluated", step, self._scores)
 
-    def _any_stops(self, hook: str, *args: Any) -> bool:
+    def _any_stops(self, hook: str, *args: object) -> bool:
         """Calls a method of all callbacks, and returns whether one of any host returns `STOP`."""
         answers = [call_hook(callback, hook, *args) for callback in self._callbacks]
         stoppers = [
