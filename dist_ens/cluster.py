@@ -1,12 +1,8 @@
-"""The processes of a run: starting `jax.distributed`, choosing devices, agreeing to stop."""
+"""The processes of a run: starting `jax.distributed`, choosing devices, agreeing on values."""
 
-import contextlib
 import os
 import platform
-import signal
-import threading
 import time
-from types import FrameType
 
 import jax
 import numpy as np
@@ -201,55 +197,3 @@ def _broadcast(values: Tree) -> Tree:
     """Returns process 0's values on every host, also where a transfer guard is set."""
     with jax.transfer_guard("allow"):
         return multihost_utils.broadcast_one_to_all(values)
-
-
-class StopSignal:
-    """A context that turns Ctrl-C and SIGTERM into a stop at the same call boundary on every host.
-
-    On a single host, signals are caught after `listen` is called. On several hosts they are caught
-    from the beginning of the context. A second signal ends the process at once. Only the main
-    thread can catch signals, so in another thread the stop is never set.
-
-    Attributes:
-        signal: Number of the signal that was received; None without one.
-    """
-
-    def __enter__(self) -> "StopSignal":
-        self.signal: int | None = None
-        self._calls = 0
-        self._previous: dict[int, object] = {}
-        if jax.process_count() > 1:
-            self.listen()
-        return self
-
-    def listen(self) -> None:
-        """Starts to catch signals."""
-        if not self._previous and threading.current_thread() is threading.main_thread():
-            self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_signal)
-            if jax.process_count() == 1:  # On several hosts, JAX's own notifier catches it.
-                self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Stores the first signal, and ends the process at the second."""
-        if self.signal is not None:
-            raise KeyboardInterrupt
-        self.signal = number
-        if jax.process_count() > 1:
-            # JAX catches SIGTERM, notifies the other hosts, and makes them agree on a step.
-            os.kill(os.getpid(), signal.SIGTERM)
-        with contextlib.suppress(OSError):  # The terminal may be closed.
-            os.write(2, b"Stopping after the current step; a second signal ends at once.\n")
-
-    def is_set(self) -> bool:
-        """Returns whether to stop now, the same on every host. All hosts must ask equally often."""
-        if jax.process_count() > 1:
-            self._calls += 1
-            if multihost_utils.reached_preemption_sync_point(self._calls):
-                self.signal = self.signal or signal.SIGTERM
-                return True
-            return False
-        return self.signal is not None

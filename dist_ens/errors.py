@@ -3,12 +3,25 @@
 A message says what is wrong, with the values, and then what to do.
 """
 
+import errno
+import os
 from collections.abc import Sequence
 from typing import Any
 
+from dist_ens.exit_codes import ExitCode
+
 
 class UserError(ValueError):
-    """An error in an argument, a field or a file of the user. Nothing has been written."""
+    """An error in an argument, a field or a file of the user. Nothing has been written.
+
+    Args:
+        message: What is wrong, and what to do.
+        exit_code: Exit code of a command that ends with this error.
+    """
+
+    def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.USAGE) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class BrokenMembersError(UserError):
@@ -28,7 +41,30 @@ class BrokenMembersError(UserError):
 
 
 class RunError(RuntimeError):
-    """An error that happened to a run after a correct start, such as a full disk."""
+    """An error that happened to a run after a correct start, such as a full disk.
+
+    Args:
+        message: What went wrong, and what to do.
+        exit_code: Exit code of a command that ends with this error.
+    """
+
+    def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.FAULT) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def code_of_write(error: BaseException) -> ExitCode:
+    """Returns the exit code of a command that could not write a file.
+
+    Args:
+        error: Error of writing. TensorStore reports a full disk as a ValueError with a text.
+
+    >>> code_of_write(OSError(28, "No space left on device")).name
+    'DISK_FULL'
+    """
+    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    is_full |= any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
+    return ExitCode.DISK_FULL if is_full else ExitCode.FAULT
 
 
 def counted(count: int, noun: str) -> str:

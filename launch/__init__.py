@@ -1,26 +1,18 @@
 """The commands. `dist-ens VERB …` is the same as `python -m launch.VERB …`."""
 
 import importlib
-import os
-import signal
 import sys
-from typing import NoReturn
 
 from dist_ens.paths import shortened
-from launch import ends, environment, glibc_tuning
+from launch import ends, environment, glibc_tuning, signals
 
 VERBS = ("train", "evaluate", "predict", "report", "plan", "bench")
-
-
-def _interrupted(*_: object) -> NoReturn:
-    """Ends a command that is still importing its libraries, without a message."""
-    os._exit(130)
 
 
 if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command.
     ends.begin()
     glibc_tuning.ask()
-    signal.signal(signal.SIGINT, _interrupted)
+    signals.begin()
     environment.import_jax()
 
 
@@ -42,6 +34,6 @@ def main() -> None:
             "flags of a verb.",
         )
     del sys.argv[1]
-    signal.signal(signal.SIGINT, _interrupted)
+    signals.begin()
     environment.import_jax()
     importlib.import_module(f"launch.{verb}").run()

@@ -18,9 +18,11 @@ from rich.table import Table
 from dist_ens import cluster
 from dist_ens.compile_cache import use_compile_cache
 from dist_ens.config import did_you_mean
-from dist_ens.errors import RunError, UserError, first_line
+from dist_ens.errors import RunError, UserError, code_of_write, first_line
+from dist_ens.exit_codes import ExitCode
 from dist_ens.paths import given_path, shortened
-from launch import ends
+from dist_ens.stop_signal import StopSignal
+from launch import ends, signals
 from launch.environment import check_xla_flags
 
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
@@ -62,7 +64,8 @@ def run(
             together.
     """
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # From here on, a message reports it.
+    signals.raise_at_interrupt()
+    StopSignal.numbers = (signal.SIGINT, *signals.caught_preemptions())
 
     def parse(argv: Sequence[str]) -> list[str]:
         """Parses the command line and starts JAX."""
@@ -150,13 +153,16 @@ def _told_as_sentences() -> Iterator[None]:
     """Reports an error of its body as a message, and ends the process."""
     try:
         yield
-    except (UserError, flags.Error) as error:
-        _fail(2, f"error: {error}")
-    except RunError as error:
-        _fail(1, f"error: {error}")
+    except flags.Error as error:
+        _fail(ExitCode.USAGE, f"error: {error}")
+    except (UserError, RunError) as error:
+        _fail(error.exit_code, f"error: {error}")
     except KeyboardInterrupt:
         # An orderly end would make other threads, which are still working, print errors.
-        _end(130, "Interrupted. Checkpoints and files that were saved before are kept.")
+        _end(
+            signals.exit_code(),
+            "Interrupted. Checkpoints and files that were saved before are kept.",
+        )
     except Exception as error:
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         if pathlib.Path(raised_in).name != _BEGINS_PLATFORMS:
@@ -275,7 +281,8 @@ def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) ->
     except OSError as error:
         raise RunError(
             f"--{flag.name}={shortened(str(flag.value))} could not be written: "
-            f"{error.strerror or error}. Remove the cause, and run the same command again."
+            f"{error.strerror or error}. Remove the cause, and run the same command again.",
+            exit_code=code_of_write(error),
         ) from error
 
 

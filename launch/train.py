@@ -10,11 +10,12 @@ from dist_ens.checkpoint import FOLDER
 from dist_ens.commands import command_line, quoted
 from dist_ens.data import Source
 from dist_ens.evaluation import Scores
+from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.assess import EvaluationRequest, assess
 from dist_ens.experiment.build import evaluator_of_run
-from dist_ens.experiment.train import Trained, train
+from dist_ens.experiment.train import Trained, diverged_members, train
 from dist_ens.metrics.catalogue import formatted, headlines
-from launch import cli
+from launch import cli, signals
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
@@ -23,7 +24,7 @@ _CONFIG = ConfigFlags()
 
 
 def main() -> int:
-    """Trains and returns the exit code: 0, or 128 plus the number of the signal that stopped it."""
+    """Trains and returns the exit code."""
     workdir = cli.required(_WORKDIR)
     experiment = _CONFIG.experiment()
     source = _CONFIG.open_source(experiment.data)
@@ -33,7 +34,11 @@ def main() -> int:
     trained = train(experiment, workdir, parts=parts, member_file=member_file, source=source)
     if trained.scores is not None and trained.evaluation is not None:
         _leave_report(trained, trained.scores, source, workdir, member_file)
-    return 0 if trained.signal is None else 128 + trained.signal
+    if trained.signal is not None:
+        return signals.exit_code(trained.signal)
+    scores = trained.scores
+    has_diverged = scores is not None and len(diverged_members(scores)) == len(scores.members)
+    return ExitCode.DIVERGED if has_diverged else ExitCode.DONE
 
 
 def _leave_report(

@@ -18,11 +18,13 @@ import two_hosts
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens import cluster
 from dist_ens.errors import UserError
+from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import open_finished
 from dist_ens.feed import Placement, TrainingSet
 from dist_ens.layout import Layout
 from dist_ens.sampling import Order
+from dist_ens.stop_signal import StopSignal
 
 ROOT = pathlib.Path(__file__).parent.parent
 LIMIT_SECS = 240
@@ -206,7 +208,8 @@ def test_a_signal_to_one_host_stops_both_at_one_step_with_a_checkpoint(tmp_path,
         time.sleep(0.05)
     processes[1].send_signal(number)
     codes = finish(processes, logs)
-    assert codes == [128 + signal.SIGTERM, 128 + number], "\n".join(x.read_text() for x in logs)
+    own = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.PREEMPTED
+    assert codes == [ExitCode.PREEMPTED, own], "\n".join(x.read_text() for x in logs)
     step = int(logs[0].read_text().split("Stopped at step ")[1].split()[0].replace(",", ""))
     state = open_finished(workdir).state
     assert jax.device_get(state.step).tolist() == [step] * 8
@@ -222,7 +225,7 @@ def test_the_first_signal_is_acknowledged_and_a_second_ends_at_once(read):
     if not read:  # as after a Ctrl-C that has ended what this process writes to
         os.close(reads)
     try:
-        with cluster.StopSignal() as stop:
+        with StopSignal() as stop:
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)  # there is nothing to lose yet
             assert not stop.is_set()

@@ -20,6 +20,7 @@ from conftest import COMMAND_ENVIRONMENT
 from dist_ens.config import DataConfig
 from dist_ens.data import open_source
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
+from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.assess import CALIBRATIONS, CONFORMAL
 from dist_ens.experiment.workdir import open_finished
 
@@ -178,7 +179,8 @@ def test_an_interruption_leaves_a_checkpoint_and_no_traceback(tmp_path, number):
         process,
     )
     process.send_signal(number)
-    assert process.wait(LIMIT_SECS) == 128 + number, log.read_text()
+    code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.PREEMPTED
+    assert process.wait(LIMIT_SECS) == code, log.read_text()
     output = log.read_text()
     assert "Traceback" not in output
     assert "Stopping after the current step; a second signal ends at once." in output

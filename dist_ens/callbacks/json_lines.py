@@ -10,7 +10,7 @@ from typing import TextIO
 from dist_ens import cluster
 from dist_ens.callbacks.protocol import RunInfo
 from dist_ens.commands import quoted
-from dist_ens.errors import RunError
+from dist_ens.errors import RunError, code_of_write
 from dist_ens.paths import given_path
 from dist_ens.report.files import to_json, write_atomically
 from dist_ens.report.metrics_file import records_in
@@ -104,5 +104,6 @@ class JsonLines:
         except OSError as error:
             raise RunError(
                 f"The metrics could not be written to {quoted(self._path)}: {error.strerror}. Free "
-                "some space, or make the file writable, and run the same command again."
+                "some space, or make the file writable, and run the same command again.",
+                exit_code=code_of_write(error),
             ) from error

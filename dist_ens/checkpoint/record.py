@@ -12,6 +12,7 @@ from dist_ens.commands import command_line, quoted
 from dist_ens.config import fields_from_record, whole_number
 from dist_ens.config.execution_spec import Execution
 from dist_ens.errors import RunError, UserError
+from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.types import Leaf, PyTree, Shapes
 
@@ -134,7 +135,8 @@ class StepRecord:
         except UserError as error:
             raise RunError(
                 f"The record of a run cannot be read: {error} It is damaged, or another version of "
-                "dist_ens wrote it. Read it with that version, or choose another folder."
+                "dist_ens wrote it. Read it with that version, or choose another folder.",
+                exit_code=ExitCode.DAMAGED,
             ) from error
 
     def batch_shapes(self) -> Shapes:

@@ -26,7 +26,8 @@ from dist_ens.checkpoint.writing import (
     write_checkpoint,
 )
 from dist_ens.commands import quoted
-from dist_ens.errors import RunError, UserError, first_line
+from dist_ens.errors import RunError, UserError, code_of_write, first_line
+from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import pieces_off_devices
 from dist_ens.state import State
@@ -235,7 +236,8 @@ class CheckpointStore:
             raise RunError(
                 f"Could not write the checkpoint of step {step} in {quoted(self._workdir)}: "
                 f"{first_line(error)} {kept} Free some space there or make the folder writable, "
-                "then run the same command again to resume."
+                "then run the same command again to resume.",
+                exit_code=code_of_write(error),
             ) from error
 
     @contextlib.contextmanager
@@ -257,7 +259,8 @@ class CheckpointStore:
             raise RunError(
                 f"The checkpoint {quoted(path)} is damaged, or this user may not read it "
                 f"({type(error).__name__}: {first_line(error)}). Give permission to read it, or "
-                f"move that folder away{resume}."
+                f"move that folder away{resume}.",
+                exit_code=ExitCode.DAMAGED,
             ) from error
 
 

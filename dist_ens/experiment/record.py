@@ -18,6 +18,7 @@ from dist_ens.config import (
 from dist_ens.config.execution_spec import Execution
 from dist_ens.data import Spec
 from dist_ens.errors import RunError, UserError
+from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.sampling import Order
 
@@ -98,7 +99,8 @@ class Run:
         except UserError as error:
             raise RunError(
                 f"The record of a run cannot be read: {error} It is damaged, or another version of "
-                "dist_ens wrote it: read it with that version, or train anew in another folder."
+                "dist_ens wrote it: read it with that version, or train anew in another folder.",
+                exit_code=ExitCode.DAMAGED,
             ) from error
 
     def chosen(self, execution: str | None, num_devices: int, steps_per_call: int) -> "Run":

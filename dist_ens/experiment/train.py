@@ -216,14 +216,19 @@ def _network(run: Run, ensemble: Ensemble) -> str:
     return f"{model.name}({options})"
 
 
+def diverged_members(scores: Scores) -> list[int]:
+    """Returns the ids of the members whose scores are not finite."""
+    return [
+        int(member["member_id"])
+        for member in scores.members
+        if not all(math.isfinite(member[metric.name]) for metric in headlines(member))
+    ]
+
+
 def _print_scores(console: Console, scores: Scores) -> None:
     """Prints the table of scores, and a note if members have diverged."""
     console.print(scores.table())
-    diverged = [
-        member["member_id"]
-        for member in scores.members
-        if not all(math.isfinite(member[m.name]) for m in headlines(member))
-    ]
+    diverged = diverged_members(scores)
     if diverged:
         console.print(
             f"Members {diverged} have diverged: their scores are not finite, and neither are the "

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dist_ens.config.checks import whole_number
 from dist_ens.errors import UserError, counted
+from dist_ens.exit_codes import ExitCode
 from dist_ens.layout.placing import check_lengths, put_batch, put_everywhere, put_members
 from dist_ens.layout.specs import (
     DATA,
@@ -92,12 +93,14 @@ class Layout:
                 "num_members must be a multiple of the ensemble axis: got "
                 f"num_members={num_members}, ensemble axis {ensemble_axis}. Use an ensemble axis "
                 f"of {good}, in a config layout.ensemble_axis, or "
-                f"num_members={math.ceil(num_members / ensemble_axis) * ensemble_axis}."
+                f"num_members={math.ceil(num_members / ensemble_axis) * ensemble_axis}.",
+                exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
         if len(devices) % ensemble_axis:
             raise UserError(
                 f"The ensemble axis must divide the number of devices: got ensemble axis "
-                f"{ensemble_axis} for {len(devices)} devices. Use an ensemble axis of {good}."
+                f"{ensemble_axis} for {len(devices)} devices. Use an ensemble axis of {good}.",
+                exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
         grid = np.array(devices).reshape(ensemble_axis, len(devices) // ensemble_axis)
         mesh = Mesh(grid, (ENSEMBLE, DATA), axis_types=(AxisType.Auto,) * 2)
@@ -260,7 +263,8 @@ class Layout:
                     else f"{counted(self.num_members, 'member')} x "
                     f"{counted(global_batch_size, 'example')} cannot use that many devices. Start "
                     f"fewer hosts, or use {field}={self.data_axis}."
-                )
+                ),
+                exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
 
     def free_bytes(self) -> float:

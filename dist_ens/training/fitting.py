@@ -20,6 +20,7 @@ from dist_ens.json_text import Json, JsonDict
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import checked_metrics
 from dist_ens.state import State, refuse_lists
+from dist_ens.stop_signal import StopSignal
 from dist_ens.training.beginning import POSITION_FILE, begin_run
 from dist_ens.training.callback_states import restore_states, saved_states
 from dist_ens.training.checks import (
@@ -229,7 +230,7 @@ def fit(
     callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
 
     with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(cluster.StopSignal())
+        stop = stack.enter_context(StopSignal())
         opened = None
         if checkpoints is not None:
             opened = stack.enter_context(checkpoints.open(record.to_dict()))

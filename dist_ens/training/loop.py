@@ -18,6 +18,7 @@ from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout
 from dist_ens.state import State, differing, leaf_types
+from dist_ens.stop_signal import StopSignal
 from dist_ens.training.evaluation_data import EvalData
 from dist_ens.training.metrics import MetricsReader
 from dist_ens.types import Callback
@@ -83,9 +84,7 @@ class Loop:
         # First callback of this host that returned `STOP`.
         self._stopper: Callback | None = None
 
-    def run(
-        self, state: State, batches: Iterator[CallBatches], stop: cluster.StopSignal
-    ) -> Outcome:
+    def run(self, state: State, batches: Iterator[CallBatches], stop: StopSignal) -> Outcome:
         """Runs the loop and returns its result.
 
         Args:
@@ -114,7 +113,7 @@ class Loop:
         self,
         state: State,
         batches: Iterator[CallBatches],
-        stop: cluster.StopSignal,
+        stop: StopSignal,
         *,
         has_ended: bool,
     ) -> Outcome:
@@ -155,6 +154,7 @@ class Loop:
             with jax.transfer_guard("disallow"):
                 state, metrics = ensemble.update_steps(state, batch)
                 previous_step, step = step, step + metrics["loss"].shape[0]
+                stop.has_progress = True
                 if previous_step == self._info.first_step:
                     with jax.transfer_guard("allow"):  # It transfers a few flags, and only once.
                         ensemble.check_columns(state)

@@ -1,0 +1,106 @@
+"""Signals that stop a run at the same call of the update on every host."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from types import FrameType
+from typing import ClassVar
+
+import jax
+from jax.experimental import multihost_utils
+
+
+class StopSignal:
+    """A context that turns a signal into a stop at the same call boundary on every host.
+
+    On a single host, signals are caught after `listen` is called. On several hosts they are caught
+    from the beginning of the context. A second signal ends the process at once. Only the main
+    thread can catch signals, so in another thread the stop is never set.
+
+    Attributes:
+        signal: Number of the signal that was received; None without one.
+        has_progress: Whether the end of the process would lose steps. The loop of a run sets it.
+    """
+
+    # Signals that are caught. A command adds those that preempt it.
+    numbers: ClassVar[tuple[int, ...]] = (signal.SIGINT, signal.SIGTERM)
+    # Context that catches the signals of this process now; None without one.
+    current: ClassVar["StopSignal | None"] = None
+
+    def __enter__(self) -> "StopSignal":
+        self.signal: int | None = None
+        self.has_progress = False
+        self._calls = 0
+        self._previous: dict[int, object] = {}
+        if jax.process_count() > 1:
+            self.listen()
+        return self
+
+    def listen(self) -> None:
+        """Starts to catch signals."""
+        if self._previous or threading.current_thread() is not threading.main_thread():
+            return
+        if jax.process_count() > 1:
+            keep_notifier()
+        for number in self.numbers:
+            self._previous[number] = signal.signal(number, self._on_signal)
+        StopSignal.current = self
+
+    def __exit__(self, *_: object) -> None:
+        StopSignal.current = None
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Stores the first signal, and ends the process at the second."""
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        notify_hosts()
+        with contextlib.suppress(OSError):  # The terminal may be closed.
+            os.write(2, b"Stopping after the current step; a second signal ends at once.\n")
+
+    def is_set(self) -> bool:
+        """Returns whether to stop now, the same on every host. All hosts must ask equally often."""
+        if jax.process_count() > 1:
+            self._calls += 1
+            if multihost_utils.reached_preemption_sync_point(self._calls):
+                self.signal = self.signal or signal.SIGTERM
+                return True
+            return False
+        return self.signal is not None
+
+
+# C function by which JAX hears of SIGTERM and makes all hosts agree on a step.
+_notifier: int | None = None
+
+
+def keep_notifier() -> None:
+    """Keeps the handler of SIGTERM that JAX has installed, before Python installs its own.
+
+    Of two handlers the one that was installed last receives the signal. JAX installs its handler
+    when `jax.distributed` starts, and would hear of no SIGTERM any more.
+    """
+    global _notifier
+    installed = _installed_handler(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
+    of_python = _installed_handler(signal.SIGTERM)
+    if installed not in (of_python, int(signal.SIG_DFL), int(signal.SIG_IGN)):
+        _notifier = installed
+
+
+def notify_hosts() -> None:
+    """Tells the other hosts of a run that this host has to stop. Any thread may call this."""
+    if _notifier is not None:
+        ctypes.CFUNCTYPE(None, ctypes.c_int)(_notifier)(signal.SIGTERM)
+
+
+def _installed_handler(number: int) -> int:
+    """Returns the address of the C function that receives a signal."""
+    action = (ctypes.c_void_p * 32)()  # `struct sigaction` begins with the handler.
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.sigaction(int(number), None, action):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return action[0] or 0

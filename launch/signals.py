@@ -1,0 +1,121 @@
+"""Signals to a command, which are heard even while the main thread compiles.
+
+Python calls a handler in the main thread, between two instructions of Python. While the main thread
+compiles, it executes none for minutes. So a thread of this module is woken by each signal, too. It
+ends the process if no progress would be lost, and at a second signal.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any, NoReturn
+
+from dist_ens.exit_codes import ExitCode
+
+# A machine is taken away with one of these signals. The command is started again later.
+_PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+# Time for the main thread to answer a signal. Ctrl-C gets more: `bench` keeps what it has timed.
+_PATIENCE_SECS = {signal.SIGINT: 3.0}
+_SHORT_PATIENCE_SECS = 0.5
+
+_received: list[int] = []
+_is_answered = False
+
+
+def begin() -> None:
+    """Starts to listen to signals. Call it once, in the main thread, before JAX is imported.
+
+    A signal that the process ignores, as after `nohup`, stays ignored.
+    """
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    signal.signal(signal.SIGINT, _end_silently)
+    for number in caught_preemptions():
+        signal.signal(number, _end)
+    # A child that is forked would write its signals into the same pipe.
+    os.register_at_fork(after_in_child=_forget)
+    threading.Thread(target=_listen, args=(reads,), name="signals", daemon=True).start()
+
+
+def caught_preemptions() -> list[int]:
+    """Returns the numbers of the signals that preempt this process."""
+    return [number for number in _PREEMPTIONS if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def raise_at_interrupt() -> None:
+    """Makes Ctrl-C raise a KeyboardInterrupt, which the command reports."""
+    signal.signal(signal.SIGINT, _interrupt)
+
+
+def exit_code(number: int | None = None) -> int:
+    """Returns the exit code of a command that a signal ended.
+
+    Args:
+        number: Number of the signal. Default: those that this process received.
+    """
+    numbers = _received if number is None else [number]
+    is_preempted = any(number in _PREEMPTIONS for number in numbers)
+    return ExitCode.PREEMPTED if is_preempted else ExitCode.INTERRUPTED
+
+
+def _end_silently(number: int, frame: FrameType | None) -> NoReturn:
+    """Ends a command that is still importing its libraries, without a message."""
+    os._exit(ExitCode.INTERRUPTED)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Ends a command that has nothing to save."""
+    _leave(number, "Nothing is lost. Run the same command again.")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Raises a KeyboardInterrupt."""
+    global _is_answered
+    _is_answered = True
+    raise KeyboardInterrupt
+
+
+def _forget() -> None:
+    """Restores the default handlers in a child process."""
+    signal.set_wakeup_fd(-1)
+    for number in caught_preemptions():
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _listen(reads: int) -> NoReturn:
+    """Acts on the first signal if no progress would be lost, and on the second at once."""
+    while True:
+        for number in os.read(reads, 1):
+            if number in (*_PREEMPTIONS, signal.SIGINT):
+                _received.append(number)
+                if len(_received) > 1:
+                    _leave(number, "The last checkpoint is kept.")
+                threading.Thread(target=_end_if_idle, args=(number,), daemon=True).start()
+
+
+def _end_if_idle(number: int) -> None:
+    """Ends the process if its main thread does not answer a signal, and no progress is lost."""
+    if _run() is not None:
+        sys.modules["dist_ens.stop_signal"].notify_hosts()
+    time.sleep(_PATIENCE_SECS.get(signal.Signals(number), _SHORT_PATIENCE_SECS))
+    run = _run()
+    if not _is_answered and (run is None or not run.has_progress):
+        _end(number, None)
+
+
+def _run() -> Any:
+    """Returns the `StopSignal` of the run that catches signals now; None without one."""
+    stopping = sys.modules.get("dist_ens.stop_signal")  # It imports JAX, which takes a second.
+    return stopping.StopSignal.current if stopping is not None else None
+
+
+def _leave(number: int, what: str) -> NoReturn:
+    """Says why the command ends, and ends the process at once."""
+    try:
+        os.write(2, f"Ended by {signal.Signals(number).name}. {what}\n".encode())
+    finally:
+        os._exit(exit_code(number))
