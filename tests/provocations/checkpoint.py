@@ -1,0 +1,146 @@
+"""How the messages of `dist_ens.checkpoint` are provoked."""
+
+import dataclasses
+import errno
+import shutil
+import tempfile
+
+import jax
+import numpy as np
+
+from dist_ens.checkpoint import Checkpoints, CheckpointStore, host_files, record, store
+from dist_ens.checkpoint.leaves import named_leaves
+from provocations._parts import raises
+
+_RECORD = record.StepRecord(
+    member="Net",
+    optimizer="sgd",
+    loss="categorical",
+    methods=(),
+    num_members=2,
+    member_ids=(0, 1),
+    seed=0,
+    batch="['inputs'] float32[8, 4]",
+    fingerprint=None,
+    versions={},
+)
+_STATE = {"w": np.zeros((2, 3), np.float32)}
+
+
+def _saved(folder, host_files=None):
+    """Saves the checkpoint of step 5."""
+    with CheckpointStore(folder, keep=2) as checkpoints:
+        checkpoints.save(
+            5, {"w": jax.numpy.zeros((2, 3))}, {"member": "Net"}, host_files=host_files
+        )
+    return CheckpointStore(folder, read_only=True)
+
+
+def _check(saved):
+    record.check_resumes(_RECORD.to_dict(), saved, "runs/digits")
+
+
+def a_folder_of_another_type():
+    Checkpoints(3)
+
+
+def a_resume_that_is_unknown(tmp_path):
+    Checkpoints(tmp_path, resume="always")
+
+
+def seconds_that_are_not_positive(tmp_path):
+    Checkpoints(tmp_path, every_secs=-1)
+
+
+def a_folder_in_which_another_run_trains(tmp_path):
+    with Checkpoints(tmp_path).open({}), Checkpoints(tmp_path).open({}):
+        pass
+
+
+def a_file_in_place_of_the_folder(tmp_path):
+    (tmp_path / "runs").touch()
+    with Checkpoints(tmp_path / "runs" / "digits").open({}):
+        pass
+
+
+def a_folder_that_is_read_only(tmp_path, monkeypatch):
+    def refused(**_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    with Checkpoints(tmp_path).open({}):
+        pass
+
+
+def a_host_file_with_an_impossible_name():
+    host_files.check_names(["../data"])
+
+
+def a_run_of_more_hosts(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "process_count", lambda: 2)
+        contents = host_files.host_file_contents({"iterator": b"5"})
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    host_files.read_host_file(tmp_path, "iterator")
+
+
+def two_leaves_with_one_name():
+    named_leaves({"a.b": np.zeros(1), "a": {"b": np.zeros(1)}})
+
+
+def ids_for_another_number_of_members():
+    dataclasses.replace(_RECORD, num_members=3)
+
+
+def a_record_that_is_damaged():
+    record.StepRecord.from_dict({"member": "Net"})
+
+
+def batches_of_an_unknown_structure():
+    dataclasses.replace(_RECORD, batch=".inputs float32[8, 4]").batch_shapes()
+
+
+def a_folder_with_a_run_from_a_config():
+    _check({"experiment": {}})
+
+
+def a_folder_with_another_run():
+    _check(dataclasses.replace(_RECORD, optimizer="adam", seed=1).to_dict())
+
+
+def a_folder_with_a_run_from_python():
+    record.require_config_record(_RECORD.to_dict(), "runs/digits")
+
+
+def a_step_that_was_not_saved(tmp_path):
+    _saved(tmp_path).require_step(6)
+
+
+def a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "write_checkpoint", full)
+    _saved(tmp_path)
+
+
+def a_state_of_another_network(tmp_path):
+    _saved(tmp_path).restore_state(5, {"w": jax.ShapeDtypeStruct((2, 4), "float32")})
+
+
+def a_state_of_another_precision(tmp_path):
+    _saved(tmp_path).restore_state(5, {"w": jax.ShapeDtypeStruct((2, 3), "float64")})
+
+
+def a_checkpoint_that_was_replaced(tmp_path):
+    checkpoints = _saved(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    checkpoints.restore_run(5)
+
+
+def a_checkpoint_that_is_damaged(tmp_path, monkeypatch):
+    checkpoints = _saved(tmp_path)
+    monkeypatch.setattr(store, "read_run", raises)
+    checkpoints.restore_run(5)
