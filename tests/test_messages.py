@@ -1,71 +1,67 @@
-"""Every message of an error that is raised for what a user gave, in one file to read.
+"""Every message for a user, in one file to read: as the code writes it, and as a person reads it.
 
-After a change of a message, write the file anew and review the difference:
+`provocations` has a function for each message. After a change of a message, write the file anew and
+review the difference:
 
     python tests/test_messages.py
 """
 
-import ast
 import pathlib
-
-import pytest
+import sys
 
 ROOT = pathlib.Path(__file__).parent.parent
-GOLDEN = pathlib.Path(__file__).parent / "messages.txt"
-# Functions whose argument at a position is a message.
-RAISING = {"UserError": 0, "RunError": 0, "require": 1}
+GOLDEN = ROOT / "tests" / "messages.txt"
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    import conftest  # noqa: F401  # The command has the devices that the tests have.
+
+import pytest  # noqa: E402
+
+from provocations import Provocation, Site, provocations, provoked, sites  # noqa: E402
 
 pytestmark = pytest.mark.quick
+each = pytest.mark.parametrize("provocation", provocations(), ids=lambda each: each.name)
 
 
-def text_of(node):
-    """Returns a message with its values as `{expression}`; other expressions as they stand."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return text
-        case ast.JoinedStr(values=values):
-            return "".join(map(text_of, values))
-        case ast.FormattedValue(value=value):
-            return f"{{{ast.unparse(value)}}}"
-        case ast.BinOp(op=ast.Add(), left=left, right=right):
-            return text_of(left) + text_of(right)
-    return f"{{{ast.unparse(node)}}}"
+def written() -> str:
+    """Returns the file: each message below the file that writes it, with what was provoked."""
+    texts: dict[Site, set[str]] = {site: set() for site in sites()}
+    for provocation in provocations():
+        message = provoked(provocation)
+        texts[message.site].add(message.text)
+    lines = []
+    for file in sorted({site.file for site in texts}):
+        lines += [f"== {file}", ""]
+        for site in sorted(site for site in texts if site.file == file):
+            lines += [site.template, *(f"    {text}" for text in sorted(texts[site])), ""]
+    return "\n".join(lines)
 
 
-def messages():
-    """Returns the messages, each below the file that raises it."""
-    for folder in ("dist_ens", "launch"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            found = [
-                text_of(node.args[RAISING[node.func.id]])
-                for node in ast.walk(ast.parse(path.read_text()))
-                if isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id in RAISING
-                and len(node.args) > RAISING[node.func.id]
-            ]
-            if found:
-                yield f"== {path.relative_to(ROOT)}", sorted(found)
+@each
+def test_a_message_reads_as_in_the_file(provocation: Provocation):
+    message = provoked(provocation)
+    assert f"    {message.text}\n" in GOLDEN.read_text(), (
+        f"{message.site.file} says: {message.text}\n"
+        "If that reads well: python tests/test_messages.py writes the file anew."
+    )
 
 
-def written():
-    return "".join(f"{file}\n\n" + "\n".join(texts) + "\n\n" for file, texts in messages())
-
-
-def test_every_message_is_in_the_file_to_read():
+def test_the_file_has_every_message_and_no_other():
     assert written() == GOLDEN.read_text(), "python tests/test_messages.py writes the file anew"
 
 
-def test_no_message_says_received():
-    for file, texts in messages():
-        for text in texts:
-            assert "Received:" not in text, f"{file}: {text}"
+def test_every_message_is_provoked():
+    missing = {*sites()} - {provoked(provocation).site for provocation in provocations()}
+    listed = [f"{site.file}:{sites()[site][0]}: {site.template}" for site in sorted(missing)]
+    assert not missing, "\n".join(["Add to tests/provocations what provokes:", *listed])
 
 
-def test_every_message_ends_as_a_sentence():
-    for file, texts in messages():
-        for text in texts:
-            assert text[-1] in ".!?}", f"{file}: {text}"
+@each
+def test_a_message_ends_as_a_sentence(provocation: Provocation):
+    text = provoked(provocation).text
+    assert text[-1] in ".!?…", text
+    assert "Received:" not in text, text
+    assert "\n" not in text, text
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import pytest
 
 from dist_ens.errors import RunError, UserError
@@ -28,10 +29,11 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 # Calls whose argument at a position is a message. `super().__init__` is one in errors.py only.
 _RAISING = {"UserError": 0, "RunError": 0, "require": 1}
 # The function `require` passes on the message of its caller.
+
 _PASSED_ON = "{message}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, order=True)
 class Site:
     """The place in the code that writes a message, with its values as `{expression}`."""
 
@@ -98,6 +100,7 @@ def provoked(provocation: Provocation) -> Message:
         pytest.MonkeyPatch.context() as monkeypatch,
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
+        jax.numpy_rank_promotion("allow"),  # as for a user, and unlike in other tests
         _noted() as notes,
     ):
         # A message quotes a path with its links followed.

@@ -37,7 +37,11 @@ def _source(inputs=None, labels=None):
 
 
 def rows_of_unequal_length():
-    _source(inputs=[[1.0, 2.0], [3.0]])
+    class Rows:
+        def __array__(self, dtype=None, copy=None):
+            raise ValueError("The rows have 2 numbers and 1.")
+
+    _source(inputs=Rows())
 
 
 def an_iterator_in_place_of_an_array():
