@@ -43,9 +43,9 @@ def start(
             return  # There is no cluster: this process is alone.
         raise UserError(
             f"The processes of a run cannot find each other: jax.distributed says "
-            f"{shortened(str(error))}. Inside a cluster's job start one process per host with "
-            "its launcher (srun, mpirun), or give --coordinator_address, --num_processes and "
-            "--process_id."
+            f"{shortened(str(error).rstrip('.'))}. Inside a cluster's job start one process per "
+            "host with its launcher (srun, mpirun), or give --coordinator_address, "
+            "--num_processes and --process_id."
         ) from error
 
 

@@ -96,3 +96,15 @@ def first_line(error: Exception) -> str:
     """Returns the first line of an error's message, as a sentence."""
     line = next((line for line in str(error).splitlines() if line.strip()), "")
     return line if line.endswith((".", "!", "?")) else line + "."
+
+
+def a_type(value: Any) -> str:
+    """Returns the name of a value's class with its article, and `an array` for any array.
+
+    >>> a_type(3), a_type("3")
+    ('an int', 'a str')
+    """
+    name = type(value).__name__
+    if name in ("ndarray", "ArrayImpl") or name.endswith("Tracer"):
+        name = "array"
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"

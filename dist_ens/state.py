@@ -101,7 +101,7 @@ def stack_members(members: Sequence[Tree]) -> Tree:
         if structures[0] != structures[1]:
             raise UserError(
                 f"Member {position} cannot be stacked with member 0: they are pytrees of different "
-                f"structure, {structures[0]} and {structures[1]}. "
+                f"structure, {' and '.join(map(structure_text, structures))}. "
                 "All members of one ensemble share one architecture."
             )
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(as_held, members))

@@ -197,7 +197,7 @@ def required(flag: flags.FlagHolder) -> Any:
         UserError: If the flag was not given.
     """
     if not flag.value:
-        raise UserError(f"--{flag.name} is missing. Add --{flag.name}=….")
+        raise UserError(f"--{flag.name} is missing. Add --{flag.name}=PATH.")
     return flag.value
 
 

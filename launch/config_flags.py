@@ -120,7 +120,8 @@ class ConfigFlags:
             is_field = argument.startswith("-") and name in known and name not in flags.FLAGS
             if is_field and self._overridable:
                 raise UserError(
-                    f"--{name} is a field of the config, and not a flag. Write --config.{name}=…."
+                    f"--{name} is a field of the config, and not a flag. Write "
+                    f"--config.{name}=VALUE."
                 )
         self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
         return rest

@@ -234,7 +234,7 @@ def test_what_is_no_function_is_refused():
 @pytest.mark.parametrize("number", [1, 4])
 def test_another_number_of_arguments_is_refused(number):
     lifted = de.lift(step, layout=layout_of(1, 1), in_specs=SPECS)
-    message = f"The lifted function was called with {number} arguments, and in_specs has 3."
+    message = f"The lifted function takes as many arguments as in_specs has specs, 3: got {number}."
     with pytest.raises(UserError, match=message):
         lifted(*[RATE] * number)
 

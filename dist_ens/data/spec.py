@@ -150,8 +150,9 @@ class Spec:
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least=1))
         if self.standardization and len(self.standardization.target_mean) != self.num_groups:
             raise UserError(
-                f"The standardization has {len(self.standardization.target_mean)} groups, and "
-                f"num_groups={self.num_groups}. Give means and deviations for each group."
+                f"num_groups={self.num_groups}, and the number of groups of the standardization is "
+                f"{len(self.standardization.target_mean)}. Give means and deviations for each "
+                "group."
             )
         object.__setattr__(self, "input_dtype", _held_dtype(self.input_dtype))
 

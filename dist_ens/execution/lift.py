@@ -177,8 +177,8 @@ class Lifted:
     def _placed(self, args: tuple[PyTree, ...]) -> list[PyTree]:
         if len(args) != len(self._in_specs):
             raise UserError(
-                f"The lifted function was called with {len(args)} arguments, and in_specs has "
-                f"{len(self._in_specs)}. Give one argument for each spec."
+                f"The lifted function takes as many arguments as in_specs has specs, "
+                f"{len(self._in_specs)}: got {len(args)}. Give one argument for each spec."
             )
         return [
             self._layout.placed(arg, spec, f"Argument {number}")

@@ -28,7 +28,7 @@ def check_room(ensemble: Ensemble, batch: Batch) -> None:
     layout = ensemble.layout
     state = ensemble.abstract_state(batch)
     size: float = device_bytes(state)
-    way_out = "Train fewer"
+    way_out = "Train fewer members"
     if layout.platform != "cpu":  # The members of other waves wait in the memory of the host.
         size /= ensemble.waves
         way_out += f", or in more than --config.layout.waves={ensemble.waves}"

@@ -198,7 +198,11 @@ class Distribution(Protocol):
         Raises:
             UserError: If the data do not determine the map.
         """
-        raise UserError(f"{type(self).__name__} predictions have no calibration {method!r}.")
+        fitting = ", ".join(self.calibrations)
+        way_out = f"Choose among {fitting}." if fitting else "Leave the calibration out."
+        raise UserError(
+            f"{type(self).__name__} predictions have no calibration {method!r}. {way_out}"
+        )
 
     def with_pooling(self, name: str) -> Self:
         """Returns the distribution with another way of pooling.

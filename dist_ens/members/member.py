@@ -162,7 +162,7 @@ def check_member(
     if new_structure != structure:
         raise UserError(
             "apply changed the structure of the model state: it returned "
-            f"{new_structure}, and init returned {structure}. "
+            f"{structure_text(new_structure)}, and init returned {structure_text(structure)}. "
             "Create every entry of the state in init."
         )
     return params, model_state
