@@ -83,28 +83,20 @@ def kind_of(value: Any) -> str:
 
     >>> kind_of(1), kind_of("runs/a"), kind_of(None), kind_of(ValueError)
     ('an int', 'a str', 'None', 'the class ValueError')
+
+    Any array is "an array".
     """
     if value is None:
         return "None"
     if isinstance(value, type):
         return f"the class {value.__name__}"
     name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeio' or name == 'ndarray' else 'a'} {name}"
+    if name in ("ndarray", "ArrayImpl") or name.endswith("Tracer"):
+        name = "array"
+    return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"
 
 
 def first_line(error: Exception) -> str:
     """Returns the first line of an error's message, as a sentence."""
     line = next((line for line in str(error).splitlines() if line.strip()), "")
     return line if line.endswith((".", "!", "?")) else line + "."
-
-
-def a_type(value: Any) -> str:
-    """Returns the name of a value's class with its article, and `an array` for any array.
-
-    >>> a_type(3), a_type("3")
-    ('an int', 'a str')
-    """
-    name = type(value).__name__
-    if name in ("ndarray", "ArrayImpl") or name.endswith("Tracer"):
-        name = "array"
-    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"

@@ -272,6 +272,15 @@ def differing(types: dict[str, str], others: dict[str, str]) -> list[str]:
     return [name for name in {**types, **others} if types.get(name) != others.get(name)]
 
 
+def structure_text(structure: Structure) -> str:
+    """Returns the structure of a pytree as a text, with `*` for each leaf.
+
+    >>> structure_text(jax.tree.structure({"w": 1.0, "b": None}))
+    "{'b': None, 'w': *}"
+    """
+    return str(structure).removeprefix("PyTreeDef(").removesuffix(")")
+
+
 def leaf_types(tree: PyTree) -> dict[str, str]:
     """Returns the type and shape of each leaf of a pytree, by the leaf's name.
 

@@ -10,7 +10,7 @@ import numpy as np
 from dist_ens.errors import UserError, first_line
 from dist_ens.members.modes import EVALUATION_ARGUMENTS, TRAINING, IdleLayers
 from dist_ens.randomness import pinned_generator
-from dist_ens.state import described, leaf_name, require_arrays
+from dist_ens.state import described, leaf_name, require_arrays, structure_text
 from dist_ens.types import Inputs, Key, ModelState, Outputs, Params, PyTree, Shapes, Structure, Tree
 
 _MOST_LISTED = 5  # A message names at most this many layers.

@@ -169,7 +169,7 @@ def with_float_inputs(batch: Batch, method: str, key: str = "inputs") -> jax.Arr
         UserError: If the batch is not a dict with that key, or the inputs are not one array.
     """
     if not isinstance(batch, dict) or key not in batch:
-        found = f"has {_keys_of(batch)}" if isinstance(batch, dict) else f"is {a_type(batch)}"
+        found = f"has {_keys_of(batch)}" if isinstance(batch, dict) else f"is {kind_of(batch)}"
         raise UserError(
             f"{method} changes batch[{key!r}], and the batch {found}. Give batches that are "
             f"dicts with the key {key!r}."

@@ -124,16 +124,16 @@ def _noted() -> Iterator[list[tuple[Exception, Site | None]]]:
     """Notes each error for the user that is made, with the place that wrote its message."""
     notes = []
 
-    def noting(base):
-        def __init__(self, *args):
-            base.__init__(self, *args)
+    def noting(init):
+        def __init__(self, *args, **options):
+            init(self, *args, **options)
             notes.append((self, _site_above()))
 
         return __init__
 
     with pytest.MonkeyPatch.context() as patch:
         for kind in (UserError, RunError):
-            patch.setattr(kind, "__init__", noting(kind.__base__), raising=False)
+            patch.setattr(kind, "__init__", noting(kind.__init__))
         yield notes
 
 
