@@ -28,6 +28,7 @@ def from_pytree(
         The member. Its `init` raises a `UserError` if the class is not registered; the message
         says how to register it.
 
+    >>> import jax
     >>> @jax.tree_util.register_dataclass
     ... @dataclasses.dataclass
     ... class Line:
