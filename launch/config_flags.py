@@ -54,8 +54,9 @@ class ConfigFlags:
     """
 
     def __init__(self, *, overridable: bool = True) -> None:
-        # `prepare` reads this flag, which stands here for the list of flags alone.
-        flags.DEFINE_string(_CONFIG, None, _OF_NEW_RUN if overridable else _OF_FINISHED_RUN)
+        # The flag stands here for the list of flags alone. `prepare` reads it, and defines it anew.
+        if _CONFIG not in flags.FLAGS:
+            flags.DEFINE_string(_CONFIG, None, _OF_NEW_RUN if overridable else _OF_FINISHED_RUN)
         self.file: ConfigFile | None = None
         self._overridable = overridable
         self._overrides: Any = None
