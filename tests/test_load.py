@@ -226,7 +226,10 @@ def in_python(tmp_path_factory):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"activation": jax.nn.relu}, r"the hash of the training step \(its code and constants\)"),
+        (
+            {"activation": jax.nn.relu},
+            "the network, the loss, a method or a hyperparameter was changed",
+        ),
         ({"num_members": 4}, "num_members is 2 there and 4 here"),
         ({"seed": 1}, "the seed is 0 there and 1 here"),
     ],

@@ -1,6 +1,9 @@
 """A run that was made in Python resumes on the data with which it began, and on no other."""
 
+import dataclasses
+
 import numpy as np
+import optax
 import pytest
 
 import dist_ens as de
@@ -41,6 +44,22 @@ def test_other_training_data_is_refused_and_resumed_anyway(tmp_path, data, optio
     with pytest.raises(UserError, match=f"^The training data differs from that of .*: .*{told}"):
         trained(tmp_path, data, steps=6, **options)
     assert trained(tmp_path, data, steps=6, resume="anyway", **options).step == 6
+
+
+def test_a_changed_step_is_told_and_resumed_anyway_only_if_the_state_fits(tmp_path):
+    trained(tmp_path, DATA, steps=2)
+
+    def resumed(optimizer, resume="same"):
+        ensemble = dataclasses.replace(classifier(), optimizer=optimizer)
+        saved = de.Checkpoints(tmp_path, every_secs=None, resume=resume)
+        return fit(ensemble, DATA, checkpoints=saved, batch_size=8, steps=4)
+
+    told = "all parts have the same names, and the training step computes something else.*'anyway'"
+    with pytest.raises(UserError, match=told):
+        resumed(optax.sgd(0.2))
+    with pytest.raises(UserError, match="The saved state has other arrays than a state of these"):
+        resumed(optax.adam(0.1))
+    assert resumed(optax.sgd(0.2), "anyway").step == 4
 
 
 def test_iterables_have_no_facts_of_their_data(tmp_path):

@@ -17,7 +17,7 @@ from dist_ens.checkpoint.record import RESUMES, check_resumes
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore, read_newest
 from dist_ens.commands import quoted
 from dist_ens.config import whole_number
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import UserError, value_and_kind
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.paths import given_path
 from dist_ens.state import State
@@ -59,8 +59,7 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | os.PathLike):
             raise UserError(
-                f"folder is {repr(self.folder)[:200]}, {kind_of(self.folder)}. Give a "
-                "path, such as 'runs/digits'."
+                f"folder is {value_and_kind(self.folder)}. Give a path, such as 'runs/digits'."
             )
         checked: dict[str, Any] = {
             "folder": given_path(self.folder, "folder"),

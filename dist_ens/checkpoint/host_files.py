@@ -69,9 +69,9 @@ def read_host_file(checkpoint: pathlib.Path, name: str, *, is_shared: bool = Fal
         if is_shared:
             return _read(folder / f"{name}.0")[1]
         raise RunError(
-            f"{quoted(checkpoint)} has a host file {name!r} for each of its "
-            f"{counted(num_hosts, 'host')}, and this run has "
-            f"{counted(jax.process_count(), 'host')}. Resume on as many hosts as before."
+            f"{quoted(checkpoint)} was saved by {counted(num_hosts, 'host')}, each with its own "
+            f"{name!r}, and this run has {counted(jax.process_count(), 'host')}. Resume on as "
+            "many hosts as before."
         )
     return content if mine in files else None
 

@@ -36,6 +36,7 @@ _DATA = {
 }
 _EXAMPLES = "the hash of the training examples"
 _OF_DATA = {*_DATA.values(), _EXAMPLES}
+_STEP = "the hash of the training step"
 _DIGITS = 12  # Number of digits of a hash that a message shows.
 
 
@@ -73,6 +74,8 @@ class StepRecord:
         num_groups: Number of groups of the training examples.
         validation: Share of the examples that `fit` held out; None if it held out none.
         examples: Hash of the training examples; None if they change each time they are read.
+        leaves: Hash of the names, types and shapes of the state's leaves; None if an older version
+            wrote the record.
 
     Raises:
         UserError: If a number is out of its range, or the ids are not as many as the members.
@@ -95,6 +98,7 @@ class StepRecord:
     num_groups: int | None = None
     validation: float | None = None
     examples: str | None = None
+    leaves: str | None = None
 
     def __post_init__(self) -> None:
         whole_number("num_members", self.num_members, least=1)
@@ -176,8 +180,7 @@ class StepRecord:
         if different or saved.fingerprint is None or self.fingerprint is None:
             return different
         if saved.versions == self.versions and saved.fingerprint != self.fingerprint:
-            what = "the hash of the training step (its code and constants)"
-            different.append((what, saved.fingerprint[:_DIGITS], self.fingerprint[:_DIGITS]))
+            different.append((_STEP, saved.fingerprint[:_DIGITS], self.fingerprint[:_DIGITS]))
         return different
 
     def _other_data(self, saved: "StepRecord") -> list[tuple[str, object, object]]:
@@ -253,14 +256,26 @@ def check_resumes(
                 "resume='anyway' to train that run further on this data."
             )
         raise UserError(
-            f"{quoted(folder)} holds another run: {listed(different)}. Choose another folder for "
-            "this run, give the parts of the saved run to resume it, or set resume='anyway' to "
-            "resume it with these parts."
+            f"{quoted(folder)} holds another run: {listed(different)}. {_way_out(here, there)}"
         )
     notes = here.notes(there)
     if different:
         notes.append(f"Resuming another run, as resume='anyway' says: {listed(different)}.")
     return notes
+
+
+def _way_out(here: StepRecord, there: StepRecord) -> str:
+    """Returns what to do about a folder that holds a run of other parts."""
+    if here.leaves is not None and there.leaves is not None and here.leaves != there.leaves:
+        return (
+            "The saved state has other arrays than a state of these parts, so they cannot resume "
+            "it. Choose another folder for this run, or give the parts of the saved run."
+        )
+    fits = "" if here.leaves == there.leaves is not None else ", if the saved state fits them"
+    return (
+        "Choose another folder for this run, give the parts of the saved run to resume it, or set "
+        f"resume='anyway' to resume it with these parts{fits}."
+    )
 
 
 def require_config_record(saved_record: Mapping[str, Json], folder: str | os.PathLike[str]) -> None:
@@ -292,6 +307,13 @@ def _tree_of(leaves: Sequence[tuple[list[str | int], Leaf]]) -> PyTree:
 
 def listed(differences: list[tuple[str, Json, Json]]) -> str:
     """Returns the differences from `StepRecord.differences` as a text, with long values cut."""
+    if [what for what, _, _ in differences] == [_STEP]:
+        [(_, there, here)] = differences
+        return (
+            "all parts have the same names, and the training step computes something else, because "
+            "the network, the loss, a method or a hyperparameter was changed (its hash is "
+            f"{there} there and {here} here)"
+        )
     return "; ".join(
         f"{what} is {_short(there)} there and {_short(here)} here"
         for what, there, here in differences

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from dist_ens.config.checks import did_you_mean
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import UserError, value_and_kind
 from dist_ens.json_text import Json
 
 # A section with a field of this name, a mapping, takes arguments of a function that another field
@@ -177,6 +177,4 @@ def checked_type(field: str, value: Any, hint: Any, remedy: str | None = None) -
         "None" if k is types.NoneType else getattr(k, "__name__", str(k)) for k in allowed
     )
     remedy = remedy or f"Correct it in the config file or with --config.{field}=…"
-    raise UserError(
-        f"{field} must be {names}: got {repr(value)[:200]}, {kind_of(value)}. " + remedy
-    )
+    raise UserError(f"{field} must be {names}: got {value_and_kind(value)}. " + remedy)

@@ -1,6 +1,8 @@
 """The record of a run that was made in Python, which `fit` saves with each checkpoint."""
 
 import dataclasses
+import hashlib
+from typing import Any
 
 import jax
 
@@ -11,6 +13,7 @@ from dist_ens.data.source import fingerprint_of
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
 from dist_ens.json_text import JsonDict
+from dist_ens.state import leaf_types
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.types import Batch
@@ -107,8 +110,14 @@ def record_of(ensemble: Ensemble, batch: Batch) -> PythonRecord:
             ),
             fingerprint=fingerprint_of_step(ensemble, batch),
             versions=versions(),
+            leaves=_hash_of_leaves(ensemble.abstract_state(batch)),
         )
     )
+
+
+def _hash_of_leaves(state: PyTree) -> str:
+    """Returns a hash of the names, types and shapes of a state's leaves."""
+    return hashlib.sha256(repr(sorted(leaf_types(state).items())).encode()).hexdigest()
 
 
 def _name_of(part: object) -> str:
