@@ -38,13 +38,8 @@ SLIPS = {
 # Messages whose slip is known. Who corrects one takes it off this list.
 TO_REWORD = {
     "ensemble/a_mean_over_the_weights_of_one_column": "a name of JAX's own",
-    "ensemble/parameters_of_one_member": "a plural of one",
-    "evaluation/a_number_in_place_of_data": "an before a vowel",
-    "evaluation/all_members_left_out": "a plural in parentheses",
     "evaluation/batches_of_other_structure": "a name of JAX's own",
     "training/a_batch_without_labels": "a name of JAX's own",
-    "training/a_callback_whose_state_json_cannot_hold": "an before a vowel",
-    "training/a_number_in_place_of_data": "an before a vowel",
     "training/hosts_that_yield_other_shapes": "a name of JAX's own",
 }
 

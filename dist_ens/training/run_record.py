@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-from typing import Any
 
 import jax
 
@@ -16,7 +15,7 @@ from dist_ens.json_text import JsonDict
 from dist_ens.state import leaf_types
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
-from dist_ens.types import Batch
+from dist_ens.types import Batch, PyTree
 
 # A fingerprint covers all examples in memory of up to the first number of bytes. It covers the
 # second number of examples of larger data, and the third of examples that are not in memory.
