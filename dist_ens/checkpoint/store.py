@@ -258,8 +258,8 @@ class CheckpointStore:
             resume = f" to resume from step {max(older)}" if older else ""
             raise RunError(
                 f"The checkpoint {quoted(path)} is damaged, or this user may not read it "
-                f"({type(error).__name__}: {first_line(error)}). Give permission to read it, or "
-                f"move that folder away{resume}.",
+                f"({type(error).__name__}: {first_line(error).rstrip('.')}). Give permission "
+                f"to read it, or move that folder away{resume}.",
                 exit_code=ExitCode.DAMAGED,
             ) from error
 

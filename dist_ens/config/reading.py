@@ -176,5 +176,5 @@ def checked_type(field: str, value: Any, hint: Any, remedy: str | None = None) -
     names = " or ".join(
         "None" if k is types.NoneType else getattr(k, "__name__", str(k)) for k in allowed
     )
-    remedy = remedy or f"Correct it in the config file or with --config.{field}=…"
-    raise UserError(f"{field} must be {names}: got {value_and_kind(value)}. " + remedy)
+    remedy = remedy or f"Correct it in the config file, or give --config.{field}=VALUE."
+    raise UserError(f"{field} must be {names}: got {value_and_kind(value)}. {remedy}")

@@ -64,9 +64,9 @@ def check_columns_of_loss(layout: Layout, loss: MemberLoss, state: State, batch:
         division = local_weighted_mean(body, set(body.invars[-num_of_batch:]))
         if division is not None:
             raise UserError(
-                "The loss divides by a sum over one column's part of the batch "
-                f"({division}), so it is not the mean over the global batch on mesh {layout}. Use "
-                "dist_ens.losses.batch_mean(values, weights=weights), which sums over all columns."
+                "The loss divides by a sum over one column's part of the batch, so it is not the "
+                f"mean over the global batch on mesh {layout}. Use dist_ens.losses.batch_mean("
+                "values, weights=weights), which sums over all columns."
             )
     if uses_batch_mean[-1]:
         different = differing_leaves(layout, {"loss": jax.jit(program)(state, batch)})

@@ -27,7 +27,7 @@ from dist_ens.metrics import Metric
 from dist_ens.metrics.catalogue import direction_of
 from dist_ens.metrics.metric import checked_metrics
 from dist_ens.randomness import PREDICT, pinned_generator
-from dist_ens.state import State, refuse_lists
+from dist_ens.state import State, refuse_lists, structure_text
 from dist_ens.types import Batch, Data, Metrics, ModelState, Params, PyTree, Structure
 
 BATCH_SIZE = 1000
@@ -300,8 +300,8 @@ def arrays_of(data: Data) -> PyTree:
         structure: Structure = jax.tree.structure(batch)
         if structure != first:
             raise UserError(
-                f"Batch {number} of the data is a pytree {structure}, and the first is {first}. "
-                "Give batches of one structure."
+                f"Batch {number} of the data is a pytree {structure_text(structure)}, and the "
+                f"first is {structure_text(first)}. Give batches of one structure."
             )
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
 

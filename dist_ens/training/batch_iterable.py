@@ -13,7 +13,7 @@ from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import RunError, UserError, counted
 from dist_ens.layout import BATCH, BATCHES, Layout
-from dist_ens.state import held_array, leaf_name, leaf_type, refuse_lists
+from dist_ens.state import held_array, leaf_name, leaf_type, refuse_lists, structure_text
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.host_batches import check_columns_agree, check_hosts_agree
 from dist_ens.types import Batch, Data, KeyPath, Leaf, Shapes, Structure
@@ -187,8 +187,8 @@ class BatchIterable(TrainingData):
         expected: Structure = jax.tree.structure(self._shapes)
         if structure != expected:
             raise UserError(
-                f"The batch of step {step} is a pytree {structure}, and the first was {expected}. "
-                "Yield batches of one structure."
+                f"The batch of step {step} is a pytree {structure_text(structure)}, and the first "
+                f"was {structure_text(expected)}. Yield batches of one structure."
             )
         named = zip(
             jax.tree_util.tree_leaves_with_path(batch), jax.tree.leaves(self._shapes), strict=True

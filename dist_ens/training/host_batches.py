@@ -8,6 +8,7 @@ from jax.experimental import multihost_utils
 
 from dist_ens.errors import UserError
 from dist_ens.layout import Layout
+from dist_ens.state import described
 from dist_ens.types import Batch, Shapes
 
 _DIGEST_NUMBERS = 4
@@ -59,6 +60,6 @@ def check_hosts_agree(shapes: Shapes) -> None:
         different = [i for i, row in enumerate(digests) if (row != digests[0]).any()]
         raise UserError(
             f"The hosts yield batches of different shapes: hosts {different} differ from host 0, "
-            f"and this host ({jax.process_index()}) yields {text}. Yield the same shapes on every "
-            "host."
+            f"and this host ({jax.process_index()}) yields {described(shapes)}. Yield the "
+            "same shapes on every host."
         )

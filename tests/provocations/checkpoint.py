@@ -144,3 +144,9 @@ def a_checkpoint_that_is_damaged(tmp_path, monkeypatch):
     checkpoints = _saved(tmp_path)
     monkeypatch.setattr(store, "read_run", raises)
     checkpoints.restore_run(5)
+
+
+def a_run_on_other_data():
+    other = dataclasses.replace(_RECORD, num_examples=1000)
+    saved = dataclasses.replace(_RECORD, num_examples=1200).to_dict()
+    record.check_resumes(other.to_dict(), saved, "runs/digits")

@@ -211,3 +211,16 @@ def inputs_of_unequal_length():
 def no_inputs():
     made = ensemble()
     made.apply(made.init(batch()), np.zeros((0, FEATURES)))
+
+
+def a_layout_that_is_a_number():
+    ensemble(layout=8)
+
+
+class _Loss:
+    def __call__(self, params, model_state, batch, key):
+        return _mean_loss(params, model_state, batch, key)
+
+
+def a_loss_that_is_a_class():
+    ensemble(_Loss)

@@ -7,9 +7,9 @@ import numpy as np
 
 from dist_ens.data import ArraySplit, Spec, TreeSplit
 from dist_ens.evaluation import Evaluator, calibration, ood, out_of_bag, shift
-from dist_ens.evaluation.label_checks import check_classes, check_weights
+from dist_ens.evaluation.label_checks import check_classes, check_finite, check_weights
 from dist_ens.evaluation.scoring import Examples, check_score, evaluate
-from dist_ens.losses import Categorical, Gaussian, Point
+from dist_ens.losses import Categorical, Gaussian, Point, gaussian
 from dist_ens.metrics import Metric
 from provocations._parts import (
     CLASSES,
@@ -262,3 +262,13 @@ def a_network_that_predicts_otherwise_for_floats():
 
 def a_network_that_rounds_its_inputs():
     _shifted(lambda inputs: inputs.astype(np.uint8))
+
+
+def a_misspelt_key():
+    data = dict(zip(("inputs", "labels"), examples(), strict=True)) | {"weight": np.ones(8)}
+    made = ensemble()
+    evaluate(made, made.init(batch()), data)
+
+
+def a_label_that_is_nan():
+    check_finite(gaussian(), np.array([0.5, np.nan, 1.5], np.float32))

@@ -352,3 +352,8 @@ def a_run_without_its_config_file():
 
 def a_workdir_without_a_checkpoint(tmp_path):
     workdir.open_finished(tmp_path)
+
+
+def a_run_loaded_without_its_config_file(tmp_path):
+    record = _run(network="Net", member_file="configs/digits.py").to_dict()
+    loaded.load(_trained(tmp_path, record))

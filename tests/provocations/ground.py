@@ -130,3 +130,11 @@ def no_members():
 
 def labels_that_are_text():
     state.held_array(np.array(["cat"]), "data['labels']")
+
+
+def a_list_in_place_of_an_array():
+    state.refuse_lists({"inputs": [[1.0, 2.0]]}, "the data")
+
+
+def a_number_in_place_of_an_array():
+    state.refuse_lists({"inputs": 1.0}, "the data")

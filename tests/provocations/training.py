@@ -254,3 +254,16 @@ def a_callback_that_returns_parameters():
 
 def a_callback_that_returns_another_network():
     _returned(lambda state: state._replace(params={"w": jnp.zeros((2, 2))}))
+
+
+class _Printing:
+    def __call__(self, info):
+        print(info.step)
+
+
+def a_callback_that_is_a_class():
+    _fit(callbacks=[_Printing])
+
+
+def data_that_are_a_class():
+    _fit(dict)
