@@ -565,7 +565,7 @@ def returns_three(key, inputs):
         ),
         (
             lambda: as_member((full_init, lambda p, s, x, k, t: x)).apply({}, (), X, None, False),
-            "apply returned an ndarray instead of a tuple of two. It must be apply(params,",
+            "apply returned an array instead of a tuple of two. It must be apply(params,",
         ),
     ],
 )

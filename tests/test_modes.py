@@ -560,7 +560,7 @@ class AlwaysDropping(nn.Module):
 
 
 def test_a_network_that_draws_without_a_key_is_told_how_to_be_given_one():
-    with pytest.raises(UserError, match=r'PRNG for "noise".*streams=\("dropout", "noise"\)'):
+    with pytest.raises(UserError, match=r'stream "noise".*streams=\("dropout", "noise"\)'):
         both(from_linen(Noisy()))
     assert trains_and_evaluates(from_linen(Noisy(), streams=("noise",)))
     with pytest.raises(UserError, match=r"There is no key in evaluation. Switch dropout off"):

@@ -1,5 +1,6 @@
 """Members made from `flax.linen` modules."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ import flax.errors
 import flax.linen as nn
 import jax
 
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import UserError
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
     Layers,
@@ -86,11 +87,13 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
                 "There is no key in evaluation. Switch dropout off with deterministic=not train or "
                 'deterministic=not self.has_rng("dropout").'
                 if key is None
-                else f"It is given the streams {', '.join(streams)}. Name the others too, as in "
-                'from_linen(module, streams=("dropout", "noise")).'
+                else f"The streams with a key are: {', '.join(streams)}. Name the others too, as "
+                'in from_linen(module, streams=("dropout", "noise")).'
             )
+            named = re.search(r'"\w+"', str(error))
+            stream = f" of the stream {named[0]}" if named else ""
             raise UserError(
-                f"The network draws random numbers without a key: {first_line(error)} {remedy}"
+                f"The network draws random numbers{stream} without a key. {remedy}"
             ) from error
         return outputs, dict(new_state)
 
