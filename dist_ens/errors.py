@@ -15,7 +15,7 @@ class UserError(ValueError):
     """An error in an argument, a field or a file of the user. Nothing has been written.
 
     Args:
-        message: What is wrong, and what to do.
+        message: Sentences that name the mistake, and what to do.
         exit_code: Exit code of a command that ends with this error.
     """
 
@@ -44,7 +44,7 @@ class RunError(RuntimeError):
     """An error that happened to a run after a correct start, such as a full disk.
 
     Args:
-        message: What went wrong, and what to do.
+        message: Sentences that name the failure, and what to do.
         exit_code: Exit code of a command that ends with this error.
     """
 
