@@ -98,7 +98,7 @@ def test_other_keys_of_the_data_are_allowed(key):
 @pytest.mark.parametrize(("value", "name"), [(np.nan, "NaN"), (-np.inf, "infinity")])
 def test_labels_that_are_not_finite_are_refused_with_their_row(value, name, standardize):
     ensemble = regression(standardize=standardize)
-    targets = np.ones(EXAMPLES, np.float32)
+    targets = np.arange(EXAMPLES, dtype=np.float32)
     data, wrong = DATA | {"labels": targets}, targets.copy()
     wrong[[5, 7]] = value
     told = rf"have {name} in row 5 of {EXAMPLES} \(2 such rows in all\)\. Remove these rows"
@@ -109,7 +109,7 @@ def test_labels_that_are_not_finite_are_refused_with_their_row(value, name, stan
 
 
 def test_labels_that_are_not_finite_are_not_scored():
-    ensemble, targets = regression(), np.ones(EXAMPLES, np.float32)
+    ensemble, targets = regression(), np.arange(EXAMPLES, dtype=np.float32)
     state = ensemble.init(DATA | {"labels": targets})
     wrong, weights = DATA | {"labels": targets.copy()}, np.ones(EXAMPLES)
     wrong["labels"][5] = np.nan
@@ -122,6 +122,22 @@ def test_labels_that_are_not_finite_are_not_scored():
         fit(ensemble, wrong | {"weights": weights})
     right = DATA | {"labels": targets}
     fit(ensemble, right, eval_data=wrong | {"weights": weights}, steps=1)
+
+
+def test_equal_labels_are_not_standardised():
+    data = DATA | {"labels": np.full(EXAMPLES, 0.1, np.float32)}
+    with pytest.raises(UserError, match=r"^All training labels are 0\.1, and squared_error\(stand"):
+        fit(regression(), data)
+    assert fit(regression(standardize=False), data, steps=1).step == 1
+
+
+@pytest.mark.parametrize("num_classes", [0, 1, 2.0])
+def test_fewer_than_two_classes_are_refused(num_classes):
+    for objective in (de.losses.categorical, de.losses.one_vs_rest):
+        with pytest.raises(
+            UserError, match=r"^num_classes of \w+ is .*a whole number of at least 2"
+        ):
+            objective(num_classes)
 
 
 def test_shares_of_classes_that_are_not_finite_are_refused():

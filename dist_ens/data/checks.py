@@ -115,8 +115,8 @@ def count_classes(where: str, labels: np.ndarray) -> int:
         )
     if count == 1:
         raise UserError(
-            f"{where} has one class: all training labels are 0. Check that they are the labels. "
-            "num_classes, in a config data.num_classes, allows one class."
+            f"{where} has one class: all training labels are 0. Check that they are the labels, or "
+            "say how many classes there are: num_classes, in a config data.num_classes."
         )
     return count
 

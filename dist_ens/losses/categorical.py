@@ -282,10 +282,10 @@ def categorical(num_classes: int) -> Objective:
     """Returns the objective for classes with the softmax cross-entropy.
 
     Args:
-        num_classes: Number of classes, at least 1. Labels are int[batch, ...] in [0, num_classes).
+        num_classes: Number of classes, at least 2. Labels are int[batch, ...] in [0, num_classes).
 
     Raises:
-        UserError: If `num_classes` is not a positive whole number.
+        UserError: If `num_classes` is not a whole number of at least 2.
 
     >>> categorical(10).num_outputs
     10
@@ -297,10 +297,10 @@ def class_mean_categorical(num_classes: int) -> Objective:
     """Returns the objective `categorical` with its loss divided by the number of classes.
 
     Args:
-        num_classes: Number of classes, at least 1. Labels are int[batch, ...] in [0, num_classes).
+        num_classes: Number of classes, at least 2. Labels are int[batch, ...] in [0, num_classes).
 
     Raises:
-        UserError: If `num_classes` is not a positive whole number.
+        UserError: If `num_classes` is not a whole number of at least 2.
 
     >>> loss = class_mean_categorical(2).example_loss(jnp.zeros((1, 2)), jnp.array([0]))
     >>> round(float(loss[0]), 4)  # log 2 / 2
@@ -315,10 +315,10 @@ def one_vs_rest(num_classes: int) -> Objective:
     """Returns the objective for classes with a sigmoid cross-entropy for each class.
 
     Args:
-        num_classes: Number of classes, at least 1. Labels are int[batch, ...] in [0, num_classes).
+        num_classes: Number of classes, at least 2. Labels are int[batch, ...] in [0, num_classes).
 
     Raises:
-        UserError: If `num_classes` is not a positive whole number.
+        UserError: If `num_classes` is not a whole number of at least 2.
 
     >>> loss = one_vs_rest(2).example_loss(jnp.zeros((1, 2)), jnp.array([0]))
     >>> round(float(loss[0]), 4)  # 2 log 2
@@ -335,9 +335,10 @@ def _objective(
     num_classes: int,
 ) -> Objective:
     """Returns an objective for classes; raises a `UserError` for an invalid `num_classes`."""
-    if not isinstance(num_classes, int | np.integer) or num_classes < 1:
+    if not isinstance(num_classes, int | np.integer) or num_classes < 2:
         raise UserError(
-            f"num_classes of {name} is {num_classes!r}. Give a positive whole number, such as 10."
+            f"num_classes of {name} is {num_classes!r}. Give a whole number of at least 2, such as "
+            "10: with one class there is nothing to learn."
         )
     num_classes = int(num_classes)
     return Objective(

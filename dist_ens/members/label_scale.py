@@ -70,11 +70,10 @@ def set_label_scale(layout: Layout, state: State, labels: np.ndarray) -> State:
     Args:
         layout: Layout of the state.
         state: State of the ensemble.
-        labels: All training labels, float[examples, ...].
+        labels: All training labels, float[examples, ...], not all equal.
     """
     values = np.asarray(labels, np.float64)
-    std = float(values.std())
-    held = _held(layout, float(values.mean()), std if std > 0 else 1.0)
+    held = _held(layout, float(values.mean()), float(values.std()))
     return state._replace(model_state={**state.model_state, **held})
 
 

@@ -99,7 +99,7 @@ def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], N
 
     Raises:
         UserError: If a label is not a class or not finite, the objective standardises the labels of
-            an iterable, or a key is misspelt.
+            an iterable or equal labels, or a key is misspelt.
     """
     objective = ensemble.objective
     if objective is None:
@@ -130,6 +130,12 @@ def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], N
     label_checks.check_finite(objective, labels)
     if objective.num_classes is not None:
         return
+    if objective.standardize and labels.min() == labels.max():
+        raise UserError(
+            f"All training labels are {labels.min():.4g}, and {objective.name}(standardize=True) "
+            "divides them by their standard deviation, which is 0. Check that they are the labels, "
+            "or leave standardize out."
+        )
     mean, std = float(np.mean(labels)), float(np.std(labels))
     if not objective.standardize and max(abs(mean), std) > _LARGE:
         say(
