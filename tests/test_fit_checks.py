@@ -328,12 +328,29 @@ class BreaksInCallback:
 )
 def test_the_state_is_saved_when_an_evaluation_fails(tmp_path, ensemble, options):
     checkpoints = de.Checkpoints(tmp_path, every_secs=None)
-    with pytest.raises((KeyError, RunError), match="what nobody could know before"):
+    with pytest.raises(RunError, match="what nobody could know before"):
         fit(ensemble(), steps=4, checkpoints=checkpoints, eval_data=DATA, **options)
     result = fit(ensemble(), steps=4, checkpoints=checkpoints)
     assert result.steps_per_second == 0  # nothing was trained again
     expected = fit(ensemble(), steps=4).state.params["w"]
     np.testing.assert_array_equal(result.state.params["w"], expected)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "told"),
+    [
+        (breaks, "KeyError: 'what nobody could know before'"),
+        (lambda rows: rows.mean("absent"), "KeyError: 'absent'"),
+        (lambda rows: None, "TypeError: float"),
+    ],
+)
+def test_the_metric_whose_reduction_raises_is_named(reduce, told):
+    ensemble = classifier()
+    message = f"^The function reduce of the metric 'own' raised {told}.* Correct the function"
+    with pytest.raises(RunError, match=message):
+        de.evaluate(
+            ensemble, ensemble.init(DATA), DATA, metrics=[Metric("own", hit, reduce=reduce)]
+        )
 
 
 # A given state

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import jax
 import numpy as np
 
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import RunError, UserError, first_line, kind_of
 from dist_ens.json_text import JsonDict
 from dist_ens.metrics.means import mean_of
 from dist_ens.types import Leaf, Score
@@ -170,12 +170,24 @@ class Metric:
         object.__setattr__(self, "statistics", self.statistics or (self.name,))
 
     def score(self, rows: Rows) -> Score:
-        """Returns the metric of some rows: a float, or float64[draws] of resamples."""
-        if self.reduce is not None:
-            value = self.reduce(rows)
-        else:
+        """Returns the metric of some rows: a float, or float64[draws] of resamples.
+
+        Raises:
+            RunError: If `reduce` raises an exception, or returns no number.
+        """
+        if self.reduce is None:
             value = in_own_unit(self.unit, rows.mean(self.statistics[0]), rows.unit)
-        return float(value) if np.ndim(value) == 0 else value
+            return float(value) if np.ndim(value) == 0 else value
+        try:
+            value = self.reduce(rows)
+            return float(value) if np.ndim(value) == 0 else value
+        except (UserError, RunError):
+            raise
+        except Exception as error:  # A function of the user may raise anything.
+            raise RunError(
+                f"The function reduce of the metric {self.name!r} raised {type(error).__name__}: "
+                f"{first_line(error)} Correct the function, or leave the metric out."
+            ) from error
 
     def describe(self) -> JsonDict:
         """Returns label, unit and direction as JSON values."""
