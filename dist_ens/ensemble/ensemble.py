@@ -50,6 +50,7 @@ from dist_ens.losses import Objective, Prediction, predict_leaves
 from dist_ens.members import Member, as_member, with_compute_dtype
 from dist_ens.members.label_scale import (
     begin_label_scale,
+    has_label_scale,
     member_label_scale,
     with_label_scale,
 )
@@ -220,11 +221,15 @@ class Ensemble:
             the labels have mean 0 and standard deviation 1 until `fit` sets them.
 
         Raises:
-            UserError: If the members cannot be stacked, or their number is not `num_members`.
+            UserError: If the members cannot be stacked, their number is not `num_members`, or they
+                do not fit the network. The fit is not checked here if the shapes of the network
+                depend on its inputs.
         """
+        is_whole = model_states is not None and any(map(has_label_scale, model_states))
         state = initial_state.state_from(
             params,
             model_states,
+            member=self.network if is_whole else self.member,
             optimizer=self.optimizer,
             layout=self.layout,
             ids=self.ids,

@@ -14,7 +14,7 @@ from dist_ens.members import Member
 from dist_ens.members.modes import on_one_column
 from dist_ens.narrowing import held_dtype
 from dist_ens.randomness import INIT, member_key, pinned_generator
-from dist_ens.state import State, stack_members, without_weak_types
+from dist_ens.state import State, differing, leaf_types, stack_members, without_weak_types
 from dist_ens.types import Leaf, ModelState, Optimizer, Params, PyTree, Shapes
 
 
@@ -91,6 +91,7 @@ def state_from(
     params: Sequence[Params],
     model_states: Sequence[ModelState] | None,
     *,
+    member: Member,
     optimizer: Optimizer,
     layout: Layout,
     ids: np.ndarray,
@@ -102,6 +103,7 @@ def state_from(
     Args:
         params: Parameters, one pytree for each member.
         model_states: Model states, one pytree for each member; None if the networks have none.
+        member: Network of one member.
         optimizer: Optimizer of one member.
         layout: Layout of the members.
         ids: Ids of the members, int32[members].
@@ -109,7 +111,8 @@ def state_from(
         waves: Number of waves. If it is above 1, the state is in the hosts' memory.
 
     Raises:
-        UserError: If the members cannot be stacked, or their number is not that of the ids.
+        UserError: If the members cannot be stacked, their number is not that of the ids, or they do
+            not fit the network.
     """
     if not isinstance(params, list | tuple):
         raise UserError(
@@ -121,7 +124,13 @@ def state_from(
             f"params has {counted(len(params), 'member')}, and the ensemble has {len(ids)}. Make "
             f"the ensemble with num_members={len(params)}."
         )
+    if model_states is not None and len(model_states) != len(params):
+        raise UserError(
+            f"params has {counted(len(params), 'member')}, and model_states has "
+            f"{len(model_states)}. Give one model state for each member."
+        )
     stacked = without_weak_types(stack_members(params))
+    check_parts(member, params[0], () if model_states is None else model_states[0])
     keys = jax.vmap(partial(member_key, seed))(jnp.asarray(ids))
     with pinned_generator():
         begin = jax.vmap(partial(optimizer_state, optimizer))
@@ -140,6 +149,36 @@ def state_from(
         MEMBERS,
     )
     return state if waves == 1 else Waves(layout, waves).off_devices(state)
+
+
+def check_parts(member: Member, params: Params, model_state: ModelState) -> None:
+    """Checks that parameters and a model state are those of a network, as far as that is known.
+
+    Nothing is checked if the shapes of the network depend on its inputs, as those of flax.linen do.
+
+    Args:
+        member: Network of one member.
+        params: Parameters of one member.
+        model_state: Model state of one member; `()` if it has none.
+
+    Raises:
+        UserError: If a leaf is absent, or has another type or shape than in the network.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    try:
+        expected = jax.eval_shape(lambda key: member.init(key, None), key)
+    except Exception:  # The network needs its inputs, and may raise anything without them.
+        return
+    for name, found, of_network in zip(
+        ("params", "model_states"), (params, model_state), expected, strict=True
+    ):
+        there, here = leaf_types(found), leaf_types(of_network)
+        for leaf in differing(here, there):
+            raise UserError(
+                f"{name} does not fit the network {member.name}: leaf {leaf} is "
+                f"{there.get(leaf, 'absent')} in {name}[0] and {here.get(leaf, 'absent')} in the "
+                f"network. Give the {name} of networks like this one."
+            )
 
 
 def shapes_of(tree: PyTree) -> Shapes:

@@ -51,6 +51,11 @@ def standardized(labels: jax.Array, model_state: ModelState) -> jax.Array:
     return (labels - model_state[_MEAN]) / model_state[_STD]
 
 
+def has_label_scale(model_state: Any) -> bool:
+    """Returns whether a model state holds a scale of labels; see `with_label_scale`."""
+    return isinstance(model_state, dict) and model_state.keys() == {_NETWORK, _MEAN, _STD}
+
+
 def begin_label_scale(layout: Layout, state: State) -> State:
     """Returns a state whose model state also holds a scale of labels; see `with_label_scale`.
 
@@ -59,7 +64,7 @@ def begin_label_scale(layout: Layout, state: State) -> State:
         state: State of the ensemble. If its model state has a scale already, it is kept.
     """
     given = state.model_state
-    if isinstance(given, dict) and given.keys() == {_NETWORK, _MEAN, _STD}:
+    if has_label_scale(given):
         return state
     return state._replace(model_state={_NETWORK: given, **_held(layout, 0.0, 1.0)})
 
