@@ -51,7 +51,7 @@ def standardized(labels: jax.Array, model_state: ModelState) -> jax.Array:
     return (labels - model_state[_MEAN]) / model_state[_STD]
 
 
-def has_label_scale(model_state: Any) -> bool:
+def has_label_scale(model_state: ModelState) -> bool:
     """Returns whether a model state holds a scale of labels; see `with_label_scale`."""
     return isinstance(model_state, dict) and model_state.keys() == {_NETWORK, _MEAN, _STD}
 

@@ -224,3 +224,13 @@ class _Loss:
 
 def a_loss_that_is_a_class():
     ensemble(_Loss)
+
+
+def fewer_model_states_than_parameters():
+    params = {"w": jnp.zeros((FEATURES, CLASSES))}
+    ensemble().state_of([params, params], [()])
+
+
+def parameters_of_another_network():
+    params = {"w": jnp.zeros((FEATURES, CLASSES + 1))}
+    ensemble().state_of([params, params])

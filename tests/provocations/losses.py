@@ -9,9 +9,9 @@ from dist_ens.config import ModelConfig
 from dist_ens.losses.averaging import tracing_loss
 from dist_ens.methods import LossInfo, loss
 from dist_ens.metrics import recalibration
-from dist_ens.metrics.metric import checked_metrics
+from dist_ens.metrics.metric import Rows, checked_metrics
 from dist_ens.models import make_model
-from provocations._parts import CLASSES, FEATURES, apply, network
+from provocations._parts import CLASSES, FEATURES, apply, network, raises
 from provocations._parts import batch as _batch
 
 _OBJECTIVE = losses.categorical(CLASSES)
@@ -171,3 +171,7 @@ def an_option_that_is_unknown():
 
 def an_option_that_the_network_refuses():
     make_model(ModelConfig(options={"hidden_sizes": (0,)}), (4,), CLASSES)
+
+
+def a_reduction_that_does_not_work():
+    metrics.Metric("margin", reduce=raises, statistics=("gap",)).score(Rows({"gap": np.zeros(8)}))

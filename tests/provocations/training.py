@@ -267,3 +267,9 @@ def a_callback_that_is_a_class():
 
 def data_that_are_a_class():
     _fit(dict)
+
+
+def labels_that_are_all_the_same():
+    data = {"inputs": examples()[0], "labels": np.ones(8, np.float32)}
+    made = ensemble(squared_error(standardize=True), network(lambda p, x: x @ p["w"][:, :1]))
+    _fit(data, made=made)
