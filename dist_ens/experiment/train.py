@@ -118,7 +118,7 @@ def train(
     if result.signal is not None:
         _say_where_it_stopped(console, result, experiment, built, workdir)
     elif result.scores is not None and cluster.is_main():
-        report.write_summary(workdir, _summary(built, result, workdir))
+        report.write_summary(workdir, _summary(built, result, result.scores, workdir))
         _print_scores(console, result.scores)
     return Trained(
         run,
@@ -181,10 +181,11 @@ def _say_where_it_stopped(
     )
 
 
-def _summary(built: Built, result: FitResult, workdir: pathlib.Path) -> JsonDict:
+def _summary(
+    built: Built, result: FitResult, scores: Scores, workdir: pathlib.Path
+) -> JsonDict:
     """Returns the content of `summary.json`."""
-    run, ensemble, scores = built.run, result.ensemble, result.scores
-    assert scores is not None  # Without scores there is no summary.
+    run, ensemble = built.run, result.ensemble
     layout, per_step = ensemble.layout, ensemble.num_members * built.run.order.global_batch_size
     pace: dict[str, float] = {
         "seconds": result.seconds,
