@@ -181,9 +181,7 @@ def _say_where_it_stopped(
     )
 
 
-def _summary(
-    built: Built, result: FitResult, scores: Scores, workdir: pathlib.Path
-) -> JsonDict:
+def _summary(built: Built, result: FitResult, scores: Scores, workdir: pathlib.Path) -> JsonDict:
     """Returns the content of `summary.json`."""
     run, ensemble = built.run, result.ensemble
     layout, per_step = ensemble.layout, ensemble.num_members * built.run.order.global_batch_size
