@@ -5,6 +5,7 @@ config, and of the flags that each command defines.
 """
 
 import dataclasses
+import inspect
 import re
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import griffe
 import mkdocs_gen_files
 
 import launch
+from dist_ens import models
 from dist_ens.config import Experiment
+from dist_ens.config.reading import OPTIONS
 
 
 def descriptions(section: type) -> dict[str, str]:
@@ -32,7 +35,8 @@ def fields(section: type, prefix: str = "") -> Iterator[str]:
     """Yields a heading and a description for each field of a config, section after section."""
     texts, sections = descriptions(section), []
     for field in dataclasses.fields(section):
-        name = f"{prefix}{field.name}"
+        # Options are fields of their own, with the names of a function's arguments.
+        name = f"{prefix}{'ARGUMENT' if field.name == OPTIONS else field.name}"
         if isinstance(field.default_factory, type) and dataclasses.is_dataclass(
             field.default_factory
         ):
@@ -43,10 +47,24 @@ def fields(section: type, prefix: str = "") -> Iterator[str]:
             default = field.default_factory()
         kind = re.sub(r"<class '(\w+)'>", r"\1", str(field.type))
         text = texts[field.name].replace("\n", "\n    ")  # the continuation of a definition
-        yield f"`--config.{name}` ({kind}, default `{default!r}`)\n:   {text}\n\n"
+        told = "" if field.name == OPTIONS else f" ({kind}, default `{default!r}`)"
+        yield f"`--config.{name}`{told}\n:   {text}\n\n"
     for field, name in sections:
         yield f"## {name}\n\n{texts[field.name]}\n\n"
         yield from fields(field.default_factory, f"{name}.")
+
+
+def networks() -> Iterator[str]:
+    """Yields a row for each network that a config can name, with its arguments."""
+    yield "## Networks\n\n"
+    yield "| `model.name` | what it is | arguments and defaults |\n| --- | --- | --- |\n"
+    for name, network in models.MODELS.items():
+        what = (inspect.getdoc(network) or "").partition("\n")[0]
+        what = what.removeprefix("Returns ").rstrip(".")
+        options = models.model_options(name).items()
+        told = ", ".join(f"`{option}={default!r}`" for option, (default, _) in options)
+        yield f"| `{name}` | {what} | {told or 'none'} |\n"
+    yield "\n"
 
 
 def flags_of(verb: str) -> Iterator[str]:
@@ -71,8 +89,12 @@ def flags_of(verb: str) -> Iterator[str]:
 
 
 with mkdocs_gen_files.open("reference/config.md", "w") as page:
-    page.write("# Config\n\nEvery field of a config is a flag of `dist-ens train`.\n\n")
+    page.write(
+        "# Config\n\nEvery field of a config is a flag of `dist-ens train`. A tuple is quoted: "
+        '`--config.data.mean="(0.5,0.5,0.5)"`.\n\n'
+    )
     page.writelines(fields(Experiment))
+    page.writelines(networks())
 
 with mkdocs_gen_files.open("reference/command_line.md", "w") as page:
     page.write("# Command line\n\n`dist-ens VERB` is `python -m launch.VERB`.\n\n")

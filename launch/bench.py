@@ -31,9 +31,17 @@ from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
-_PLOT = define_path("plot", "bench.png", "File for the picture.")
+_PLOT = define_path(
+    "plot", "bench.png", "PNG file for the plot of steps/s over the number of members."
+)
 _JSON = define_path("json", None, "File to write the figures to.")
-_TURNS = flags.DEFINE_integer("turns", 5, "Number of rounds of timing.", lower_bound=2)
+_TURNS = flags.DEFINE_integer(
+    "turns",
+    5,
+    "Number of times that each program is timed, in turns with the others. More give a smaller "
+    "spread.",
+    lower_bound=2,
+)
 _CONFIG = ConfigFlags()
 
 

@@ -48,17 +48,21 @@ class Experiment:
 
     Attributes:
         num_members: Number of members. None if `members_per_group` is given.
-        members_per_group: Number of members for each group of the data source. None if
-            `num_members` is given.
+        members_per_group: Number of members of each group, for `data.examples=splits`: the source
+            divides its examples into training and test sets in several ways, and each group is
+            trained on one of them. None if `num_members` is given.
         seed: Seed of initialisation, dropout and data order, in [0, 2**32). A member's random
             numbers depend on the seed and its id.
         steps: Number of updates. None if `epochs` is given.
         epochs: Number of passes over a member's training examples. An epoch has as many steps as
             batches, with the last partial batch counted; that batch is filled up with examples of
             the next epoch. None if `steps` is given.
-        steps_per_call: Number of updates in one jitted call.
-        execution: Way in which a device runs its members: `auto`, which times several ways when the
-            run begins, or `WAY[+LOWERING][+STEPS]`, see `dist_ens.config.execution_spec`.
+        steps_per_call: Number of updates in one call of the compiled program. More are faster for
+            small networks, because a call costs about a millisecond. Saving, evaluating and logging
+            happen between calls.
+        execution: Way in which a device runs its members. `auto` times several ways when the run
+            begins and takes the fastest. Others are `vmap`, `unroll`, `map`, `chunk:K` and `loop`,
+            alone or with additions such as `vmap+patches`; the page on execution lists them.
         layout: Placement of the members on the devices.
         data: Data set, and the examples that each member sees.
         model: Network of one member.

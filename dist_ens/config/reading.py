@@ -139,7 +139,8 @@ def _as_tuple(value: object) -> object:
 
 
 def checked_type(field: str, value: Any, hint: Any, remedy: str | None = None) -> Any:
-    """Returns a value as the annotated type. Converts only an int to a float, a list to a tuple.
+    """Returns a value as the annotated type. Converts only an int to a float, and a list
+    or one number to a tuple.
 
     Args:
         field: Name of the field, for the message.
@@ -156,6 +157,9 @@ def checked_type(field: str, value: Any, hint: Any, remedy: str | None = None) -
     value = _as_tuple(value)
     for kind in allowed:
         origin = typing.get_origin(kind) or kind
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if origin is tuple and is_number:  # As on the command line, one number needs no comma.
+            value = (value,)
         if origin is tuple and isinstance(value, tuple):
             of_each = typing.get_args(kind)[0]
             return tuple(

@@ -54,7 +54,7 @@ class DataConfig:
 
     Attributes:
         source: Data source: `digits`, `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or
-            `uci:FILE`.
+            `uci:FILE`. The guide on config files says what each reads.
         data_dir: Folder of prepared TFDS data. None uses the default of TFDS.
         num_classes: Number of classes. None counts those of the training labels, which must all be
             present.
@@ -66,19 +66,23 @@ class DataConfig:
 
             - `shared`: all members see the same batch.
             - `permuted`: each member sees the whole training set in its own order.
-            - `splits`: each member sees, in its own order, the training set of its group. Member i
-              is in group i modulo the number of groups, and each group is a separate ensemble.
-              The source must have several splits, as `uci` has.
+            - `splits`: for a source that divides its examples into a training and a test set in
+              several ways, as `uci:FILE` does for cross-validation. The members form as many
+              groups, and each group is an ensemble of its own, trained and scored on one of these
+              divisions. Member i is in group i modulo the number of groups.
             - `bootstrap`: each member is trained on its own bootstrap sample, drawn with
-              replacement. The weight of an example is its number of draws. About a third of the
-              examples is out-of-bag.
+              replacement. All members see the same batches; the loss of an example is multiplied
+              by the number of times that the member drew it, 0 for about a third of the examples
+              (out-of-bag). A loss of your own is weighted too if it averages with
+              `losses.batch_mean`.
             - `kfold`: each member leaves one of `num_folds` folds out. Member i leaves out fold i
               modulo `num_folds`.
         num_folds: Number of folds, 2 or more, for `examples=kfold`; None otherwise.
         validation: Fraction of the training examples that is held out for validation, in [0, 1).
-        mean: Mean that is subtracted from the inputs on the device: one number, or one per channel.
-        std: Standard deviation by which the inputs are then divided: one number, or one per
-            channel.
+        mean: Mean that is subtracted from the inputs on the device: one number, or a tuple with
+            one per channel.
+        std: Standard deviation by which the inputs are then divided: one number, or a tuple with
+            one per channel.
     """
 
     source: str = "digits"
@@ -125,8 +129,11 @@ class ModelConfig:
     """The network of one member.
 
     Attributes:
-        name: Name of a network in `dist_ens.models`.
-        options: Arguments of that network by name. In a config they stand beside `name`.
+        name: Name of a network: `mlp`, `mlp_bn_dropout`, `lenet5`, `resnet8` or `transformer`.
+            Their arguments are listed below.
+        options: Arguments of that network. Each is a field of its own beside `name`:
+            `model=dict(name="mlp", hidden_sizes=(256, 256))` in a config file, or
+            `--config.model.hidden_sizes="(256,256)"`.
     """
 
     name: str = "mlp"
@@ -147,10 +154,11 @@ class LossConfig:
             evenly over all classes, in [0, 1).
         mixup: Mixup coefficient alpha. Mixing weights are drawn from Beta(alpha, alpha). 0 disables
             mixup.
-        adversarial: Step size of adversarial training. A member is trained on each example and on
-            a copy of it, in which each input is moved by this step in the direction that raises
-            the loss (the fast gradient sign method). The unit is the range of the input: its
-            largest minus its smallest value in the training data. 0.01 is usual, 0 disables it.
+        adversarial: Step size of adversarial training. The loss is the mean of that of the
+            examples and that of copies, in which each feature is moved by this step in the
+            direction that raises the loss (the fast gradient sign method). The unit is the range
+            of the feature: its largest minus its smallest value over all training examples. 0.01
+            is usual, 0 disables it.
     """
 
     name: str = "softmax_cross_entropy"
@@ -206,14 +214,18 @@ class OptimizerConfig:
         learning_rate: Learning rate at the first step, positive. None uses the optimizer's own
             default, such as 1.0 for `prodigy`.
         schedule: Learning rate schedule: `constant`, or `linear` or `cosine` decay to zero.
-        schedule_steps: Number of steps over which the learning rate decays; None for `constant`.
-            It is independent of `steps`, so that a longer run takes the same first steps.
+        schedule_steps: Number of steps over which the learning rate decays to zero, where it
+            stays; None for `constant`. It is independent of `steps`, so that a longer run takes
+            the same first steps.
         momentum: Momentum of an optimizer that has one, in [0, 1). 0 disables it, also where
             Optax's own default is another.
-        weight_decay: Weight decay of an optimizer that has one, zero or positive; for `sgd` the
-            coefficient of an L2 penalty. 0 disables it, also where Optax's own default is another.
+        weight_decay: Weight decay, zero or positive; for `sgd` the coefficient of an L2 penalty.
+            An optimizer without weight decay, such as `adam`, takes only 0: use `adamw`. 0
+            disables it, also where Optax's own default is another.
         clip_norm: Largest global norm of one member's gradient, positive. None disables clipping.
-        options: Other arguments of the optimizer by name. In a config they stand beside `name`.
+        options: Other arguments of the optimizer. Each is a field of its own beside `name`:
+            `optimizer=dict(name="sgd", nesterov=True)` in a config file, or
+            `--config.optimizer.nesterov=True`.
     """
 
     name: str = "adam"
@@ -282,8 +294,8 @@ class CheckpointConfig:
     Attributes:
         every_steps: Number of steps between saves. None disables saves by the step.
         every_secs: Seconds between saves. None disables saves by the clock.
-        keep: Number of checkpoints to keep; the oldest are deleted. During a run, the disk holds
-            the files of one more.
+        keep: Number of checkpoints to keep, at least 1. The oldest is deleted after a new one is
+            written, so the disk needs room for `keep + 1`.
     """
 
     every_steps: int | None = None

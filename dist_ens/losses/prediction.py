@@ -38,7 +38,8 @@ class Prediction:
             the members' mixture in the targets' unit squared.
         aleatoric: Part of `total` that the members predict: their mean entropy, or mean variance.
         epistemic: Part of `total` in which the members differ: `total` less `aleatoric`, the mutual
-            information; or the variance of the members' means, divided by the number of members.
+            information; or the variance of the members' means, their mean squared distance from
+            the ensemble's mean.
         members: Predictions of the members: class probabilities [members, batch, ..., classes],
             means or medians [members, batch, ...].
         member_variance: Variances that the members predict, [members, batch, ...].

@@ -15,7 +15,7 @@ from dist_ens.models.convolutional import lenet5, resnet8
 from dist_ens.models.mlp import mlp, mlp_bn_dropout
 from dist_ens.models.transformer import transformer
 
-_MODELS: dict[str, Callable[..., Member]] = {
+MODELS: dict[str, Callable[..., Member]] = {
     model.__name__: model for model in (mlp, mlp_bn_dropout, lenet5, resnet8, transformer)
 }
 
@@ -36,14 +36,14 @@ def model_options(name: str) -> dict[str, tuple[Any, type]]:
     >>> model_options("mlp_bn_dropout")["dropout_rate"]
     (0.2, <class 'float'>)
     """
-    if name not in _MODELS:
+    if name not in MODELS:
         raise UserError(
-            f"model.name={name!r} is not a network of dist_ens.models.{did_you_mean(name, _MODELS)}"
-            f" Choose one of {', '.join(_MODELS)}, or write a network of your own in the config "
+            f"model.name={name!r} is not a network of dist_ens.models.{did_you_mean(name, MODELS)}"
+            f" Choose one of {', '.join(MODELS)}, or write a network of your own in the config "
             "file, as a function make_member(spec)."
         )
-    hints = typing.get_type_hints(_MODELS[name])
-    options = [*inspect.signature(_MODELS[name]).parameters.values()][2:]
+    hints = typing.get_type_hints(MODELS[name])
+    options = [*inspect.signature(MODELS[name]).parameters.values()][2:]
     return {option.name: (option.default, _type_of(hints[option.name])) for option in options}
 
 
@@ -76,7 +76,7 @@ def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: i
     610
     """
     known = model_options(config.name)
-    model = _MODELS[config.name]
+    model = MODELS[config.name]
     unknown = [name for name in config.options if name not in known]
     if unknown:
         raise UserError(
