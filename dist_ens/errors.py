@@ -78,7 +78,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """Returns what kind of object a value is, with its article.
 
     >>> kind_of(1), kind_of("runs/a"), kind_of(None), kind_of(ValueError)
@@ -96,7 +96,7 @@ def kind_of(value: Any) -> str:
     return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"
 
 
-def value_and_kind(value: Any) -> str:
+def value_and_kind(value: object) -> str:
     """Returns the start of a value's repr, and its kind.
 
     >>> value_and_kind(5), value_and_kind(None)

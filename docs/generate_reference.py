@@ -64,7 +64,10 @@ def networks() -> Iterator[str]:
         options = models.model_options(name).items()
         told = ", ".join(f"`{option}={default!r}`" for option, (default, _) in options)
         yield f"| `{name}` | {what} | {told or 'none'} |\n"
-    yield "\n"
+    yield (
+        "\n`init` is `he_normal`, `fan_in_uniform` (as in PyTorch), or `normal` with the standard "
+        "deviation `init_stddev`, which is None with the others.\n\n"
+    )
 
 
 def flags_of(verb: str) -> Iterator[str]:

@@ -50,7 +50,8 @@ class Experiment:
         num_members: Number of members. None if `members_per_group` is given.
         members_per_group: Number of members of each group, for `data.examples=splits`: the source
             divides its examples into training and test sets in several ways, and each group is
-            trained on one of them. None if `num_members` is given.
+            trained on one of them. It replaces `num_members`, which a config then sets to None;
+            `configs/uci.py` is an example.
         seed: Seed of initialisation, dropout and data order, in [0, 2**32). A member's random
             numbers depend on the seed and its id.
         steps: Number of updates. None if `epochs` is given.

@@ -56,8 +56,8 @@ class DataConfig:
         source: Data source: `digits`, `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or
             `uci:FILE`. The guide on config files says what each reads.
         data_dir: Folder of prepared TFDS data. None uses the default of TFDS.
-        num_classes: Number of classes. None counts those of the training labels, which must all be
-            present.
+        num_classes: Number of classes. None takes the largest training label plus 1, and each
+            class below must then occur. None for real targets.
         context_length: Number of characters in one example of a text source.
         global_batch_size: Number of examples in a step, over all hosts and devices.
         shuffle: Whether every epoch has a new order, which depends on the seed. False keeps the
@@ -220,7 +220,8 @@ class OptimizerConfig:
         momentum: Momentum of an optimizer that has one, in [0, 1). 0 disables it, also where
             Optax's own default is another.
         weight_decay: Weight decay, zero or positive; for `sgd` the coefficient of an L2 penalty.
-            An optimizer without weight decay, such as `adam`, takes only 0: use `adamw`. 0
+            The penalty adds weight_decay times the parameters to the gradient. An optimizer
+            without weight decay, such as `adam`, takes only 0: use `adamw`. 0
             disables it, also where Optax's own default is another.
         clip_norm: Largest global norm of one member's gradient, positive. None disables clipping.
         options: Other arguments of the optimizer. Each is a field of its own beside `name`:

@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 _SIMILAR = 0.9
 
 
-def check_keys(objective: Objective, keys: Iterable[Any]) -> None:
+def check_keys(objective: Objective, keys: Iterable[object]) -> None:
     """Checks that no key of the data is a misspelt key of an objective.
 
     Other keys are allowed, because a method of the user may read them.
