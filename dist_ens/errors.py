@@ -6,7 +6,6 @@ A message says what is wrong, with the values, and then what to do.
 import errno
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from dist_ens.exit_codes import ExitCode
 
