@@ -200,7 +200,7 @@ def test_update_refuses_a_bad_batch(kind):
 
 def test_a_batch_of_another_structure_at_step_7_is_refused():
     batches = itertools.chain([DATA] * 7, [{"inputs": DATA["inputs"]}])
-    message = r"^The batch of step 7 is a pytree PyTreeDef\({'inputs': \*}\), and the first was "
+    message = r"^The batch of step 7 is a pytree {'inputs': \*}, and the first was "
     with pytest.raises(UserError, match=message):
         fit(classifier(), batches, steps=9)
 

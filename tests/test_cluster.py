@@ -186,7 +186,7 @@ def test_the_command_line_joins_a_cluster_and_fails_as_one(tmp_path):
     ]
     processes = [start([*command, f"--process_id={i}"], logs[i]) for i in range(2)]
     codes = finish(processes, logs)
-    assert codes == [2, 2], logs[0].read_text()
+    assert codes == [ExitCode.IMPOSSIBLE_LAYOUT] * 2, logs[0].read_text()
     for log in logs:
         assert "global_batch_size=7 and a data axis of 2 (2 devices of 2 hosts" in log.read_text()
     assert not (tmp_path / "run").exists()

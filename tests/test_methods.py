@@ -290,7 +290,7 @@ def test_ranges_are_of_each_groups_training_examples():
     np.testing.assert_allclose(
         part.input_ranges()[0], np.ptp(part.train.take(np.arange(24))["inputs"], axis=0), rtol=1e-6
     )
-    with pytest.raises(UserError, match=r"data\.validation=0\.01 holds out 0 of 30"):
+    with pytest.raises(UserError, match=r"validation=0\.01 holds out 0 of 30"):
         source.with_validation(0.01)
 
 

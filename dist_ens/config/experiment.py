@@ -48,10 +48,10 @@ class Experiment:
 
     Attributes:
         num_members: Number of members. None if `members_per_group` is given.
-        members_per_group: Number of members of each group, for `data.examples=splits`: the source
-            divides its examples into training and test sets in several ways, and each group is
-            trained on one of them. It replaces `num_members`, which a config then sets to None;
-            `configs/uci.py` is an example.
+        members_per_group: Number of members in each group, for `data.examples=splits` only. Each
+            group is trained on one of the source's divisions into training and test examples. With
+            20 divisions, 5 gives 100 members. Write `num_members=None` beside it, as
+            `configs/uci.py` does.
         seed: Seed of initialisation, dropout and data order, in [0, 2**32). A member's random
             numbers depend on the seed and its id.
         steps: Number of updates. None if `epochs` is given.

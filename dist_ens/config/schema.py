@@ -56,8 +56,8 @@ class DataConfig:
         source: Data source: `digits`, `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or
             `uci:FILE`. The guide on config files says what each reads.
         data_dir: Folder of prepared TFDS data. None uses the default of TFDS.
-        num_classes: Number of classes. None takes the largest training label plus 1, and each
-            class below must then occur. None for real targets.
+        num_classes: Number of classes. By default it is the largest label of the training set plus
+            1. Give it if the training set lacks a class. It stays None for real targets.
         context_length: Number of characters in one example of a text source.
         global_batch_size: Number of examples in a step, over all hosts and devices.
         shuffle: Whether every epoch has a new order, which depends on the seed. False keeps the

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import itertools
 import os
 import sys
 import tempfile
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 from absl import flags
 
+import launch
 from launch import cli, environment
 from launch.config_flags import ConfigFlags
 
@@ -22,13 +24,21 @@ _CONFIG = (
 
 @contextlib.contextmanager
 def _own_flags():
-    """Removes the flags that its body defines, which another command may define too."""
+    """Removes the flags of other commands, and restores them after those that its body defines."""
+    verbs = [f"launch.{verb}" for verb in launch.VERBS]
+    of_others = {verb: list(flags.FLAGS.flags_by_module_dict().get(verb, ())) for verb in verbs}
+    for flag in itertools.chain(*of_others.values()):
+        delattr(flags.FLAGS, flag.name)
     before = set(flags.FLAGS)
     try:
         yield
     finally:
         for name in set(flags.FLAGS) - before:
             delattr(flags.FLAGS, name)
+        for verb, own in of_others.items():
+            for flag in own:
+                flags.FLAGS[flag.name] = flag
+                flags.FLAGS.register_flag_by_module(verb, flag)
 
 
 def _command(verb, *arguments, config=None, **replaced):
