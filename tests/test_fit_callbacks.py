@@ -254,7 +254,7 @@ def test_a_state_is_what_json_can_hold():
     restore_states([callback], stored, "runs/a", "same")
     assert callback.value == {"best": 0.5, "steps": [3, 4]}
     message = (
-        "The state of the callback Counts cannot be saved: a ndarray is not what JSON can hold. "
+        "The state of the callback Counts cannot be saved: an array is not what JSON can hold. "
         "Return what JSON can hold from Counts.state: numbers, texts, bools, None, and lists and "
         "dicts of these."
     )
