@@ -58,7 +58,7 @@ def test_a_config_is_timed_and_drawn(tmp_path):
         assert point["execution"] == "vmap"
         assert set(point["examples_per_second"]) == {DIST_ENS, LOOP, VMAP}
         assert {name: len(ratios) for name, ratios in point["ratios"].items()} == {LOOP: 2, VMAP: 2}
-    assert "With 1 members" in ended.stdout or "too wide to conclude" in ended.stdout
+    assert "With 1 member, dist_ens" in ended.stdout or "too wide to conclude" in ended.stdout
     with Image.open(tmp_path / "rates.png") as picture:
         assert picture.size == (900, 600)
 
@@ -183,7 +183,7 @@ def test_members_that_come_in_waves_are_not_held_at_once_to_be_timed(monkeypatch
     # On two devices one and two members are one a device, and no wave is smaller.
     assert timed == [[DIST_ENS, LOOP, VMAP], [DIST_ENS, LOOP, VMAP], [DIST_ENS, LOOP]]
     assert _conclusion(points[-1]).startswith(
-        "With 4 members dist_ens (vmap) is 1.00 (1.00 to 1.00) times as fast as a loop over them."
+        "With 4 members, dist_ens (vmap) is 1.00 (1.00 to 1.00) times as fast as a loop over them."
     )
     assert _ratio(points[-1], VMAP) == _rate(points[-1], VMAP) == ""
     assert math.isnan(_curves(points)[1][VMAP][-1])

@@ -222,10 +222,12 @@ def test_members_trained_elsewhere_predict_what_a_loop_over_them_does():
 
 
 def test_networks_trained_elsewhere_have_keys_of_their_seed_and_ids():
+    member, inputs, _ = networks.mlp()
     ensemble = networks.ensemble_of(
-        networks.mlp()[0], optax.sgd(0.1), Layout.make(2), seed=5, member_ids=[3, 1]
+        member, optax.sgd(0.1), Layout.make(2), seed=5, member_ids=[3, 1]
     )
-    state = ensemble.state_of([{"w": np.ones(3)}] * 2)
+    params, model_state = member.init(jax.random.key(0), jnp.zeros(inputs.shape, inputs.dtype))
+    state = ensemble.state_of([params] * 2, [model_state] * 2)
     expected = [jax.random.fold_in(jax.random.key(5), i) for i in (3, 1)]
     assert state.member_id.tolist() == [3, 1]
     assert [k == e for k, e in zip(state.key, expected, strict=True)] == [True, True]
