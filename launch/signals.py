@@ -18,8 +18,7 @@ from dist_ens.exit_codes import ExitCode
 # A machine is taken away with one of these signals. The command is started again later.
 _PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 # Time for the main thread to answer a signal. Ctrl-C gets more: `bench` keeps what it has timed.
-_PATIENCE_SECS = {signal.SIGINT: 3.0}
-_SHORT_PATIENCE_SECS = 0.5
+_PATIENCE_SECS, _PATIENCE_AT_INTERRUPT_SECS = 0.5, 3.0
 
 _received: list[int] = []
 _is_answered = False
@@ -80,7 +79,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _forget() -> None:
-    """Restores the default handlers in a child process."""
+    """Makes a preemption end a child process, and hides the child's signals from this thread."""
     signal.set_wakeup_fd(-1)
     for number in caught_preemptions():
         signal.signal(number, signal.SIG_DFL)
@@ -101,7 +100,8 @@ def _end_if_idle(number: int) -> None:
     """Ends the process if its main thread does not answer a signal, and no progress is lost."""
     if _run() is not None:
         sys.modules["dist_ens.stop_signal"].notify_hosts()
-    time.sleep(_PATIENCE_SECS.get(signal.Signals(number), _SHORT_PATIENCE_SECS))
+    is_interrupt = number == signal.SIGINT
+    time.sleep(_PATIENCE_AT_INTERRUPT_SECS if is_interrupt else _PATIENCE_SECS)
     run = _run()
     if not _is_answered and (run is None or not run.has_progress):
         _end(number, None)
