@@ -43,7 +43,9 @@ def to_config_dict_of(section: Any) -> ConfigDict:
 
 
 def leaves(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """Yields every value of nested mappings, with its path such as `data.source`.
+    """Yields every value of nested mappings, with the name of its field such as `data.source`.
+
+    An option is a field of the section that has the options.
 
     Args:
         tree: Nested mappings.
@@ -51,7 +53,7 @@ def leaves(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Js
     """
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
+            yield from leaves(value, prefix if name == OPTIONS else f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
@@ -79,7 +81,7 @@ def from_mapping(cls: type, values: Mapping[str, Json], prefix: str) -> Any:
     for name, value in values.items():
         if name not in hints:
             raise UserError(
-                f"The config has no field {prefix + name!r}.{did_you_mean(name, hints)} "
+                f"The config has no field {prefix + name!r}.{_nearest(name, hints)} "
                 f"The fields here are: {', '.join(hints)}."
             )
         if dataclasses.is_dataclass(hints[name]):
@@ -87,6 +89,21 @@ def from_mapping(cls: type, values: Mapping[str, Json], prefix: str) -> Any:
         else:
             arguments[name] = checked_type(prefix + name, value, hints[name])
     return cls(**arguments)
+
+
+def _nearest(name: str, hints: Mapping[str, Any]) -> str:
+    """Returns a question with the field that an unknown name stands for, or the empty string.
+
+    Args:
+        name: Name that is unknown.
+        hints: Annotations of the fields that are known; some are sections with fields.
+    """
+    in_sections = [
+        f"{section}.{name}"
+        for section, hint in hints.items()
+        if dataclasses.is_dataclass(hint) and name in typing.get_type_hints(hint)
+    ]
+    return f" Did you mean {in_sections[0]!r}?" if in_sections else did_you_mean(name, hints)
 
 
 def _with_options(

@@ -68,7 +68,7 @@ class DataConfig:
             - `permuted`: each member sees the whole training set in its own order.
             - `splits`: for a source that divides its examples into a training and a test set in
               several ways, as `uci:FILE` does for cross-validation. The members form as many
-              groups, and each group is an ensemble of its own, trained and scored on one of these
+              groups, and each group is a separate ensemble, trained and scored on one of these
               divisions. Member i is in group i modulo the number of groups.
             - `bootstrap`: each member is trained on its own bootstrap sample, drawn with
               replacement. All members see the same batches; the loss of an example is multiplied
@@ -131,7 +131,7 @@ class ModelConfig:
     Attributes:
         name: Name of a network: `mlp`, `mlp_bn_dropout`, `lenet5`, `resnet8` or `transformer`.
             Their arguments are listed below.
-        options: Arguments of that network. Each is a field of its own beside `name`:
+        options: Arguments of that network. Each is a separate field beside `name`:
             `model=dict(name="mlp", hidden_sizes=(256, 256))` in a config file, or
             `--config.model.hidden_sizes="(256,256)"`.
     """
@@ -224,7 +224,7 @@ class OptimizerConfig:
             without weight decay, such as `adam`, takes only 0: use `adamw`. 0
             disables it, also where Optax's own default is another.
         clip_norm: Largest global norm of one member's gradient, positive. None disables clipping.
-        options: Other arguments of the optimizer. Each is a field of its own beside `name`:
+        options: Other arguments of the optimizer. Each is a separate field beside `name`:
             `optimizer=dict(name="sgd", nesterov=True)` in a config file, or
             `--config.optimizer.nesterov=True`.
     """
