@@ -48,14 +48,14 @@ def test_the_ensemble_axis_is_the_largest_that_divides_both(num_members, devices
         (
             10,
             4,
-            "got num_members=10, ensemble axis 4. Use an ensemble axis of 1, 2, "
+            "got num_members=10, ensemble axis 4. Use an ensemble axis of 1 or 2, "
             "in a config layout.ensemble_axis, or num_members=12.",
         ),
-        (9, 3, "got ensemble axis 3 for 8 devices. Use an ensemble axis of 1."),
+        (9, 3, "got ensemble axis 3 for 8 devices. Use an ensemble axis of 1, in"),
         (
             16,
             16,
-            "got ensemble axis 16 for 8 devices. Use an ensemble axis of 1, 2, 4, 8.",
+            "got ensemble axis 16 for 8 devices. Use an ensemble axis of 1, 2, 4 or 8, in",
         ),
     ],
 )

@@ -434,7 +434,7 @@ def test_a_mesh_that_a_run_takes_of_itself_is_not_to_be_asked_for():
 
 def test_a_mesh_that_is_asked_for_is_the_only_one_planned():
     assert small_planner(layout={"ensemble_axis": 2})._ensemble_axes() == [2]
-    with pytest.raises(UserError, match="must be a multiple of the ensemble axis"):
+    with pytest.raises(UserError, match="The ensemble axis must divide the number"):
         small_planner(layout={"ensemble_axis": 3}).plan()
 
 

@@ -87,19 +87,22 @@ class Layout:
             if ensemble_axis is None
             else whole_number("ensemble_axis", ensemble_axis, least=1)
         )
-        good = ", ".join(str(k) for k in range(1, largest + 1) if largest % k == 0)
+        *smaller, last = (str(k) for k in range(1, largest + 1) if largest % k == 0)
+        good = f"{', '.join(smaller)} or {last}" if smaller else last
+        # Other members are no remedy for an axis that does not divide the devices either.
+        if len(devices) % ensemble_axis:
+            raise UserError(
+                f"The ensemble axis must divide the number of devices: got ensemble axis "
+                f"{ensemble_axis} for {counted(len(devices), 'device')}. Use an ensemble axis of "
+                f"{good}, in a config layout.ensemble_axis.",
+                exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
+            )
         if num_members % ensemble_axis:
             raise UserError(
                 "num_members must be a multiple of the ensemble axis: got "
                 f"num_members={num_members}, ensemble axis {ensemble_axis}. Use an ensemble axis "
                 f"of {good}, in a config layout.ensemble_axis, or "
                 f"num_members={math.ceil(num_members / ensemble_axis) * ensemble_axis}.",
-                exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
-            )
-        if len(devices) % ensemble_axis:
-            raise UserError(
-                f"The ensemble axis must divide the number of devices: got ensemble axis "
-                f"{ensemble_axis} for {len(devices)} devices. Use an ensemble axis of {good}.",
                 exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
         grid = np.array(devices).reshape(ensemble_axis, len(devices) // ensemble_axis)
