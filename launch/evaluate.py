@@ -63,13 +63,13 @@ _CONFORMAL = flags.DEFINE_enum(
     "conformal",
     None,
     CONFORMAL,
-    "Method for conformal sets or intervals that hold the right answer with probability --level, "
-    "with the coverage on the test split. For sets of classes: lac (every class whose probability "
-    "is above a threshold; the smallest sets), aps (the most probable classes, until their sum "
-    "reaches a threshold; larger sets for harder examples) or raps (aps with a penalty on large "
-    "sets). For intervals of real targets: cqr (the quantiles of the loss pinball, widened), cv+ "
-    "(residuals of the folds that a member left out) or jackknife+ (out-of-bag residuals of "
-    "bootstrap samples).",
+    "Method for conformal sets or intervals, made to hold the right answer with probability "
+    "--level. Their coverage is measured on the test split. For sets of classes: lac (every class "
+    "whose probability is above a threshold; the smallest sets), aps (the most probable classes, "
+    "until their sum reaches a threshold; larger sets for harder examples) or raps (aps with a "
+    "penalty on large sets). For intervals of real targets: cqr (the quantiles of the loss "
+    "pinball, widened), cv+ (residuals of the folds that a member left out) or jackknife+ "
+    "(out-of-bag residuals of bootstrap samples).",
 )
 _LEVEL = flags.DEFINE_float("level", 0.9, "Coverage that --conformal aims at, in (0, 1).")
 _OUT_OF_BAG = flags.DEFINE_bool(

@@ -60,6 +60,11 @@ _CONFIG = ConfigFlags(overridable=False)
 def main() -> None:
     """Predicts with the newest checkpoint on the devices of this machine."""
     workdir, output = cli.required(_WORKDIR), cli.required(_OUTPUT)
+    if output.suffix != ".npz":
+        raise UserError(
+            f"--output={shortened(str(output))} does not end in .npz. Try "
+            f"--output={shortened(str(output.with_suffix('.npz')))}."
+        )
     if _OUT_OF_BAG.value:
         if _INPUT.value is not None:
             raise UserError(

@@ -111,7 +111,7 @@ def test_predict_writes_probabilities_of_examples_as_the_source_yields_them(run,
     workdir, _ = run
     digits = load_digits()
     np.save(tmp_path / "x.npy", digits.images[:101])  # float64, converted
-    output = tmp_path / "p.out"
+    output = tmp_path / "p.npz"
     ended = dist_ens(
         "predict",
         f"--workdir={workdir}",
@@ -234,7 +234,7 @@ def test_members_that_diverge_are_named_and_reported(tmp_path):
     # Compiled as a user's is: numbers that are none take other ways through what XLA makes fast.
     diverging = ["--config.steps=10", "--config.optimizer.learning_rate=1e30"]
     ended = dist_ens("train", *SMALL, f"--workdir={tmp_path}", *diverging, xla_flags="")
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == ExitCode.DIVERGED, ended.stderr
     assert "Members [0, 1, 2, 3, 4, 5, 6, 7] have diverged" in " ".join(ended.stdout.split())
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["test"]["nll"] is None
@@ -373,8 +373,10 @@ def test_a_config_file_may_bring_a_network_of_its_own(tmp_path):
 def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
     workdir, _ = run
     np.save(tmp_path / "wrong.npy", np.zeros((3, 28, 28)))
-    same = tmp_path / "same.npy"
-    np.save(same, np.zeros((3, 8, 8)))
+    same = tmp_path / "same.npz"
+    with same.open("wb") as file:
+        np.save(file, np.zeros((3, 8, 8)))
+    (tmp_path / "folder.npz").mkdir()
     (tmp_path / "own.py").write_text(OWN.replace("import own_helper\n", ""))
     (tmp_path / "raises.py").write_text("def get_config():\n    return 1 / 0\n")
     (tmp_path / "syntax.py").write_text("def get_config(:\n")
@@ -422,7 +424,7 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ),
         (["evaluate", f"--workdir={tmp_path}"], "There is no checkpoint in"),
         (["evaluate", f"--workdir={workdir}", "--level=0.8"], "--level=0.8 has no effect without"),
-        (["evaluate", f"--workdir={workdir}", "--dropout_samples=2"], "network that draws nothing"),
+        (["evaluate", f"--workdir={workdir}", "--dropout_samples=2"], "The network has no dropout"),
         (
             ["evaluate", f"--workdir={workdir}", f"--json={same}/x"],
             f"{same} is not a folder. Choose",
@@ -432,16 +434,21 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
             "nowhere does not exist. Choose",
         ),
         (
-            ["predict", f"--workdir={workdir}", "--out_of_bag", "--output=p"],
+            ["predict", f"--workdir={workdir}", "--out_of_bag", "--output=p.npz"],
             "No member leaves out an example with data.examples='shared'",
         ),
         (
-            ["predict", f"--workdir={workdir}", "--out_of_bag", "--input=x.npy", "--output=p"],
+            ["predict", f"--workdir={workdir}", "--out_of_bag", "--input=x.npy", "--output=p.npz"],
             "and --input='x.npy' others. Leave one",
         ),
         (
-            ["predict", f"--workdir={workdir}", f"--input={same}", f"--output={tmp_path}"],
-            f"--output='{tmp_path}' cannot be written: it is a folder. Choose another path.",
+            [
+                "predict",
+                f"--workdir={workdir}",
+                f"--input={same}",
+                f"--output={tmp_path}/folder.npz",
+            ],
+            f"--output='{tmp_path}/folder.npz' cannot be written: it is a folder. Choose another",
         ),
         (["report", str(tmp_path)], "There is no curves.json in"),
         (
@@ -449,15 +456,25 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
             "summary.json cannot be read for the report: Expecting property name",
         ),
         (
-            ["predict", f"--workdir={workdir}", f"--input={tmp_path / 'wrong.npy'}", "--output=p"],
+            [
+                "predict",
+                f"--workdir={workdir}",
+                f"--input={tmp_path / 'wrong.npy'}",
+                "--output=p.npz",
+            ],
             "has the shape [3, 28, 28], and the members take [examples, 8, 8]",
         ),
         (
-            ["predict", f"--workdir={workdir}", "--input=absent.npy", "--output=p"],
+            ["predict", f"--workdir={workdir}", "--input=absent.npy", "--output=p.npz"],
             "--input cannot be read: 'absent.npy': No such file",
         ),
         (
-            ["predict", f"--workdir={workdir}", f"--input={tmp_path / 'raises.py'}", "--output=p"],
+            [
+                "predict",
+                f"--workdir={workdir}",
+                f"--input={tmp_path / 'raises.py'}",
+                "--output=p.npz",
+            ],
             "raises.py' is not an .npy file",
         ),
         (

@@ -50,7 +50,7 @@ CLASS_LABELS, EXAMPLES = DATA["labels"], len(DATA["labels"])
         ),
         (
             {"labels": CLASS_LABELS - 1},
-            f"The labels lie in [-1, {CLASSES - 2}], and the network has",
+            f"The labels lie in [-1, {CLASSES - 2}], and the objective has",
         ),
         ({"weights": -np.ones(EXAMPLES)}, f"{EXAMPLES} of {EXAMPLES} weights are negative or"),
         ({"weights": np.full(EXAMPLES, np.nan)}, f"{EXAMPLES} of {EXAMPLES} weights are negative"),
@@ -171,7 +171,9 @@ def test_shares_of_classes_are_labels_too():
 def test_labels_that_are_no_classes_are_not_scored(offset):
     ensemble = classifier()
     state = ensemble.init(DATA)
-    with pytest.raises(UserError, match=r"^The labels lie in \[.*, and the network has 3 classes"):
+    with pytest.raises(
+        UserError, match=r"^The labels lie in \[.*, and the objective has 3 classes"
+    ):
         de.evaluate(ensemble, state, DATA | {"labels": CLASS_LABELS + offset})
     # An example of weight 0 may have any label.
     weights = np.ones(EXAMPLES)
@@ -232,7 +234,7 @@ NO_CLASS = DATA | {"labels": np.full(16, CLASSES, np.int32)}
         ({"eval_data": WITHOUT_LABELS}, "The objective categorical takes data with the key 'inp"),
         ({"eval_data": NARROW}, "The evaluation data cannot be scored: "),
         ({"eval_data": TALL_LABELS}, "The labels have the shape [examples, 2, 2], and"),
-        ({"eval_data": NO_CLASS}, "The labels of the evaluation data lie in [3, 3], and the netwo"),
+        ({"eval_data": NO_CLASS}, "The labels of the evaluation data lie in [3, 3], and the objec"),
         (
             {"eval_data": DATA, "metrics": [Metric("own", lambda p, y: jnp.float32(1))]},
             "The metric 'own' returns values of shape [] for labels",
@@ -507,3 +509,13 @@ def test_networks_that_were_trained_elsewhere_must_be_those_of_the_ensemble(
     with pytest.raises(UserError, match=pattern):
         ensemble.state_of([params, params], model_states)
     assert ensemble.state_of([{"w": np.zeros((4, 3))}] * 2).params["w"].shape == (2, 4, 3)
+
+
+@pytest.mark.parametrize("inputs", [1.0, np.nan])
+def test_members_that_diverged_are_named_at_the_end(inputs):
+    ensemble = regression(standardize=False)
+    data = {"inputs": np.full((16, 4), inputs, np.float32), "labels": np.arange(16.0)}
+    told = []
+    fit(ensemble, data, steps=2, say=told.append)
+    expected = f"{ensemble.num_members} members of {ensemble.num_members} diverged, with the ids"
+    assert any(sentence.startswith(expected) for sentence in told) == np.isnan(inputs)

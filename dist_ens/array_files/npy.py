@@ -66,7 +66,7 @@ def read_header(file: Readable, where: str, num_bytes: int, open_body: OpenAt) -
     if start[:6] != _MAGIC or len(start) < 8 or start[6] not in (1, 2, 3):
         raise UserError(
             f"{where} is not an .npy file, which begins with \\x93NUMPY and its version. Write it "
-            "with numpy.save or numpy.savez."
+            "with numpy.save."
         )
     form = "<H" if start[6] == 1 else "<I"
     counted = file.read(struct.calcsize(form))

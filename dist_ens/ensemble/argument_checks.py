@@ -1,7 +1,7 @@
 """Checks of the arguments of an `Ensemble`."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from dist_ens.config.checks import (
 )
 from dist_ens.config.schema import COMPUTE_DTYPES
 from dist_ens.errors import UserError, counted, first_line, kind_of
+from dist_ens.losses import Objective
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
 from dist_ens.signatures import call_error, name_of
 from dist_ens.state import described
@@ -121,9 +122,15 @@ def explained_inputs(inputs: Inputs) -> Iterator[None]:
     except (UserError, RuntimeError):  # A device may be full, or an array deleted.
         raise
     except Exception as error:  # The network of a user may raise anything.
+        is_dict = isinstance(inputs, Mapping) and Objective.INPUTS in inputs
+        remedy = (
+            f"Give data[{Objective.INPUTS!r}] alone, if the network was trained on that."
+            if is_dict
+            else "Give inputs like those of the training data, [examples, ...]."
+        )
         raise UserError(
             f"The network does not take the inputs {described(inputs)}: {type(error).__name__}: "
-            f"{first_line(error)} Give inputs like those of the training data."
+            f"{first_line(error)} {remedy}"
         ) from error
 
 

@@ -259,6 +259,7 @@ class Ensemble:
         Raises:
             UserError: If the batch does not fit the layout, or the loss function is not valid.
         """
+        _require_alive(state)
         here, state = self.at(state)
         return (here._one_step_in_waves if here.waves > 1 else here._one_step)(state, batch)
 
@@ -581,6 +582,7 @@ class Ensemble:
                 f"The state is {kind_of(state)}. Give a State, such as result.state of "
                 "what fit returned."
             )
+        _require_alive(state)
         here, state = self.at(state)
         placed, size = padded_inputs(here.layout, inputs)
         return here, here._needed(state), placed, size
@@ -617,3 +619,12 @@ class Ensemble:
         if mesh not in elsewhere:
             elsewhere[mesh] = self.on(Layout(mesh, self.num_members))
         return elsewhere[mesh], state
+
+
+def _require_alive(state: State) -> None:
+    """Raises a `UserError` if a state was donated to an earlier update."""
+    if isinstance(state.step, jax.Array) and state.step.is_deleted():
+        raise UserError(
+            "The state was given to an update before, which has freed its arrays. Go on with the "
+            "state that it returned: state, metrics = ensemble.update(state, batch)."
+        )

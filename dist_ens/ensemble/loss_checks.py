@@ -10,6 +10,7 @@ from jax.extend.core import Jaxpr, Literal, Var
 
 from dist_ens.errors import UserError, first_line, kind_of
 from dist_ens.execution.rewrite import nested
+from dist_ens.losses import Objective
 from dist_ens.signatures import call_error
 from dist_ens.state import described, leaf_type, leaf_types
 from dist_ens.types import Metrics, ModelState
@@ -24,9 +25,14 @@ def check_signature(fn: Callable[..., object]) -> None:
         raise UserError(
             f"The loss is {kind_of(fn)}, not a function. Give an instance: {fn.__name__}(...)."
         )
+    name = getattr(fn, "__name__", type(fn).__name__)
+    if getattr(fn, "__annotations__", {}).get("return") is Objective:
+        raise UserError(
+            f"The loss is the function {name}, which makes an objective and was not called. Give "
+            f"{name}(...)."
+        )
     error = call_error(fn, 4)
     if error is not None:
-        name = getattr(fn, "__name__", type(fn).__name__)
         raise UserError(
             f"The loss {name}{inspect.signature(fn)} cannot be called with four arguments: "
             f"{error}. A loss is {_SIGNATURE}."

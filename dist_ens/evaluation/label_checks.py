@@ -80,7 +80,7 @@ def check_classes(labels: np.ndarray, num_classes: int, subject: str = "The labe
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:
         raise UserError(
-            f"{subject} lie in [{low}, {high}], and the network has "
+            f"{subject} lie in [{low}, {high}], and the objective has "
             f"{counted(num_classes, 'class')}, 0 to {num_classes - 1}. Correct the labels or the "
             "number of classes."
         )

@@ -169,7 +169,7 @@ def require_draws(member: Member, inputs: jax.ShapeDtypeStruct) -> None:
     )
     if "random_bits" not in str(traced):
         raise UserError(
-            "evaluation.dropout_samples was given for a network that draws nothing with "
-            "train=False, so that all samples would be equal. Leave it out, or let a key switch "
-            'dropout on, as in linen by deterministic=not self.has_rng("dropout").'
+            "The network has no dropout when it predicts (train=False), so all samples of "
+            "evaluation.dropout_samples would be equal. Leave it out. Or keep dropout on wherever "
+            'the network is given a key, in linen by deterministic=not self.has_rng("dropout").'
         )

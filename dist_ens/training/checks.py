@@ -119,8 +119,9 @@ def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], N
     examples = train.split.take(np.arange(len(train.split)))
     if not isinstance(examples, Mapping) or objective.LABELS not in examples:
         raise UserError(
-            f"The objective {objective.name} takes data with the key {objective.LABELS!r}: got "
-            f"{described(examples)}. Add the labels under this key."
+            f"The objective {objective.name} takes a dict of arrays with the keys "
+            f"{objective.INPUTS!r} and {objective.LABELS!r}: got {described(examples)}. Give "
+            f"{{{objective.INPUTS!r}: x, {objective.LABELS!r}: y}}."
         )
     if objective.WEIGHTS in examples:
         label_checks.check_weights(np.ravel(examples[objective.WEIGHTS]))

@@ -14,7 +14,7 @@ from dist_ens import cluster
 from dist_ens.callbacks import ProgressBar, RunInfo
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.metrics import Metric
@@ -280,6 +280,12 @@ def fit(
         # 3. The loop: evaluate, save, take the batch, update.
         stop.listen()  # A signal before this line ends the process, as no progress is lost.
         outcome = loop.run(begun.state, begun.batches, stop)
+    if outcome.diverged and outcome.scores is None:  # Scores show it themselves.
+        say(
+            f"{counted(len(outcome.diverged), 'member')} of {ensemble.num_members} diverged, with "
+            f"the ids {str(outcome.diverged)[:200]}: the training loss is not finite. Look for "
+            "NaN in the data, lower the learning rate, or clip the gradients."
+        )
     if outcome.stopped_by is not None:
         say(_end_of(outcome, run))
     return _result(begun.ensemble, outcome)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
+import numpy as np
 
 from dist_ens import cluster
 from dist_ens.callbacks import STOP, RunInfo, StepInfo
@@ -34,6 +35,7 @@ class Outcome:
     scores: Scores | None
     evaluation: Evaluation | None
     signal: int | None
+    diverged: list[int]  # Ids of members whose last training loss is not finite.
     stopped_by: str | None
     stop_reason: str | None
     seconds: float
@@ -189,6 +191,7 @@ class Loop:
             scores=None if stopping else self._scores,
             evaluation=None if stopping else self._evaluation,
             signal=stop.signal if stopping else None,
+            diverged=self._diverged(),
             stopped_by=stopped_by,
             stop_reason=stopped_by and call_hook(self._stopper, "reason"),
             seconds=self._reader.seconds,
@@ -261,6 +264,11 @@ class Loop:
         if stoppers and self._stopper is None:
             self._stopper = stoppers[0]
         return cluster.any_host(bool(stoppers))
+
+    def _diverged(self) -> list[int]:
+        """Returns the ids of the members whose last training loss is not finite."""
+        is_finite = np.isfinite(self._reader.losses)
+        return [i for i, good in zip(self._info.member_ids, is_finite, strict=True) if not good]
 
     def _name_of_stopper(self) -> str:
         """Returns the name of the callback that ended the run."""

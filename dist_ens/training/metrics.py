@@ -40,6 +40,7 @@ class MetricsReader:
         self._pending: tuple[int, int, Mapping[str, jax.Array]] | None = None
         self._unseen: list[dict[str, np.ndarray]] = []
         self.step = first_step
+        self.losses = np.zeros(len(member_ids))  # Loss of each member at the last step read.
         self._started = time.monotonic()
         self._paused_secs = 0.0
         self._training_secs = 0.0  # Seconds of training until the last call that was read.
@@ -114,7 +115,7 @@ class MetricsReader:
             self._first_call = (self._training_secs, step - previous_step)
         with jax.transfer_guard("allow"):
             values: dict[str, np.ndarray] = to_host(metrics)
-        self.step = step
+        self.step, self.losses = step, values["loss"][-1]
         self._unseen.append(values)
         crossed = step // self._log_every > previous_step // self._log_every
         if crossed or step == self._last_step:

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from dist_ens.ensemble import fingerprint, loss_checks, optimizer
-from dist_ens.losses import batch_mean
+from dist_ens.losses import batch_mean, categorical
 from dist_ens.members import as_member
 from dist_ens.methods import bootstrap, mixup
 from provocations._parts import CLASSES, FEATURES, apply, batch, ensemble, layout, network, raises
@@ -234,3 +234,14 @@ def fewer_model_states_than_parameters():
 def parameters_of_another_network():
     params = {"w": jnp.zeros((FEATURES, CLASSES + 1))}
     ensemble().state_of([params, params])
+
+
+def an_objective_that_was_not_called():
+    ensemble(categorical)
+
+
+def a_state_that_was_given_twice():
+    made = ensemble()
+    state = made.init(batch())
+    made.update(state, batch())
+    made.update(state, batch())

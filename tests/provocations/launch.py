@@ -217,8 +217,9 @@ def a_workdir_that_is_read_only(tmp_path, monkeypatch):
 
 
 def an_output_over_the_input(tmp_path):
-    np.save(tmp_path / "a.npy", np.zeros(2))
-    paths = [f"--input={tmp_path}/a.npy", f"--output={tmp_path}/a.npy"]
+    paths = [f"--input={tmp_path}/a.npz", f"--output={tmp_path}/a.npz"]
+    with (tmp_path / "a.npz").open("wb") as file:
+        np.save(file, np.zeros(2))
     _command("predict", "--workdir=runs/digits", *paths)
 
 
@@ -229,3 +230,7 @@ def an_input_of_out_of_bag_predictions():
 
 def no_run_to_report():
     _command("report")
+
+
+def predictions_in_a_csv_file():
+    _command("predict", "--workdir=runs/digits", "--input=x.npy", "--output=p.csv")
