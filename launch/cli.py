@@ -24,6 +24,7 @@ from dist_ens.paths import given_path, shortened
 from dist_ens.stop_signal import StopSignal
 from launch import ends, signals
 from launch.environment import check_xla_flags
+from launch.started_command import split_at_dashes
 
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
     "coordinator_address",
@@ -69,7 +70,8 @@ def run(
 
     def parse(argv: Sequence[str]) -> list[str]:
         """Parses the command line and starts JAX."""
-        if any(argument.startswith("-") and argument.lstrip("-") in _HELP for argument in argv):
+        own, _ = split_at_dashes(argv)
+        if any(argument.startswith("-") and argument.lstrip("-") in _HELP for argument in own):
             module = sys.modules[main.__module__]
             # absl stores the flags of a file that is run as a script under the path of the file.
             name = sys.argv[0] if module.__name__ == "__main__" else module.__name__

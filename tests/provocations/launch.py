@@ -16,6 +16,7 @@ from absl import flags
 import launch
 from launch import cli, environment
 from launch.config_flags import ConfigFlags
+from launch.started_command import StartedCommand
 
 _CONFIG = (
     "from ml_collections import ConfigDict\ndef get_config(): return ConfigDict({'steps': 1})\n"
@@ -234,3 +235,11 @@ def no_run_to_report():
 
 def predictions_in_a_csv_file():
     _command("predict", "--workdir=runs/digits", "--input=x.npy", "--output=p.csv")
+
+
+def no_command_to_start():
+    StartedCommand().prepare(["dist-ens", "--nodes=2"])
+
+
+def a_command_that_is_not_started():
+    StartedCommand().prepare(["dist-ens", "--", "trian"])

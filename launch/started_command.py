@@ -1,0 +1,74 @@
+"""The command after `--` that a launcher starts: dist-ens slurm render --nodes=2 -- train …."""
+
+from collections.abc import Sequence
+
+from dist_ens.commands import quoted
+from dist_ens.config import did_you_mean
+from dist_ens.errors import UserError
+from dist_ens.paths import shortened
+
+# Verbs that the processes of a cluster can run together.
+STARTED = ("train", "evaluate", "predict", "bench")
+
+
+class StartedCommand:
+    """The command after `--` on the command line of a launcher.
+
+    Attributes:
+        arguments: A verb of dist-ens and its flags. Empty until `prepare` has run.
+    """
+
+    def __init__(self) -> None:
+        self.arguments: tuple[str, ...] = ()
+
+    def prepare(self, argv: Sequence[str]) -> list[str]:
+        """Takes the command from the command line, and returns the arguments before `--`.
+
+        Args:
+            argv: Command line of the launcher, with the program's name first.
+
+        Raises:
+            UserError: If there is no command, it is not a verb of dist-ens, or an argument cannot
+                be passed on.
+        """
+        before, after = split_at_dashes(argv)
+        if not after:
+            raise UserError(
+                "The command to start is missing. Add it after --, such as: -- train "
+                "--config=configs/digits.py --workdir=runs/digits."
+            )
+        verb = after[0]
+        if verb not in STARTED:
+            raise UserError(
+                f"{shortened(verb)} cannot be started after --.{did_you_mean(verb, STARTED)} "
+                f"Choose one of {', '.join(STARTED)}."
+            )
+        self.arguments = tuple(after)
+        return before
+
+
+def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments before the first `--`, and those after it.
+
+    >>> split_at_dashes(["dist-ens", "--nodes=2", "--", "train", "--", "x"])
+    (['dist-ens', '--nodes=2'], ['train', '--', 'x'])
+    """
+    words = list(argv)
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def shell_line(arguments: Sequence[str]) -> str:
+    """Returns arguments as one line of a shell, which splits it into exactly these arguments.
+
+    Every launcher quotes through this function what a person typed.
+
+    Args:
+        arguments: Words of a command.
+
+    >>> shell_line(["train", "--workdir=my runs", "--config.seed=$HOME"])
+    "train '--workdir=my runs' '--config.seed=$HOME'"
+    """
+    return " ".join(quoted(argument) for argument in arguments)
