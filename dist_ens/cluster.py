@@ -1,23 +1,37 @@
 """The processes of a run: starting `jax.distributed`, choosing devices, agreeing on values."""
 
+import dataclasses
+import json
+import math
 import os
 import platform
 import time
+from typing import Any
 
 import jax
 import numpy as np
+from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 
 from dist_ens.errors import UserError
+from dist_ens.meeting import Card, check_versions, is_loopback, meet, own_card
 from dist_ens.paths import shortened
 from dist_ens.types import Tree
+
+# JAX ends a run by a trace of C++ if a process is silent. `Peers` ends it first, by a message. JAX
+# counts from the last heartbeat, which may have come half its time-out before the process was lost.
+_JAX_IS_LATER, _JAX_IS_LATER_SECS = 2, 10
 
 
 def start(
     coordinator_address: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
-) -> None:
+    *,
+    start_timeout_secs: float = 600.0,
+    heartbeat_timeout_secs: float = 100.0,
+    shutdown_timeout_secs: float = 300.0,
+) -> list[Card]:
     """Starts `jax.distributed` if the run has several processes.
 
     Without arguments, JAX looks for a cluster that it knows (Slurm, a TPU pod, GKE, OpenMPI). If it
@@ -28,25 +42,76 @@ def start(
         coordinator_address: Address of process 0, `host:port`. None lets JAX find it.
         num_processes: Number of processes, at least 1. None lets JAX find it.
         process_id: Number of this process, in [0, num_processes). None lets JAX find it.
+        start_timeout_secs: Time to wait for the other processes, in seconds.
+        heartbeat_timeout_secs: Time after which a silent process is lost, in seconds.
+        shutdown_timeout_secs: Time to wait for the others at the end, in seconds.
+
+    Returns:
+        The card of each process, in the order of their numbers; empty if this process is alone.
 
     Raises:
-        UserError: If some but not all arguments are given, one of them is wrong, or the cluster
-            cannot be joined.
+        UserError: If some but not all arguments are given, one of them is wrong, the versions of
+            the processes differ, or the cluster cannot be joined.
+        RunError: If a process does not come in time.
     """
     if jax.distributed.is_initialized():
-        return
+        return []
     _check_processes(coordinator_address, num_processes, process_id)
+    cards: list[Card] = []
+    if coordinator_address is not None and num_processes is not None and process_id is not None:
+        cards = meet(coordinator_address, num_processes, process_id, start_timeout_secs)
+    is_local = coordinator_address is not None and is_loopback(coordinator_address)
     try:
-        jax.distributed.initialize(coordinator_address, num_processes, process_id)
+        jax.distributed.initialize(
+            coordinator_address,
+            num_processes,
+            process_id,
+            initialization_timeout=math.ceil(start_timeout_secs),
+            heartbeat_timeout_seconds=(
+                math.ceil(_JAX_IS_LATER * heartbeat_timeout_secs) + _JAX_IS_LATER_SECS
+            ),
+            shutdown_timeout_seconds=math.ceil(shutdown_timeout_secs),
+            # JAX would listen on every network of the machine.
+            coordinator_bind_address=coordinator_address if is_local else None,
+        )
     except (ValueError, KeyError, IndexError) as error:
         if "coordinator_address should be defined" in str(error):
-            return  # There is no cluster: this process is alone.
+            return []  # There is no cluster: this process is alone.
         raise UserError(
             f"The processes of a run cannot find each other: jax.distributed says "
             f"{shortened(str(error).rstrip('.'))}. Inside a cluster's job start one process per "
             "host with its launcher (srun, mpirun), or give --coordinator_address, "
             "--num_processes and --process_id."
         ) from error
+    return cards or exchanged_cards(start_timeout_secs)
+
+
+def client() -> Any:
+    """Returns the client of the coordination service of `jax.distributed`.
+
+    JAX has no public name for it.
+    """
+    return global_state.client
+
+
+def exchanged_cards(timeout_secs: float) -> list[Card]:
+    """Returns the card of each process, sent through the coordination service.
+
+    Args:
+        timeout_secs: Time to wait for the other processes, in seconds.
+
+    Raises:
+        UserError: If the versions of the processes differ.
+    """
+    own, place = own_card(jax.process_index()), "dist_ens/cards"
+    client().key_value_set(f"{place}/{own.process_id}", json.dumps(dataclasses.asdict(own)))
+    texts = [
+        client().blocking_key_value_get(f"{place}/{i}", math.ceil(timeout_secs * 1000))
+        for i in range(jax.process_count())
+    ]
+    cards = [Card(**json.loads(text)) for text in texts]
+    check_versions(cards)
+    return cards
 
 
 def _check_processes(
@@ -173,10 +238,20 @@ def any_host(value: bool) -> bool:
     Args:
         value: Value of this host.
     """
+    return value if jax.process_count() == 1 else bool(hosts_with(value))
+
+
+def hosts_with(value: bool) -> list[int]:
+    """Returns the numbers of the processes on which a value is true. Every host must call this.
+
+    Args:
+        value: Value of this host.
+    """
     if jax.process_count() == 1:
-        return value
+        return [0] if value else []
     with jax.transfer_guard("allow"):
-        return bool(np.any(multihost_utils.process_allgather(np.bool_(value))))
+        values = multihost_utils.process_allgather(np.bool_(value))
+    return np.flatnonzero(values).tolist()
 
 
 def clock() -> float:

@@ -5,11 +5,16 @@ import ctypes
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import ClassVar
 
 import jax
 from jax.experimental import multihost_utils
+
+
+class EvaluationStoppedError(Exception):
+    """A signal stopped an evaluation, between the same two batches on every host."""
 
 
 class StopSignal:
@@ -31,7 +36,7 @@ class StopSignal:
 
     def __enter__(self) -> "StopSignal":
         self.signal: int | None = None
-        self.has_progress = False
+        self.has_progress = self._stops_evaluations = False
         self._calls = 0
         self._previous: dict[int, object] = {}
         if jax.process_count() > 1:
@@ -71,6 +76,20 @@ class StopSignal:
                 return True
             return False
         return self.signal is not None
+
+    @contextlib.contextmanager
+    def stopping_evaluations(self) -> Iterator[None]:
+        """Lets a signal stop an evaluation in the body, by an `EvaluationStoppedError`."""
+        self._stops_evaluations = True
+        try:
+            yield
+        finally:
+            self._stops_evaluations = False
+
+    def stop_evaluation(self) -> None:
+        """Raises an `EvaluationStoppedError` if a signal stops the evaluation of a run here."""
+        if self._stops_evaluations and self.is_set():
+            raise EvaluationStoppedError
 
 
 # C function by which JAX hears of SIGTERM and makes all hosts agree on a step.

@@ -5,7 +5,6 @@ import os
 import pathlib
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -22,7 +21,7 @@ from dist_ens.errors import RunError, UserError, code_of_write, first_line
 from dist_ens.exit_codes import ExitCode
 from dist_ens.paths import given_path, shortened
 from dist_ens.stop_signal import StopSignal
-from launch import ends, signals
+from launch import ends, hosts, signals
 from launch.environment import check_xla_flags
 from launch.started_command import split_at_dashes
 
@@ -37,10 +36,27 @@ _NUM_PROCESSES = flags.DEFINE_integer(
 _PROCESS_ID = flags.DEFINE_integer(
     "process_id", None, "Number of this process, from 0. Not needed where JAX finds the cluster."
 )
+START_TIMEOUT_SECS = flags.DEFINE_float(
+    "start_timeout_secs",
+    600.0,
+    "Time to wait at the start for the other processes, in seconds.",
+    lower_bound=1.0,
+)
+_HEARTBEAT_TIMEOUT_SECS = flags.DEFINE_float(
+    "heartbeat_timeout_secs",
+    100.0,
+    "Time after which a process that is silent is lost, and the others end, in seconds.",
+    lower_bound=1.0,
+)
+_SHUTDOWN_TIMEOUT_SECS = flags.DEFINE_float(
+    "shutdown_timeout_secs",
+    300.0,
+    "Time to wait at the end for the other processes, in seconds.",
+    lower_bound=1.0,
+)
 # JAX has no special error for a platform that cannot start, so the file of the error decides.
 _BEGINS_PLATFORMS = "xla_bridge.py"
 _DEVICES_BY = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
-_GRACE_SECS = 3.0
 _LONGEST_NAME = 200  # Largest number of characters in the name of a flag or a config field.
 _HELP = ("help", "h", "?", "helpshort")
 _SHOWN_TWICE = 40  # Largest number of characters of a value that a message may show twice.
@@ -84,7 +100,15 @@ def run(
             use_compile_cache()
             check_xla_flags()
             if joins_cluster():
-                cluster.start(_COORDINATOR_ADDRESS.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+                cards = cluster.start(
+                    _COORDINATOR_ADDRESS.value,
+                    _NUM_PROCESSES.value,
+                    _PROCESS_ID.value,
+                    start_timeout_secs=START_TIMEOUT_SECS.value,
+                    heartbeat_timeout_secs=_HEARTBEAT_TIMEOUT_SECS.value,
+                    shutdown_timeout_secs=_SHUTDOWN_TIMEOUT_SECS.value,
+                )
+                hosts.begin(cards, _HEARTBEAT_TIMEOUT_SECS.value)
             cluster.use_cores_as_devices()
             rest = parsed(prepare(list(argv)))
             if len(rest) > 1:
@@ -98,8 +122,10 @@ def run(
         """Runs the command and ends the process with its exit code."""
         if not flags.FLAGS["verbosity"].present:  # Messages of libraries are not for the user.
             logging.set_verbosity(logging.WARNING)
+        hosts.catch_abort()
         with _told_as_sentences():
             code = main() or 0
+        hosts.end()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # No code that would report it is left.
         sys.exit(ends.exit_code(code))
 
@@ -166,10 +192,13 @@ def _told_as_sentences() -> Iterator[None]:
             "Interrupted. Checkpoints and files that were saved before are kept.",
         )
     except Exception as error:
+        hosts.wait_if_of_another(error)
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         if pathlib.Path(raised_in).name != _BEGINS_PLATFORMS:
             traceback.print_exc()
-            _leave(1)
+            if hosts.are_several():
+                hosts.leave(1, f"error: {type(error).__name__}: {first_line(error)}")
+            sys.exit(1)
         given = [
             f"{name}={shortened(os.environ[name])}" for name in _DEVICES_BY if os.environ.get(name)
         ]
@@ -185,11 +214,7 @@ def _told_as_sentences() -> Iterator[None]:
 
 def _end(code: int, message: str) -> NoReturn:
     """Prints a message and ends the process at once."""
-    try:
-        ends.say(message)
-        sys.stdout.flush()
-    finally:
-        os._exit(code)
+    hosts.leave(code, message)
 
 
 def required(flag: flags.FlagHolder) -> Any:
@@ -297,16 +322,6 @@ def _unwritable(flag: flags.FlagHolder, why: str | None) -> UserError:
 
 def _fail(code: int, message: str) -> NoReturn:
     """Prints a message and ends the process."""
-    ends.say(message)
-    _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
-    """Ends the process, on several hosts without a barrier that others may never reach."""
-    if jax.distributed.is_initialized() and jax.process_count() > 1:
-        if cluster.is_main():
-            # The end of process 0 ends the coordinator and all other processes, which get the time
-            # to print their messages.
-            time.sleep(_GRACE_SECS)
-        os._exit(code)
-    sys.exit(code)
+    if hosts.are_several():  # An orderly end would wait for processes that may never end.
+        hosts.leave(code, message)
+    ends.fail(code, message)

@@ -5,11 +5,13 @@ compiles, it executes none for minutes. So a thread of this module is woken by e
 ends the process if no progress would be lost, and at a second signal.
 """
 
+import ctypes
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -19,6 +21,10 @@ from dist_ens.exit_codes import ExitCode
 _PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 # Time for the main thread to answer a signal. Ctrl-C gets more: `bench` keeps what it has timed.
 _PATIENCE_SECS, _PATIENCE_AT_INTERRUPT_SECS = 0.5, 3.0
+
+# Environment variable with the process id of the `dist-ens local` that started this process.
+LAUNCHER = "DIST_ENS_LAUNCHER"
+_PR_SET_PDEATHSIG = 1  # Of prctl(2): the signal to this process when its parent dies.
 
 _received: list[int] = []
 _is_answered = False
@@ -38,6 +44,18 @@ def begin() -> None:
     # A child that is forked would write its signals into the same pipe.
     os.register_at_fork(after_in_child=_forget)
     threading.Thread(target=_listen, args=(reads,), name="signals", daemon=True).start()
+    _end_with_launcher()
+
+
+def take_over(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Calls a function at each signal, in place of what this module does.
+
+    Args:
+        handler: Function of the number of the signal. Python calls it in the main thread.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, *caught_preemptions()):
+        signal.signal(number, handler)
 
 
 def caught_preemptions() -> list[int]:
@@ -59,6 +77,19 @@ def exit_code(number: int | None = None) -> int:
     numbers = _received if number is None else [number]
     is_preempted = any(number in _PREEMPTIONS for number in numbers)
     return ExitCode.PREEMPTED if is_preempted else ExitCode.INTERRUPTED
+
+
+def _end_with_launcher() -> None:
+    """Makes the end of `dist-ens local`, if that started this process, preempt this process.
+
+    A launcher that is killed cannot pass anything on, and its processes would go on without it.
+    """
+    launcher = os.environ.get(LAUNCHER, "")
+    if not launcher.isdecimal() or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != int(launcher):  # It has died already.
+        _end(signal.SIGTERM, None)
 
 
 def _end_silently(number: int, frame: FrameType | None) -> NoReturn:

@@ -3,11 +3,13 @@
 import pathlib
 
 import numpy as np
+from absl import flags
 from rich.console import Console
 
 from dist_ens import cluster, report
 from dist_ens.checkpoint import FOLDER
 from dist_ens.commands import command_line, quoted
+from dist_ens.config.reading import leaves
 from dist_ens.data import Source
 from dist_ens.evaluation import Scores
 from dist_ens.exit_codes import ExitCode
@@ -15,18 +17,35 @@ from dist_ens.experiment.assess import EvaluationRequest, assess
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import Trained, diverged_members, train
 from dist_ens.metrics.catalogue import formatted, headlines
-from launch import cli, signals
+from launch import cli, hosts, signals, watchdog
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
 _WORKDIR = define_path("workdir", None, "Folder of the run. A run in this folder is resumed.")
+_STACKS_AFTER_SECS = flags.DEFINE_float(
+    "stacks_after_secs",
+    600.0,
+    "Time without a step after which the stacks of all threads are printed, in seconds; 0 for "
+    "never.",
+    lower_bound=0.0,
+)
+_STUCK_AFTER_SECS = flags.DEFINE_float(
+    "stuck_after_secs",
+    1800.0,
+    "Time without a step after which the process ends with exit code 134, so that a launcher "
+    "starts it again, in seconds; 0 for never. Compiling and one batch of an evaluation must take "
+    "less.",
+    lower_bound=0.0,
+)
 _CONFIG = ConfigFlags()
 
 
 def main() -> int:
     """Trains and returns the exit code."""
     workdir = cli.required(_WORKDIR)
+    watchdog.begin(_STACKS_AFTER_SECS.value, _STUCK_AFTER_SECS.value)
     experiment = _CONFIG.experiment()
+    hosts.agree(dict(leaves(experiment.to_dict())), cli.START_TIMEOUT_SECS.value)
     source = _CONFIG.open_source(experiment.data)
     parts = _CONFIG.own_parts(source.spec)
     has_own = parts.member is not None or parts.names or parts.metrics

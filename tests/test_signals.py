@@ -1,5 +1,7 @@
 """What a signal does to a training command, in real processes, wherever it arrives."""
 
+import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -13,6 +15,9 @@ import pytest
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.checkpoint import read_newest
+from dist_ens.config import Experiment
+from dist_ens.data import Split, open_source
+from dist_ens.experiment.train import train
 
 ROOT = pathlib.Path(__file__).parent.parent
 LIMIT_SECS = 120
@@ -161,3 +166,62 @@ def test_a_run_under_nohup_survives_the_end_of_its_terminal(tmp_path):
     process.send_signal(signal.SIGTERM)
     code, _ = ended(process, tmp_path, 20)
     assert code == 42
+
+
+@dataclasses.dataclass(frozen=True)
+class SignallingSplit:
+    """A split that sends a signal to this process when its second batch is taken once more.
+
+    Attributes:
+        split: Examples.
+        times: How often the batch was taken.
+        at: The time that sends the signal; 0 for none.
+    """
+
+    split: Split
+    times: list[int]
+    at: int
+    in_memory = False
+
+    def __len__(self):
+        return len(self.split)
+
+    def take(self, indices):
+        if 100 in indices:
+            self.times[0] += 1
+            if self.times[0] == self.at:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return self.split.take(indices)
+
+
+@pytest.mark.parametrize(("at", "step"), [(1, 6), (2, 12)])
+def test_a_signal_stops_an_evaluation_which_the_resumed_run_makes_up_for(tmp_path, at, step):
+    experiment = Experiment.from_dict(
+        {
+            "num_members": 2,
+            "steps": 12,
+            "steps_per_call": 3,
+            "execution": "loop",
+            "data": {"global_batch_size": 32, "std": (16.0,)},
+            "model": {"name": "mlp", "hidden_sizes": (8,)},
+            "evaluation": {"every_steps": 6, "global_batch_size": 100},
+        }
+    )
+    digits = open_source(experiment.data)
+    silent, source = (
+        dataclasses.replace(digits, test=SignallingSplit(digits.test, [0], each))
+        for each in (0, at)
+    )
+    whole = train(experiment, tmp_path / "whole", source=silent)
+    stopped = train(experiment, tmp_path / "run", source=source)
+    assert (stopped.signal, stopped.step, stopped.scores) == (signal.SIGTERM, step, None)
+    resumed = train(experiment, tmp_path / "run", source=silent)
+    assert resumed.scores.ensemble == whole.scores.ensemble
+    lines = [(tmp_path / run / "metrics.jsonl").read_text() for run in ("whole", "run")]
+    assert [untimed(each) for each in lines] == [untimed(lines[0])] * 2
+
+
+def untimed(lines):
+    """Records of metrics without what depends on the clock."""
+    records = [json.loads(line) for line in lines.splitlines()]
+    return [{name: r[name] for name in r if "per_second" not in name} for r in records]

@@ -5,10 +5,13 @@ import dataclasses
 import math
 import os
 import pathlib
+import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 from filelock import FileLock, Timeout
 
 from dist_ens import cluster
@@ -22,6 +25,9 @@ from dist_ens.json_text import Json, JsonDict
 from dist_ens.paths import given_path
 from dist_ens.state import State
 from dist_ens.types import Tree
+
+# Time for a file of process 0 to be seen by all hosts, in seconds.
+_SHARED_SECS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,10 +199,13 @@ class OpenCheckpoints:
 def _locked(folder: pathlib.Path) -> Iterator[None]:
     """Locks a folder for one run. The system unlocks it when the process ends, even after a kill.
 
+    Process 0 locks it for all hosts, and writes into the lock which process it is.
+
     Raises:
-        UserError: If another run has locked the folder, on every host.
+        UserError: On every host, if another run has locked the folder, or a host does not see the
+            lock.
     """
-    lock = FileLock(folder / ".lock")
+    lock, owner = FileLock(folder / ".lock"), f"host {socket.gethostname()}, pid {os.getpid()}"
     is_locked = True
     if cluster.is_main():
         try:
@@ -205,10 +214,11 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
             is_locked = False
     if not cluster.as_main_sees(is_locked):
         raise UserError(
-            f"Another run is training in {quoted(folder)}. Wait for it, stop it, or choose another "
-            "folder."
+            f"Another run is training in {quoted(folder)} ({_owner(folder)}). Wait for it, stop "
+            "it, or choose another folder."
         )
     try:
+        _require_shared(folder, owner)
         yield
     finally:
         lock.release()
@@ -252,3 +262,44 @@ def _positive(name: str, value: Any) -> float:
             f"{name} is {repr(value)[:200]}. Give a positive number of seconds, or None."
         )
     return number
+
+
+def _owner(folder: pathlib.Path) -> str:
+    """Returns the process that has locked a folder, as it wrote it into the lock."""
+    try:
+        return (folder / ".lock").read_text(errors="replace").partition(";")[0] or "another process"
+    except OSError:
+        return "another process"
+
+
+def _require_shared(folder: pathlib.Path, owner: str) -> None:
+    """Raises a `UserError` if a host does not see what process 0 writes in a folder.
+
+    Args:
+        folder: Folder that process 0 has locked.
+        owner: Process that has locked it. Process 0 writes it into the lock.
+    """
+    token = cluster.bytes_of_main(os.urandom(8)).hex()
+    if cluster.is_main():
+        with contextlib.suppress(OSError):  # The disk may be full, which a save will say.
+            (folder / ".lock").write_text(f"{owner}; {token}")
+    if jax.process_count() == 1:
+        return
+    # A shared disk may show a change only after some seconds.
+    deadline = time.monotonic() + _SHARED_SECS
+    while not (is_seen := _sees(folder, token)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    blind = cluster.hosts_with(not is_seen)
+    if blind:
+        raise UserError(
+            f"{quoted(folder)} is not shared: process {blind[0]} does not see what process 0 "
+            "wrote there. Choose a folder on a disk that all hosts share."
+        )
+
+
+def _sees(folder: pathlib.Path, token: str) -> bool:
+    """Returns whether the lock of a folder holds a token."""
+    try:
+        return (folder / ".lock").read_text(errors="replace").endswith(token)
+    except OSError:
+        return False

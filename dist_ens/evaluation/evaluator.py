@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dist_ens import progress
 from dist_ens.data import ArraySplit, Spec, Split, evaluation_batches
 from dist_ens.data.source_check import check_parts
 from dist_ens.ensemble import Ensemble
@@ -25,6 +26,7 @@ from dist_ens.layout import BATCH, to_host
 from dist_ens.losses import Categorical, Distribution, Gaussian, Objective
 from dist_ens.metrics import Metric
 from dist_ens.state import State
+from dist_ens.stop_signal import StopSignal
 from dist_ens.types import Labels, Leaf, Outputs, PyTree, Weights
 
 # Arrays of predictions by name, see `Evaluator.predict`.
@@ -410,6 +412,9 @@ class Evaluator:
         for batch in evaluation_batches(
             split, global_batch_size=size, host_rows=rows, num_groups=self._num_groups
         ):
+            progress.made()
+            if StopSignal.current is not None:
+                StopSignal.current.stop_evaluation()
             if self._num_groups > 1 and Objective.WEIGHTS in batch:
                 raise UserError(
                     f"Examples of {self._num_groups} groups have weights, which only one group can "

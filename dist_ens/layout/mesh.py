@@ -283,12 +283,12 @@ class Layout:
     @cached_property
     def host_columns(self) -> tuple[int, ...]:
         """Columns of the mesh in which this host has a device, ascending. The host feeds them."""
-        return _lines_of_host(self.mesh.devices.T)
+        return _lines_of(self.mesh.devices.T, jax.process_index())
 
     @cached_property
     def host_mesh_rows(self) -> tuple[int, ...]:
         """Rows of the mesh in which this host has a device, ascending."""
-        return _lines_of_host(self.mesh.devices)
+        return _lines_of(self.mesh.devices, jax.process_index())
 
     def host_rows(self, global_batch_size: int) -> np.ndarray:
         """Returns the positions in the global batch that this host feeds, int64[host_batch]."""
@@ -304,6 +304,20 @@ class Layout:
         return np.concatenate(
             [np.arange(row * count, (row + 1) * count) for row in self.host_mesh_rows]
         )
+
+    def holdings(self) -> list[str]:
+        """Returns for each process which members and columns of the data its devices hold."""
+        grid, count = self.mesh.devices, self.members_per_device
+        held = []
+        for process_id in range(jax.process_count()):
+            rows, columns = _lines_of(grid, process_id), _lines_of(grid.T, process_id)
+            members = [m for row in rows for m in range(row * count, (row + 1) * count)]
+            held.append(
+                f"{_ranges('member', members)}, {_ranges('data column', columns)}"
+                if members
+                else "no member"
+            )
+        return held
 
     def on_one_device(self) -> "Layout":
         """Returns a layout of the same members on the first device of this layout."""
@@ -372,14 +386,25 @@ class Layout:
         return self.put(leaf, spec)
 
 
-def _lines_of_host(grid: np.ndarray) -> tuple[int, ...]:
-    """Returns the positions along the first axis of a grid at which this host has a device."""
-    here = jax.process_index()
+def _lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:
+    """Returns the positions along the first axis of a grid at which a process has a device."""
     return tuple(
         position
         for position, devices in enumerate(grid)
-        if any(device.process_index == here for device in devices)
+        if any(device.process_index == process_id for device in devices)
     )
+
+
+def _ranges(noun: str, numbers: Sequence[int]) -> str:
+    """Returns ascending numbers with their noun, where neighbours are written as a range.
+
+    >>> _ranges("member", [0, 1, 2, 5]), _ranges("data column", [3])
+    ('members 0 to 2, 5', 'data column 3')
+    """
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    spans = [str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(spans)}"
 
 
 def _check_device_flag() -> None:

@@ -19,6 +19,7 @@ from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import checked_metrics
+from dist_ens.peers import Peers
 from dist_ens.state import State, refuse_lists
 from dist_ens.stop_signal import StopSignal
 from dist_ens.training.beginning import POSITION_FILE, begin_run
@@ -34,7 +35,7 @@ from dist_ens.training.data import training_data
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.evaluation_data import EvalData
 from dist_ens.training.held_out import eval_data_of, with_validation
-from dist_ens.training.loop import Loop, Outcome
+from dist_ens.training.loop import OWED_FILE, Loop, Outcome
 from dist_ens.training.run_record import record_of
 from dist_ens.types import Callback, Data
 
@@ -231,6 +232,8 @@ def fit(
 
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
+        if Peers.current is not None:
+            Peers.current.hold(ensemble.layout.holdings())
         opened = None
         if checkpoints is not None:
             opened = stack.enter_context(checkpoints.open(record.to_dict()))
@@ -250,7 +253,9 @@ def fit(
             folder=checkpoints.folder if checkpoints else None,
             say=say,
         )
+        owes_evaluation = False
         if checkpoints is not None and opened is not None and opened.saved_step:
+            owes_evaluation = opened.restore_host_file(OWED_FILE, is_shared=True) is not None
             stored = opened.restore_host_file(_CALLBACKS_FILE, is_shared=True)
             if stored is not None:
                 restore_states(callbacks, stored, checkpoints.folder, checkpoints.resume)
@@ -275,7 +280,11 @@ def fit(
             opened=opened,
             record=record.to_dict(),
             host_files=partial(_host_files, train, callbacks),
+            owes_evaluation=owes_evaluation,
         )
+
+        if Peers.current is not None:
+            Peers.current.hold(begun.ensemble.layout.holdings())
 
         # 3. The loop: evaluate, save, take the batch, update.
         stop.listen()  # A signal before this line ends the process, as no progress is lost.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax
 import numpy as np
 
-from dist_ens import cluster
+from dist_ens import cluster, progress
 from dist_ens.callbacks import STOP, RunInfo, StepInfo
 from dist_ens.callbacks.protocol import call_after_update, call_hook, name_of_callback
 from dist_ens.callbacks.records import score_record
@@ -19,10 +19,13 @@ from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout
 from dist_ens.state import State, differing, leaf_types
-from dist_ens.stop_signal import StopSignal
+from dist_ens.stop_signal import EvaluationStoppedError, StopSignal
 from dist_ens.training.evaluation_data import EvalData
 from dist_ens.training.metrics import MetricsReader
 from dist_ens.types import Callback
+
+# Name of the file of a checkpoint whose step is still to be evaluated.
+OWED_FILE = "evaluation_owed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Loop:
         opened: Checkpoints of the run; None to save nothing.
         record: Record that is saved with each checkpoint, in types that JSON can hold.
         host_files: Function that returns the files that this host saves beside the state.
+        owes_evaluation: Whether a signal stopped the evaluation of the first step, in the run that
+            is resumed.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Loop:
         opened: OpenCheckpoints | None,
         record: Mapping[str, Json],
         host_files: Callable[[], dict[str, bytes]],
+        owes_evaluation: bool = False,
     ) -> None:
         self._info, self._callbacks = run, callbacks
         self._eval_data, self._eval_every = eval_data, eval_every
@@ -82,7 +88,9 @@ class Loop:
         self._scores: Scores | None = None
         self._evaluation: Evaluation | None = None
         # Last step whose scores are written. A resumed run has written those of its first step.
-        self._scored_step = run.first_step if run.first_step > 0 else None
+        is_scored = run.first_step > 0 and not owes_evaluation
+        self._scored_step = run.first_step if is_scored else None
+        self._owes_evaluation = owes_evaluation
         # First callback of this host that returned `STOP`.
         self._stopper: Callback | None = None
 
@@ -138,14 +146,19 @@ class Loop:
         # The order matters: what is evaluated and saved is the state at `step`, which has seen
         # exactly `step` batches.
         while True:
+            progress.made()
             is_last = asked_to_end or step >= last_step
             stopping = stop.is_set() and not is_last
-            if is_last or _crossed(self._eval_every, previous_step, step):
-                ends_here = self._evaluate(step, state, is_last=is_last) and not is_last
-                if ends_here:  # The last evaluation also computes intervals.
-                    self._call_callbacks(step, state, is_last=True)
-                    is_last, stopping = True, False
-                    self._evaluate(step, state, is_last=True)
+            if is_last or self._owes_evaluation or _crossed(self._eval_every, previous_step, step):
+                try:
+                    with stop.stopping_evaluations():
+                        ends_here = self._evaluate(step, state, is_last=is_last) and not is_last
+                        if ends_here:  # The last evaluation also computes intervals.
+                            self._call_callbacks(step, state, is_last=True)
+                            is_last, stopping = True, False
+                            self._evaluate(step, state, is_last=True)
+                except EvaluationStoppedError:
+                    is_last, stopping = False, True
             due = self._opened is not None and self._opened.is_due(step)
             if is_last or (stopping and step) or (due and step > self._info.first_step):
                 self._save(step, state)
@@ -234,8 +247,13 @@ class Loop:
         if self._eval_data is None:
             return False
         self._reader.catch_up()
+        self._owes_evaluation = True
         try:
-            return self._scored(step, state, self._eval_data, is_last=is_last)
+            has_stop = self._scored(step, state, self._eval_data, is_last=is_last)
+            self._owes_evaluation = False
+            return has_stop
+        except EvaluationStoppedError:
+            raise
         except Exception:  # The data, a metric or a callback may raise anything.
             if jax.process_count() == 1:  # The other hosts would not take part in the save.
                 self._save(step, state)
@@ -290,9 +308,8 @@ class Loop:
             for callback in self._callbacks:
                 call_hook(callback, "sync")
 
-        self._opened.save(
-            step, state, record=self._record, host_files=self._host_files(), after=after
-        )
+        host_files = self._host_files() | ({OWED_FILE: b"1"} if self._owes_evaluation else {})
+        self._opened.save(step, state, record=self._record, host_files=host_files, after=after)
 
     def _write(self, step: int, record: dict[str, float]) -> None:
         """Adds a record to the history and passes it to the writers."""

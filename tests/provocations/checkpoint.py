@@ -4,11 +4,19 @@ import dataclasses
 import errno
 import shutil
 import tempfile
+import types
 
 import jax
 import numpy as np
 
-from dist_ens.checkpoint import Checkpoints, CheckpointStore, host_files, record, store
+from dist_ens.checkpoint import (
+    Checkpoints,
+    CheckpointStore,
+    checkpoints,
+    host_files,
+    record,
+    store,
+)
 from dist_ens.checkpoint.leaves import named_leaves
 from provocations._parts import raises
 
@@ -29,10 +37,8 @@ _STATE = {"w": np.zeros((2, 3), np.float32)}
 
 def _saved(folder, host_files=None):
     """Saves the checkpoint of step 5."""
-    with CheckpointStore(folder, keep=2) as checkpoints:
-        checkpoints.save(
-            5, {"w": jax.numpy.zeros((2, 3))}, {"member": "Net"}, host_files=host_files
-        )
+    with CheckpointStore(folder, keep=2) as saving:
+        saving.save(5, {"w": jax.numpy.zeros((2, 3))}, {"member": "Net"}, host_files=host_files)
     return CheckpointStore(folder, read_only=True)
 
 
@@ -52,9 +58,21 @@ def seconds_that_are_not_positive(tmp_path):
     Checkpoints(tmp_path, every_secs=-1)
 
 
-def a_folder_in_which_another_run_trains(tmp_path):
+def a_folder_in_which_another_run_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints.socket, "gethostname", lambda: "n1")
+    monkeypatch.setattr(checkpoints.os, "getpid", lambda: 100)
     with Checkpoints(tmp_path).open({}), Checkpoints(tmp_path).open({}):
         pass
+
+
+def a_folder_that_one_host_does_not_see(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(checkpoints, "_SHARED_SECS", 0)
+    hosts = types.SimpleNamespace(
+        is_main=lambda: False, bytes_of_main=lambda token: token, hosts_with=lambda _: [1]
+    )
+    monkeypatch.setattr(checkpoints, "cluster", hosts)
+    checkpoints._require_shared(tmp_path, "host n1, pid 100")
 
 
 def a_file_in_place_of_the_folder(tmp_path):

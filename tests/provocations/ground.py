@@ -1,9 +1,15 @@
 """How the messages of the files that lie in `dist_ens` itself are provoked."""
 
+import contextlib
+import dataclasses
+import json
+import threading
+import types
+
 import jax
 import numpy as np
 
-from dist_ens import cluster, narrowing, optimizers, paths, state
+from dist_ens import cluster, meeting, narrowing, optimizers, paths, peers, state
 from dist_ens.config import OptimizerConfig
 from dist_ens.errors import BrokenMembersError
 
@@ -25,7 +31,7 @@ def a_number_of_a_process_that_is_not_there():
 
 
 def a_cluster_that_jax_does_not_find(monkeypatch):
-    def refused(*_):
+    def refused(*_, **__):
         raise ValueError("Number of processes must be defined.")
 
     monkeypatch.setattr(jax.distributed, "initialize", refused)
@@ -138,3 +144,80 @@ def a_list_in_place_of_an_array():
 
 def a_number_in_place_of_an_array():
     state.refuse_lists({"inputs": 1.0}, "the data")
+
+
+_CARD = meeting.Card(0, "n1", 100, {"jax": "0.10.2"})
+_OTHER = dataclasses.replace(_CARD, process_id=1, host="n2")
+_ADDRESS = "127.0.0.1:47331"
+
+
+def _met(monkeypatch, *cards, count=2, num_processes=2):
+    """Process 0 meets the processes of some cards."""
+    monkeypatch.setattr(meeting, "own_card", lambda _: _CARD)
+
+    def come():
+        with contextlib.suppress(Exception):
+            for card in cards:
+                meeting._introduce(card, _ADDRESS, count, meeting.time.monotonic() + 5, 5)
+
+    threading.Thread(target=come, daemon=True).start()
+    meeting.meet(_ADDRESS, num_processes, 0, 5 if cards else 0.1)
+
+
+def a_process_that_does_not_come(monkeypatch):
+    _met(monkeypatch)
+
+
+def two_processes_that_do_not_come(monkeypatch):
+    _met(monkeypatch, num_processes=3)
+
+
+def processes_of_two_sizes_of_a_run(monkeypatch):
+    _met(monkeypatch, _OTHER, count=3)
+
+
+def two_processes_with_one_number(monkeypatch):
+    _met(monkeypatch, dataclasses.replace(_OTHER, process_id=0))
+
+
+def a_host_with_another_version():
+    meeting.check_versions([_CARD, dataclasses.replace(_OTHER, versions={"jax": "0.12.0"})])
+
+
+def an_address_at_which_nobody_listens():
+    meeting._introduce(_OTHER, _ADDRESS, 2, meeting.time.monotonic() + 0.1, 0.1)
+
+
+def a_process_0_that_tells_who_is_missing(monkeypatch):
+    _told(monkeypatch, {"lost": "Process 2 has not come."})
+
+
+def a_process_0_that_tells_a_mistake(monkeypatch):
+    _told(monkeypatch, {"error": "Two processes have the number 1."})
+
+
+def _told(monkeypatch, answer):
+    """A process gets an answer from process 0."""
+    nobody = contextlib.nullcontext(
+        types.SimpleNamespace(sendall=lambda _: None, settimeout=lambda _: None)
+    )
+    monkeypatch.setattr(meeting.socket, "create_connection", lambda *_, **__: nobody)
+    monkeypatch.setattr(meeting, "_line", lambda _: json.dumps(answer))
+    meeting._introduce(_OTHER, _ADDRESS, 2, meeting.time.monotonic() + 5, 5)
+
+
+def a_port_that_is_in_use(monkeypatch):
+    monkeypatch.setattr(meeting, "_BUSY_SECS", 0)
+    with meeting._listener(_ADDRESS):
+        meeting._listener(_ADDRESS)
+
+
+def hosts_with_different_configs():
+    client = types.SimpleNamespace(
+        key_value_set=lambda *_: None,
+        blocking_key_value_get=lambda name, _: json.dumps({"seed": int(name[-1])}),
+    )
+    watching = peers.Peers(
+        client, [_CARD, _OTHER], 0, heartbeat_timeout_secs=1, leave=lambda *_: None
+    )
+    watching.agree({"seed": 0}, 1)

@@ -14,7 +14,7 @@ import numpy as np
 from absl import flags
 
 import launch
-from launch import cli, environment
+from launch import cli, environment, local
 from launch.config_flags import ConfigFlags
 from launch.started_command import StartedCommand
 
@@ -122,7 +122,7 @@ def a_value_that_a_flag_refuses():
 
 def an_argument_that_is_no_flag(monkeypatch):
     """The command parses its flags, and neither starts JAX nor ends the process."""
-    nothing = types.SimpleNamespace(start=lambda *_: None, use_cores_as_devices=lambda: None)
+    nothing = types.SimpleNamespace(start=lambda *_, **__: [], use_cores_as_devices=lambda: None)
     monkeypatch.setattr(cli, "cluster", nothing)
     monkeypatch.setattr(cli, "use_compile_cache", lambda: None)
     monkeypatch.setattr(cli, "check_xla_flags", lambda: None)
@@ -243,3 +243,12 @@ def no_command_to_start():
 
 def a_command_that_is_not_started():
     StartedCommand().prepare(["dist-ens", "--", "trian"])
+
+
+def fewer_gpus_than_the_processes_take():
+    local.device_variables({}, ["0"], 2, None)
+
+
+def a_number_of_devices_that_is_set_twice():
+    flags_of_xla = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    local.device_variables(flags_of_xla, [], 2, 1)

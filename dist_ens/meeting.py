@@ -1,0 +1,289 @@
+"""The meeting of the processes of a run before JAX starts, at the address of process 0.
+
+JAX ends a process by SIGABRT and a trace of C++ if another one does not come. Here every process
+first introduces itself to process 0, which then says to all who has come. So an error message can
+name who is missing, and hosts with other versions are found before anything is computed.
+"""
+
+import contextlib
+import dataclasses
+import ipaddress
+import json
+import os
+import platform
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+
+from dist_ens.errors import RunError, UserError, counted
+from dist_ens.exit_codes import ExitCode
+from dist_ens.paths import shortened
+
+_RETRY_SECS = 0.2
+# Time for a port to become free after another run.
+_BUSY_SECS = 10.0
+# Time for a process that has connected to introduce itself. Others may connect by mistake.
+_HELLO_SECS = 5.0
+_LONGEST_LINE = 2**20  # Largest number of bytes of a message.
+_COMPARED = ("dist-ens", "jax", "jaxlib")  # Packages whose versions must be equal.
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """What a process says about itself.
+
+    Attributes:
+        process_id: Number of the process.
+        host: Name of its machine.
+        pid: Number of the process on its machine.
+        versions: Version of each package, and of Python.
+    """
+
+    process_id: int
+    host: str
+    pid: int
+    versions: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"process {self.process_id} (host {self.host}, pid {self.pid})"
+
+
+def own_card(process_id: int) -> Card:
+    """Returns the card of this process.
+
+    Args:
+        process_id: Number of this process.
+    """
+    versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    for package in _COMPARED:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return Card(process_id, socket.gethostname(), os.getpid(), versions)
+
+
+def meet(address: str, num_processes: int, process_id: int, timeout_secs: float) -> list[Card]:
+    """Waits for all processes of a run, and returns their cards.
+
+    Args:
+        address: Address `host:port` of process 0, at which it listens.
+        num_processes: Number of processes.
+        process_id: Number of this process, in [0, num_processes).
+        timeout_secs: Time to wait, in seconds.
+
+    Returns:
+        The card of each process, in the order of their numbers.
+
+    Raises:
+        UserError: If the port is in use, two processes have the same number, or versions differ.
+        RunError: If a process does not come in time, or process 0 cannot be reached.
+    """
+    card = own_card(process_id)
+    deadline = time.monotonic() + timeout_secs
+    if process_id:
+        cards = _introduce(card, address, num_processes, deadline, timeout_secs)
+    else:
+        cards = _receive(card, address, num_processes, deadline, timeout_secs)
+    check_versions(cards)
+    return cards
+
+
+def check_versions(cards: Sequence[Card]) -> None:
+    """Raises a `UserError` if a process has other versions than process 0.
+
+    Args:
+        cards: Cards of all processes, process 0 first.
+    """
+    first = cards[0]
+    for card in cards[1:]:
+        for name in sorted({*first.versions, *card.versions}):
+            here, there = (each.versions.get(name, "none") for each in (first, card))
+            if here != there:
+                raise UserError(
+                    f"The processes of a run have different versions of {name}: {here} in {first} "
+                    f"and {there} in {card}. Install the same version on all hosts."
+                )
+
+
+def is_loopback(address: str) -> bool:
+    """Returns whether an address `host:port` can only be reached from this machine.
+
+    >>> is_loopback("127.0.0.1:4711"), is_loopback("localhost:1"), is_loopback("10.0.0.1:4711")
+    (True, True, False)
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # It is a name.
+        return False
+
+
+def _receive(
+    card: Card, address: str, num_processes: int, deadline: float, timeout_secs: float
+) -> list[Card]:
+    """Waits as process 0 for the others, and sends the cards of all to each of them."""
+    come: dict[int, Card] = {0: card}
+    connections: list[socket.socket] = []
+    with _listener(address) as listener, contextlib.ExitStack() as open_sockets:
+        while len(come) < num_processes:
+            listener.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                connection = open_sockets.enter_context(listener.accept()[0])
+            except TimeoutError:
+                missing = sorted({*range(num_processes)} - {*come})
+                error = _missing(missing, [*come.values()], address, timeout_secs)
+                _answer(connections, {"lost": str(error)})
+                raise error from None
+            hello = _hello(connection)
+            if hello is None:
+                continue
+            connections.append(connection)
+            mistake = _mistake(*hello, num_processes, come)
+            if mistake is not None:
+                _answer(connections, {"error": str(mistake)})
+                raise mistake
+            come[hello[0].process_id] = hello[0]
+        cards = [come[i] for i in range(num_processes)]
+        _answer(connections, {"cards": [dataclasses.asdict(each) for each in cards]})
+        # The side that closes first keeps the port for a while, so the others do.
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.settimeout(_HELLO_SECS)
+                connection.recv(1)
+    return cards
+
+
+def _mistake(
+    other: Card, count: int, num_processes: int, come: Mapping[int, Card]
+) -> UserError | None:
+    """Returns the error about a process that has come; None if nothing is wrong.
+
+    Args:
+        other: Card of the process.
+        count: Number of processes that it was given.
+        num_processes: Number of processes that process 0 was given.
+        come: Cards of the processes that came before, by their numbers.
+    """
+    if count != num_processes:
+        return UserError(
+            f"The processes of a run have different numbers of processes: {num_processes} in "
+            f"{come[0]} and {count} in {other}. Give all of them the same --num_processes."
+        )
+    before = come.get(other.process_id)
+    if before is not None and (before.host, before.pid) != (other.host, other.pid):
+        return UserError(
+            f"Two processes have the number {other.process_id}: pid {before.pid} on host "
+            f"{before.host} and pid {other.pid} on host {other.host}. Give each process its own "
+            "--process_id."
+        )
+    return None
+
+
+def _missing(
+    missing: Sequence[int], come: Sequence[Card], address: str, timeout_secs: float
+) -> RunError:
+    """Returns the error about processes that have not come."""
+    numbers = ", ".join(map(str, missing))
+    noun, verb = ("Process", "has") if len(missing) == 1 else ("Processes", "have")
+    waited = ", ".join(map(str, come[:8])) + (" and others" if come[8:] else "")
+    return RunError(
+        f"{noun} {numbers} {verb} not come to {address} within "
+        f"--start_timeout_secs={timeout_secs:g}. Those that waited are: {waited}. Look at the "
+        "output of the missing ones, and check that every host can reach this address.",
+        exit_code=ExitCode.HOST_LOST,
+    )
+
+
+def _listener(address: str) -> socket.socket:
+    """Returns a socket that listens at an address, which another run may have just left."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET
+    where = host.strip("[]") if is_loopback(address) else ""
+    if ":" in host:
+        family = socket.AF_INET6
+    until = time.monotonic() + _BUSY_SECS
+    while True:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((where, int(port)))
+            listener.listen(128)
+        except OSError as error:
+            listener.close()
+            if time.monotonic() > until:
+                raise UserError(
+                    f"Process 0 cannot listen at {shortened(address)}: {error.strerror}. Choose "
+                    "another port: another --coordinator_address, or JAX_COORDINATOR_PORT in a "
+                    "job of Slurm."
+                ) from error
+            time.sleep(_RETRY_SECS)
+        else:
+            return listener
+
+
+def _hello(connection: socket.socket) -> tuple[Card, int] | None:
+    """Returns the card that comes over a connection, and the number of processes that it names."""
+    connection.settimeout(_HELLO_SECS)
+    try:
+        hello = json.loads(_line(connection))
+        return Card(**hello["card"]), int(hello["num_processes"])
+    except (OSError, ValueError, TypeError, KeyError):  # It is no process of dist_ens.
+        return None
+
+
+def _answer(connections: Sequence[socket.socket], answer: Mapping[str, object]) -> None:
+    """Sends an answer to all processes that have come."""
+    line = json.dumps(answer).encode() + b"\n"
+    for connection in connections:
+        with contextlib.suppress(OSError):  # The process may have been killed.
+            connection.sendall(line)
+
+
+def _introduce(
+    card: Card, address: str, num_processes: int, deadline: float, timeout_secs: float
+) -> list[Card]:
+    """Introduces this process to process 0, and returns the cards of all."""
+    host, _, port = address.rpartition(":")
+    hello = {"card": dataclasses.asdict(card), "num_processes": num_processes}
+    why = "it does not answer"
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            with socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=left
+            ) as connection:
+                connection.sendall(json.dumps(hello).encode() + b"\n")
+                # Process 0 answers when its own time is over, which may have begun later.
+                connection.settimeout(left + _HELLO_SECS)
+                answer = json.loads(_line(connection))
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "it does not answer"
+            time.sleep(min(_RETRY_SECS, max(deadline - time.monotonic(), 0)))
+            continue
+        if "error" in answer:
+            raise UserError(answer["error"])
+        if "lost" in answer:
+            raise RunError(answer["lost"], exit_code=ExitCode.HOST_LOST)
+        return [Card(**each) for each in answer["cards"]]
+    raise RunError(
+        f"Process {card.process_id} of {counted(num_processes, 'process')} cannot reach process 0 "
+        f"at {shortened(address)}: {why}. The limit is --start_timeout_secs={timeout_secs:g}. "
+        "Check the address, and the output of process 0.",
+        exit_code=ExitCode.HOST_LOST,
+    )
+
+
+def _line(connection: socket.socket) -> bytes:
+    """Returns the line that comes over a connection.
+
+    Raises:
+        ValueError: If the connection ends before the line does, or the line is too long.
+    """
+    received = b""
+    while not received.endswith(b"\n"):
+        part = connection.recv(65536)
+        received += part
+        if not part or len(received) > _LONGEST_LINE:
+            raise ValueError("there is no whole line")
+    return received

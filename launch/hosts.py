@@ -1,0 +1,118 @@
+"""The end of a command that runs on several hosts, with a message that names the host at fault."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import jax
+
+from dist_ens import cluster
+from dist_ens.exit_codes import ExitCode
+from dist_ens.meeting import Card
+from dist_ens.peers import Peers, is_of_collective
+from launch import ends
+
+# Time for the other processes to read from process 0 why the run ends.
+_GRACE_SECS = 3.0
+
+_peers: Peers | None = None
+_is_leaving = threading.Lock()
+
+
+def begin(cards: Sequence[Card], heartbeat_timeout_secs: float) -> None:
+    """Starts to watch the other processes of the run.
+
+    Args:
+        cards: Card of each process; empty if this process is alone.
+        heartbeat_timeout_secs: Time after which a silent process is lost, in seconds.
+    """
+    global _peers
+    if len(cards) < 2:
+        return
+    _peers = Peers(
+        cluster.client(),
+        cards,
+        jax.process_index(),
+        heartbeat_timeout_secs=heartbeat_timeout_secs,
+        leave=leave,
+    )
+    _peers.begin()
+
+
+def catch_abort() -> None:
+    """Makes a message of the abort by which JAX ends the processes of a run.
+
+    Call it after absl has installed its own handler, which prints the stacks of all threads.
+    """
+    if _peers is not None:
+        ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
+
+
+def agree(values: Mapping[str, object], timeout_secs: float) -> None:
+    """Raises a `UserError` if a process of the run has other values. All must call this, once.
+
+    Args:
+        values: Values by their names, in types that JSON can hold.
+        timeout_secs: Time to wait for the other processes, in seconds.
+    """
+    if _peers is not None:
+        _peers.agree(values, timeout_secs)
+
+
+def end() -> None:
+    """Tells the other processes that this one has done its work."""
+    if _peers is not None:
+        _peers.end()
+
+
+def are_several() -> bool:
+    """Returns whether this process is one of several that watch each other."""
+    return _peers is not None
+
+
+def leave(code: int, message: str) -> NoReturn:
+    """Prints a message, tells the other processes, and ends this one at once.
+
+    Only the first call of a process has an effect, so that its first error is the one that is told.
+
+    Args:
+        code: Exit code, also of the other processes.
+        message: Sentences that say why the run ends.
+    """
+    _is_leaving.acquire()  # Never released: another thread waits here until the process ends.
+    try:
+        ends.say(message)
+        if _peers is not None:
+            _peers.fail(code, message.removeprefix("error: "))
+        sys.stdout.flush()
+        if _peers is not None and cluster.is_main():
+            time.sleep(_GRACE_SECS)  # The end of process 0 ends the service that the others ask.
+    finally:
+        os._exit(code)
+
+
+def wait_if_of_another(error: BaseException) -> None:
+    """Waits for the end of this process, if an error says that another process was lost.
+
+    The error of a collective operation comes long before the processes know which of them was lost.
+
+    Args:
+        error: Error of this process.
+    """
+    if _peers is not None and is_of_collective(error):
+        _peers.wait_for_cause()
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _on_abort(number: int) -> None:
+    """Ends this process with a message when JAX aborts it, in place of a dump of memory."""
+    try:
+        if _peers is not None:
+            ends.say(f"error: {_peers.text_of_abort()}")
+    finally:
+        os._exit(ExitCode.HOST_LOST)

@@ -1,0 +1,221 @@
+"""Real processes of one run, of which one is lost, fails, or never comes."""
+
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+import fast_xla
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens.exit_codes import ExitCode
+from test_cluster import free_port
+
+ROOT = pathlib.Path(__file__).parent.parent
+LIMIT_SECS = 120
+HEARTBEAT_SECS, STUCK_SECS = 6, 20
+# One process has a fault after step 6.
+CONFIG = """
+import os, pathlib, signal, time
+import jax
+from ml_collections import ConfigDict
+
+HERE = pathlib.Path(__file__).parent
+
+class Fault:
+    def __call__(self, info):
+        if info.step == 6 and jax.process_index() == PROCESS and not (HERE / "there").exists():
+            (HERE / "there").touch()
+            FAULT
+
+def get_config():
+    return ConfigDict(dict(
+        num_members=4, steps=STEPS, steps_per_call=1, execution="loop",
+        data=dict(source="digits", global_batch_size=32, std=(16.0,)),
+        model=dict(name="mlp", hidden_sizes=(8,)),
+        optimizer=dict(name="sgd", learning_rate=1e-2),
+        checkpoint=dict(every_steps=4),
+        logging=dict(every_steps=2),
+    ))
+
+def make_callbacks(experiment):
+    return [Fault()]
+"""
+FAULTS = {
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "raising": "raise LookupError('no such row')",
+    "stuck": "time.sleep(600)",
+    "preempted": "os.kill(os.getpid(), signal.SIGTERM)",
+    "waiting": "pass",
+}
+
+
+def write_config(folder, fault, process_id, steps=10**6):
+    text = CONFIG.replace("PROCESS", str(process_id)).replace("STEPS", str(steps))
+    (folder / "config.py").write_text(text.replace("FAULT", FAULTS[fault]))
+    return folder / "config.py"
+
+
+def begin(folder, process_id, num_processes, port, *flags, devices=1):
+    """A process of a run, with its output in a file."""
+    words = [
+        *("train", f"--config={folder / 'config.py'}", f"--workdir={folder / 'run'}"),
+        f"--coordinator_address=127.0.0.1:{port}",
+        *(f"--num_processes={num_processes}", f"--process_id={process_id}"),
+        f"--heartbeat_timeout_secs={HEARTBEAT_SECS}",
+        *flags,
+    ]
+    variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": fast_xla.flags(devices), "COLUMNS": "200"}
+    with (folder / f"log_{process_id}").open("w") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", f"launch.{words[0]}", *words[1:]],
+            cwd=ROOT,
+            env=COMMAND_ENVIRONMENT | variables,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def wait_for(condition, what, limit_secs=LIMIT_SECS):
+    deadline = time.monotonic() + limit_secs
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
+def codes(processes, folder, limit_secs=LIMIT_SECS):
+    """Exit codes of processes, which are all ended."""
+    try:
+        wait_for(
+            lambda: all(process.poll() is not None for process in processes),
+            lambda: "\n".join(path.read_text() for path in sorted(folder.glob("log_*"))),
+            limit_secs,
+        )
+        return [process.returncode for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def log(folder, process_id):
+    return (folder / f"log_{process_id}").read_text()
+
+
+def started(folder, num_processes, *flags, port=None):
+    port = port or free_port()
+    return [begin(folder, i, num_processes, port, *flags) for i in range(num_processes)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "num_processes", "at_fault"),
+    [
+        ("killed", 2, 1),
+        ("killed", 2, 0),
+        ("killed", 4, 3),
+        ("stopped", 2, 1),
+        ("stopped", 2, 0),
+        ("raising", 2, 1),
+        ("raising", 4, 0),
+        ("stuck", 2, 1),
+    ],
+)
+def test_a_process_that_is_lost_ends_the_others_which_name_its_host_and_members(
+    fault, num_processes, at_fault, tmp_path
+):
+    write_config(tmp_path, fault, at_fault)
+    watched = [f"--stuck_after_secs={STUCK_SECS}"] if fault == "stuck" else []
+    processes = started(tmp_path, num_processes, *watched)
+    others = [process for i, process in enumerate(processes) if i != at_fault]
+    try:
+        wait_for((tmp_path / "there").exists, lambda: log(tmp_path, 0))
+        since = time.monotonic()
+        limit = (STUCK_SECS if fault == "stuck" else HEARTBEAT_SECS) + 5
+        ended = codes(others, tmp_path)
+        took = time.monotonic() - since
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    expected = ExitCode.FAULT if fault == "raising" else ExitCode.HOST_LOST
+    assert ended == [expected] * len(others), log(tmp_path, 1 - min(at_fault, 1))
+    assert took < limit
+    per_process = 4 // num_processes
+    first = at_fault * per_process
+    members = f"members {first} to {first + 1}" if per_process == 2 else f"member {first}"
+    named = rf"[pP]rocess {at_fault} \(host [^ ]+, pid {processes[at_fault].pid}, {members}, data"
+    for i in range(num_processes):
+        if i == at_fault:
+            continue
+        told = " ".join(log(tmp_path, i).split())
+        assert re.search(named, told), told
+        if fault == "raising":
+            said = "The callback Fault raised LookupError at step 6: no such row."
+            assert f"has failed: {said}" in told
+        if fault != "killed" or at_fault != 0:  # JAX prints its own trace first.
+            assert "Check failure stack trace" not in told
+        assert "Traceback" not in told
+
+
+def test_a_process_that_never_comes_is_named(tmp_path):
+    write_config(tmp_path, "raising", 9)
+    port = free_port()
+    alone = [begin(tmp_path, i, 3, port, "--start_timeout_secs=8") for i in (0, 1)]
+    assert codes(alone, tmp_path) == [ExitCode.HOST_LOST] * 2
+    for i in (0, 1):
+        told = log(tmp_path, i)
+        missing = f"Process 2 has not come to 127.0.0.1:{port} within --start_timeout_secs=8."
+        assert missing in told
+        assert f"process 0 (host {socket.gethostname()}, pid {alone[0].pid})" in told
+        assert "Traceback" not in told
+
+
+def test_a_process_0_that_cannot_be_reached_is_named(tmp_path):
+    write_config(tmp_path, "raising", 9)
+    port = free_port()
+    assert codes([begin(tmp_path, 1, 2, port, "--start_timeout_secs=2")], tmp_path) == [
+        ExitCode.HOST_LOST
+    ]
+    told = log(tmp_path, 1)
+    assert f"cannot reach process 0 at '127.0.0.1:{port}': Connection refused" in told
+
+
+def test_a_port_that_is_in_use_is_told(tmp_path):
+    write_config(tmp_path, "raising", 9)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert codes([begin(tmp_path, 0, 2, port)], tmp_path) == [ExitCode.USAGE]
+    assert f"Process 0 cannot listen at '127.0.0.1:{port}': Address already in use." in log(
+        tmp_path, 0
+    )
+
+
+def test_hosts_with_different_configs_are_told_before_anything_is_written(tmp_path):
+    write_config(tmp_path, "raising", 9)
+    port = free_port()
+    rates = [f"--config.optimizer.learning_rate={rate}" for rate in (0.1, 0.2)]
+    both = [begin(tmp_path, i, 2, port, rates[i]) for i in range(2)]
+    assert codes(both, tmp_path) == [ExitCode.USAGE] * 2
+    told = " ".join(log(tmp_path, 0).split())
+    assert "different values of optimizer.learning_rate: 0.1 in process 0 (host " in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_on_folders_that_are_not_shared_is_told(tmp_path):
+    write_config(tmp_path, "raising", 9)
+    port = free_port()
+    both = [begin(tmp_path, i, 2, port, f"--workdir={tmp_path / f'run_{i}'}") for i in range(2)]
+    assert codes(both, tmp_path) == [ExitCode.USAGE] * 2
+    told = " ".join(log(tmp_path, 0).split())
+    assert "is not shared: process 1 does not see what process 0 wrote there" in told

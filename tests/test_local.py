@@ -1,0 +1,159 @@
+"""`dist-ens local` with real processes: as one process, and back after a loss or a preemption."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens.exit_codes import ExitCode
+from launch.local import device_variables, process_commands, visible_gpus
+from test_hosts import LIMIT_SECS, wait_for, write_config
+
+ROOT = pathlib.Path(__file__).parent.parent
+STEPS = 12
+
+
+def begin(folder, name, num_processes, *flags, devices=1, config="config.py", rest=()):
+    """A `dist-ens local` that trains in a folder, with its output in a file."""
+    words = [
+        *(f"--processes={num_processes}", f"--devices_per_process={devices}", *flags, "--"),
+        *("train", f"--config={folder / config}", f"--workdir={folder / name}", *rest),
+    ]
+    with (folder / f"log_{name}").open("a") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "launch.local", *words],
+            cwd=ROOT,
+            env=COMMAND_ENVIRONMENT
+            | {"JAX_PLATFORMS": "cpu", "COLUMNS": "200", "PYTHONPATH": str(ROOT)},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def finished(process, folder, name):
+    """Exit code and output of a launcher that ends."""
+    log = folder / f"log_{name}"
+    try:
+        wait_for(lambda: process.poll() is not None, log.read_text)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, log.read_text()
+
+
+def scores_of(folder, name):
+    summary = json.loads((folder / name / "summary.json").read_text())
+    return [summary[key] for key in ("test", "mean_member", "members")]
+
+
+def children_of(process):
+    return [child.pid for child in psutil.Process(process.pid).children()]
+
+
+def is_alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def whole_run(folder, num_processes, devices=1):
+    """Scores of a run that is never stopped."""
+    (folder / "there").touch()  # The fault has been.
+    code, log = finished(begin(folder, "whole", num_processes, devices=devices), folder, "whole")
+    assert code == 0, log
+    (folder / "there").unlink()
+    return scores_of(folder, "whole")
+
+
+@pytest.mark.parametrize(("num_processes", "devices"), [(2, 2), (4, 1)])
+def test_several_processes_train_the_same_members_as_one(num_processes, devices, tmp_path):
+    write_config(tmp_path, "raising", 99, steps=STEPS)
+    ended = [
+        finished(begin(tmp_path, name, *of, devices=count), tmp_path, name)
+        for name, of, count in (("one", (1,), 4), ("several", (num_processes,), devices))
+    ]
+    assert [code for code, _ in ended] == [0, 0], ended
+    # Members lie along the ensemble axis, whose execution `loop` gives the same bits.
+    assert scores_of(tmp_path, "one") == scores_of(tmp_path, "several")
+
+
+@pytest.mark.parametrize(("fault", "num_processes"), [("killed", 2), ("preempted", 2)])
+def test_a_process_that_ends_is_started_again_and_nothing_is_lost(fault, num_processes, tmp_path):
+    write_config(tmp_path, fault, num_processes - 1, steps=STEPS)
+    expected = whole_run(tmp_path, num_processes)
+    code, log = finished(begin(tmp_path, "run", num_processes), tmp_path, "run")
+    assert code == 0, log
+    reported = 137 if fault == "killed" else ExitCode.PREEMPTED
+    assert re.search(rf"Process \d ended first, with exit code {reported}\b", log), log
+    assert "Restart 1 of at most 10." in log
+    assert scores_of(tmp_path, "run") == expected
+
+
+def test_an_error_is_not_tried_again(tmp_path):
+    write_config(tmp_path, "raising", 1, steps=STEPS)
+    code, log = finished(begin(tmp_path, "run", 2), tmp_path, "run")
+    assert code == ExitCode.FAULT
+    assert re.search(
+        r"Process 1 ended first, with exit code 1\. It said: The callback .*LookupError", log
+    )
+    assert "Restart" not in log
+
+
+def test_restarts_that_are_used_up_are_told(tmp_path):
+    write_config(tmp_path, "killed", 1, steps=STEPS)
+    code, log = finished(begin(tmp_path, "run", 2, "--max_restarts=0"), tmp_path, "run")
+    assert code == 137
+    assert "The processes were started again 0 times, which is --max_restarts=0." in log
+
+
+def test_a_signal_is_passed_on_and_the_run_can_be_resumed(tmp_path):
+    write_config(tmp_path, "waiting", 0)
+    process = begin(tmp_path, "run", 2)
+    wait_for((tmp_path / "there").exists, (tmp_path / "log_run").read_text)
+    children = children_of(process)
+    assert len(children) == 2
+    process.send_signal(signal.SIGTERM)
+    code, log = finished(process, tmp_path, "run")
+    assert code == ExitCode.PREEMPTED, log
+    assert "it is saved in" in log
+    assert "Restart" not in log
+    assert not any(map(is_alive, children))
+
+
+def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
+    write_config(tmp_path, "waiting", 0)
+    process = begin(tmp_path, "run", 2)
+    wait_for((tmp_path / "there").exists, (tmp_path / "log_run").read_text)
+    children = children_of(process)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(map(is_alive, children)), lambda: str(children), LIMIT_SECS)
+
+
+def test_each_process_is_given_its_number_and_the_address():
+    commands = process_commands(["train", "--workdir=a b"], 2, 4711)
+    assert [command[1:] for command in commands] == [
+        [
+            *("-P", "-m", "launch.train", "--workdir=a b"),
+            *("--coordinator_address=127.0.0.1:4711", "--num_processes=2", f"--process_id={i}"),
+        ]
+        for i in range(2)
+    ]
+    assert process_commands(["train"], 1, 4711)[0][1:] == ["-P", "-m", "launch.train"]
+
+
+def test_gpus_are_dealt_out_in_their_order():
+    assert device_variables({}, ["4", "5", "6", "7"], 2, None) == [
+        {"CUDA_VISIBLE_DEVICES": "4,5"},
+        {"CUDA_VISIBLE_DEVICES": "6,7"},
+    ]
+    assert device_variables({}, [], 2, 4) == [{"JAX_NUM_CPU_DEVICES": "4"}] * 2
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,3"}) == ["2", "3"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2", "JAX_PLATFORMS": "cpu"}) == []
