@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from dist_ens.cluster_environment import initialize_arguments, visible_gpus
 from dist_ens.errors import UserError
 from dist_ens.paths import shortened
 from dist_ens.types import Tree
@@ -20,9 +21,9 @@ def start(
 ) -> None:
     """Starts `jax.distributed` if the run has several processes.
 
-    Without arguments, JAX looks for a cluster that it knows (Slurm, a TPU pod, GKE, OpenMPI). If it
-    finds none, this process is alone and nothing is started. Call this before the first use of a
-    device.
+    Without arguments, the variables of a cluster are read (OpenMPI, Slurm, a TPU pod, SkyPilot,
+    Kubernetes). If there are none, this process is alone and nothing is started. Call this before
+    the first use of a device.
 
     Args:
         coordinator_address: Address of process 0, `host:port`. None lets JAX find it.
@@ -30,17 +31,22 @@ def start(
         process_id: Number of this process, in [0, num_processes). None lets JAX find it.
 
     Raises:
-        UserError: If some but not all arguments are given, one of them is wrong, or the cluster
-            cannot be joined.
+        UserError: If some but not all arguments are given, one of them is wrong, the variables
+            describe only a part of a cluster, or the cluster cannot be joined.
     """
     if jax.distributed.is_initialized():
         return
     _check_processes(coordinator_address, num_processes, process_id)
+    arguments = initialize_arguments(
+        os.environ, visible_gpus(os.environ), coordinator_address, num_processes, process_id
+    )
+    if arguments is None:
+        return  # There is no cluster: this process is alone.
     try:
-        jax.distributed.initialize(coordinator_address, num_processes, process_id)
+        jax.distributed.initialize(**arguments)
     except (ValueError, KeyError, IndexError) as error:
         if "coordinator_address should be defined" in str(error):
-            return  # There is no cluster: this process is alone.
+            return  # A machine with TPUs that belongs to no pod.
         raise UserError(
             f"The processes of a run cannot find each other: jax.distributed says "
             f"{shortened(str(error).rstrip('.'))}. Inside a cluster's job start one process per "
