@@ -99,13 +99,14 @@ def of_cluster(detected: Detected, environ: Mapping[str, str], num_gpus: int) ->
         yield Finding("cluster", told)
     for note in detected.notes:
         yield Finding("environment", detected.cluster, note)
-    if detected.variables:
-        read = ", ".join(f"{name} from {value}" for name, value in detected.variables.items())
-        yield Finding("variables", read)
+    for attribute, variable in detected.variables.items():
+        value = getattr(detected, attribute)
+        if attribute != "coordinator_address" and value is not None:
+            yield Finding(attribute.replace("_", " "), f"{value} ({variable})")
     if address := detected.coordinator_address:
-        port = address.rpartition(":")[2]
-        bind = environ.get("JAX_COORDINATOR_BIND_ADDRESS", f"[::]:{port}")
-        yield Finding("coordinator", f"{address}, where process 0 listens on {bind}")
+        source = detected.variables["coordinator_address"]
+        bind = environ.get("JAX_COORDINATOR_BIND_ADDRESS", f"[::]:{address.rpartition(':')[2]}")
+        yield Finding("coordinator", f"{address} ({source}); process 0 listens on {bind}")
     try:
         chosen = chosen_gpus(environ, detected, num_gpus)
     except UserError as error:

@@ -104,7 +104,9 @@ def test_two_hosts_are_compared_and_the_first_reports(tmp_path):
     assert found["hosts"] == ("ok", f"2 processes on {host}, with equal versions")
     assert found["shared workdir"][0] == "ok"
     assert "here members 0 to 3 and data columns 0" in found["mesh"][1]
-    assert re.search(r"127.0.0.1:(\d+), where process 0 listens on \[::\]:\1", printed)
+    coordinator = r"127.0.0.1:(\d+) \(--coordinator_address\); process 0 listens on \[::\]:\1"
+    assert re.fullmatch(coordinator, found["coordinator"][1])
+    assert found["num processes"] == ("ok", "2 (--num_processes)")
     assert not [*tmp_path.iterdir()]
 
 
