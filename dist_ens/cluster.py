@@ -13,6 +13,7 @@ import numpy as np
 from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 
+from dist_ens.cluster_environment import initialize_arguments, visible_gpus
 from dist_ens.errors import UserError
 from dist_ens.meeting import Card, check_versions, is_loopback, meet, own_card
 from dist_ens.paths import shortened
@@ -34,9 +35,9 @@ def start(
 ) -> list[Card]:
     """Starts `jax.distributed` if the run has several processes.
 
-    Without arguments, JAX looks for a cluster that it knows (Slurm, a TPU pod, GKE, OpenMPI). If it
-    finds none, this process is alone and nothing is started. Call this before the first use of a
-    device.
+    Without arguments, the variables of a cluster are read (OpenMPI, Slurm, a TPU pod, SkyPilot,
+    Kubernetes). If there are none, this process is alone and nothing is started. Call this before
+    the first use of a device.
 
     Args:
         coordinator_address: Address of process 0, `host:port`. None lets JAX find it.
@@ -50,33 +51,38 @@ def start(
         The card of each process, in the order of their numbers; empty if this process is alone.
 
     Raises:
-        UserError: If some but not all arguments are given, one of them is wrong, the versions of
-            the processes differ, or the cluster cannot be joined.
+        UserError: If some but not all arguments are given, one of them is wrong, the variables
+            describe only a part of a cluster, the versions of the processes differ, or the cluster
+            cannot be joined.
         RunError: If a process does not come in time.
     """
     if jax.distributed.is_initialized():
         return []
     _check_processes(coordinator_address, num_processes, process_id)
+    arguments = initialize_arguments(
+        os.environ, visible_gpus(os.environ), coordinator_address, num_processes, process_id
+    )
+    if arguments is None:
+        return []  # There is no cluster: this process is alone.
     cards: list[Card] = []
-    if coordinator_address is not None and num_processes is not None and process_id is not None:
-        cards = meet(coordinator_address, num_processes, process_id, start_timeout_secs)
-    is_local = coordinator_address is not None and is_loopback(coordinator_address)
+    address = arguments.get("coordinator_address")
+    if address is not None:
+        numbers = arguments["num_processes"], arguments["process_id"]
+        cards = meet(address, *numbers, start_timeout_secs)
     try:
         jax.distributed.initialize(
-            coordinator_address,
-            num_processes,
-            process_id,
+            **arguments,
             initialization_timeout=math.ceil(start_timeout_secs),
             heartbeat_timeout_seconds=(
                 math.ceil(_JAX_IS_LATER * heartbeat_timeout_secs) + _JAX_IS_LATER_SECS
             ),
             shutdown_timeout_seconds=math.ceil(shutdown_timeout_secs),
             # JAX would listen on every network of the machine.
-            coordinator_bind_address=coordinator_address if is_local else None,
+            coordinator_bind_address=address if address and is_loopback(address) else None,
         )
     except (ValueError, KeyError, IndexError) as error:
         if "coordinator_address should be defined" in str(error):
-            return []  # There is no cluster: this process is alone.
+            return []  # A machine with TPUs that belongs to no pod.
         raise UserError(
             f"The processes of a run cannot find each other: jax.distributed says "
             f"{shortened(str(error).rstrip('.'))}. Inside a cluster's job start one process per "

@@ -23,9 +23,9 @@ def use_compile_cache() -> None:
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     said = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if said == "" or "://" in (said or ""):
+    folder = compiled_folder()
+    if folder is None:
         return
-    folder = pathlib.Path(said or cache_folder() / "compiled")
     try:
         folder.mkdir(mode=0o777 if said else 0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -72,6 +72,18 @@ def spared_secs() -> float:
     JAX rounds the compile time of each program down to whole seconds.
     """
     return _spared_secs
+
+
+def compiled_folder() -> pathlib.Path | None:
+    """Returns the folder of JAX's compilation cache, which need not exist.
+
+    Returns:
+        Folder. None if the cache is disabled, or is not in a folder of a file system.
+    """
+    said = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if said == "" or "://" in (said or ""):
+        return None
+    return pathlib.Path(said or cache_folder() / "compiled")
 
 
 def cache_folder() -> pathlib.Path:

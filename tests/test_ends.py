@@ -219,7 +219,9 @@ def test_the_flags_of_these_tests_are_ones_that_xla_knows(tmp_path):
     assert "There is no checkpoint in" in ended.stderr
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "predict", "report", "plan", "bench"])
+@pytest.mark.parametrize(
+    "verb", ["train", "evaluate", "predict", "report", "plan", "bench", "doctor"]
+)
 def test_every_flag_that_names_a_file_or_a_folder_reads_it_alike(verb):
     printed = dist_ens(verb, "--help").stdout
     described = re.findall(r"^  --(\w+): (.*)", printed, re.MULTILINE)

@@ -31,11 +31,12 @@ def a_number_of_a_process_that_is_not_there():
 
 
 def a_cluster_that_jax_does_not_find(monkeypatch):
-    def refused(*_, **__):
-        raise ValueError("Number of processes must be defined.")
+    def refused(**_):
+        raise ValueError("process_id and num_processes must be nonnegative.")
 
+    monkeypatch.setattr(cluster, "meet", lambda *_: [])
     monkeypatch.setattr(jax.distributed, "initialize", refused)
-    cluster.start()
+    cluster.start("10.0.0.1:1234", 2, 0)
 
 
 def members_that_predict_nan():
