@@ -129,11 +129,14 @@ def _listen(reads: int) -> NoReturn:
 
 def _end_if_idle(number: int) -> None:
     """Ends the process if its main thread does not answer a signal, and no progress is lost."""
-    if _run() is not None:
+    stopping = _run()
+    if stopping is not None:
         sys.modules["dist_ens.stop_signal"].notify_hosts()
     is_interrupt = number == signal.SIGINT
     time.sleep(_PATIENCE_AT_INTERRUPT_SECS if is_interrupt else _PATIENCE_SECS)
     run = _run()
+    if stopping is not None and run is not stopping:
+        return  # The run has stopped in order, and the command is about to end.
     if not _is_answered and (run is None or not run.has_progress):
         _end(number, None)
 
