@@ -188,7 +188,7 @@ def _submit(script: str) -> int:
     job_id = _submitted(script)
     if _CONFIGS.value:
         tasks = counted(len(_CONFIGS.value), "task")
-        print(f"Submitted job {job_id} with {tasks}. Next: squeue --jobs={job_id}")
+        print(f"Submitted job {job_id} with {tasks}. Next: {shell_line(['squeue', '-j', job_id])}")
         return ExitCode.DONE
     log = _described(job_id).get("StdOut", "")
     ends.say(f"Submitted job {job_id}. Its log is {log}. Ctrl-C leaves the job running.")

@@ -205,7 +205,7 @@ def _arguments_of_tasks(job: Job) -> list[list[str]]:
             )
     workdirs = [word.removeprefix(_WORKDIR) for word in job.command if word.startswith(_WORKDIR)]
     if not workdirs and job.command[0] == "bench":  # It has no workdir.
-        return [[f"--config={config}"] for config in job.configs]
+        return [["--config=" + config] for config in job.configs]
     if not workdirs:
         raise UserError(
             "The workdir of a sweep is missing. Add --workdir=FOLDER after --. Each config gets a "
@@ -213,6 +213,6 @@ def _arguments_of_tasks(job: Job) -> list[list[str]]:
         )
     folder = pathlib.PurePath(workdirs[-1])
     return [
-        [f"--config={config}", f"{_WORKDIR}{folder / name}"]
+        ["--config=" + config, f"{_WORKDIR}{folder / name}"]
         for config, name in zip(job.configs, names, strict=True)
     ]

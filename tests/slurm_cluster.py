@@ -16,6 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 
 PACKAGES = (
     "slurmctld",
@@ -93,21 +94,23 @@ class SlurmCluster:
 
     Args:
         folder: Empty folder for its files.
+        environment: Variables of the daemons and of the commands of Slurm, and so of the jobs.
 
     Attributes:
-        environment: Variables with which the commands of Slurm work.
+        environment: Variables with which the commands of Slurm find the cluster.
     """
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, environment: Mapping[str, str]) -> None:
         self._folder, self._processes = folder, contextlib.ExitStack()
         root = packages()
         libraries = next((root / "usr/lib").glob("*-linux-gnu"))
-        paths = [root / "usr/bin", root / "usr/sbin", os.environ["PATH"]]
+        paths = [root / "usr/bin", root / "usr/sbin", environment["PATH"]]
         self._conf = _CONF.format(
             host=socket.gethostname(), folder=folder, libraries=libraries, ports=_free_ports(3)
         )
         self._stepd = root / "usr/sbin/slurmstepd-wlm"
         self.environment = {
+            **environment,
             "PATH": os.pathsep.join(map(str, paths)),
             "LD_LIBRARY_PATH": f"{libraries}{os.pathsep}{libraries / 'slurm-wlm'}",
             "SLURM_CONF": str(folder / "slurm.conf"),
@@ -155,7 +158,7 @@ class SlurmCluster:
         log = self._processes.enter_context((self._folder / f"{command[0]}.out").open("a"))
         process = subprocess.Popen(
             command,
-            env=os.environ | self.environment,
+            env=self.environment,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -176,7 +179,7 @@ class SlurmCluster:
         """Returns what a command of Slurm prints."""
         return subprocess.run(
             command,
-            env=os.environ | self.environment,
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=None if check else subprocess.DEVNULL,
             text=True,
@@ -188,14 +191,37 @@ class SlurmCluster:
         """Returns what Slurm knows about a job, such as `JobState` and `ExitCode`."""
         return dict(re.findall(r"(\w+)=(\S*)", self.run("scontrol", "show", "job", job)))
 
-    def wait_for(self, job: str, *states: str) -> dict[str, str]:
-        """Waits until a job is in one of some states, and returns what Slurm knows about it."""
+    def wait_for(self, job: str, *states: str) -> None:
+        """Waits until a job is in one of some states."""
         self._wait(lambda: self.described(job)["JobState"] in states)
+
+    def wait_for_end(self, job: str, restarts: int = 0) -> dict[str, str]:
+        """Waits until a job has ended, or waits to start again.
+
+        Args:
+            job: Id of the job.
+            restarts: Number of restarts before.
+
+        Returns:
+            What Slurm knows about the job.
+        """
+
+        def has_ended() -> bool:
+            shown = self.described(job)
+            is_requeued = shown["JobState"] == "PENDING" and int(shown["Restarts"]) > restarts
+            return is_requeued or shown["JobState"] in (
+                "COMPLETED",
+                "FAILED",
+                "CANCELLED",
+                "TIMEOUT",
+            )
+
+        self._wait(has_ended)
         return self.described(job)
 
     def start_again(self, job: str) -> None:
         """Starts a job that was requeued, which Slurm delays by two minutes."""
-        self.wait_for(job, "PENDING")
+        assert self.wait_for_end(job)["JobState"] == "PENDING"
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         self.wait_for(job, "RUNNING", "COMPLETED", "FAILED")
 
