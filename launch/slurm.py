@@ -279,7 +279,9 @@ def _described(job_id: str) -> dict[str, str]:
     shown = subprocess.run(
         ["scontrol", "show", "job", job_id], capture_output=True, text=True, errors="replace"
     )
-    return dict(re.findall(r"(\w+)=(\S*)", shown.stdout))
+    values = re.findall(r"(\w+)=(\S*)", shown.stdout)
+    # The path of the log can have spaces, and has a line of its own.
+    return dict(values + re.findall(r"^ *(StdOut)=(.*)$", shown.stdout, re.MULTILINE))
 
 
 def run() -> None:
