@@ -6,7 +6,20 @@ import sys
 from dist_ens.paths import shortened
 from launch import ends, environment, glibc_tuning, signals
 
-VERBS = ("train", "evaluate", "predict", "report", "plan", "bench", "local", "doctor")
+VERBS = (
+    "train",
+    "evaluate",
+    "predict",
+    "report",
+    "plan",
+    "bench",
+    "doctor",
+    "local",
+    "slurm",
+    "k8s",
+    "tpu",
+    "sky",
+)
 
 
 if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command.

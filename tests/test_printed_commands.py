@@ -50,6 +50,7 @@ HARMLESS = {
     "_LEVEL.value",
     "best.ensemble_axis",
     "ensemble.waves",
+    "gpus",
     "kind",
     "math.ceil(batch_size / columns) * columns",
     "math.ceil(members / fewest) * fewest",
@@ -61,6 +62,7 @@ HARMLESS = {
     "process_id",
     "self.max_num_members",
     "self.shape[0]",
+    "tasks",
     "waves",
 }
 

@@ -1,0 +1,256 @@
+"""Scripts for Slurm under a real Slurm with two nodes, which runs on this machine."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import fast_xla
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens.experiment.workdir import open_finished
+from launch.slurm_script import Job, render
+from slurm_cluster import LIMIT_SECS, SlurmCluster
+
+pytestmark = pytest.mark.slurm
+ROOT = pathlib.Path(__file__).parent.parent
+TRAIN = (
+    "train",
+    f"--config={ROOT}/configs/digits.py",
+    "--config.num_members=4",
+    "--config.model.hidden_sizes=(16,)",
+    "--config.steps=3000",
+    "--config.execution=vmap",  # The choice of `auto` depends on timings.
+    "--config.checkpoint.every_steps=500",
+)
+# A stand-in for Python and its command: the task `$1` of them ends with a code after a second. The
+# others wait for SIGTERM and leave with 42, as a run does. A job that was requeued succeeds.
+TASK = """#!/bin/bash
+[ -n "$SLURM_RESTART_COUNT" ] && exit 0
+trap 'sleep 1; exit 42' TERM
+touch started
+[ "$SLURM_PROCID" = "{task}" ] && sleep 1 && exit {code}
+for i in $(seq 600); do sleep 0.1; done
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    environment = COMMAND_ENVIRONMENT | {
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": fast_xla.flags(1),
+    }
+    with SlurmCluster(tmp_path_factory.mktemp("slurm"), environment) as cluster:
+        yield cluster
+
+
+def submit(cluster, folder, job):
+    """Submits a job from a folder, and returns its id."""
+    return cluster.run("sbatch", "--parsable", input=render(job), cwd=folder).strip()
+
+
+def command(cluster, folder, *words):
+    """The ended `dist-ens slurm` command, and its output."""
+    return subprocess.run(
+        [sys.executable, "-m", "launch.slurm", *words],
+        env=cluster.environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
+
+
+def training(folder):
+    """A run on two nodes with two processes each."""
+    command = (*TRAIN, f"--workdir={folder}/run")
+    return Job(command, python=sys.executable, nodes=2, tasks_per_node=2, time="20")
+
+
+def of_task(folder, task="", code=0, **fields):
+    """A job on two nodes with two processes each, of which one ends with a code."""
+    (folder / "task").write_text(TASK.format(task=task, code=code))
+    (folder / "task").chmod(0o755)
+    fields = {"nodes": 2, "tasks_per_node": 2, "time": "20"} | fields
+    return Job(("train", "--workdir=run"), python=str(folder / "task"), **fields)
+
+
+def wait_for(path):
+    """Waits until a file has content, or a folder exists."""
+    deadline = time.monotonic() + LIMIT_SECS
+    while not (path.is_dir() or (path.exists() and path.stat().st_size)):
+        assert time.monotonic() < deadline, path
+        time.sleep(0.1)
+
+
+def log_of(folder, job):
+    return (folder / f"dist_ens-{job}.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def never_stopped(cluster, tmp_path_factory):
+    """The folder of a run that was submitted and followed until its end, and that command."""
+    folder = tmp_path_factory.mktemp("never_stopped")
+    flags = ("--nodes=2", "--tasks_per_node=2", "--time=20")
+    words = (*TRAIN, f"--workdir={folder}/run")
+    return folder, command(cluster, folder, "submit", *flags, "--", *words)
+
+
+def assert_ended_as(folder, never_stopped):
+    """Both runs have the same state, bit for bit, and the same scores."""
+    states = [open_finished(path / "run").state for path in (folder, never_stopped)]
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        *(jax.device_get((s.step, s.params, s.opt_state)) for s in states),
+    )
+    scores = [json.loads((p / "run/summary.json").read_text()) for p in (folder, never_stopped)]
+    assert scores[0]["test"] == scores[1]["test"]
+
+
+def test_sbatch_accepts_the_script(cluster, tmp_path):
+    sweep = of_task(tmp_path, configs=("a.py", "b.py"), partition="low", cpus_per_task=2)
+    for job in (training(tmp_path), sweep):
+        cluster.run("sbatch", "--test-only", input=render(job))
+    with pytest.raises(subprocess.CalledProcessError):
+        cluster.run("sbatch", "--test-only", input=render(of_task(tmp_path, partition="none")))
+
+
+def test_a_submitted_job_trains_on_two_nodes_and_is_followed_to_its_end(never_stopped):
+    _, ended = never_stopped
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "4 cpu devices, mesh 4 x 1" in ended.stdout.replace("\n", " ")
+    assert "The ensemble's accuracy is" in ended.stdout
+    assert ended.stderr.endswith("ended with exit code 0.\n")
+
+
+def test_a_preempted_job_saves_and_is_requeued_and_ends_as_one_never_stopped(
+    cluster, never_stopped, tmp_path
+):
+    job = submit(cluster, tmp_path, training(tmp_path))
+    wait_for(tmp_path / "run/metrics.jsonl")
+    cluster.run("scancel", "--signal=TERM", job)
+    assert cluster.wait_for_end(job)["JobState"] == "PENDING"
+    stopped = log_of(tmp_path, job)
+    step = stopped.split("Stopped at step ")[1].split()[0]
+    assert "Exit code 42. The job is requeued: restart 1 of at most 100." in stopped
+    cluster.start_again(job)
+    assert cluster.wait_for_end(job, restarts=1)["JobState"] == "COMPLETED"
+    assert f"resuming from step {step}" in log_of(tmp_path, job).replace("\n", " ")
+    assert_ended_as(tmp_path, never_stopped[0])
+
+
+def test_a_job_that_slurm_requeues_or_cancels_resumes_from_a_commit(
+    cluster, never_stopped, tmp_path
+):
+    job = submit(cluster, tmp_path, training(tmp_path))
+    wait_for(tmp_path / "run/checkpoints/500")
+    cluster.run("scontrol", "requeue", job)
+    cluster.start_again(job)
+    wait_for(tmp_path / "run/checkpoints/1500")
+    cluster.run("scancel", job)
+    assert cluster.wait_for_end(job, restarts=1)["JobState"] == "CANCELLED"
+    assert "resuming from step" in log_of(tmp_path, job)
+    job = submit(cluster, tmp_path, training(tmp_path))
+    assert cluster.wait_for_end(job)["JobState"] == "COMPLETED"
+    assert "resuming from step" in log_of(tmp_path, job)
+    assert_ended_as(tmp_path, never_stopped[0])
+
+
+def test_a_failing_run_is_a_failed_job_with_its_code(cluster, tmp_path):
+    words = ("train", "--config=missing.py", "--workdir=run")
+    ended = command(cluster, tmp_path, "submit", "--", *words)
+    assert ended.returncode == 2
+    assert "missing.py" in ended.stdout
+    (log,) = tmp_path.glob("*.log")
+    shown = cluster.described(log.stem.removeprefix("dist_ens-"))
+    assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", "2:0", "0")
+
+
+def test_the_code_of_the_first_task_that_fails_decides(cluster, tmp_path):
+    # srun ends the other three tasks with SIGTERM, so that they leave with 42.
+    job = submit(cluster, tmp_path, of_task(tmp_path, task=1, code=1))
+    shown = cluster.wait_for_end(job)
+    assert (shown["JobState"], shown["ExitCode"]) == ("FAILED", "1:0")
+
+
+def test_a_killed_task_requeues_the_job(cluster, tmp_path):
+    job = submit(cluster, tmp_path, of_task(tmp_path, task=3, code=137))
+    assert cluster.wait_for_end(job)["JobState"] == "PENDING"
+    cluster.start_again(job)
+    assert cluster.wait_for_end(job, restarts=1)["JobState"] == "COMPLETED"
+
+
+def test_a_cancelled_job_that_leaves_with_42_stays_cancelled(cluster, tmp_path):
+    job = submit(cluster, tmp_path, of_task(tmp_path))
+    wait_for_start(tmp_path)
+    cluster.run("scancel", job)
+    wait_for(tmp_path / f"dist_ens-{job}.log")
+    shown = cluster.wait_for_end(job)
+    wait_for_text(tmp_path, job, "so the script does not requeue it")
+    assert cluster.described(job)["JobState"] == "CANCELLED"
+    assert shown["Restarts"] == "0"
+
+
+def test_a_job_is_told_before_its_time_limit_and_continues(cluster, tmp_path):
+    job = submit(cluster, tmp_path, of_task(tmp_path, time="1", grace_secs=45))
+    assert cluster.wait_for_end(job)["JobState"] == "PENDING"
+    assert "Exit code 42. The job is requeued" in log_of(tmp_path, job)
+    cluster.run("scancel", job)
+
+
+def test_a_job_that_another_one_preempts_is_told_and_continues(cluster, tmp_path):
+    job = submit(cluster, tmp_path, of_task(tmp_path, partition="low"))
+    wait_for_start(tmp_path)
+    other = of_task(tmp_path, partition="high", tasks_per_node=4)
+    urgent = submit(cluster, tmp_path, other)
+    cluster.wait_for(urgent, "RUNNING")
+    assert "Exit code 42. The job is requeued" in log_of(tmp_path, job)
+    cluster.run("scancel", urgent)
+    cluster.start_again(job)
+    assert cluster.wait_for_end(job, restarts=1)["JobState"] == "COMPLETED"
+
+
+def test_only_the_preempted_task_of_a_sweep_is_requeued(cluster, tmp_path):
+    sweep = of_task(tmp_path, nodes=1, tasks_per_node=1, configs=("a.py", "b.py", "c.py"))
+    job = submit(cluster, tmp_path, sweep)
+    for task in range(3):
+        cluster.wait_for(f"{job}_{task}", "RUNNING")
+    wait_for_start(tmp_path)
+    time.sleep(1)
+    # The last task of an array has the id of the array, too.
+    cluster.run("scancel", "--signal=TERM", f"{job}_2")
+    assert cluster.wait_for_end(f"{job}_2")["JobState"] == "PENDING"
+    for task in range(2):
+        shown = cluster.described(f"{job}_{task}")
+        assert (shown["JobState"], shown["Restarts"]) == ("RUNNING", "0")
+    cluster.run("scancel", job)
+
+
+# TODO(launch): assert the message that names the half-set environment.
+def test_a_command_in_an_allocation_without_srun_trains_alone(cluster, tmp_path):
+    # salloc sets the job's variables, and not those of a step: as after ssh into an allocation.
+    words = (*TRAIN, "--config.steps=20", f"--workdir={tmp_path}/run")
+    python = (sys.executable, "-m", f"launch.{words[0]}", *words[1:])
+    printed = cluster.run("salloc", "--nodes=2", "--ntasks-per-node=2", *python, cwd=tmp_path)
+    assert "on 1 cpu device" in printed.replace("\n", " ")  # The line is wrapped.
+
+
+def wait_for_start(folder):
+    """Waits until a task of `of_task` has started."""
+    deadline = time.monotonic() + LIMIT_SECS
+    while not (folder / "started").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def wait_for_text(folder, job, text):
+    """Waits until the log of a job has a text."""
+    deadline = time.monotonic() + LIMIT_SECS
+    while text not in log_of(folder, job):
+        assert time.monotonic() < deadline, log_of(folder, job)
+        time.sleep(0.1)
