@@ -6,7 +6,7 @@ import sys
 from dist_ens.paths import shortened
 from launch import ends, environment, glibc_tuning, signals
 
-VERBS = ("train", "evaluate", "predict", "report", "plan", "bench")
+VERBS = ("train", "evaluate", "predict", "report", "plan", "bench", "k8s", "tpu", "sky")
 
 
 if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command.

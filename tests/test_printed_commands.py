@@ -57,10 +57,17 @@ HARMLESS = {
     "method",
     "next(iter(fitting))",
     "num_processes",
+    "num_slices",
     "of",
     "process_id",
+    "self.chips_per_node",
+    "self.gpus_per_node",
+    "self.grace_secs",
     "self.max_num_members",
+    "self.num_nodes",
+    "self.num_slices",
     "self.shape[0]",
+    "self.topology",
     "waves",
 }
 
