@@ -317,7 +317,7 @@ def test_the_file_alone_is_on_standard_output():
     assert ended.returncode == 0, ended.stderr
     document = yaml.safe_load(ended.stdout)
     check(document)
-    assert [*variables_of(document)] == ["A", "B"]
+    assert [each["name"] for each in container_of(document)["env"]] == ["A", "B"]
     assert job_of(document)["template"]["spec"]["nodeSelector"] == {"disk": "ssd"}
     assert "kubectl apply --filename=-" in ended.stderr
 
