@@ -1,0 +1,112 @@
+"""The task of SkyPilot that runs a command on several nodes."""
+
+import dataclasses
+from typing import Any
+
+from dist_ens.commands import quoted
+from dist_ens.errors import UserError
+from dist_ens.exit_codes import ExitCode
+from launch.rendered import VARIABLE, check_name
+from launch.started_command import shell_line
+
+_LONGEST_NAME = 40
+_COORDINATOR_PORT = 8476
+
+
+@dataclasses.dataclass(frozen=True)
+class SkySettings:
+    """Settings of a task.
+
+    Attributes:
+        name: Name of the task.
+        arguments: Verb of dist-ens and its flags.
+        num_nodes: Number of nodes, each with one process.
+        accelerators: Accelerators of a node, such as `H100:8`; None for none.
+        cpus: CPU cores of a node; None for no request.
+        infra: Cloud, region and zone; None if SkyPilot chooses.
+        spot: Whether to use spot instances.
+        setup: Shell command that installs dist_ens.
+        bucket: URL of a bucket; None for none.
+        mount_path: Folder where the nodes see the bucket.
+        secrets: Names of environment variables.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    num_nodes: int = 1
+    accelerators: str | None = None
+    cpus: str | None = None
+    infra: str | None = None
+    spot: bool = False
+    setup: str = "pip install ."
+    bucket: str | None = None
+    mount_path: str = "/runs"
+    secrets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name(self.name, _LONGEST_NAME)
+        if self.num_nodes < 1:
+            raise UserError(
+                f"--num_nodes={self.num_nodes} is less than 1. Use the number of nodes."
+            )
+        for name in self.secrets:
+            if not VARIABLE.fullmatch(name):
+                raise UserError(
+                    "--secret_env does not name a variable. Use --secret_env=NAME alone: sky reads "
+                    "the value from your environment."
+                )
+
+
+def task(settings: SkySettings) -> dict[str, Any]:
+    """Returns a task of SkyPilot.
+
+    Args:
+        settings: Settings of the task.
+    """
+    hardware = {
+        "accelerators": settings.accelerators,
+        "cpus": settings.cpus,
+        "infra": settings.infra,
+    }
+    resources: dict[str, Any] = {name: each for name, each in hardware.items() if each is not None}
+    resources |= {
+        "use_spot": settings.spot,
+        # SkyPilot itself notices a node that is lost. The codes of killed processes must not be
+        # here: after an error of one node it kills the others.
+        "job_recovery": {"recover_on_exit_codes": [int(ExitCode.PREEMPTED)]},
+    }
+    made: dict[str, Any] = {
+        "name": settings.name,
+        "num_nodes": settings.num_nodes,
+        "resources": resources,
+        "workdir": ".",
+    }
+    if settings.bucket is not None:
+        made["file_mounts"] = {settings.mount_path: {"source": settings.bucket, "mode": "MOUNT"}}
+    if settings.secrets:
+        made["secrets"] = dict.fromkeys(settings.secrets)
+    return made | {"setup": settings.setup, "run": run_script(settings)}
+
+
+def run_script(settings: SkySettings) -> str:
+    """Returns the script that every node runs.
+
+    The shell becomes the command, so that the command gets the signals.
+
+    Args:
+        settings: Settings of the task.
+    """
+    is_tpu = (settings.accelerators or "").lower().startswith("tpu-")
+    # JAX finds the other hosts of a TPU slice. A process alone on a CPU uses its cores as devices.
+    if is_tpu or settings.num_nodes == 1:
+        return shell_line(["exec", "dist-ens", *settings.arguments]) + "\n"
+    # SkyPilot lists one address on each line, and that of process 0 first.
+    first = 'coordinator="$(head -n 1 <<< "$SKYPILOT_NODE_IPS")"'
+    verb, *own = settings.arguments
+    process = [
+        f'--coordinator_address="$coordinator:{_COORDINATOR_PORT}"',
+        '--num_processes="$SKYPILOT_NUM_NODES"',
+        '--process_id="$SKYPILOT_NODE_RANK"',
+    ]
+    words = [shell_line(["exec", "dist-ens", verb]), *process, *map(quoted, own)]
+    return f"{first}\n{' '.join(words)}\n"
