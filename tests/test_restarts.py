@@ -1,0 +1,72 @@
+"""The simulation of failing hosts, against Daly's closed form and cases solved by hand."""
+
+import dataclasses
+import math
+
+import pytest
+
+from benchmarks.restarts import (
+    Failures,
+    best_interval_secs,
+    expected_useful_fraction,
+    simulated_useful_fraction,
+)
+
+SEGMENTS = 20_000
+RUN = Failures(
+    host_mtbf_secs=64_000.0, num_hosts=64, interval_secs=300.0, save_secs=30.0, restart_secs=120.0
+)
+
+
+@pytest.mark.parametrize("num_hosts", [1, 16, 64, 256])
+@pytest.mark.parametrize("restart_secs", [0.0, 120.0, 600.0])
+def test_the_simulation_agrees_with_dalys_formula(num_hosts, restart_secs):
+    run = dataclasses.replace(RUN, num_hosts=num_hosts, restart_secs=restart_secs)
+    fraction, error = simulated_useful_fraction(run, num_segments=SEGMENTS, seed=1)
+    assert error < 0.01
+    # One of 16,000 fair simulations differs by more than four standard errors.
+    assert abs(fraction - expected_useful_fraction(run)) < 4 * error
+
+
+def test_the_formula_is_that_of_daly():
+    # 64 hosts that fail every 64,000 s fail every M = 1000 s together, and an interval with its
+    # save takes 330 s. 1000 exp(0.12) (exp(0.33) - 1) = 440.8 s, for 300 s of work.
+    assert RUN.mtbf_secs == 1000.0
+    by_hand = 300 / (1000 * math.exp(0.12) * (math.exp(0.33) - 1))
+    assert by_hand == pytest.approx(0.6805, abs=1e-4)
+    assert expected_useful_fraction(RUN) == pytest.approx(by_hand)
+
+
+def test_without_failures_only_saving_costs_time():
+    run = dataclasses.replace(RUN, host_mtbf_secs=1e15)
+    fraction, error = simulated_useful_fraction(run, num_segments=100, seed=1)
+    assert fraction == pytest.approx(300 / 330)
+    assert expected_useful_fraction(run) == pytest.approx(300 / 330)
+    assert error == 0.0
+
+
+def test_a_run_that_fails_all_the_time_does_no_useful_work():
+    # Of exp(-330) attempts one would end, far fewer than there are.
+    hopeless = dataclasses.replace(RUN, host_mtbf_secs=64.0)
+    assert expected_useful_fraction(hopeless) < 1e-100
+    never = dataclasses.replace(RUN, host_mtbf_secs=1.0)
+    assert expected_useful_fraction(never) == 0.0
+
+
+def test_the_best_interval_approaches_youngs_for_short_saves():
+    # sqrt(2 d M) with a save of d = 0.001 s and M = 1000 s is 1.414 s. The next term of the series
+    # is of the order of d, which is less than 0.1 % of it.
+    short = dataclasses.replace(RUN, save_secs=0.001)
+    assert best_interval_secs(short) == pytest.approx(math.sqrt(2 * 0.001 * 1000), rel=0.001)
+
+
+@pytest.mark.parametrize("save_secs", [1.0, 30.0, 1000.0])
+def test_no_other_interval_is_better_than_the_best(save_secs):
+    run = dataclasses.replace(RUN, save_secs=save_secs)
+    best = best_interval_secs(run)
+
+    def useful(interval_secs):
+        return expected_useful_fraction(dataclasses.replace(run, interval_secs=interval_secs))
+
+    assert useful(best) > max(useful(0.9 * best), useful(1.1 * best))
+    assert useful(best) > max(useful(0.99 * best), useful(1.01 * best))
