@@ -1,6 +1,6 @@
 """Simulation of a run whose hosts fail: the part of the time that is useful work.
 
-    python -m benchmarks.restarts --plot=docs/images/restarts.png
+    python -m benchmarks.restarts --plot_file=docs/images/restarts.png
 
 A failure of any host ends the whole run, which then restarts from its last checkpoint. Each host
 fails at a constant rate. Training waits while a checkpoint is saved, which is pessimistic, because
@@ -18,7 +18,7 @@ from absl import flags
 from launch import cli
 from launch.path_flags import define_path
 
-_PLOT = define_path("plot", None, "PNG or SVG file to write the plot to.")
+_PLOT = define_path("plot_file", None, "PNG or SVG file to write the plot to.")
 _SAVE_SECS = flags.DEFINE_float(
     "save_secs_per_member", 0.07, "Seconds that the save of one member takes.", lower_bound=0.0
 )

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from absl import flags
 from rich.console import Console
@@ -27,6 +27,7 @@ from dist_ens.cluster_environment import (
 from dist_ens.compile_cache import compiled_folder
 from dist_ens.errors import counted
 from dist_ens.exit_codes import ExitCode
+from dist_ens.json_text import JsonDict
 from launch import cli, diagnosis
 from launch.config_flags import ConfigFlags
 from launch.diagnosis import Finding
@@ -51,7 +52,7 @@ def main() -> int:
     """Prints a table of findings with their remedies, and returns the exit code."""
     detected, gpus = _detected(), visible_gpus(os.environ)
     findings = [diagnosis.of_versions(), *diagnosis.of_cluster(detected, os.environ, gpus)]
-    told: dict[str, Any] = {}
+    told: JsonDict = {}
     if any(each.is_bad for each in findings):
         findings.append(Finding("devices", "not started, because of the cluster"))
     else:
@@ -74,7 +75,7 @@ def _detected() -> Detected:
     return with_flags(detected, given.coordinator_address, given.num_processes, given.process_id)
 
 
-def _of_probe(told: dict[str, Any], address: str | None) -> Iterator[Finding]:
+def _of_probe(told: JsonDict, address: str | None) -> Iterator[Finding]:
     """Yields the findings about the processes, their devices and the mesh.
 
     Args:
@@ -109,7 +110,7 @@ def _of_probe(told: dict[str, Any], address: str | None) -> Iterator[Finding]:
             yield Finding(_awaited(told), "failed", why, is_bad=True)
 
 
-def _facts(output: IO[bytes], told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _facts(output: IO[bytes], told: JsonDict) -> Iterator[JsonDict]:
     """Yields the objects that the probe prints, a JSON object a line.
 
     Args:
@@ -135,7 +136,7 @@ def _facts(output: IO[bytes], told: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield facts
 
 
-def _of_facts(facts: dict[str, Any]) -> Iterator[Finding]:
+def _of_facts(facts: JsonDict) -> Iterator[Finding]:
     """Yields the findings about one object of the probe."""
     if "platform" in facts:
         yield _of_devices(facts)
@@ -149,7 +150,7 @@ def _of_facts(facts: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("mesh", "impossible", facts["no_mesh"], is_bad=True)
 
 
-def _of_devices(facts: dict[str, Any]) -> Finding:
+def _of_devices(facts: JsonDict) -> Finding:
     """Returns the finding about the devices of all processes."""
     over = ""
     if facts["num_processes"] > 1:
@@ -165,12 +166,12 @@ def _of_devices(facts: dict[str, Any]) -> Finding:
     return Finding("devices", found, remedy, is_bad=bool(remedy))
 
 
-def _awaited(told: dict[str, Any]) -> str:
+def _awaited(told: JsonDict) -> str:
     """Returns the name of the step that the probe has not ended."""
     return next(step for fact, step in _STEPS.items() if fact not in told)
 
 
-def _of_missed_step(told: dict[str, Any], address: str | None) -> Finding:
+def _of_missed_step(told: JsonDict, address: str | None) -> Finding:
     """Returns the finding about a step that took too long."""
     step = _awaited(told)
     what = {

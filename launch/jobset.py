@@ -9,10 +9,10 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from dist_ens.errors import UserError
 from dist_ens.exit_codes import RESTARTED
+from dist_ens.json_text import JsonDict
 from dist_ens.paths import shortened
 from launch.arguments import flag, value_of, with_flags
 from launch.rendered import VARIABLE, check_name
@@ -24,8 +24,6 @@ _CONTAINER = "dist-ens"
 _SHARED_MEMORY, _STORAGE = "shared-memory", "runs"
 _JOB_INDEX = "metadata.labels['jobset.sigs.k8s.io/job-index']"
 _SECRET_KEY = re.compile(r"[A-Za-z0-9._-]+")
-
-Json = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,14 +199,14 @@ def _check_rows(arguments: Sequence[str], num_slices: int) -> None:
             )
 
 
-def jobset(settings: JobSetSettings) -> Json:
+def jobset(settings: JobSetSettings) -> JsonDict:
     """Returns a JobSet.
 
     Args:
         settings: Settings of the JobSet.
     """
     hardware = settings.hardware
-    metadata: Json = {"name": settings.name}
+    metadata: JsonDict = {"name": settings.name}
     if settings.namespace is not None:
         metadata["namespace"] = settings.namespace
     if settings.queue is not None:
@@ -235,7 +233,7 @@ def jobset(settings: JobSetSettings) -> Json:
     }
 
 
-def _failure_policy() -> Json:
+def _failure_policy() -> JsonDict:
     """Returns what happens to the JobSet after the failure of a Job.
 
     The rule that fails the set comes first, because the controller looks for each rule at all
@@ -259,7 +257,7 @@ def _failure_policy() -> Json:
     }
 
 
-def _job(settings: JobSetSettings) -> Json:
+def _job(settings: JobSetSettings) -> JsonDict:
     """Returns the spec of a Job, which fails at the first pod that fails."""
     num_nodes = settings.hardware.num_nodes
     disruption = {"type": "DisruptionTarget", "status": "True"}
@@ -285,11 +283,11 @@ def _job(settings: JobSetSettings) -> Json:
     }
 
 
-def _pod(settings: JobSetSettings) -> Json:
+def _pod(settings: JobSetSettings) -> JsonDict:
     """Returns the spec of a pod."""
     hardware = settings.hardware
     selector = dict(settings.node_selector)
-    pod: Json = {
+    pod: JsonDict = {
         "restartPolicy": "Never",  # A podFailurePolicy needs it.
         "terminationGracePeriodSeconds": settings.grace_secs,
     }
@@ -301,19 +299,19 @@ def _pod(settings: JobSetSettings) -> Json:
     if selector:
         pod["nodeSelector"] = selector
     # NCCL and the workers of Grain need more shared memory than the 64 MiB of a container.
-    volumes: list[Json] = [{"name": _SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}]
+    volumes: list[JsonDict] = [{"name": _SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}]
     if settings.volume_claim is not None:
         claim = {"claimName": settings.volume_claim}
         volumes.append({"name": _STORAGE, "persistentVolumeClaim": claim})
     return pod | {"containers": [_container(settings)], "volumes": volumes}
 
 
-def _container(settings: JobSetSettings) -> Json:
+def _container(settings: JobSetSettings) -> JsonDict:
     """Returns the container of a pod, whose first process is dist-ens, so that it gets SIGTERM."""
     mounts = [{"name": _SHARED_MEMORY, "mountPath": "/dev/shm"}]
     if settings.volume_claim is not None:
         mounts.append({"name": _STORAGE, "mountPath": settings.mount_path})
-    container: Json = {
+    container: JsonDict = {
         "name": _CONTAINER,
         "image": settings.image,
         "command": ["dist-ens"],
@@ -346,9 +344,9 @@ def _arguments(settings: JobSetSettings) -> list[str]:
     )
 
 
-def _variables(settings: JobSetSettings) -> list[Json]:
+def _variables(settings: JobSetSettings) -> list[JsonDict]:
     """Returns the environment variables of a container."""
-    variables: list[Json] = []
+    variables: list[JsonDict] = []
     if settings.num_slices > 1:
         # libtpu would wait for ever for a slice that does not come back.
         variables = [
@@ -366,11 +364,11 @@ def _variables(settings: JobSetSettings) -> list[Json]:
     return variables
 
 
-def _resources(settings: JobSetSettings) -> Json:
+def _resources(settings: JobSetSettings) -> JsonDict:
     """Returns the resources of a container."""
     hardware = settings.hardware
     requests = {"cpu": settings.cpu, "memory": settings.memory}
-    resources: Json = {}
+    resources: JsonDict = {}
     if requests := {name: amount for name, amount in requests.items() if amount is not None}:
         resources["requests"] = requests
     if isinstance(hardware, TpuSlices):

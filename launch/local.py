@@ -202,7 +202,9 @@ def process_commands(arguments: Sequence[str], num_processes: int, port: int) ->
     if num_processes == 1:
         return [command]
     together = [f"--coordinator_address=127.0.0.1:{port}", f"--num_processes={num_processes}"]
-    return [[*command, *together, f"--process_id={i}"] for i in range(num_processes)]
+    return [
+        [*command, *together, f"--process_id={process_id}"] for process_id in range(num_processes)
+    ]
 
 
 def device_variables(

@@ -13,9 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from dist_ens.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from dist_ens.stop_signal import StopSignal
 
 # A machine is taken away with one of these signals. The command is started again later.
 _PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -141,7 +144,7 @@ def _end_if_idle(number: int) -> None:
         _end(number, None)
 
 
-def _run() -> Any:
+def _run() -> "StopSignal | None":
     """Returns the `StopSignal` of the run that catches signals now; None without one."""
     stopping = sys.modules.get("dist_ens.stop_signal")  # It imports JAX, which takes a second.
     return stopping.StopSignal.current if stopping is not None else None

@@ -1,11 +1,11 @@
 """The task of SkyPilot that runs a command on several nodes."""
 
 import dataclasses
-from typing import Any
 
 from dist_ens.commands import quoted
 from dist_ens.errors import UserError
 from dist_ens.exit_codes import ExitCode
+from dist_ens.json_text import JsonDict
 from launch.rendered import VARIABLE, check_name
 from launch.started_command import shell_line
 
@@ -57,7 +57,7 @@ class SkySettings:
                 )
 
 
-def task(settings: SkySettings) -> dict[str, Any]:
+def task(settings: SkySettings) -> JsonDict:
     """Returns a task of SkyPilot.
 
     Args:
@@ -68,14 +68,14 @@ def task(settings: SkySettings) -> dict[str, Any]:
         "cpus": settings.cpus,
         "infra": settings.infra,
     }
-    resources: dict[str, Any] = {name: each for name, each in hardware.items() if each is not None}
+    resources: JsonDict = {name: each for name, each in hardware.items() if each is not None}
     resources |= {
         "use_spot": settings.spot,
         # SkyPilot itself notices a node that is lost. The codes of killed processes must not be
         # here: after an error of one node it kills the others.
         "job_recovery": {"recover_on_exit_codes": [int(ExitCode.PREEMPTED)]},
     }
-    made: dict[str, Any] = {
+    made: JsonDict = {
         "name": settings.name,
         "num_nodes": settings.num_nodes,
         "resources": resources,

@@ -1,11 +1,11 @@
 """Text of YAML files."""
 
 import re
-from typing import Any
 
 import yaml
 
 from dist_ens.errors import UserError
+from dist_ens.json_text import Json, JsonDict
 from dist_ens.paths import shortened
 
 # Words that every YAML parser reads as text. PyYAML itself quotes the words of YAML, such as true.
@@ -19,7 +19,7 @@ class _Dumper(yaml.SafeDumper):
     Kubernetes reads a number and a bool.
     """
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
 
@@ -31,7 +31,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def yaml_text(content: dict[str, Any]) -> str:
+def yaml_text(content: JsonDict) -> str:
     """Returns a YAML file, which a parser reads back as the same content.
 
     Args:
@@ -53,7 +53,7 @@ def yaml_text(content: dict[str, Any]) -> str:
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=float("inf"))
 
 
-def _texts(content: Any) -> list[str]:
+def _texts(content: Json) -> list[str]:
     """Returns all texts in a content."""
     if isinstance(content, dict):
         return [text for value in content.values() for text in _texts(value)]

@@ -218,4 +218,4 @@ def test_a_run_on_folders_that_are_not_shared_is_told(tmp_path):
     both = [begin(tmp_path, i, 2, port, f"--workdir={tmp_path / f'run_{i}'}") for i in range(2)]
     assert codes(both, tmp_path) == [ExitCode.USAGE] * 2
     told = " ".join(log(tmp_path, 0).split())
-    assert "is not shared: process 1 does not see what process 0 wrote there" in told
+    assert "is not shared: what process 0 wrote there is not seen by process 1." in told

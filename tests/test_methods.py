@@ -350,7 +350,7 @@ SPEC = Spec((4,), "float32", (), 3)
         (
             {"evaluation": {"dropout_samples": 4}},
             SPEC,
-            "evaluation.dropout_samples was given for a network that draws nothing",
+            "The network has no dropout when it predicts",
         ),
     ],
 )

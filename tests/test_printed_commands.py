@@ -70,6 +70,9 @@ HARMLESS = {
     "self.shape[0]",
     "self.topology",
     "tasks",
+    "restarts",
+    "stuck_after_secs",
+    "timeout_secs",
     "waves",
 }
 

@@ -292,8 +292,8 @@ def _require_shared(folder: pathlib.Path, owner: str) -> None:
     blind = cluster.hosts_with(not is_seen)
     if blind:
         raise UserError(
-            f"{quoted(folder)} is not shared: process {blind[0]} does not see what process 0 "
-            "wrote there. Choose a folder on a disk that all hosts share."
+            f"{quoted(folder)} is not shared: what process 0 wrote there is not seen by process "
+            f"{blind[0]}. Choose a folder on a disk that all hosts share."
         )
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 from collections.abc import Mapping
-from typing import Any
 
 from dist_ens.cluster_environment.cloud import kubernetes, skypilot
 from dist_ens.cluster_environment.devices import chosen_gpus
@@ -21,6 +20,7 @@ from dist_ens.cluster_environment.reader import (
 from dist_ens.cluster_environment.slurm import notes_on_a_shell, slurm
 from dist_ens.cluster_environment.tpu import MEGASCALE, check_megascale, gke_tpu, hosts_variable
 from dist_ens.errors import UserError
+from dist_ens.json_text import JsonDict
 from dist_ens.paths import shortened
 
 # The processes of these clusters are described wholly by variables. JAX asks a server about the
@@ -112,7 +112,7 @@ def initialize_arguments(
     coordinator_address: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
-) -> dict[str, Any] | None:
+) -> JsonDict | None:
     """Returns the arguments of `jax.distributed.initialize`; None if the process is alone.
 
     Args:
@@ -136,7 +136,7 @@ def initialize_arguments(
     if detected.cluster not in _DESCRIBED:
         return {}
     if detected.coordinator_address is None:  # Of the described, only OpenMPI may have none.
-        arguments: dict[str, Any] = {"cluster_detection_method": "mpi4py"}
+        arguments: JsonDict = {"cluster_detection_method": "mpi4py"}
     else:
         arguments = {
             "coordinator_address": detected.coordinator_address,

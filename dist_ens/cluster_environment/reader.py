@@ -3,9 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from dist_ens.errors import UserError
+from dist_ens.json_text import Json
 from dist_ens.paths import shortened
 
 NONE = "none"
@@ -91,7 +91,7 @@ class Reader:
         """Returns the address of process 0 with the port that a variable asks for, if one does."""
         return f"{host}:{self.environ.get('JAX_COORDINATOR_PORT') or port}"
 
-    def detected(self, cluster: str, notes: Sequence[str] = (), **attributes: Any) -> Detected:
+    def detected(self, cluster: str, notes: Sequence[str] = (), **attributes: Json) -> Detected:
         """Returns the cluster, checked for a process number that does not exist."""
         count, number = attributes.get("num_processes"), attributes.get("process_id")
         if count is not None and number is not None and number >= count:
@@ -126,7 +126,7 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]} are"
 
 
-def _notes_on_proxies(environ: Mapping[str, str], attributes: Mapping[str, Any]) -> list[str]:
+def _notes_on_proxies(environ: Mapping[str, str], attributes: Mapping[str, Json]) -> list[str]:
     """Returns a note if several processes would reach process 0 through a proxy."""
     if (attributes.get("num_processes") or math.inf) <= 1:
         return []
