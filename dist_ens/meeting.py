@@ -199,28 +199,21 @@ def _missing(
 def _listener(address: str) -> socket.socket:
     """Returns a socket that listens at an address, which another run may have just left."""
     host, _, port = address.rpartition(":")
-    family = socket.AF_INET
     where = host.strip("[]") if is_loopback(address) else ""
-    if ":" in host:
-        family = socket.AF_INET6
+    is_dual = not where and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual or ":" in where else socket.AF_INET
     until = time.monotonic() + _BUSY_SECS
     while True:
-        listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((where, int(port)))
-            listener.listen(128)
+            return socket.create_server((where, int(port)), family=family, dualstack_ipv6=is_dual)
         except OSError as error:
-            listener.close()
             if time.monotonic() > until:
                 raise UserError(
-                    f"Process 0 cannot listen at {shortened(address)}: {error.strerror}. Choose "
-                    "another port: another --coordinator_address, or JAX_COORDINATOR_PORT in a "
-                    "job of Slurm."
+                    f"Process 0 cannot listen at {shortened(address)}: "
+                    f"{os.strerror(error.errno or 0)}. Choose another port: another "
+                    "--coordinator_address, or JAX_COORDINATOR_PORT in a job of Slurm."
                 ) from error
             time.sleep(_RETRY_SECS)
-        else:
-            return listener
 
 
 def _hello(connection: socket.socket) -> tuple[Card, int] | None:

@@ -224,9 +224,14 @@ class Peers:
         """Ends this process because of the first failure of the run."""
         if self._has_failed or self._ended.is_set():
             return
-        is_lost = failure.code == ExitCode.HOST_LOST
-        told = "" if is_lost else f"{self._capital(failure.process_id)} has failed: "
-        self._leave(failure.code, f"error: {told}{failure.message}")
+        who = self._capital(failure.process_id)
+        if failure.code == ExitCode.HOST_LOST:
+            message = f"error: {failure.message}"
+        elif failure.code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED):
+            message = f"{who} was stopped: {failure.message}"
+        else:
+            message = f"error: {who} has failed: {failure.message}"
+        self._leave(failure.code, message)
 
     def _watch(self) -> None:
         """Ends this process if process 0 does not answer for the time-out."""

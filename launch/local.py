@@ -47,6 +47,7 @@ _FOLLOW_SECS = 5.0
 _LOOK_SECS = 0.05
 _LAST_OUTPUT_SECS = 2.0  # Time for the last output of a process to be printed.
 _LAST_LINES = 20  # Number of lines of output in which the report of a failure finds its error.
+_NUM_CPU_DEVICES = "--xla_force_host_platform_device_count"
 _COLORS = (36, 33, 35, 32, 34, 31)  # Codes of a terminal for the output of each process.
 
 
@@ -225,8 +226,7 @@ def device_variables(
             for each, or one CPU device.
 
     Raises:
-        UserError: If there are fewer GPUs than the processes take, or `XLA_FLAGS` sets the number
-            of CPU devices, too.
+        UserError: If there are fewer GPUs than the processes take.
     """
     if gpus:
         each = devices_per_process or max(len(gpus) // num_processes, 1)
@@ -238,12 +238,11 @@ def device_variables(
             )
         dealt = [gpus[i * each : (i + 1) * each] for i in range(num_processes)]
         return [{"CUDA_VISIBLE_DEVICES": ",".join(own)} for own in dealt]
-    if "xla_force_host_platform_device_count" in environ.get("XLA_FLAGS", ""):
-        raise UserError(
-            "XLA_FLAGS sets --xla_force_host_platform_device_count, and dist-ens local sets the "
-            "number of CPU devices by --devices_per_process. Leave it out of XLA_FLAGS."
-        )
-    return [{"JAX_NUM_CPU_DEVICES": str(devices_per_process or 1)}] * num_processes
+    variables = {"JAX_NUM_CPU_DEVICES": str(devices_per_process or 1)}
+    xla_flags = environ.get("XLA_FLAGS", "").split()
+    kept = [flag for flag in xla_flags if not flag.startswith(_NUM_CPU_DEVICES)]
+    # JAX refuses two numbers of devices.
+    return [variables | ({"XLA_FLAGS": " ".join(kept)} if xla_flags else {})] * num_processes
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:

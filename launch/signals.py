@@ -102,7 +102,11 @@ def _end_silently(number: int, frame: FrameType | None) -> NoReturn:
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """Ends a command that has nothing to save."""
-    _leave(number, "Nothing is lost. Run the same command again.")
+    what = "Nothing is lost. Run the same command again."
+    hosts = sys.modules.get("launch.hosts")  # It imports JAX.
+    if hosts is not None and hosts.are_several():
+        hosts.leave(exit_code(number), _sentence(number, what))
+    _leave(number, what)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -153,6 +157,10 @@ def _run() -> "StopSignal | None":
 def _leave(number: int, what: str) -> NoReturn:
     """Says why the command ends, and ends the process at once."""
     try:
-        os.write(2, f"Ended by {signal.Signals(number).name}. {what}\n".encode())
+        os.write(2, f"{_sentence(number, what)}\n".encode())
     finally:
         os._exit(exit_code(number))
+
+
+def _sentence(number: int, what: str) -> str:
+    return f"Ended by {signal.Signals(number).name}. {what}"

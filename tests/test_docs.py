@@ -6,12 +6,11 @@ Its blocks of Python and shell are run as tests of their own; see `conftest.py`.
 import inspect
 import pathlib
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+import commands
 import dist_ens
 import launch
 from dist_ens.config import Experiment
@@ -82,8 +81,7 @@ def test_every_metric_stands_in_the_reference_with_its_direction():
 
 def test_every_flag_has_a_description():
     for verb in launch.VERBS:
-        command = [sys.executable, "-m", f"launch.{verb}", "--helpxml"]
-        printed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
+        printed = commands.dist_ens(verb, "--helpxml").stdout
         flags = [flag for flag in ElementTree.fromstring(printed).iter("flag")]
         ours = [flag for flag in flags if "launch" in flag.findtext("file", "")]
         assert ours

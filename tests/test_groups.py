@@ -37,8 +37,6 @@ from dist_ens.layout import Layout
 from dist_ens.members import from_functions
 from dist_ens.sampling import Order
 
-pytestmark = pytest.mark.quick
-
 TABLE = {
     "data": np.array([[1.0, 7.0, 10.0], [3.0, 7.0, 20.0], [5.0, 7.0, 60.0], [9.0, 7.0, 40.0]]),
     "index_features": np.array([0, 1]),

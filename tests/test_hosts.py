@@ -219,3 +219,19 @@ def test_a_run_on_folders_that_are_not_shared_is_told(tmp_path):
     assert codes(both, tmp_path) == [ExitCode.USAGE] * 2
     told = " ".join(log(tmp_path, 0).split())
     assert "is not shared: what process 0 wrote there is not seen by process 1." in told
+
+
+def test_a_signal_to_one_host_before_the_first_step_ends_all_with_its_code(tmp_path):
+    config = write_config(tmp_path, "waiting", 9)
+    reached = "    (HERE / 'there').touch() if jax.process_index() else time.sleep(600)\n"
+    config.write_text(
+        config.read_text().replace("def get_config():\n", f"def get_config():\n{reached}")
+    )
+    both = started(tmp_path, 2)
+    wait_for((tmp_path / "there").exists, lambda: log(tmp_path, 1))
+    both[1].send_signal(signal.SIGTERM)
+    since = time.monotonic()
+    assert codes(both, tmp_path) == [ExitCode.PREEMPTED] * 2
+    assert time.monotonic() - since < 10
+    assert "Process 1 (host " in log(tmp_path, 0)
+    assert "was stopped: Ended by SIGTERM. Nothing is lost." in log(tmp_path, 0)

@@ -11,6 +11,7 @@ import sys
 import psutil
 import pytest
 
+import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.exit_codes import ExitCode
 from launch.local import device_variables, process_commands, visible_gpus
@@ -31,7 +32,8 @@ def begin(folder, name, num_processes, *flags, devices=1, config="config.py", re
             [sys.executable, "-m", "launch.local", *words],
             cwd=ROOT,
             env=COMMAND_ENVIRONMENT
-            | {"JAX_PLATFORMS": "cpu", "COLUMNS": "200", "PYTHONPATH": str(ROOT)},
+            | {"JAX_PLATFORMS": "cpu", "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
+            | {"XLA_FLAGS": fast_xla.flags(3)},  # The number of devices is replaced.
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -154,6 +156,10 @@ def test_gpus_are_dealt_out_in_their_order():
         {"CUDA_VISIBLE_DEVICES": "6,7"},
     ]
     assert device_variables({}, [], 2, 4) == [{"JAX_NUM_CPU_DEVICES": "4"}] * 2
+    of_user = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_dump_to=x"}
+    assert device_variables(of_user, [], 1, 4) == [
+        {"JAX_NUM_CPU_DEVICES": "4", "XLA_FLAGS": "--xla_dump_to=x"}
+    ]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,3"}) == ["2", "3"]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2", "JAX_PLATFORMS": "cpu"}) == []

@@ -247,8 +247,3 @@ def a_command_that_is_not_started():
 
 def fewer_gpus_than_the_processes_take():
     local.device_variables({}, ["0"], 2, None)
-
-
-def a_number_of_devices_that_is_set_twice():
-    flags_of_xla = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    local.device_variables(flags_of_xla, [], 2, 1)
