@@ -15,6 +15,7 @@ from dist_ens import cluster
 from dist_ens.exit_codes import ExitCode
 from dist_ens.meeting import Card
 from dist_ens.peers import Peers, is_of_collective
+from dist_ens.stop_signal import keep_notifier
 from launch import ends
 
 # Time for the other processes to read from process 0 why the run ends.
@@ -34,6 +35,7 @@ def begin(cards: Sequence[Card], heartbeat_timeout_secs: float) -> None:
     global _peers
     if len(cards) < 2:
         return
+    keep_notifier()  # JAX has just taken SIGTERM over. Without this line, nobody would act on it.
     _peers = Peers(
         cluster.client(),
         cards,

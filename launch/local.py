@@ -7,7 +7,6 @@ or killed, all are started again and resume from the newest checkpoint.
 import collections
 import contextlib
 import os
-import pathlib
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from types import FrameType
 
 from absl import flags
 
+from dist_ens.cluster_environment import visible_gpus
 from dist_ens.errors import UserError, counted
 from dist_ens.exit_codes import RESTARTED, ExitCode, code_of_shell
 from launch import cli, ends, signals
@@ -245,19 +245,15 @@ def device_variables(
     return [variables | ({"XLA_FLAGS": " ".join(kept)} if xla_flags else {})] * num_processes
 
 
-def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Returns the ids of the GPUs of this machine that JAX would use.
+def gpu_ids(environ: Mapping[str, str], num_gpus: int) -> list[str]:
+    """Returns the ids of the GPUs that this launcher sees, as `CUDA_VISIBLE_DEVICES` lists them.
 
     Args:
         environ: Environment of this launcher.
+        num_gpus: Number of GPUs that it sees.
     """
-    platforms = environ.get("JAX_PLATFORMS", "")
-    if platforms and not {"cuda", "gpu"} & {*platforms.split(",")}:
-        return []
-    if "CUDA_VISIBLE_DEVICES" in environ:
-        return [gpu for gpu in environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
-    files = pathlib.Path("/dev").glob("nvidia[0-9]*")
-    return [str(i) for i in sorted(int(file.name.removeprefix("nvidia")) for file in files)]
+    given = environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(i) for i in range(num_gpus)] if given is None else given.split(",")[:num_gpus]
 
 
 def free_port() -> int:
@@ -271,7 +267,10 @@ def _planned(arguments: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]
     """Returns the command of each process, and its environment variables."""
     commands = process_commands(arguments, _PROCESSES.value, free_port())
     variables = device_variables(
-        os.environ, visible_gpus(os.environ), _PROCESSES.value, _DEVICES_PER_PROCESS.value
+        os.environ,
+        gpu_ids(os.environ, visible_gpus(os.environ)),
+        _PROCESSES.value,
+        _DEVICES_PER_PROCESS.value,
     )
     return list(zip(commands, variables, strict=True))
 

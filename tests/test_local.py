@@ -14,7 +14,7 @@ import pytest
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.exit_codes import ExitCode
-from launch.local import device_variables, process_commands, visible_gpus
+from launch.local import device_variables, gpu_ids, process_commands
 from test_hosts import LIMIT_SECS, wait_for, write_config
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -160,6 +160,6 @@ def test_gpus_are_dealt_out_in_their_order():
     assert device_variables(of_user, [], 1, 4) == [
         {"JAX_NUM_CPU_DEVICES": "4", "XLA_FLAGS": "--xla_dump_to=x"}
     ]
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,3"}) == ["2", "3"]
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2", "JAX_PLATFORMS": "cpu"}) == []
+    assert gpu_ids({"CUDA_VISIBLE_DEVICES": "2,3"}, 2) == ["2", "3"]
+    assert gpu_ids({"CUDA_VISIBLE_DEVICES": "2,-1,3"}, 1) == ["2"]
+    assert gpu_ids({}, 2) == ["0", "1"]
