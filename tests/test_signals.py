@@ -13,6 +13,7 @@ import time
 import pytest
 
 import fast_xla
+import test_hosts
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.checkpoint import read_newest
 from dist_ens.config import Experiment
@@ -141,6 +142,30 @@ def test_a_signal_saves_what_there_is(tmp_path, number, phase):
     else:
         assert step == int(re.search(r"Stopped at step ([\d,]+)", log)[1].replace(",", ""))
         assert "Run the same command again to resume." in " ".join(log.split())
+
+
+@pytest.mark.parametrize(
+    ("number", "phase"),
+    [
+        *((signal.SIGTERM, phase) for phase in ("compiling", "loop", "evaluating", "saving")),
+        (signal.SIGINT, "loop"),
+        (signal.SIGHUP, "loop"),
+    ],
+)
+def test_a_signal_to_two_processes_stops_both_at_one_step(tmp_path, number, phase):
+    (tmp_path / "config.py").write_text(CONFIG.format(phase=phase))
+    both = test_hosts.started(tmp_path, 2, "--config.execution=loop")
+    test_hosts.wait_for((tmp_path / "there").exists, lambda: test_hosts.log(tmp_path, 0))
+    for process in both:
+        process.send_signal(number)
+    assert test_hosts.codes(both, tmp_path, limit_secs=30) == [CODES[number]] * 2
+    told = test_hosts.log(tmp_path, 0)
+    assert "Traceback" not in told + test_hosts.log(tmp_path, 1)
+    step, _ = read_newest(tmp_path / "run")
+    if phase == "compiling":
+        assert step == 0
+    else:
+        assert step == int(re.search(r"Stopped at step ([\d,]+)", told)[1].replace(",", ""))
 
 
 @pytest.mark.parametrize(
