@@ -17,6 +17,8 @@ from dist_ens.cluster_environment import initialize_arguments, visible_gpus
 from dist_ens.errors import UserError
 from dist_ens.meeting import Card, check_versions, is_loopback, meet, own_card
 from dist_ens.paths import shortened
+from dist_ens.peers import value_of
+from dist_ens.stop_signal import keep_notifier
 from dist_ens.types import Tree
 
 # JAX ends a run by a trace of C++ if a process is silent. `Peers` ends it first, by a message. JAX
@@ -89,6 +91,7 @@ def start(
             "host with its launcher (srun, mpirun), or give --coordinator_address, "
             "--num_processes and --process_id."
         ) from error
+    keep_notifier()  # JAX has just taken SIGTERM over. Without this line, nobody would act on it.
     return cards or exchanged_cards(start_timeout_secs)
 
 
@@ -112,7 +115,7 @@ def exchanged_cards(timeout_secs: float) -> list[Card]:
     own, place = own_card(jax.process_index()), "dist_ens/cards"
     client().key_value_set(f"{place}/{own.process_id}", json.dumps(dataclasses.asdict(own)))
     texts = [
-        client().blocking_key_value_get(f"{place}/{i}", math.ceil(timeout_secs * 1000))
+        value_of(client(), f"{place}/{i}", f"process {i}", timeout_secs)
         for i in range(jax.process_count())
     ]
     cards = [Card(**json.loads(text)) for text in texts]

@@ -247,8 +247,8 @@ def _introduce(
                 (host.strip("[]"), int(port)), timeout=left
             ) as connection:
                 connection.sendall(json.dumps(hello).encode() + b"\n")
-                # Process 0 answers when its own time is over, which may have begun later.
-                connection.settimeout(left + _HELLO_SECS)
+                # Process 0 answers when its own time is over, which may have just begun.
+                connection.settimeout(timeout_secs + _HELLO_SECS)
                 answer = json.loads(_line(connection))
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "it does not answer"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from dist_ens import progress
-from dist_ens.errors import UserError
+from dist_ens.errors import RunError, UserError, first_line
 from dist_ens.exit_codes import ExitCode
 from dist_ens.meeting import Card
 
@@ -73,8 +73,9 @@ class Peers:
         self._timeout_secs, self._leave = heartbeat_timeout_secs, leave
         self._beat_secs = min(_LONGEST_BEAT_SECS, heartbeat_timeout_secs / 5)
         self._holdings: Sequence[str] = ()
-        self._ended, self._has_failed = threading.Event(), False
+        self._has_ended = self._has_failed = False
         self._answered = time.monotonic()  # When process 0 answered last.
+        self._looked = time.monotonic()  # When process 0 looked for silent processes last.
         self._heard: dict[int, tuple[str, float]] = {}
 
     def begin(self) -> None:
@@ -110,12 +111,11 @@ class Peers:
 
         Raises:
             UserError: If a process has another value than process 0.
+            RunError: If a process does not call this in time.
         """
         self._client.key_value_set(f"{_AGREED}/{self._process_id}", json.dumps(values))
         first, *others = (
-            json.loads(
-                self._client.blocking_key_value_get(f"{_AGREED}/{i}", int(timeout_secs * 1000))
-            )
+            json.loads(value_of(self._client, f"{_AGREED}/{i}", self.describe(i), timeout_secs))
             for i in range(len(self._cards))
         )
         for i, other in enumerate(others, start=1):
@@ -143,8 +143,11 @@ class Peers:
         telling.join(_TELLING_SECS)
 
     def end(self) -> None:
-        """Tells the others that this process has done its work. They no longer wait for it."""
-        self._ended.set()
+        """Tells the others that this process has done its work. They no longer wait for it.
+
+        It goes on to look for failures of the others, which it ends with, too.
+        """
+        self._has_ended = True
         Peers.current = None
         with contextlib.suppress(Exception):  # Process 0 may have been lost.
             self._client.key_value_set(self._key_of_beat, _ENDED, allow_overwrite=True)
@@ -188,26 +191,30 @@ class Peers:
         return {int(key.rpartition("/")[2]): beat for key, beat in found}
 
     def _talk(self) -> None:
-        """Sends beats, and looks for failures, until the run ends."""
+        """Sends beats and looks for failures, until the process ends."""
         for number in itertools.count():
-            if self._ended.wait(self._beat_secs):
-                return
-            beat = f"{progress.count()} {number}"  # Each differs from the one before.
+            time.sleep(self._beat_secs)
+            # Each beat differs from the one before.
+            beat = _ENDED if self._has_ended else f"{progress.count()} {number}"
             with contextlib.suppress(Exception):  # Process 0 is lost; `_watch` notices it.
                 self._client.key_value_set(self._key_of_beat, beat, allow_overwrite=True)
-                for _, text in self._client.key_value_dir_get(_FAILURES):
-                    self._follow(Failure(**json.loads(text)))
                 if self._process_id == 0:
                     self._look_for_silence()
+                for _, text in self._client.key_value_dir_get(_FAILURES):
+                    self._follow(Failure(**json.loads(text)))
                 self._answered = time.monotonic()
 
     def _look_for_silence(self) -> None:
         """Records as a failure that a process has not sent a beat for the time-out."""
         now = time.monotonic()
+        if now - self._looked > self._timeout_secs / 2:  # This process itself was stopped.
+            self._heard.clear()
+        self._looked = now
         beats = self._beats()
         for i in range(1, len(self._cards)):
             beat = beats.get(i, "")
             if beat == _ENDED:
+                self._heard.pop(i, None)
                 continue
             before, since = self._heard.get(i, (None, now))
             self._heard[i] = (beat, now if beat != before else since)
@@ -222,7 +229,7 @@ class Peers:
 
     def _follow(self, failure: Failure) -> None:
         """Ends this process because of the first failure of the run."""
-        if self._has_failed or self._ended.is_set():
+        if self._has_failed:
             return
         who = self._capital(failure.process_id)
         if failure.code == ExitCode.HOST_LOST:
@@ -236,7 +243,8 @@ class Peers:
     def _watch(self) -> None:
         """Ends this process if process 0 does not answer for the time-out."""
         woken = time.monotonic()
-        while not self._ended.wait(self._beat_secs):
+        while not self._has_ended:
+            time.sleep(self._beat_secs)
             now = time.monotonic()
             if now - woken > self._timeout_secs / 2:  # This process itself was stopped.
                 self._answered = now
@@ -256,3 +264,25 @@ def is_of_collective(error: BaseException) -> bool:
         error: Error of this process.
     """
     return any(part in str(error) for part in _OF_COLLECTIVES)
+
+
+def value_of(client: Any, name: str, sender: str, timeout_secs: float) -> str:
+    """Returns a value that another process sends through the coordination service.
+
+    Args:
+        client: Client of the coordination service of `jax.distributed`.
+        name: Name of the value.
+        sender: The process that sends it, for the message.
+        timeout_secs: Time to wait, in seconds.
+
+    Raises:
+        RunError: If the value does not come in time.
+    """
+    try:
+        return client.blocking_key_value_get(name, int(timeout_secs * 1000))
+    except Exception as error:  # JAX has no special error for it.
+        raise RunError(
+            f"Nothing came from {sender} within --start_timeout_secs={timeout_secs:g}: "
+            f"{first_line(error)} Look at its output.",
+            exit_code=ExitCode.HOST_LOST,
+        ) from error

@@ -36,7 +36,7 @@ class StopSignal:
 
     def __enter__(self) -> "StopSignal":
         self.signal: int | None = None
-        self.has_progress = self._stops_evaluations = False
+        self.has_progress = self._stops_evaluations = self._is_reached = False
         self._calls = 0
         self._previous: dict[int, object] = {}
         if jax.process_count() > 1:
@@ -71,10 +71,11 @@ class StopSignal:
         """Returns whether to stop now, the same on every host. All hosts must ask equally often."""
         if jax.process_count() > 1:
             self._calls += 1
+            # JAX says so at one call only.
             if multihost_utils.reached_preemption_sync_point(self._calls):
                 self.signal = self.signal or signal.SIGTERM
-                return True
-            return False
+                self._is_reached = True
+            return self._is_reached
         return self.signal is not None
 
     @contextlib.contextmanager

@@ -184,6 +184,7 @@ def _told_as_sentences() -> Iterator[None]:
     except flags.Error as error:
         _fail(ExitCode.USAGE, f"error: {error}")
     except (UserError, RunError) as error:
+        hosts.wait_if_of_another(error)
         _fail(error.exit_code, f"error: {error}")
     except KeyboardInterrupt:
         # An orderly end would make other threads, which are still working, print errors.

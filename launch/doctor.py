@@ -86,7 +86,7 @@ def _of_probe(told: JsonDict, address: str | None) -> Iterator[Finding]:
     arguments = [each for each in sys.argv[1:] if each.lstrip("-").partition("=")[0] not in own]
     with tempfile.TemporaryFile() as log:
         probe = subprocess.Popen(
-            [sys.executable, "-m", "launch.probe", *arguments],
+            [sys.executable, "-P", "-m", "launch.probe", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -12,10 +12,10 @@ from typing import NoReturn
 import jax
 
 from dist_ens import cluster
+from dist_ens.errors import first_line
 from dist_ens.exit_codes import ExitCode
 from dist_ens.meeting import Card
 from dist_ens.peers import Peers, is_of_collective
-from dist_ens.stop_signal import keep_notifier
 from launch import ends
 
 # Time for the other processes to read from process 0 why the run ends.
@@ -23,6 +23,7 @@ _GRACE_SECS = 3.0
 
 _peers: Peers | None = None
 _is_leaving = threading.Lock()
+_leaving: tuple[int, int] | None = None  # The thread that ends this process, and its exit code.
 
 
 def begin(cards: Sequence[Card], heartbeat_timeout_secs: float) -> None:
@@ -35,7 +36,6 @@ def begin(cards: Sequence[Card], heartbeat_timeout_secs: float) -> None:
     global _peers
     if len(cards) < 2:
         return
-    keep_notifier()  # JAX has just taken SIGTERM over. Without this line, nobody would act on it.
     _peers = Peers(
         cluster.client(),
         cards,
@@ -86,7 +86,11 @@ def leave(code: int, message: str) -> NoReturn:
         code: Exit code, also of the other processes.
         message: Sentences that say why the run ends.
     """
+    global _leaving
+    if _leaving is not None and _leaving[0] == threading.get_ident():
+        os._exit(_leaving[1])  # A signal came while this thread was leaving.
     _is_leaving.acquire()  # Never released: another thread waits here until the process ends.
+    _leaving = threading.get_ident(), code
     try:
         ends.say(message)
         if _peers is not None:
@@ -98,7 +102,7 @@ def leave(code: int, message: str) -> NoReturn:
         os._exit(code)
 
 
-def wait_if_of_another(error: BaseException) -> None:
+def wait_if_of_another(error: Exception) -> None:
     """Waits for the end of this process, if an error says that another process was lost.
 
     The error of a collective operation comes long before the processes know which of them was lost.
@@ -108,6 +112,11 @@ def wait_if_of_another(error: BaseException) -> None:
     """
     if _peers is not None and is_of_collective(error):
         _peers.wait_for_cause()
+        leave(
+            ExitCode.HOST_LOST,
+            f"error: An operation of all processes failed, and no process is known to be lost: "
+            f"{first_line(error)} Run the same command again to continue from the last checkpoint.",
+        )
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)

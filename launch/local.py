@@ -133,6 +133,7 @@ class _Attempt:
         finally:
             for process in self.processes:
                 process.kill()  # Also what a process has left behind.
+            self._look()
         return ExitCode.DONE if self.first is None or self.first.code is None else self.first.code
 
     @property

@@ -87,7 +87,7 @@ def _end_with_launcher() -> None:
 
     A launcher that is killed cannot pass anything on, and its processes would go on without it.
     """
-    launcher = os.environ.get(LAUNCHER, "")
+    launcher = os.environ.pop(LAUNCHER, "")  # It is not the launcher of commands started here.
     if not launcher.isdecimal() or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)

@@ -190,7 +190,7 @@ def _submit(script: str) -> int:
         tasks = counted(len(_CONFIGS.value), "task")
         print(f"Submitted job {job_id} with {tasks}. Next: {shell_line(['squeue', '-j', job_id])}")
         return ExitCode.DONE
-    log = _described(job_id).get("StdOut", "")
+    log = (_described(job_id) or {}).get("StdOut", "")
     ends.say(f"Submitted job {job_id}. Its log is {log}. Ctrl-C leaves the job running.")
     try:
         return _ended_code(job_id, *_follow(job_id, pathlib.Path(log)))
@@ -258,8 +258,11 @@ def _follow(job_id: str, log: pathlib.Path) -> tuple[str, int]:
     printed, state, code = 0, "PENDING", 0
     while state not in _ENDED:
         described = _described(job_id)
-        if not described:  # Slurm forgets a job some minutes after its end.
+        if described is None:  # Slurm forgets a job some minutes after its end.
             return "UNKNOWN", 0
+        if not described:
+            time.sleep(_POLL_SECS)
+            continue
         state = described["JobState"]
         code = int(described["ExitCode"].partition(":")[0])
         if log.exists():
@@ -274,11 +277,18 @@ def _follow(job_id: str, log: pathlib.Path) -> tuple[str, int]:
     return state, code
 
 
-def _described(job_id: str) -> dict[str, str]:
-    """Returns what Slurm knows about a job; nothing if it does not know the job."""
+def _described(job_id: str) -> dict[str, str] | None:
+    """Returns what Slurm knows about a job.
+
+    Returns:
+        Values by their names; none of them if Slurm does not answer now. None if it does not know
+        the job.
+    """
     shown = subprocess.run(
         ["scontrol", "show", "job", job_id], capture_output=True, text=True, errors="replace"
     )
+    if "Invalid job id" in shown.stderr:
+        return None
     values = re.findall(r"(\w+)=(\S*)", shown.stdout)
     # The path of the log can have spaces, and has a line of its own.
     return dict(values + re.findall(r"^ *(StdOut)=(.*)$", shown.stdout, re.MULTILINE))

@@ -204,8 +204,6 @@ def _arguments_of_tasks(job: Job) -> list[list[str]]:
                 f"{shortened(name)}, and each name is a workdir. Use files with different names."
             )
     workdirs = [word.removeprefix(_WORKDIR) for word in job.command if word.startswith(_WORKDIR)]
-    if not workdirs and job.command[0] == "bench":  # It has no workdir.
-        return [["--config=" + config] for config in job.configs]
     if not workdirs:
         raise UserError(
             "The workdir of a sweep is missing. Add --workdir=FOLDER after --. Each config gets a "

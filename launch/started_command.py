@@ -8,7 +8,7 @@ from dist_ens.errors import UserError
 from dist_ens.paths import shortened
 
 # Verbs that the processes of a cluster can run together.
-STARTED = ("train", "evaluate", "predict", "bench")
+STARTED = ("train", "evaluate", "predict")
 
 
 class StartedCommand:

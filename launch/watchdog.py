@@ -1,5 +1,6 @@
 """A watchdog for a process that is alive but stuck, which no other process notices."""
 
+import contextlib
 import faulthandler
 import threading
 import time
@@ -21,6 +22,7 @@ def begin(stacks_after_secs: float, stuck_after_secs: float) -> None:
         stuck_after_secs: Time without progress after which the process ends, in seconds; 0 for
             never.
     """
+    progress.made()  # The wait for the other processes has a time-out of its own.
     if stacks_after_secs or stuck_after_secs:
         arguments = (stacks_after_secs, stuck_after_secs)
         threading.Thread(target=_watch, args=arguments, name="watchdog", daemon=True).start()
@@ -43,8 +45,10 @@ def _watch(stacks_after_secs: float, stuck_after_secs: float) -> None:
 
 def _leave(stuck_after_secs: float) -> None:
     """Ends the process, and says which process of the run is behind."""
-    peers = Peers.current
-    behind = f" The least progress was made by {peers.behind()}." if peers is not None else ""
+    peers, behind = Peers.current, ""
+    with contextlib.suppress(Exception):  # Process 0 may be lost.
+        if peers is not None:
+            behind = f" The least progress was made by {peers.behind()}."
     hosts.leave(
         ExitCode.HOST_LOST,
         f"error: There was no step for --stuck_after_secs={stuck_after_secs:g}.{behind} Run the "

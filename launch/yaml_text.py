@@ -9,7 +9,7 @@ from dist_ens.json_text import Json, JsonDict
 from dist_ens.paths import shortened
 
 # Words that every YAML parser reads as text. PyYAML itself quotes the words of YAML, such as true.
-_PLAIN = re.compile(r"[A-Za-z/-][A-Za-z0-9_ ./=:@-]{2,}")
+_PLAIN = re.compile(r"(?:[A-Za-z/]|--[A-Za-z])[A-Za-z0-9_ ./=:@-]{2,}")
 
 
 class _Dumper(yaml.SafeDumper):

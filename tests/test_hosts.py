@@ -18,7 +18,7 @@ from test_cluster import free_port
 
 ROOT = pathlib.Path(__file__).parent.parent
 LIMIT_SECS = 120
-HEARTBEAT_SECS, STUCK_SECS = 6, 20
+HEARTBEAT_SECS, STUCK_SECS = 6, 30
 # One process has a fault after step 6.
 CONFIG = """
 import os, pathlib, signal, time

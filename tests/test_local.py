@@ -87,11 +87,13 @@ def test_several_processes_train_the_same_members_as_one(num_processes, devices,
 
 @pytest.mark.parametrize(("fault", "num_processes"), [("killed", 2), ("preempted", 2)])
 def test_a_process_that_ends_is_started_again_and_nothing_is_lost(fault, num_processes, tmp_path):
-    write_config(tmp_path, fault, num_processes - 1, steps=STEPS)
+    # The processes agree on a step that comes some steps after the signal.
+    steps = STEPS if fault == "killed" else 100 * STEPS
+    write_config(tmp_path, fault, num_processes - 1, steps=steps)
     expected = whole_run(tmp_path, num_processes)
     code, log = finished(begin(tmp_path, "run", num_processes), tmp_path, "run")
     assert code == 0, log
-    reported = 137 if fault == "killed" else ExitCode.PREEMPTED
+    reported = 137 if fault == "killed" else ExitCode.PREEMPTED.value
     assert re.search(rf"Process \d ended first, with exit code {reported}\b", log), log
     assert "Restart 1 of at most 10." in log
     assert scores_of(tmp_path, "run") == expected

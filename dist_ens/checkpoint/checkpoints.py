@@ -280,10 +280,13 @@ def _require_shared(folder: pathlib.Path, owner: str) -> None:
         owner: Process that has locked it. Process 0 writes it into the lock.
     """
     token = cluster.bytes_of_main(os.urandom(8)).hex()
+    is_written = True
     if cluster.is_main():
-        with contextlib.suppress(OSError):  # The disk may be full, which a save will say.
+        try:
             (folder / ".lock").write_text(f"{owner}; {token}")
-    if jax.process_count() == 1:
+        except OSError:  # The disk may be full, which a save will say.
+            is_written = False
+    if jax.process_count() == 1 or not cluster.as_main_sees(is_written):
         return
     # A shared disk may show a change only after some seconds.
     deadline = time.monotonic() + _SHARED_SECS

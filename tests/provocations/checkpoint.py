@@ -69,7 +69,10 @@ def a_folder_that_one_host_does_not_see(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(checkpoints, "_SHARED_SECS", 0)
     hosts = types.SimpleNamespace(
-        is_main=lambda: False, bytes_of_main=lambda token: token, hosts_with=lambda _: [1]
+        is_main=lambda: False,
+        as_main_sees=bool,
+        bytes_of_main=lambda token: token,
+        hosts_with=lambda _: [1],
     )
     monkeypatch.setattr(checkpoints, "cluster", hosts)
     checkpoints._require_shared(tmp_path, "host n1, pid 100")

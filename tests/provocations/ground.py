@@ -222,3 +222,11 @@ def hosts_with_different_configs():
         client, [_CARD, _OTHER], 0, heartbeat_timeout_secs=1, leave=lambda *_: None
     )
     watching.agree({"seed": 0}, 1)
+
+
+def a_host_that_sends_nothing():
+    def late(*_):
+        raise RuntimeError("DEADLINE_EXCEEDED: it took longer than 100 ms.")
+
+    client = types.SimpleNamespace(blocking_key_value_get=late)
+    peers.value_of(client, "config", "process 1 (host n2, pid 100)", 0.1)
