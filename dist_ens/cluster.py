@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import time
-from typing import Any
+from typing import cast
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from dist_ens.cluster_environment import initialize_arguments, visible_gpus
 from dist_ens.errors import UserError
 from dist_ens.meeting import Card, check_versions, is_loopback, meet, own_card
 from dist_ens.paths import shortened
-from dist_ens.peers import value_of
+from dist_ens.peers import CoordinationClient, value_of
 from dist_ens.stop_signal import keep_notifier
 from dist_ens.types import Tree
 
@@ -95,12 +95,12 @@ def start(
     return cards or exchanged_cards(start_timeout_secs)
 
 
-def client() -> Any:
+def client() -> CoordinationClient:
     """Returns the client of the coordination service of `jax.distributed`.
 
     JAX has no public name for it.
     """
-    return global_state.client
+    return cast(CoordinationClient, global_state.client)
 
 
 def exchanged_cards(timeout_secs: float) -> list[Card]:

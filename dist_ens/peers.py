@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar, Protocol
 
 from dist_ens import progress
 from dist_ens.errors import RunError, UserError, first_line
@@ -27,6 +27,19 @@ _ENDED = "ended"  # The last beat of a process that has done its work.
 _TOLD_SECS = 4.0
 # Parts of the messages of a collective operation that another process did not take part in.
 _OF_COLLECTIVES = ("Gloo", "NCCL", "ncclRemoteError", "coordination", "Connection closed by peer")
+
+
+class CoordinationClient(Protocol):
+    """The client of the coordination service of `jax.distributed`, as far as it is used here."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        """Stores a value for all processes. Without `allow_overwrite` only the first one counts."""
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        """Returns all keys below a key, with their values."""
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+        """Returns a value, for which it waits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +75,7 @@ class Peers:
 
     def __init__(
         self,
-        client: Any,
+        client: CoordinationClient,
         cards: Sequence[Card],
         process_id: int,
         *,
@@ -266,7 +279,7 @@ def is_of_collective(error: BaseException) -> bool:
     return any(part in str(error) for part in _OF_COLLECTIVES)
 
 
-def value_of(client: Any, name: str, sender: str, timeout_secs: float) -> str:
+def value_of(client: CoordinationClient, name: str, sender: str, timeout_secs: float) -> str:
     """Returns a value that another process sends through the coordination service.
 
     Args:

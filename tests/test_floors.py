@@ -34,7 +34,7 @@ FLOORS = {
     "dist_ens.cluster_environment": 0,
     "dist_ens.compile_cache": 1,
     "dist_ens.state": 1,
-    "dist_ens.stop_signal": 1,
+    "dist_ens.stop_signal": 0,
     "dist_ens.peers": 0,
     "dist_ens.meeting": 0,
     "dist_ens.progress": 0,
@@ -52,7 +52,10 @@ FLOORS = {
     "dist_ens": -1,
 }
 # Rooms of the ground floor that may be imported on it: none of them imports JAX.
-GROUND = {name for name, floor in FLOORS.items() if floor <= 0} - {"dist_ens.types"}
+GROUND = {name for name, floor in FLOORS.items() if floor <= 0} - {
+    "dist_ens.types",
+    "dist_ens.stop_signal",
+}
 _WRITE_THE_WORDS = {
     "ood.py",
     "curves.py",
