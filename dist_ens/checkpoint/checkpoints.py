@@ -221,6 +221,9 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
         _require_shared(folder, owner)
         yield
     finally:
+        if lock.is_locked:
+            with contextlib.suppress(OSError):
+                (folder / ".lock").write_text("")  # No process owns it any more.
         lock.release()
 
 
