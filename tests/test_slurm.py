@@ -12,6 +12,7 @@ import pytest
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.workdir import open_finished
 from launch.slurm_script import Job, render
 from slurm_cluster import LIMIT_SECS, SlurmCluster
@@ -231,13 +232,14 @@ def test_only_the_preempted_task_of_a_sweep_is_requeued(cluster, tmp_path):
     cluster.run("scancel", job)
 
 
-# TODO(launch): assert the message that names the half-set environment.
-def test_a_command_in_an_allocation_without_srun_trains_alone(cluster, tmp_path):
+def test_a_command_in_an_allocation_without_srun_is_told_what_to_type(cluster, tmp_path):
     # salloc sets the job's variables, and not those of a step: as after ssh into an allocation.
     words = (*TRAIN, "--config.steps=20", f"--workdir={tmp_path}/run")
     python = (sys.executable, "-m", f"launch.{words[0]}", *words[1:])
-    printed = cluster.run("salloc", "--nodes=2", "--ntasks-per-node=2", *python, cwd=tmp_path)
-    assert "on 1 cpu device" in printed.replace("\n", " ")  # The line is wrapped.
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        cluster.run("salloc", "--nodes=2", "--ntasks-per-node=2", *python, cwd=tmp_path)
+    assert ended.value.returncode == ExitCode.USAGE
+    assert not (tmp_path / "run").exists()
 
 
 def wait_for_start(folder):
