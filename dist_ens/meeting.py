@@ -26,12 +26,13 @@ _BUSY_SECS = 10.0
 # Time for a process that has connected to introduce itself. Others may connect by mistake.
 _HELLO_SECS = 5.0
 _LONGEST_LINE = 2**20  # Largest number of bytes of a message.
-_COMPARED = ("dist-ens", "jax", "jaxlib")  # Packages whose versions must be equal.
+# Packages whose versions must be equal.
+_COMPARED = ("dist-ens", "jax", "jaxlib", "numpy", "orbax-checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """What a process says about itself.
+    """The description of a process, which it sends to the others.
 
     Attributes:
         process_id: Number of the process.

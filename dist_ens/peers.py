@@ -101,7 +101,7 @@ class Peers:
         """Stores which part of the run each process holds, for messages.
 
         Args:
-            holdings: For each process, such as "members 0 to 3, data column 0".
+            holdings: One text per process, such as "members 0 to 3, data column 0".
         """
         self._holdings = holdings
 

@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import os
 import pathlib
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -15,26 +13,25 @@ import psutil
 from rich import box
 from rich.table import Table
 
-import dist_ens
 from dist_ens.cluster_environment import NONE, Detected, chosen_gpus
 from dist_ens.commands import quoted
 from dist_ens.errors import UserError, counted
+from dist_ens.meeting import is_loopback, own_card
 from dist_ens.paths import shortened
 
 TPU_LOCK = pathlib.Path("/tmp/libtpu_lockfile")
-_PACKAGES = ("jax", "jaxlib", "numpy", "orbax-checkpoint")
 _LITTLE_BYTES = 2**30  # Free space below which a finding is noted.
 _SMI_SECS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What doctor found about one thing.
+    """The result of one check.
 
     Attributes:
-        check: Thing that was looked at.
-        found: What was found.
-        remedy: What is wrong and what to do, in sentences. Empty if there is nothing to do.
+        check: Name of the check.
+        found: Result, such as a path or a number.
+        remedy: Sentences that say what is wrong and what to do. Empty if there is nothing to do.
         is_bad: Whether a run would fail. A remedy of a finding that is not bad is a note.
     """
 
@@ -61,20 +58,9 @@ def remedies_of(findings: Iterable[Finding]) -> list[str]:
     return [f"{each.check}: {each.remedy}" for each in told]
 
 
-def versions() -> dict[str, str]:
-    """Returns the versions that must be equal on all hosts, by the name of the package."""
-    found = {"python": platform.python_version(), "dist_ens": dist_ens.__version__}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "missing"
-    return found
-
-
 def of_versions() -> Finding:
     """Returns the finding about the versions of this host."""
-    told = ", ".join(f"{name} {version}" for name, version in versions().items())
+    told = ", ".join(f"{name} {version}" for name, version in own_card(0).versions.items())
     return Finding("versions", told)
 
 
@@ -105,8 +91,8 @@ def of_cluster(detected: Detected, environ: Mapping[str, str], num_gpus: int) ->
             yield Finding(attribute.replace("_", " "), f"{value} ({variable})")
     if address := detected.coordinator_address:
         source = detected.variables["coordinator_address"]
-        bind = environ.get("JAX_COORDINATOR_BIND_ADDRESS", f"[::]:{address.rpartition(':')[2]}")
-        yield Finding("coordinator", f"{address} ({source}); process 0 listens on {bind}")
+        where = "this machine alone" if is_loopback(address) else "all networks of its machine"
+        yield Finding("coordinator", f"{address} ({source}); process 0 listens on {where}")
     try:
         chosen = chosen_gpus(environ, detected, num_gpus)
     except UserError as error:
@@ -116,27 +102,14 @@ def of_cluster(detected: Detected, environ: Mapping[str, str], num_gpus: int) ->
     yield Finding("local devices", gpus)
 
 
-def of_hosts(hosts: Sequence[Mapping[str, object]]) -> Finding:
-    """Returns the finding about the versions of all hosts.
+def of_hosts(hosts: Sequence[str]) -> Finding:
+    """Returns the finding about the hosts, whose versions were compared when they met.
 
     Args:
-        hosts: For each process the name of its host, `host`, and its `versions` by package.
+        hosts: Name of the host of each process.
     """
-    names = ", ".join(dict.fromkeys(str(each["host"]) for each in hosts))
-    found = f"{counted(len(hosts), 'process')} on {names}"
-    first = dict(hosts[0]["versions"])  # type: ignore[call-overload]
-    for number, each in enumerate(hosts):
-        for package, version in dict(each["versions"]).items():  # type: ignore[call-overload]
-            if version != first.get(package):
-                return Finding(
-                    "hosts",
-                    found,
-                    f"{package} is {first.get(package)} on {hosts[0]['host']} (process 0) and "
-                    f"{version} on {each['host']} (process {number}). Install the same versions on "
-                    "all hosts.",
-                    is_bad=True,
-                )
-    return Finding("hosts", f"{found}, with equal versions")
+    names = ", ".join(dict.fromkeys(hosts))
+    return Finding("hosts", f"{counted(len(hosts), 'process')} on {names}, with equal versions")
 
 
 def of_shared_workdir(shares: Sequence[bool]) -> Finding:

@@ -80,7 +80,7 @@ def are_several() -> bool:
 def leave(code: int, message: str) -> NoReturn:
     """Prints a message, tells the other processes, and ends this one at once.
 
-    Only the first call of a process has an effect, so that its first error is the one that is told.
+    Only the first call in a process has an effect. So its first error is reported, not a later one.
 
     Args:
         code: Exit code, also of the other processes.

@@ -28,7 +28,7 @@ _SECRET_KEY = re.compile(r"[A-Za-z0-9._-]+")
 
 @dataclasses.dataclass(frozen=True)
 class TpuSlices:
-    """Slices of TPUs on GKE, each in a node pool of its own.
+    """Slices of TPUs on GKE. Each slice is a separate node pool.
 
     Attributes:
         accelerator: Kind of TPU as GKE names it, such as `tpu-v6e-slice`.
@@ -328,7 +328,8 @@ def _arguments(settings: JobSetSettings) -> list[str]:
     """Returns the arguments of a container, in which Kubernetes replaces `$(NAME)`.
 
     JAX finds the other nodes of a TPU slice on GKE. For other nodes it would ask the API of
-    Kubernetes, which needs a package and permissions. So they are told where process 0 is.
+    Kubernetes, which needs a package and permissions. So their arguments name the address of
+    process 0.
     """
     # Kubernetes replaces $$ by $.
     own = [argument.replace("$", "$$") for argument in settings.arguments]

@@ -131,7 +131,10 @@ def next_commands(settings: JobSetSettings, file: str) -> list[str]:
     start = "start it" if file != "-" else "start it, with the file above as input"
     commands = [
         (start, command_line("kubectl", "apply", filename=file, **where)),
-        ("its log", command_line("kubectl", "logs", follow=True, selector=process_0, **where)),
+        (
+            "its log",
+            command_line("kubectl", "logs", follow=True, tail="-1", selector=process_0, **where),
+        ),
         ("its restarts", command_line("kubectl", "get", "jobset", settings.name, **where)),
     ]
     if settings.queue is not None:

@@ -1,6 +1,6 @@
 """Starts what a run starts, and reports it: python -m launch.probe [--config=FILE] [--workdir=DIR].
 
-`dist-ens doctor` runs this in a process of its own, which it can end if a step takes too long. Each
+`dist-ens doctor` runs this in a separate process, which it can end if a step takes too long. Each
 line on standard output is a JSON object about a step that has ended.
 """
 
@@ -22,17 +22,17 @@ from dist_ens.json_text import Json
 from dist_ens.layout import Layout
 from launch import cli
 from launch.config_flags import ConfigFlags
-from launch.diagnosis import existing_folder, versions
+from launch.diagnosis import existing_folder
 from launch.path_flags import define_path
 
 _WORKDIR = define_path("workdir", None, "Folder of the run.")
 _CONFIG = ConfigFlags()
-_BYTES = 2048  # Length of what a host says about itself.
+_BYTES = 2048  # Length of what each process sends to the others.
 _PATIENCE_SECS = 5.0  # Time after which a network file system shows a new file.
 
 
 def main() -> None:
-    """Reports the processes, their devices, the mesh, and whether the hosts are alike."""
+    """Reports the processes, their devices, the mesh, and the names of the hosts."""
     # The command has joined the other processes before it calls this function.
     _tell(met=jax.distributed.is_initialized())
     devices, local = jax.devices(), jax.local_devices()
@@ -45,7 +45,7 @@ def main() -> None:
         local_devices=[device.id for device in local],
     )
     if jax.process_count() > 1:
-        _tell(hosts=_gathered({"host": socket.gethostname(), "versions": versions()}))
+        _tell(hosts=_gathered(socket.gethostname()))
         if _WORKDIR.value is not None:
             _tell(shares_workdir=_shares(_WORKDIR.value))
     if _CONFIG.file is not None:

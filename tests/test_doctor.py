@@ -88,7 +88,7 @@ def test_a_process_alone_is_sound_and_nothing_is_left(tmp_path):
     # 8 members on 4 devices: 4 rows, and one column, which this host feeds.
     mesh = "4 x 1 (ensemble x data) for 8 members; here members 0 to 7 and data columns 0"
     assert found["mesh"] == ("ok", mesh)
-    assert f"dist_ens {__version__}, jax " in found["versions"][1]
+    assert f"dist-ens {__version__}, jax " in found["versions"][1]
     assert f"{workdir}, not there; {tmp_path} is writable" in found["workdir"][1]
     assert printed.splitlines()[-1].startswith("A run can start. Next: dist-ens train")
     assert not [*tmp_path.iterdir()]
@@ -104,7 +104,9 @@ def test_two_hosts_are_compared_and_the_first_reports(tmp_path):
     assert found["hosts"] == ("ok", f"2 processes on {host}, with equal versions")
     assert found["shared workdir"][0] == "ok"
     assert "here members 0 to 3 and data columns 0" in found["mesh"][1]
-    coordinator = r"127.0.0.1:(\d+) \(--coordinator_address\); process 0 listens on \[::\]:\1"
+    coordinator = (
+        r"127.0.0.1:\d+ \(--coordinator_address\); process 0 listens on this machine alone"
+    )
     assert re.fullmatch(coordinator, found["coordinator"][1])
     assert found["num processes"] == ("ok", "2 (--num_processes)")
     assert not [*tmp_path.iterdir()]
@@ -117,12 +119,9 @@ def test_another_version_on_one_host_is_named_by_all(tmp_path):
     path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     (printed, code), (of_second, code_of_second) = two(variables=({}, path))
     assert (code, code_of_second) == (2, 2)
-    host = socket.gethostname()
-    told = (
-        rf"hosts: numpy is \S+ on {host} \(process 0\) and 9\.9 on {host} \(process 1\)\. Install"
-    )
-    assert re.search("^" + told, printed, re.MULTILINE), printed
-    assert re.search(f"^process 1 on {host}: {told}", of_second, re.MULTILINE), of_second
+    told = r"different versions of numpy: \S+ in process 0 \(host .*\) and 9\.9 in process 1 \(host"
+    for output in (printed, of_second):
+        assert re.search(told, " ".join(output.split())), output
 
 
 def test_a_host_that_never_comes_does_not_keep_doctor_waiting(tmp_path):

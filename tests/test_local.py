@@ -13,6 +13,7 @@ import pytest
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens.checkpoint import read_newest
 from dist_ens.exit_codes import ExitCode
 from launch.local import device_variables, gpu_ids, process_commands
 from test_hosts import LIMIT_SECS, wait_for, write_config
@@ -138,6 +139,7 @@ def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
     process.kill()
     process.wait()
     wait_for(lambda: not any(map(is_alive, children)), lambda: str(children), LIMIT_SECS)
+    assert read_newest(tmp_path / "run")[0] >= 4  # What was saved can be read.
 
 
 def test_each_process_is_given_its_number_and_the_address():

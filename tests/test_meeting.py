@@ -107,4 +107,4 @@ def test_a_connection_that_says_something_else_is_passed_over(monkeypatch):
 def test_a_card_can_be_sent():
     own = meeting.own_card(3)
     assert Card(**json.loads(json.dumps(dataclasses.asdict(own)))) == own
-    assert {"Python", "dist-ens", "jax", "jaxlib"} == {*own.versions}
+    assert {"Python", "dist-ens", "jax", "jaxlib", "numpy", "orbax-checkpoint"} == {*own.versions}

@@ -202,8 +202,8 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
     Process 0 locks it for all hosts, and writes into the lock which process it is.
 
     Raises:
-        UserError: On every host, if another run has locked the folder, or a host does not see the
-            lock.
+        UserError: If another run has locked the folder, or a host does not see the lock. Every
+            host raises it.
     """
     lock, owner = FileLock(folder / ".lock"), f"host {socket.gethostname()}, pid {os.getpid()}"
     is_locked = True

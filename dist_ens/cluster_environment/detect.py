@@ -1,4 +1,4 @@
-"""Which cluster a process was started in, and how it joins the other processes."""
+"""Detects the cluster that a process was started in, and how to join the other processes."""
 
 import dataclasses
 import importlib.util

@@ -1,4 +1,4 @@
-"""What the variables of a cluster say about a process."""
+"""Reads the environment variables that a cluster gives a process."""
 
 import dataclasses
 import math
