@@ -131,6 +131,17 @@ def test_a_signal_is_passed_on_and_the_run_can_be_resumed(tmp_path):
     assert not any(map(is_alive, children))
 
 
+def test_processes_that_do_not_end_in_time_are_killed_which_is_no_success(tmp_path):
+    write_config(tmp_path, "stuck", 1)
+    process = begin(tmp_path, "run", 2, "--grace_secs=1")
+    wait_for((tmp_path / "there").exists, (tmp_path / "log_run").read_text)
+    children = children_of(process)
+    process.send_signal(signal.SIGTERM)
+    code, log = finished(process, tmp_path, "run")
+    assert code == 137, log
+    assert not any(map(is_alive, children))
+
+
 def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
     write_config(tmp_path, "waiting", 0)
     process = begin(tmp_path, "run", 2)
