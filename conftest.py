@@ -32,6 +32,8 @@ COMMAND_ENVIRONMENT |= _CACHING
 os.environ |= _CACHING
 os.environ["XLA_FLAGS"] = fast_xla.flags(DEVICES)
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Commands inherit that nohup makes the tests ignore this signal, which some tests send them.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
