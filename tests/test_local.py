@@ -13,7 +13,7 @@ import pytest
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.checkpoint import read_newest
+from dist_ens.checkpoint import CheckpointStore, read_newest
 from dist_ens.exit_codes import ExitCode
 from launch.local import device_variables, gpu_ids, process_commands
 from test_hosts import LIMIT_SECS, wait_for, write_config
@@ -145,7 +145,9 @@ def test_processes_that_do_not_end_in_time_are_killed_which_is_no_success(tmp_pa
 def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
     write_config(tmp_path, "waiting", 0)
     process = begin(tmp_path, "run", 2)
-    wait_for((tmp_path / "there").exists, (tmp_path / "log_run").read_text)
+    # The loop does not wait for a save, so the first one may end some steps after its own.
+    store = CheckpointStore(tmp_path / "run", read_only=True)
+    wait_for(store.latest_step, (tmp_path / "log_run").read_text)
     children = children_of(process)
     process.kill()
     process.wait()
