@@ -384,6 +384,7 @@ def haiku_dropout(x):
     return hk.Linear(3)(x if key is None else hk.dropout(key, 0.5, x))
 
 
+@pytest.mark.slow
 @needs_haiku
 def test_a_haiku_network_with_batch_norm_trains_on_a_mesh_as_on_one_device():
     member = as_member(hk.transform_with_state(haiku_network))
@@ -574,6 +575,7 @@ def test_what_is_no_network_is_told_what_to_give_instead(make, sentence):
         make()
 
 
+@pytest.mark.slow
 def test_the_old_name_of_the_room_works_and_warns():
     code = (
         "import warnings\n"

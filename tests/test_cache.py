@@ -36,7 +36,6 @@ def run(cache_home, **variables):
     )
 
 
-@pytest.mark.quick
 def test_a_second_start_compiles_nothing_anew(tmp_path):
     first, second = run(tmp_path), run(tmp_path)
     assert first.stdout.strip() == second.stdout.strip() == "cached"

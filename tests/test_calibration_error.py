@@ -244,6 +244,7 @@ def test_sums_that_do_not_fit_or_are_empty_are_told():
         classwise_calibration_error(count, sums, sums)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_classes", [2, 4])
 def test_classwise_errors_are_drawn_as_resamples_of_the_rows_would_have_them(num_classes):
     random = np.random.default_rng(7)

@@ -118,6 +118,7 @@ def test_what_is_no_metric_is_told(values, sentence):
         Metric(**values)
 
 
+@pytest.mark.slow
 def test_a_metric_of_a_users_is_in_scores_intervals_files_tables_and_lines(tmp_path):
     ensemble, state, logits = network()
     evaluator = Evaluator(ensemble, 8, metrics=[TOP_TWO])

@@ -165,6 +165,7 @@ def test_a_dry_run_prints_the_call_and_makes_none(gcloud):
     )
 
 
+@pytest.mark.slow
 def test_a_worker_records_the_log_and_the_exit_code_of_a_detached_command(tmp_path):
     worker = Worker(tmp_path, "echo trained; echo warned >&2; sleep 1; exit 42\n")
     began = time.monotonic()

@@ -287,6 +287,7 @@ texts = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(texts, max_size=5))
 def test_a_container_gets_the_arguments_that_the_user_typed(arguments):
@@ -312,6 +313,7 @@ def k8s(*flags, command=("train", "--config=configs/digits.py", "--workdir=/runs
     return dist_ens("k8s", "--name=digits", "--image=i:1", *flags, "--", *command)
 
 
+@pytest.mark.slow
 def test_the_file_alone_is_on_standard_output():
     ended = k8s("--volume_claim=runs", "--secret_env=A=s/a,B=s/b", "--node_selector=disk=ssd")
     assert ended.returncode == 0, ended.stderr

@@ -180,6 +180,7 @@ def test_mixed_examples_lie_between_two_and_so_do_their_labels():
     np.testing.assert_allclose(seen["labels"], seen["inputs"][:, 0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_adversarial_example_is_a_step_of_its_groups_range_up_the_loss():
     ranges = np.float32([[1, 2, 0], [10, 20, 30]])  # of two groups
     for member_id, own in ((2, ranges[0]), (3, ranges[1])):

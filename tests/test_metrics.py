@@ -170,6 +170,7 @@ def test_the_credit_of_ties_is_the_accuracy_of_ties_broken_at_random():
         np.testing.assert_allclose(got, expected, atol=0.02)
 
 
+@pytest.mark.slow
 def test_votes_that_are_tied_are_counted_in_part():
     # Three members vote for classes 0, 1 and 2 of 7, the label is 1: each has a third of the votes.
     # Four classes have none and share the two places that the top five have left.
@@ -206,6 +207,7 @@ def test_no_interval_of_what_is_no_number_holds_a_target():
     assert regression_scores(first)["coverage"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_one", [True, False])
 def test_real_targets_in_float16_are_scored_as_the_numbers_that_they_are(as_one):
     random = np.random.default_rng(0)
@@ -360,6 +362,7 @@ def test_scores_of_random_mixtures_are_those_of_other_libraries():
     assert got["crps"] == pytest.approx(np.mean(crps), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_intervals_of_random_normals_are_those_of_scipy():
     random = np.random.default_rng(4)
     mean = random.normal(size=(1, 200)).astype(np.float32)
@@ -395,6 +398,7 @@ def test_intervals_and_spread_worked_by_hand():
     )
 
 
+@pytest.mark.slow
 def test_a_mixture_as_it_is_has_its_own_quantiles():
     means, variances = jnp.array([[-3.0], [3.0]]), jnp.ones((2, 1))
     for level in (0.05, 0.3, 0.5, 0.95):

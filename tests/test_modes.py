@@ -81,6 +81,7 @@ def linen_with(name, where):
     )()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where"),
     [
@@ -502,6 +503,7 @@ class Stacked(nnx.Module):
         return self.head(forward(x, self.blocks))
 
 
+@pytest.mark.slow
 def test_stacked_nnx_layers_drop_each_by_a_key_of_its_own():
     member = from_nnx(Stacked)
     assert trains_and_evaluates(member)
@@ -528,6 +530,7 @@ def test_stacked_nnx_layers_drop_each_by_a_key_of_its_own():
     assert abs((passed > 0).mean() - 1 / 8) < 0.06  # four standard deviations of 600 draws
 
 
+@pytest.mark.slow
 def test_what_an_nnx_module_sows_is_no_state():
     class Sowing(nnx.Module):
         def __init__(self, rngs):

@@ -138,6 +138,7 @@ def make_member(spec):
 """
 
 
+@pytest.mark.slow
 def test_what_a_run_with_a_hostile_name_prints_can_be_pasted(tmp_path):
     config, workdir = tmp_path / "a;touch x.py", tmp_path / "$(touch y)\n"
     config.write_text(OWN)

@@ -209,6 +209,7 @@ def test_a_table_of_another_library_is_refused_by_its_name():
 # Units
 
 
+@pytest.mark.slow
 def test_scores_of_a_source_that_standardises_are_in_the_targets_own_unit():
     # Members that predict the training mean, 10, and targets 10, 14, 6, 10.
     standardization = Standardization(((0.0,) * 3,), ((1.0,) * 3,), (10.0,), (4.0,))
@@ -238,6 +239,7 @@ def test_groups_of_a_source_are_those_of_the_ensemble():
 # Members
 
 
+@pytest.mark.slow
 def test_a_subset_of_the_members_is_scored_and_predicts():
     network = (
         lambda key: {"w": jax.random.normal(key, (3, 2))},

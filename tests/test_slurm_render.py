@@ -237,6 +237,7 @@ def test_a_value_that_sbatch_would_read_in_another_way_is_refused(field, value):
         render(Job(COMMAND, python="python", **{field: value}))
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_script_and_the_next_command():
     flags = ("--nodes=2", "--name=digits")
     ended = dist_ens("slurm", *flags, "--", *COMMAND)

@@ -111,6 +111,7 @@ def test_evaluation_and_saving_come_at_the_first_call_boundary_at_or_after_their
     assert saved == [10, 15, 23]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_ends_as_one_never_stopped(tmp_path):
     def run(steps, name):  # a network with a state of its own and keys
         model = {"name": "mlp_bn_dropout", "hidden_sizes": (16,), "dropout_rate": 0.5}

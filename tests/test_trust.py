@@ -62,7 +62,6 @@ def network(num_outputs, num_members, layout=None):
     return ensemble, state, np.asarray(state.params["w"], np.float64), inputs
 
 
-@pytest.mark.quick
 def test_pooled_predictions_are_what_their_names_say():
     ensemble, state, weights, inputs = network(3, 4)
     labels = RANDOM.integers(0, 3, 30).astype(np.int32)
@@ -86,7 +85,6 @@ def test_pooled_predictions_are_what_their_names_say():
         )
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("num_members", [1, 3])
 def test_what_samples_of_a_member_differ_by_is_told_apart_from_their_noise(num_members):
     logits = 3 * RANDOM.normal(size=(num_members, 5, 20, 4))  # members, samples, examples, classes
@@ -125,7 +123,6 @@ def test_what_predictions_add_to_scores_is_that_of_the_examples_that_count():
         np.testing.assert_allclose(values["nll"], evaluation.groups["nll"][0], atol=1e-5)
 
 
-@pytest.mark.quick
 def test_real_targets_are_pooled_as_one_normal_as_a_mixture_or_as_quantiles():
     ensemble, state, weights, inputs = network(2, 3)
     targets = RANDOM.normal(size=30).astype(np.float32)
@@ -149,7 +146,6 @@ def test_real_targets_are_pooled_as_one_normal_as_a_mixture_or_as_quantiles():
     assert scores["width"] == pytest.approx((high - low).mean(), rel=1e-4)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("distribution", "num_members", "distance"),
     [
@@ -693,7 +689,6 @@ def test_every_calibration_and_every_set_that_can_be_asked_for_is_there():
     assert CONFORMAL[:3] == tuple(SETS)
 
 
-@pytest.mark.quick
 def test_training_does_not_import_what_only_some_questions_need():
     code = "import sys, launch.train; print([m for m in sys.modules if m in sys.argv[1:]])"
     slow = ["scipy.optimize", "scipy.ndimage", "sklearn", "matplotlib", "jinja2"]
