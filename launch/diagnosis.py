@@ -15,6 +15,7 @@ from rich.table import Table
 
 from dist_ens.cluster_environment import NONE, Detected, chosen_gpus
 from dist_ens.commands import quoted
+from dist_ens.compile_cache import access_of_others, user_name
 from dist_ens.errors import UserError, counted
 from dist_ens.meeting import is_loopback, own_card
 from dist_ens.paths import shortened
@@ -135,7 +136,7 @@ def of_cache(folder: pathlib.Path | None, *, is_own: bool, fix: bool) -> Finding
 
     Args:
         folder: Folder of the cache; None if the cache is disabled.
-        is_own: Whether the folder is the default of dist_ens, which nobody else may write to.
+        is_own: Whether the folder is the default of dist_ens and not one that the user named.
         fix: Whether to take write permissions from others.
     """
     check = "compile cache"
@@ -147,6 +148,7 @@ def of_cache(folder: pathlib.Path | None, *, is_own: bool, fix: bool) -> Finding
         if is_own and fix and status.st_mode & 0o022 and status.st_uid == os.getuid():
             folder.chmod(0o700)
             status = folder.stat()
+        others = access_of_others(folder)
         size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     except OSError as error:
         return Finding(
@@ -156,19 +158,20 @@ def of_cache(folder: pathlib.Path | None, *, is_own: bool, fix: bool) -> Finding
             "JAX_COMPILATION_CACHE_DIR to another folder.",
         )
     found = (
-        f"{folder}, {size / 2**20:,.0f} MiB, owner {_user(status.st_uid)}, mode "
+        f"{folder}, {size / 2**20:,.0f} MiB, owner {user_name(status.st_uid)}, mode "
         f"{status.st_mode & 0o777:o}"
     )
     remedy = ""
-    if is_own and status.st_uid != os.getuid():
+    if others and is_own:
         remedy = (
-            f"{quoted(folder)} belongs to {_user(status.st_uid)}, and JAX runs the programs in it, "
-            "so it is not used. Set XDG_CACHE_HOME to a folder of your own."
+            f"JAX runs the programs in the cache, and {others}, so the cache is not used. Give "
+            "yourself alone the right to write there (chmod 700, for the cache itself also "
+            "dist-ens doctor --fix), or set XDG_CACHE_HOME to a folder of your own."
         )
-    elif is_own and status.st_mode & 0o022:
+    elif others:
         remedy = (
-            f"Others may write to {quoted(folder)}, and JAX runs the programs in it, so it is not "
-            f"used. Run chmod 700 {quoted(folder)}, or dist-ens doctor --fix."
+            f"JAX runs the programs in JAX_COMPILATION_CACHE_DIR, and {others}. Use this folder "
+            "only if you trust everybody who can write to it."
         )
     elif not os.access(folder, os.W_OK | os.X_OK):
         remedy = (
@@ -246,8 +249,8 @@ def of_tpu_lock(lock: pathlib.Path, *, fix: bool) -> Finding | None:
     return Finding(
         check,
         f"{lock}, held by no process",
-        f"{lock} belongs to {_user(status.st_uid)}, so libtpu cannot start here. Remove it: sudo "
-        f"rm {quoted(lock)}.",
+        f"{lock} belongs to {user_name(status.st_uid)}, so libtpu cannot start here. Remove it: "
+        f"sudo rm {quoted(lock)}.",
         is_bad=True,
     )
 
@@ -311,13 +314,3 @@ def _command(pid: int) -> str:
         return shortened(" ".join(psutil.Process(pid).cmdline()), 80)
     except psutil.Error:
         return "unknown"
-
-
-def _user(uid: int) -> str:
-    """Returns the name of a user, or the number if there is no name."""
-    try:
-        import pwd  # Not on every system.
-
-        return pwd.getpwuid(uid).pw_name
-    except (ImportError, KeyError):
-        return f"user {uid}"

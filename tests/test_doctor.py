@@ -180,13 +180,14 @@ def test_fix_makes_the_workdir_and_closes_the_cache(tmp_path):
 @pytest.mark.quick
 def test_a_cache_that_others_may_write_to_is_noted_and_left_as_it_is(tmp_path):
     (tmp_path / "program").write_bytes(bytes(3 * 2**20))
-    tmp_path.chmod(0o770)
+    tmp_path.chmod(0o777)
     finding = diagnosis.of_cache(tmp_path, is_own=True, fix=False)
-    assert f", 3 MiB, owner {getpass.getuser()}, mode 770" in finding.found
-    assert f"Others may write to {tmp_path}" in finding.remedy
-    assert tmp_path.stat().st_mode & 0o777 == 0o770
+    assert f", 3 MiB, owner {getpass.getuser()}, mode 777" in finding.found
+    assert f"others may write to {tmp_path}, so the cache is not used." in finding.remedy
     # A folder that the user named may be shared on purpose.
-    assert not diagnosis.of_cache(tmp_path, is_own=False, fix=True).remedy
+    named = diagnosis.of_cache(tmp_path, is_own=False, fix=True).remedy
+    assert "Use this folder only if you trust everybody who can write to it." in named
+    assert tmp_path.stat().st_mode & 0o777 == 0o777
     assert diagnosis.of_cache(None, is_own=False, fix=False).found.startswith("disabled")
 
 
