@@ -37,6 +37,7 @@ from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.workdir import Finished, open_finished
+from dist_ens.file_writing import replaced_file
 from dist_ens.paths import shortened
 from dist_ens.state import State
 from launch import cli
@@ -91,11 +92,9 @@ def main() -> None:
         return
 
     def write(path: pathlib.Path) -> None:
-        """Writes the predictions under a temporary name, which is then changed."""
-        unfinished = path.with_name(path.name + ".unfinished")
-        with unfinished.open("wb") as file:  # `savez` would add .npz to a path without it.
+        """Writes the predictions."""
+        with replaced_file(path) as file:
             np.savez(file, **predictions)  # type: ignore[arg-type]
-        unfinished.replace(path)
 
     cli.write_file(_OUTPUT, write)
     *others, last = predictions

@@ -11,8 +11,9 @@ from dist_ens import cluster
 from dist_ens.callbacks.protocol import RunInfo
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, code_of_write
+from dist_ens.file_writing import replace_file
 from dist_ens.paths import given_path
-from dist_ens.report.files import to_json, write_atomically
+from dist_ens.report.files import to_json
 from dist_ens.report.metrics_file import records_in
 
 
@@ -53,7 +54,7 @@ class JsonLines:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             records = records_in(self._path)
             kept = [line for line, record in records if record["step"] <= run.first_step]
-            write_atomically(self._path, b"".join(kept))
+            replace_file(self._path, b"".join(kept))
             self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
