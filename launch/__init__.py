@@ -11,6 +11,7 @@ VERBS = (
     "evaluate",
     "predict",
     "report",
+    "replay",
     "plan",
     "bench",
     "doctor",

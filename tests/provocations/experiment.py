@@ -14,6 +14,7 @@ from dist_ens.experiment import (
     loaded,
     objectives,
     part_checks,
+    replay,
     train,
     workdir,
 )
@@ -357,3 +358,10 @@ def a_workdir_without_a_checkpoint(tmp_path):
 def a_run_loaded_without_its_config_file(tmp_path):
     record = _run(network="Net", member_file="configs/digits.py").to_dict()
     loaded.load(_trained(tmp_path, record))
+
+
+def a_member_to_replay_that_is_not_there(monkeypatch):
+    state = State(None, jnp.arange(8), None, None, None, None)
+    finished = workdir.Finished(_run(), None, state, 1, OwnParts())
+    monkeypatch.setattr(replay, "open_finished", lambda *_, **__: finished)
+    replay.replay("runs/digits", 8)

@@ -233,6 +233,14 @@ def no_run_to_report():
     _command("report")
 
 
+def no_run_to_replay():
+    _command("replay", "--member=0")
+
+
+def no_member_to_replay():
+    _command("replay", _RUN=["runs/digits"])
+
+
 def predictions_in_a_csv_file():
     _command("predict", "--workdir=runs/digits", "--input=x.npy", "--output=p.csv")
 
