@@ -43,6 +43,7 @@ FLOORS = {
     "dist_ens.array_files": 0,
     "dist_ens.narrowing": 0,
     "dist_ens.file_writing": 0,
+    "dist_ens.mutual_tls": 0,
     "dist_ens.paths": 0,
     "dist_ens.commands": 0,
     "dist_ens.json_text": 0,

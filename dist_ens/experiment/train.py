@@ -14,14 +14,17 @@ from dist_ens.commands import quoted
 from dist_ens.config import Experiment, OwnParts
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError, counted, kind_of
+from dist_ens.errors import RunError, UserError, code_of_write, counted, kind_of
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.experiment.build import NOTHING, Built, build
+from dist_ens.experiment.config_file import EXPERIMENT
 from dist_ens.experiment.record import Run
+from dist_ens.file_writing import replace_file
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
 from dist_ens.paths import given_path
+from dist_ens.report.files import to_json
 from dist_ens.report.metrics_file import METRICS
 from dist_ens.state import State
 from dist_ens.training import FitResult, fit
@@ -99,6 +102,7 @@ def train(
         steps=experiment.total_steps(built.run.order.epoch_length),
         callbacks=[
             _Announcement(built, console, before),
+            *([] if built.run.has_own_parts else [_StoredExperiment(experiment, workdir)]),
             ProgressBar(console),
             JsonLines(workdir / METRICS),
             *parts.callbacks,
@@ -161,6 +165,38 @@ class _Announcement:
         other = self._built.run.other_versions(self._before[0]) if self._before else None
         if other:
             self._console.print(other, soft_wrap=True)
+
+
+class _StoredExperiment:
+    """A callback that stores the experiment in the folder of the run, when the run begins.
+
+    `dist-ens train --experiment=FILE` trains it anew. A run with parts that the experiment does not
+    name would then be another one, so it stores none.
+
+    Args:
+        experiment: Experiment of the run.
+        workdir: Folder of the run.
+    """
+
+    def __init__(self, experiment: Experiment, workdir: pathlib.Path) -> None:
+        self._experiment, self._path = experiment, workdir / EXPERIMENT
+
+    def begin(self, run: RunInfo) -> None:
+        """Writes the file.
+
+        Raises:
+            RunError: If the system cannot write it.
+        """
+        if not cluster.is_main():
+            return
+        try:
+            replace_file(self._path, to_json(self._experiment.to_dict(), indent=2) + "\n")
+        except OSError as error:
+            raise RunError(
+                f"The experiment could not be written to {quoted(self._path)}: {error.strerror}. "
+                "Free some space, or make the folder writable, and run the same command again.",
+                exit_code=code_of_write(error),
+            ) from error
 
 
 def _say_where_it_stopped(

@@ -18,7 +18,7 @@ from dist_ens.experiment import (
     train,
     workdir,
 )
-from dist_ens.experiment.config_file import ConfigFile
+from dist_ens.experiment.config_file import ConfigFile, ExperimentFile
 from dist_ens.experiment.record import Run
 from dist_ens.layout import Layout
 from dist_ens.losses import squared_error
@@ -216,6 +216,20 @@ def _config(folder, content):
 def a_config_that_is_absent(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ConfigFile("configs/digit.py")
+
+
+def an_experiment_file_that_is_not_there():
+    ExperimentFile("runs/digits/experiment.json")
+
+
+def an_experiment_file_that_holds_a_list(tmp_path):
+    (tmp_path / "experiment.json").write_text("[1]")
+    ExperimentFile(str(tmp_path / "experiment.json"))
+
+
+def an_experiment_that_cannot_be_stored(tmp_path):
+    stored = train._StoredExperiment(_experiment(), tmp_path / "missing")
+    stored.begin(None)
 
 
 def a_config_that_returns_a_dict(tmp_path):

@@ -12,6 +12,7 @@ import numpy as np
 from dist_ens import cluster, meeting, narrowing, optimizers, paths, peers, state
 from dist_ens.config import OptimizerConfig
 from dist_ens.errors import BrokenMembersError
+from dist_ens.mutual_tls import MutualTls
 
 
 def _optimizer(**fields):
@@ -230,3 +231,20 @@ def a_host_that_sends_nothing():
 
     client = types.SimpleNamespace(blocking_key_value_get=late)
     peers.value_of(client, "config", "process 1 (host n2, pid 100)", 0.1)
+
+
+def a_part_of_mutual_tls():
+    MutualTls.from_environ({"JAX_MTLS_CERT_FILE": "cert.pem"}, "0.12.0")
+
+
+_TLS = {f"JAX_MTLS_{name}_FILE": f"{name.lower()}.pem" for name in ("CERT", "KEY", "CA")}
+
+
+def mutual_tls_of_an_old_jax():
+    MutualTls.from_environ(_TLS, "0.10.2")
+
+
+def certificates_that_are_not_there():
+    certificates = MutualTls.from_environ(_TLS, "0.12.0")
+    assert certificates is not None
+    certificates.context(of_server=True)

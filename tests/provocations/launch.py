@@ -233,6 +233,11 @@ def no_run_to_report():
     _command("report")
 
 
+def a_config_and_an_experiment(tmp_path):
+    (tmp_path / "experiment.json").write_text("{}")
+    _command("train", f"--experiment={tmp_path}/experiment.json", config=tmp_path)
+
+
 def no_run_to_replay():
     _command("replay", "--member=0")
 
