@@ -168,7 +168,8 @@ def use_cores_as_devices() -> None:
     """
     global _cores_are_devices
     said = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if said or "JAX_NUM_CPU_DEVICES" in os.environ or jax.distributed.is_initialized():
+    are_several = (global_state.num_processes or 1) > 1  # Asking JAX would start the devices.
+    if said or "JAX_NUM_CPU_DEVICES" in os.environ or are_several:
         return
     jax.config.update("jax_num_cpu_devices", _usable_cores())
     _cores_are_devices = True

@@ -19,10 +19,10 @@ from rich.console import Console
 
 from dist_ens.cluster_environment import (
     Detected,
+    chosen_by_flags,
     detect,
     num_gpus,
     visible_gpus,
-    with_flags,
 )
 from dist_ens.compile_cache import compiled_folder
 from dist_ens.errors import counted
@@ -72,7 +72,9 @@ def _detected() -> Detected:
     detected, given = detect(os.environ), flags.FLAGS
     if None in (given.coordinator_address, given.num_processes, given.process_id):
         return detected  # If only some flags are given, the probe says which are missing.
-    return with_flags(detected, given.coordinator_address, given.num_processes, given.process_id)
+    return chosen_by_flags(
+        detected, given.coordinator_address, given.num_processes, given.process_id
+    )
 
 
 def _of_probe(told: JsonDict, address: str | None) -> Iterator[Finding]:

@@ -96,13 +96,11 @@ class _CommandLine:
 
     Attributes:
         action: One of `_ACTIONS`.
-        flags: The flags before `--`.
         started: The command after `--`.
     """
 
     def __init__(self) -> None:
         self.action = _ACTIONS[0]
-        self.flags: tuple[str, ...] = ()
         self.started = StartedCommand()
 
     def prepare(self, argv: Sequence[str]) -> list[str]:
@@ -111,16 +109,15 @@ class _CommandLine:
         Raises:
             UserError: If the action is unknown, or the command after `--` cannot be started.
         """
-        program, *words = self.started.prepare(argv)
-        if words and not words[0].startswith("-"):
-            self.action = words.pop(0)
+        before = list(argv)
+        if before[1:] and not before[1].startswith("-"):
+            self.action = before.pop(1)
             if self.action not in _ACTIONS:
                 raise UserError(
                     f"dist-ens slurm cannot {shortened(self.action)}."
                     f"{did_you_mean(self.action, _ACTIONS)} Choose {' or '.join(_ACTIONS)}."
                 )
-        self.flags = tuple(words)
-        return [program, *words]
+        return self.started.prepare(before)
 
 
 _COMMAND_LINE = _CommandLine()
@@ -172,9 +169,7 @@ def _next_command() -> str:
     """Returns the command that a person types after a script was rendered."""
     if _OUTPUT.value is not None and not _DRY_RUN.value:
         return shell_line(["sbatch", str(_OUTPUT.value)])
-    own = [word for word in _COMMAND_LINE.flags if not re.match("--?dry_run", word)]
-    words = ["dist-ens", "slurm", "submit", *own, "--", *_COMMAND_LINE.started.arguments]
-    return shell_line(words)
+    return _COMMAND_LINE.started.line("dist-ens", "slurm", "submit")
 
 
 def _submit(script: str) -> int:
