@@ -7,6 +7,7 @@ name who is missing, and hosts with other versions are found before anything is 
 
 import contextlib
 import dataclasses
+import errno
 import ipaddress
 import json
 import os
@@ -25,6 +26,8 @@ _RETRY_SECS = 0.2
 _BUSY_SECS = 10.0
 # Time for a process that has connected to introduce itself. Others may connect by mistake.
 _HELLO_SECS = 5.0
+# Variable by which JAX, too, chooses where process 0 listens.
+BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _LONGEST_LINE = 2**20  # Largest number of bytes of a message.
 # Packages whose versions must be equal.
 _COMPARED = ("dist-ens", "jax", "jaxlib", "numpy", "orbax-checkpoint")
@@ -63,14 +66,22 @@ def own_card(process_id: int) -> Card:
     return Card(process_id, socket.gethostname(), os.getpid(), versions)
 
 
-def meet(address: str, num_processes: int, process_id: int, timeout_secs: float) -> list[Card]:
+def meet(
+    address: str,
+    num_processes: int,
+    process_id: int,
+    timeout_secs: float,
+    bind_address: str | None = None,
+) -> list[Card]:
     """Waits for all processes of a run, and returns their cards.
 
     Args:
-        address: Address `host:port` of process 0, at which it listens.
+        address: Address `host:port` of process 0.
         num_processes: Number of processes.
         process_id: Number of this process, in [0, num_processes).
         timeout_secs: Time to wait, in seconds.
+        bind_address: Address `host:port` at which process 0 listens. Default: the port of `address`
+            on all networks of its machine.
 
     Returns:
         The card of each process, in the order of their numbers.
@@ -84,7 +95,8 @@ def meet(address: str, num_processes: int, process_id: int, timeout_secs: float)
     if process_id:
         cards = _introduce(card, address, num_processes, deadline, timeout_secs)
     else:
-        cards = _receive(card, address, num_processes, deadline, timeout_secs)
+        with _listener(address, bind_address) as listener:
+            cards = _receive(listener, card, address, num_processes, deadline, timeout_secs)
     check_versions(cards)
     return cards
 
@@ -106,6 +118,42 @@ def check_versions(cards: Sequence[Card]) -> None:
                 )
 
 
+def bind_address_of(environ: Mapping[str, str], address: str) -> str | None:
+    """Returns the address `host:port` at which process 0 listens; None for all networks.
+
+    Args:
+        environ: Environment variables of the process.
+        address: Address of process 0, by which the others reach it.
+
+    Raises:
+        UserError: If the variable is not an address.
+
+    >>> bind_address_of({}, "127.0.0.1:4711"), bind_address_of({}, "10.0.0.1:4711")
+    ('127.0.0.1:4711', None)
+    """
+    given = environ.get(BIND_VARIABLE)
+    if not given:
+        # JAX would listen on every network of the machine.
+        return address if is_loopback(address) else None
+    if not is_address(given):
+        raise UserError(
+            f"{BIND_VARIABLE}={shortened(given)} is not host:port with a port from 1 to 65535. "
+            f"Correct it, such as 10.0.0.1:1234, or unset {BIND_VARIABLE}."
+        )
+    return given
+
+
+def is_address(text: str) -> bool:
+    """Returns whether a text is an address `host:port`.
+
+    >>> is_address("10.0.0.1:1234"), is_address("[::]:1234"), is_address("::1:1234")
+    (True, True, False)
+    """
+    host, _, port = text.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 2**16
+    return is_port and bool(host) and host == host.strip() and (":" not in host or host[0] == "[")
+
+
 def is_loopback(address: str) -> bool:
     """Returns whether an address `host:port` can only be reached from this machine.
 
@@ -122,38 +170,66 @@ def is_loopback(address: str) -> bool:
 
 
 def _receive(
-    card: Card, address: str, num_processes: int, deadline: float, timeout_secs: float
+    listener: socket.socket,
+    card: Card,
+    address: str,
+    num_processes: int,
+    deadline: float,
+    timeout_secs: float,
 ) -> list[Card]:
     """Waits as process 0 for the others, and sends the cards of all to each of them."""
     come: dict[int, Card] = {0: card}
-    connections: list[socket.socket] = []
-    with _listener(address) as listener, contextlib.ExitStack() as open_sockets:
+    connections: dict[int, socket.socket] = {}
+    with contextlib.ExitStack() as open_sockets:
         while len(come) < num_processes:
             listener.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
                 connection = open_sockets.enter_context(listener.accept()[0])
             except TimeoutError:
+                _forget_ended(come, connections)
                 missing = sorted({*range(num_processes)} - {*come})
                 error = _missing(missing, [*come.values()], address, timeout_secs)
-                _answer(connections, {"lost": str(error)})
+                _answer([*connections.values()], {"lost": str(error)})
                 raise error from None
             hello = _hello(connection)
             if hello is None:
                 continue
-            connections.append(connection)
+            _forget_ended(come, connections)
             mistake = _mistake(*hello, num_processes, come)
             if mistake is not None:
-                _answer(connections, {"error": str(mistake)})
+                _answer([*connections.values(), connection], {"error": str(mistake)})
                 raise mistake
-            come[hello[0].process_id] = hello[0]
+            number = hello[0].process_id
+            come[number], connections[number] = hello[0], connection
         cards = [come[i] for i in range(num_processes)]
-        _answer(connections, {"cards": [dataclasses.asdict(each) for each in cards]})
+        told = [*connections.values()]
+        _answer(told, {"cards": [dataclasses.asdict(each) for each in cards]})
         # The side that closes first keeps the port for a while, so the others do.
-        for connection in connections:
+        for connection in told:
             with contextlib.suppress(OSError):
                 connection.settimeout(_HELLO_SECS)
                 connection.recv(1)
     return cards
+
+
+def _forget_ended(come: dict[int, Card], connections: dict[int, socket.socket]) -> None:
+    """Removes the processes that have ended while they waited. They may be started again.
+
+    Args:
+        come: Cards of the processes that came, by their numbers.
+        connections: Connections to them, by their numbers.
+    """
+    for number, connection in list(connections.items()):
+        connection.setblocking(False)
+        try:
+            has_ended = not connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            has_ended = False
+        except OSError:
+            has_ended = True
+        connection.setblocking(True)
+        if has_ended:
+            del come[number], connections[number]
 
 
 def _mistake(
@@ -197,10 +273,15 @@ def _missing(
     )
 
 
-def _listener(address: str) -> socket.socket:
-    """Returns a socket that listens at an address, which another run may have just left."""
-    host, _, port = address.rpartition(":")
-    where = host.strip("[]") if is_loopback(address) else ""
+def _listener(address: str, bind_address: str | None) -> socket.socket:
+    """Returns a socket that listens at an address, which another run may have just left.
+
+    Args:
+        address: Address of process 0, whose port is taken without `bind_address`.
+        bind_address: Address to listen at; None for all networks of this machine.
+    """
+    host, _, port = (bind_address or f":{address.rpartition(':')[2]}").rpartition(":")
+    where = "" if host == "[::]" else host.strip("[]")
     is_dual = not where and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if is_dual or ":" in where else socket.AF_INET
     until = time.monotonic() + _BUSY_SECS
@@ -208,13 +289,21 @@ def _listener(address: str) -> socket.socket:
         try:
             return socket.create_server((where, int(port)), family=family, dualstack_ipv6=is_dual)
         except OSError as error:
-            if time.monotonic() > until:
-                raise UserError(
-                    f"Process 0 cannot listen at {shortened(address)}: "
-                    f"{os.strerror(error.errno or 0)}. Choose another port: another "
-                    "--coordinator_address, or JAX_COORDINATOR_PORT in a job of Slurm."
-                ) from error
-            time.sleep(_RETRY_SECS)
+            is_busy = error.errno == errno.EADDRINUSE
+            if is_busy and time.monotonic() < until:
+                time.sleep(_RETRY_SECS)
+                continue
+            remedy = (
+                "Choose another port: another --coordinator_address, or JAX_COORDINATOR_PORT in a "
+                "job of Slurm."
+                if is_busy
+                else f"Correct the address of process 0, or {BIND_VARIABLE}."
+            )
+            # A name that is not known has a negative number, and a text of its own.
+            why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+            raise UserError(
+                f"Process 0 cannot listen at {shortened(bind_address or address)}: {why}. {remedy}"
+            ) from error
 
 
 def _hello(connection: socket.socket) -> tuple[Card, int] | None:

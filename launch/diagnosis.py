@@ -17,9 +17,10 @@ from dist_ens.cluster_environment import NONE, Detected, chosen_gpus
 from dist_ens.commands import quoted
 from dist_ens.compile_cache import access_of_others, user_name
 from dist_ens.errors import UserError, counted
-from dist_ens.meeting import is_loopback, own_card
+from dist_ens.meeting import bind_address_of, is_loopback, own_card
 from dist_ens.paths import shortened
 
+PROBE = "launch.probe"  # Module that doctor runs in a process of its own.
 TPU_LOCK = pathlib.Path("/tmp/libtpu_lockfile")
 _LITTLE_BYTES = 2**30  # Free space below which a finding is noted.
 _SMI_SECS = 10.0
@@ -91,9 +92,7 @@ def of_cluster(detected: Detected, environ: Mapping[str, str], num_gpus: int) ->
         if attribute != "coordinator_address" and value is not None:
             yield Finding(attribute.replace("_", " "), f"{value} ({variable})")
     if address := detected.coordinator_address:
-        source = detected.variables["coordinator_address"]
-        where = "this machine alone" if is_loopback(address) else "all networks of its machine"
-        yield Finding("coordinator", f"{address} ({source}); process 0 listens on {where}")
+        yield _of_coordinator(address, detected.variables["coordinator_address"], environ)
     try:
         chosen = chosen_gpus(environ, detected, num_gpus)
     except UserError as error:
@@ -101,6 +100,25 @@ def of_cluster(detected: Detected, environ: Mapping[str, str], num_gpus: int) ->
         return
     gpus = f"GPUs {', '.join(map(str, chosen))} of {num_gpus} visible" if chosen else "all visible"
     yield Finding("local devices", gpus)
+
+
+def _of_coordinator(address: str, source: str, environ: Mapping[str, str]) -> Finding:
+    """Returns the finding about the address of process 0, and where that listens.
+
+    Args:
+        address: Address of process 0.
+        source: Variable or flag that has the address.
+        environ: Environment variables of this process.
+    """
+    check, found = "coordinator", f"{address} ({source})"
+    try:
+        bound = bind_address_of(environ, address)
+    except UserError as error:
+        return Finding(check, found, str(error), is_bad=True)
+    where = "all networks of its machine" if bound is None else bound
+    if bound == address and is_loopback(address):
+        where = "this machine alone"
+    return Finding(check, f"{found}; process 0 listens on {where}")
 
 
 def of_hosts(hosts: Sequence[str]) -> Finding:
@@ -279,6 +297,8 @@ def of_gpu_memory() -> Finding | None:
     if ended.returncode:
         return Finding(check, "unknown", f"nvidia-smi failed: {shortened(ended.stdout.strip())}.")
     rows = [line.split(",", 1) for line in ended.stdout.splitlines() if "," in line]
+    # Doctors of other processes on this machine have started theirs.
+    rows = [row for row in rows if PROBE not in _arguments(row[0].strip())]
     if not rows:
         return Finding(check, "held by no process")
     told = ", ".join(f"process {pid.strip()} holds {used.strip()}" for pid, used in rows)
@@ -310,7 +330,12 @@ def _lock_holder(status: os.stat_result) -> int | None:
 
 def _command(pid: int) -> str:
     """Returns the start of the command of a process."""
+    return shortened(" ".join(_arguments(str(pid))) or "unknown", 80)
+
+
+def _arguments(pid: str) -> list[str]:
+    """Returns the command line of a process; nothing if it is not known."""
     try:
-        return shortened(" ".join(psutil.Process(pid).cmdline()), 80)
-    except psutil.Error:
-        return "unknown"
+        return psutil.Process(int(pid)).cmdline()
+    except (psutil.Error, ValueError):  # nvidia-smi prints [N/A] in some containers.
+        return []

@@ -83,7 +83,7 @@ _CONFIG = ConfigFlags(overridable=False)
 
 def main() -> None:
     """Scores the newest checkpoint on the devices of this machine."""
-    workdir = cli.required(_WORKDIR)
+    workdir = cli.required(_WORKDIR, "runs/digits")
     if _LEVEL.present and _CONFORMAL.value is None:
         raise UserError(
             f"--level={_LEVEL.value} has no effect without --conformal. Add a method, such as "

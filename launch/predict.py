@@ -60,7 +60,8 @@ _CONFIG = ConfigFlags(overridable=False)
 
 def main() -> None:
     """Predicts with the newest checkpoint on the devices of this machine."""
-    workdir, output = cli.required(_WORKDIR), cli.required(_OUTPUT)
+    workdir = cli.required(_WORKDIR, "runs/digits")
+    output = cli.required(_OUTPUT, "predictions.npz")
     if output.suffix != ".npz":
         raise UserError(
             f"--output={shortened(str(output))} does not end in .npz. Try "
@@ -77,7 +78,7 @@ def main() -> None:
         source = _CONFIG.open_source(finished.run.experiment.data)
         predictions, told = _out_of_bag(finished.run, _evaluator(finished), finished.state, source)
     else:
-        path = cli.required(_INPUT)
+        path = cli.required(_INPUT, "x.npy")
         inputs = read_npy(path, "--input")
         if output.resolve() == path.resolve():
             raise UserError(

@@ -31,6 +31,7 @@ _PR_SET_PDEATHSIG = 1  # Of prctl(2): the signal to this process when its parent
 
 _received: list[int] = []
 _is_answered = False
+_left_running = ""  # What goes on after the end of a command that started it.
 
 
 def begin() -> None:
@@ -59,6 +60,20 @@ def take_over(handler: Callable[[int, FrameType | None], None]) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, *caught_preemptions()):
         signal.signal(number, handler)
+
+
+def leave_running(what: str) -> None:
+    """Makes each signal end this process with a message about work that goes on without it.
+
+    Started again, the command would do its work a second time. So its exit code is that of Ctrl-C,
+    after which no launcher starts it again.
+
+    Args:
+        what: Sentences that say what goes on, and how to find it. A later call replaces them.
+    """
+    global _left_running
+    _left_running = what
+    take_over(_end_of_starter)
 
 
 def caught_preemptions() -> list[int]:
@@ -98,6 +113,14 @@ def _end_with_launcher() -> None:
 def _end_silently(number: int, frame: FrameType | None) -> NoReturn:
     """Ends a command that is still importing its libraries, without a message."""
     os._exit(ExitCode.INTERRUPTED)
+
+
+def _end_of_starter(number: int, frame: FrameType | None) -> NoReturn:
+    """Ends a command whose work goes on elsewhere."""
+    try:
+        os.write(2, f"{_sentence(number, _left_running)}\n".encode())
+    finally:
+        os._exit(ExitCode.INTERRUPTED)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

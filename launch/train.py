@@ -42,7 +42,7 @@ _CONFIG = ConfigFlags()
 
 def main() -> int:
     """Trains and returns the exit code."""
-    workdir = cli.required(_WORKDIR)
+    workdir = cli.required(_WORKDIR, "runs/digits")
     watchdog.begin(_STACKS_AFTER_SECS.value, _STUCK_AFTER_SECS.value)
     experiment = _CONFIG.experiment()
     hosts.agree(dict(leaves(experiment.to_dict())), cli.START_TIMEOUT_SECS.value)

@@ -289,6 +289,20 @@ def test_a_slurm_job_is_detected():
 
 
 @pytest.mark.quick
+def test_the_only_process_of_a_cluster_uses_its_cores_as_devices():
+    address = f"127.0.0.1:{free_port()}"
+    code = (
+        f"from dist_ens import cluster; cluster.start('{address}', 1, 0);"
+        "cluster.use_cores_as_devices(); import jax;"
+        "print(jax.distributed.is_initialized(), jax.device_count() == cluster.processor()[1])"
+    )
+    environment = {**COMMAND_ENVIRONMENT, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    command = [sys.executable, "-c", code]
+    printed = subprocess.check_output(command, cwd=ROOT, env=environment, text=True)
+    assert printed.split() == ["True", "True"]
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

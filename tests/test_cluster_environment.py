@@ -12,13 +12,13 @@ from jax._src.clusters import cloud_tpu_cluster, cluster
 
 from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens.cluster_environment import (
+    chosen_by_flags,
     chosen_gpus,
     detect,
     initialize_arguments,
     local_devices,
     num_gpus,
     visible_gpus,
-    with_flags,
 )
 from dist_ens.errors import UserError
 
@@ -363,7 +363,7 @@ def test_each_value_has_the_variable_that_it_was_read_from():
         "coordinator_address": "MEGASCALE_COORDINATOR_ADDRESS",
         "num_slices": "MEGASCALE_NUM_SLICES",
     }
-    given = with_flags(detect(SLURM), "10.0.0.1:1", 4, 2)
+    given = chosen_by_flags(detect(SLURM), "10.0.0.1:1", 4, 2)
     assert given.variables["process_id"] == "--process_id"
     assert given.variables["local_rank"] == "SLURM_LOCALID"
 

@@ -387,7 +387,7 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
     cases = [
         ([], "dist-ens needs a verb: choose one of"),
         (["trian"], "'trian' is not a verb of dist-ens"),
-        (["train", SMALL[0]], "--workdir is missing. Add --workdir=PATH."),
+        (["train", SMALL[0]], "--workdir is missing. Add it, such as --workdir=runs/digits."),
         ([*train], "--config is missing. Add --config=FILE, such as"),
         ([*train, "--config=absent.py"], "--config='absent.py' is not a file"),
         ([*train, f"--config={tmp_path / 'raises.py'}"], "ZeroDivisionError: division by zero (l"),

@@ -260,8 +260,15 @@ def test_nodes_without_tpus_are_told_where_process_0_is():
     assert container_of(document)["resources"]["limits"] == {"nvidia.com/gpu": "8"}
 
 
-def test_a_process_alone_on_cpus_keeps_its_cores_as_devices():
-    assert container_of(rendered(SMALL))["args"] == list(TRAIN)
+def test_a_pod_alone_is_told_that_it_is():
+    # Without the flags JAX would ask the API of Kubernetes how many pods there are.
+    assert container_of(rendered(SMALL))["args"] == [
+        "train",
+        "--coordinator_address=digits-node-0-0.digits:55527",
+        "--num_processes=1",
+        "--process_id=$(JOB_COMPLETION_INDEX)",
+        *TRAIN[1:],
+    ]
 
 
 def test_a_secret_is_given_by_name():
@@ -339,6 +346,7 @@ def test_a_dry_run_writes_nothing(tmp_path):
     assert ended.returncode == 0, ended.stderr
     check(yaml.safe_load(ended.stdout))
     assert not list(tmp_path.iterdir())
+    assert "kubectl apply --filename=-  # start it, with the file above as input" in ended.stderr
 
 
 def test_a_workdir_that_would_be_lost_is_refused():

@@ -44,6 +44,7 @@ SHOW = f"{sys.executable} -c 'import sys, os; os.write(1, chr(0).join(sys.argv[1
 QUOTING = {"quoted", "shortened"}
 # ... or one of these, which are numbers or fixed words.
 HARMLESS = {
+    "_KIND.value",
     "'kfold' if method == 'cv+' else 'bootstrap'",
     "CONFORMAL[0]",
     "HERE",
@@ -60,6 +61,7 @@ HARMLESS = {
     "num_processes",
     "num_slices",
     "of",
+    "other",
     "process_id",
     "self.chips_per_node",
     "self.gpus_per_node",
@@ -73,6 +75,7 @@ HARMLESS = {
     "restarts",
     "stuck_after_secs",
     "timeout_secs",
+    "topology",
     "waves",
 }
 

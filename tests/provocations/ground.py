@@ -210,8 +210,16 @@ def _told(monkeypatch, answer):
 
 def a_port_that_is_in_use(monkeypatch):
     monkeypatch.setattr(meeting, "_BUSY_SECS", 0)
-    with meeting._listener(_ADDRESS):
-        meeting._listener(_ADDRESS)
+    with meeting._listener(_ADDRESS, _ADDRESS):
+        meeting._listener(_ADDRESS, _ADDRESS)
+
+
+def an_address_to_listen_at_of_another_machine():
+    meeting._listener(_ADDRESS, "192.0.2.1:4711")
+
+
+def an_address_to_listen_at_without_a_port():
+    meeting.bind_address_of({meeting.BIND_VARIABLE: "10.0.0.1"}, _ADDRESS)
 
 
 def hosts_with_different_configs():

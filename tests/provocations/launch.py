@@ -89,7 +89,7 @@ def a_name_that_the_flag_does_not_know():
 
 
 def a_flag_that_is_missing():
-    cli.required(_flag(None, "workdir"))
+    cli.required(_flag(None, "workdir"), "runs/digits")
 
 
 def a_flag_without_names():
