@@ -23,6 +23,7 @@ from dist_ens.meeting import (
     meet,
     own_card,
 )
+from dist_ens.mutual_tls import MutualTls
 from dist_ens.paths import shortened
 from dist_ens.peers import CoordinationClient, value_of
 from dist_ens.stop_signal import keep_notifier
@@ -78,7 +79,8 @@ def start(
     if address is not None:
         numbers = arguments["num_processes"], arguments["process_id"]
         bind_address = bind_address_of(os.environ, address)
-        cards = meet(address, *numbers, start_timeout_secs, bind_address)
+        tls = MutualTls.from_environ(os.environ, jax.__version__)
+        cards = meet(address, *numbers, start_timeout_secs, bind_address, tls)
     try:
         jax.distributed.initialize(
             **arguments,

@@ -13,12 +13,14 @@ import json
 import os
 import platform
 import socket
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
 from dist_ens.errors import RunError, UserError, counted
 from dist_ens.exit_codes import ExitCode
+from dist_ens.mutual_tls import MutualTls
 from dist_ens.paths import shortened
 
 _RETRY_SECS = 0.2
@@ -72,6 +74,7 @@ def meet(
     process_id: int,
     timeout_secs: float,
     bind_address: str | None = None,
+    tls: MutualTls | None = None,
 ) -> list[Card]:
     """Waits for all processes of a run, and returns their cards.
 
@@ -82,6 +85,8 @@ def meet(
         timeout_secs: Time to wait, in seconds.
         bind_address: Address `host:port` at which process 0 listens. Default: the port of `address`
             on all networks of its machine.
+        tls: Certificates by which the processes recognise each other. Default: anybody who reaches
+            the address is taken for a process of the run.
 
     Returns:
         The card of each process, in the order of their numbers.
@@ -93,10 +98,10 @@ def meet(
     card = own_card(process_id)
     deadline = time.monotonic() + timeout_secs
     if process_id:
-        cards = _introduce(card, address, num_processes, deadline, timeout_secs)
+        cards = _introduce(card, address, num_processes, deadline, timeout_secs, tls)
     else:
         with _listener(address, bind_address) as listener:
-            cards = _receive(listener, card, address, num_processes, deadline, timeout_secs)
+            cards = _receive(listener, card, address, num_processes, deadline, timeout_secs, tls)
     check_versions(cards)
     return cards
 
@@ -121,6 +126,10 @@ def check_versions(cards: Sequence[Card]) -> None:
 def bind_address_of(environ: Mapping[str, str], address: str) -> str | None:
     """Returns the address `host:port` at which process 0 listens; None for all networks.
 
+    Without a variable, process 0 listens where the name in its address leads: on loopback, or on
+    one network of its machine. It listens on all networks if the name leads to no address of this
+    machine, as behind a translation of addresses, or to several.
+
     Args:
         environ: Environment variables of the process.
         address: Address of process 0, by which the others reach it.
@@ -128,19 +137,44 @@ def bind_address_of(environ: Mapping[str, str], address: str) -> str | None:
     Raises:
         UserError: If the variable is not an address.
 
-    >>> bind_address_of({}, "127.0.0.1:4711"), bind_address_of({}, "10.0.0.1:4711")
+    >>> bind_address_of({}, "127.0.0.1:4711"), bind_address_of({}, "192.0.2.1:4711")
     ('127.0.0.1:4711', None)
     """
     given = environ.get(BIND_VARIABLE)
     if not given:
         # JAX would listen on every network of the machine.
-        return address if is_loopback(address) else None
+        return address if is_loopback(address) else _own_address(address)
     if not is_address(given):
         raise UserError(
             f"{BIND_VARIABLE}={shortened(given)} is not host:port with a port from 1 to 65535. "
             f"Correct it, such as 10.0.0.1:1234, or unset {BIND_VARIABLE}."
         )
     return given
+
+
+def _own_address(address: str) -> str | None:
+    """Returns the only network address of this machine that a name leads to; None without one.
+
+    Args:
+        address: Address `host:port`, which is not loopback.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except OSError:  # The name may be known only to the others.
+        return None
+    numbers = {str(place[0]) for *_, place in found}
+    # Some systems let their own name lead to loopback, where no other machine can come.
+    if len(numbers) != 1 or is_loopback(f"{min(numbers)}:{port}"):
+        return None
+    number = min(numbers)
+    family = socket.AF_INET6 if ":" in number else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((number, 0))  # It fails if the address is not of this machine.
+    except OSError:
+        return None
+    return f"[{number}]:{port}" if family == socket.AF_INET6 else f"{number}:{port}"
 
 
 def is_address(text: str) -> bool:
@@ -176,8 +210,10 @@ def _receive(
     num_processes: int,
     deadline: float,
     timeout_secs: float,
+    tls: MutualTls | None = None,
 ) -> list[Card]:
     """Waits as process 0 for the others, and sends the cards of all to each of them."""
+    certified = None if tls is None else tls.context(of_server=True)
     come: dict[int, Card] = {0: card}
     connections: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as open_sockets:
@@ -191,6 +227,15 @@ def _receive(
                 error = _missing(missing, [*come.values()], address, timeout_secs)
                 _answer([*connections.values()], {"lost": str(error)})
                 raise error from None
+            connection.settimeout(_HELLO_SECS)
+            if tls is not None and certified is not None:
+                try:
+                    connection = open_sockets.enter_context(
+                        certified.wrap_socket(connection, server_side=True)
+                    )
+                    tls.check_peer(connection)
+                except OSError:  # It is no process of this run.
+                    continue
             hello = _hello(connection)
             if hello is None:
                 continue
@@ -222,7 +267,8 @@ def _forget_ended(come: dict[int, Card], connections: dict[int, socket.socket]) 
     for number, connection in list(connections.items()):
         connection.setblocking(False)
         try:
-            has_ended = not connection.recv(1, socket.MSG_PEEK)
+            # A connection with TLS cannot peek, so this looks at what lies below it.
+            has_ended = not socket.socket.recv(connection, 1, socket.MSG_PEEK)
         except BlockingIOError:
             has_ended = False
         except OSError:
@@ -300,7 +346,8 @@ def _listener(address: str, bind_address: str | None) -> socket.socket:
                 else f"Correct the address of process 0, or {BIND_VARIABLE}."
             )
             # A name that is not known has a negative number, and a text of its own.
-            why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+            number = error.errno or 0
+            why = os.strerror(number) if number > 0 else error.strerror
             raise UserError(
                 f"Process 0 cannot listen at {shortened(bind_address or address)}: {why}. {remedy}"
             ) from error
@@ -308,7 +355,6 @@ def _listener(address: str, bind_address: str | None) -> socket.socket:
 
 def _hello(connection: socket.socket) -> tuple[Card, int] | None:
     """Returns the card that comes over a connection, and the number of processes that it names."""
-    connection.settimeout(_HELLO_SECS)
     try:
         hello = json.loads(_line(connection))
         return Card(**hello["card"]), int(hello["num_processes"])
@@ -325,21 +371,38 @@ def _answer(connections: Sequence[socket.socket], answer: Mapping[str, object]) 
 
 
 def _introduce(
-    card: Card, address: str, num_processes: int, deadline: float, timeout_secs: float
+    card: Card,
+    address: str,
+    num_processes: int,
+    deadline: float,
+    timeout_secs: float,
+    tls: MutualTls | None = None,
 ) -> list[Card]:
     """Introduces this process to process 0, and returns the cards of all."""
+    certified = None if tls is None else tls.context(of_server=False)
     host, _, port = address.rpartition(":")
     hello = {"card": dataclasses.asdict(card), "num_processes": num_processes}
     why = "it does not answer"
     while (left := deadline - time.monotonic()) > 0:
         try:
-            with socket.create_connection(
-                (host.strip("[]"), int(port)), timeout=left
-            ) as connection:
+            with contextlib.ExitStack() as open_sockets:
+                connection: socket.socket = open_sockets.enter_context(
+                    socket.create_connection((host.strip("[]"), int(port)), timeout=left)
+                )
+                if tls is not None and certified is not None:
+                    secure = certified.wrap_socket(connection, server_hostname=host.strip("[]"))
+                    connection = open_sockets.enter_context(secure)
+                    tls.check_peer(secure)
                 connection.sendall(json.dumps(hello).encode() + b"\n")
                 # Process 0 answers when its own time is over, which may have just begun.
                 connection.settimeout(timeout_secs + _HELLO_SECS)
                 answer = json.loads(_line(connection))
+        except ssl.SSLCertVerificationError as error:
+            raise UserError(
+                f"The certificate of process 0 at {shortened(address)} is not accepted: "
+                f"{getattr(error, 'verify_message', error.strerror)}. Give all processes certificates of one "
+                "authority, and process 0 one of its address, or set JAX_MTLS_PEER_URI_PREFIX."
+            ) from error
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "it does not answer"
             time.sleep(min(_RETRY_SECS, max(deadline - time.monotonic(), 0)))

@@ -183,3 +183,35 @@ def test_an_address_that_is_not_of_this_machine_is_told_at_once():
     with pytest.raises(UserError, match="Process 0 cannot listen at '192.0.2.1:1': Cannot assign"):
         meeting._listener("10.0.0.1:1", "192.0.2.1:1")
     assert time.monotonic() - began < 5
+
+
+def networks():
+    """Addresses of this machine that other machines may reach."""
+    found = [
+        each.address
+        for addresses in psutil.net_if_addrs().values()
+        for each in addresses
+        if each.family == socket.AF_INET and not each.address.startswith("127.")
+    ]
+    return found[:1]
+
+
+@pytest.mark.parametrize(
+    ("leads_to", "expected"),
+    [
+        (networks(), networks()),
+        (["192.0.2.7"], []),  # It is of another machine, as behind a translation of addresses.
+        (["127.0.1.1"], []),  # Debian lets a machine's own name lead to loopback.
+        ([*networks(), "192.0.2.7"], []),
+        ([], []),
+    ],
+)
+def test_process_0_listens_on_the_network_of_its_name_alone(monkeypatch, leads_to, expected):
+    def resolved(host, *_, **__):
+        if not leads_to:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 0)) for each in leads_to]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    found = meeting.bind_address_of({}, "node0:4711")
+    assert found == (f"{expected[0]}:4711" if expected else None)

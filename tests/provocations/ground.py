@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import json
+import socket
+import ssl
 import threading
 import types
 
@@ -256,3 +258,13 @@ def certificates_that_are_not_there():
     certificates = MutualTls.from_environ(_TLS, "0.12.0")
     assert certificates is not None
     certificates.context(of_server=True)
+
+
+def a_certificate_that_is_not_accepted(monkeypatch):
+    class Refusing:
+        def wrap_socket(self, *_, **__):
+            raise ssl.SSLCertVerificationError(1, "self-signed certificate")
+
+    monkeypatch.setattr(MutualTls, "context", lambda *_, **__: Refusing())
+    monkeypatch.setattr(meeting.socket, "create_connection", lambda *_, **__: socket.socket())
+    meeting.meet("10.0.0.1:1234", 2, 1, 10, None, MutualTls("cert.pem", "key.pem", "ca.pem"))
