@@ -300,7 +300,8 @@ def _listener(address: str, bind_address: str | None) -> socket.socket:
                 else f"Correct the address of process 0, or {BIND_VARIABLE}."
             )
             # A name that is not known has a negative number, and a text of its own.
-            why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+            number = error.errno or 0
+            why = os.strerror(number) if number > 0 else error.strerror
             raise UserError(
                 f"Process 0 cannot listen at {shortened(bind_address or address)}: {why}. {remedy}"
             ) from error
