@@ -209,6 +209,9 @@ def test_a_full_disk_is_noted(tmp_path, monkeypatch):
 
 
 @pytest.mark.quick
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only Linux lists the locks of files, and has TPUs"
+)
 def test_a_lock_of_the_tpus_is_told_with_the_process_that_holds_it(tmp_path):
     lock = tmp_path / "lock"
     assert diagnosis.of_tpu_lock(lock, fix=True) is None

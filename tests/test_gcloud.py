@@ -39,6 +39,8 @@ class Worker:
     """
 
     def __init__(self, home: pathlib.Path, script: str = "") -> None:
+        if not sys.platform.startswith("linux"):
+            pytest.skip("the lines for a worker use programs of Linux, which TPU VMs have")
         self.home, self.folder, self.record = home, home / ".dist_ens", home / "record"
         (home / ".local/bin").mkdir(parents=True)
         # The profile of Ubuntu puts commands that pip installed on the PATH of login shells.
