@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from types import FrameType
 
 from absl import flags
 
@@ -42,8 +41,9 @@ _GRACE_SECS = flags.DEFINE_float(
 )
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Whether to print the commands only.")
 _COMMAND = StartedCommand()
-# Time for the other processes to end by themselves, and tell why, after one has failed.
-_FOLLOW_SECS = 5.0
+# Time for the other processes to end by themselves, and tell why, after one has failed. A process
+# that was killed has told them nothing: they would notice it after the time-out of the heartbeats.
+_FOLLOW_SECS, _FOLLOW_KILLED_SECS = 5.0, 0.0
 _LOOK_SECS = 0.05
 _LAST_OUTPUT_SECS = 2.0  # Time for the last output of a process to be printed.
 _LAST_LINES = 20  # Number of lines of output in which the report of a failure finds its error.
@@ -99,27 +99,28 @@ class _Attempt:
 
     Args:
         arguments: Verb and flags of the command.
+        asked: Signals to this launcher, which it passes on. More may come.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._asked: list[int] = []  # Signals to this launcher, which it passes on.
-        self._passed = 0
+    def __init__(self, arguments: Sequence[str], asked: Sequence[int]) -> None:
+        self._asked, self._passed = asked, 0
         self._kill_at = float("inf")
         self.first: _Process | None = None  # First process that failed.
-        signals.take_over(self._on_signal)
         self.processes: list[_Process] = []
-        for number, (command, variables) in enumerate(_planned(arguments)):
-            # A session of its own: Ctrl-C reaches this launcher alone, which passes it on.
-            popen = subprocess.Popen(
-                command,
-                env=os.environ | variables | {signals.LAUNCHER: str(os.getpid())},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            self.processes.append(_Process(number, popen))
-            self.processes[-1].relay.start()
+        with signals.blocked():  # A process receives them as soon as it can act on them.
+            for number, (command, variables) in enumerate(_planned(arguments)):
+                # A session of its own: Ctrl-C reaches this launcher alone, which passes it on.
+                popen = subprocess.Popen(
+                    command,
+                    env=os.environ | variables | {signals.LAUNCHER: str(os.getpid())},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                self.processes.append(_Process(number, popen))
+        for process in self.processes:
+            process.relay.start()
 
     def wait(self) -> int:
         """Waits until all processes have ended, and returns the exit code of the first failure."""
@@ -135,14 +136,6 @@ class _Attempt:
                 process.kill()  # Also what a process has left behind.
             self._look()
         return ExitCode.DONE if self.first is None or self.first.code is None else self.first.code
-
-    @property
-    def was_asked(self) -> bool:
-        """Whether this launcher has received a signal."""
-        return bool(self._asked)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._asked.append(number)
 
     def _pass_on(self) -> None:
         """Passes signals on, and sets the time at which the processes are killed."""
@@ -161,7 +154,10 @@ class _Attempt:
             if process.code and self.first is None:
                 self.first = process
                 is_saving = process.code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
-                limit = _GRACE_SECS.value if is_saving else _FOLLOW_SECS
+                is_killed = process.popen.returncode < 0
+                limit = _FOLLOW_KILLED_SECS if is_killed else _FOLLOW_SECS
+                if is_saving:
+                    limit = _GRACE_SECS.value
                 self._kill_at = min(self._kill_at, time.monotonic() + limit)
 
 
@@ -172,13 +168,15 @@ def main() -> int:
             settings = [f"{name}={value}" for name, value in variables.items()]
             print(shell_line(["env", *settings, *command]))
         return ExitCode.DONE
+    asked: list[int] = []
+    signals.take_over(lambda number, frame: asked.append(number))
     restarts = 0
     while True:
-        attempt = _Attempt(_COMMAND.arguments)
+        attempt = _Attempt(_COMMAND.arguments, asked)
         code = attempt.wait()
         if attempt.first is not None:
             ends.say(_report(attempt.first))
-        if code not in RESTARTED or attempt.was_asked:
+        if code not in RESTARTED or asked:
             return code
         if restarts == _MAX_RESTARTS.value:
             ends.say(
