@@ -155,7 +155,7 @@ def test_a_signal_to_the_launcher_and_its_processes_counts_once(num_processes, t
 def test_a_signal_while_the_processes_start_is_not_lost(number, code, tmp_path):
     write_config(tmp_path, "waiting", 0)
     process = begin(tmp_path, "run", 2)
-    wait_for(lambda: children_of(process), (tmp_path / "log_run").read_text)
+    wait_for(lambda: len(children_of(process)) == 2, (tmp_path / "log_run").read_text)
     process.send_signal(number)  # The processes have not loaded Python yet.
     ended, log = finished(process, tmp_path, "run")
     assert ended == code, log
