@@ -41,9 +41,8 @@ _GRACE_SECS = flags.DEFINE_float(
 )
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Whether to print the commands only.")
 _COMMAND = StartedCommand()
-# Time for the other processes to end by themselves, and tell why, after one has failed. A process
-# that was killed has told them nothing: they would notice it after the time-out of the heartbeats.
-_FOLLOW_SECS, _FOLLOW_KILLED_SECS = 5.0, 0.0
+# Time for the other processes to end by themselves, and tell why, after one has failed.
+_FOLLOW_SECS = 5.0
 _LOOK_SECS = 0.05
 _LAST_OUTPUT_SECS = 2.0  # Time for the last output of a process to be printed.
 _LAST_LINES = 20  # Number of lines of output in which the report of a failure finds its error.
@@ -153,11 +152,7 @@ class _Attempt:
             process.code = code_of_shell(process.popen.returncode)
             if process.code and self.first is None:
                 self.first = process
-                is_saving = process.code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
-                is_killed = process.popen.returncode < 0
-                limit = _FOLLOW_KILLED_SECS if is_killed else _FOLLOW_SECS
-                if is_saving:
-                    limit = _GRACE_SECS.value
+                limit = _follow_secs(process.popen.returncode)
                 self._kill_at = min(self._kill_at, time.monotonic() + limit)
 
 
@@ -272,6 +267,18 @@ def _planned(arguments: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]
         _DEVICES_PER_PROCESS.value,
     )
     return list(zip(commands, variables, strict=True))
+
+
+def _follow_secs(returncode: int) -> float:
+    """Returns the time for the other processes to end after the first one, in seconds.
+
+    Args:
+        returncode: Exit code of the first one, or the negative number of the signal that killed it.
+    """
+    if returncode < 0:  # It told the others nothing, so they would go on until the heartbeats end.
+        return 0.0
+    is_saving = returncode in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
+    return _GRACE_SECS.value if is_saving else _FOLLOW_SECS
 
 
 def _report(first: _Process) -> str:
