@@ -400,8 +400,9 @@ def _introduce(
         except ssl.SSLCertVerificationError as error:
             raise UserError(
                 f"The certificate of process 0 at {shortened(address)} is not accepted: "
-                f"{getattr(error, 'verify_message', error.strerror)}. Give all processes certificates of one "
-                "authority, and process 0 one of its address, or set JAX_MTLS_PEER_URI_PREFIX."
+                f"{getattr(error, 'verify_message', error.strerror)}. Give all processes "
+                "certificates of one authority, and process 0 one of its address, or set "
+                "JAX_MTLS_PEER_URI_PREFIX."
             ) from error
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "it does not answer"

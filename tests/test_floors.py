@@ -35,6 +35,7 @@ FLOORS = {
     "dist_ens.compile_cache": 1,
     "dist_ens.state": 1,
     "dist_ens.stop_signal": 0,
+    "dist_ens.first_signal": -1,  # `stop_signal`, which imports JAX, takes it from here.
     "dist_ens.peers": 0,
     "dist_ens.meeting": 0,
     "dist_ens.progress": 0,
