@@ -204,7 +204,7 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
 def test_an_interruption_waits_for_no_save_and_unlocks_the_folder(tmp_path, monkeypatch):
     let_go, written = threading.Event(), threading.Event()
 
-    def write(*_):
+    def write(*_, **__):
         let_go.wait(60)
         written.set()
 
@@ -274,14 +274,16 @@ def saved_with_bytes(folder, content=b"position 17"):
 
 def test_no_byte_of_a_host_file_can_change_unnoticed(tmp_path):
     store, file = saved_with_bytes(tmp_path)
+    assert store.restore_host_file(1, "data_iterator") == b"position 17"
     sound = file.read_bytes()
     damaged = [sound[:i] + bytes([sound[i] ^ 1]) + sound[i + 1 :] for i in range(len(sound))]
     for content in (*damaged, sound[:-1], sound + b"\0", b""):
         file.write_bytes(content)
-        with pytest.raises(RunError, match="checkpoints/1 is damaged.*does not match its checksum"):
-            store.restore_host_file(1, "data_iterator")
-    file.write_bytes(sound)
-    assert store.restore_host_file(1, "data_iterator") == b"position 17"
+        with pytest.raises(RunError, match="is damaged: the file host_files/data_iterator.0 has"):
+            CheckpointStore(tmp_path, read_only=True).restore_host_file(1, "data_iterator")
+    file.unlink()
+    with pytest.raises(RunError, match="the file host_files/data_iterator.0 is missing"):
+        CheckpointStore(tmp_path, read_only=True).restore_host_file(1, "data_iterator")
 
 
 def test_bytes_of_one_host_are_not_read_by_two(tmp_path, monkeypatch):

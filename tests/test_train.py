@@ -1,6 +1,7 @@
 """Training: what a workdir holds, resuming, and that nothing is compiled or transferred twice."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -21,6 +22,7 @@ import pytest
 import networks
 from dist_ens.callbacks import STOP, JsonLines, RunInfo
 from dist_ens.checkpoint import Checkpoints, CheckpointStore
+from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Spec, open_source, source_of_arrays
@@ -178,12 +180,13 @@ def test_a_network_that_cannot_be_trained_is_told_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["state/manifest.ocdbt", "run/metadata"])
+@pytest.mark.parametrize("name", ["state/manifest.ocdbt", "manifest.json"])
 def test_a_damaged_checkpoint_is_named_with_the_one_before_it(tmp_path, name):
     train(experiment(), tmp_path)
     (tmp_path / "checkpoints" / "24" / name).write_bytes(b"")
-    with pytest.raises(RunError, match=r"checkpoints/24 is damaged.*to resume from step 16"):
+    with pytest.raises(RunError, match=r"checkpoints/24 is damaged.* Give step=16 \(--step=16 on"):
         open_finished(tmp_path)
+    assert open_finished(tmp_path, step=16).step == 16
 
 
 READ_BY_ORBAX = """
@@ -473,7 +476,7 @@ def test_a_run_stopped_before_its_first_step_saves_nothing(tmp_path, capsys):
 def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path, monkeypatch):
     with Checkpoints(tmp_path).open({}), monkeypatch.context() as patch:
         # What the folder holds may change until the other run ends, so nothing of it is read.
-        patch.setattr("dist_ens.checkpoint.checkpoints.read_newest", None)
+        patch.setattr("dist_ens.checkpoint.checkpoints.CheckpointStore", None)
         with pytest.raises(UserError, match="^Another run is training in .*Wait for it, stop it"):
             train(experiment(), tmp_path)
     assert train(experiment(steps=4), tmp_path).step == 4
@@ -589,7 +592,9 @@ def test_a_device_has_room_for_the_members_that_lie_on_it(monkeypatch, platform,
 
 def test_a_second_interruption_waits_for_no_save(tmp_path, monkeypatch):
     let_go = threading.Event()
-    monkeypatch.setattr("dist_ens.checkpoint.store.write_checkpoint", lambda *_: let_go.wait(60))
+    monkeypatch.setattr(
+        "dist_ens.checkpoint.store.write_checkpoint", lambda *_, **__: let_go.wait(60)
+    )
     state = Layout.make(4).put({"w": np.zeros(4, np.float32)}, "members")
     checkpoints = CheckpointStore(tmp_path).__enter__()
     checkpoints.save(1, state, {})
@@ -732,15 +737,20 @@ def test_a_model_for_other_data_is_refused(tmp_path, model, sentence):
 
 def test_a_run_of_another_version_is_told_in_a_sentence(tmp_path):
     train(experiment(), tmp_path)
-    saved = tmp_path / "checkpoints" / "24" / "run" / "metadata"
-    values = json.loads(saved.read_text())
-    del values["crc32"]  # as it was then, or of what that version wrote
+    folder = tmp_path / "checkpoints" / "24"
+    manifest = Manifest.read(folder)
+    values = json.loads(json.dumps(manifest.run))
+
+    def write():
+        changed = dataclasses.replace(manifest, run=values)
+        (folder / "manifest.json").write_bytes(changed.to_bytes())
+
     values["experiment"]["loss"] = "softmax_cross_entropy"  # as it once was
-    saved.write_text(json.dumps(values))
+    write()
     with pytest.raises(RunError, match="cannot be read: loss is .* a section.* with that version"):
         train(experiment(steps=32), tmp_path)
     del values["num_train_examples"]
-    saved.write_text(json.dumps(values))
+    write()
     with pytest.raises(
         RunError, match="Fields of Run are absent: num_train_examples.*or train anew"
     ):

@@ -91,7 +91,7 @@ def train(
     def check_resume(saved: Mapping[str, Json]) -> None:
         """Keeps the saved record, and raises a `UserError` if it is of another run."""
         before.append(Run.from_dict(dict(saved)))
-        built.run.check_resumes(before[0], workdir)
+        built.run.check_resumes(before[-1], workdir)
 
     result = fit(
         built.ensemble,
@@ -138,7 +138,7 @@ class _Announcement:
     Args:
         built: Parts of the run.
         console: Console to print on.
-        before: Record of the saved run, if one is resumed; otherwise empty.
+        before: Records of the saved run that were read, the resumed one last; empty for a new run.
     """
 
     def __init__(self, built: Built, console: Console, before: list[Run]) -> None:
@@ -158,7 +158,7 @@ class _Announcement:
         )
         for note in self._built.source.notes:
             self._console.print(f"Note: {note}", soft_wrap=True)
-        other = self._built.run.other_versions(self._before[0]) if self._before else None
+        other = self._built.run.other_versions(self._before[-1]) if self._before else None
         if other:
             self._console.print(other, soft_wrap=True)
 
