@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import json
 import logging
 import math
@@ -26,7 +27,8 @@ from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Spec, open_source, source_of_arrays
-from dist_ens.errors import RunError, UserError
+from dist_ens.errors import RunError, SaveError, UserError
+from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import check_room
 from dist_ens.experiment.record import Run
@@ -483,16 +485,40 @@ def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="a Linux device")
-def test_metrics_that_cannot_be_written_are_told_in_a_sentence(tmp_path):
-    writer = JsonLines(tmp_path / "metrics.jsonl")
+def test_metrics_that_cannot_be_written_stay_in_memory_and_are_told_at_the_end(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonLines(path)
     writer.begin(RunInfo(None, [0], 0, 8, 8))
-    writer.close()
-    writer._file = pathlib.Path("/dev/full").open("a")  # noqa: SIM115
-    with pytest.raises(RunError, match=r"^The metrics could .*metrics.jsonl: No space left on dev"):
-        writer.write(1, {"train/loss": 0.5})
-    with pytest.raises(RunError, match=r"^The metrics could not be written to "):
+    file, writer._file = writer._file, io.FileIO("/dev/full", "a")
+    for step in (1, 2):  # Told once.
+        writer.write(step, {"train/loss": 0.5})
+    [told] = [record.getMessage() for record in caplog.records]
+    assert told.endswith(
+        "metrics.jsonl: no space left on device. They stay in memory, and the next record tries "
+        "again. Free some space there."
+    )
+    with pytest.raises(SaveError, match=r"^The metrics could not be written .*: no space left on"):
+        writer.sync()
+    full, writer._file = writer._file, file  # There is room again.
+    writer.write(3, {"train/loss": 0.5})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+    writer._file = full
+    writer.write(4, {"train/loss": 0.5})
+    with pytest.raises(SaveError) as raised:
         writer.close()
-    assert writer._file.closed
+    assert raised.value.exit_code == ExitCode.DISK_FULL
+    assert full.closed
+
+
+def test_metrics_in_a_file_that_was_removed_are_told(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonLines(path)
+    writer.begin(RunInfo(None, [0], 0, 8, 8))
+    path.unlink()
+    writer.write(1, {"train/loss": 0.5})
+    with pytest.raises(SaveError, match="that file was removed or replaced while it was written"):
+        writer.close()
+    assert not path.exists()
 
 
 def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monkeypatch):

@@ -59,6 +59,7 @@ def train(
     parts: OwnParts = NOTHING,
     member_file: str | None = None,
     source: Source | None = None,
+    resume: str = "same",
 ) -> Trained:
     """Trains an ensemble, or resumes the run in the folder.
 
@@ -69,6 +70,8 @@ def train(
         parts: Parts in place of those that the experiment names.
         member_file: Path of the config file that gave parts. It is stored in the record of the run.
         source: Data of the run. Default: the data that `experiment.data` names.
+        resume: "same" sets a damaged newest checkpoint aside and resumes from the one before it.
+            "strict" raises a `RunError` instead.
 
     Returns:
         The state and its scores on the test split.
@@ -103,7 +106,9 @@ def train(
             JsonLines(workdir / METRICS),
             *parts.callbacks,
         ],
-        checkpoints=Checkpoints(workdir, **dataclasses.asdict(experiment.checkpoint)),
+        checkpoints=Checkpoints(
+            workdir, **dataclasses.asdict(experiment.checkpoint), resume=resume
+        ),
         eval_data=built.eval_data,
         eval_every=experiment.evaluation.every_steps,
         steps_per_call=experiment.steps_per_call,
