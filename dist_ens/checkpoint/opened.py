@@ -157,8 +157,7 @@ class OpenCheckpoints:
         Raises:
             SaveError: If the save could not be written.
         """
-        self._store.wait()
-        if self._said is not None:
+        if self._store.wait() and self._said is not None:
             self._said = None
             self._tell(f"Saving in {quoted(self._folder)} works again. {self._store.last_saved()}")
 

@@ -172,15 +172,17 @@ class CheckpointStore:
         threading.Thread(target=write, daemon=True).start()
         self._writing = writing
 
-    def wait(self) -> None:
-        """Waits until the last save is on disk.
+    def wait(self) -> bool:
+        """Waits until the last save is on disk, and returns whether there was one to wait for.
 
         Raises:
             SaveError: If the save could not be written; see `save`.
         """
         writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        if writing is None:
+            return False
+        writing.result()
+        return True
 
     def restore_run(self, step: int) -> JsonDict:
         """Returns the record of a checkpoint, after a check of its files.
