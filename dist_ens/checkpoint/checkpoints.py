@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from dist_ens import cluster
 from dist_ens.checkpoint.cadence import Cadence
+from dist_ens.checkpoint.kept import Kept
 from dist_ens.checkpoint.opened import OpenCheckpoints
 from dist_ens.checkpoint.record import RESUMES, check_resumes
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore
@@ -45,8 +46,14 @@ class Checkpoints:
         every_secs: Seconds between saves, positive. None for no saves by the clock.
         every_steps: Number of steps between saves, at least 1. A save happens at the first call of
             the update that reaches a multiple of it. None for no saves by the step.
-        keep: Number of checkpoints to keep, at least 1; the oldest are deleted. While a run lasts,
-            the disk holds the files of one more.
+        keep: Number of the newest checkpoints to keep, at least 1. With 1, a run has no older step
+            to resume from if the newest is damaged. While a run lasts, the disk holds the files of
+            one more.
+        keep_every_steps: Number of steps, at least 1. The first checkpoint at or after each
+            multiple of it is kept for ever. None for none.
+        keep_best: Name of a score of the evaluation data, such as "nll". The checkpoint with the
+            best value of the ensemble is kept, among those of a step that is evaluated. None for
+            none.
         resume: Rule for a folder that holds a run. "same" refuses to resume a run whose parts
             differ from those given, and "anyway" resumes it. A damaged newest checkpoint is set
             aside, and the one before it is resumed. "strict" is "same", and refuses damage, too.
@@ -63,6 +70,8 @@ class Checkpoints:
     every_secs: float | None = 60.0
     every_steps: int | None = None
     keep: int = 2
+    keep_every_steps: int | None = None
+    keep_best: str | None = None
     resume: str = "same"
 
     def __post_init__(self) -> None:
@@ -76,8 +85,9 @@ class Checkpoints:
         }
         if self.every_secs is not None:
             checked["every_secs"] = _positive("every_secs", self.every_secs)
-        if self.every_steps is not None:
-            checked["every_steps"] = whole_number("every_steps", self.every_steps, least=1)
+        for name in ("every_steps", "keep_every_steps"):
+            if getattr(self, name) is not None:
+                checked[name] = whole_number(name, getattr(self, name), least=1)
         if self.resume not in RESUMES:
             raise UserError(
                 f"resume is {repr(self.resume)[:200]}. Give 'same' to resume only a run with "
@@ -94,6 +104,7 @@ class Checkpoints:
         *,
         check: Callable[[JsonDict], None] = lambda _: None,
         say: Callable[[str], None] = logging.warning,
+        directions: Mapping[str, str | None] | None = None,
     ) -> Iterator[OpenCheckpoints]:
         """Locks the folder, and finds its newest checkpoint.
 
@@ -107,6 +118,7 @@ class Checkpoints:
             check: Function of a saved record that raises a `UserError` if the run must not resume
                 it.
             say: Function that reports damaged checkpoints and saves that could not be written.
+            directions: "lower" or "higher" for each score of the run, whichever is better, or None.
 
         Yields:
             The checkpoints of the folder.
@@ -118,7 +130,9 @@ class Checkpoints:
                 "strict".
         """
         folder = pathlib.Path(self.folder)
+        direction = self._direction(directions or {})
         _require_writable_folder(folder)
+        keep = Kept(self.keep, self.keep_every_steps, self.keep_best, direction == "higher")
 
         def checked(saved_record: JsonDict) -> list[str]:
             notes = check_resumes(record, saved_record, folder, self.resume)
@@ -127,7 +141,7 @@ class Checkpoints:
 
         with (
             _locked(folder) as require_same_folder,
-            CheckpointStore(folder, keep=self.keep) as store,
+            CheckpointStore(folder, keep=keep) as store,
         ):
             yield OpenCheckpoints(
                 store,
@@ -139,6 +153,26 @@ class Checkpoints:
                 say=say,
                 require_same_folder=require_same_folder,
             )
+
+    def _direction(self, directions: Mapping[str, str | None]) -> str | None:
+        """Returns which value of the score `keep_best` is better; None without `keep_best`.
+
+        Args:
+            directions: Direction of each score of the run, by name.
+
+        Raises:
+            UserError: If the run has no such score, or its direction is not known.
+        """
+        if self.keep_best is None:
+            return None
+        direction = directions.get(self.keep_best)
+        if direction is None:
+            known = sorted(name for name, better in directions.items() if better is not None)
+            raise UserError(
+                f"keep_best is {repr(self.keep_best)[:200]}, and this run has the scores "
+                f"{', '.join(known) or '(none)'}. Give one of them, or evaluation data."
+            )
+        return direction
 
 
 @contextlib.contextmanager

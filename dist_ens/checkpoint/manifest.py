@@ -6,6 +6,7 @@ The file `manifest.json` has two lines. The first is the manifest as JSON:
 - `step`: number of updates that the state has seen, also the name of the folder.
 - `run`: record of the run that the state belongs to.
 - `members`: for each member, in the order of the state, a dict with its `member_id`.
+- `scores`: scores of the ensemble at this step, by name; empty if it was not scored there.
 - `leaves`: for each leaf its `dtype`, its `shape` and the `crc32` of each member's values, in the
   order of the members.
 - `files`: for each other file its number of `bytes` and its `crc32`, by its path.
@@ -68,6 +69,7 @@ class Manifest:
     Attributes:
         step: Number of updates that the state has seen.
         run: Record of the run that the state belongs to, in types that JSON can hold.
+        scores: Scores of the ensemble at this step, by name.
         member_ids: Id of each member, in the order of the state.
         leaves: Entry of each leaf, by name.
         files: Entry of each other file, by its path in the checkpoint.
@@ -75,6 +77,7 @@ class Manifest:
 
     step: int
     run: Mapping[str, Json]
+    scores: Mapping[str, float]
     member_ids: tuple[int, ...]
     leaves: Mapping[str, LeafEntry]
     files: Mapping[str, FileEntry]
@@ -85,6 +88,7 @@ class Manifest:
             "format": FORMAT,
             "step": self.step,
             "run": self.run,
+            "scores": self.scores,
             "members": [{"member_id": member_id} for member_id in self.member_ids],
             "leaves": {
                 name: {"dtype": leaf.dtype, "shape": leaf.shape, "crc32": leaf.digests}
@@ -115,6 +119,7 @@ class Manifest:
         return cls(
             step=values["step"],
             run=values["run"],
+            scores=values.get("scores", {}),
             member_ids=tuple(member["member_id"] for member in values["members"]),
             leaves={
                 name: LeafEntry(leaf["dtype"], tuple(leaf["shape"]), tuple(leaf["crc32"]))

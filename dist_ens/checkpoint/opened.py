@@ -116,6 +116,7 @@ class OpenCheckpoints:
         state: State,
         *,
         record: Mapping[str, Json] | None = None,
+        scores: Mapping[str, float] | None = None,
         host_files: Mapping[str, bytes] | None = None,
         after: Callable[[], None] = lambda: None,
         is_last: bool = False,
@@ -129,6 +130,7 @@ class OpenCheckpoints:
             step: Number of updates that the state has seen.
             state: Pytree of arrays on a mesh, `[members, ...]`.
             record: Description of the run. Default: the one that the folder was opened with.
+            scores: Scores of the ensemble at this step, by name. Default: none.
             host_files: Bytes that belong to this host, by name (`[a-z_]+`).
             after: Function that the writing thread calls before it writes.
             is_last: Whether the run ends with this save.
@@ -146,6 +148,7 @@ class OpenCheckpoints:
             step,
             state,
             self._record if record is None else record,
+            scores=scores,
             host_files=host_files,
             after=checked_after,
             failed=(lambda _: None) if is_last else partial(self._say_failure, step),

@@ -17,8 +17,9 @@ from numpy.typing import DTypeLike
 from dist_ens import cluster
 from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.host_files import check_names
+from dist_ens.checkpoint.kept import Kept
 from dist_ens.checkpoint.leaves import named_leaves, state_of
-from dist_ens.checkpoint.manifest import step_of
+from dist_ens.checkpoint.manifest import Manifest, step_of
 from dist_ens.checkpoint.reading import SavedStep, open_step
 from dist_ens.checkpoint.writing import (
     Leaf,
@@ -48,8 +49,8 @@ class CheckpointStore:
 
     Args:
         workdir: Folder of the run. The checkpoints are in its folder `checkpoints`.
-        keep: Number of checkpoints to keep, at least 1. The oldest are deleted first. The files of
-            a deleted checkpoint stay until the next save, or until the context ends.
+        keep: Rule for which checkpoints are kept, or the number of the newest to keep. The files
+            of a deleted checkpoint stay until the next save, or until the context ends.
         read_only: Whether nothing will be saved. Unfinished checkpoints are then left alone.
 
     Raises:
@@ -57,11 +58,12 @@ class CheckpointStore:
     """
 
     def __init__(
-        self, workdir: str | os.PathLike[str], *, keep: int = 1, read_only: bool = False
+        self, workdir: str | os.PathLike[str], *, keep: Kept | int = 1, read_only: bool = False
     ) -> None:
         self._workdir = pathlib.Path(workdir)
         self._folder = self._workdir.resolve() / FOLDER  # TensorStore refuses a path with `..`
-        self._keep = keep
+        self._keep = Kept(keep) if isinstance(keep, int) else keep
+        self._scores: dict[int, Mapping[str, float]] = {}  # Of the saved steps, once they are read.
         self._read_only = read_only
         self._newest: int | None = None
         self._writing: Future[None] | None = None
@@ -111,6 +113,7 @@ class CheckpointStore:
         state: State,
         record: Mapping[str, Json],
         *,
+        scores: Mapping[str, float] | None = None,
         host_files: Mapping[str, bytes] | None = None,
         after: Callable[[], None] = lambda: None,
         failed: Callable[[BaseException], None] = lambda _: None,
@@ -125,6 +128,7 @@ class CheckpointStore:
             step: Number of updates that the state has seen.
             state: Pytree of arrays on a mesh, `[members, ...]`.
             record: Description of the run that the state belongs to, in types that JSON can hold.
+            scores: Scores of the ensemble at this step, by name. Default: none.
             host_files: Bytes that belong to this host, by name (`[a-z_]+`), such as the position
                 of its data iterator. They are saved with the state or not at all.
             after: Function that the writing thread calls before it writes. An `OSError` or a
@@ -158,9 +162,17 @@ class CheckpointStore:
                 with _WRITING, self._unwritable_is_reported(step, failed):
                     self._require_no_link()
                     write_checkpoint(
-                        self._folder, step, leaves, record, host_files, token=token, before=before
+                        self._folder,
+                        step,
+                        leaves,
+                        record,
+                        host_files,
+                        scores=scores or {},
+                        token=token,
+                        before=before,
                     )
                     self._newest = step
+                    self._scores[step] = scores or {}
                     if cluster.is_main():
                         self._delete_oldest(token)
             except BaseException as error:  # `wait` raises it.
@@ -298,9 +310,19 @@ class CheckpointStore:
         Args:
             token: Token of the save that has just ended.
         """
-        for old in self.steps()[: -self._keep]:
+        steps = self.steps()
+        for old in {*steps} - self._keep.of(steps, {step: self._scores_at(step) for step in steps}):
             with contextlib.suppress(OSError):  # The next save tries it again.
                 give_up_checkpoint(self._folder / str(old), token)
+
+    def _scores_at(self, step: int) -> Mapping[str, float]:
+        """Returns the scores in a checkpoint by name; none if they cannot be read."""
+        if step not in self._scores:
+            try:
+                self._scores[step] = Manifest.read(self._folder / str(step)).scores
+            except Exception:  # A damaged or old checkpoint ends no save.
+                self._scores[step] = {}
+        return self._scores[step]
 
     def _require_no_link(self) -> None:
         """Raises a `UserError` if the folder of the checkpoints is a symbolic link."""

@@ -87,6 +87,7 @@ def write_checkpoint(
     record: Mapping[str, Json],
     host_files: Mapping[str, bytes],
     *,
+    scores: Mapping[str, float],
     token: str,
     before: Callable[[], None] = lambda: None,
 ) -> None:
@@ -98,6 +99,7 @@ def write_checkpoint(
         state: Leaves of the state, by name.
         record: Description of the run, in types that JSON can hold.
         host_files: Bytes that belong to this host, by name.
+        scores: Scores of the ensemble at this step, by name.
         token: Hexadecimal digits, a dash and a number, which no other save in this folder has. They
             are the same on every host.
         before: Function that is called before anything is written.
@@ -140,7 +142,7 @@ def write_checkpoint(
                 path for path in files_in(unfinished, STATE) if not path.startswith(of_others)
             ]
             files = others | entries_of(unfinished, (*written, *own_files))
-            manifest = _manifest_of(step, record, state, digests, files)
+            manifest = _manifest_of(step, record, scores, state, digests, files)
             _write(unfinished / MANIFEST, manifest.to_bytes())
             _sync(arrays)
             _finish(unfinished, whole)
@@ -221,6 +223,7 @@ def _digests_of(state: Mapping[str, Leaf]) -> ByMember:
 def _manifest_of(
     step: int,
     record: Mapping[str, Json],
+    scores: Mapping[str, float],
     state: Mapping[str, Leaf],
     found: ByMember,
     files: Mapping[str, FileEntry],
@@ -230,6 +233,7 @@ def _manifest_of(
     Args:
         step: Step of the checkpoint.
         record: Description of the run.
+        scores: Scores of the ensemble at this step, by name.
         state: Leaves of the state, by name.
         found: Digests by leaf, and ids, of all members.
         files: Entries of all files.
@@ -238,6 +242,7 @@ def _manifest_of(
     return Manifest(
         step,
         record,
+        scores,
         found.of(_IDS) or tuple(range(num_members)),
         {
             name: LeafEntry(np.dtype(leaf.dtype).name, leaf.shape, found.of(name))

@@ -215,7 +215,8 @@ def _given_state(ensemble: Ensemble, state: State, part: Shapes) -> tuple[State,
         )
     with jax.transfer_guard("allow"):
         member_ids = to_host(state.member_id).tolist()
-        steps = {int(step) for step in to_host(state.step)}
+        # The arrays count modulo 2^32, so that a step from 2^31 on is negative there.
+        steps = {int(step) % 2**32 for step in to_host(state.step)}
     if member_ids != ensemble.ids.tolist():
         raise UserError(
             f"The given state holds the members {member_ids}, and the ensemble has the members "

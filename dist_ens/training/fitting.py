@@ -240,7 +240,9 @@ def fit(
         opened = None
         if checkpoints is not None:
             opened = stack.enter_context(
-                checkpoints.open(record.to_dict(), check=check_resume, say=report)
+                checkpoints.open(
+                    record.to_dict(), check=check_resume, say=report, directions=directions
+                )
             )
         # 2. The state is born on the mesh, or restored onto it; then the execution is chosen.
         begun = begin_run(

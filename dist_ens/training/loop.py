@@ -316,11 +316,13 @@ class Loop:
             for callback in self._callbacks:
                 call_hook(callback, "sync")
 
+        scores = self._scores if step == self._scored_step else None
         host_files = self._host_files() | ({OWED_FILE: b"1"} if self._owes_evaluation else {})
         self._opened.save(
             step,
             state,
             record=self._record,
+            scores=_finite_scores(scores) if scores is not None else None,
             host_files=host_files,
             after=after,
             is_last=is_last,
@@ -333,6 +335,12 @@ class Loop:
             with jax.transfer_guard("allow"):  # A user's writer may transfer what it likes.
                 for callback in self._callbacks:
                     call_hook(callback, "write", step, record)
+
+
+def _finite_scores(scores: Scores) -> dict[str, float]:
+    """Returns the scores of the ensemble, or of its mean member, that are finite numbers."""
+    values = scores.ensemble or scores.mean_member
+    return {name: float(value) for name, value in values.items() if np.isfinite(value)}
 
 
 def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:

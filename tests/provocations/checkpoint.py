@@ -51,6 +51,11 @@ def a_folder_of_another_type():
     Checkpoints(3)
 
 
+def a_best_score_that_the_run_does_not_have(tmp_path):
+    with Checkpoints(tmp_path, keep_best="acuracy").open({}, directions={"accuracy": "higher"}):
+        pass
+
+
 def a_resume_that_is_unknown(tmp_path):
     Checkpoints(tmp_path, resume="always")
 
