@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from commands import dist_ens
 from dist_ens.checkpoint import Checkpoints, CheckpointStore
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
 from dist_ens.checkpoint.verify import faults_of
@@ -127,6 +128,18 @@ def test_a_flipped_bit_is_told_with_member_and_leaf_and_the_step_before_it_is_us
     assert {path: (kept / path).read_bytes() for path in files_in(kept)} == before
     assert CheckpointStore(run, read_only=True).steps() == [100]
     assert resumed(run)[3] == []  # The next run has nothing more to say.
+
+
+def test_the_command_verifies_all_steps_or_one_and_ends_with_44_where_one_is_damaged(run):
+    flip(*place_in_file(step_folder(run, 200), state_of(200)["w"][2]))
+    ended = dist_ens("members", run, "verify")
+    assert ended.returncode == ExitCode.DAMAGED, ended.stderr
+    sound, damaged, member, file = ended.stdout.splitlines()
+    assert (sound, damaged) == ("Step 100: sound.", "Step 200: damaged.")
+    assert member == "  leaf w of member 8 has changed"
+    assert file.startswith("  the file state/d/")
+    ended = dist_ens("members", run, "verify", "--step=100")
+    assert (ended.returncode, ended.stdout) == (ExitCode.DONE, "Step 100: sound.\n")
 
 
 def test_every_damaged_step_is_kept_under_a_name_of_its_own(run):

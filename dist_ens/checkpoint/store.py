@@ -5,20 +5,17 @@ import errno
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Self
 
 import jax
-import numpy as np
-import tensorstore as ts
-from numpy.typing import DTypeLike
 
 from dist_ens import cluster
 from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.host_files import check_names
 from dist_ens.checkpoint.kept import Kept
-from dist_ens.checkpoint.leaves import named_leaves, state_of
+from dist_ens.checkpoint.leaves import check_leaves, named_leaves, state_of
 from dist_ens.checkpoint.manifest import Manifest, step_of
 from dist_ens.checkpoint.reading import SavedStep, open_step
 from dist_ens.checkpoint.writing import (
@@ -230,7 +227,7 @@ class CheckpointStore:
         saved = self._saved(step)
         with self._damage_is_reported(step):
             opened = saved.open_arrays()
-            _check_leaves(path, opened, named)
+            check_leaves(path, opened, named)
             state = state_of(saved.read_arrays(opened, named), abstract)
         self._newest = step
         return state
@@ -431,39 +428,3 @@ def read_newest(
         return newest, store.restore_run(newest)
     store.require_step(step)
     return step, store.restore_run(step)
-
-
-def _check_leaves(
-    path: pathlib.Path, saved: Mapping[str, ts.TensorStore], named: Mapping[str, Leaf]
-) -> None:
-    """Checks that the saved leaves have the names, shapes and types of those asked for.
-
-    Args:
-        path: Folder of the checkpoint, for the message.
-        saved: Arrays of the checkpoint, by name.
-        named: Leaves that are asked for, by name.
-
-    Raises:
-        RunError: If a leaf differs.
-    """
-    there = {name: _shape_of(array.dtype.numpy_dtype, array.shape) for name, array in saved.items()}
-    asked = {name: _shape_of(leaf.dtype, leaf.shape) for name, leaf in named.items()}
-    for name in sorted(there.keys() | asked.keys()):
-        old, new = there.get(name, "absent"), asked.get(name, "absent")
-        if old != new:
-            precision = {old.replace("64", "32"), new.replace("64", "32")}
-            remedy = (
-                "JAX_ENABLE_X64 was set in only one of the two runs. Set it as it was set when "
-                "the run was trained."
-                if len(precision) == 1
-                else "The network or the optimizer has changed since. Use those that the run was "
-                "trained with, or choose another folder."
-            )
-            raise RunError(
-                f"Leaf {name} of the state is {old} in {quoted(path)} and {new} here. {remedy}"
-            )
-
-
-def _shape_of(dtype: DTypeLike, shape: Sequence[int]) -> str:
-    """Returns a type and a shape as a text for messages, such as `float32[4, 3]`."""
-    return f"{np.dtype(dtype)}{list(shape)}"
