@@ -233,9 +233,11 @@ def as_main_sees(value: int) -> int:
     Hosts use it to agree on what they see on a shared disk, which may change between two looks.
 
     Args:
-        value: Value of this host, an integer or a bool.
+        value: Value of this host, a bool or an integer that fits in 64 bits.
     """
-    return int(_broadcast(np.int32(value)))
+    # JAX would cut an integer of NumPy to 32 bits.
+    sent = int(value).to_bytes(8, "little", signed=True)
+    return int.from_bytes(bytes_of_main(sent), "little", signed=True)
 
 
 def bytes_of_main(value: bytes) -> bytes:

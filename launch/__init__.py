@@ -10,6 +10,7 @@ VERBS = (
     "train",
     "evaluate",
     "predict",
+    "members",
     "report",
     "replay",
     "plan",

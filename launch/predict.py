@@ -1,7 +1,7 @@
 """Predicts with a run.
 
-dist-ens predict --workdir=DIR --input=x.npy --output=p.npz [--leave_out_broken]
-dist-ens predict --workdir=DIR --out_of_bag --output=p.npz [--leave_out_broken]
+dist-ens predict --workdir=DIR --input=x.npy --output=p.npz [--step=N] [--leave_out_broken]
+dist-ens predict --workdir=DIR --out_of_bag --output=p.npz [--step=N] [--leave_out_broken]
 
 The first form predicts the examples in a file. It writes these arrays:
 
@@ -55,11 +55,14 @@ _OUT_OF_BAG = flags.DEFINE_bool(
 _LEAVE_OUT_BROKEN = flags.DEFINE_bool(
     "leave_out_broken", False, "Whether to leave out members that predict NaN."
 )
+_STEP = flags.DEFINE_integer(
+    "step", None, "Step of the checkpoint. Default: the newest.", lower_bound=1
+)
 _CONFIG = ConfigFlags(overridable=False)
 
 
 def main() -> None:
-    """Predicts with the newest checkpoint on the devices of this machine."""
+    """Predicts with a checkpoint on the devices of this machine."""
     workdir = cli.required(_WORKDIR, "runs/digits")
     output = cli.required(_OUTPUT, "predictions.npz")
     if output.suffix != ".npz":
@@ -74,7 +77,7 @@ def main() -> None:
                 f"--input={shortened(str(_INPUT.value))} others. Leave one of them out."
             )
         cli.check_outputs(_OUTPUT)
-        finished = open_finished(workdir, _CONFIG.own_parts)
+        finished = open_finished(workdir, _CONFIG.own_parts, step=_STEP.value)
         source = _CONFIG.open_source(finished.run.experiment.data)
         predictions, told = _out_of_bag(finished.run, _evaluator(finished), finished.state, source)
     else:
@@ -85,7 +88,7 @@ def main() -> None:
                 f"--input and --output are both {shortened(str(output))}. Choose another --output."
             )
         cli.check_outputs(_OUTPUT)
-        finished = open_finished(workdir, _CONFIG.own_parts)
+        finished = open_finished(workdir, _CONFIG.own_parts, step=_STEP.value)
         run = finished.run
         inputs = convert_inputs(run.spec, inputs, f"--input {shortened(str(path))}")
         predictions, told = _of_inputs(run, _evaluator(finished), finished.state, inputs)
@@ -101,7 +104,7 @@ def main() -> None:
     *others, last = predictions
     first, *rest = told
     print(f"{quoted(output)}: {', '.join(others)} and {last} of {first}.")
-    for sentence in rest:
+    for sentence in (f"The members are those of step {finished.step:,}.", *rest):
         print(sentence)
 
 

@@ -517,7 +517,8 @@ def test_a_full_disk_is_told_and_nothing_saved_is_lost(tmp_path):
     )
     assert ended.returncode == 1, ended.stderr
     told = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert ["The last saved step is 10. Free some space" in line for line in told] == [True]
+    sentence = "file too large. The last saved step is 10. Raise the limit on the size of a file"
+    assert [sentence in line for line in told] == [True]
     state = open_finished(workdir).state
     assert jax.device_get(state.step).tolist() == [10] * 8
 

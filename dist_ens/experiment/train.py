@@ -62,6 +62,7 @@ def train(
     parts: OwnParts = NOTHING,
     member_file: str | None = None,
     source: Source | None = None,
+    resume: str = "same",
 ) -> Trained:
     """Trains an ensemble, or resumes the run in the folder.
 
@@ -72,6 +73,8 @@ def train(
         parts: Parts in place of those that the experiment names.
         member_file: Path of the config file that gave parts. It is stored in the record of the run.
         source: Data of the run. Default: the data that `experiment.data` names.
+        resume: "same" sets a damaged newest checkpoint aside and resumes from the one before it.
+            "strict" raises a `RunError` instead.
 
     Returns:
         The state and its scores on the test split.
@@ -94,7 +97,7 @@ def train(
     def check_resume(saved: Mapping[str, Json]) -> None:
         """Keeps the saved record, and raises a `UserError` if it is of another run."""
         before.append(Run.from_dict(dict(saved)))
-        built.run.check_resumes(before[0], workdir)
+        built.run.check_resumes(before[-1], workdir)
 
     result = fit(
         built.ensemble,
@@ -107,7 +110,9 @@ def train(
             JsonLines(workdir / METRICS),
             *parts.callbacks,
         ],
-        checkpoints=Checkpoints(workdir, **dataclasses.asdict(experiment.checkpoint)),
+        checkpoints=Checkpoints(
+            workdir, **dataclasses.asdict(experiment.checkpoint), resume=resume
+        ),
         eval_data=built.eval_data,
         eval_every=experiment.evaluation.every_steps,
         steps_per_call=experiment.steps_per_call,
@@ -142,7 +147,7 @@ class _Announcement:
     Args:
         built: Parts of the run.
         console: Console to print on.
-        before: Record of the saved run, if one is resumed; otherwise empty.
+        before: Records of the saved run that were read, the resumed one last; empty for a new run.
     """
 
     def __init__(self, built: Built, console: Console, before: list[Run]) -> None:
@@ -162,7 +167,7 @@ class _Announcement:
         )
         for note in self._built.source.notes:
             self._console.print(f"Note: {note}", soft_wrap=True)
-        other = self._built.run.other_versions(self._before[0]) if self._before else None
+        other = self._built.run.other_versions(self._before[-1]) if self._before else None
         if other:
             self._console.print(other, soft_wrap=True)
 

@@ -229,6 +229,24 @@ def an_input_of_out_of_bag_predictions():
     _command("predict", "--out_of_bag", *paths)
 
 
+def _prepared_for_members(*words):
+    with _own_flags():
+        sys.modules.pop("launch.members", None)
+        importlib.import_module("launch.members")._CommandLine().prepare(["dist-ens", *words])
+
+
+def a_member_command_without_an_action():
+    _prepared_for_members("runs/digits")
+
+
+def an_action_on_members_that_is_unknown():
+    _prepared_for_members("runs/digits", "verfy")
+
+
+def no_checkpoint_to_verify(tmp_path):
+    _command("members", _COMMAND_LINE=types.SimpleNamespace(workdir=tmp_path, action="verify"))
+
+
 def no_run_to_report():
     _command("report")
 
