@@ -8,6 +8,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_dict import placeholder
 
+from dist_ens.commands import quoted
 from dist_ens.config import (
     DataConfig,
     Experiment,
@@ -99,8 +100,8 @@ class ConfigFlags:
                 rest.append(argument)
         if self.file is not None and self._stored is not None:
             raise UserError(
-                f"--config={self.file.path} and --experiment={self._stored.path} describe two "
-                "runs. Leave one of them out."
+                f"--config={quoted(self.file.path)} and --experiment={quoted(self._stored.path)} "
+                "describe two runs. Leave one of them out."
             )
         overrides = [a.lstrip("-").partition("=")[0] for a in rest if a.startswith("--config.")]
         self._given = {name.removeprefix("config.") for name in overrides}

@@ -260,7 +260,7 @@ def test_two_killed_hosts_go_on_and_end_as_two_never_killed(trained_by_two):
     )
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_a_process_without_a_cluster_is_alone():
     code = (
         "from dist_ens import cluster; cluster.start(); import jax;"
@@ -294,7 +294,7 @@ def test_a_slurm_job_is_detected():
     assert ended.stdout.strip() == "1"
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_the_only_process_of_a_cluster_uses_its_cores_as_devices():
     address = f"127.0.0.1:{free_port()}"
     code = (

@@ -476,6 +476,7 @@ def run_alone(code, **variables):
     return ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_a_part_of_a_cluster_ends_at_once_and_says_what_to_do():
     environ, _ = IN_PART["an editor in a step"]
     began = time.monotonic()
@@ -484,6 +485,7 @@ def test_a_part_of_a_cluster_ends_at_once_and_says_what_to_do():
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_a_task_of_slurm_keeps_all_cpu_devices():
     code = (
         "from dist_ens import cluster; cluster.start(); import jax;"

@@ -271,6 +271,7 @@ def test_a_misspelt_function_of_a_config_file_is_refused(tmp_path):
     assert not ConfigFile(str(tmp_path / "own.py")).defines("make_member")
 
 
+@pytest.mark.slow
 def test_an_experiment_in_json_is_the_run_that_it_was_stored_by(tmp_path):
     experiment = Experiment.from_dict(
         {
@@ -292,6 +293,7 @@ def test_an_experiment_in_json_is_the_run_that_it_was_stored_by(tmp_path):
     assert config.own_parts(SPEC) == OwnParts()
 
 
+@pytest.mark.slow
 def test_a_run_with_a_part_of_its_own_stores_no_experiment(tmp_path):
     experiment = Experiment.from_dict({"steps": 1, "num_members": 2, "data": {"std": (16.0,)}})
     linear = as_member(

@@ -193,6 +193,7 @@ def test_an_image_feature_is_decoded_without_tensorflow():
     np.testing.assert_array_equal(feature.decode_example_np(png.getvalue()), image)
 
 
+@pytest.mark.slow
 def test_reading_tfds_imports_no_tensorflow(tfds_folder):
     code = (
         "import sys\n"

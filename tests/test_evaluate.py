@@ -55,6 +55,7 @@ def test_the_scores_are_those_of_the_averaged_probabilities_of_every_example(
         )
 
 
+@pytest.mark.slow
 def test_an_experiments_loss_and_scaling_are_what_its_ensemble_has():
     values = {
         "steps": 1,

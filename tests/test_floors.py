@@ -103,7 +103,7 @@ def imports_of(path: pathlib.Path) -> set[str]:
     return found
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_a_file_imports_only_from_floors_below_its_own(path):
     here = room(module_of(path))
@@ -124,7 +124,7 @@ def test_the_ground_floor_imports_no_jax():
         assert not [m for m in imported if m.split(".")[0] in ("jax", "jaxlib", "flax", "optax")]
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_only_the_layout_names_the_axes_and_places_arrays():
     for path in FILES:
         if room(module_of(path)) == "dist_ens.layout":

@@ -149,6 +149,7 @@ def test_a_worker_gets_the_arguments_that_the_user_typed(tmp_path_factory, argum
     assert not (worker.home / "x").exists()
 
 
+@pytest.mark.slow
 def test_the_line_that_gcloud_records_runs_on_a_worker(tmp_path, gcloud):
     ended = tpu("run", *HERE, "--", "train", *HOSTILE, gcloud=gcloud)
     assert ended.returncode == 0, ended.stderr
@@ -162,6 +163,7 @@ def test_the_line_that_gcloud_records_runs_on_a_worker(tmp_path, gcloud):
     assert worker.received() == ["train", *HOSTILE]
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_call_and_makes_none(tmp_path, gcloud):
     ended = tpu("run", *HERE, "--dry_run", "--", "train", *HOSTILE, gcloud=gcloud)
     assert ended.returncode == 0, ended.stderr
@@ -190,6 +192,7 @@ def test_a_worker_records_the_log_and_the_exit_code_of_a_detached_command(tmp_pa
     assert worker.exit_code() == 42
 
 
+@pytest.mark.slow
 def test_a_second_command_is_refused_while_one_runs(tmp_path):
     worker = Worker(tmp_path, '[ "$2" != first ] || sleep 60\n')
     worker.bash(start_line(["train", "first"], "id"))
@@ -218,11 +221,13 @@ def test_nothing_to_follow_is_said(tmp_path):
     assert followed.stderr == b"No command was started on this TPU.\n"
 
 
+@pytest.mark.slow
 def test_following_ends_with_the_exit_code_of_the_run(gcloud):
     assert tpu("follow", *HERE, gcloud=gcloud, code=43).returncode == 43
     assert arguments_in(gcloud)[5:7] == ["--zone=us-west4-a", "--worker=0"]
 
 
+@pytest.mark.slow
 def test_a_failure_of_gcloud_is_a_failure_of_the_command(gcloud):
     ended = tpu("delete", *HERE, gcloud=gcloud, code=3)
     assert ended.returncode == 1
@@ -289,6 +294,7 @@ def calls(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_command_starts_on_every_vm_of_a_group(calls):
     ended, made = calls("run", *GROUP, "--", "train")
     assert ended.returncode == 0, ended.stderr
@@ -305,12 +311,14 @@ def test_a_command_starts_on_every_vm_of_a_group(calls):
     assert f"Next: dist-ens tpu follow {' '.join(GROUP[1:])} {GROUP[0]}" in ended.stdout
 
 
+@pytest.mark.slow
 def test_the_worker_0_of_a_group_is_followed(calls):
     ended, made = calls("follow", *GROUP)
     assert ended.returncode == 43  # The code of the command on the second VM.
     assert [call[2] for call in made[1:]] == ["digits-x1", "digits-a2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
@@ -335,6 +343,7 @@ def test_a_command_that_does_not_start_everywhere_is_stopped_where_it_did(calls,
     assert f"echo {run_id} > " in command_in(starts[0])
 
 
+@pytest.mark.slow
 def test_only_the_run_that_is_named_is_stopped(tmp_path):
     worker = Worker(tmp_path, "sleep 60\n")
     worker.bash(start_line(["train"], "mine"))
@@ -350,6 +359,7 @@ def test_only_the_run_that_is_named_is_stopped(tmp_path):
     assert worker.bash(stop_line("mine")).returncode == 0  # There is nothing left to stop.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [("0", 42), ("1", 100), ("", 100)])
 def test_a_vm_of_a_group_is_followed_if_it_is_worker_0(tmp_path, number, code):
     worker = Worker(tmp_path, "exit 42\n")

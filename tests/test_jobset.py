@@ -191,6 +191,7 @@ EXPECTED = {code: FAILS for code in range(256)} | {0: None}
 EXPECTED |= dict.fromkeys((42, 134, 137, 139, 143), RESTARTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", range(256))
 def test_the_controllers_restart_after_exactly_the_codes_of_a_preemption(code):
     document = rendered(SMALL)
@@ -331,6 +332,7 @@ def test_the_file_alone_is_on_standard_output():
     assert "kubectl apply --filename=-" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_written_file_is_followed_by_the_next_commands(tmp_path):
     file = tmp_path / "my jobset.yaml"
     flags = ["--volume_claim=runs", "--queue=gpus", "--namespace=team", f"--output={file}"]

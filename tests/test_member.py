@@ -158,6 +158,7 @@ def test_statistics_are_of_the_global_batch(name):
         assert np.abs(np.diff(one, axis=0)).max() > 0 or one.max() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEMBERS)
 def test_without_training_nothing_is_random_and_no_state_changes(name):
     member = MEMBERS[name]

@@ -122,13 +122,13 @@ class SpiffeAuthority(trustme.CA):
             return super().issue_cert("unused.example.org")
 
 
-def met(address, tls_of_each):
+def met(address, tls_of_each, timeout_secs=10):
     """What each process gets from a meeting, by its number: the ids of all, or a message."""
     found = {}
 
     def come(process_id, tls):
         try:
-            cards = meet(address, len(tls_of_each), process_id, 10, address, tls)
+            cards = meet(address, len(tls_of_each), process_id, timeout_secs, address, tls)
             found[process_id] = [card.process_id for card in cards]
         except (UserError, RunError) as error:
             found[process_id] = str(error)
@@ -147,17 +147,19 @@ def test_processes_meet_by_their_certificates(tmp_path):
     assert met(f"127.0.0.1:{free_port()}", tls) == {i: [0, 1, 2] for i in range(3)}
 
 
+@pytest.mark.slow
 def test_a_process_of_another_authority_does_not_come_in(tmp_path):
     ours = certificates(tmp_path / "a", trustme.CA(), "127.0.0.1")
     other = certificates(tmp_path / "b", trustme.CA(), "127.0.0.1")
-    found = met(f"127.0.0.1:{free_port()}", [ours, other])
+    found = met(f"127.0.0.1:{free_port()}", [ours, other], timeout_secs=2)
     assert "Process 1 has not come" in found[0]
     assert "The certificate of process 0 at " in found[1]
 
 
+@pytest.mark.slow
 def test_a_process_without_certificates_does_not_come_in(tmp_path):
     ours = certificates(tmp_path / "a", trustme.CA(), "127.0.0.1")
-    found = met(f"127.0.0.1:{free_port()}", [ours, None])
+    found = met(f"127.0.0.1:{free_port()}", [ours, None], timeout_secs=2)
     assert "Process 1 has not come" in found[0]
     assert "Process 1 of 2 processes cannot reach process 0" in found[1]
 

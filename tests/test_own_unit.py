@@ -102,7 +102,7 @@ def test_questions_about_targets_far_from_zero_have_the_answers_of_float64():
     assert low < found["mean_width"] < high
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_the_hardest_targets_are_shown_in_their_own_unit():
     ensemble, state, outputs, inputs = linear(2)
     spec, split = standardised(inputs, np.linspace(-1, 1, 40))

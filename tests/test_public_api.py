@@ -125,6 +125,7 @@ def test_fit_with_the_parts_of_a_config_gives_the_bits_of_the_command_line(train
     assert result.scores.members == trained.scores.members
 
 
+@pytest.mark.slow
 def test_fit_with_parts_made_in_python_gives_the_bits_of_the_command_line(trained):
     parts = build(experiment())
     ensemble = de.Ensemble(

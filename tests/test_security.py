@@ -36,7 +36,6 @@ def ways_to_run_code(text):
             yield node.attr
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_file_is_read_by_what_could_run_code(path):
     assert not list(ways_to_run_code(path.read_text()))

@@ -66,6 +66,7 @@ def test_a_node_finds_the_others_by_the_variables_of_skypilot():
     assert other.coordinator_address != f"{host}:{port}"  # Each job has a port of its own.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", [(), ("--output=my task.yaml", "--dry_run")])
 def test_the_next_commands_write_the_file_that_they_start(output, tmp_path):
     flags = ("--name=digits", "--num_nodes=2", *output)

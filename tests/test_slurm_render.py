@@ -153,6 +153,7 @@ WORDS = st.text(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(words=st.lists(WORDS, max_size=5))
 def test_the_command_gets_its_arguments_byte_for_byte(stand_ins, words):
@@ -286,6 +287,7 @@ def test_the_command_prints_the_script_and_the_next_command():
     )
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_script(tmp_path):
     ended = dist_ens("slurm", "render", f"--output={tmp_path}/job.sh", "--", *COMMAND)
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
@@ -302,6 +304,7 @@ def test_a_dry_run_submits_nothing_and_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sbatch", "number"),
     [

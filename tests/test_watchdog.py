@@ -9,7 +9,6 @@ import pytest
 
 from conftest import COMMAND_ENVIRONMENT, ROOT
 
-pytestmark = pytest.mark.quick
 STACKS_SECS, STUCK_SECS, LATER_SECS = 1.0, 2.0, 1.0
 # `PyDLL` keeps the GIL during a call, as an extension may that forgets to release it.
 STUCK = f"""
