@@ -219,7 +219,7 @@ def a_config_that_is_absent(tmp_path, monkeypatch):
 
 
 def an_experiment_file_that_is_not_there():
-    ExperimentFile("runs/digits/experiment.json")
+    ExperimentFile("runs/digit/experiment.json")
 
 
 def an_experiment_file_that_holds_a_list(tmp_path):
