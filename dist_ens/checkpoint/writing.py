@@ -128,10 +128,12 @@ def write_checkpoint(
                 _write_json(arrays / "_METADATA", _description(state))
                 _write_arrays(arrays, state)
             else:
-                _write_arrays(arrays / f"{_OF_HOST}{here}", state)
-                own = entries_of(
-                    unfinished, (*written, *files_in(unfinished, f"{STATE}/{_OF_HOST}{here}"))
-                )
+                of_host = f"{STATE}/{_OF_HOST}{here}"
+                _write_arrays(unfinished / of_host, state)
+                # A host that holds the same members as an earlier one writes no arrays.
+                has_arrays = (unfinished / of_host).is_dir()
+                own_arrays = files_in(unfinished, of_host) if has_arrays else ()
+                own = entries_of(unfinished, (*written, *own_arrays))
                 part = {"digests": digests.to_dict(), "files": files_as_json(own)}
                 _write_json(unfinished / f"{_WRITTEN_BY}{here}", part)
         if cluster.is_main():
