@@ -17,8 +17,8 @@ A checkpoint is the folder `WORKDIR/checkpoints/STEP`. It holds
 Orbax reads the files of `state`: `StandardCheckpointer().restore` returns NumPy arrays on any
 number of devices. This package uses TensorStore directly, as Orbax itself does. Orbax's own code
 takes 0.1 s of the cores that train, however small the state is. For a hundred small networks that
-is a hundred steps. Every member's part of an array is a chunk of its own with a checksum (CRC-32C,
-a codec of Zarr), which every reader compares. So one member is read by reading only its bytes.
+is a hundred steps. Each member's part of an array is a separate chunk with a checksum (CRC-32C, a
+codec of Zarr), which every reader compares. So a member can be read alone.
 
 The first format has `run/metadata` with a checksum instead of the manifest, and no digests. Such
 checkpoints are still read.

@@ -30,8 +30,8 @@ class Cause:
     """The cause of an error.
 
     Attributes:
-        what: What happened, as a clause without its end.
-        remedy: What to do, as a sentence without its end.
+        what: Description of the error, without a full stop, such as `no space left on device`.
+        remedy: Advice as a sentence without a full stop, such as `Free some space`.
         code: Number of the system's error; None if the system reported none.
     """
 

@@ -36,7 +36,7 @@ _STEP_NAME = re.compile("0|[1-9][0-9]{0,18}")
 
 @dataclasses.dataclass(frozen=True)
 class LeafEntry:
-    """What a manifest says about a leaf.
+    """Entry of a leaf in a manifest.
 
     Attributes:
         dtype: Name of the type of its elements.
@@ -51,7 +51,7 @@ class LeafEntry:
 
 @dataclasses.dataclass(frozen=True)
 class FileEntry:
-    """What a manifest says about a file.
+    """Entry of a file in a manifest.
 
     Attributes:
         num_bytes: Size of the file.
