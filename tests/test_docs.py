@@ -79,6 +79,7 @@ def test_every_metric_stands_in_the_reference_with_its_direction():
         assert directions[metric.name] == (metric.direction or ""), metric.name
 
 
+@pytest.mark.slow
 def test_every_flag_has_a_description():
     for verb in launch.VERBS:
         printed = commands.dist_ens(verb, "--helpxml").stdout

@@ -343,6 +343,7 @@ def test_a_written_file_is_followed_by_the_next_commands(tmp_path):
     assert "kubectl describe workload jobset-digits --namespace=team" in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_dry_run_writes_nothing(tmp_path):
     ended = k8s("--volume_claim=runs", f"--output={tmp_path}/jobset.yaml", "--dry_run")
     assert ended.returncode == 0, ended.stderr

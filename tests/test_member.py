@@ -170,6 +170,7 @@ def test_without_training_nothing_is_random_and_no_state_changes(name):
     jax.tree.map(np.testing.assert_array_equal, state, model_state)
 
 
+@pytest.mark.slow
 def test_dropout_follows_the_key():
     for name in STATEFUL:
         member = MEMBERS[name]

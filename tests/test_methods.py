@@ -252,6 +252,7 @@ def test_methods_combine_the_first_innermost():
         np.testing.assert_allclose(got, w - jax.grad(loss)(w), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_beta_nll_weighs_by_the_variance_and_learns_nothing_through_the_weight():
     outputs, targets = jnp.array([0.3, 0.7]), jnp.array(1.2)
     variance = jax.nn.softplus(0.7) + 1e-6
@@ -370,6 +371,7 @@ def test_what_contradicts_itself_is_told(changes, spec, sentence):
         begin()
 
 
+@pytest.mark.slow
 def test_every_pair_of_losses_and_methods_trains():
     for name, adversarial_, mixup_ in itertools.product(
         ("softmax_cross_entropy", "sigmoid_cross_entropy"), (0.0, 0.01), (0.0, 0.5)

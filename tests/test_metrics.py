@@ -231,6 +231,7 @@ def test_real_targets_in_float16_are_scored_as_the_numbers_that_they_are(as_one)
     assert got == expected
 
 
+@pytest.mark.slow
 def test_how_members_differ_worked_by_hand():
     # Two members, sure of different classes, then both undecided.
     #   entropies: 0 and 0, the mixture's ln 2;  ln 2 and ln 2, the mixture's ln 2

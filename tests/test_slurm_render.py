@@ -295,6 +295,7 @@ def test_the_command_writes_the_script(tmp_path):
     assert (tmp_path / "job.sh").read_text() == render(Job(COMMAND, python=sys.executable))
 
 
+@pytest.mark.slow
 def test_a_dry_run_submits_nothing_and_writes_nothing(tmp_path):
     output = f"--output={tmp_path}/job.sh"
     ended = dist_ens("slurm", "submit", "--dry_run", output, "--", *COMMAND)

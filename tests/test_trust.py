@@ -226,6 +226,7 @@ def test_examples_of_another_kind_come_in_the_type_of_the_run_where_their_values
         taken(numbers[:, :1], "float32")
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 def test_what_is_far_from_the_data_is_told_by_the_measures_that_scikit_learn_scores():
     ensemble, state, weights, inputs = network(3, 4)
@@ -264,6 +265,7 @@ def test_what_is_far_from_the_data_is_told_by_the_measures_that_scikit_learn_sco
     assert "mutual_information" not in found["ood"]["mean_member"]
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 def test_a_calibration_at_its_bound_is_told_and_kept():
     # The validation labels are the predictions: no error, so ever lower temperatures are better.
