@@ -46,6 +46,69 @@ class State(NamedTuple):
     model_state: ModelState
     opt_state: OptState
 
+    def select(self, member_ids: Sequence[int]) -> "State":
+        """Returns the state of some members of an ensemble.
+
+        Args:
+            member_ids: Ids of the members, in the order of the result.
+
+        Returns:
+            The state, leaves [len(member_ids), ...]. An ensemble takes it on any layout.
+
+        Raises:
+            UserError: If an id is not there, or none is given.
+
+        >>> network = lambda i: State(np.int32(3), i, jax.random.key(0), {"w": 1.0 * i}, (), ())
+        >>> state = stack_members([network(i) for i in range(4)])
+        >>> state.select([3, 1]).params["w"]
+        Array([3., 1.], dtype=float32)
+        """
+        ids = np.asarray(self.member_id).tolist()
+        missing = [member_id for member_id in member_ids if member_id not in ids]
+        if missing or not member_ids:
+            raise UserError(
+                f"The state has the members {str(ids)[:200]}, and {str(list(member_ids))[:200]} "
+                "were asked for. Give ids that it has."
+            )
+        return select_members(self, [ids.index(member_id) for member_id in member_ids])
+
+    @staticmethod
+    def concatenate(states: Sequence["State"]) -> "State":
+        """Returns one state with the members of several ensembles, one ensemble after another.
+
+        Args:
+            states: States of ensembles of one architecture and one optimizer, whose members all
+                have different ids.
+
+        Returns:
+            The state, on one device. An ensemble with these `member_ids` takes it on any layout.
+
+        Raises:
+            UserError: If the states differ in structure, shapes, types or steps, two members have
+                the same id, or no state is given.
+
+        >>> network = lambda i: State(np.int32(3), i, jax.random.key(0), {"w": 1.0 * i}, (), ())
+        >>> first, second = (stack_members([network(i) for i in ids]) for ids in ([0, 1], [2]))
+        >>> State.concatenate([first, second]).member_id
+        Array([0, 1, 2], dtype=int32)
+        """
+        if not states:
+            raise UserError("The list of states is empty. Give at least one state.")
+        whole = concatenate_members(states)
+        ids = np.asarray(whole.member_id).tolist()
+        if len(set(ids)) < len(ids):
+            raise UserError(
+                f"The states have the members {str(ids)[:200]}, of which some have the same id. "
+                "Train each ensemble with its own member_ids."
+            )
+        steps = set(np.asarray(whole.step).tolist())
+        if len(steps) > 1:
+            raise UserError(
+                f"The members of the states have seen {sorted(steps)} updates. Give states of the "
+                "same step."
+            )
+        return whole
+
 
 def without_weak_types(tree: Tree) -> Tree:
     """Returns a pytree of arrays without weak types.
@@ -150,6 +213,49 @@ def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
         )
     index = np.asarray(positions, np.int32)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], ensemble)
+
+
+def concatenate_members(ensembles: Sequence[Tree]) -> Tree:
+    """Returns the members of several ensembles as one, on one device.
+
+    Args:
+        ensembles: Pytrees with leaves [members, ...], at least one, with equal structures, types
+            and shapes of one member.
+
+    Raises:
+        UserError: If two of them differ in more than the number of members.
+
+    >>> concatenate_members([{"w": np.zeros(2)}, {"w": np.ones(1)}])["w"]
+    Array([0., 0., 1.], dtype=float32)
+    """
+    first = _types_of_one(ensembles[0])
+    for position, ensemble in enumerate(ensembles[1:], start=1):
+        types = _types_of_one(ensemble)
+        for name in differing(first, types):
+            raise UserError(
+                f"Ensemble {position} cannot be joined to ensemble 0: leaf {name} of a member is "
+                f"{types.get(name, 'absent')} in ensemble {position} and "
+                f"{first.get(name, 'absent')} in ensemble 0. Join members of one architecture and "
+                "one optimizer."
+            )
+    return jax.tree.map(_concatenated, *ensembles)
+
+
+def _concatenated(*leaves: Leaf) -> jax.Array:
+    """Returns arrays of any layouts, one after another along the members axis, on one device."""
+    if jnp.issubdtype(leaves[0].dtype, jax.dtypes.prng_key):
+        data = _concatenated(*map(jax.random.key_data, leaves))
+        return jax.random.wrap_key_data(data, dtype=leaves[0].dtype)
+    return jnp.asarray(np.concatenate([np.asarray(leaf) for leaf in leaves]))
+
+
+def _types_of_one(ensemble: PyTree) -> dict[str, str]:
+    """Returns the type and shape of each leaf of one member, by the leaf's name."""
+    _count(ensemble)
+    return {
+        leaf_name(path): f"{jnp.result_type(leaf)}{list(np.shape(leaf)[1:])}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(ensemble)
+    }
 
 
 def as_held(tree: Tree, name: str = "") -> Tree:

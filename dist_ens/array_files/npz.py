@@ -44,6 +44,25 @@ def opened_npz(path: pathlib.Path, keys: Sequence[str], name: str) -> Iterator[l
             yield [_stored(archive, length, entry, where) for entry in entries]
 
 
+def names_in_npz(path: pathlib.Path, name: str) -> list[str]:
+    """Returns the names of the arrays in an .npz file.
+
+    Args:
+        path: Path of the file.
+        name: Name of the path in error messages.
+
+    Raises:
+        UserError: If the file cannot be read.
+    """
+    where = f"{name} {shortened(str(path))}"
+    with (
+        opened_file(path, name) as file,
+        damage_told(where),
+        zipfile.ZipFile(file) as archive,
+    ):
+        return [entry.filename.removesuffix(".npy") for entry in archive.infolist()]
+
+
 def _found(archive: zipfile.ZipFile, keys: Sequence[str], where: str) -> list[zipfile.ZipInfo]:
     """Returns the zip entry of each array. Raises a `UserError` if one is missing or repeated."""
     entries: dict[str, list[zipfile.ZipInfo]] = {}

@@ -25,6 +25,15 @@ checkpoints are still read.
 """
 
 from dist_ens.checkpoint.checkpoints import Checkpoints
+from dist_ens.checkpoint.lineage import Lineage, ids_text, positions_of
+from dist_ens.checkpoint.members import (
+    SavedMembers,
+    read_lineages,
+    read_members,
+    require_new_folder,
+    saved_step,
+    write_members,
+)
 from dist_ens.checkpoint.opened import OpenCheckpoints
 from dist_ens.checkpoint.record import (
     StepRecord,
@@ -39,11 +48,20 @@ __all__ = [
     "FOLDER",
     "CheckpointStore",
     "Checkpoints",
+    "Lineage",
     "OpenCheckpoints",
+    "SavedMembers",
     "StepRecord",
     "check_resumes",
     "differing_versions",
+    "ids_text",
     "listed",
+    "positions_of",
+    "read_lineages",
+    "read_members",
     "read_newest",
     "require_config_record",
+    "require_new_folder",
+    "saved_step",
+    "write_members",
 ]

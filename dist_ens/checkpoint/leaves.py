@@ -3,15 +3,18 @@
 import collections
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-import tensorstore as ts
 from numpy.typing import DTypeLike
 
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError
 from dist_ens.types import Leaf, PyTree, Tree
+
+if TYPE_CHECKING:
+    from dist_ens.checkpoint.reading import SavedArray
 
 
 def named_leaves(state: PyTree) -> dict[str, Leaf]:
@@ -52,7 +55,7 @@ def state_of(named: dict[str, jax.Array], abstract: Tree) -> Tree:
 
 
 def check_leaves(
-    path: pathlib.Path, saved: Mapping[str, ts.TensorStore], named: Mapping[str, Leaf]
+    path: pathlib.Path, saved: Mapping[str, "SavedArray"], named: Mapping[str, Leaf]
 ) -> None:
     """Checks that the saved leaves have the names, shapes and types of those asked for.
 
@@ -64,7 +67,7 @@ def check_leaves(
     Raises:
         RunError: If a leaf differs.
     """
-    there = {name: _shape_of(array.dtype.numpy_dtype, array.shape) for name, array in saved.items()}
+    there = {name: _shape_of(array.dtype, array.shape) for name, array in saved.items()}
     asked = {name: _shape_of(leaf.dtype, leaf.shape) for name, leaf in named.items()}
     for name in sorted(there.keys() | asked.keys()):
         old, new = there.get(name, "absent"), asked.get(name, "absent")

@@ -5,7 +5,8 @@ The file `manifest.json` has two lines. The first is the manifest as JSON:
 - `format`: version of the format, 2.
 - `step`: number of updates that the state has seen, also the name of the folder.
 - `run`: record of the run that the state belongs to.
-- `members`: for each member, in the order of the state, a dict with its `member_id`.
+- `members`: for each member, in the order of the state, a dict with its `member_id` and its
+  lineage; see `Lineage`.
 - `scores`: scores of the ensemble at this step, by name; empty if it was not scored there.
 - `leaves`: for each leaf its `dtype`, its `shape` and the `crc32` of each member's values, in the
   order of the members.
@@ -26,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Self
 
 from dist_ens.checkpoint.digests import file_digest
+from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.errors import RunError
 from dist_ens.json_text import Json, JsonDict, is_whole
 
@@ -70,7 +72,7 @@ class Manifest:
         step: Number of updates that the state has seen.
         run: Record of the run that the state belongs to, in types that JSON can hold.
         scores: Scores of the ensemble at this step, by name.
-        member_ids: Id of each member, in the order of the state.
+        members: Lineage of each member, in the order of the state.
         leaves: Entry of each leaf, by name.
         files: Entry of each other file, by its path in the checkpoint.
     """
@@ -78,9 +80,14 @@ class Manifest:
     step: int
     run: Mapping[str, Json]
     scores: Mapping[str, float]
-    member_ids: tuple[int, ...]
+    members: tuple[Lineage, ...]
     leaves: Mapping[str, LeafEntry]
     files: Mapping[str, FileEntry]
+
+    @property
+    def member_ids(self) -> tuple[int, ...]:
+        """Id of each member, in the order of the state."""
+        return tuple(member.member_id for member in self.members)
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file."""
@@ -89,7 +96,7 @@ class Manifest:
             "step": self.step,
             "run": self.run,
             "scores": self.scores,
-            "members": [{"member_id": member_id} for member_id in self.member_ids],
+            "members": [member.to_dict() for member in self.members],
             "leaves": {
                 name: {"dtype": leaf.dtype, "shape": leaf.shape, "crc32": leaf.digests}
                 for name, leaf in self.leaves.items()
@@ -120,7 +127,7 @@ class Manifest:
             step=values["step"],
             run=values["run"],
             scores=values.get("scores", {}),
-            member_ids=tuple(member["member_id"] for member in values["members"]),
+            members=tuple(map(Lineage.from_dict, values["members"])),
             leaves={
                 name: LeafEntry(leaf["dtype"], tuple(leaf["shape"]), tuple(leaf["crc32"]))
                 for name, leaf in values["leaves"].items()

@@ -9,7 +9,8 @@ from functools import partial
 from dist_ens import cluster
 from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.causes import explained
-from dist_ens.checkpoint.record import STRICT
+from dist_ens.checkpoint.lineage import Lineage, ids_text
+from dist_ens.checkpoint.record import STRICT, seed_of
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, SaveError
@@ -42,6 +43,8 @@ class OpenCheckpoints:
         saved_record: Record of that checkpoint; None if there is none.
         notes: Sentences about differences between that record and this run's which did not prevent
             resuming, such as other versions of JAX.
+        members: Lineage of each member of that checkpoint, in the order of its state; empty if
+            there is none.
 
     Raises:
         UserError: If the folder holds another run.
@@ -69,6 +72,7 @@ class OpenCheckpoints:
         self.saved_step: int
         self.saved_record: JsonDict | None
         self.notes: list[str]
+        self._lineages: dict[int, Lineage]
         self._begin_at_newest()
 
     def restore_state(self, abstract: Tree) -> Tree | None:
@@ -150,6 +154,7 @@ class OpenCheckpoints:
             self._record if record is None else record,
             scores=scores,
             host_files=host_files,
+            lineage_of=self._lineage_of,
             after=checked_after,
             failed=(lambda _: None) if is_last else partial(self._say_failure, step),
         )
@@ -164,26 +169,52 @@ class OpenCheckpoints:
             self._said = None
             self._tell(f"Saving in {quoted(self._folder)} works again. {self._store.last_saved()}")
 
+    def _lineage_of(self, member_id: int) -> Lineage:
+        """Returns the lineage of a member, which began in this run if the saved one has none."""
+        known = self._lineages.get(member_id)
+        if known is not None and known.run is not None:
+            return known
+        return Lineage(member_id, seed_of(self._record), member_id, str(self._folder.resolve()))
+
     def _begin_at_newest(self) -> None:
         """Finds the newest checkpoint whose record and files are sound, and reads its record."""
         while True:
             step = cluster.as_main_sees(self._store.latest_step() or 0)
             record, damage = None, None
+            members: tuple[Lineage, ...] = ()
             if step:
                 try:
-                    record = self._store.restore_run(step)
+                    record, members = self._store.restore_run(step), self._store.members(step)
                 except RunError as error:
                     damage = _damage_of(error)
             if not self._is_set_aside(step, damage):
                 break
         self.saved_step, self.saved_record = step, record
+        self.members = members
+        self._lineages = {member.member_id: member for member in members}
         self.notes = [] if record is None else self._check(record)
         if step and (added := self._store.added_files(step)):
             self.notes.append(
                 f"The checkpoint of step {step} has files that do not belong to it, and that are "
                 f"not read: {', '.join(map(quoted, added[:5]))}."
             )
+        of_others = self._trained_elsewhere()
+        if of_others:
+            self.notes.append(
+                f"The members {ids_text(of_others)} were trained in other runs. From here on they "
+                "see the examples in the order that their ids have in this run."
+            )
         self._cadence = self._cadence_from(step)
+
+    def _trained_elsewhere(self) -> list[int]:
+        """Returns the ids of the members that another run trained, with another seed or id."""
+        seed = seed_of(self._record)
+        return [
+            member.member_id
+            for member in self.members
+            if member.seed is not None
+            and (member.seed, member.original_id) != (seed, member.member_id)
+        ]
 
     def _is_set_aside(self, step: int, damage: RunError | None) -> bool:
         """Sets a checkpoint aside if a host found it damaged, and returns whether it did.

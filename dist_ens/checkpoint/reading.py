@@ -6,16 +6,16 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import jax
 import numpy as np
 import tensorstore as ts
 
 from dist_ens.checkpoint.digests import member_digests
 from dist_ens.checkpoint.host_files import read_host_file
+from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest
-from dist_ens.checkpoint.writing import STATE, database_spec
+from dist_ens.checkpoint.writing import ID_LEAF, STATE, database_spec, stored_dtype
 from dist_ens.json_text import JsonDict
-from dist_ens.layout import Reading, read_onto_devices
+from dist_ens.layout import Reading
 
 # Drivers by the name of the file that describes an array. The first version of dist_ens wrote
 # `zarr`, which has no checksums.
@@ -30,6 +30,85 @@ _CONTEXT = {
 _OLD_RECORD, _OLD_CHECKSUM = "run/metadata", "crc32"
 
 
+class SavedArray:
+    """A leaf of a saved state, or some members of it. Its values are not read yet.
+
+    Args:
+        name: Name of the leaf.
+        array: Opened array of all members of the checkpoint.
+        dtype: Type of the values. The array holds their bytes if TensorStore has no such type.
+        manifest: Manifest of the checkpoint; None for one of the first format.
+        positions: Positions of the members in `array`. Default: all.
+
+    Attributes:
+        shape: Shape of the leaf, members first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        array: ts.TensorStore,
+        dtype: np.dtype,
+        manifest: Manifest | None,
+        positions: Sequence[int] | None = None,
+    ) -> None:
+        self.name, self.array, self.dtype, self.manifest = name, array, dtype, manifest
+        self.positions = range(array.shape[0]) if positions is None else positions
+        self.shape = (len(self.positions), *array.shape[1:])
+
+    def read(self, index: tuple[slice, ...]) -> Reading:
+        """Begins to read a part. Only the bytes of its members are read.
+
+        Args:
+            index: Index of the part. It holds whole members.
+
+        Returns:
+            The part. Its `result` raises a `ValueError` if a member's values are missing, or differ
+            from those that were saved.
+        """
+        return _Part(self, index)
+
+    def read_whole(self) -> np.ndarray:
+        """Returns all values of its members; see `read`."""
+        return self.read(tuple(slice(None) for _ in self.shape)).result()
+
+
+class _Part:
+    """A part of a saved array that is being read; see `SavedArray.read`."""
+
+    def __init__(self, array: SavedArray, index: tuple[slice, ...]) -> None:
+        self._whole = array
+        self._positions = positions = array.positions[index[0]]
+        if isinstance(positions, range):
+            first: slice | np.ndarray = slice(positions.start, positions.stop)
+        else:
+            first = np.asarray(positions)
+        self._reading = array.array[(first, *index[1:])].read()
+        self._checked: np.ndarray | None = None
+
+    def result(self) -> np.ndarray:
+        """Waits for the part, compares its digests, and returns it."""
+        name, manifest = self._whole.name, self._whole.manifest
+        if manifest is None:
+            return self._reading.result()
+        if self._checked is None:  # Several devices may hold the same part.
+            try:
+                part = self._reading.result()
+                saved = manifest.leaves[name].digests
+                is_sound = member_digests(part) == [saved[place] for place in self._positions]
+            except ValueError:  # The checksum of a chunk, or the chunk itself, has changed.
+                is_sound = False
+            if not is_sound:
+                damaged = damaged_members(self._whole.array, name, manifest, self._positions)
+                raise ValueError(
+                    f"leaf {name} has changed in the members {damaged}"
+                    if damaged
+                    else f"leaf {name} was read twice with different values"
+                )
+            self._checked = part.view(self._whole.dtype)
+        return self._checked
+
+
 class SavedStep(Protocol):
     """A checkpoint whose record has been read.
 
@@ -41,28 +120,20 @@ class SavedStep(Protocol):
     run: JsonDict
     added: list[str]
 
-    def open_arrays(self) -> dict[str, ts.TensorStore]:
-        """Opens the arrays, and returns them by name.
+    @property
+    def members(self) -> tuple[Lineage, ...]:
+        """Lineage of each member, in the order of the state."""
+        ...
+
+    def open_arrays(self, positions: Sequence[int] | None = None) -> dict[str, SavedArray]:
+        """Opens the arrays, and returns them by name. Their values are not read yet.
+
+        Args:
+            positions: Positions of the members to return. Default: all.
 
         Raises:
             ValueError: If the arrays differ from those that were saved.
             OSError: If a file cannot be read.
-        """
-        ...
-
-    def read_arrays(
-        self,
-        opened: Mapping[str, ts.TensorStore],
-        abstract: Mapping[str, jax.ShapeDtypeStruct],
-    ) -> dict[str, jax.Array]:
-        """Reads opened arrays onto devices, each part once.
-
-        Args:
-            opened: Arrays from `open_arrays`, by name.
-            abstract: Shape, type and sharding of each array, by name.
-
-        Raises:
-            ValueError: If a part is missing, or differs from what was saved.
         """
         ...
 
@@ -101,21 +172,16 @@ class _Step:
         if changed is not None:
             raise ValueError(changed)
         self.added = self._manifest.added_files(path)
+        self.members = self._manifest.members
 
-    def open_arrays(self) -> dict[str, ts.TensorStore]:
+    def open_arrays(self, positions: Sequence[int] | None = None) -> dict[str, SavedArray]:
         opened = open_arrays(self._path / STATE)
         check_arrays(opened, self._manifest)
-        return opened
-
-    def read_arrays(
-        self,
-        opened: Mapping[str, ts.TensorStore],
-        abstract: Mapping[str, jax.ShapeDtypeStruct],
-    ) -> dict[str, jax.Array]:
-        def read(name: str, index: tuple[slice, ...]) -> Reading:
-            return _CheckedPart(name, self._manifest, opened[name], index)
-
-        return read_onto_devices(abstract, read)
+        entries = self._manifest.leaves
+        return {
+            name: SavedArray(name, array, np.dtype(entries[name].dtype), self._manifest, positions)
+            for name, array in opened.items()
+        }
 
     def host_file(self, name: str, *, is_shared: bool) -> bytes | None:
         return read_host_file(self._path, name, self._manifest.files, is_shared=is_shared)
@@ -138,61 +204,22 @@ class _OldStep:
         if written not in (None, zlib.crc32(json.dumps(self.run).encode())):
             raise ValueError(f"{_OLD_RECORD} does not match its checksum")
 
-    def open_arrays(self) -> dict[str, ts.TensorStore]:
-        return open_arrays(self._path / STATE)
+    @property
+    def members(self) -> tuple[Lineage, ...]:
+        ids = open_arrays(self._path / STATE)[ID_LEAF].read().result()
+        return tuple(map(Lineage, ids.tolist()))
 
-    def read_arrays(
-        self,
-        opened: Mapping[str, ts.TensorStore],
-        abstract: Mapping[str, jax.ShapeDtypeStruct],
-    ) -> dict[str, jax.Array]:
-        return read_onto_devices(abstract, lambda name, index: opened[name][index].read())
+    def open_arrays(self, positions: Sequence[int] | None = None) -> dict[str, SavedArray]:
+        opened = open_arrays(self._path / STATE)
+        return {
+            name: SavedArray(name, array, array.dtype.numpy_dtype, None, positions)
+            for name, array in opened.items()
+        }
 
     def host_file(self, name: str, *, is_shared: bool) -> bytes | None:
         folder = self._path / "host_files"
         files = [f"host_files/{path.name}" for path in folder.glob("*")]
         return read_host_file(self._path, name, files, is_shared=is_shared)
-
-
-class _CheckedPart:
-    """A part of an array that is being read, and whose digests are compared when it is there.
-
-    Args:
-        name: Name of the leaf.
-        manifest: Manifest of the checkpoint.
-        array: Opened array.
-        index: Index of the part. It holds whole members.
-
-    Raises:
-        ValueError: When `result` is called, if a member's values differ from those that were saved.
-    """
-
-    def __init__(
-        self, name: str, manifest: Manifest, array: ts.TensorStore, index: tuple[slice, ...]
-    ) -> None:
-        self._name, self._manifest, self._array = name, manifest, array
-        self._positions = range(array.shape[0])[index[0]]
-        self._reading = array[index].read()
-        self._checked: np.ndarray | None = None
-
-    def result(self) -> np.ndarray:
-        """Waits for the part, compares its digests, and returns it."""
-        if self._checked is None:  # Several devices may hold the same part.
-            try:
-                part = self._reading.result()
-                saved = self._manifest.leaves[self._name].digests
-                is_sound = member_digests(part) == [saved[place] for place in self._positions]
-            except ValueError:  # The checksum of a chunk, or the chunk itself, has changed.
-                is_sound = False
-            if not is_sound:
-                damaged = damaged_members(self._array, self._name, self._manifest, self._positions)
-                raise ValueError(
-                    f"leaf {self._name} has changed in the members {damaged}"
-                    if damaged
-                    else f"leaf {self._name} was read twice with different values"
-                )
-            self._checked = part
-        return self._checked
 
 
 def damaged_members(
@@ -223,7 +250,10 @@ def damaged_members(
 def check_arrays(opened: Mapping[str, ts.TensorStore], manifest: Manifest) -> None:
     """Raises a `ValueError` if the opened arrays are not those that a manifest lists."""
     there = {name: (array.dtype.name, array.shape) for name, array in opened.items()}
-    listed = {name: (leaf.dtype, leaf.shape) for name, leaf in manifest.leaves.items()}
+    listed = {
+        name: (stored_dtype(np.dtype(leaf.dtype)).name, leaf.shape)
+        for name, leaf in manifest.leaves.items()
+    }
     for name in sorted(there.keys() | listed.keys()):
         if there.get(name) != listed.get(name):
             raise ValueError(f"the array of leaf {name} is not the one that was saved")

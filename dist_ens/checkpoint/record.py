@@ -279,6 +279,15 @@ def _way_out(here: StepRecord, there: StepRecord) -> str:
     )
 
 
+def seed_of(record: Mapping[str, Json]) -> int | None:
+    """Returns the seed of a run; None if its record has none.
+
+    Args:
+        record: Record of a run from a config, or of one made in Python.
+    """
+    return record.get(_OF_CONFIG, record).get("seed")
+
+
 def require_config_record(saved_record: Mapping[str, Json], folder: str | os.PathLike[str]) -> None:
     """Raises a `UserError` if a folder holds a run that was made in Python.
 

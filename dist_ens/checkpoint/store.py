@@ -5,17 +5,19 @@ import errno
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Self
 
 import jax
+import numpy as np
 
 from dist_ens import cluster
 from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.host_files import check_names
 from dist_ens.checkpoint.kept import Kept
 from dist_ens.checkpoint.leaves import check_leaves, named_leaves, state_of
+from dist_ens.checkpoint.lineage import Lineage, positions_of
 from dist_ens.checkpoint.manifest import Manifest, step_of
 from dist_ens.checkpoint.reading import SavedStep, open_step
 from dist_ens.checkpoint.writing import (
@@ -29,7 +31,7 @@ from dist_ens.commands import quoted
 from dist_ens.errors import RunError, SaveError, UserError, code_of_write
 from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import Json, JsonDict
-from dist_ens.layout import pieces_off_devices
+from dist_ens.layout import pieces_off_devices, read_onto_devices
 from dist_ens.state import State
 from dist_ens.types import Tree
 
@@ -112,6 +114,7 @@ class CheckpointStore:
         *,
         scores: Mapping[str, float] | None = None,
         host_files: Mapping[str, bytes] | None = None,
+        lineage_of: Callable[[int], Lineage] = Lineage,
         after: Callable[[], None] = lambda: None,
         failed: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
@@ -128,6 +131,7 @@ class CheckpointStore:
             scores: Scores of the ensemble at this step, by name. Default: none.
             host_files: Bytes that belong to this host, by name (`[a-z_]+`), such as the position
                 of its data iterator. They are saved with the state or not at all.
+            lineage_of: Function that returns the lineage of the member with an id.
             after: Function that the writing thread calls before it writes. An `OSError` or a
                 `SaveError` of it counts as one of writing.
             failed: Function that the writing thread calls with an error of writing, which `wait`
@@ -166,6 +170,7 @@ class CheckpointStore:
                         host_files,
                         scores=scores or {},
                         token=token,
+                        lineage_of=lineage_of,
                         before=before,
                     )
                     self._newest = step
@@ -208,29 +213,68 @@ class CheckpointStore:
         """Returns the paths of files that do not belong to a checkpoint. They are not read."""
         return self._saved(step).added
 
-    def restore_state(self, step: int, abstract: Tree) -> Tree:
+    def members(self, step: int) -> tuple[Lineage, ...]:
+        """Returns the lineage of each member in a checkpoint, in the order of its state.
+
+        Args:
+            step: Step of the checkpoint.
+
+        Raises:
+            RunError: If the checkpoint is damaged, or was deleted meanwhile.
+        """
+        saved = self._saved(step)
+        with self._damage_is_reported(step):
+            return saved.members
+
+    def restore_state(
+        self, step: int, abstract: Tree, member_ids: Sequence[int] | None = None
+    ) -> Tree:
         """Returns the state in a checkpoint, on any mesh. Each part of it is read once.
 
         Args:
             step: Step of the checkpoint.
             abstract: The state's structure with shapes, types and shardings as leaves, such as
                 `Ensemble.abstract_state`. The mesh may differ from the one it was saved from.
+            member_ids: Ids of the members to read, which must be in the checkpoint, in the order of
+                the returned state. Only their bytes are read. Default: all members.
 
         Returns:
             The state, with the structure and the shardings of `abstract`.
 
         Raises:
+            UserError: If a member is not in the checkpoint.
             RunError: If the checkpoint has other leaves, or leaves of another shape or type, is
                 damaged, or was deleted meanwhile.
         """
         named, path = named_leaves(abstract), self._folder / str(step)
         saved = self._saved(step)
+        positions = self._positions(step, member_ids)
         with self._damage_is_reported(step):
-            opened = saved.open_arrays()
-            check_leaves(path, opened, named)
-            state = state_of(saved.read_arrays(opened, named), abstract)
-        self._newest = step
+            arrays = saved.open_arrays(positions)
+            check_leaves(path, arrays, named)
+            read = read_onto_devices(named, lambda name, index: arrays[name].read(index))
+            state = state_of(read, abstract)
+        if member_ids is None:
+            self._newest = step
         return state
+
+    def restore_leaves(
+        self, step: int, member_ids: Sequence[int] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Returns the leaves of the state in a checkpoint by name, in this process's memory.
+
+        Args:
+            step: Step of the checkpoint.
+            member_ids: Ids of the members to read; see `restore_state`.
+
+        Raises:
+            UserError: If a member is not in the checkpoint.
+            RunError: If the checkpoint is damaged, or was deleted meanwhile.
+        """
+        saved, positions = self._saved(step), self._positions(step, member_ids)
+        with self._damage_is_reported(step):
+            arrays = saved.open_arrays(positions)
+            return {name: array.read_whole() for name, array in arrays.items()}
 
     def restore_host_file(self, step: int, name: str, *, is_shared: bool = False) -> bytes | None:
         """Returns the bytes that this host saved under a name in a checkpoint.
@@ -300,6 +344,10 @@ class CheckpointStore:
             with self._damage_is_reported(step):
                 self._opened = step, open_step(self._folder / str(step))
         return self._opened[1]
+
+    def _positions(self, step: int, member_ids: Sequence[int] | None) -> list[int] | None:
+        """Returns the positions of members in a checkpoint; None for all of them in order."""
+        return None if member_ids is None else positions_of(member_ids, self.members(step))
 
     def _delete_oldest(self, token: str) -> None:
         """Marks the checkpoints for deletion that are not to be kept.

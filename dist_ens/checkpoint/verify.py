@@ -56,7 +56,7 @@ def _faults_of_old(path: pathlib.Path) -> list[str]:
     """Returns the first fault of a checkpoint of the first format, in a list."""
     try:
         for array in open_step(path).open_arrays().values():
-            array.read().result()
+            array.read_whole()
     except Exception as error:  # TensorStore has no special error type for damage.
         return [explained(error).what]
     return []

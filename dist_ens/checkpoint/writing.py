@@ -26,6 +26,7 @@ import tensorstore as ts
 from dist_ens import cluster
 from dist_ens.checkpoint.digests import ByMember, member_digests
 from dist_ens.checkpoint.host_files import host_file_contents
+from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.checkpoint.manifest import (
     MANIFEST,
     FileEntry,
@@ -44,7 +45,7 @@ _UNFINISHED = re.compile(r"[0-9]+\.dist_ens-[0-9a-f]+-[0-9]+\.orbax-checkpoint-t
 STATE = "state"
 _OF_HOST = "ocdbt.process_"
 _WRITTEN_BY = "written_by_host_"
-_ID_LEAF = "member_id"  # Leaf that holds the ids of the members.
+ID_LEAF = "member_id"  # Leaf that holds the ids of the members.
 _IDS = "ids of members"  # It has spaces, so that no leaf has this name.
 _PATIENCE_SECS = 600  # Time limit for a host that writes its part slowly.
 _WITH_A_CHECKSUM = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
@@ -89,6 +90,7 @@ def write_checkpoint(
     *,
     scores: Mapping[str, float],
     token: str,
+    lineage_of: Callable[[int], Lineage] = Lineage,
     before: Callable[[], None] = lambda: None,
 ) -> None:
     """Writes the checkpoint of a step and waits until it is on disk. Every host must call this.
@@ -102,6 +104,7 @@ def write_checkpoint(
         scores: Scores of the ensemble at this step, by name.
         token: Hexadecimal digits, a dash and a number, which no other save in this folder has. They
             are the same on every host.
+        lineage_of: Function that returns the lineage of the member with an id.
         before: Function that is called before anything is written.
 
     Raises:
@@ -144,7 +147,7 @@ def write_checkpoint(
                 path for path in files_in(unfinished, STATE) if not path.startswith(of_others)
             ]
             files = others | entries_of(unfinished, (*written, *own_files))
-            manifest = _manifest_of(step, record, scores, state, digests, files)
+            manifest = _manifest_of(step, record, scores, state, digests, files, lineage_of)
             _write(unfinished / MANIFEST, manifest.to_bytes())
             _sync(arrays)
             _finish(unfinished, whole)
@@ -217,7 +220,7 @@ def _digests_of(state: Mapping[str, Leaf]) -> ByMember:
         for piece in leaf.pieces:
             values, first = np.asarray(piece.array), piece.index[0].start or 0
             found.add(name, first, member_digests(values))
-            if name == _ID_LEAF:
+            if name == ID_LEAF:
                 found.add(_IDS, first, values.tolist())
     return found
 
@@ -229,6 +232,7 @@ def _manifest_of(
     state: Mapping[str, Leaf],
     found: ByMember,
     files: Mapping[str, FileEntry],
+    lineage_of: Callable[[int], Lineage],
 ) -> Manifest:
     """Returns the manifest of a checkpoint.
 
@@ -239,13 +243,14 @@ def _manifest_of(
         state: Leaves of the state, by name.
         found: Digests by leaf, and ids, of all members.
         files: Entries of all files.
+        lineage_of: Function that returns the lineage of the member with an id.
     """
     num_members = next(iter(state.values())).shape[0]
     return Manifest(
         step,
         record,
         scores,
-        found.of(_IDS) or tuple(range(num_members)),
+        tuple(map(lineage_of, found.of(_IDS) or range(num_members))),
         {
             name: LeafEntry(np.dtype(leaf.dtype).name, leaf.shape, found.of(name))
             for name, leaf in state.items()
@@ -267,7 +272,7 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
                 "store_data_equal_to_fill_value": True,  # Then a missing chunk is damage.
             },
             create=True,
-            dtype=ts.dtype(leaf.dtype),
+            dtype=ts.dtype(stored_dtype(leaf.dtype)),
             shape=leaf.shape,
             chunk_layout=ts.ChunkLayout(write_chunk_shape=leaf.pieces[0].array.shape),
             context=_CONTEXT,
@@ -279,13 +284,28 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
     pieces = [(opened[name], piece) for name, leaf in state.items() for piece in leaf.pieces]
     for written in [
         array.result()[piece.index].write(
-            np.asarray(piece.array),
+            np.asarray(piece.array).view(array.result().dtype.numpy_dtype),
             can_reference_source_data_indefinitely=True,  # Nothing changes it, so no copy is made.
         )
         for array, piece in pieces
     ]:
         written.result()
     transaction.commit_async().result()
+
+
+def stored_dtype(dtype: np.dtype) -> np.dtype:
+    """Returns the type in which values are stored: their own, or bytes if TensorStore lacks it.
+
+    Each type that it lacks, such as uint4, has one byte for an element in NumPy.
+
+    Args:
+        dtype: Type of the values.
+    """
+    try:
+        ts.dtype(dtype)
+    except (TypeError, ValueError):
+        return np.dtype(np.uint8)
+    return np.dtype(dtype)
 
 
 def _by_member(shape: tuple[int, ...]) -> JsonDict:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from ml_collections import ConfigDict
@@ -13,6 +13,7 @@ from dist_ens.config.checks import (
     refuse_mixed_bootstrap,
     require,
     require_positive,
+    whole_number,
 )
 from dist_ens.config.execution_spec import AUTO, Execution
 from dist_ens.config.reading import from_mapping, leaves, to_config_dict_of
@@ -27,6 +28,7 @@ from dist_ens.config.schema import (
     ModelConfig,
     OptimizerConfig,
 )
+from dist_ens.errors import counted
 from dist_ens.json_text import Json, JsonDict
 
 # A resumed run may differ from its checkpoint in these fields only. They change how long or how it
@@ -53,6 +55,9 @@ class Experiment:
             group is trained on one of the source's divisions into training and test examples. With
             20 divisions, 5 gives 100 members. Write `num_members=None` beside it, as
             `configs/uci.py` does.
+        member_ids: Ids of the members, different whole numbers from 0 on, as many as
+            `num_members`. None for 0 to `num_members - 1`. Members 8 to 15 are those that an
+            ensemble of 16 would have, so that an ensemble can be trained in parts.
         seed: Seed of initialisation, dropout and data order, in [0, 2**32). A member's random
             numbers depend on the seed and its id.
         steps: Number of updates. None if `epochs` is given.
@@ -78,6 +83,7 @@ class Experiment:
 
     num_members: int | None = 8
     members_per_group: int | None = None
+    member_ids: tuple[int, ...] | None = None
     seed: int = 0
     steps: int | None = None
     epochs: float | None = None
@@ -103,6 +109,16 @@ class Experiment:
             "exactly one of them must be set. Give --config.num_members=8 or "
             "--config.members_per_group=5; a config file sets the other to None.",
         )
+        if self.member_ids is not None:
+            for member_id in self.member_ids:
+                whole_number("An id in member_ids", member_id, least=0)
+            count = len(set(self.member_ids))
+            require(
+                count == len(self.member_ids) == self.num_members,
+                f"member_ids has {counted(count, 'different id')}, and num_members="
+                f"{self.num_members}. Give each member one id, or set "
+                f"--config.num_members={count}.",
+            )
         require(
             0 <= self.seed <= MOST_SEED,
             f"seed must lie in [0, 2**32): got {self.seed}. Try --config.seed=0.",
@@ -140,6 +156,20 @@ class Experiment:
     def to_dict(self) -> JsonDict:
         """Returns nested plain data that JSON can hold and `from_dict` reads."""
         return dataclasses.asdict(self)
+
+    def with_members(self, member_ids: Sequence[int]) -> Self:
+        """Returns the experiment of some members.
+
+        Args:
+            member_ids: Ids of the members.
+        """
+        ids = tuple(member_ids)
+        return dataclasses.replace(
+            self,
+            num_members=len(ids),
+            members_per_group=None,
+            member_ids=None if ids == tuple(range(len(ids))) else ids,
+        )
 
     def to_config_dict(self) -> ConfigDict:
         """Returns every field as a `ConfigDict` that flags can override, options among the rest."""

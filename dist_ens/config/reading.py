@@ -35,7 +35,7 @@ def to_config_dict_of(section: Any) -> ConfigDict:
             config[name] = to_config_dict_of(value)
         elif type(None) in typing.get_args(hint):
             kind = next(k for k in typing.get_args(hint) if k is not type(None))
-            config[name] = placeholder(kind)
+            config[name] = placeholder(typing.get_origin(kind) or kind)
             config[name] = value
         else:
             config[name] = value

@@ -1,7 +1,7 @@
 """Checks of the arguments of an `Ensemble`."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -60,6 +60,17 @@ def checked_ids(member_ids: object, num_members: int) -> tuple[int, ...]:
             "different id."
         )
     return ids
+
+
+def check_ids_of_groups(member_ids: Sequence[int], num_groups: int) -> None:
+    """Raises a `UserError` unless each group of members has as many as the others, in turn."""
+    is_in_turn = all(each % num_groups == n % num_groups for n, each in enumerate(member_ids))
+    if not is_in_turn or len(member_ids) % num_groups:
+        raise UserError(
+            f"The members {repr(list(member_ids))[:200]} are not the same number of each of the "
+            f"{num_groups} groups, in turn. The group of a member is its id modulo {num_groups}. "
+            f"Take whole sets of members, such as those with the ids 0 to {num_groups - 1}."
+        )
 
 
 def checked_methods(methods: object) -> tuple[Method, ...]:

@@ -241,11 +241,14 @@ def build_ensemble(
     """
     experiment, objective = run.experiment, objective_of(run, parts)
     methods = methods_of(run, input_ranges)
+    ids = experiment.member_ids
     return Ensemble(
         _member_of(run, objective, parts),
         parts.optimizer or make_optimizer(experiment.optimizer),
         objective if parts.loss is None else parts.loss,  # type: ignore[arg-type]  # one is given
         num_members=layout.num_members,
+        # A layout for another number of members is that of a plan.
+        member_ids=ids if ids is not None and len(ids) == layout.num_members else None,
         seed=experiment.seed,
         layout=layout,
         execution=run.execution or experiment.execution,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from dist_ens.checkpoint import CheckpointStore, StepRecord, listed, read_newest
+from dist_ens.checkpoint import CheckpointStore, StepRecord, listed, positions_of, read_newest
 from dist_ens.commands import quoted
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs, open_source
@@ -21,11 +21,10 @@ from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.workdir import open_finished
 from dist_ens.json_text import JsonDict
-from dist_ens.layout import MEMBERS, to_host
 from dist_ens.losses import Objective, Prediction
 from dist_ens.metrics import Metric
 from dist_ens.paths import given_path
-from dist_ens.state import State, select_members
+from dist_ens.state import State
 from dist_ens.training.run_record import record_of
 from dist_ens.types import Data, Inputs
 
@@ -143,7 +142,8 @@ def load(
     Args:
         folder: Folder of the run.
         step: Step of the checkpoint. Default: the newest.
-        members: Ids of the members to load, in the order of the loaded state. Default: all.
+        members: Ids of the members to load, in the order of the loaded state. Only their bytes are
+            read. Default: all.
         ensemble: Ensemble of the run, if it was made in Python. None for a run from a config.
         config: Config file of the run, if it defines a network, a loss or an optimizer. The file
             is run.
@@ -192,13 +192,13 @@ def load(
                 f"file defines, which is not run unasked. Give the file: load({str(folder)!r}, "
                 f"config={run.member_file!r})."
             )
-        finished = open_finished(folder, file.own_parts if file else None, step=step)
-        loaded = LoadedRun(
+        finished = open_finished(
+            folder, file.own_parts if file else None, step=step, member_ids=members
+        )
+        return LoadedRun(
             finished.ensemble, finished.state, finished.step, finished.run, finished.parts, file
         )
-    else:
-        loaded = _loaded_in_python(folder, at, record, ensemble)
-    return loaded if members is None else _with_members(loaded, members)
+    return _loaded_in_python(folder, at, record, ensemble, members)
 
 
 def _config_file(path: str | pathlib.Path | None) -> "ConfigFile | None":
@@ -248,6 +248,7 @@ def _loaded_in_python(
     step: int,
     record: JsonDict,
     ensemble: Ensemble | None,
+    members: Sequence[int] | None,
 ) -> LoadedRun:
     """Returns a run that was made in Python.
 
@@ -256,9 +257,10 @@ def _loaded_in_python(
         step: Step of the checkpoint to load.
         record: Record of that checkpoint.
         ensemble: Ensemble that was given.
+        members: Ids of the members to load. None for all.
 
     Raises:
-        UserError: If no ensemble was given, or it is not that of the run.
+        UserError: If no ensemble was given, it is not that of the run, or a member does not exist.
     """
     saved = StepRecord.from_dict(record)
     if ensemble is None:
@@ -275,25 +277,8 @@ def _loaded_in_python(
             "the ensemble with which the run was trained."
         )
     store = CheckpointStore(folder, read_only=True)
-    return LoadedRun(ensemble, store.restore_state(step, ensemble.abstract_state(batch)), step)
-
-
-def _with_members(loaded: LoadedRun, members: Sequence[int]) -> LoadedRun:
-    """Returns a run with some of its members, in the given order.
-
-    Raises:
-        UserError: If a member does not exist, or none is given.
-    """
-    ids = to_host(loaded.state.member_id).tolist()
-    missing = [member for member in members if member not in ids]
-    if missing or not members:
-        raise UserError(
-            f"The run has the members {ids}, and members={list(members)} were asked for. Leave out "
-            f"{missing}."
-            if missing
-            else "members is empty. Give at least one id."
-        )
-    positions = [ids.index(member) for member in members]
-    ensemble = loaded.ensemble.with_members([ids[position] for position in positions])
-    state = ensemble.layout.moved(select_members(loaded.state, positions), MEMBERS)
-    return dataclasses.replace(loaded, ensemble=ensemble, state=state)
+    if members is not None:
+        positions_of(members, store.members(step))
+        ensemble = ensemble.with_members(members)
+    state = store.restore_state(step, ensemble.abstract_state(batch), members)
+    return LoadedRun(ensemble, state, step)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -102,6 +102,14 @@ class Run:
                 "dist_ens wrote it: read it with that version, or train anew in another folder.",
                 exit_code=ExitCode.DAMAGED,
             ) from error
+
+    def with_members(self, member_ids: Sequence[int]) -> "Run":
+        """Returns the record of a run with other members.
+
+        Args:
+            member_ids: Ids of the members.
+        """
+        return dataclasses.replace(self, experiment=self.experiment.with_members(member_ids))
 
     def chosen(self, execution: str | None, num_devices: int, steps_per_call: int) -> "Run":
         """Returns the run with what was chosen when it began.

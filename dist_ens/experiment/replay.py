@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from dist_ens.checkpoint import positions_of, read_lineages
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.commands import quoted
 from dist_ens.config.own_parts import OwnParts
@@ -15,8 +16,8 @@ from dist_ens.errors import UserError
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.workdir import open_finished
-from dist_ens.layout import Layout, to_host
-from dist_ens.state import State, select_members
+from dist_ens.layout import Layout
+from dist_ens.state import State
 from dist_ens.training import OrderedSplit, fit
 
 
@@ -61,7 +62,8 @@ def replay(
 ) -> Replay:
     """Trains one member of a run from its first step, alone on one device, and compares it.
 
-    The member has the seed, the id, the data and the execution of the run. Nothing is written.
+    The member has the data and the execution of the run, and the seed and the id with which it was
+    trained. Nothing is written.
 
     Args:
         workdir: Folder of a run that was started from a config.
@@ -78,30 +80,36 @@ def replay(
         UserError: If there is no such checkpoint or member, or the data is not that of the run.
         RunError: If the checkpoint is damaged.
     """
-    finished = open_finished(workdir, own_parts, step=until)
-    run = finished.run
-    ids = to_host(finished.state.member_id).tolist()
-    if member not in ids:
+    until, members = read_lineages(workdir, until)
+    lineage = members[positions_of([member], members)[0]]
+    if lineage.seed is None and lineage.run is not None:
         raise UserError(
-            f"There is no member {member} in {quoted(workdir)}: the ids are {str(ids)[:200]}. Give "
-            "one of them."
+            f"Member {member} was imported from {quoted(lineage.run)}, so its training is not "
+            "known here. Replay a member that dist_ens has trained."
         )
+    finished = open_finished(workdir, own_parts, step=until, member_ids=[member])
+    run = finished.run
     source = open_source(run.experiment.data) if source is None else source
     require_trained_on(run, source)
-    saved = select_members(finished.state, [ids.index(member)])
     ranges = source.input_ranges() if run.experiment.loss.adversarial else None
+    seed = run.experiment.seed if lineage.seed is None else lineage.seed
     layout = Layout.make(1, devices=jax.local_devices()[:1])
     alone = dataclasses.replace(
-        build_ensemble(run, layout, finished.parts, ranges), member_ids=(member,), waves=1
+        build_ensemble(run, layout, finished.parts, ranges),
+        seed=seed,
+        member_ids=(lineage.original_id,),
+        waves=1,
     )
     result = fit(
         alone,
-        OrderedSplit(source.train, run.order, run.experiment.seed),
+        OrderedSplit(source.train, run.order, seed),
         steps=finished.step,
         steps_per_call=run.experiment.steps_per_call,
         progress=progress,
     )
-    differences = _differences(saved, result.state)
+    # A member of a merged run may have been trained under another id.
+    trained = result.state._replace(member_id=finished.state.member_id)
+    differences = _differences(finished.state, trained)
     return Replay(
         member,
         finished.step,

@@ -2,11 +2,16 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dist_ens import cluster
-from dist_ens.checkpoint import CheckpointStore, read_newest, require_config_record
+from dist_ens.checkpoint import (
+    CheckpointStore,
+    positions_of,
+    read_newest,
+    require_config_record,
+)
 from dist_ens.commands import option, quoted
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Spec
@@ -62,6 +67,7 @@ def open_finished(
     *,
     dropout_samples: int | None = None,
     step: int | None = None,
+    member_ids: Sequence[int] | None = None,
 ) -> Finished:
     """Opens a checkpoint of a run that was started from a config.
 
@@ -71,13 +77,15 @@ def open_finished(
         dropout_samples: Number of samples in place of the experiment's
             `evaluation.dropout_samples`; 0 for none.
         step: Step of the checkpoint. Default: the newest.
+        member_ids: Ids of the members to read, in the order of the state. Only their bytes are
+            read. Default: all members.
 
     Returns:
         The run, its ensemble, and its state on a layout for these devices.
 
     Raises:
-        UserError: If there is no checkpoint, or none of that step. Also if a part is needed and not
-            given, or given and not needed.
+        UserError: If there is no checkpoint, none of that step, or a member is not in it. Also if a
+            part is needed and not given, or given and not needed.
         RunError: If the checkpoint is damaged.
     """
     workdir = given_path(workdir, "workdir")
@@ -87,25 +95,28 @@ def open_finished(
             f"There is no checkpoint in {quoted(workdir)}. Train first, or correct --workdir."
         )
     at, run = saved
+    store = CheckpointStore(workdir, read_only=True)
+    if member_ids is not None:
+        positions_of(member_ids, store.members(at))
+        run = run.with_members(member_ids)
     if dropout_samples is not None:
         evaluation = dataclasses.replace(
             run.experiment.evaluation, dropout_samples=dropout_samples or None
         )
         experiment = dataclasses.replace(run.experiment, evaluation=evaluation)
         run = dataclasses.replace(run, experiment=experiment)
-    parts = _parts_of(run, workdir, own_parts)
-    layout = Layout.make(run.num_members, devices=cluster.devices_for(run.num_members))
+    parts = parts_of(run, workdir, own_parts)
+    count = run.num_members if member_ids is None else len(member_ids)
+    layout = Layout.make(count, devices=cluster.devices_for(count))
     ensemble = build_ensemble(run, layout, parts)
     batch = run.batch(run.experiment.data.global_batch_size)
     if parts is not NOTHING and parts.loss is None:
         check_network(run, ensemble, parts, batch)
-    state = CheckpointStore(workdir, read_only=True).restore_state(
-        at, ensemble.abstract_state(batch)
-    )
+    state = store.restore_state(at, ensemble.abstract_state(batch), member_ids)
     return Finished(run, ensemble, state, at, parts)
 
 
-def _parts_of(
+def parts_of(
     run: Run, workdir: pathlib.Path, own_parts: Callable[[Spec], OwnParts] | None
 ) -> OwnParts:
     """Returns the given parts of a run.

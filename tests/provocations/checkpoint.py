@@ -15,10 +15,12 @@ from dist_ens.checkpoint import (
     checkpoints,
     host_files,
     manifest,
+    members,
     record,
     store,
 )
 from dist_ens.checkpoint.leaves import named_leaves
+from dist_ens.checkpoint.lineage import Lineage, positions_of
 from dist_ens.checkpoint.manifest import MANIFEST
 
 _RECORD = record.StepRecord(
@@ -231,3 +233,46 @@ def a_run_on_other_data():
     other = dataclasses.replace(_RECORD, num_examples=1000)
     saved = dataclasses.replace(_RECORD, num_examples=1200).to_dict()
     record.check_resumes(other.to_dict(), saved, "runs/digits")
+
+
+def _members(**leaves):
+    leaves = {"member_id": np.arange(2, dtype=np.int32), **leaves}
+    return members.SavedMembers(6, {}, (Lineage(0), Lineage(1)), leaves)
+
+
+def members_of_other_networks():
+    _members(w=np.zeros((2, 3))).joined(_members(w=np.zeros((2, 4))))
+
+
+def a_member_that_is_not_in_the_checkpoint():
+    positions_of([3, 1], [Lineage(0), Lineage(1)])
+
+
+def a_member_that_is_asked_for_twice():
+    positions_of([1, 1], [Lineage(0), Lineage(1)])
+
+
+def no_member():
+    positions_of([], [Lineage(0), Lineage(1)])
+
+
+def members_of_a_folder_without_a_checkpoint(tmp_path):
+    members.read_members(tmp_path)
+
+
+def members_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(members, "write_checkpoint", full)
+    members.write_members(tmp_path, _members())
+
+
+def a_new_folder_that_is_a_file(tmp_path):
+    (tmp_path / "new").write_text("")
+    members.require_new_folder(tmp_path / "new")
+
+
+def a_new_folder_that_is_not_empty(tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    members.require_new_folder(tmp_path)

@@ -72,6 +72,10 @@ def mixup_of_examples_in_order():
     _experiment(loss={"mixup": 0.2}, data={"shuffle": False})
 
 
+def ids_of_another_number_of_members():
+    _experiment(num_members=8, member_ids=(3, 5))
+
+
 def neither_members_nor_members_per_group():
     _experiment(num_members=None)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dist_ens.ensemble import fingerprint, loss_checks, optimizer
+from dist_ens.ensemble import argument_checks, fingerprint, loss_checks, optimizer
 from dist_ens.losses import batch_mean, categorical
 from dist_ens.members import as_member
 from dist_ens.methods import bootstrap, mixup
@@ -245,3 +245,7 @@ def a_state_that_was_given_twice():
     state = made.init(batch())
     made.update(state, batch())
     made.update(state, batch())
+
+
+def members_that_are_not_as_many_of_each_group():
+    argument_checks.check_ids_of_groups([0, 1, 2], 2)

@@ -1,10 +1,18 @@
 """How the messages of `dist_ens.experiment` are provoked."""
 
 import dataclasses
+import errno
 
 import jax.numpy as jnp
+import numpy as np
 
-from dist_ens.checkpoint import Checkpoints
+from dist_ens.checkpoint import (
+    Checkpoints,
+    Lineage,
+    SavedMembers,
+    read_members,
+    write_members,
+)
 from dist_ens.config import Experiment, LossConfig, OwnParts
 from dist_ens.data import Source, Spec, Standardization
 from dist_ens.experiment import (
@@ -12,6 +20,9 @@ from dist_ens.experiment import (
     build,
     checks,
     loaded,
+    members,
+    network_files,
+    networks,
     objectives,
     part_checks,
     replay,
@@ -283,19 +294,6 @@ def a_folder_without_a_checkpoint(tmp_path):
     loaded.load(tmp_path)
 
 
-def _with_members(members):
-    state = State(None, jnp.arange(2), None, None, None, None)
-    loaded._with_members(loaded.LoadedRun(None, state, 1), members)
-
-
-def a_member_that_the_run_lacks():
-    _with_members([0, 7])
-
-
-def no_members_of_a_run():
-    _with_members([])
-
-
 def a_source_that_standardises_otherwise():
     other = dataclasses.replace(_STANDARD, target_mean=(5.0,))
     spec = dataclasses.replace(_TABLE, standardization=other)
@@ -349,7 +347,7 @@ def a_dict_in_place_of_an_experiment(tmp_path):
 
 
 def _parts_of(run, given=None):
-    workdir._parts_of(run, "runs/digits", None if given is None else lambda spec: given)
+    workdir.parts_of(run, "runs/digits", None if given is None else lambda spec: given)
 
 
 def parts_of_a_run_without_parts():
@@ -374,8 +372,98 @@ def a_run_loaded_without_its_config_file(tmp_path):
     loaded.load(_trained(tmp_path, record))
 
 
-def a_member_to_replay_that_is_not_there(monkeypatch):
-    state = State(None, jnp.arange(8), None, None, None, None)
-    finished = workdir.Finished(_run(), None, state, 1, OwnParts())
-    monkeypatch.setattr(replay, "open_finished", lambda *_, **__: finished)
-    replay.replay("runs/digits", 8)
+def _saved_members(folder, *ids, step=6, python=False, **fields):
+    """Saves members without a network, and returns the folder of their run."""
+    record = _record() if python else _run(**fields).with_members(ids).to_dict()
+    leaves = {"member_id": np.asarray(ids, np.int32), "params.w": np.zeros((len(ids), 3))}
+    lineages = tuple(Lineage(member_id, 0, run="runs/a") for member_id in ids)
+    write_members(folder, SavedMembers(step, record, lineages, leaves))
+    return folder
+
+
+def a_member_to_replay_that_was_imported(tmp_path):
+    folder = _saved_members(tmp_path, 0)
+    saved = read_members(folder)
+    imported = dataclasses.replace(saved, lineages=(Lineage(0, None, run="nets/a.npz"),))
+    write_members(folder / "imported", imported)
+    replay.replay(folder / "imported", 0)
+
+
+def members_to_drop_that_are_not_there(tmp_path):
+    members.drop(_saved_members(tmp_path / "run", 0, 1), [2], tmp_path / "new")
+
+
+def all_members_to_drop(tmp_path):
+    members.drop(_saved_members(tmp_path / "run", 0, 1), [0, 1], tmp_path / "new")
+
+
+def one_run_to_merge(tmp_path):
+    members.merge([tmp_path], tmp_path / "new")
+
+
+def _merge(tmp_path, **other):
+    runs = [
+        _saved_members(tmp_path / "one", 0, 1),
+        _saved_members(tmp_path / "two", *other.pop("ids", (0, 1)), **other),
+    ]
+    members.merge(runs, tmp_path / "new")
+
+
+def runs_of_two_steps_to_merge(tmp_path):
+    _merge(tmp_path, step=7)
+
+
+def other_runs_to_merge(tmp_path):
+    _merge(tmp_path, epochs=2.0, steps=None, model={"name": "mlp", "hidden_sizes": (3,)})
+
+
+def a_run_of_python_to_merge(tmp_path):
+    _merge(tmp_path, python=True)
+
+
+def one_member_in_both_runs(tmp_path):
+    _merge(tmp_path, ids=(1, 2))
+
+
+def members_that_the_run_has_already(tmp_path):
+    members.extend(_saved_members(tmp_path / "run", 0, 1), [1, 2], tmp_path / "new")
+
+
+def a_type_that_safetensors_lacks(tmp_path, monkeypatch):
+    def refused(*_):
+        raise TypeError("dtype uint4 is not covered.")
+
+    monkeypatch.setattr(network_files.safetensors.numpy, "save", refused)
+    network_files.write_network(tmp_path / "a.safetensors", {}, Lineage(3), 6)
+
+
+def _full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def a_network_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(network_files, "replaced_file", _full)
+    network_files.write_network(tmp_path / "a.safetensors", {}, Lineage(3), 6)
+
+
+def a_folder_of_networks_that_cannot_be_made(tmp_path):
+    (tmp_path / "nets").write_text("")
+    networks.export_members(_saved_members(tmp_path / "run", 0), tmp_path / "nets" / "new")
+
+
+def networks_that_are_not_there():
+    network_files.network_paths(["nets/*.npz"])
+
+
+def a_network_that_is_no_file_of_arrays(tmp_path, monkeypatch):
+    def refused(path):
+        raise ValueError("header too large")
+
+    monkeypatch.setattr(network_files.safetensors.numpy, "load_file", refused)
+    network_files.read_network(tmp_path / "a.safetensors")
+
+
+def a_network_of_another_shape(tmp_path):
+    like = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
+    arrays = {"w": np.zeros((3, 3), np.float32), "c": np.zeros(2, np.float32)}
+    network_files.parts_from(arrays, (like, ()), tmp_path / "a.npz")

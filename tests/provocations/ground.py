@@ -268,3 +268,30 @@ def a_certificate_that_is_not_accepted(monkeypatch):
     monkeypatch.setattr(MutualTls, "context", lambda *_, **__: Refusing())
     monkeypatch.setattr(meeting.socket, "create_connection", lambda *_, **__: socket.socket())
     meeting.meet("10.0.0.1:1234", 2, 1, 10, None, MutualTls("cert.pem", "key.pem", "ca.pem"))
+
+
+def _state(*ids, step=3, length=2):
+    count = len(ids)
+    return state.State(
+        np.full(count, step), np.asarray(ids), np.zeros(count), np.zeros((count, length)), (), ()
+    )
+
+
+def a_member_that_the_state_does_not_have():
+    _state(0, 1).select([2])
+
+
+def no_states():
+    state.State.concatenate([])
+
+
+def states_with_one_member_twice():
+    state.State.concatenate([_state(0, 1), _state(1, 2)])
+
+
+def states_of_two_steps():
+    state.State.concatenate([_state(0), _state(1, step=4)])
+
+
+def states_of_two_networks():
+    state.State.concatenate([_state(0), _state(1, length=3)])

@@ -243,6 +243,33 @@ def an_action_on_members_that_is_unknown():
     _prepared_for_members("runs/digits", "verfy")
 
 
+def a_word_too_many_for_an_action():
+    _prepared_for_members("runs/digits", "verify", "500")
+
+
+def _ids(*words):
+    with _own_flags():
+        sys.modules.pop("launch.members", None)
+        module = importlib.import_module("launch.members")
+        cli.parsed(["dist-ens", *words])
+        module._ids()
+
+
+def members_without_their_ids():
+    _ids()
+
+
+def ids_that_are_no_numbers():
+    _ids("--members=3:5")
+
+
+def overrides_for_an_action_on_members(tmp_path):
+    (tmp_path / "config.py").write_text(_CONFIG)
+    _prepared_for_members(
+        "runs/digits", "extend", f"--config={tmp_path}/config.py", "--config.steps=3"
+    )
+
+
 def no_checkpoint_to_verify(tmp_path):
     _command("members", _COMMAND_LINE=types.SimpleNamespace(workdir=tmp_path, action="verify"))
 

@@ -1,0 +1,123 @@
+"""The lineage of a member: where it comes from, and what happened to it."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
+
+from dist_ens.errors import UserError
+from dist_ens.json_text import Json, JsonDict
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that happened to a member apart from its training.
+
+    Attributes:
+        step: Number of updates that the member had seen.
+        what: What happened, as a clause such as "selected from runs/a".
+    """
+
+    step: int
+    what: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Lineage:
+    """The lineage of a member, which stands beside its arrays in a checkpoint.
+
+    Attributes:
+        member_id: Id of the member in this checkpoint.
+        seed: Seed of the run that trained it; None if it is not known.
+        trained_id: Id that it had in that run. None if it is `member_id`.
+        run: Folder of that run; None if it is not known.
+        events: What happened to the member, the oldest event first.
+
+    >>> Lineage(4, seed=1).renamed(20).original_id
+    4
+    """
+
+    member_id: int
+    seed: int | None = None
+    trained_id: int | None = None
+    run: str | None = None
+    events: tuple[Event, ...] = ()
+
+    @property
+    def original_id(self) -> int:
+        """Id with which the member was trained.
+
+        Its random numbers and its order of the examples depend on `seed` and this id.
+        """
+        return self.member_id if self.trained_id is None else self.trained_id
+
+    def renamed(self, member_id: int) -> Self:
+        """Returns the lineage of the same member with another id."""
+        return dataclasses.replace(self, member_id=member_id, trained_id=self.original_id)
+
+    def after(self, event: Event) -> Self:
+        """Returns the lineage with one more event."""
+        return dataclasses.replace(self, events=(*self.events, event))
+
+    def to_dict(self) -> JsonDict:
+        """Returns the fields by name, in types that JSON can hold."""
+        return {
+            "member_id": self.member_id,
+            "seed": self.seed,
+            "trained_id": self.original_id,
+            "run": self.run,
+            "events": [{"step": event.step, "what": event.what} for event in self.events],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Json]) -> Self:
+        """Returns the lineage that `to_dict` wrote. Only `member_id` must be there."""
+        return cls(
+            values["member_id"],
+            values.get("seed"),
+            values.get("trained_id"),
+            values.get("run"),
+            tuple(Event(event["step"], event["what"]) for event in values.get("events", ())),
+        )
+
+
+def positions_of(member_ids: Sequence[int], members: Sequence[Lineage]) -> list[int]:
+    """Returns the positions of members by their ids.
+
+    Args:
+        member_ids: Ids of the members to find.
+        members: Lineage of every member, in the order of the state.
+
+    Raises:
+        UserError: If an id is not there, is given twice, or none is given.
+    """
+    known = {member.member_id: position for position, member in enumerate(members)}
+    missing = [member_id for member_id in member_ids if member_id not in known]
+    if missing or not member_ids or len(set(member_ids)) < len(member_ids):
+        why = (
+            f"there is no member {', '.join(map(str, missing))}"
+            if missing
+            else "an id is given twice"
+            if member_ids
+            else "no id is given"
+        )
+        raise UserError(
+            f"The members {str(list(member_ids))[:200]} cannot be taken: {why}. The run has the "
+            f"ids {ids_text(known)}. Give some of them, each once."
+        )
+    return [known[member_id] for member_id in member_ids]
+
+
+def ids_text(member_ids: Iterable[int]) -> str:
+    """Returns ids as a text, in which three or more ids in a row are a range.
+
+    >>> ids_text([0, 1, 2, 3, 7, 9, 10])
+    '0-3, 7, 9, 10'
+    """
+    runs: list[list[int]] = []
+    for member_id in member_ids:
+        if runs and member_id == runs[-1][-1] + 1:
+            runs[-1].append(member_id)
+        else:
+            runs.append([member_id])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(parts)

@@ -1,0 +1,279 @@
+"""New runs made of members of saved runs: some of them, those of several runs, or more of them."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+
+from dist_ens.checkpoint import (
+    Lineage,
+    SavedMembers,
+    StepRecord,
+    read_lineages,
+    read_members,
+    require_config_record,
+    require_new_folder,
+    write_members,
+)
+from dist_ens.commands import quoted
+from dist_ens.config import Experiment, differences_on_resume
+from dist_ens.config.own_parts import OwnParts
+from dist_ens.data import Source, Spec, open_source
+from dist_ens.ensemble.argument_checks import check_ids_of_groups
+from dist_ens.errors import UserError
+from dist_ens.experiment.checks import require_trained_on
+from dist_ens.experiment.config_file import EXPERIMENT
+from dist_ens.experiment.record import Run
+from dist_ens.experiment.train import train
+from dist_ens.experiment.workdir import parts_of
+from dist_ens.file_writing import replace_file
+from dist_ens.json_text import JsonDict
+from dist_ens.report.files import to_json
+
+# Folder of the run that trains more members, in the folder of the new run.
+NEW_MEMBERS = "new_members"
+
+
+def select(
+    workdir: pathlib.Path,
+    member_ids: Sequence[int],
+    to: pathlib.Path,
+    *,
+    step: int | None = None,
+) -> SavedMembers:
+    """Writes a new run that has some members of a run, and returns them.
+
+    Only the bytes of these members are read. The run itself is not changed.
+
+    Args:
+        workdir: Folder of the run.
+        member_ids: Ids of the members, in the order of the new run.
+        to: Folder of the new run, empty or not there yet.
+        step: Step of the checkpoint. Default: the newest.
+
+    Raises:
+        UserError: If there is no such checkpoint or member, or the new folder is in use.
+        RunError: If the checkpoint is damaged, or the new one cannot be written.
+    """
+    require_new_folder(to)
+    members = read_members(workdir, step, member_ids)
+    return write_run(to, members.after(f"selected from {workdir.resolve()}"))
+
+
+def drop(
+    workdir: pathlib.Path,
+    member_ids: Sequence[int],
+    to: pathlib.Path,
+    *,
+    step: int | None = None,
+) -> SavedMembers:
+    """Writes a new run that has all members of a run but some, and returns them; see `select`."""
+    every = [member.member_id for member in read_lineages(workdir, step)[1]]
+    missing = [member_id for member_id in member_ids if member_id not in every]
+    kept = [member_id for member_id in every if member_id not in member_ids]
+    if missing or not kept:
+        why = f"there is no member {missing[0]}" if missing else "no member would be left"
+        raise UserError(
+            f"Members {str(list(member_ids))[:200]} of {quoted(workdir)} cannot be dropped: {why}. "
+            f"The run has the members {str(every)[:200]}."
+        )
+    return select(workdir, kept, to, step=step)
+
+
+def merge(
+    workdirs: Sequence[pathlib.Path], to: pathlib.Path, *, step: int | None = None
+) -> SavedMembers:
+    """Writes a new run that has the members of several runs, and returns them.
+
+    The runs may differ in their seed and their members. A member whose id is taken by a member of
+    an earlier run gets the next free id.
+
+    Args:
+        workdirs: Folders of the runs, at least two.
+        to: Folder of the new run, empty or not there yet.
+        step: Step of the checkpoints. Default: the newest of each run.
+
+    Raises:
+        UserError: If the runs differ in more than that, or have seen different numbers of steps.
+            Also if two of the members are the same: of one seed and one id.
+        RunError: If a checkpoint is damaged, or the new one cannot be written.
+    """
+    if len(workdirs) < 2:
+        raise UserError(f"merge joins several runs, and got {len(workdirs)}. Give at least two.")
+    require_new_folder(to)
+    whole = read_members(workdirs[0], step).after(f"merged from {workdirs[0].resolve()}")
+    for workdir in workdirs[1:]:
+        other = read_members(workdir, step).after(f"merged from {workdir.resolve()}")
+        _require_same_run(whole, other, workdirs[0], workdir)
+        whole = whole.joined(other.renamed(_free_ids(whole, other)))
+    return write_run(to, whole)
+
+
+def extend(
+    workdir: pathlib.Path,
+    member_ids: Sequence[int],
+    to: pathlib.Path,
+    *,
+    own_parts: Callable[[Spec], OwnParts] | None = None,
+    source: Source | None = None,
+) -> SavedMembers | None:
+    """Trains more members for a run, and writes a new run that has all of them.
+
+    The new members are those that a larger ensemble would have. They are trained in the folder
+    `new_members` of the new run, up to the step of the run, and this can be resumed. The members of
+    the run keep every bit.
+
+    Args:
+        workdir: Folder of a run that was started from a config.
+        member_ids: Ids of the members to train, which the run does not have.
+        to: Folder of the new run, which holds nothing else.
+        own_parts: Function that makes the parts of the run that its experiment does not name.
+        source: Data of the run. Default: the data that the run's experiment names.
+
+    Returns:
+        The members of the new run. None if a signal stopped the training, which resumes when this
+        is called again.
+
+    Raises:
+        UserError: If the run was made in Python, a member exists already, or the data is not that
+            of the run.
+        RunError: If a checkpoint is damaged or cannot be written.
+    """
+    if not (to.is_dir() and [path.name for path in to.iterdir()] == [NEW_MEMBERS]):
+        require_new_folder(to)
+    members = read_members(workdir)
+    require_config_record(members.record, workdir)
+    taken = [member_id for member_id in member_ids if member_id in members.member_ids]
+    if taken or not member_ids:
+        raise UserError(
+            f"{quoted(workdir)} has the members {str(members.member_ids)[:200]}, and "
+            f"{str(list(member_ids))[:200]} are to be trained. Give ids that it does not have."
+        )
+    run = Run.from_dict(members.record)
+    parts = parts_of(run, workdir, own_parts)
+    source = open_source(run.experiment.data) if source is None else source
+    require_trained_on(run, source)
+    trained = train(
+        _experiment_of(run, member_ids, members.step),
+        to / NEW_MEMBERS,
+        parts=parts,
+        member_file=run.member_file,
+        source=source,
+    )
+    if trained.signal is not None:
+        return None
+    new = read_members(to / NEW_MEMBERS, members.step)
+    return write_run(to, members.joined(new))
+
+
+def _experiment_of(run: Run, member_ids: Sequence[int], step: int) -> Experiment:
+    """Returns the experiment that trains more members for a run up to a step."""
+    experiment = run.experiment
+    return dataclasses.replace(
+        experiment.with_members(member_ids),
+        steps=step,
+        epochs=None,
+        execution=run.execution or experiment.execution,
+        layout=dataclasses.replace(experiment.layout, ensemble_axis=None),
+    )
+
+
+def _require_same_run(
+    members: SavedMembers, other: SavedMembers, workdir: pathlib.Path, other_workdir: pathlib.Path
+) -> None:
+    """Raises a `UserError` unless two runs differ only in their seed and their members."""
+    both = f"{quoted(workdir)} and {quoted(other_workdir)} cannot be merged"
+    if members.step != other.step:
+        raise UserError(
+            f"{both}: the first has seen {members.step:,} steps, and the second {other.step:,}. "
+            "Give --step for a step that both have saved, or train one of them further."
+        )
+    different = _differences(members.record, other.record)
+    if different:
+        listed = "; ".join(
+            f"{what} is {repr(one)[:200]} in the first and {repr(two)[:200]} in the second"
+            for what, one, two in different
+        )
+        raise UserError(
+            f"{both}: {listed}. Merge runs that differ only in the seed and the members."
+        )
+    same = {_origin(member) for member in members.lineages} & {
+        _origin(member) for member in other.lineages if member.seed is not None
+    }
+    if same:
+        seed, member_id = min(same)
+        raise UserError(
+            f"{both}: member {member_id} of the seed {seed} is in both. Leave it out of one of "
+            "them with select or drop."
+        )
+
+
+def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, object, object]]:
+    """Returns the differences between two runs apart from seeds and members.
+
+    Returns:
+        `(what, value in record, value in other)` for each difference.
+    """
+    kinds = ["experiment" in each for each in (record, other)]
+    if kinds[0] != kinds[1]:
+        ways = ["started from a config" if kind else "made in Python" for kind in kinds]
+        return [("the way it began", ways[0], ways[1])]
+    if not kinds[0]:
+        one, two = (
+            dataclasses.replace(
+                StepRecord.from_dict(each), num_members=1, member_ids=(0,), seed=0, leaves=None
+            )
+            for each in (record, other)
+        )
+        return two.differences(one)
+    runs = [Run.from_dict(each).with_members((0,)) for each in (record, other)]
+    first, second = (dataclasses.replace(run.experiment, seed=0) for run in runs)
+    return differences_on_resume(first, second) + [
+        (name, getattr(runs[0], name), getattr(runs[1], name))
+        for name in ("spec", "num_train_examples", "examples", "network", "step", "parts")
+        if getattr(runs[0], name) != getattr(runs[1], name)
+    ]
+
+
+def _origin(member: Lineage) -> tuple[int | None, int]:
+    """Returns the seed and the id with which a member was trained."""
+    return member.seed, member.original_id
+
+
+def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:
+    """Returns ids for the members of another run: their own ids, or the next free ones.
+
+    If one id is taken, all of them move by one number, so that members keep their groups.
+    """
+    if not {*members.member_ids} & {*other.member_ids}:
+        return other.member_ids
+    record = members.record
+    groups = Run.from_dict(record).spec.num_groups if "experiment" in record else 1
+    ahead = -(-(max(members.member_ids) + 1) // groups) * groups
+    return [ahead + member_id for member_id in other.member_ids]
+
+
+def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
+    """Writes a new run with these members, and returns them with its record.
+
+    A run whose parts its experiment names gets the file `experiment.json`, too.
+
+    Args:
+        to: Folder of the new run.
+        members: Members, with the record of the run that they come from.
+    """
+    ids = members.member_ids
+    if "experiment" in members.record:
+        run = Run.from_dict(members.record).with_members(ids)
+        check_ids_of_groups(ids, run.spec.num_groups)
+        members = dataclasses.replace(members, record=run.to_dict())
+    else:
+        record = StepRecord.from_dict(members.record)
+        record = dataclasses.replace(
+            record, num_members=len(ids), member_ids=tuple(ids), leaves=None
+        )
+        members = dataclasses.replace(members, record=record.to_dict())
+        run = None
+    write_members(to, members)
+    if run is not None and not run.has_own_parts:
+        replace_file(to / EXPERIMENT, to_json(run.experiment.to_dict(), indent=2) + "\n")
+    return members

@@ -1,0 +1,195 @@
+"""Files that each hold one network: its arrays by name, as safetensors, NumPy or Orbax store them.
+
+A name has the keys of the nested dicts, joined by dots, such as `Dense_0.kernel`. Parameters have
+no further prefix, and neither has other state of the network, such as
+`batch_stats.BatchNorm_0.mean`.
+"""
+
+import glob
+import json
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import safetensors
+import safetensors.numpy
+
+from dist_ens.array_files import names_in_npz, opened_npz
+from dist_ens.checkpoint import Lineage
+from dist_ens.checkpoint.leaves import named_leaves
+from dist_ens.commands import quoted
+from dist_ens.errors import RunError, UserError, code_of_write, counted, first_line
+from dist_ens.file_writing import replaced_file
+from dist_ens.paths import shortened
+from dist_ens.types import ModelState, Params, PyTree
+
+SUFFIXES = (".safetensors", ".npz")
+_PARAMS, _MODEL_STATE = "params.", "model_state."
+# Files by which a folder is known as a checkpoint of Orbax.
+_OF_ORBAX = ("_METADATA", "_CHECKPOINT_METADATA")
+_MOST_NAMED = 5
+
+
+def write_network(
+    path: pathlib.Path, leaves: Mapping[str, np.ndarray], lineage: Lineage, step: int
+) -> None:
+    """Writes the network of one member as a safetensors file.
+
+    Args:
+        path: Path of the file, which is replaced as a whole.
+        leaves: Leaves of the member's state by name. Only the parameters and the other state of the
+            network are written.
+        lineage: Lineage of the member, which stands in the metadata of the file.
+        step: Number of updates that the member has seen.
+
+    Raises:
+        UserError: If safetensors has no such type.
+        RunError: If the system cannot write the file.
+    """
+    arrays = {
+        _name_of(name): np.ascontiguousarray(leaf)
+        for name, leaf in leaves.items()
+        if name.startswith((_PARAMS, _MODEL_STATE)) or name == _PARAMS.rstrip(".")
+    }
+    metadata = {
+        "format": "dist_ens",
+        "step": str(step),
+        "member_id": str(lineage.member_id),
+        "lineage": json.dumps(lineage.to_dict()),
+    }
+    try:
+        content = safetensors.numpy.save(arrays, metadata)
+    except Exception as error:  # Its Rust part raises classes of its own.
+        raise UserError(
+            f"Member {lineage.member_id} cannot be written as safetensors: {first_line(error)} "
+            "Read it in Python with dist_ens.load, and write it in another format."
+        ) from error
+    try:
+        with replaced_file(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise RunError(
+            f"{quoted(path)} could not be written: {error.strerror}. Remove the cause, and run the "
+            "same command again.",
+            exit_code=code_of_write(error),
+        ) from error
+
+
+def network_paths(given: Sequence[str]) -> list[pathlib.Path]:
+    """Returns the paths of networks, in the order of their members.
+
+    Args:
+        given: Paths of files, folders of files, and patterns such as `nets/*.npz`. The files of a
+            folder or a pattern are sorted by their names, with numbers by their values.
+
+    Raises:
+        UserError: If a path does not exist, or there is no network in it.
+    """
+    found: list[pathlib.Path] = []
+    for text in given:
+        path = pathlib.Path(text).expanduser()
+        if path.is_dir() and not _is_orbax(path):
+            inside = [each for each in path.iterdir() if _is_network(each)]
+        elif path.exists():
+            inside = [path]
+        else:
+            inside = [pathlib.Path(each) for each in glob.glob(str(path))]
+        if not inside:
+            raise UserError(
+                f"There is no network in {shortened(text)}. Give files ({', '.join(SUFFIXES)}), "
+                "checkpoints of Orbax, a folder of them, or a pattern."
+            )
+        found += sorted(inside, key=_in_order)
+    return found
+
+
+def read_network(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the arrays of a network by name.
+
+    Args:
+        path: A safetensors file, an NPZ file, or the folder of an Orbax checkpoint. Nothing in it
+            is run.
+
+    Raises:
+        UserError: If it cannot be read.
+    """
+    try:
+        if path.suffix == ".npz":
+            names = names_in_npz(path, "network")
+            with opened_npz(path, names, "network") as stored:
+                arrays = dict(zip(names, (array.read() for array in stored), strict=True))
+        elif path.is_dir():
+            tree = ocp.StandardCheckpointer().restore(path.resolve())
+            arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
+        else:
+            arrays = safetensors.numpy.load_file(path)
+    except UserError:
+        raise
+    except Exception as error:  # Each of the libraries raises classes of its own.
+        raise UserError(
+            f"The network {quoted(path)} cannot be read: {first_line(error)} Give a safetensors or "
+            "NPZ file, or the folder of an Orbax checkpoint."
+        ) from error
+    return {name.replace("/", "."): array for name, array in arrays.items()}
+
+
+def parts_from(
+    arrays: Mapping[str, np.ndarray], like: tuple[PyTree, PyTree], path: pathlib.Path
+) -> tuple[Params, ModelState]:
+    """Returns the parameters and the model state of a network from its arrays.
+
+    Args:
+        arrays: Arrays by name. All names may have the prefix `params.`.
+        like: Parameters and model state of one member, arrays or shapes and types.
+        path: Path that the arrays come from, for the message.
+
+    Raises:
+        UserError: If a name is missing or unknown, or an array has another type or shape.
+    """
+    params, model_state = (named_leaves(part) for part in like)
+    arrays = {name.removeprefix(_PARAMS): array for name, array in arrays.items()}
+    expected = {**model_state, **params}
+    here = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in expected.items()}
+    there = {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
+    wrong = [name for name in sorted({**here, **there}) if here.get(name) != there.get(name)]
+    if wrong:
+        named = "; ".join(
+            f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} in the "
+            "network"
+            for name in wrong[:_MOST_NAMED]
+        )
+        raise UserError(
+            f"{quoted(path)} does not fit the network of the config: {named}"
+            f"{f', and {len(wrong) - _MOST_NAMED} more' if len(wrong) > _MOST_NAMED else ''}. Give "
+            f"{counted(len(here), 'array')} with the names and shapes of the network."
+        )
+    made = [
+        jax.tree.unflatten(jax.tree.structure(part), [arrays[name] for name in names])
+        for part, names in zip(like, (params, model_state), strict=True)
+    ]
+    return made[0], made[1]
+
+
+def _name_of(leaf: str) -> str:
+    """Returns the name of a leaf of a state in a file of one network."""
+    return leaf.removeprefix(_PARAMS).removeprefix(_MODEL_STATE)
+
+
+def _is_orbax(path: pathlib.Path) -> bool:
+    """Returns whether a folder is a checkpoint of Orbax."""
+    return any((path / name).exists() for name in _OF_ORBAX)
+
+
+def _is_network(path: pathlib.Path) -> bool:
+    """Returns whether an entry of a folder is a network."""
+    return path.suffix in SUFFIXES or (path.is_dir() and _is_orbax(path))
+
+
+def _in_order(path: pathlib.Path) -> list[tuple[int, str]]:
+    """Returns a key by which net_2 comes before net_10."""
+    parts = re.split(r"(\d+)", os.fspath(path))
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

@@ -1,0 +1,127 @@
+"""Members of a run as single networks: exported to files, and imported from files."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from dist_ens.checkpoint import (
+    Lineage,
+    SavedMembers,
+    read_lineages,
+    read_members,
+    require_new_folder,
+)
+from dist_ens.checkpoint.leaves import named_leaves
+from dist_ens.checkpoint.lineage import Event
+from dist_ens.commands import quoted
+from dist_ens.config import Experiment
+from dist_ens.config.own_parts import OwnParts
+from dist_ens.data import Source
+from dist_ens.errors import RunError, code_of_write
+from dist_ens.experiment.build import NOTHING, build
+from dist_ens.experiment.members import write_run
+from dist_ens.experiment.network_files import (
+    network_paths,
+    parts_from,
+    read_network,
+    write_network,
+)
+
+
+def export_members(
+    workdir: pathlib.Path,
+    to: pathlib.Path,
+    *,
+    member_ids: Sequence[int] | None = None,
+    step: int | None = None,
+) -> list[pathlib.Path]:
+    """Writes each member of a run as a safetensors file of one network, and returns the paths.
+
+    The names in a file are those of the network, such as `Dense_0.kernel`.
+
+    Args:
+        workdir: Folder of the run.
+        to: Folder of the files, which is made if it does not exist.
+        member_ids: Ids of the members. Default: all.
+        step: Step of the checkpoint. Default: the newest.
+
+    Raises:
+        UserError: If there is no such checkpoint or member.
+        RunError: If the checkpoint is damaged, or a file cannot be written.
+    """
+    step, every = read_lineages(workdir, step)
+    ids = [member.member_id for member in every] if member_ids is None else member_ids
+    digits, paths = max(2, len(str(max(ids, default=0)))), []
+    for member_id in ids:  # One at a time, so that only one is in memory.
+        member = read_members(workdir, step, [member_id])
+        path = to / f"member_{member_id:0{digits}}.safetensors"
+        try:
+            to.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"The folder {quoted(to)} could not be made: {error.strerror}. Give another one.",
+                exit_code=code_of_write(error),
+            ) from error
+        leaves = {name: leaf[0] for name, leaf in member.leaves.items()}
+        write_network(path, leaves, member.lineages[0], step)
+        paths.append(path)
+    return paths
+
+
+def import_members(
+    networks: Sequence[str],
+    experiment: Experiment,
+    to: pathlib.Path,
+    *,
+    parts: OwnParts = NOTHING,
+    member_file: str | None = None,
+    source: Source | None = None,
+) -> SavedMembers:
+    """Writes a new run whose members are networks that were trained elsewhere.
+
+    The run is at its last step, as if it had trained them. Its optimizer has a new state.
+
+    Args:
+        networks: Paths of the networks, one for each member; see `network_paths`.
+        experiment: Description of the run. The number of members is that of the networks.
+        to: Folder of the new run, empty or not there yet.
+        parts: Parts in place of those that the experiment names.
+        member_file: Path of the config file that gave parts.
+        source: Data. Default: the one that `experiment.data` names.
+
+    Raises:
+        UserError: If a network cannot be read, or does not fit the experiment.
+        RunError: If the run cannot be written.
+    """
+    require_new_folder(to)
+    paths = network_paths(networks)
+    if experiment.member_ids is None or len(experiment.member_ids) != len(paths):
+        experiment = experiment.with_members(range(len(paths)))
+    layout = dataclasses.replace(experiment.layout, ensemble_axis=None, waves=1)
+    experiment = dataclasses.replace(experiment, layout=layout)
+    built = build(experiment, parts=parts, member_file=member_file, source=source)
+    ensemble = built.ensemble
+    like = ensemble.abstract_state(built.data.batch)
+    of_one = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
+        (like.params, like.model_state),
+    )
+    members = [parts_from(read_network(path), of_one, path) for path in paths]
+    state = ensemble.state_of(
+        [params for params, _ in members], [model_state for _, model_state in members]
+    )
+    step = experiment.total_steps(built.run.order.epoch_length)
+    leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(state).items()}
+    leaves["step"] = np.full_like(leaves["step"], step)
+    lineages = tuple(
+        Lineage(
+            int(member_id),
+            run=str(path.resolve()),
+            events=(Event(step, f"imported from {path.resolve()}"),),
+        )
+        for member_id, path in zip(ensemble.ids, paths, strict=True)
+    )
+    return write_run(to, SavedMembers(step, built.run.to_dict(), lineages, leaves))
