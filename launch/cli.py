@@ -126,7 +126,7 @@ def run(
         with _told_as_sentences():
             code = main() or 0
         hosts.end()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # No code that would report it is left.
+        signals.end_at_interrupt()  # No code that would report it is left.
         sys.exit(ends.exit_code(code))
 
     app.run(command, flags_parser=parse)

@@ -48,7 +48,7 @@ def begin() -> None:
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-    signal.signal(signal.SIGINT, _end_silently)
+    end_at_interrupt()
     for number in caught_preemptions():
         signal.signal(number, _preempt)
     # A child that is forked would write its signals into the same pipe.
@@ -106,6 +106,14 @@ def raise_at_interrupt() -> None:
     signal.signal(signal.SIGINT, _interrupt)
 
 
+def end_at_interrupt() -> None:
+    """Makes Ctrl-C end the process at once and silently, with the exit code of a stopped command.
+
+    The default of the system would end it by the signal itself, which a launcher takes for a loss.
+    """
+    signal.signal(signal.SIGINT, _end_silently)
+
+
 def exit_code(number: int | None = None) -> int:
     """Returns the exit code of a command that a signal ended.
 
@@ -133,8 +141,8 @@ def _end_with_launcher() -> None:
 
 
 def _end_silently(number: int, frame: FrameType | None) -> NoReturn:
-    """Ends a command that is still importing its libraries, without a message."""
-    os._exit(ExitCode.INTERRUPTED)
+    """Ends a command that begins or has ended its work, without a message."""
+    os._exit(exit_code())
 
 
 def _end_of_starter(number: int, frame: FrameType | None) -> NoReturn:

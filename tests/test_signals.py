@@ -319,6 +319,21 @@ def test_a_signal_while_the_interpreter_ends_does_not_change_the_exit_code(tmp_p
     assert (ended.returncode, ended.stdout) == (43, "last"), ended.stderr
 
 
+def test_an_interrupt_after_the_work_of_a_command_keeps_its_exit_code():
+    code = (
+        "import os, signal, sys\n"
+        "from launch import cli, signals\n"
+        "signals.begin()\n"
+        "def exit_code(code):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return code\n"
+        "cli.ends.exit_code = exit_code\n"
+        "cli.run(lambda: 0, joins_cluster=lambda: False)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 def test_a_run_under_nohup_survives_the_end_of_its_terminal(tmp_path):
     (process,) = started(tmp_path, "loop", before=["nohup"])
     process.send_signal(signal.SIGHUP)
