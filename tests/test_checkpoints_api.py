@@ -9,10 +9,13 @@ import threading
 
 import jax
 import numpy as np
+import optax
 import pytest
 
+import dist_ens as de
 from dist_ens.checkpoint import Checkpoints, CheckpointStore, StepRecord, check_resumes
 from dist_ens.checkpoint.cadence import Cadence
+from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.errors import RunError, UserError
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import open_finished
@@ -298,6 +301,37 @@ def test_the_checkpoint_with_the_best_score_is_kept_also_after_a_restart(tmp_pat
                 scores = {} if values[step] is None else {"score": values[step]}
                 opened.save(step, state_of(1.0), scores=scores)
     assert CheckpointStore(tmp_path, read_only=True).steps() == [best, 6]
+
+
+@pytest.mark.parametrize(("direction", "best"), [("lower", {1, 4}), ("higher", {2, 3})])
+def test_the_best_checkpoint_of_each_member_is_kept(tmp_path, direction, best):
+    values = {1: (0.1, 0.7), 2: (0.6, 0.3), 3: (0.3, 0.9), 4: (0.5, 0.2), 5: (0.4, 0.4)}
+    checkpoints = Checkpoints(tmp_path, keep=1, keep_best_of_members="score")
+    with checkpoints.open(record(), directions={"score": direction}) as opened:
+        for step, of_members in values.items():
+            scores = {f"score/member_{k:02d}": value for k, value in enumerate(of_members)}
+            opened.save(step, state_of(1.0), scores=scores)
+    assert set(CheckpointStore(tmp_path, read_only=True).steps()) == {*best, 5}
+
+
+def test_a_run_saves_the_score_of_each_member_by_its_id(tmp_path):
+    network = (
+        lambda key: {"w": jax.random.normal(key, (3, 2))},
+        lambda params, inputs: inputs @ params["w"],
+    )
+    data = {"inputs": np.ones((8, 3)), "labels": np.ones(8, int)}
+    ensemble = de.Ensemble(network, optax.sgd(0.1), de.losses.categorical(2), num_members=2)
+    result = de.fit(
+        ensemble,
+        data,
+        steps=4,
+        eval_data=data,
+        checkpoints=Checkpoints(tmp_path, keep_best_of_members="nll"),
+        progress=False,
+    )
+    scores = Manifest.read(tmp_path / "checkpoints" / "4").scores
+    assert scores["nll/member_01"] == pytest.approx(result.scores.members[1]["nll"])
+    assert "brier/member_01" not in scores
 
 
 def test_a_score_that_the_run_does_not_have_is_refused_before_anything_is_written(tmp_path):

@@ -54,6 +54,8 @@ class Checkpoints:
         keep_best: Name of a score of the evaluation data, such as "nll". The checkpoint with the
             best value of the ensemble is kept, among those of a step that is evaluated. None for
             none.
+        keep_best_of_members: Name of a score of the evaluation data. For each member, the
+            checkpoint with its best value is kept, too. None for none.
         resume: Rule for a folder that holds a run. "same" refuses to resume a run whose parts
             differ from those given, and "anyway" resumes it. A damaged newest checkpoint is set
             aside, and the one before it is resumed. "strict" is "same", and refuses damage, too.
@@ -72,6 +74,7 @@ class Checkpoints:
     keep: int = 2
     keep_every_steps: int | None = None
     keep_best: str | None = None
+    keep_best_of_members: str | None = None
     resume: str = "same"
 
     def __post_init__(self) -> None:
@@ -130,9 +133,11 @@ class Checkpoints:
                 "strict".
         """
         folder = pathlib.Path(self.folder)
-        direction = self._direction(directions or {})
+        best = self._higher_is_better(directions or {})
         _require_writable_folder(folder)
-        keep = Kept(self.keep, self.keep_every_steps, self.keep_best, direction == "higher")
+        keep = Kept(
+            self.keep, self.keep_every_steps, self.keep_best, self.keep_best_of_members, best
+        )
 
         def checked(saved_record: JsonDict) -> list[str]:
             notes = check_resumes(record, saved_record, folder, self.resume)
@@ -151,11 +156,12 @@ class Checkpoints:
                 check=checked,
                 resume=self.resume,
                 say=say,
+                member_score=self.keep_best_of_members,
                 require_same_folder=require_same_folder,
             )
 
-    def _direction(self, directions: Mapping[str, str | None]) -> str | None:
-        """Returns which value of the score `keep_best` is better; None without `keep_best`.
+    def _higher_is_better(self, directions: Mapping[str, str | None]) -> frozenset[str]:
+        """Returns the scores of `keep_best…` of which a higher value is better.
 
         Args:
             directions: Direction of each score of the run, by name.
@@ -163,16 +169,19 @@ class Checkpoints:
         Raises:
             UserError: If the run has no such score, or its direction is not known.
         """
-        if self.keep_best is None:
-            return None
-        direction = directions.get(self.keep_best)
-        if direction is None:
-            known = sorted(name for name, better in directions.items() if better is not None)
-            raise UserError(
-                f"keep_best is {repr(self.keep_best)[:200]}, and this run has the scores "
-                f"{', '.join(known) or '(none)'}. Give one of them, or evaluation data."
-            )
-        return direction
+        names = {
+            field: getattr(self, field)
+            for field in ("keep_best", "keep_best_of_members")
+            if getattr(self, field) is not None
+        }
+        for field, name in names.items():
+            if directions.get(name) is None:
+                known = sorted(each for each, better in directions.items() if better is not None)
+                raise UserError(
+                    f"{field} is {repr(name)[:200]}, and this run has the scores "
+                    f"{', '.join(known) or '(none)'}. Give one of them, or evaluation data."
+                )
+        return frozenset(name for name in names.values() if directions[name] == "higher")
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ class OpenCheckpoints:
             and returns sentences on differences that do not prevent resuming.
         resume: Rule of `Checkpoints`.
         say: Function that prints a sentence.
+        member_score: Name of the score of each member that is to be saved; None for none.
         require_same_folder: Function that raises an `OSError` if the folder of the run was removed
             or replaced.
 
@@ -62,10 +63,12 @@ class OpenCheckpoints:
         check: Callable[[JsonDict], list[str]],
         resume: str,
         say: Callable[[str], None],
+        member_score: str | None,
         require_same_folder: Callable[[], None],
     ) -> None:
         self._store, self._folder, self._record = store, folder, record
         self._cadence_from, self._check, self._resume = cadence, check, resume
+        self.member_score = member_score
         self._say, self._require_same_folder = say, require_same_folder
         # Cause of the last save that failed, which was said; None if the last save did not fail.
         self._said: str | None = None

@@ -301,6 +301,8 @@ class CheckpointConfig:
             kept for ever. None for none.
         keep_best: Name of a score of the test split, such as `nll`. The checkpoint with the best
             value of the ensemble is kept, among those of a step that is evaluated. None for none.
+        keep_best_of_members: Name of a score of the test split. For each member, the checkpoint
+            with its best value is kept, too. None for none.
     """
 
     every_steps: int | None = None
@@ -308,6 +310,7 @@ class CheckpointConfig:
     keep: int = 2
     keep_every_steps: int | None = None
     keep_best: str | None = None
+    keep_best_of_members: str | None = None
 
     def __post_init__(self) -> None:
         require_positive("checkpoint.every_secs", self.every_secs)

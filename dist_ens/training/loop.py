@@ -322,7 +322,7 @@ class Loop:
             step,
             state,
             record=self._record,
-            scores=_finite_scores(scores) if scores is not None else None,
+            scores=None if scores is None else _finite_scores(scores, self._opened.member_score),
             host_files=host_files,
             after=after,
             is_last=is_last,
@@ -337,9 +337,21 @@ class Loop:
                     call_hook(callback, "write", step, record)
 
 
-def _finite_scores(scores: Scores) -> dict[str, float]:
-    """Returns the scores of the ensemble, or of its mean member, that are finite numbers."""
-    values = scores.ensemble or scores.mean_member
+def _finite_scores(scores: Scores, member_score: str | None) -> dict[str, float]:
+    """Returns the scores of the ensemble, or of its mean member, that are finite numbers.
+
+    Args:
+        scores: Scores of an evaluation.
+        member_score: Name of a score that is returned of each member, too; None for none.
+    """
+    values = dict(scores.ensemble or scores.mean_member)
+    if member_score is not None:
+        of_members = score_record("", {}, scores.members)
+        values |= {
+            name.removeprefix("/"): value
+            for name, value in of_members.items()
+            if name.startswith(f"/{member_score}/")
+        }
     return {name: float(value) for name, value in values.items() if np.isfinite(value)}
 
 
