@@ -1,14 +1,20 @@
-"""Files that are replaced as a whole, so that no reader sees a part of one."""
+"""Writing of files. No symbolic link is followed, and no reader sees a part of a replaced file."""
 
 import contextlib
+import errno
+import io
 import os
 import pathlib
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
+
+from dist_ens.commands import quoted
+from dist_ens.errors import UserError
 
 
 @contextlib.contextmanager
-def replaced_file(path: pathlib.Path) -> Iterator[BinaryIO]:
+def replaced_file(path: pathlib.Path, *, beside: str = "unfinished") -> Iterator[BinaryIO]:
     """Opens a new file, which takes the place of another one when the context ends.
 
     The new file is first written beside its final place, as `NAME.unfinished`. A file or a symbolic
@@ -17,14 +23,18 @@ def replaced_file(path: pathlib.Path) -> Iterator[BinaryIO]:
 
     Args:
         path: Path of the file.
+        beside: End of the name of the new file until the context ends. Processes that may write the
+            file at the same time need different ones.
 
     Yields:
         The new file, open for writing.
 
     Raises:
-        OSError: If the file cannot be written.
+        OSError: If the file cannot be written, or the path is that of something other than a
+            regular file, such as a symbolic link.
     """
-    unfinished = path.with_name(f"{path.name}.unfinished")
+    _require_regular(path)
+    unfinished = path.with_name(f"{path.name}.{beside}")
     unfinished.unlink(missing_ok=True)
     # The mode "x" fails where a file or a link already is, such as one that somebody has just made.
     with unfinished.open("xb") as file:
@@ -38,12 +48,13 @@ def replaced_file(path: pathlib.Path) -> Iterator[BinaryIO]:
     unfinished.replace(path)
 
 
-def replace_file(path: pathlib.Path, content: str | bytes) -> None:
-    """Replaces the content of a file as a whole.
+def replace_file(path: pathlib.Path, content: str | bytes, *, beside: str = "unfinished") -> None:
+    """Replaces the content of a file as a whole; see `replaced_file`.
 
     Args:
         path: Path of the file.
         content: New content.
+        beside: End of the name of the new file while it is written.
 
     Raises:
         OSError: If the file cannot be written.
@@ -51,5 +62,54 @@ def replace_file(path: pathlib.Path, content: str | bytes) -> None:
     if isinstance(content, str):
         # The name of a file may hold bytes that are not valid text.
         content = content.encode(errors="backslashreplace")
-    with replaced_file(path) as file:
+    with replaced_file(path, beside=beside) as file:
         file.write(content)
+
+
+def opened_in_place(path: pathlib.Path, mode: str) -> io.FileIO:
+    """Opens a regular file for writing in its place, unbuffered. It is made if there is none.
+
+    Args:
+        path: Path of the file.
+        mode: "a" to append to the file, or "w" to empty it first.
+
+    Raises:
+        OSError: If the file cannot be written, or the path is that of something other than a
+            regular file, such as a symbolic link.
+    """
+    _require_regular(path)
+    # Windows has no such flag.
+    no_link = getattr(os, "O_NOFOLLOW", 0)
+    return io.FileIO(path, mode, opener=lambda name, flags: os.open(name, flags | no_link, 0o666))
+
+
+def require_regular_files(folder: pathlib.Path, names: Iterable[str]) -> None:
+    """Checks the places of the files that a run is about to write in its folder.
+
+    Args:
+        folder: Folder of the run, which need not exist. It may be a symbolic link itself.
+        names: Names of the files, which need not exist.
+
+    Raises:
+        UserError: If one of the paths is that of something other than a regular file.
+    """
+    for name in names:
+        try:
+            _require_regular(folder / name)
+        except OSError as error:
+            raise UserError(
+                f"{quoted(folder / name)} cannot be written: {error.strerror}. Move it away, or "
+                "choose another folder."
+            ) from error
+
+
+def _require_regular(path: pathlib.Path) -> None:
+    """Raises an `OSError` if a path is that of something other than a regular file."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        raise OSError(errno.ELOOP, "it is a symbolic link, through which nothing is written")
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EEXIST, "it is not a regular file")

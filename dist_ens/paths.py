@@ -2,8 +2,12 @@
 
 import os
 import pathlib
+import re
 
 from dist_ens.errors import UserError
+
+# Orbax begins some of its names with an underscore.
+_PLAIN_NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
 def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
@@ -41,6 +45,21 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
             f"{name} cannot be used as a path: {why}: {shortened(str(text))}. Correct {name}."
         ) from error
     return path
+
+
+def is_plain(path: str) -> bool:
+    """Returns whether a relative path leads to no other place than one below its folder.
+
+    Each part of it has at most 64 letters, digits, dots, dashes and underscores, of which the first
+    is no dot or dash.
+
+    Args:
+        path: Path with slashes between its parts, such as one that a file of a run gives.
+
+    >>> is_plain("state/d/67c1"), is_plain("../other"), is_plain("/etc"), is_plain("a//b")
+    (True, False, False, False)
+    """
+    return all(map(_PLAIN_NAME.fullmatch, path.split("/")))
 
 
 def shortened(text: str, length: int = 200) -> str:

@@ -283,10 +283,12 @@ def check_outputs(*of_files: flags.FlagHolder) -> None:
     for flag in of_files:
         if flag.value is None:
             continue
-        path = flag.value
-        is_folder, has_place = path.is_dir(), path.parent.is_dir()
-        if is_folder:
+        path = _target(flag)
+        if path.is_dir():
             raise _unwritable(flag, "it is a folder")
+        if path.exists() and not path.is_file():
+            raise _unwritable(flag, "it is not a regular file")
+        has_place = path.parent.is_dir()
         # A file is first written beside its final place, under a longer name.
         given_path(path.with_name(f"{path.name}.unfinished"), f"--{flag.name}")
         if not has_place:
@@ -309,13 +311,22 @@ def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) ->
         RunError: If the system cannot write the file.
     """
     try:
-        write(flag.value)
+        write(_target(flag))
     except OSError as error:
         raise RunError(
             f"--{flag.name}={shortened(str(flag.value))} could not be written: "
             f"{error.strerror or error}. Remove the cause, and run the same command again.",
             exit_code=code_of_write(error),
         ) from error
+
+
+def _target(flag: flags.FlagHolder) -> pathlib.Path:
+    """Returns the path of the file that a flag names; for a symbolic link, the path of its target.
+
+    A person may choose a link for an output. The link stays, and its target is written.
+    """
+    path = flag.value
+    return pathlib.Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _unwritable(flag: flags.FlagHolder, why: str | None) -> UserError:

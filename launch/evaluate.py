@@ -26,8 +26,10 @@ from dist_ens.experiment.assess import (
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.workdir import Finished, open_finished
+from dist_ens.file_writing import require_regular_files
 from dist_ens.json_text import JsonDict
 from dist_ens.paths import shortened
+from dist_ens.report.files import REPORT_FILES
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
@@ -121,6 +123,8 @@ def main() -> None:
             f"Nothing can be written in --workdir={shortened(str(workdir))}, where the report "
             "goes. Make it writable, or copy the run."
         )
+    if draws_page:
+        require_regular_files(workdir, REPORT_FILES)
     found = assess(run, evaluator, state, source, questions)
     if not cluster.is_main():
         return

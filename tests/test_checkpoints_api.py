@@ -390,9 +390,9 @@ def test_bytes_are_saved_with_the_state_or_not_at_all(tmp_path, monkeypatch):
     assert not list((tmp_path / "checkpoints").glob("1"))
 
 
-@pytest.mark.parametrize("name", ["a.b", "A", "", "a/b", "../a", "a1"])
+@pytest.mark.parametrize("name", ["a.b", "A", "", "a/b", "../a", "a1", "_a", "a" * 51])
 def test_a_host_file_has_a_plain_name(tmp_path, name):
-    refused = pytest.raises(UserError, match="Use lowercase letters and underscores only")
+    refused = pytest.raises(UserError, match="Use at most 50 lowercase letters and underscores")
     with CheckpointStore(tmp_path) as store, refused:
         store.save(1, state_of(1.0), {}, host_files={name: b""})
 

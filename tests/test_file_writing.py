@@ -18,12 +18,14 @@ def test_a_link_under_the_unfinished_name_is_not_followed(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["summary.json"]
 
 
-def test_a_link_in_the_files_place_is_replaced_and_its_target_stays(tmp_path):
+def test_a_link_in_the_files_place_is_refused_and_its_target_stays(tmp_path):
     outside, path = tmp_path / "outside", tmp_path / "summary.json"
     outside.write_text("precious")
     path.symlink_to(outside)
-    replace_file(path, "{}")
-    assert (outside.read_text(), path.read_text(), path.is_symlink()) == ("precious", "{}", False)
+    with pytest.raises(OSError, match="it is a symbolic link, through which nothing is written"):
+        replace_file(path, "{}")
+    assert (outside.read_text(), path.is_symlink()) == ("precious", True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["outside", "summary.json"]
 
 
 def write_half_and_fail(path):

@@ -14,7 +14,7 @@ from dist_ens.callbacks.protocol import RunInfo
 from dist_ens.checkpoint.causes import explained
 from dist_ens.commands import quoted
 from dist_ens.errors import SaveError, code_of_write
-from dist_ens.file_writing import replace_file
+from dist_ens.file_writing import opened_in_place, replace_file
 from dist_ens.paths import given_path
 from dist_ens.report.files import to_json
 from dist_ens.report.metrics_file import records_in
@@ -64,7 +64,7 @@ class JsonLines:
             records = records_in(self._path)
             kept = [line for line, record in records if record["step"] <= run.first_step]
             replace_file(self._path, b"".join(kept))
-            self._file = io.FileIO(self._path, "a")
+            self._file = opened_in_place(self._path, "a")
 
     def close(self) -> None:
         """Closes the file after its lines are on disk.
@@ -148,6 +148,6 @@ class JsonLines:
 def _is_same(file: io.FileIO, path: pathlib.Path) -> bool:
     """Returns whether a path still leads to an open file."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     except FileNotFoundError:
         return False

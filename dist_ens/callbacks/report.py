@@ -10,8 +10,10 @@ from dist_ens.callbacks.protocol import RunInfo
 from dist_ens.data import Split
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Scores, curves_of, pictures_of
+from dist_ens.file_writing import require_regular_files
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.paths import given_path
+from dist_ens.report.files import REPORT_FILES
 
 
 class Report:
@@ -26,7 +28,8 @@ class Report:
         folder: Folder of the run, made if it does not exist.
 
     Raises:
-        UserError: When the run begins, if there is no data to score.
+        UserError: When the run begins, if there is no data to score, or a symbolic link is in the
+            place of one of the files.
         RunError: When the run ends, if the files cannot be written.
 
     >>> report = Report("runs/a")
@@ -46,13 +49,14 @@ data to score. Give fit eval_data or validation, or leave Report out.
         """Stores the description of the run.
 
         Raises:
-            UserError: If there is no data to score.
+            UserError: If there is no data to score, or one of the files cannot be written.
         """
         if not run.directions:
             raise UserError(
                 "Report shows the scores of the evaluation data, and there is no data to score. "
                 "Give fit eval_data or validation, or leave Report out."
             )
+        require_regular_files(self._folder, REPORT_FILES)
         self._run = run
 
     def finished(

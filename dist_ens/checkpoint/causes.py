@@ -14,6 +14,7 @@ _REMEDIES = {
     errno.EROFS: "Mount that disk so that it can be written",
     errno.EACCES: "Give this user permission",
     errno.EPERM: "Give this user permission",
+    errno.ELOOP: "Put a file or a folder in the place of the link",
     errno.ENOENT: "Put the folder of the run back in its place",
     errno.ENOTDIR: "Put the folder of the run back in its place",
     errno.EMFILE: "Raise the limit on open files (ulimit -n)",

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from dist_ens import cluster
 from dist_ens.checkpoint.cadence import Cadence
+from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.kept import Kept
 from dist_ens.checkpoint.opened import OpenCheckpoints
 from dist_ens.checkpoint.record import RESUMES, check_resumes
@@ -26,9 +27,11 @@ from dist_ens.checkpoint.store import FOLDER, CheckpointStore
 from dist_ens.commands import quoted
 from dist_ens.config import whole_number
 from dist_ens.errors import UserError, value_and_kind
+from dist_ens.file_writing import opened_in_place, require_regular_files
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.paths import given_path
 
+_LOCK = ".lock"
 # Time for a file of process 0 to be seen by all hosts, in seconds.
 _SHARED_SECS = 10.0
 
@@ -197,13 +200,21 @@ def _locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
         UserError: If another run has locked the folder, or a host does not see the lock. Every
             host raises it.
     """
-    lock, owner = FileLock(folder / ".lock"), f"host {socket.gethostname()}, pid {os.getpid()}"
-    is_locked = True
+    lock, owner = FileLock(folder / _LOCK), f"host {socket.gethostname()}, pid {os.getpid()}"
+    is_locked, refused = True, None
     if cluster.is_main():
         try:
             lock.acquire(timeout=0)
         except Timeout:
             is_locked = False
+        except OSError as error:
+            refused = error
+    if cluster.any_host(refused is not None):
+        why = explained(refused)
+        raise UserError(
+            f"{quoted(folder / _LOCK)} cannot be locked: {why.what}. {why.remedy}, or choose "
+            "another folder."
+        ) from refused
     if not cluster.as_main_sees(is_locked):
         raise UserError(
             f"Another run is training in {quoted(folder)} ({_owner(folder)}). Wait for it, stop "
@@ -224,7 +235,7 @@ def _locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
     finally:
         if lock.is_locked and _sees(folder, token):
             with contextlib.suppress(OSError):
-                (folder / ".lock").write_text("")  # No process owns it any more.
+                _write_lock(folder, "")  # No process owns it any more.
         lock.release()
 
 
@@ -232,7 +243,8 @@ def _require_writable_folder(folder: pathlib.Path) -> None:
     """Makes a folder and checks that it is writable.
 
     Raises:
-        UserError: If a file has the path of the folder, or this user may not write to it.
+        UserError: If a file has the path of the folder, or this user may not write to it. Also if
+            the lock in it is no regular file.
     """
     for path in (folder / FOLDER, folder, *folder.parents):
         if path.exists() and not path.is_dir():
@@ -242,6 +254,7 @@ def _require_writable_folder(folder: pathlib.Path) -> None:
             )
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        require_regular_files(folder, [_LOCK])
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -271,7 +284,7 @@ def _positive(name: str, value: Any) -> float:
 def _owner(folder: pathlib.Path) -> str:
     """Returns the process that has locked a folder, as it wrote it into the lock."""
     try:
-        return (folder / ".lock").read_text(errors="replace").partition(";")[0] or "another process"
+        return (folder / _LOCK).read_text(errors="replace").partition(";")[0] or "another process"
     except OSError:
         return "another process"
 
@@ -290,7 +303,7 @@ def _is_marked(folder: pathlib.Path, owner: str, token: str) -> bool:
     is_written = True
     if cluster.is_main():
         try:
-            (folder / ".lock").write_text(f"{owner}; {token}")
+            _write_lock(folder, f"{owner}; {token}")
         except OSError:  # The disk may be full, which a save will say.
             is_written = False
     is_written = bool(cluster.as_main_sees(is_written))
@@ -309,9 +322,19 @@ def _is_marked(folder: pathlib.Path, owner: str, token: str) -> bool:
     return True
 
 
+def _write_lock(folder: pathlib.Path, text: str) -> None:
+    """Writes a text into the lock of a folder, which this process holds.
+
+    Raises:
+        OSError: If the lock cannot be written, or is no regular file any more.
+    """
+    with opened_in_place(folder / _LOCK, "w") as file:
+        file.write(text.encode())
+
+
 def _sees(folder: pathlib.Path, token: str) -> bool:
     """Returns whether the lock of a folder holds a token."""
     try:
-        return (folder / ".lock").read_text(errors="replace").endswith(token)
+        return (folder / _LOCK).read_text(errors="replace").endswith(token)
     except OSError:
         return False

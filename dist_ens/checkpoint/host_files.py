@@ -15,10 +15,11 @@ import jax
 
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, UserError, counted
+from dist_ens.paths import shortened
 
 _FOLDER = "host_files"
 _NUMBER = struct.Struct("<I")
-_NAME = re.compile("[a-z_]+")
+_NAME = re.compile("[a-z][a-z_]{0,49}")
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -26,7 +27,8 @@ def check_names(names: Iterable[str]) -> None:
     for name in names:
         if not _NAME.fullmatch(name):
             raise UserError(
-                f"The name of a host file is {name!r}. Use lowercase letters and underscores only."
+                f"The name of a host file is {shortened(name)}. Use at most 50 lowercase letters "
+                "and underscores, beginning with a letter."
             )
 
 

@@ -24,12 +24,14 @@ import pathlib
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Self
 
 from dist_ens.checkpoint.digests import file_digest
 from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.errors import RunError
 from dist_ens.json_text import Json, JsonDict, is_whole
+from dist_ens.paths import is_plain, shortened
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -147,19 +149,26 @@ class Manifest:
             RunError: If a newer version has written it.
             OSError: If it cannot be read.
         """
-        manifest = cls.from_bytes((checkpoint / MANIFEST).read_bytes())
+        path = checkpoint / MANIFEST
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise ValueError(f"{MANIFEST} is no regular file")
+        manifest = cls.from_bytes(path.read_bytes())
         if str(manifest.step) != checkpoint.name:
             raise ValueError(f"its {MANIFEST} is that of step {manifest.step}")
         return manifest
 
     def changed_files(self, checkpoint: pathlib.Path, *, hashes_data: bool) -> Iterator[str]:
-        """Yields a clause for each file that is missing or changed.
+        """Yields a clause for each file that is missing or changed, and each folder that is a link.
 
         Args:
             checkpoint: Folder of the checkpoint.
             hashes_data: Whether to hash the files of the arrays, too. Otherwise only their sizes
                 are compared. The other files are small, and always hashed.
         """
+        folders = {str(parent) for name in self.files for parent in PurePosixPath(name).parents}
+        for folder in sorted(folders - {"."}):
+            if (checkpoint / folder).is_symlink():
+                yield f"{folder} is a symbolic link"
         for name, entry in sorted(self.files.items()):
             path = checkpoint / name
             try:
@@ -231,7 +240,14 @@ def files_as_json(files: Mapping[str, FileEntry]) -> JsonDict:
 
 
 def files_from_json(files: Mapping[str, Mapping[str, int]]) -> dict[str, FileEntry]:
-    """Returns the entries of files that `files_as_json` returned."""
+    """Returns the entries of files that `files_as_json` returned.
+
+    Raises:
+        ValueError: If a path may lead out of the checkpoint.
+    """
+    for path in files:
+        if not is_plain(path):
+            raise ValueError(f"{MANIFEST} lists {shortened(path)}, which no checkpoint has")
     return {path: FileEntry(entry["bytes"], entry["crc32"]) for path, entry in files.items()}
 
 

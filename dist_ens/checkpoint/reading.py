@@ -1,6 +1,7 @@
 """Reading of a checkpoint. Every host reads the parts that its own devices hold."""
 
 import json
+import math
 import pathlib
 import zlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import tensorstore as ts
 from dist_ens.checkpoint.digests import member_digests
 from dist_ens.checkpoint.host_files import read_host_file
 from dist_ens.checkpoint.lineage import Lineage
-from dist_ens.checkpoint.manifest import MANIFEST, Manifest
+from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
 from dist_ens.checkpoint.writing import ID_LEAF, STATE, database_spec, stored_dtype
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import Reading
@@ -26,6 +27,11 @@ _CONTEXT = {
     "cache_pool#index": {"total_bytes_limit": 100_000_000},
     "file_io_concurrency": {"limit": 128},
 }
+# Most bytes of a value that the database keeps in its compressed index, and not in a file as it is.
+_LARGEST_INLINE = 1024
+# Largest number of bytes to which zstd, which compressed the arrays of the driver `zarr`, expands
+# one byte: four bytes stand for a block of 128 KiB (RFC 8878, section 3.1.1.2).
+_LARGEST_PACKING = 2**15
 # Record of a checkpoint that an older version wrote, and the key of its checksum.
 _OLD_RECORD, _OLD_CHECKSUM = "run/metadata", "crc32"
 
@@ -196,6 +202,9 @@ class _OldStep:
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
+        linked = next((name for name in files_in(path) if (path / name).is_symlink()), None)
+        if linked is not None:
+            raise ValueError(f"{linked} is a symbolic link")
         self.run = json.loads((path / _OLD_RECORD).read_bytes())
         self.added: list[str] = []
         written = self.run.pop(_OLD_CHECKSUM, None)
@@ -254,9 +263,12 @@ def check_arrays(opened: Mapping[str, ts.TensorStore], manifest: Manifest) -> No
         name: (stored_dtype(np.dtype(leaf.dtype)).name, leaf.shape)
         for name, leaf in manifest.leaves.items()
     }
+    num_members = len(manifest.member_ids)
     for name in sorted(there.keys() | listed.keys()):
         if there.get(name) != listed.get(name):
             raise ValueError(f"the array of leaf {name} is not the one that was saved")
+        if not opened[name].shape[:1] == (len(manifest.leaves[name].digests),) == (num_members,):
+            raise ValueError(f"leaf {name} has another number of members than {MANIFEST}")
 
 
 def open_arrays(path: pathlib.Path) -> dict[str, ts.TensorStore]:
@@ -264,7 +276,7 @@ def open_arrays(path: pathlib.Path) -> dict[str, ts.TensorStore]:
 
     Raises:
         FileNotFoundError: If the folder has no arrays.
-        ValueError: If a file is damaged.
+        ValueError: If a file is damaged, or the arrays are larger than their files.
     """
     context = ts.Context(_CONTEXT)
     database = {**database_spec(path), "cache_pool": "cache_pool#index"}
@@ -285,7 +297,41 @@ def open_arrays(path: pathlib.Path) -> dict[str, ts.TensorStore]:
             )
     if not opened:
         raise FileNotFoundError(f"no arrays in {path}")
-    return {name: array.result() for name, array in opened.items()}
+    arrays = {name: array.result() for name, array in opened.items()}
+    _require_sizes(path, arrays, len(keys))
+    return arrays
+
+
+def _require_sizes(path: pathlib.Path, arrays: Mapping[str, ts.TensorStore], num_keys: int) -> None:
+    """Checks that arrays are no larger than their files allow, before memory is allocated for them.
+
+    TensorStore ends the process if it cannot allocate what a damaged description asks for.
+
+    Args:
+        path: Folder of the arrays.
+        arrays: Opened arrays by name.
+        num_keys: Number of keys in the database, at least one for each part of an array.
+
+    Raises:
+        ValueError: If an array declares a part that is larger than the whole, or all arrays more
+            bytes than the files can hold.
+    """
+    declared = 0
+    for name, array in arrays.items():
+        part = array.chunk_layout.write_chunk_template.shape
+        if any(length > max(of_all, 1) for length, of_all in zip(part, array.shape, strict=True)):
+            raise ValueError(
+                f"leaf {name} declares parts of the shape {list(part)}, and its whole shape is "
+                f"{list(array.shape)}"
+            )
+        is_packed = array.spec().to_json()["driver"] == "zarr"
+        num_bytes = math.prod(array.shape) * array.dtype.numpy_dtype.itemsize
+        declared += num_bytes // _LARGEST_PACKING if is_packed else num_bytes
+    in_files = sum((path / file).lstat().st_size for file in files_in(path))
+    if declared > in_files + num_keys * _LARGEST_INLINE:
+        raise ValueError(
+            f"its arrays declare {declared:,} bytes, and their files have {in_files:,}"
+        )
 
 
 def _has_checksums(path: pathlib.Path) -> bool:

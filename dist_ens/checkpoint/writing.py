@@ -274,7 +274,7 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
             create=True,
             dtype=ts.dtype(stored_dtype(leaf.dtype)),
             shape=leaf.shape,
-            chunk_layout=ts.ChunkLayout(write_chunk_shape=leaf.pieces[0].array.shape),
+            chunk_layout=ts.ChunkLayout(write_chunk_shape=_not_empty(leaf.pieces[0].array.shape)),
             context=_CONTEXT,
             transaction=transaction,
         )
@@ -308,6 +308,11 @@ def stored_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(dtype)
 
 
+def _not_empty(shape: Iterable[int]) -> list[int]:
+    """Returns a shape in which axes of length 0 have length 1, as Zarr requires of a part."""
+    return [max(length, 1) for length in shape]
+
+
 def _by_member(shape: tuple[int, ...]) -> JsonDict:
     """Returns the codec of Zarr by which a part of an array is stored member by member.
 
@@ -316,7 +321,7 @@ def _by_member(shape: tuple[int, ...]) -> JsonDict:
     return {
         "name": "sharding_indexed",
         "configuration": {
-            "chunk_shape": [1, *shape[1:]],
+            "chunk_shape": [1, *_not_empty(shape[1:])],
             "codecs": _WITH_A_CHECKSUM,
             "index_codecs": _WITH_A_CHECKSUM,
         },

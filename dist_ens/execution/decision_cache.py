@@ -6,9 +6,10 @@ import os
 import pathlib
 
 from dist_ens.compile_cache import cache_folder
+from dist_ens.file_writing import replace_file
 from dist_ens.json_text import JsonDict, from_json
 
-_CHOICES = "executions.json"
+CHOICES = "executions.json"
 
 
 def kept_execution(program: str, folder: pathlib.Path | None = None) -> str | None:
@@ -18,7 +19,7 @@ def kept_execution(program: str, folder: pathlib.Path | None = None) -> str | No
         program: Fingerprint of the program and the kind of device.
         folder: Folder of the cache. Default: the user's cache folder.
     """
-    execution = _kept((folder or cache_folder()) / _CHOICES).get(program)
+    execution = _kept((folder or cache_folder()) / CHOICES).get(program)
     return execution if isinstance(execution, str) else None
 
 
@@ -32,14 +33,12 @@ def keep_execution(program: str, execution: str, folder: pathlib.Path | None = N
         execution: Name of the chosen execution.
         folder: Folder of the cache. Default: the user's cache folder.
     """
-    path = (folder or cache_folder()) / _CHOICES
+    path = (folder or cache_folder()) / CHOICES
     kept = _kept(path) | {program: execution}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Several runs may write at the same time, so each writes a file of its process.
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-        unfinished.replace(path)
+        replace_file(path, json.dumps(kept, indent=1), beside=str(os.getpid()))
     except OSError as error:
         logging.warning(
             "Could not write the chosen execution to %s: %s. The next run will time again.",

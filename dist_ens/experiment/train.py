@@ -10,21 +10,23 @@ from rich.console import Console
 from dist_ens import cluster, report
 from dist_ens.callbacks import JsonLines, ProgressBar, RunInfo
 from dist_ens.checkpoint import FOLDER, Checkpoints
+from dist_ens.checkpoint.causes import explained
 from dist_ens.commands import quoted
 from dist_ens.config import Experiment, OwnParts
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import RunError, UserError, code_of_write, counted, kind_of
 from dist_ens.evaluation import Evaluation, Scores
+from dist_ens.execution.decision_cache import CHOICES
 from dist_ens.experiment.build import NOTHING, Built, build
 from dist_ens.experiment.config_file import EXPERIMENT
 from dist_ens.experiment.record import Run
-from dist_ens.file_writing import replace_file
+from dist_ens.file_writing import replace_file, require_regular_files
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
 from dist_ens.paths import given_path
-from dist_ens.report.files import to_json
+from dist_ens.report.files import REPORT_FILES, to_json
 from dist_ens.report.metrics_file import METRICS
 from dist_ens.state import State
 from dist_ens.training import FitResult, fit
@@ -91,6 +93,7 @@ def train(
             f"experiment is {kind_of(experiment)}, not a dist_ens.config.Experiment. Make "
             "one with Experiment.from_dict."
         )
+    require_regular_files(workdir, (*REPORT_FILES, METRICS, EXPERIMENT, CHOICES))
     built = build(experiment, parts=parts, member_file=member_file, source=source)
     before: list[Run] = []
 
@@ -197,9 +200,10 @@ class _StoredExperiment:
         try:
             replace_file(self._path, to_json(self._experiment.to_dict(), indent=2) + "\n")
         except OSError as error:
+            why = explained(error)
             raise RunError(
-                f"The experiment could not be written to {quoted(self._path)}: {error.strerror}. "
-                "Free some space, or make the folder writable, and run the same command again.",
+                f"The experiment could not be written to {quoted(self._path)}: {why.what}. "
+                f"{why.remedy}, and run the same command again.",
                 exit_code=code_of_write(error),
             ) from error
 

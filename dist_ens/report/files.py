@@ -13,6 +13,7 @@ SUMMARY = "summary.json"
 CURVES = "curves.json"
 PICTURES = "pictures.npy"
 PAGE = "report.html"
+REPORT_FILES = (SUMMARY, CURVES, PICTURES, PAGE)
 
 
 def to_json(value: Json, **options: Any) -> str:

@@ -73,6 +73,15 @@ def a_folder_in_which_another_run_trains(tmp_path, monkeypatch):
         pass
 
 
+def a_lock_that_may_not_be_opened(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(checkpoints.FileLock, "acquire", refused)
+    with Checkpoints(tmp_path).open({}):
+        pass
+
+
 def a_folder_that_one_host_does_not_see(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(checkpoints, "_SHARED_SECS", 0)

@@ -11,7 +11,7 @@ import types
 import jax
 import numpy as np
 
-from dist_ens import cluster, meeting, narrowing, optimizers, paths, peers, state
+from dist_ens import cluster, file_writing, meeting, narrowing, optimizers, paths, peers, state
 from dist_ens.config import OptimizerConfig
 from dist_ens.errors import BrokenMembersError
 from dist_ens.mutual_tls import MutualTls
@@ -40,6 +40,11 @@ def a_cluster_that_jax_does_not_find(monkeypatch):
     monkeypatch.setattr(cluster, "meet", lambda *_: [])
     monkeypatch.setattr(jax.distributed, "initialize", refused)
     cluster.start("10.0.0.1:1234", 2, 0)
+
+
+def a_link_in_place_of_a_file_of_a_run(tmp_path):
+    (tmp_path / "report.html").symlink_to(tmp_path / "elsewhere")
+    file_writing.require_regular_files(tmp_path, ["report.html"])
 
 
 def members_that_predict_nan():

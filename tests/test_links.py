@@ -1,0 +1,208 @@
+"""Nothing is written through a symbolic link in a run, and no path leads out of its folder."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from dist_ens.callbacks import JsonLines, Report, RunInfo
+from dist_ens.checkpoint import Checkpoints, CheckpointStore
+from dist_ens.checkpoint.manifest import MANIFEST, Manifest
+from dist_ens.config import Experiment
+from dist_ens.data import open_source
+from dist_ens.errors import RunError, SaveError, UserError
+from dist_ens.execution.decision_cache import keep_execution
+from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment.assess import EvaluationRequest, assess
+from dist_ens.experiment.build import evaluator_of_run
+from dist_ens.experiment.train import train
+from dist_ens.file_writing import opened_in_place, replace_file
+from dist_ens.layout import Layout
+from dist_ens.paths import is_plain
+from dist_ens.report import write_report
+from test_golden_checkpoints import GOLDEN, copied
+from two_savers import RECORD
+
+pytestmark = pytest.mark.quick
+RUN = RunInfo(
+    None, member_ids=[0], first_step=0, last_step=9, batch_size=8, directions={"nll": None}
+)
+NAMES = [
+    *("summary.json", "curves.json", "pictures.npy", "report.html", "metrics.jsonl"),
+    *("experiment.json", "executions.json"),
+]
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A file that no run may touch."""
+    path = tmp_path / "outside"
+    path.write_text("precious")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def assert_untouched(outside, link):
+    assert outside.read_text() == "precious"
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_is_refused_a_folder_with_a_link_in_place_of_one_of_its_files(name, folder, outside):
+    (folder / name).symlink_to(outside)
+    told = f"{name} cannot be written: it is a symbolic link, through which nothing is written"
+    with pytest.raises(UserError, match=told):
+        train(Experiment.from_dict({"num_members": 2, "steps": 1}), folder)
+    assert_untouched(outside, folder / name)
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+def test_the_names_above_are_those_that_a_run_writes(tmp_path):
+    experiment = {
+        "num_members": 2,
+        "steps": 2,
+        "data": {"global_batch_size": 8},
+        "model": {"name": "mlp", "hidden_sizes": (4,)},
+    }
+    trained = train(Experiment.from_dict(experiment), tmp_path)
+    keep_execution("a program", "vmap", tmp_path)
+    source = open_source(trained.run.experiment.data)
+    evaluator = evaluator_of_run(trained.run, trained.ensemble)
+    found = assess(trained.run, evaluator, trained.state, source, EvaluationRequest())
+    write_report(tmp_path, found.to_dict(), found.curves, found.pictures)
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {*NAMES, ".lock", "checkpoints"}
+
+
+@pytest.mark.parametrize("target", ["outside", "absent"])
+def test_a_link_in_place_of_the_lock_is_refused_and_its_target_stays(folder, outside, target):
+    link = folder / ".lock"
+    link.symlink_to(outside.with_name(target))
+    told = r"\.lock cannot be written: it is a symbolic link"
+    with pytest.raises(UserError, match=told), Checkpoints(folder).open(RECORD):
+        pass
+    assert_untouched(outside, link)
+    assert not outside.with_name("absent").exists()
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_in_place_of_the_lock_is_refused(folder, make):
+    make(folder / ".lock")
+    told = r"\.lock cannot be written: it is not a regular file"
+    with pytest.raises(UserError, match=told), Checkpoints(folder).open(RECORD):
+        pass
+
+
+def test_a_link_that_replaces_the_lock_of_a_run_is_not_written_to(folder, outside):
+    with Checkpoints(folder).open(RECORD):
+        token = (folder / ".lock").read_text()
+        (folder / ".lock").unlink()
+        outside.write_text(token)  # The run takes the file for its own, and would empty it.
+        (folder / ".lock").symlink_to(outside)
+    assert outside.read_text() == token
+
+
+def test_a_folder_of_a_run_may_be_a_link_itself(folder, tmp_path):
+    (tmp_path / "latest").symlink_to(folder)
+    state = {"w": np.zeros((2, 3), np.float32)}
+    with Checkpoints(tmp_path / "latest").open(RECORD) as opened:
+        opened.save(1, Layout.make(2, ensemble_axis=1).put(state, "members"))
+    assert CheckpointStore(folder, read_only=True).steps() == [1]
+
+
+def test_metrics_are_not_written_through_a_link_that_comes_before_or_during_a_run(folder, outside):
+    path = folder / "metrics.jsonl"
+    path.symlink_to(outside)
+    writer = JsonLines(path)
+    with pytest.raises(SaveError, match="it is a symbolic link, .* in the place of the link, then"):
+        writer.begin(RUN)
+    assert_untouched(outside, path)
+    path.unlink()
+    writer.begin(RUN)
+    path.rename(folder / "moved")
+    path.symlink_to(folder / "moved")  # It still leads to the open file.
+    writer.write(1, {"train/loss": 0.5})
+    with pytest.raises(SaveError, match="removed or replaced"):
+        writer.sync()
+
+
+def test_a_report_is_refused_when_its_run_begins(folder, outside):
+    (folder / "report.html").symlink_to(outside)
+    with pytest.raises(UserError, match=r"report\.html cannot be written: it is a symbolic link"):
+        Report(folder).begin(RUN)
+    assert_untouched(outside, folder / "report.html")
+
+
+def test_a_choice_is_not_kept_through_a_link_and_the_run_continues(folder, outside, caplog):
+    (folder / "executions.json").symlink_to(outside)
+    keep_execution("a program", "vmap", folder)
+    assert "it is a symbolic link" in caplog.text
+    assert_untouched(outside, folder / "executions.json")
+    # The name of the unfinished file can be guessed.
+    (folder / "executions.json").unlink()
+    (folder / f"executions.json.{os.getpid()}").symlink_to(outside)
+    keep_execution("a program", "vmap", folder)
+    assert outside.read_text() == "precious"
+    assert json.loads((folder / "executions.json").read_text()) == {"a program": "vmap"}
+
+
+@pytest.mark.parametrize("mode", ["a", "w"])
+def test_a_file_is_not_opened_through_a_link(folder, outside, mode):
+    (folder / "file").symlink_to(outside)
+    with pytest.raises(OSError, match="it is a symbolic link"):
+        opened_in_place(folder / "file", mode)
+    assert_untouched(outside, folder / "file")
+
+
+def test_a_pipe_is_not_replaced(folder):
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(OSError, match="it is not a regular file"):
+        replace_file(folder / "pipe", "text")
+    assert (folder / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("name", ["format_1", "format_2"])
+@pytest.mark.parametrize("part", ["state", "state/d", "host_files", "state/_METADATA"])
+def test_a_checkpoint_with_a_link_in_it_is_damaged(name, part, tmp_path):
+    step = copied(name, tmp_path)
+    (step / part).rename(tmp_path / "elsewhere")
+    (step / part).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match=rf"damaged: {part} is (a symbolic link|no regular)") as told:
+        CheckpointStore(tmp_path, read_only=True).restore_run(3)
+    assert told.value.exit_code == ExitCode.DAMAGED
+
+
+def test_a_link_to_a_manifest_is_none(tmp_path):
+    step = copied("format_2", tmp_path)
+    (step / MANIFEST).rename(tmp_path / "elsewhere")
+    (step / MANIFEST).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match=r"damaged: manifest\.json is no regular file"):
+        CheckpointStore(tmp_path, read_only=True).restore_run(3)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../../outside", "/etc/passwd", "state/../../../outside", "", "a//b", ".", "-a", "a" * 65],
+)
+def test_a_manifest_lists_no_path_outside_its_checkpoint(tmp_path, path):
+    step = copied("format_2", tmp_path)
+    manifest = Manifest.read(step)
+    manifest.files[path] = manifest.files["state/_METADATA"]
+    (step / MANIFEST).write_bytes(manifest.to_bytes())
+    with pytest.raises(
+        RunError, match=r"damaged: manifest\.json lists .*, which no checkpoint has"
+    ):
+        CheckpointStore(tmp_path, read_only=True).restore_run(3)
+
+
+def test_the_paths_that_a_run_writes_are_plain():
+    manifest = Manifest.from_bytes((GOLDEN / "format_2" / MANIFEST).read_bytes())
+    assert all(map(is_plain, manifest.files))
+    assert is_plain("500.dist_ens-0a1b2c3d-4.orbax-checkpoint-tmp")
+    assert is_plain("state/ocdbt.process_1023/d/67c17510d62455169ec32d34fe6cf9d0")
