@@ -211,7 +211,7 @@ class OpenCheckpoints:
 
     def _trained_elsewhere(self) -> list[int]:
         """Returns the ids of the members that another run trained, with another seed or id."""
-        seed = seed_of(self._record)
+        seed = seed_of(self.saved_record or {})
         return [
             member.member_id
             for member in self.members
