@@ -107,6 +107,8 @@ def main() -> None:
     finished = open_finished(
         workdir, _CONFIG.own_parts, dropout_samples=_DROPOUT_SAMPLES.value, step=_STEP.value
     )
+    if _OUT_OF_BAG.value or _CONFORMAL.value in ("cv+", "jackknife+"):
+        finished.require_own_members()
     run, state = finished.run, finished.state
     source = _CONFIG.open_source(run.experiment.data)
     if finished.ensemble.objective is None:

@@ -78,6 +78,7 @@ def main() -> None:
             )
         cli.check_outputs(_OUTPUT)
         finished = open_finished(workdir, _CONFIG.own_parts, step=_STEP.value)
+        finished.require_own_members()
         source = _CONFIG.open_source(finished.run.experiment.data)
         predictions, told = _out_of_bag(finished.run, _evaluator(finished), finished.state, source)
     else:

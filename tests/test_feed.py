@@ -9,14 +9,16 @@ import pytest
 
 import networks
 from dist_ens.data import ArraySplit, Source, Spec
-from dist_ens.ensemble import Batches, Drawn, MemberBatches
+from dist_ens.ensemble import Batches, Drawn, Ensemble, MemberBatches
 from dist_ens.errors import UserError
 from dist_ens.feed import Placement, TrainingSet, call_batches, feed
 from dist_ens.feed.sharded import ShardedFeed
 from dist_ens.layout import BATCH, BATCHES, Layout, dealing_program
+from dist_ens.losses import categorical
 from dist_ens.methods import bootstrap
 from dist_ens.plan import collectives
 from dist_ens.sampling import Order
+from dist_ens.training import OrderedSplit, fit
 
 COUNT = 40  # examples; not a multiple of the batch of 16, so that batches lie across epochs
 
@@ -216,6 +218,31 @@ def deals(monkeypatch):
 
     monkeypatch.setattr(call_batches, "ShardedFeed", Told)
     return dealt
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_members_with_other_ids_than_their_positions_see_their_own_examples(
+    monkeypatch, is_streamed
+):
+    if is_streamed:
+        monkeypatch.setattr(Layout, "free_bytes", lambda layout: 0)
+
+    def state_of(**members):
+        member, *_ = networks.mlp()
+        ensemble = Ensemble(
+            member, networks.SGD, categorical(networks.CLASSES), execution="loop", **members
+        )
+        data = OrderedSplit(source().train, Order(COUNT, networks.BATCH, per_member=True), 3)
+        result = fit(ensemble, data, steps=4, steps_per_call=2, progress=False)
+        return result.state
+
+    few = state_of(num_members=2, member_ids=[5, 2])
+    whole = state_of(num_members=6).select([5, 2])
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7),
+        few.params,
+        whole.params,
+    )
 
 
 @pytest.mark.parametrize("first_step", [0, 2])

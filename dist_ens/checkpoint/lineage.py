@@ -50,6 +50,16 @@ class Lineage:
         """
         return self.member_id if self.trained_id is None else self.trained_id
 
+    def is_of_other_run(self, seed: int | None) -> bool:
+        """Returns whether another run trained the member, with another seed or id.
+
+        A member without a known run, which an older version saved, is taken for the run's own.
+
+        Args:
+            seed: Seed of the run that has the member now.
+        """
+        return self.run is not None and (self.seed, self.original_id) != (seed, self.member_id)
+
     def renamed(self, member_id: int) -> Self:
         """Returns the lineage of the same member with another id."""
         return dataclasses.replace(self, member_id=member_id, trained_id=self.original_id)

@@ -212,12 +212,7 @@ class OpenCheckpoints:
     def _trained_elsewhere(self) -> list[int]:
         """Returns the ids of the members that another run trained, with another seed or id."""
         seed = seed_of(self.saved_record or {})
-        return [
-            member.member_id
-            for member in self.members
-            if member.seed is not None
-            and (member.seed, member.original_id) != (seed, member.member_id)
-        ]
+        return [member.member_id for member in self.members if member.is_of_other_run(seed)]
 
     def _is_set_aside(self, step: int, damage: RunError | None) -> bool:
         """Sets a checkpoint aside if a host found it damaged, and returns whether it did.

@@ -11,6 +11,7 @@ from dist_ens import progress
 from dist_ens.data import ArraySplit, Spec, Split, evaluation_batches
 from dist_ens.data.source_check import check_parts
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.argument_checks import check_ids_of_groups
 from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.errors import BrokenMembersError, UserError, counted, first_line
 from dist_ens.evaluation.label_checks import (
@@ -75,6 +76,7 @@ class Evaluator:
                 f"{counted(layout.num_members, 'member')} cannot be divided evenly among "
                 f"{self._num_groups} groups. Choose a multiple."
             )
+        check_ids_of_groups(ensemble.ids.tolist(), self._num_groups)
         if left_out and (self._num_groups > 1 or len(left_out) >= layout.num_members):
             raise UserError(
                 f"{len(left_out)} of {counted(layout.num_members, 'member')}, in "

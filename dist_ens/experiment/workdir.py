@@ -8,6 +8,8 @@ from typing import NamedTuple
 from dist_ens import cluster
 from dist_ens.checkpoint import (
     CheckpointStore,
+    Lineage,
+    ids_text,
     positions_of,
     read_newest,
     require_config_record,
@@ -33,6 +35,7 @@ class Finished(NamedTuple):
         state: State of the ensemble.
         step: Number of updates that the state has seen.
         parts: Parts of the run that its experiment does not name.
+        members: Lineage of each member.
     """
 
     run: Run
@@ -40,6 +43,22 @@ class Finished(NamedTuple):
     state: State
     step: int
     parts: OwnParts
+    members: tuple[Lineage, ...] = ()
+
+    def require_own_members(self) -> None:
+        """Checks that the seed of the run and their ids determine what the members have seen.
+
+        Raises:
+            UserError: If a member was trained in another run, with another seed or id, or was
+                imported.
+        """
+        seed = self.run.experiment.seed
+        others = [member.member_id for member in self.members if member.is_of_other_run(seed)]
+        if others:
+            raise UserError(
+                f"The members {ids_text(others)} were trained in other runs, so that the examples "
+                "that they left out are not known. Ask this of the run that trained them."
+            )
 
 
 def saved_run(workdir: pathlib.Path, step: int | None = None) -> tuple[int, Run] | None:
@@ -113,7 +132,10 @@ def open_finished(
     if parts is not NOTHING and parts.loss is None:
         check_network(run, ensemble, parts, batch)
     state = store.restore_state(at, ensemble.abstract_state(batch), member_ids)
-    return Finished(run, ensemble, state, at, parts)
+    members = store.members(at)
+    if member_ids is not None:
+        members = tuple(members[position] for position in positions_of(member_ids, members))
+    return Finished(run, ensemble, state, at, parts, members)
 
 
 def parts_of(

@@ -1,6 +1,6 @@
 """The batches of each call of a run, for every placement of its training set."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from dist_ens import cluster
 from dist_ens.data import Split, calls, example_bytes_of
@@ -22,6 +22,7 @@ def feed(
     first_step: int,
     last_step: int,
     steps_per_call: int,
+    member_ids: Sequence[int] | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Iterator[CallBatches]:
     """Returns an iterator over the batches that `Ensemble.update_steps` takes.
@@ -37,6 +38,7 @@ def feed(
         first_step: Number of steps already taken.
         last_step: Number of steps of the whole run.
         steps_per_call: Number of steps of one call.
+        member_ids: Ids of the members, on which their orders depend. Default: their positions.
         say: Function that prints a sentence. It is called if a split is streamed whose members have
             their own orders, because the hosts then send much data. Default: print nothing.
 
@@ -63,4 +65,5 @@ def feed(
             f"hosts send {step_bytes / 2**20:.3g} MiB per step, {layout.num_members} times as much "
             "as with one order for all members."
         )
-    return streamed(split, order, layout, seed, steps_of_calls)
+    ids = range(layout.num_members) if member_ids is None else member_ids
+    return streamed(split, order, layout, seed, steps_of_calls, ids)

@@ -2,7 +2,7 @@
 
 import collections.abc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -75,6 +75,7 @@ class BatchIterable(TrainingData):
         first_step: int,
         last_step: int,
         steps_per_call: int,
+        member_ids: Sequence[int],
         say: Callable[[str], None],
     ) -> Iterator[CallBatches]:
         if self._began_at is None:

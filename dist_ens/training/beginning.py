@@ -123,6 +123,7 @@ def begin_run(
         first_step=first_step,
         last_step=last_step,
         steps_per_call=steps_per_call,
+        member_ids=ensemble.ids.tolist(),
         say=say,
     )
     batches = batches_on(layout)

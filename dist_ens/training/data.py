@@ -3,7 +3,7 @@
 import collections.abc
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -62,6 +62,7 @@ class OrderedSplit(TrainingData):
         first_step: int,
         last_step: int,
         steps_per_call: int,
+        member_ids: Sequence[int],
         say: Callable[[str], None],
     ) -> Iterator[CallBatches]:
         return feed(
@@ -72,6 +73,7 @@ class OrderedSplit(TrainingData):
             first_step=first_step,
             last_step=last_step,
             steps_per_call=steps_per_call,
+            member_ids=member_ids,
             say=say,
         )
 

@@ -1,6 +1,6 @@
 """The protocol between the training loop and its data."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from dist_ens.ensemble.batches import CallBatches
@@ -31,6 +31,7 @@ class TrainingData(Protocol):
         first_step: int,
         last_step: int,
         steps_per_call: int,
+        member_ids: Sequence[int],
         say: Callable[[str], None],
     ) -> Iterator[CallBatches]:
         """Yields the batches of each call on the layout.
@@ -40,6 +41,7 @@ class TrainingData(Protocol):
             first_step: Number of steps already taken.
             last_step: Number of steps of the whole run.
             steps_per_call: Number of steps in one call of the update.
+            member_ids: Ids of the members, on which their orders may depend.
             say: Function that prints a sentence.
 
         Raises:

@@ -389,6 +389,11 @@ def a_member_to_replay_that_was_imported(tmp_path):
     replay.replay(folder / "imported", 0)
 
 
+def out_of_bag_examples_of_a_merged_run():
+    members = (Lineage(0, 0, run="runs/a"), Lineage(1, 5, 0, run="runs/b"))
+    workdir.Finished(_run(), None, None, 6, OwnParts(), members).require_own_members()
+
+
 def members_to_drop_that_are_not_there(tmp_path):
     members.drop(_saved_members(tmp_path / "run", 0, 1), [2], tmp_path / "new")
 
