@@ -28,8 +28,9 @@ def bytes_read():
     """Bytes that TensorStore has read from files in this process, by its own count."""
     import tensorstore as ts
 
-    [found] = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/file/bytes_read")
-    return sum(value["value"] for value in found["values"])
+    # The list is empty before the first read.
+    found = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/file/bytes_read")
+    return sum(value["value"] for metric in found for value in metric["values"])
 
 
 def read_on(rows, columns, folder):
