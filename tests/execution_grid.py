@@ -73,8 +73,12 @@ class Grid:
         layout = Layout.make(most, ensemble_axis=1, devices=self.devices[:1])
         self.born = build_ensemble(self.run, layout).init(self.run.batch(BATCH))
 
-    def leaves(self, execution, num_members, num_devices):
-        """Arrays of the member after the calls: state and losses, without keys."""
+    def trained(self, execution, num_members, num_devices):
+        """The member after the calls.
+
+        Returns:
+            The bytes of each array of its state and of its losses, and its loss in each call.
+        """
         import jax
 
         from dist_ens.experiment.build import build_ensemble
@@ -91,33 +95,36 @@ class Grid:
             ensemble = dataclasses.replace(ensemble, member_ids=ids)
         state = layout.moved(select_members(self.born, ids), MEMBERS)
         batches = layout.put(self.batches, BATCHES)
+        losses = []
         for _ in range(CALLS):
             state, metrics = ensemble.update_steps(state, batches)
-        whole = (state.params, state.model_state, state.opt_state, metrics["loss"].T)
-        return [np.asarray(leaf[position]) for leaf in jax.tree.leaves(jax.device_get(whole))]
+            losses.append(float(jax.device_get(metrics["loss"])[0, position]))
+        whole = jax.device_get((state.params, state.model_state, state.opt_state, losses))
+        arrays = [leaf if np.ndim(leaf) == 0 else leaf[position] for leaf in jax.tree.leaves(whole)]
+        return [np.asarray(array).tobytes() for array in arrays], losses
 
 
-def largest_difference(leaves, reference):
-    """The largest difference in a leaf of floats, divided by the largest value of that leaf."""
-    pairs = zip(leaves, reference, strict=True)
-    return max(
-        float(np.max(np.abs(a.astype(float) - b)) / (np.max(np.abs(b.astype(float))) or 1.0))
-        for a, b in pairs
-        if a.dtype.kind == "f"
-    )
+def largest_difference(losses, reference):
+    """The largest difference of two losses of a call, divided by the largest loss."""
+    return float(np.max(np.abs(np.subtract(losses, reference))) / np.max(np.abs(reference)))
 
 
 def compared(grid, execution, reference):
-    """The bits and the largest difference of the member, for each mesh.
+    """The bits of the member, and the largest difference of its losses, for each mesh.
+
+    Args:
+        grid: Members of a config.
+        execution: Name of the execution.
+        reference: Losses of the member by the execution `loop`.
 
     Returns:
         A list of `[num_members, num_devices, hash, difference from the reference]`.
     """
     found = []
     for num_members, num_devices in MESHES.get(execution, [PAIR]):
-        leaves = grid.leaves(execution, num_members, num_devices)
-        bits = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()[:8]
-        found.append([num_members, num_devices, bits, largest_difference(leaves, reference)])
+        arrays, losses = grid.trained(execution, num_members, num_devices)
+        bits = hashlib.sha256(b"".join(arrays)).hexdigest()[:8]
+        found.append([num_members, num_devices, bits, largest_difference(losses, reference)])
     return found
 
 
@@ -125,7 +132,7 @@ def main(config, file):
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
     os.environ["JAX_PLATFORMS"] = "cpu"
     grid = Grid(config)
-    reference = grid.leaves("loop", *PAIR)
+    _, reference = grid.trained("loop", *PAIR)
     found = {name: compared(grid, name, reference) for name in executions_of(config)}
     pathlib.Path(file).write_text(json.dumps(found))
 
