@@ -28,7 +28,7 @@ from test_hlo import CONFIGS
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "concepts" / "execution.md").read_text()
-# The page says: "its losses differ by at most 0.1 %".
+# The page says: "its losses differ by at most 0.001 %".
 TOLERANCE = float(re.search(r"its losses differ by at most ([\d.]+) %", PAGE)[1]) / 100
 NAMES = [config.stem for config in CONFIGS]
 QUICK = ("digits", "mnist_mlp", "mnist_bn_dropout", "uci")  # They compile in a second each.
