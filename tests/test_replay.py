@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from commands import dist_ens
 from dist_ens.config import Experiment
 from dist_ens.errors import UserError
+from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment import replay as replaying
 from dist_ens.experiment.replay import Replay, replay
 from dist_ens.experiment.train import train
@@ -80,3 +82,32 @@ def test_nan_counts_as_the_largest_difference():
     assert found.largest[0] == "b"
     assert not found.largest[1] <= 1.0
     assert "most in b: by NaN in one of the two" in _sentence(found)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("execution", ["loop", "map", "chunk:2", "vmap", "unroll"])
+def test_the_command_replays_a_member_of_a_run_of_every_execution(
+    tmp_path, execution, record_property
+):
+    run = tmp_path / "run"
+    flags = ("--config.steps=20", "--config.model.hidden_sizes=(32,)", "--config.num_members=8")
+    ended = dist_ens(
+        "train",
+        "--config=configs/digits.py",
+        f"--workdir={run}",
+        f"--config.execution={execution}",
+        *flags,
+        xla_flags="",
+    )
+    assert ended.returncode == 0, ended.stderr
+    ended = dist_ens("replay", run, "--member=7", xla_flags="")
+    record_property("replayed execution", execution)
+    record_property("exit code", ended.returncode)
+    record_property("said", ended.stdout.splitlines()[-1])
+    has_same_bits = "has the same bits as in the run" in ended.stdout
+    assert ended.returncode == (ExitCode.DONE if has_same_bits else ExitCode.FAULT), ended.stderr
+    if execution in ("loop", "map"):
+        assert has_same_bits, ended.stdout
+    else:
+        again = dist_ens("replay", run, "--member=7", "--tolerance=0.02", xla_flags="")
+        assert again.returncode == ExitCode.DONE, again.stdout

@@ -28,8 +28,8 @@ def bytes_read():
     """Bytes that TensorStore has read from files in this process, by its own count."""
     import tensorstore as ts
 
+    # The list is empty before the first read.
     found = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/file/bytes_read")
-    # TensorStore has no such counter before it has read a file.
     return sum(value["value"] for metric in found for value in metric["values"])
 
 

@@ -1,0 +1,143 @@
+"""Each execution keeps what docs/concepts/execution.md promises, on every shipped config."""
+
+import functools
+import itertools
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens.config.execution_spec import CONVOLUTIONS, MAX_POOLING, PRODUCTS, WAYS
+from execution_grid import (
+    ALONE,
+    FOUR,
+    LOWERINGS,
+    MESHES,
+    PAIR,
+    SIX,
+    THREE,
+    Grid,
+    executions_of,
+    largest_difference,
+)
+from test_hlo import CONFIGS
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "concepts" / "execution.md").read_text()
+# The page says: "its losses differ by at most 0.001 %".
+TOLERANCE = float(re.search(r"its losses differ by at most ([\d.]+) %", PAGE)[1]) / 100
+NAMES = [config.stem for config in CONFIGS]
+QUICK = ("digits", "mnist_mlp", "mnist_bn_dropout", "uci")  # They compile in a second each.
+GRID_SECS = 3600
+
+
+def promise(execution, num_members, num_devices):
+    """A key of the meshes on which a member has the same bits by the page; None without one."""
+    way = execution.partition("+")[0]
+    if way == "loop":
+        return "any mesh"
+    num_chunks, rest = divmod(num_members // num_devices, 2)
+    is_kept = way == "map" or (way == "chunk:2" and num_chunks > 1 and not rest)
+    return num_devices if is_kept else None
+
+
+def test_the_page_has_a_promise_for_every_way():
+    table = PAGE[PAGE.index("| execution |") :]
+    assert [way for way in WAYS if f"`{way}`" not in table] == []
+    assert {name.partition(":")[0] for name in MESHES} == {way.partition(":")[0] for way in WAYS}
+    lowered = {word for names in LOWERINGS.values() for name in names for word in name.split("+")}
+    assert lowered >= {*CONVOLUTIONS, *MAX_POOLING, *PRODUCTS}
+
+
+@functools.cache
+def grid_of(config):
+    """The grid in this process, in which XLA compiles soon."""
+    grid = Grid(config, most=6)
+    return grid, grid.trained("loop", *PAIR)
+
+
+@pytest.mark.parametrize("config", QUICK)
+def test_a_member_alone_has_the_bits_of_one_in_an_ensemble_by_loop(config):
+    grid, reference = grid_of(config)
+    assert grid.trained("loop", *ALONE) == reference
+
+
+@pytest.mark.parametrize("config", QUICK)
+@pytest.mark.parametrize(("way", "some", "more"), [("map", PAIR, THREE), ("chunk:2", FOUR, SIX)])
+def test_a_member_has_the_same_bits_in_a_larger_ensemble_on_the_same_device(
+    config, way, some, more
+):
+    grid, (_, reference) = grid_of(config)
+    arrays, losses = grid.trained(way, *some)
+    assert (arrays, losses) == grid.trained(way, *more)
+    assert largest_difference(losses, reference) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("config", "way"),
+    [
+        *itertools.product(QUICK, ("vmap", "unroll")),
+        ("digits", "vmap+flat"),
+        ("uci", "vmap+aligned"),
+    ],
+)
+def test_a_member_is_the_one_of_the_loop_up_to_the_tolerance(config, way):
+    grid, (_, reference) = grid_of(config)
+    _, losses = grid.trained(way, *PAIR)
+    assert losses[1] != losses[0]  # The steps after the first see an update.
+    assert largest_difference(losses, reference) <= TOLERANCE
+
+
+@functools.cache
+def measured(config, folder):
+    """The grid of a config, compiled as for a user, in a process of its own."""
+    file, log = folder / f"{config}.json", folder / f"{config}.log"
+    with log.open("w") as output:
+        ended = subprocess.run(
+            [sys.executable, "tests/execution_grid.py", config, str(file)],
+            cwd=ROOT,
+            env=COMMAND_ENVIRONMENT | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=GRID_SECS,
+            check=False,
+        )
+    assert ended.returncode == 0, log.read_text()
+    return json.loads(file.read_text())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("grid")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("config", "execution"), [(name, each) for name in NAMES for each in executions_of(name)]
+)
+def test_every_execution_keeps_its_promise_on_every_shipped_config(
+    config, execution, folder, record_property
+):
+    rows = measured(config, folder)[execution]
+    bits = {(num_members, num_devices): bits for num_members, num_devices, bits, _ in rows}
+    largest = max(difference for *_, difference in rows)
+    same = {mesh for mesh in bits if bits[mesh] == bits[next(iter(bits))]}
+    record_property("config", config)
+    record_property("execution", execution)
+    listed = ", ".join(f"{members} on {devices}" for members, devices in bits)
+    record_property("members on devices", listed)
+    others = [
+        f"{members} on {devices}" for members, devices in bits if (members, devices) not in same
+    ]
+    record_property("other bits than the first", ", ".join(others) or "none")
+    record_property("largest difference from loop", f"{largest:.1e}")
+    promised = {}
+    for mesh, found in bits.items():
+        if (key := promise(execution, *mesh)) is not None:
+            promised.setdefault(key, set()).add(found)
+    assert {key for key, found in promised.items() if len(found) > 1} == set()
+    assert largest <= TOLERANCE
