@@ -268,3 +268,7 @@ def a_certificate_that_is_not_accepted(monkeypatch):
     monkeypatch.setattr(MutualTls, "context", lambda *_, **__: Refusing())
     monkeypatch.setattr(meeting.socket, "create_connection", lambda *_, **__: socket.socket())
     meeting.meet("10.0.0.1:1234", 2, 1, 10, None, MutualTls("cert.pem", "key.pem", "ca.pem"))
+
+
+def a_path_that_is_not_utf8():
+    paths.utf8_path("runs/\udcff")
