@@ -27,6 +27,11 @@ def use_compile_cache() -> None:
     said = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     folder = compiled_folder()
     if folder is None:
+        if said is None:
+            logging.warning(
+                "The compilation cache is disabled, because this user has no home folder. Set "
+                "XDG_CACHE_HOME or JAX_COMPILATION_CACHE_DIR to a folder."
+            )
         return
     try:
         folder.mkdir(mode=0o777 if said else 0o700, parents=True, exist_ok=True)
@@ -148,14 +153,25 @@ def compiled_folder() -> pathlib.Path | None:
     """Returns the folder of JAX's compilation cache, which need not exist.
 
     Returns:
-        Folder. None if the cache is disabled, or is not in a folder of a file system.
+        Folder. None if the cache is disabled, or is not in a folder of a file system, or the user
+        has no home folder.
     """
     said = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if said == "" or "://" in (said or ""):
+    if said is not None:
+        return None if said == "" or "://" in said else pathlib.Path(said)
+    folder = cache_folder()
+    return None if folder is None else folder / "compiled"
+
+
+def cache_folder() -> pathlib.Path | None:
+    """Returns the user's cache folder of dist_ens, which need not exist.
+
+    Returns:
+        Folder. None if the user has no home folder, such as a user without a name in a container.
+    """
+    try:
+        folder = platformdirs.user_cache_dir("dist_ens")
+    except RuntimeError:
         return None
-    return pathlib.Path(said or cache_folder() / "compiled")
-
-
-def cache_folder() -> pathlib.Path:
-    """Returns the user's cache folder of dist_ens, which need not exist."""
-    return pathlib.Path(platformdirs.user_cache_dir("dist_ens"))
+    # Older versions of platformdirs return a path that begins with `~`, and raise no error.
+    return None if folder.startswith("~") else pathlib.Path(folder)

@@ -62,6 +62,29 @@ def is_plain(path: str) -> bool:
     return all(map(_PLAIN_NAME.fullmatch, path.split("/")))
 
 
+def utf8_path(path: str | os.PathLike[str]) -> str:
+    """Returns a path as text that has the bytes of the path when it is encoded in UTF-8.
+
+    Python decodes paths by the locale, and TensorStore always encodes them in UTF-8.
+
+    Args:
+        path: Path, as Python decoded it.
+
+    Raises:
+        UserError: If the bytes of the path are not UTF-8.
+
+    >>> utf8_path("runs/digits")
+    'runs/digits'
+    """
+    try:
+        return os.fsencode(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"The path {shortened(os.fspath(path))} is not UTF-8, and no checkpoint can be saved "
+            "or read there. Rename the folder, or choose another one."
+        ) from error
+
+
 def shortened(text: str, length: int = 200) -> str:
     """Returns a quoted text for an error message, cut in the middle if it is too long.
 

@@ -159,7 +159,8 @@ def of_cache(folder: pathlib.Path | None, *, is_own: bool, fix: bool) -> Finding
     """
     check = "compile cache"
     if folder is None:
-        return Finding(check, "disabled by JAX_COMPILATION_CACHE_DIR")
+        why = "this user has no home folder" if is_own else "by JAX_COMPILATION_CACHE_DIR"
+        return Finding(check, f"disabled: {why}")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()

@@ -44,6 +44,7 @@ _COMMAND = StartedCommand()
 # Time for the other processes to end by themselves, and tell why, after one has failed.
 _FOLLOW_SECS = 5.0
 _LOOK_SECS = 0.05
+_CHILDREN_SECS = 2.0  # Time for the children of a process to end after SIGTERM.
 _LAST_OUTPUT_SECS = 2.0  # Time for the last output of a process to be printed.
 _LAST_LINES = 20  # Number of lines of output in which the report of a failure finds its error.
 _NUM_CPU_DEVICES = "--xla_force_host_platform_device_count"
@@ -85,11 +86,20 @@ class _Process:
                 self.last_lines.append(text)
             print(f"{prefix}{text}", flush=True)
 
-    def kill(self) -> None:
-        """Kills the process and its children, such as those that read data."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
+    def end_children(self) -> None:
+        """Ends the children of the process, such as those that read data, when it has ended itself.
+
+        They first get SIGTERM. A helper process of Python ignores it, and removes their shared
+        memory when they have ended. What is left after that is killed.
+        """
         self.popen.wait()
+        until = time.monotonic() + _CHILDREN_SECS
+        with contextlib.suppress(ProcessLookupError):  # The group is empty.
+            os.killpg(self.popen.pid, signal.SIGTERM)
+            while time.monotonic() < until:
+                time.sleep(_LOOK_SECS)
+                os.killpg(self.popen.pid, 0)
+            os.killpg(self.popen.pid, signal.SIGKILL)
         self.relay.join(_LAST_OUTPUT_SECS)
 
 
@@ -132,7 +142,9 @@ class _Attempt:
                 time.sleep(_LOOK_SECS)
         finally:
             for process in self.processes:
-                process.kill()  # Also what a process has left behind.
+                process.send(signal.SIGKILL)
+            for process in self.processes:
+                process.end_children()
             self._look()
         return ExitCode.DONE if self.first is None or self.first.code is None else self.first.code
 

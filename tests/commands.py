@@ -1,18 +1,23 @@
 """`dist-ens` commands in processes of their own, which take no time for imports."""
 
+import contextlib
 import functools
 import json
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
 from typing import NamedTuple
 
+import psutil
+
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from forked import CLOSED, NOBODY
 
-__all__ = ["CLOSED", "NOBODY", "Ended", "dist_ens"]
+__all__ = ["CLOSED", "NOBODY", "Ended", "Running", "dist_ens", "start"]
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -23,6 +28,67 @@ class Ended(NamedTuple):
     returncode: int
     stdout: str
     stderr: str
+
+
+class Running:
+    """Commands that run at the same time.
+
+    Args:
+        commands: Commands as `forked.py` reads them.
+
+    Attributes:
+        pids: Ids of their processes.
+    """
+
+    def __init__(self, commands):
+        print(json.dumps(commands), file=_parent().stdin, flush=True)
+        self.pids = self._told()
+
+    def kill(self, which):
+        """Kills some of the processes, given by their places in `pids`."""
+        for place in which:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[place], signal.SIGKILL)
+
+    def is_running(self):
+        """Whether the first process has not ended."""
+        return psutil.pid_exists(self.pids[0])
+
+    def codes(self):
+        """Exit codes of the processes, when all have ended."""
+        return self._told()
+
+    def _told(self):
+        line = _parent().stdout.readline()
+        assert line, "the process that commands are forked from has ended"
+        return json.loads(line)
+
+
+def start(*each, folder, name, devices=1, xla_flags=None, environ=(), cwd=ROOT):
+    """Starts commands at the same time, before others are started.
+
+    Args:
+        each: Words after `dist-ens` of each command.
+        folder: Folder of the files of their output, `NAME_out_0`, `NAME_err_0`, `NAME_out_1`, ….
+        name: Name of these files.
+        devices: CPUs to simulate in each.
+        xla_flags: Their `XLA_FLAGS`; by default those with which they compile fast.
+        environ: Other variables that are changed.
+        cwd: Folder in which they run.
+    """
+    xla_flags = fast_xla.flags(devices) if xla_flags is None else xla_flags
+    return Running(
+        [
+            {
+                "words": [*map(str, words)],
+                "environ": {"XLA_FLAGS": xla_flags, **dict(environ)},
+                "folder": str(folder),
+                "cwd": str(cwd),
+                "streams": [f"{name}_{stream}_{place}" for stream in ("out", "err")],
+            }
+            for place, words in enumerate(each)
+        ]
+    )
 
 
 def dist_ens(*words, devices=1, xla_flags=None, out="out", err="err"):
@@ -40,17 +106,15 @@ def dist_ens(*words, devices=1, xla_flags=None, out="out", err="err"):
     with tempfile.TemporaryDirectory() as folder:
         command = {
             "words": [*map(str, words)],
-            "xla_flags": xla_flags,
+            "environ": {"XLA_FLAGS": xla_flags},
             "folder": folder,
+            "cwd": str(ROOT),
             "streams": [out, err],
         }
-        parent = _parent()
-        print(json.dumps(command), file=parent.stdin, flush=True)
-        code = parent.stdout.readline()
-        assert code, "the process that commands are forked from has ended"
+        [code] = Running([command]).codes()
         files = [pathlib.Path(folder) / name for name in ("out", "err")]
         printed = [path.read_text() if path.exists() else "" for path in files]
-    return Ended(int(code), *printed)
+    return Ended(code, *printed)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import pytest
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens import compile_cache
 from dist_ens.compile_cache import access_of_others
+from dist_ens.execution.decision_cache import keep_execution, kept_execution
 
 ROOT = pathlib.Path(__file__).parent.parent
 ENVIRONMENT = {k: v for k, v in COMMAND_ENVIRONMENT.items() if not k.startswith("JAX_")}
@@ -159,3 +160,21 @@ def test_what_the_cache_has_spared_is_never_less_than_nothing():
         )
     jax.monitoring.record_event_duration_secs("/another", 5.0)
     assert compile_cache.spared_secs() == before + 2.0
+
+
+def no_home(name):
+    raise RuntimeError("could not determine the home directory")
+
+
+@pytest.mark.parametrize("platform", [no_home, lambda name: f"~/.cache/{name}"])
+def test_a_user_without_a_home_folder_has_no_cache(platform, monkeypatch, caplog):
+    # platformdirs raises an error, or leaves the tilde in the path, by its version.
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setattr(compile_cache.platformdirs, "user_cache_dir", platform)
+    assert compile_cache.cache_folder() is None
+    assert compile_cache.compiled_folder() is None
+    with caplog.at_level("WARNING"):
+        compile_cache.use_compile_cache()
+    assert "disabled, because this user has no home folder. Set XDG_CACHE_HOME" in caplog.text
+    keep_execution("program", "loop")
+    assert kept_execution("program") is None

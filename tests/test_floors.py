@@ -44,6 +44,7 @@ FLOORS = {
     "dist_ens.array_files": 0,
     "dist_ens.narrowing": 0,
     "dist_ens.file_writing": 0,
+    "dist_ens.data_workers": 0,
     "dist_ens.mutual_tls": 0,
     "dist_ens.paths": 0,
     "dist_ens.commands": 0,

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from dist_ens.errors import UserError
-from dist_ens.paths import given_path, shortened
+from dist_ens.paths import given_path, shortened, utf8_path
 
 pytestmark = pytest.mark.quick
 
@@ -55,3 +55,10 @@ def test_a_loop_of_links_is_refused(tmp_path):
 def test_a_long_text_keeps_its_ends():
     assert shortened("a" * 300 + "z" * 300) == f"'{'a' * 100}'…'{'z' * 100}' (600 characters)"
     assert shortened("short\n") == r"'short\n'"
+
+
+def test_a_path_is_told_in_utf8_whatever_the_locale():
+    # In ASCII, Python decodes the two bytes of the letter as two surrogates.
+    assert utf8_path("runs \udcc3\udca4") == "runs \u00e4" == utf8_path("runs \u00e4")
+    with pytest.raises(UserError, match=r"'runs/\\udcff' is not UTF-8, and no checkpoint can be"):
+        utf8_path("runs/\udcff")

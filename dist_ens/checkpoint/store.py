@@ -32,6 +32,8 @@ from dist_ens.errors import RunError, SaveError, UserError, code_of_write
 from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import pieces_off_devices, read_onto_devices
+from dist_ens.layout import pieces_off_devices
+from dist_ens.paths import utf8_path
 from dist_ens.state import State
 from dist_ens.types import Tree
 
@@ -53,7 +55,8 @@ class CheckpointStore:
         read_only: Whether nothing will be saved. Unfinished checkpoints are then left alone.
 
     Raises:
-        UserError: If the folder `checkpoints` is a symbolic link, and something will be saved.
+        UserError: If something will be saved, and the folder `checkpoints` is a symbolic link, or
+            its path is not UTF-8.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class CheckpointStore:
             pass
         if read_only:
             return
+        utf8_path(self._folder)
         self._require_no_link()
         if cluster.is_main():
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -341,6 +345,7 @@ class CheckpointStore:
     def _saved(self, step: int) -> SavedStep:
         """Returns a checkpoint after a check of its files, which is done once."""
         if self._opened is None or self._opened[0] != step:
+            utf8_path(self._folder)
             with self._damage_is_reported(step):
                 self._opened = step, open_step(self._folder / str(step))
         return self._opened[1]

@@ -39,6 +39,7 @@ from dist_ens.checkpoint.manifest import (
 )
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import Piece
+from dist_ens.paths import utf8_path
 
 # A folder that is not finished, or no checkpoint any more. Orbax ignores a name with this end, too.
 _UNFINISHED = re.compile(r"[0-9]+\.dist_ens-[0-9a-f]+-[0-9]+\.orbax-checkpoint-tmp")
@@ -368,7 +369,7 @@ def _take_up_others(path: pathlib.Path) -> None:
 
 def database_spec(folder: pathlib.Path) -> JsonDict:
     """Returns TensorStore's specification of the database in a folder."""
-    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}}
+    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{utf8_path(folder)}/"}}
 
 
 def _new_database_spec(folder: pathlib.Path) -> JsonDict:

@@ -19,21 +19,28 @@ def kept_execution(program: str, folder: pathlib.Path | None = None) -> str | No
         program: Fingerprint of the program and the kind of device.
         folder: Folder of the cache. Default: the user's cache folder.
     """
-    execution = _kept((folder or cache_folder()) / CHOICES).get(program)
+    folder = folder or cache_folder()
+    if folder is None:
+        return None
+    execution = _kept(folder / CHOICES).get(program)
     return execution if isinstance(execution, str) else None
 
 
 def keep_execution(program: str, execution: str, folder: pathlib.Path | None = None) -> None:
     """Keeps a choice for the next run of the same program.
 
-    If the file cannot be written, a warning is logged, and the next run measures again.
+    If the file cannot be written, a warning is logged, and the next run measures again. Nothing is
+    kept for a user without a home folder.
 
     Args:
         program: Fingerprint of the program and the kind of device.
         execution: Name of the chosen execution.
         folder: Folder of the cache. Default: the user's cache folder.
     """
-    path = (folder or cache_folder()) / CHOICES
+    folder = folder or cache_folder()
+    if folder is None:
+        return
+    path = folder / CHOICES
     kept = _kept(path) | {program: execution}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

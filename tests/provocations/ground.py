@@ -300,3 +300,7 @@ def states_of_two_steps():
 
 def states_of_two_networks():
     state.State.concatenate([_state(0), _state(1, length=3)])
+
+
+def a_path_that_is_not_utf8():
+    paths.utf8_path("runs/\udcff")

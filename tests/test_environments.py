@@ -1,0 +1,224 @@
+"""Commands in odd environments, as a shell starts them: each works, with exit code 0."""
+
+import os
+import pathlib
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import fast_xla
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens.checkpoint import CheckpointStore
+from test_kills import records, saved_bits
+
+ROOT = pathlib.Path(__file__).parent.parent
+DIST_ENS = shlex.join([sys.executable, "-c", "import launch; launch.main()"])
+TINY = [
+    *(f"--config={ROOT / 'configs' / 'digits.py'}", "--config.num_members=2"),
+    *("--config.execution=loop", "--config.model.hidden_sizes=(8,)", "--config.steps_per_call=1"),
+]
+STRANGE = "runs \u00e4\u6570/my run's"
+LIMIT_SECS = 180
+# The encoding is ASCII, which Python replaces by UTF-8 unless it is told not to.
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+# Without a home folder there is no cache either.
+NO_HOME = {"HOME": None, "XDG_CACHE_HOME": None, "JAX_COMPILATION_CACHE_DIR": None}
+NEEDED = ("PATH", "PYTHONPATH", "JAX_PLATFORMS", "XLA_FLAGS")
+ODD = {
+    "LC_ALL=C": {"environ": {"LC_ALL": "C"}},
+    "ASCII": {"environ": ASCII},
+    "umask 077": {"umask": 0o077},
+    "no HOME": {"environ": NO_HOME},
+    "HOME that is no folder": {"environ": NO_HOME | {"HOME": "/dev/null"}},
+    "COLUMNS=20": {"environ": {"COLUMNS": "20"}},
+    "COLUMNS=0": {"environ": {"COLUMNS": "0"}},
+    "COLUMNS=x": {"environ": {"COLUMNS": "x"}},
+    "few variables": {"environ": {name: None for name in os.environ if name not in NEEDED}},
+    "TMPDIR that is missing": {"environ": {"TMPDIR": "/nowhere"}},
+    "TZ that is wrong": {"environ": {"TZ": "Mars/Base"}},
+}
+# A user that the system does not know, as many containers have, where the kernel permits it.
+UNKNOWN = ["unshare", "--user", "--map-user=54321"]
+if shutil.which("unshare") and subprocess.run([*UNKNOWN, "true"], check=False).returncode == 0:
+    ODD["a user without a name"] = {"environ": NO_HOME, "before": UNKNOWN}
+VERBS = [
+    "evaluate --workdir={run}",
+    "report {run} --output={run}/page.html",
+    "doctor {tiny} --workdir={run}",
+    "predict --workdir={run} --input=x.npy --output={run}/p.npz",
+    "members {run} verify",
+    "replay {run} --member=1",
+    "plan {tiny} --topology=cpu:2",
+    "slurm render --output={run}/job.sh -- train {tiny} --workdir={run}",
+    "local --processes=2 -- train {tiny} --config.steps=2 --workdir={run}/local",
+]
+ALL_VERBS = ("ASCII", "no HOME", "COLUMNS=20")
+# Sets the clock back by an hour as soon as a file exists, for everything but the file system.
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static time_t back(void) { return access(getenv("SET_BACK"), F_OK) ? 0 : 3600; }
+
+int clock_gettime(clockid_t id, struct timespec *t) {
+  int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+  int failed = real(id, t);
+  if (!failed && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) t->tv_sec -= back();
+  return failed;
+}
+
+int gettimeofday(struct timeval *restrict t, void *restrict zone) {
+  struct timespec now;
+  int failed = clock_gettime(CLOCK_REALTIME, &now);
+  t->tv_sec = now.tv_sec;
+  t->tv_usec = now.tv_nsec / 1000;
+  return failed;
+}
+
+time_t time(time_t *t) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return t ? (*t = now.tv_sec) : now.tv_sec;
+}
+"""
+SETTING_BACK = """
+import pathlib, runpy, time
+
+HERE = pathlib.Path(__file__).parent
+get_config = runpy.run_path({digits!r})["get_config"]
+
+class SetBack:
+    def __call__(self, info):
+        time.sleep(0.02)  # So that saves by the clock are due.
+        if info.step == 40:
+            before = time.time()
+            (HERE / "set_back").touch()
+            assert time.time() < before - 3000
+
+def make_callbacks(spec):
+    return [SetBack()]
+"""
+
+
+def environment(changed):
+    """The environment of a command; None unsets a variable."""
+    variables = COMMAND_ENVIRONMENT | {
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": fast_xla.flags(1),
+    }
+    return {k: v for k, v in (variables | changed).items() if v is not None}
+
+
+def in_shell(line, cwd, environ=(), before=(), **options):
+    """What a line of bash has printed, in which every command has succeeded."""
+    ended = subprocess.run(
+        [*before, "bash", "-c", f"set -o pipefail; {line}"],
+        cwd=cwd,
+        env=environment(dict(environ)),
+        capture_output=True,
+        timeout=LIMIT_SECS,
+        **options,
+    )
+    told = (ended.stdout + ended.stderr).decode(errors="backslashreplace")
+    assert ended.returncode == 0, told
+    assert "Traceback" not in told, told
+    return told
+
+
+def trained(cwd, workdir, after="", steps=3, **options):
+    """What a short run has printed."""
+    words = shlex.join(["train", *TINY, f"--workdir={workdir}", f"--config.steps={steps}"])
+    told = in_shell(f"{DIST_ENS} {words}{after}", cwd, **options)
+    assert (cwd / workdir / "summary.json").exists(), told
+    assert (cwd / workdir / "report.html").exists()
+    assert CheckpointStore(cwd / workdir, read_only=True).latest_step() == steps
+    return told
+
+
+def line_of(verb, workdir):
+    """The command line of a verb for a run."""
+    return f"{DIST_ENS} {verb.format(run=shlex.quote(str(workdir)), tiny=shlex.join(TINY))}"
+
+
+def test_a_run_works_where_everything_is_odd_at_once(tmp_path):
+    environ = ASCII | {"COLUMNS": "20", "HOME": None}
+    trained(tmp_path, STRANGE, " | head -1", environ=environ, umask=0o077)
+    found = {stat.S_IMODE(path.lstat().st_mode) for path in (tmp_path / STRANGE).rglob("*")}
+    assert found == {0o700, 0o600}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with inputs."""
+    np.save(tmp_path / "x.npy", load_digits().images[:5])
+    return tmp_path
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("odd", ODD)
+def test_every_command_works_in_an_odd_environment(odd, folder, record_property):
+    trained(folder, STRANGE, **ODD[odd])
+    verbs = VERBS if odd in ALL_VERBS else VERBS[:3]
+    for verb in verbs:
+        in_shell(line_of(verb, STRANGE), folder, **ODD[odd])
+    assert not (folder / "~").exists()
+    record_property("environment", odd)
+    record_property("verbs", ", ".join(["train", *(verb.split()[0] for verb in verbs)]))
+    record_property("exit codes", "0")
+
+
+@pytest.mark.faults
+def test_every_command_works_when_nobody_reads_on(folder, record_property):
+    for stream in ("", " 2>&1"):
+        trained(folder, f"run{stream}", f"{stream} | head -1")
+        for verb in VERBS:
+            in_shell(f"{line_of(verb, folder / f'run{stream}')}{stream} | head -1", folder)
+    record_property("environment", "| head -1")
+    record_property("verbs", ", ".join(["train", *(verb.split()[0] for verb in VERBS)]))
+    record_property("exit codes", "0")
+
+
+@pytest.mark.faults
+def test_a_clock_that_is_set_back_during_a_run_changes_nothing(tmp_path, record_property):
+    (tmp_path / "clock.c").write_text(CLOCK)
+    library = tmp_path / "clock.so"
+    compiler = ["cc", "-shared", "-fPIC", "-o", library, tmp_path / "clock.c", "-ldl"]
+    subprocess.run(compiler, check=True)
+    config = tmp_path / "config.py"
+    config.write_text(SETTING_BACK.format(digits=str(ROOT / "configs" / "digits.py")))
+    words = [*TINY[1:], f"--config={config}", "--config.checkpoint.every_secs=0.2"]
+    words += ["--config.checkpoint.keep=1000", "--config.logging.every_steps=10"]
+
+    def run(workdir, steps, **environ):
+        line = ["train", *words, f"--workdir={tmp_path / workdir}", f"--config.steps={steps}"]
+        return in_shell(f"{DIST_ENS} {shlex.join(line)}", tmp_path, environ=environ)
+
+    (tmp_path / "set_back").touch()  # Here it is no news.
+    config.write_text(config.read_text().replace("before - 3000", "before + 1"))
+    run("whole", 120)
+    (tmp_path / "set_back").unlink()
+    config.write_text(config.read_text().replace("before + 1", "before - 3000"))
+    changed = {"LD_PRELOAD": str(library), "SET_BACK": str(tmp_path / "set_back")}
+    run("run", 80, **changed)
+    steps = CheckpointStore(tmp_path / "run", read_only=True).steps()
+    # 40 steps of 20 ms or more on either side of the change, and a save every 200 ms.
+    assert sum(step < 40 for step in steps) >= 2
+    assert sum(step > 40 for step in steps) >= 2
+    told = run("run", 120, **changed)
+    assert "resuming from step 80" in " ".join(told.split())
+    assert saved_bits(tmp_path / "run") == saved_bits(tmp_path / "whole")
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+    record_property("environment", "clock set back by an hour at step 40 of 120")
+    record_property("verbs", "train, and train again")
+    record_property("exit codes", "0")

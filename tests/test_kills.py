@@ -1,0 +1,229 @@
+"""Runs whose processes are killed at random moments, and which lose nothing by it.
+
+The moments are drawn from a fixed seed, half of them inside a save. At each, all processes of a run
+are killed at once, as when the power fails, or one of them and soon after it the others, as
+`dist-ens local` does.
+"""
+
+import dataclasses
+import itertools
+import random
+import time
+
+import pytest
+
+from commands import start
+from dist_ens.checkpoint import CheckpointStore
+from dist_ens.checkpoint.reading import open_arrays
+from dist_ens.checkpoint.verify import faults_of
+from dist_ens.checkpoint.writing import STATE
+from test_cluster import free_port
+from test_local import scores_of
+from test_signals import untimed
+
+STEPS, SAVED_EVERY = 60, 4
+# A save writes 2 MB, so that it takes long enough for a kill to meet it.
+TRAIN = [
+    *("train", "--config=configs/digits.py", "--config.execution=loop"),
+    *("--config.num_members=4", f"--config.steps={STEPS}", "--config.steps_per_call=2"),
+    *("--config.model.hidden_sizes=(200,128)", "--config.logging.every_steps=2"),
+    *(f"--config.checkpoint.every_steps={SAVED_EVERY}", "--config.data.global_batch_size=32"),
+]
+MOST_KILLS = 5  # of one run, which then goes on to its end
+
+
+@dataclasses.dataclass
+class Counted:
+    """Kills of runs of a number of processes.
+
+    Attributes:
+        kills: Number of kills.
+        in_a_save: Number of kills that left an unfinished checkpoint.
+        of_one: Number of kills that hit one process first.
+        before_a_save: Number of kills before the first checkpoint.
+        runs: Number of runs, each with some of the kills.
+    """
+
+    kills: int = 0
+    in_a_save: int = 0
+    of_one: int = 0
+    before_a_save: int = 0
+    runs: int = 0
+
+
+def begun(folder, name, num_processes, attempt=0):
+    """The processes of a run, each with one device, on the mesh `num_processes` x 1."""
+    own = [[]]
+    if num_processes > 1:
+        together = [f"--coordinator_address=127.0.0.1:{free_port()}"]
+        together += [f"--num_processes={num_processes}"]
+        own = [[*together, f"--process_id={i}"] for i in range(num_processes)]
+    workdir = f"--workdir={folder / name}"
+    each = [[*TRAIN, workdir, *words] for words in own]
+    return start(*each, folder=folder, name=f"{name}_{attempt}")
+
+
+def output(folder, name, attempt):
+    """All that the processes of an attempt have printed."""
+    return "\n".join(path.read_text() for path in sorted(folder.glob(f"{name}_{attempt}_*")))
+
+
+def saved_bits(workdir):
+    """The step of the newest checkpoint, and the bits of all its arrays."""
+    step = CheckpointStore(workdir, read_only=True).latest_step()
+    arrays = open_arrays(workdir / "checkpoints" / str(step) / STATE)
+    return step, {name: array.read().result().tobytes() for name, array in arrays.items()}
+
+
+def records(workdir):
+    """Records of the metrics, without what depends on the clock."""
+    return untimed((workdir / "metrics.jsonl").read_text())
+
+
+def names_in(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def finished_steps(workdir):
+    return CheckpointStore(workdir, read_only=True).steps()
+
+
+def newest_in(workdir):
+    """The newest step that is saved; 0 for none."""
+    return max(finished_steps(workdir), default=0)
+
+
+def is_saving(workdir, after):
+    """Whether a checkpoint of a step after another one is unfinished."""
+    found = workdir.glob("checkpoints/*-tmp")
+    return any(int(path.name.partition(".")[0]) > max(after, newest_in(workdir)) for path in found)
+
+
+class KilledRun:
+    """A run that is killed some times and then left alone.
+
+    Args:
+        folder: Folder for the run and its output.
+        name: Name of the run.
+        num_processes: Number of its processes.
+        whole_secs: Duration of such a run that is never stopped, in seconds. It compiles, which
+            later runs do not.
+        draw: Source of the moments.
+        counted: Counts, which grow.
+    """
+
+    def __init__(self, folder, name, num_processes, whole_secs, draw, counted):
+        self.folder, self.name, self.num_processes = folder, name, num_processes
+        self.whole_secs, self.draw, self.counted = whole_secs, draw, counted
+        self.workdir = folder / name
+
+    def go(self, num_kills):
+        """Runs it until it ends, with at most a number of kills."""
+        newest = 0
+        for attempt in itertools.count():
+            processes = begun(self.folder, self.name, self.num_processes, attempt)
+            kill = self.kill(processes) if attempt < num_kills else None
+            codes, told = processes.codes(), output(self.folder, self.name, attempt)
+            assert "Traceback" not in told, told
+            if kill is None or not any(codes):
+                assert not any(codes), told
+                assert newest == 0 or f"resuming from step {newest}." in " ".join(told.split())
+                return
+            newest = self.check_killed(*kill)
+
+    def kill(self, processes):
+        """Kills the processes at a moment that is drawn.
+
+        Returns:
+            The steps that were saved before, and whether one process was killed before the others;
+            None if the run had ended.
+        """
+        in_a_save = self.draw.random() < 0.5
+        first = self.draw.choice([*range(self.num_processes), None])
+        later_secs, delay_secs = self.draw.uniform(0, 0.1), self.draw.uniform(0, 0.01)
+        until = time.monotonic() + self.draw.uniform(0, 0.8) * self.whole_secs
+        started = newest_in(self.workdir) + self.draw.randrange(3) * SAVED_EVERY
+        while not is_saving(self.workdir, started) if in_a_save else time.monotonic() < until:
+            if not processes.is_running():
+                return None
+            time.sleep(0.001)
+        if in_a_save:
+            time.sleep(delay_secs)
+        seen, is_of_one = finished_steps(self.workdir), False
+        if first is not None and self.num_processes > 1:
+            processes.kill([first])
+            time.sleep(later_secs)
+            is_of_one = True
+        processes.kill(range(self.num_processes))
+        return seen, is_of_one
+
+    def check_killed(self, seen, is_of_one):
+        """Checks what a kill has left behind, and counts it; returns the newest step."""
+        steps, newest = finished_steps(self.workdir), newest_in(self.workdir)
+        assert newest >= max(seen, default=0)
+        for step in steps:
+            assert faults_of(self.workdir / "checkpoints" / str(step)) == []
+        self.counted.kills += 1
+        self.counted.in_a_save += is_saving(self.workdir, newest)
+        self.counted.of_one += is_of_one
+        self.counted.before_a_save += not steps
+        return newest
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """Function that returns the folder of a run of some processes that is never stopped, and the
+    seconds it took."""
+    runs = {}
+
+    def trained(num_processes):
+        if num_processes not in runs:
+            folder = tmp_path_factory.mktemp("whole")
+            since = time.monotonic()
+            codes = begun(folder, "whole", num_processes).codes()
+            assert codes == [0] * num_processes, output(folder, "whole", 0)
+            runs[num_processes] = folder, time.monotonic() - since
+        return runs[num_processes]
+
+    return trained
+
+
+def check_kills(num_processes, num_kills, whole_run, folder):
+    """Kills runs, and checks that each ends as one never stopped; returns the counts."""
+    whole, whole_secs = whole_run(num_processes)
+    expected = saved_bits(whole / "whole")
+    assert expected[0] == STEPS
+    draw, counted = random.Random(num_processes), Counted()
+    while counted.kills < num_kills:
+        name = f"run_{counted.runs}"
+        left = min(MOST_KILLS, num_kills - counted.kills)
+        KilledRun(folder, name, num_processes, whole_secs, draw, counted).go(left)
+        counted.runs += 1
+        assert saved_bits(folder / name) == expected
+        assert records(folder / name) == records(whole / "whole")
+        assert scores_of(folder, name) == scores_of(whole, "whole")
+        assert names_in(folder / name) == names_in(whole / "whole")
+        kept = {str(STEPS), str(STEPS - SAVED_EVERY)}
+        assert names_in(folder / name / "checkpoints") == kept
+    return counted
+
+
+@pytest.mark.parametrize(("num_processes", "num_kills"), [(1, 7), (2, 3)])
+def test_a_run_that_is_killed_ends_as_one_never_stopped(
+    num_processes, num_kills, whole_run, tmp_path
+):
+    check_kills(num_processes, num_kills, whole_run, tmp_path)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("num_processes", "num_kills"), [(1, 80), (2, 70), (4, 50)])
+def test_a_run_that_is_killed_at_many_moments_ends_as_one_never_stopped(
+    num_processes, num_kills, whole_run, tmp_path, record_property
+):
+    counted = check_kills(num_processes, num_kills, whole_run, tmp_path)
+    assert counted.in_a_save > 0
+    record_property("processes", num_processes)
+    for name, value in dataclasses.asdict(counted).items():
+        record_property(name.replace("_", " "), value)
+    record_property("steps lost after a save", 0)
+    record_property("final parameters", "the same bits")
