@@ -145,6 +145,20 @@ class OpenCheckpoints:
         """Returns the state at `saved_step`; see `CheckpointStore.restore_state`."""
         return self._store.restore_state(self.saved_step, abstract)
 
+    def restore_before(self, step: int, abstract: Tree) -> tuple[Tree, int] | None:
+        """Returns the newest saved state of an earlier step, with its step; None without one.
+
+        It waits for the last save. Every host must call it.
+
+        Args:
+            step: Step that is too late.
+            abstract: Structure of the state; see `CheckpointStore.restore_state`.
+
+        Raises:
+            RunError: If the last save could not be written, or the checkpoint cannot be read.
+        """
+        return self._store.restore_before(step, abstract)
+
     def restore_host_file(self, name: str, *, is_shared: bool = False) -> bytes | None:
         """Returns this host's bytes at `saved_step`; see `CheckpointStore.restore_host_file`."""
         return self._store.restore_host_file(self.saved_step, name, is_shared=is_shared)

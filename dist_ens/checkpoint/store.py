@@ -201,6 +201,28 @@ class CheckpointStore:
             _check_leaves(path, saved, named)
             return state_of(read_arrays(saved, named), abstract)
 
+    def restore_before(self, step: int, abstract: Tree) -> tuple[Tree, int] | None:
+        """Returns the newest state of an earlier step, with its step; None without one.
+
+        It waits for the last save. Every host must call it.
+
+        Args:
+            step: Step that is too late.
+            abstract: The state's structure; see `restore_state`.
+
+        Raises:
+            RunError: If the last save could not be written, or the checkpoint cannot be read.
+        """
+        self.wait()
+        newest = self._newest
+        before = max((saved for saved in self._steps() if saved < step), default=-1)
+        before = cluster.as_main_sees(before)
+        if before < 0:
+            return None
+        state = self.restore_state(before, abstract)
+        self._newest = newest  # A run that goes on must not save its newest step again.
+        return state, before
+
     def restore_host_file(self, step: int, name: str, *, is_shared: bool = False) -> bytes | None:
         """Returns the bytes that this host saved under a name in a checkpoint.
 

@@ -14,6 +14,7 @@ from dist_ens.config.checks import (
     require_positive,
 )
 from dist_ens.config.execution_spec import AUTO, Execution
+from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.config.reading import from_mapping, leaves, to_config_dict_of
 from dist_ens.config.schema import (
     CheckpointConfig,
@@ -70,6 +71,7 @@ class Experiment:
         loss: Loss that each member minimises.
         optimizer: Optimizer of every member.
         compute: Precision and memory of an update.
+        failures: Response to failed updates of a member.
         checkpoint: When to save.
         evaluation: Evaluation on the test split.
         logging: Logging of training metrics.
@@ -88,6 +90,7 @@ class Experiment:
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
+    failures: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)

@@ -14,6 +14,7 @@ from dist_ens.config.checks import (
     require_one_of,
     whole_number,
 )
+from dist_ens.config.failure_policy import POLICIES, FailurePolicy
 from dist_ens.config.schema import COMPUTE_DTYPES
 from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.losses import Objective
@@ -60,6 +61,23 @@ def checked_ids(member_ids: object, num_members: int) -> tuple[int, ...]:
             "different id."
         )
     return ids
+
+
+def checked_policy(failures: object) -> FailurePolicy:
+    """Returns the policy for failed updates.
+
+    Args:
+        failures: Policy, its name, or None for the default.
+
+    Raises:
+        UserError: If it is something else, or the name is unknown.
+    """
+    if failures is not None and not isinstance(failures, FailurePolicy | str):
+        raise UserError(
+            f"failures is {kind_of(failures)}. Give the name of a policy, such as 'skip', or a "
+            f"dist_ens.FailurePolicy. The policies are {', '.join(POLICIES)}."
+        )
+    return FailurePolicy.of(failures)
 
 
 def checked_methods(methods: object) -> tuple[Method, ...]:

@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble.argument_checks import check_microbatches
+from dist_ens.ensemble.failures import checked_update
 from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.optimizer import update_of
 from dist_ens.layout import data_index, data_mean, data_size, data_sum
@@ -33,12 +35,14 @@ class GradientStep:
         objective: Objective of the ensemble; None if its loss is a function.
         microbatches: Number of equal parts of a device's batch that are taken one after another,
             with their gradients averaged.
+        failures: Policy for failed updates.
     """
 
     loss: MemberLoss
     optimizer: Optimizer
     objective: Objective | None
     microbatches: int = 1
+    failures: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
 
     @pinned_generator()
     def __call__(
@@ -69,13 +73,15 @@ class GradientStep:
             value=metrics["loss"],
             key=of_step,
         )
-        state = state._replace(
+        after = state._replace(
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
             model_state=model_state,
             opt_state=opt_state,
         )
-        return without_weak_types(state), metrics
+        if self.failures.is_checked:
+            after, metrics = checked_update(self.failures, state, after, grads, metrics)
+        return without_weak_types(after), metrics
 
     def _gradients(
         self, state: State, batch: Batch, index: jax.Array | None, key: Key

@@ -255,6 +255,7 @@ def build_ensemble(
         compute_dtype=experiment.compute.dtype if parts.loss is not None else None,
         num_groups=run.spec.num_groups,
         dropout_samples=experiment.evaluation.dropout_samples,
+        failures=experiment.failures,
     )
 
 

@@ -94,7 +94,7 @@ def begin_run(
             layout = layout.on_one_device()
         ensemble, is_open = ensemble.on(layout, saved["execution"]), False
     layout = ensemble.layout
-    part = _of_column(train.batch, layout)
+    part = part_of_column(train.batch, layout)
     saved_step = opened.saved_step if opened else 0
     if saved_step and opened is not None:
         if state is not None:
@@ -169,7 +169,7 @@ def _given_state(ensemble: Ensemble, state: State, part: Shapes) -> tuple[State,
     Raises:
         UserError: If the state does not fit the ensemble, or its members are at different steps.
     """
-    like = ensemble.abstract_state(part)
+    like, state = ensemble.abstract_state(part), ensemble.with_record(state)
     expected, found = leaf_types(like), leaf_types(state)
     if expected != found:
         raise UserError(
@@ -229,7 +229,7 @@ def _steps_per_call(
     return choose_steps_per_call(ensemble.layout, traced, *cadences)
 
 
-def _of_column(batch: Shapes, layout: Layout) -> Shapes:
+def part_of_column(batch: Shapes, layout: Layout) -> Shapes:
     """Returns the shapes of one column's part of a batch."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(

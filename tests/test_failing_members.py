@@ -1,0 +1,322 @@
+"""A member whose update fails, and the others, which do not notice."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dist_ens as de
+from dist_ens.config.failure_policy import POLICIES
+from dist_ens.errors import RunError
+from dist_ens.exit_codes import ExitCode
+from dist_ens.training.restart_members import seed_of_restart
+from failing import FAILING, MEMBERS, OTHERS, Losses, ensemble, members_equal, parts, trained
+
+# Policies after which a run goes on, with checked updates.
+LASTING = tuple(name for name in POLICIES if name not in ("continue", "raise"))
+EXECUTIONS = ("loop", "map", "unroll", "vmap", "chunk:2")
+
+
+def record_of(state):
+    return jax.tree.map(lambda leaf: leaf[FAILING], jax.device_get(state.failures))
+
+
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_a_failed_update_is_skipped_and_the_others_have_the_bits_of_a_run_without_it(execution):
+    with_fault = trained(ensemble("skip", execution), [5], steps_per_call=5)
+    without = trained(ensemble("skip", execution), steps_per_call=5)
+    assert members_equal(with_fault.state, without.state, OTHERS)
+    assert not members_equal(with_fault.state, without.state, [FAILING])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(parts(with_fault.state)))
+    record = record_of(with_fault.state)
+    assert (record.num_failures, record.first_step, record.last_step) == (1, 5, 5)
+    # 9 of 10 updates were taken: by the network's own count, and by Adam's.
+    assert with_fault.state.model_state["seen"][FAILING] == 9
+    assert with_fault.state.opt_state[0].count.tolist() == [10, 10, 10, 9, 10, 10, 10, 10]
+    assert with_fault.state.step.tolist() == [10] * MEMBERS
+
+
+def test_a_skipped_update_leaves_the_bits_of_the_state_before_it():
+    before = trained(ensemble("skip"), [], steps=4)
+    after = trained(ensemble("skip"), [5], steps=5)
+    assert members_equal(before.state, after.state, [FAILING])
+
+
+@pytest.mark.parametrize("policy", ["freeze", "drop"])
+def test_a_frozen_member_keeps_its_last_finite_state_and_is_left_out_of_the_scores(policy):
+    frozen = trained(ensemble(policy), [5], eval_data=scored())
+    assert members_equal(frozen.state, trained(ensemble(policy), steps=4).state, [FAILING])
+    assert members_equal(frozen.state, trained(ensemble(policy)).state, OTHERS)
+    assert frozen.scores.left_out == [FAILING]
+    # The mean member is the mean of the other seven.
+    nll = [member["nll"] for member in frozen.scores.members]
+    assert frozen.scores.mean_member["nll"] == pytest.approx(np.mean([nll[i] for i in OTHERS]))
+    seven = de.select_members(frozen.state, OTHERS)
+    made = ensemble(None)
+    alone = de.evaluate(made, made.with_record(seven), scored())
+    assert frozen.scores.ensemble["nll"] == pytest.approx(alone.ensemble["nll"], rel=1e-6)
+
+
+def scored():
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(16, 6)).astype(np.float32)
+    inputs[:, 4] = 0
+    return {"inputs": inputs, "labels": random.integers(0, 3, 16)}
+
+
+def test_the_scores_of_a_loss_function_leave_a_frozen_member_out():
+    frozen = trained(ensemble("freeze", own=True), [5], eval_data=scored())
+    losses = [member["loss"] for member in frozen.scores.members]
+    expected = np.mean([losses[position] for position in OTHERS])
+    assert frozen.scores.mean_member["loss"] == pytest.approx(expected)
+
+
+def test_a_member_is_rolled_back_to_its_last_checkpoint_before_the_failure(tmp_path):
+    told = []
+    rolled = trained(
+        ensemble("rollback"),
+        [6],
+        steps=8,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=2, every_secs=None, keep=9),
+        say=told.append,
+    )
+    assert members_equal(rolled.state, trained(ensemble("rollback"), steps=8).state, OTHERS)
+    # Step 6 is read after step 7, so the member takes the state of step 4 there, and then step 8.
+    assert any(
+        "Member 3 failed at step 6: the loss is not finite; it continues after step 7 from its "
+        "state at step 4." in sentence
+        for sentence in told
+    )
+    assert record_of(rolled.state).num_restarts == 1
+    assert rolled.state.model_state["seen"][FAILING] == 5  # 4 updates, and that of step 8.
+    assert rolled.scores is None
+    assert [member.restarts for member in rolled.failures] == [1]
+
+
+def test_a_member_that_is_reseeded_starts_anew_and_the_others_do_not_notice():
+    made = ensemble("reseed")
+    reseeded = trained(made, [6], steps=7)
+    assert members_equal(reseeded.state, trained(made, steps=7).state, OTHERS)
+    assert reseeded.state.opt_state[0].count[FAILING] == 0
+    # The restart of member 3 of seed 0 has a seed of its own, from which anyone can repeat it.
+    seed = seed_of_restart(0, FAILING, 0)
+    anew = ensemble("reseed", seed=seed).init({"inputs": np.zeros((4, 6), np.float32)})
+    assert np.array_equal(reseeded.state.params["w"][FAILING], anew.params["w"][FAILING])
+    assert reseeded.state.key[FAILING] == anew.key[FAILING]
+
+
+def test_a_member_that_always_fails_is_restarted_three_times_and_then_frozen():
+    told = []
+    always = trained(ensemble("reseed"), range(5, 40), steps=30, say=told.append)
+    record = record_of(always.state)
+    assert (record.num_restarts, bool(record.is_frozen)) == (3, True)
+    assert sum("starts again from the seed" in sentence for sentence in told) == 3
+    assert not always.all_failed
+
+
+def test_the_policy_raise_ends_the_run_one_call_after_the_failure():
+    with pytest.raises(RunError, match="^Member 3 failed at step 6: the loss is not fin") as raised:
+        trained(ensemble("raise"), [6], steps=9)
+    assert raised.value.exit_code == ExitCode.DIVERGED
+    with pytest.raises(RunError, match="^Member 3 failed at step 9"):  # The last step of a run.
+        trained(ensemble("raise"), [9], steps=9)
+
+
+@pytest.mark.parametrize("policy", ["rollback", "reseed"])
+def test_a_run_that_is_interrupted_between_failure_and_response_resumes_bitwise(policy, tmp_path):
+    options = {"fails_at": [6], "steps_per_call": 2}
+
+    def kept(name):
+        folder = tmp_path / name
+        return de.Checkpoints(folder, every_steps=2, every_secs=None, keep=9)
+
+    whole = trained(ensemble(policy), steps=12, checkpoints=kept("whole"), **options)
+    # The member fails in the call that ends at 6. The response would follow after the next call.
+    trained(ensemble(policy), steps=6, checkpoints=kept("parts"), **options)
+    resumed = trained(ensemble(policy), steps=12, checkpoints=kept("parts"), **options)
+    assert record_of(whole.state).num_restarts == 1
+    assert members_equal(whole.state, resumed.state, range(MEMBERS))
+
+
+def test_a_finite_loss_far_above_the_members_own_history_is_a_failure():
+    policy = de.FailurePolicy(policy="skip", loss_threshold=10)
+    losses = Losses()
+    # 100 losses are needed first. 51 times a loss is finite, and some hundred of its standard
+    # deviations above its mean.
+    spiked = trained(ensemble(policy), [50, 120], value=50, steps=125, callbacks=[losses])
+    assert np.isfinite(losses.rows["loss"]).all()
+    record = record_of(spiked.state)
+    assert record.last_step == 120
+    assert record.num_failures == 1  # Step 50 is too early to know what is usual.
+    told = spiked.failures
+    assert [(member.member_id, member.cause) for member in told] == [
+        (FAILING, "the loss is far above its running mean")
+    ]
+
+
+def test_the_running_mean_and_variance_of_the_first_losses_are_those_of_the_losses():
+    policy = de.FailurePolicy(policy="skip", loss_threshold=10)
+    losses = Losses()
+    result = trained(ensemble(policy), steps=7, callbacks=[losses])
+    rows = np.asarray(losses.rows["loss"], np.float64)
+    record = jax.device_get(result.state.failures)
+    np.testing.assert_allclose(record.loss_mean, rows.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(record.loss_variance, rows.var(axis=0), rtol=1e-4)
+
+
+def test_a_gradient_that_is_not_finite_is_seen_where_the_loss_is_finite():
+    # The square root of 0 has an infinite slope: 0 * inf in the gradient is NaN, the loss is not.
+    def loss(params, model_state, batch, key):
+        return (params["w"] * jnp.sqrt(batch["x"] * params["w"])).sum(), (model_state, {})
+
+    made = de.Ensemble(
+        de.as_member(init=lambda key, batch: {"w": jnp.ones(2)}),
+        optax.sgd(0.1),
+        loss,
+        num_members=2,
+        failures="skip",
+    )
+    batch = {"x": np.zeros(2, np.float32)}
+    state, metrics = made.update(made.init(batch), batch)
+    assert metrics["loss"].tolist() == [0, 0]
+    assert metrics["failed_updates"].tolist() == [1, 1]
+    assert state.failures.cause.tolist() == [2, 2]
+    assert state.params["w"].tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_parameter_that_overflows_is_seen_where_the_gradient_is_finite():
+    # The loss is -0.9 * 3e38 and its gradient -0.9, so that the new parameter would be
+    # 3e38 + 1e38 * 0.9, above the largest float32 of 3.4e38. The mask is infinite from the start.
+    def loss(params, model_state, batch, key):
+        return -(params["w"] * batch["x"]).sum(), (model_state, {})
+
+    made = de.Ensemble(
+        de.as_member(
+            init=lambda key, batch: {"w": jnp.full(1, 3e38), "mask": jnp.full(1, -jnp.inf)}
+        ),
+        optax.sgd(1e38),
+        loss,
+        num_members=2,
+        failures="skip",
+    )
+    state, metrics = made.update(made.init({"x": np.zeros(1)}), {"x": np.zeros(1, np.float32)})
+    assert metrics["failed_updates"].tolist() == [0, 0]
+    state, metrics = made.update(state, {"x": np.full(1, 0.9, np.float32)})
+    assert np.isfinite(metrics["loss"]).all()
+    assert state.failures.cause.tolist() == [3, 3]
+
+
+def test_skipped_updates_in_a_row_freeze_a_member_after_a_hundred():
+    stuck = trained(ensemble("skip"), range(11, 200), steps=120, steps_per_call=10)
+    record = record_of(stuck.state)
+    assert (record.num_failures, record.last_step, bool(record.is_frozen)) == (100, 110, True)
+
+
+def test_a_run_ends_when_all_members_have_failed_and_keeps_what_they_have_learnt(tmp_path):
+    made = ensemble("freeze")
+    all_nan = [{"inputs": np.full((4, 6), np.nan, np.float32), "labels": np.zeros(4, np.int32)}]
+    told = []
+    result = de.fit(
+        made,
+        all_nan,
+        steps=50,
+        steps_per_call=1,
+        progress=False,
+        checkpoints=de.Checkpoints(tmp_path),
+        say=told.append,
+    )
+    assert (result.step, result.all_failed) == (2, True)
+    assert any(sentence.startswith("All 8 members have failed, so the run") for sentence in told)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(parts(result.state)))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2"]
+
+
+def test_without_a_policy_the_last_finite_state_of_all_members_is_kept(tmp_path):
+    made = ensemble(None)
+    good = {"inputs": np.ones((4, 6), np.float32), "labels": np.zeros(4, np.int32)}
+    good["inputs"][:, 4] = 0
+    bad = good | {"inputs": np.full((4, 6), np.nan, np.float32)}
+    result = de.fit(
+        made,
+        lambda: iter([good] * 4 + [bad] * 46),
+        steps=50,
+        steps_per_call=1,
+        progress=False,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=1),
+    )
+    # The NaN of step 5 is read after step 6. The state after step 4 is the last finite one.
+    assert (result.step, result.all_failed) == (6, True)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
+    assert [member.first_step for member in result.failures] == [5] * MEMBERS
+
+
+def test_without_a_policy_the_state_and_the_program_are_those_of_plain_training():
+    made = ensemble(None)
+    assert made.init({"inputs": np.zeros((4, 6), np.float32)}).failures == ()
+    result = trained(made, [5])
+    assert not np.isfinite(result.state.params["w"][FAILING]).any()
+    (member,) = result.failures
+    assert (member.member_id, member.first_step, member.last_step) == (FAILING, 5, 10)
+
+
+def test_a_state_without_a_record_can_be_trained_with_a_policy():
+    plain = trained(ensemble(None), steps=4)
+    checked = de.fit(ensemble("skip"), [], state=plain.state, steps=4, progress=False)
+    assert checked.state.failures.num_failures.tolist() == [0] * MEMBERS
+
+
+def test_the_records_of_metrics_count_failed_updates_and_leave_nan_out():
+    result = trained(ensemble("skip"), [5, 7], log_every=10)
+    (record,) = result.history
+    assert (record["train/failed_updates"], record["train/failed_updates/member_03"]) == (2, 2)
+    assert (record["train/is_frozen"], record["train/failed_updates/member_02"]) == (0, 0)
+    assert np.isfinite(record["train/loss"])
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("own", [False, True], ids=["built_in", "own"])
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("policy", LASTING)
+def test_the_other_members_have_the_bits_of_a_run_without_the_fault(
+    policy, execution, own, tmp_path
+):
+    made = ensemble(policy, execution, own=own)
+    for steps_per_call in (1, 10):
+        with_fault, without = (
+            trained(
+                made,
+                fails_at,
+                steps=100,
+                steps_per_call=steps_per_call,
+                checkpoints=de.Checkpoints(
+                    tmp_path / f"{name}{steps_per_call}", every_steps=20, every_secs=None
+                ),
+            )
+            for name, fails_at in (("fault", [50]), ("none", []))
+        )
+        assert members_equal(with_fault.state, without.state, OTHERS)
+        assert not members_equal(with_fault.state, without.state, [FAILING])
+        assert record_of(with_fault.state).first_step == 50
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("devices", "waves"), [(1, 1), (4, 1), (4, 2), (1, 4)])
+@pytest.mark.parametrize("policy", LASTING)
+def test_the_other_members_keep_their_bits_on_any_devices_and_in_waves(
+    policy, devices, waves, tmp_path
+):
+    made = ensemble(policy, "vmap", devices=devices, waves=waves)
+    states = [
+        trained(
+            made,
+            fails_at,
+            steps=100,
+            checkpoints=de.Checkpoints(
+                tmp_path / str(len(fails_at)), every_steps=20, every_secs=None
+            ),
+        ).state
+        for fails_at in ([50], [])
+    ]
+    assert members_equal(*states, OTHERS)
+    assert record_of(states[0]).first_step == 50
