@@ -1,7 +1,7 @@
 """An ensemble of which one member fails, and the other members do not notice.
 
-The learning rate is a random number of each member, and some are far too high. Result: the members
-that fail are started again from other seeds until they train.
+The learning rate of each member is random, and some are too high. Result: the members that fail are
+started again from other seeds.
 """
 
 import jax
@@ -18,7 +18,7 @@ def init(key, batch):
         "w": 0.3 * jax.random.normal(keys[0], (2, 32)),
         "v": 0.3 * jax.random.normal(keys[1], (32,)),
     }
-    rate = 10.0 ** jax.random.uniform(keys[2], (), minval=-2.0, maxval=1.0)
+    rate = 10.0 ** jax.random.uniform(keys[2], (), minval=-2.0, maxval=0.5)
     return weights, {"rate": rate}
 
 
@@ -34,9 +34,9 @@ def main():
     x = rng.normal(size=(256, 2)).astype(np.float32)
     data = {"x": x, "y": 3 * np.sin(x[:, 0])}
     ensemble = de.Ensemble(
-        de.as_member(init=init), optax.sgd(0.5), loss_fn, num_members=8, failures="reseed"
+        de.as_member(init=init), optax.sgd(0.05), loss_fn, num_members=8, failures="reseed"
     )
-    result = de.fit(ensemble, data, steps=200, batch_size=32, steps_per_call=5)
+    result = de.fit(ensemble, data, steps=100, batch_size=32, steps_per_call=5, progress=False)
     for member in result.failures:
         print(f"Member {member.member_id} failed at step {member.last_step}: {member.cause}.")
     return result

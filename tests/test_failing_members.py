@@ -1,5 +1,8 @@
 """A member whose update fails, and the others, which do not notice."""
 
+import pathlib
+import runpy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +18,7 @@ from failing import FAILING, MEMBERS, OTHERS, Losses, ensemble, members_equal, p
 
 # Policies after which a run goes on, with checked updates.
 LASTING = tuple(name for name in POLICIES if name not in ("continue", "raise"))
+EXAMPLE = pathlib.Path(__file__).parent.parent / "examples" / "failing_member.py"
 EXECUTIONS = ("loop", "map", "unroll", "vmap", "chunk:2")
 
 
@@ -56,6 +60,14 @@ def test_a_frozen_member_keeps_its_last_finite_state_and_is_left_out_of_the_scor
     made = ensemble(None)
     alone = de.evaluate(made, made.with_record(seven), scored())
     assert frozen.scores.ensemble["nll"] == pytest.approx(alone.ensemble["nll"], rel=1e-6)
+
+
+def test_the_example_restarts_its_members_until_they_train(capsys):
+    result = runpy.run_path(str(EXAMPLE))["main"]()
+    assert result.failures
+    assert not result.state.failures.is_frozen.any()
+    assert "failed at step" in capsys.readouterr().out
+    assert result.history[-1]["train/loss"] < 1
 
 
 def scored():
@@ -185,9 +197,9 @@ def test_a_gradient_that_is_not_finite_is_seen_where_the_loss_is_finite():
     assert state.params["w"].tolist() == [[1, 1], [1, 1]]
 
 
-def test_a_parameter_that_overflows_is_seen_where_the_gradient_is_finite():
-    # The loss is -0.9 * 3e38 and its gradient -0.9, so that the new parameter would be
-    # 3e38 + 1e38 * 0.9, above the largest float32 of 3.4e38. The mask is infinite from the start.
+def test_a_parameter_that_overflows_is_seen_at_the_next_step():
+    # The loss is -0.9 * 3e38 and its gradient -0.9, so that the new parameter is
+    # 3e38 + 1e38 * 0.9, above the largest float32 of 3.4e38. The next loss is infinite.
     def loss(params, model_state, batch, key):
         return -(params["w"] * batch["x"]).sum(), (model_state, {})
 
@@ -200,11 +212,11 @@ def test_a_parameter_that_overflows_is_seen_where_the_gradient_is_finite():
         num_members=2,
         failures="skip",
     )
-    state, metrics = made.update(made.init({"x": np.zeros(1)}), {"x": np.zeros(1, np.float32)})
+    state, metrics = made.update(made.init({"x": np.zeros(1)}), {"x": np.full(1, 0.9, np.float32)})
     assert metrics["failed_updates"].tolist() == [0, 0]
+    assert np.isinf(state.params["w"]).all()
     state, metrics = made.update(state, {"x": np.full(1, 0.9, np.float32)})
-    assert np.isfinite(metrics["loss"]).all()
-    assert state.failures.cause.tolist() == [3, 3]
+    assert metrics["failed_updates"].tolist() == [1, 1]
 
 
 def test_skipped_updates_in_a_row_freeze_a_member_after_a_hundred():
@@ -264,6 +276,16 @@ def test_a_state_without_a_record_can_be_trained_with_a_policy():
     plain = trained(ensemble(None), steps=4)
     checked = de.fit(ensemble("skip"), [], state=plain.state, steps=4, progress=False)
     assert checked.state.failures.num_failures.tolist() == [0] * MEMBERS
+
+
+def test_the_policy_may_change_when_a_run_is_resumed(tmp_path):
+    saved = de.Checkpoints(tmp_path, every_steps=4, every_secs=None, keep=9)
+    trained(ensemble(None), steps=4, checkpoints=saved)
+    checked = trained(ensemble("skip"), [5], steps=6, checkpoints=saved)
+    assert record_of(checked.state).num_failures == 1
+    without = trained(ensemble(None), steps=8, checkpoints=saved)
+    assert without.state.failures == ()
+    assert np.isfinite(without.state.params["w"]).all()
 
 
 def test_the_records_of_metrics_count_failed_updates_and_leave_nan_out():

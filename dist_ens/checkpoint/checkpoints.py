@@ -145,6 +145,17 @@ class OpenCheckpoints:
         """Returns the state at `saved_step`; see `CheckpointStore.restore_state`."""
         return self._store.restore_state(self.saved_step, abstract)
 
+    def has_leaves(self, prefix: str) -> bool:
+        """Returns whether the state at `saved_step` has leaves whose names begin with a text.
+
+        Args:
+            prefix: Start of the names, such as `failures.`.
+
+        Raises:
+            RunError: If the checkpoint is damaged.
+        """
+        return self._store.has_leaves(self.saved_step, prefix)
+
     def restore_before(self, step: int, abstract: Tree) -> tuple[Tree, int] | None:
         """Returns the newest saved state of an earlier step, with its step; None without one.
 

@@ -201,6 +201,20 @@ class CheckpointStore:
             _check_leaves(path, saved, named)
             return state_of(read_arrays(saved, named), abstract)
 
+    def has_leaves(self, step: int, prefix: str) -> bool:
+        """Returns whether the state in a checkpoint has leaves whose names begin with a text.
+
+        Args:
+            step: Step of the checkpoint.
+            prefix: Start of the names, such as `failures.`.
+
+        Raises:
+            RunError: If the checkpoint is damaged, or was deleted meanwhile.
+        """
+        with self._damage_is_reported(step):
+            saved = open_arrays(self._folder / str(step) / STATE)
+        return any(name.startswith(prefix) for name in saved)
+
     def restore_before(self, step: int, abstract: Tree) -> tuple[Tree, int] | None:
         """Returns the newest state of an earlier step, with its step; None without one.
 

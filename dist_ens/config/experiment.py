@@ -30,12 +30,13 @@ from dist_ens.config.schema import (
 from dist_ens.json_text import Json, JsonDict
 
 # A resumed run may differ from its checkpoint in these fields only. They change how long or how it
-# runs, and not what a step computes.
+# runs, and not what the step of a sound member computes.
 MAY_CHANGE_ON_RESUME = (
     "steps",
     "epochs",
     "layout",
     "execution",
+    "failures",
     "checkpoint",
     "evaluation.every_steps",
     "evaluation.global_batch_size",

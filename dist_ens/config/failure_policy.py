@@ -13,7 +13,7 @@ OF_FIT = ("rollback", "reseed", "raise")
 class FailurePolicy:
     """What happens to a member whose update fails.
 
-    An update fails if its loss, its gradient or a new parameter is NaN or infinite. With
+    An update fails if its loss or the norm of its gradient is NaN or infinite. With
     `loss_threshold`, an update with an exceptionally large loss fails too. A failed update is never
     taken, and the other members are not affected.
 

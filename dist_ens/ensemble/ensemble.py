@@ -436,7 +436,10 @@ class Ensemble:
             return state if state.failures == () else state._replace(failures=())
         if isinstance(state.failures, FailureRecord):
             return state
-        return state._replace(failures=no_failures(state.step.shape))
+        record = jax.tree.map(
+            lambda leaf: jax.device_put(leaf, state.step.sharding), no_failures(state.step.shape)
+        )
+        return state._replace(failures=record)
 
     @property
     def _in_waves(self) -> Waves:

@@ -207,6 +207,7 @@ def _summary(built: Built, result: FitResult, scores: Scores, workdir: pathlib.P
             "members": [member._asdict() for member in result.failures],
         },
         "groups": len(scores.groups),
+        "left_out_members": list(scores.left_out),
         **scores.to_dict(),
         "mean_member": scores.mean_member,
         "experiment": run.experiment.to_dict(),

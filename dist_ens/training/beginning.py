@@ -103,7 +103,7 @@ def begin_run(
                 f"{saved_step:,} of this run, which is resumed. Choose another folder to start "
                 "from the given state."
             )
-        state, first_step = opened.restore_state(ensemble.abstract_state(part)), saved_step
+        state, first_step = _restored_state(ensemble, opened, part), saved_step
     elif state is not None:
         state, first_step = _given_state(ensemble, state, part)
     else:
@@ -156,6 +156,25 @@ def _with_first(first: CallBatches, rest: Iterator[CallBatches]) -> Iterator[Cal
     yield first
     del first  # Its memory can be reused.
     yield from rest
+
+
+def _restored_state(ensemble: Ensemble, opened: OpenCheckpoints, part: Shapes) -> State:
+    """Returns the saved state, with a record of failed updates if the ensemble checks updates.
+
+    The policy for failures may change when a run is resumed, so the saved state may lack the
+    record, or have one that is no longer needed.
+
+    Args:
+        ensemble: Ensemble to train.
+        opened: Checkpoints of the run, with a saved step.
+        part: Shapes and types of one column's part of a batch.
+    """
+    saved = ensemble
+    if opened.has_leaves("failures.") != ensemble.failure_policy.is_checked:
+        saved = dataclasses.replace(
+            ensemble, failures=None if ensemble.failure_policy.is_checked else "skip"
+        )
+    return ensemble.with_record(opened.restore_state(saved.abstract_state(part)))
 
 
 def _given_state(ensemble: Ensemble, state: State, part: Shapes) -> tuple[State, int]:

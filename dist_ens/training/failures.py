@@ -163,7 +163,12 @@ class FailedMembers:
         with jax.transfer_guard("allow"):
             record = to_host(state.failures)
         if self._policy.policy == "raise":
-            raise RunError(self._told(failed[0], record), exit_code=ExitCode.DIVERGED)
+            raise RunError(
+                f"{self._cause(failed[0], record)}. The policy for failures is 'raise', so the run "
+                "ends. Look for NaN in the data, lower the learning rate, clip the gradients, or "
+                "choose another policy, such as 'skip'.",
+                exit_code=ExitCode.DIVERGED,
+            )
         if self._policy.policy in OF_FIT:
             for position in failed:
                 if record.is_frozen[position]:
@@ -236,12 +241,4 @@ class FailedMembers:
         return (
             f"Member {self._member_ids[position]} failed at step {record.last_step[position]:,}: "
             f"{CAUSES[record.cause[position]]}"
-        )
-
-    def _told(self, position: int, record: FailureRecord) -> str:
-        """Returns the error message about a failed member."""
-        return (
-            f"{self._cause(position, record)}. The run ends because the policy for failures is "
-            "'raise'. Look for NaN in the data, lower the learning rate, clip the gradients, or "
-            "choose another policy, such as 'skip'."
         )

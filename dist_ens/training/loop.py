@@ -164,7 +164,7 @@ class Loop:
             stopping = stop.is_set() and not is_last
             if is_last:
                 self._reader.catch_up()
-                all_failed = self._failures.end(step, state)
+                all_failed = self._failures.end(step, state) or all_failed
             if is_last or self._owes_evaluation or _crossed(self._eval_every, previous_step, step):
                 try:
                     with stop.stopping_evaluations():

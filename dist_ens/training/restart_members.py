@@ -30,6 +30,9 @@ class MemberRestarts:
 
     def __init__(self, ensemble: Ensemble, batch: Shapes, opened: OpenCheckpoints | None) -> None:
         self._ensemble, self._batch, self._opened = ensemble, batch, opened
+        self._waves = Waves(ensemble.layout, ensemble.waves)
+        # Without waves, the layout of one wave is the whole layout.
+        self._exchange = _exchange(self._waves.layout_of_one)
 
     def restart(
         self, policy: str, position: int, step: int, state: State, count: int
@@ -42,7 +45,7 @@ class MemberRestarts:
             policy: `rollback` or `reseed`.
             position: Position of the member.
             step: Number of steps that the state has seen.
-            state: State of the ensemble. Its memory is reused.
+            state: State of the ensemble.
             count: Number of earlier restarts of the member.
 
         Raises:
@@ -76,16 +79,14 @@ class MemberRestarts:
             other: State with the new member, of the same layout.
             position: Position of the member.
         """
-        chosen = np.arange(self._ensemble.num_members) == position
-        layout, count = self._ensemble.layout, self._ensemble.waves
-        if count == 1:
-            return _exchange(layout)(state, other, layout.put(chosen, MEMBERS))
-        waves, given = Waves(layout, count), layout.put(chosen, MEMBERS)
-        exchange = _exchange(waves.layout_of_one)
+        layout, waves = self._ensemble.layout, self._waves
+        chosen = layout.put(np.arange(layout.num_members) == position, MEMBERS)
+        if waves.count == 1:
+            return self._exchange(state, other, chosen)
         parts = []
-        for number in range(count):
-            of_wave = exchange(
-                waves.take(state, number), waves.take(other, number), waves.take(given, number)
+        for number in range(waves.count):
+            of_wave = self._exchange(
+                waves.take(state, number), waves.take(other, number), waves.take(chosen, number)
             )
             parts.append(waves.off_devices(of_wave))
         return waves.join(parts, MEMBERS)

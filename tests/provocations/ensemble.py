@@ -245,3 +245,15 @@ def a_state_that_was_given_twice():
     state = made.init(batch())
     made.update(state, batch())
     made.update(state, batch())
+
+
+def a_policy_that_is_a_number():
+    ensemble(failures=3)
+
+
+def an_auxiliary_value_with_the_name_of_a_metric_of_failures():
+    def loss(params, model_state, batch, key):
+        return params["w"].sum(), (model_state, {"is_frozen": 1.0})
+
+    made = ensemble(loss, failures="skip")
+    made.update(made.init(batch()), batch())
