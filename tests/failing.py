@@ -64,9 +64,9 @@ def own_loss(params, model_state, batch, key):
 
 
 @functools.cache  # A test that trains it again does not compile again.
-def ensemble(policy, execution="vmap", *, own=False, devices=8, waves=1, seed=0):
+def ensemble(policy, execution="vmap", *, own=False, devices=2, waves=1, seed=0):
     """Returns the ensemble, whose member 3 can be made to fail by its batches."""
-    rows = min(devices, MEMBERS // 2) if waves > 1 else devices
+    rows = devices
     layout = de.Layout.make(MEMBERS, devices=jax.devices()[:devices], ensemble_axis=rows)
     return de.Ensemble(
         (init, apply),

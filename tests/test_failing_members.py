@@ -47,7 +47,7 @@ def test_a_skipped_update_leaves_the_bits_of_the_state_before_it():
     assert members_equal(before.state, after.state, [FAILING])
 
 
-@pytest.mark.parametrize("policy", ["freeze", "drop"])
+@pytest.mark.parametrize("policy", ["freeze", pytest.param("drop", marks=pytest.mark.faults)])
 def test_a_frozen_member_keeps_its_last_finite_state_and_is_left_out_of_the_scores(policy):
     frozen = trained(ensemble(policy), [5], eval_data=scored())
     assert members_equal(frozen.state, trained(ensemble(policy), steps=4).state, [FAILING])
@@ -154,17 +154,14 @@ def test_a_run_that_is_interrupted_between_failure_and_response_resumes_bitwise(
 def test_a_finite_loss_far_above_the_members_own_history_is_a_failure():
     policy = de.FailurePolicy(policy="skip", loss_threshold=10)
     losses = Losses()
-    # 100 losses are needed first. 51 times a loss is finite, and some hundred of its standard
-    # deviations above its mean.
-    spiked = trained(ensemble(policy), [50, 120], value=50, steps=125, callbacks=[losses])
+    # The loss is multiplied by 51, which is finite and some hundred standard deviations too large.
+    spiked = trained(ensemble(policy), [120], value=50, steps=125, callbacks=[losses])
     assert np.isfinite(losses.rows["loss"]).all()
-    record = record_of(spiked.state)
-    assert record.last_step == 120
-    assert record.num_failures == 1  # Step 50 is too early to know what is usual.
-    told = spiked.failures
-    assert [(member.member_id, member.cause) for member in told] == [
-        (FAILING, "the loss is far above its running mean")
-    ]
+    (member,) = spiked.failures
+    assert (member.member_id, member.failed_updates, member.last_step) == (FAILING, 1, 120)
+    assert member.cause == "the loss is far above its running mean"
+    # Before 100 losses it is not known what is usual.
+    assert trained(ensemble(policy), [50], value=50, steps=55).failures == []
 
 
 def test_the_running_mean_and_variance_of_the_first_losses_are_those_of_the_losses():
@@ -183,10 +180,11 @@ def test_a_gradient_that_is_not_finite_is_seen_where_the_loss_is_finite():
         return (params["w"] * jnp.sqrt(batch["x"] * params["w"])).sum(), (model_state, {})
 
     made = de.Ensemble(
-        de.as_member(init=lambda key, batch: {"w": jnp.ones(2)}),
+        de.as_member(init=lambda key, batch: ({"w": jnp.ones(2)}, ())),
         optax.sgd(0.1),
         loss,
         num_members=2,
+        layout=de.Layout.make(2, devices=jax.devices()[:1]),
         failures="skip",
     )
     batch = {"x": np.zeros(2, np.float32)}
@@ -205,11 +203,12 @@ def test_a_parameter_that_overflows_is_seen_at_the_next_step():
 
     made = de.Ensemble(
         de.as_member(
-            init=lambda key, batch: {"w": jnp.full(1, 3e38), "mask": jnp.full(1, -jnp.inf)}
+            init=lambda key, batch: ({"w": jnp.full(1, 3e38), "mask": jnp.full(1, -jnp.inf)}, ())
         ),
         optax.sgd(1e38),
         loss,
         num_members=2,
+        layout=de.Layout.make(2, devices=jax.devices()[:1]),
         failures="skip",
     )
     state, metrics = made.update(made.init({"x": np.zeros(1)}), {"x": np.full(1, 0.9, np.float32)})
@@ -274,7 +273,7 @@ def test_without_a_policy_the_state_and_the_program_are_those_of_plain_training(
 
 def test_a_state_without_a_record_can_be_trained_with_a_policy():
     plain = trained(ensemble(None), steps=4)
-    checked = de.fit(ensemble("skip"), [], state=plain.state, steps=4, progress=False)
+    checked = trained(ensemble("skip"), steps=5, state=plain.state)
     assert checked.state.failures.num_failures.tolist() == [0] * MEMBERS
 
 
