@@ -1,5 +1,7 @@
 """A member whose update fails, and the others, which do not notice."""
 
+import json
+import math
 import pathlib
 import runpy
 
@@ -10,9 +12,13 @@ import optax
 import pytest
 
 import dist_ens as de
+from dist_ens.config import Experiment
 from dist_ens.config.failure_policy import POLICIES
 from dist_ens.errors import RunError
 from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment.train import train
+from dist_ens.report.page import write_page
+from dist_ens.report.run_files import RunReport
 from dist_ens.training.restart_members import seed_of_restart
 from failing import FAILING, MEMBERS, OTHERS, Losses, ensemble, members_equal, parts, trained
 
@@ -341,3 +347,41 @@ def test_the_other_members_keep_their_bits_on_any_devices_and_in_waves(
     ]
     assert members_equal(*states, OTHERS)
     assert record_of(states[0]).first_step == 50
+
+
+def test_a_run_from_a_config_says_in_its_files_which_members_failed(tmp_path):
+    # Updates with this rate make all parameters huge, until a loss overflows.
+    experiment = Experiment.from_dict(
+        {
+            "num_members": 2,
+            "steps": 40,
+            "steps_per_call": 4,
+            "execution": "vmap",
+            "data": {"global_batch_size": 32},
+            "model": {"name": "mlp", "hidden_sizes": (4,)},
+            "optimizer": {"name": "adam", "learning_rate": 1e30},
+            "failures": {"policy": "freeze"},
+            "logging": {"every_steps": 4},
+        }
+    )
+    ended = train(experiment, tmp_path)
+    told = json.loads((tmp_path / "summary.json").read_text())
+    assert told["failures"]["policy"] == "freeze"
+    failed = [member["first_step"] for member in told["failures"]["members"]]
+    # The last failure is read at the end of the call after its own. A call takes 4 steps.
+    assert (ended.all_failed, ended.step) == (True, 4 * math.ceil(max(failed) / 4) + 4)
+    assert told["failures"]["members"][1] == {
+        "member_id": 1,
+        "cause": "the loss is not finite",
+        "failed_updates": 1,
+        "first_step": failed[1],
+        "last_step": failed[1],
+        "restarts": 0,
+        "is_frozen": True,
+    }
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-2])
+    assert (last["train/failed_updates"], last["train/is_frozen/member_01"]) == (2, 1)
+    run = RunReport("run", told, [], {}, [])
+    write_page(tmp_path / "report.html", [run])
+    page = (tmp_path / "report.html").read_text()
+    assert f"member 1: 1 failed update at step {failed[1]} (the loss is not finite), frozen" in page

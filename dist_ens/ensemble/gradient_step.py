@@ -65,23 +65,29 @@ class GradientStep:
         grads, model_state, metrics = self._gradients(state, batch, index, key)
         grads, (model_state, metrics) = data_sum(grads), data_mean((model_state, metrics))
         of_step = jax.random.fold_in(jax.random.fold_in(state.key, OPTIMIZER), state.step)
-        updates, opt_state = update_of(
-            self.optimizer,
-            grads,
-            state.opt_state,
-            state.params,
-            value=metrics["loss"],
-            key=of_step,
-        )
-        after = state._replace(
-            step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
-            model_state=model_state,
-            opt_state=opt_state,
-        )
+
+        def take(state: State, grads: Gradients, model_state: ModelState) -> State:
+            updates, opt_state = update_of(
+                self.optimizer,
+                grads,
+                state.opt_state,
+                state.params,
+                value=metrics["loss"],
+                key=of_step,
+            )
+            return without_weak_types(
+                state._replace(
+                    params=optax.apply_updates(state.params, updates),
+                    model_state=model_state,
+                    opt_state=opt_state,
+                )
+            )
+
         if self.failures.is_checked:
-            after, metrics = checked_update(self.failures, state, after, grads, metrics)
-        return without_weak_types(after), metrics
+            state, metrics = checked_update(self.failures, take, state, grads, model_state, metrics)
+        else:
+            state = take(state, grads, model_state)
+        return without_weak_types(state._replace(step=state.step + 1)), metrics
 
     def _gradients(
         self, state: State, batch: Batch, index: jax.Array | None, key: Key
