@@ -1,4 +1,4 @@
-"""What happens to a member whose update fails."""
+"""The policy for members whose update fails."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ OF_FIT = ("rollback", "reseed", "raise")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FailurePolicy:
-    """What happens to a member whose update fails.
+    """A policy for members whose update fails.
 
     An update fails if its loss or the norm of its gradient is NaN or infinite. With
     `loss_threshold`, an update with an exceptionally large loss fails too. A failed update is never
@@ -31,6 +31,13 @@ class FailurePolicy:
         loss_threshold: Number of standard deviations by which a loss may exceed the running mean of
             the member's own losses. An update with a larger loss fails. None checks only whether
             the loss is finite.
+
+    Raises:
+        UserError: If the policy is unknown, or the threshold is not positive or needs a policy that
+            checks updates.
+
+    >>> FailurePolicy(policy="rollback", loss_threshold=20.0).is_checked
+    True
     """
 
     policy: str = "continue"

@@ -46,6 +46,7 @@ from dist_ens.layout import (
     MEMBERS,
     Layout,
     Waves,
+    copied_like,
     data_index,
     to_host,
 )
@@ -436,10 +437,9 @@ class Ensemble:
             return state if state.failures == () else state._replace(failures=())
         if isinstance(state.failures, FailureRecord):
             return state
-        record = jax.tree.map(
-            lambda leaf: jax.device_put(leaf, state.step.sharding), no_failures(state.step.shape)
-        )
-        return state._replace(failures=record)
+        record = no_failures(state.step.shape)
+        like = jax.tree.map(lambda _: state.step, record)
+        return state._replace(failures=copied_like(record, like))
 
     @property
     def _in_waves(self) -> Waves:

@@ -1,4 +1,4 @@
-"""Failed updates of a member: how they are seen on the device, and what is kept of them."""
+"""Failed updates of a member: their detection on the device, and their record."""
 
 from collections.abc import Callable
 from functools import reduce

@@ -1,4 +1,4 @@
-"""Failed members of a running loop: what the host does for them, and what it says."""
+"""Failed members of a running loop, and the responses of the host."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
