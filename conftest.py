@@ -5,6 +5,7 @@ cannot run here is skipped by a comment above it, with its reason.
 """
 
 import gc
+import itertools
 import os
 import pathlib
 import signal
@@ -67,6 +68,29 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # The libraries stay, so a test that collects garbage, as every timing does, can skip them.
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints what the tests with the marker `faults` have recorded, as Markdown tables.
+
+    Tests that record the same properties share a table.
+    """
+    reports = itertools.chain(*terminalreporter.stats.values())
+    rows = [
+        dict(report.user_properties)
+        for report in reports
+        if isinstance(report, pytest.TestReport)
+        and report.when == "call"
+        and "faults" in report.keywords
+        and report.user_properties
+    ]
+    for columns in dict.fromkeys(map(tuple, rows)):
+        terminalreporter.write_line("")
+        for cells in (columns, ["---"] * len(columns)):
+            terminalreporter.write_line(f"| {' | '.join(cells)} |")
+        for row in rows:
+            if tuple(row) == columns:
+                terminalreporter.write_line(f"| {' | '.join(map(str, row.values()))} |")
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ _TURN_SECS = 0.5
 def main() -> None:
     """Prints a line for each round, then the median of the ratios and their range."""
     workload = WORKLOADS[_WORKLOAD.value]()
-    rivals = {"jax_scan": JaxScan(workload)}
+    rivals: dict[str, Any] = {"jax_scan": JaxScan(workload)}
     if _WORKLOAD.value not in ("W1", "W2"):
         rivals = {"jax_loop": JaxLoop(workload), "jax_vmap": JaxVmap(workload), **rivals}
     turns = _Turns({name: _calibrated(rival) for name, rival in rivals.items()}, _PAIRS.value)

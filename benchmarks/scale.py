@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import cast
 
 import jax
 from absl import flags
@@ -23,7 +25,7 @@ from absl import flags
 from benchmarks.moved_bytes import exchanged_bytes, host_input_bytes, slices_of
 from benchmarks.workloads import WORKLOADS, Workload
 from dist_ens import Checkpoints, Ensemble
-from dist_ens.checkpoint import StepRecord
+from dist_ens.checkpoint import OpenCheckpoints, StepRecord
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator
 from dist_ens.feed import Placement, TrainingSet
@@ -31,6 +33,7 @@ from dist_ens.layout import Layout
 from dist_ens.losses import Objective
 from dist_ens.optimizers import make_optimizer
 from dist_ens.plan import PlannedMesh, Planner, Topology
+from dist_ens.state import State
 from dist_ens.types import Shapes
 from launch import cli
 from launch.config_flags import ConfigFlags
@@ -175,7 +178,9 @@ def member_evaluation_bytes(planner: Planner) -> tuple[int, int]:
         name: jax.ShapeDtypeStruct((batch_size, *leaf.shape), leaf.dtype)
         for name, leaf in spec.example.items()
     }
-    programs = Evaluator(ensemble, batch_size, spec, ensemble.objective.distribution).programs
+    # An experiment names its objective, so that its ensemble has one.
+    objective = cast(Objective, ensemble.objective)
+    programs = Evaluator(ensemble, batch_size, spec, objective.distribution).programs
     state, mask = ensemble.abstract_state(batch), jax.ShapeDtypeStruct((batch_size,), bool)
     outputs = programs.outputs_shape(state, batch[Objective.INPUTS])
     (_, members), _ = jax.eval_shape(programs.score, outputs, batch[Objective.LABELS], mask, None)
@@ -247,7 +252,7 @@ def measured_checkpoint(
     with tempfile.TemporaryDirectory() as folder:
         for step in range(1, _ROUNDS + 1):
             with Checkpoints(folder, keep=1).open(record) as opened:
-                saved.append(_secs(lambda step=step: (opened.save(step, state), opened.wait())))
+                saved.append(_secs(partial(_save, opened, step, state)))
             with Checkpoints(folder, keep=1).open(record) as opened:
                 restored.append(
                     _secs(lambda: jax.block_until_ready(opened.restore_state(abstract)))
@@ -255,6 +260,12 @@ def measured_checkpoint(
         newest = pathlib.Path(folder) / "checkpoints" / str(_ROUNDS)
         size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     return size, saved, restored
+
+
+def _save(opened: OpenCheckpoints, step: int, state: State) -> None:
+    """Saves a state, and waits until it is on the disk."""
+    opened.save(step, state)
+    opened.wait()
 
 
 def _secs(action: Callable[[], object]) -> float:

@@ -15,7 +15,15 @@ from jax.experimental import multihost_utils
 
 from dist_ens.cluster_environment import initialize_arguments, visible_gpus
 from dist_ens.errors import UserError
-from dist_ens.meeting import Card, check_versions, is_loopback, meet, own_card
+from dist_ens.meeting import (
+    Card,
+    bind_address_of,
+    check_versions,
+    is_address,
+    meet,
+    own_card,
+)
+from dist_ens.mutual_tls import MutualTls
 from dist_ens.paths import shortened
 from dist_ens.peers import CoordinationClient, value_of
 from dist_ens.stop_signal import keep_notifier
@@ -66,11 +74,13 @@ def start(
     )
     if arguments is None:
         return []  # There is no cluster: this process is alone.
-    cards: list[Card] = []
+    cards, bind_address = list[Card](), None
     address = arguments.get("coordinator_address")
     if address is not None:
         numbers = arguments["num_processes"], arguments["process_id"]
-        cards = meet(address, *numbers, start_timeout_secs)
+        bind_address = bind_address_of(os.environ, address)
+        tls = MutualTls.from_environ(os.environ, jax.__version__)
+        cards = meet(address, *numbers, start_timeout_secs, bind_address, tls)
     try:
         jax.distributed.initialize(
             **arguments,
@@ -79,8 +89,7 @@ def start(
                 math.ceil(_JAX_IS_LATER * heartbeat_timeout_secs) + _JAX_IS_LATER_SECS
             ),
             shutdown_timeout_seconds=math.ceil(shutdown_timeout_secs),
-            # JAX would listen on every network of the machine.
-            coordinator_bind_address=address if address and is_loopback(address) else None,
+            coordinator_bind_address=bind_address,
         )
     except (ValueError, KeyError, IndexError) as error:
         if "coordinator_address should be defined" in str(error):
@@ -143,9 +152,7 @@ def _check_processes(
             f"A run of several processes lacks {' and '.join(missing)}. Give --"
             f"{', --'.join(given)}, or none of them to let JAX find the cluster."
         )
-    host, _, port = coordinator_address.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 2**16
-    if not is_port or not host or host != host.strip() or (":" in host and host[0] != "["):
+    if not is_address(coordinator_address):
         raise UserError(
             f"--coordinator_address={shortened(coordinator_address)} is not host:port with a port "
             "from 1 to 65535. Give the address of process 0, such as 10.0.0.1:1234."
@@ -168,7 +175,8 @@ def use_cores_as_devices() -> None:
     """
     global _cores_are_devices
     said = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if said or "JAX_NUM_CPU_DEVICES" in os.environ or jax.distributed.is_initialized():
+    are_several = (global_state.num_processes or 1) > 1  # Asking JAX would start the devices.
+    if said or "JAX_NUM_CPU_DEVICES" in os.environ or are_several:
         return
     jax.config.update("jax_num_cpu_devices", _usable_cores())
     _cores_are_devices = True
@@ -225,9 +233,11 @@ def as_main_sees(value: int) -> int:
     Hosts use it to agree on what they see on a shared disk, which may change between two looks.
 
     Args:
-        value: Value of this host, an integer or a bool.
+        value: Value of this host, a bool or an integer that fits in 64 bits.
     """
-    return int(_broadcast(np.int32(value)))
+    # JAX would cut an integer of NumPy to 32 bits.
+    sent = int(value).to_bytes(8, "little", signed=True)
+    return int.from_bytes(bytes_of_main(sent), "little", signed=True)
 
 
 def bytes_of_main(value: bytes) -> bytes:

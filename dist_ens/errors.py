@@ -52,6 +52,10 @@ class RunError(RuntimeError):
         self.exit_code = exit_code
 
 
+class SaveError(RunError):
+    """An error of writing a checkpoint or metrics, after which training can continue."""
+
+
 def code_of_write(error: BaseException) -> ExitCode:
     """Returns the exit code of a command that could not write a file.
 
@@ -61,6 +65,8 @@ def code_of_write(error: BaseException) -> ExitCode:
     >>> code_of_write(OSError(28, "No space left on device")).name
     'DISK_FULL'
     """
+    if isinstance(error, RunError):  # It has decided already.
+        return error.exit_code
     is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
     is_full |= any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
     return ExitCode.DISK_FULL if is_full else ExitCode.FAULT
@@ -104,7 +110,7 @@ def value_and_kind(value: object) -> str:
     return "None" if value is None else f"{repr(value)[:200]}, {kind_of(value)}"
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, as a sentence."""
     line = next((line for line in str(error).splitlines() if line.strip()), "")
     return line if line.endswith((".", "!", "?")) else line + "."

@@ -27,7 +27,7 @@ class State(NamedTuple):
     """The state of a member. In the state of an ensemble, every leaf has a leading members axis.
 
     Attributes:
-        step: Number of updates taken, int32[].
+        step: Number of updates taken, int32[], modulo 2^32: it is negative from 2^31 on.
         member_id: Lasting id of the member, int32[].
         key: Key of the member, which depends on the seed and `member_id` alone, [].
         params: Parameters of the network, a pytree.

@@ -12,6 +12,13 @@ from typing import ClassVar
 import jax
 from jax.experimental import multihost_utils
 
+from dist_ens.first_signal import COPY_SECS, FirstSignal
+
+_ANSWER = (
+    f"Stopping after the current step; a second signal, at least {COPY_SECS:g} s later, ends at "
+    "once.\n"
+)
+
 
 class EvaluationStoppedError(Exception):
     """A signal stopped an evaluation, between the same two batches on every host."""
@@ -21,8 +28,9 @@ class StopSignal:
     """A context that turns a signal into a stop at the same call boundary on every host.
 
     On a single host, signals are caught after `listen` is called. On several hosts they are caught
-    from the beginning of the context. A second signal ends the process at once. Only the main
-    thread can catch signals, so in another thread the stop is never set.
+    from the beginning of the context. A second signal ends the process at once, but one that comes
+    within `COPY_SECS` of the first is a copy of it. Only the main thread can catch signals, so in
+    another thread the stop is never set.
 
     Attributes:
         signal: Number of the signal that was received; None without one.
@@ -33,11 +41,14 @@ class StopSignal:
     numbers: ClassVar[tuple[int, ...]] = (signal.SIGINT, signal.SIGTERM)
     # Context that catches the signals of this process now; None without one.
     current: ClassVar["StopSignal | None"] = None
+    # Whether a context of this process has caught a signal.
+    has_caught: ClassVar[bool] = False
 
     def __enter__(self) -> "StopSignal":
         self.signal: int | None = None
         self.has_progress = self._stops_evaluations = self._is_reached = False
         self._calls = 0
+        self._first, self._is_caught = FirstSignal(), False
         self._previous: dict[int, object] = {}
         if jax.process_count() > 1:
             self.listen()
@@ -59,13 +70,17 @@ class StopSignal:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Stores the first signal, and ends the process at the second."""
-        if self.signal is not None:
+        """Stores the first signal to this host, and ends the process at the second."""
+        if self._first.is_second():
             raise KeyboardInterrupt
-        self.signal = number
+        if self._is_caught:
+            return
+        # Another host may have been stopped before this one. Its signal is not counted here.
+        self._is_caught, self.signal = True, number
+        StopSignal.has_caught = True
         notify_hosts()
         with contextlib.suppress(OSError):  # The terminal may be closed.
-            os.write(2, b"Stopping after the current step; a second signal ends at once.\n")
+            os.write(2, _ANSWER.encode())
 
     def is_set(self) -> bool:
         """Returns whether to stop now, the same on every host. All hosts must ask equally often."""

@@ -1,5 +1,6 @@
 """Flags in the command line of a command that a launcher starts."""
 
+import itertools
 from collections.abc import Sequence
 
 
@@ -41,12 +42,38 @@ def value_of(arguments: Sequence[str], name: str) -> str | None:
     >>> value_of(["train", "--workdir=a", "-workdir", "b"], "workdir")
     'b'
     """
-    value = None
+    values, _ = _taken_out(arguments, name)
+    return values[-1] if values else None
+
+
+def without(arguments: Sequence[str], *names: str) -> list[str]:
+    """Returns a command line without some flags that have a value.
+
+    Args:
+        arguments: Verb of dist-ens and its flags.
+        *names: Names of the flags, without the dashes.
+
+    >>> without(["train", "--workdir", "a", "--config=b", "--", "--config=c"], "workdir", "config")
+    ['train', '--', '--config=c']
+    """
+    rest = list(arguments)
+    for name in names:
+        _, rest = _taken_out(rest, name)
+    return rest
+
+
+def _taken_out(arguments: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+    """Returns the values of a flag, and the other arguments. A flag after `--` is no flag."""
+    values, rest = list[str](), list[str]()
     words = iter(arguments)
     for word in words:
         if word == "--":
-            break
-        given, equals, rest = word.partition("=")
-        if given in (f"-{name}", f"--{name}"):
-            value = rest if equals else next(words, None)
-    return value
+            return values, [*rest, word, *words]
+        given, equals, value = word.partition("=")
+        if given not in (f"-{name}", f"--{name}"):
+            rest.append(word)
+        elif equals:
+            values.append(value)
+        else:
+            values += [*itertools.islice(words, 1)]
+    return values, rest

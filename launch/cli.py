@@ -57,7 +57,7 @@ _SHUTDOWN_TIMEOUT_SECS = flags.DEFINE_float(
 # JAX has no special error for a platform that cannot start, so the file of the error decides.
 _BEGINS_PLATFORMS = "xla_bridge.py"
 _DEVICES_BY = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
-_LONGEST_NAME = 200  # Largest number of characters in the name of a flag or a config field.
+_LONGEST_FLAG = 200  # Largest number of characters in the name of a flag or a config field.
 _HELP = ("help", "h", "?", "helpshort")
 _SHOWN_TWICE = 40  # Largest number of characters of a value that a message may show twice.
 _WIDEST_TABLE = 1000  # Largest width of a table, in columns of text.
@@ -145,7 +145,7 @@ def parsed(argv: Sequence[str], *, known_only: bool = False) -> list[str]:
     # absl compares an unknown name with every flag, which takes long for a long name.
     for argument in argv[1:]:
         name = argument.lstrip("-").partition("=")[0]
-        if argument.startswith("-") and len(name) > _LONGEST_NAME:
+        if argument.startswith("-") and len(name) > _LONGEST_FLAG:
             raise UserError(f"{shortened(name)} is not a flag. --help lists the flags.")
     try:
         return flags.FLAGS(argv, known_only=known_only)
@@ -218,14 +218,18 @@ def _end(code: int, message: str) -> NoReturn:
     hosts.leave(code, message)
 
 
-def required(flag: flags.FlagHolder) -> Any:
+def required(flag: flags.FlagHolder, example: str) -> Any:
     """Returns the value of a flag that must be given.
+
+    Args:
+        flag: The flag.
+        example: Value for the error message.
 
     Raises:
         UserError: If the flag was not given.
     """
     if not flag.value:
-        raise UserError(f"--{flag.name} is missing. Add --{flag.name}=PATH.")
+        raise UserError(f"--{flag.name} is missing. Add it, such as --{flag.name}={example}.")
     return flag.value
 
 

@@ -1,4 +1,4 @@
-"""The flags of a config file: `--config=FILE` and its overrides `--config.FIELD=VALUE`."""
+"""The flags that describe a run: `--config=FILE` or `--experiment=FILE.json`, and overrides."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -8,6 +8,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_dict import placeholder
 
+from dist_ens.commands import quoted
 from dist_ens.config import (
     DataConfig,
     Experiment,
@@ -18,16 +19,20 @@ from dist_ens.config import (
 )
 from dist_ens.data import Source, Spec, open_source
 from dist_ens.errors import UserError
-from dist_ens.experiment.config_file import ConfigFile
+from dist_ens.experiment.config_file import ConfigFile, ExperimentFile
 from dist_ens.members import Member
 from dist_ens.models import model_options
 from dist_ens.optimizers import optimizer_options
 from dist_ens.paths import shortened
 
-_CONFIG = "config"
+_CONFIG, _EXPERIMENT = "config", "experiment"
 _OF_NEW_RUN = (
     "Config file, the path of a Python file. --config.FIELD=VALUE overrides one of its fields, "
     "such as --config.optimizer.learning_rate=0.01."
+)
+_OF_EXPERIMENT = (
+    "Experiment in JSON instead of a config file, such as the experiment.json in the folder of a "
+    "run. No code of it is run. --config.FIELD=VALUE overrides one of its fields."
 )
 _OF_FINISHED_RUN = (
     "Config file of the run. Needed only if it defines a part of the run, such as make_member."
@@ -44,10 +49,11 @@ _REPLACED = {
 
 
 class ConfigFlags:
-    """The flags `--config=FILE` and `--config.FIELD=VALUE` of a command.
+    """The flags `--config=FILE`, `--experiment=FILE` and `--config.FIELD=VALUE` of a command.
 
     Args:
-        overridable: Whether fields may be overridden. Those of a finished run may not.
+        overridable: Whether fields may be overridden. Those of a finished run may not, and it has
+            no flag `--experiment`.
 
     Attributes:
         file: The config file; None without `--config`.
@@ -57,7 +63,10 @@ class ConfigFlags:
         # The flag stands here for the list of flags alone. `prepare` reads it, and defines it anew.
         if _CONFIG not in flags.FLAGS:
             flags.DEFINE_string(_CONFIG, None, _OF_NEW_RUN if overridable else _OF_FINISHED_RUN)
+        if overridable and _EXPERIMENT not in flags.FLAGS:
+            flags.DEFINE_string(_EXPERIMENT, None, _OF_EXPERIMENT)
         self.file: ConfigFile | None = None
+        self._stored: ExperimentFile | None = None
         self._overridable = overridable
         self._overrides: Any = None
         self._given: set[str] = set()
@@ -85,8 +94,15 @@ class ConfigFlags:
             name, equals, value = argument.partition("=")
             if name == "--config":
                 self.file = ConfigFile(value if equals else next(arguments, ""))
+            elif self._overridable and name.lstrip("-") == _EXPERIMENT and name.startswith("-"):
+                self._stored = ExperimentFile(value if equals else next(arguments, ""))
             else:
                 rest.append(argument)
+        if self.file is not None and self._stored is not None:
+            raise UserError(
+                f"--config={quoted(self.file.path)} and --experiment={quoted(self._stored.path)} "
+                "describe two runs. Leave one of them out."
+            )
         overrides = [a.lstrip("-").partition("=")[0] for a in rest if a.startswith("--config.")]
         self._given = {name.removeprefix("config.") for name in overrides}
         if overrides and not self._overridable:
@@ -94,21 +110,23 @@ class ConfigFlags:
                 f"--{overrides[0]} cannot be changed: a finished run keeps the experiment that is "
                 "in its checkpoint. Leave the flag out."
             )
-        if self.file is None:
+        described = self.file or self._stored
+        if described is None:
             if overrides:
                 raise UserError(
                     f"--{overrides[0]} overrides a field of a config file, and none is given. Add "
                     "--config=FILE."
                 )
             return rest
-        config = self.file.experiment().to_config_dict()
-        if not self.file.defines("make_member"):
+        config = described.experiment().to_config_dict()
+        if self.file is None or not self.file.defines("make_member"):
             self._defaults += _complete(config.model, "model", ModelConfig, model_options, rest)
-        if not self.file.defines("make_optimizer"):
+        if self.file is None or not self.file.defines("make_optimizer"):
             self._defaults += _complete(
                 config.optimizer, "optimizer", OptimizerConfig, optimizer_options, rest
             )
-        self._check_used(self.file)
+        if self.file is not None:
+            self._check_used(self.file)
         known = _paths(config)
         for name in sorted(self._given):
             if name not in known:
@@ -147,7 +165,7 @@ class ConfigFlags:
         Raises:
             UserError: If there is no file, or a value is wrong.
         """
-        if self.file is None:
+        if self.file is None and self._stored is None:
             raise UserError(
                 "--config is missing. Add --config=FILE, such as --config=configs/digits.py."
             )

@@ -15,10 +15,12 @@ from rich.table import Table
 
 from dist_ens.cluster_environment import NONE, Detected, chosen_gpus
 from dist_ens.commands import quoted
+from dist_ens.compile_cache import access_of_others, user_name
 from dist_ens.errors import UserError, counted
-from dist_ens.meeting import is_loopback, own_card
+from dist_ens.meeting import bind_address_of, is_loopback, own_card
 from dist_ens.paths import shortened
 
+PROBE = "launch.probe"  # Module that doctor runs in a process of its own.
 TPU_LOCK = pathlib.Path("/tmp/libtpu_lockfile")
 _LITTLE_BYTES = 2**30  # Free space below which a finding is noted.
 _SMI_SECS = 10.0
@@ -90,9 +92,7 @@ def of_cluster(detected: Detected, environ: Mapping[str, str], num_gpus: int) ->
         if attribute != "coordinator_address" and value is not None:
             yield Finding(attribute.replace("_", " "), f"{value} ({variable})")
     if address := detected.coordinator_address:
-        source = detected.variables["coordinator_address"]
-        where = "this machine alone" if is_loopback(address) else "all networks of its machine"
-        yield Finding("coordinator", f"{address} ({source}); process 0 listens on {where}")
+        yield _of_coordinator(address, detected.variables["coordinator_address"], environ)
     try:
         chosen = chosen_gpus(environ, detected, num_gpus)
     except UserError as error:
@@ -100,6 +100,25 @@ def of_cluster(detected: Detected, environ: Mapping[str, str], num_gpus: int) ->
         return
     gpus = f"GPUs {', '.join(map(str, chosen))} of {num_gpus} visible" if chosen else "all visible"
     yield Finding("local devices", gpus)
+
+
+def _of_coordinator(address: str, source: str, environ: Mapping[str, str]) -> Finding:
+    """Returns the finding about the address of process 0, and where that listens.
+
+    Args:
+        address: Address of process 0.
+        source: Variable or flag that has the address.
+        environ: Environment variables of this process.
+    """
+    check, found = "coordinator", f"{address} ({source})"
+    try:
+        bound = bind_address_of(environ, address)
+    except UserError as error:
+        return Finding(check, found, str(error), is_bad=True)
+    where = "all networks of its machine" if bound is None else bound
+    if bound == address and is_loopback(address):
+        where = "this machine alone"
+    return Finding(check, f"{found}; process 0 listens on {where}")
 
 
 def of_hosts(hosts: Sequence[str]) -> Finding:
@@ -135,7 +154,7 @@ def of_cache(folder: pathlib.Path | None, *, is_own: bool, fix: bool) -> Finding
 
     Args:
         folder: Folder of the cache; None if the cache is disabled.
-        is_own: Whether the folder is the default of dist_ens, which nobody else may write to.
+        is_own: Whether the folder is the default of dist_ens and not one that the user named.
         fix: Whether to take write permissions from others.
     """
     check = "compile cache"
@@ -147,6 +166,7 @@ def of_cache(folder: pathlib.Path | None, *, is_own: bool, fix: bool) -> Finding
         if is_own and fix and status.st_mode & 0o022 and status.st_uid == os.getuid():
             folder.chmod(0o700)
             status = folder.stat()
+        others = access_of_others(folder)
         size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     except OSError as error:
         return Finding(
@@ -156,19 +176,20 @@ def of_cache(folder: pathlib.Path | None, *, is_own: bool, fix: bool) -> Finding
             "JAX_COMPILATION_CACHE_DIR to another folder.",
         )
     found = (
-        f"{folder}, {size / 2**20:,.0f} MiB, owner {_user(status.st_uid)}, mode "
+        f"{folder}, {size / 2**20:,.0f} MiB, owner {user_name(status.st_uid)}, mode "
         f"{status.st_mode & 0o777:o}"
     )
     remedy = ""
-    if is_own and status.st_uid != os.getuid():
+    if others and is_own:
         remedy = (
-            f"{quoted(folder)} belongs to {_user(status.st_uid)}, and JAX runs the programs in it, "
-            "so it is not used. Set XDG_CACHE_HOME to a folder of your own."
+            f"JAX runs the programs in the cache, and {others}, so the cache is not used. Give "
+            "yourself alone the right to write there (chmod 700, for the cache itself also "
+            "dist-ens doctor --fix), or set XDG_CACHE_HOME to a folder of your own."
         )
-    elif is_own and status.st_mode & 0o022:
+    elif others:
         remedy = (
-            f"Others may write to {quoted(folder)}, and JAX runs the programs in it, so it is not "
-            f"used. Run chmod 700 {quoted(folder)}, or dist-ens doctor --fix."
+            f"JAX runs the programs in JAX_COMPILATION_CACHE_DIR, and {others}. Use this folder "
+            "only if you trust everybody who can write to it."
         )
     elif not os.access(folder, os.W_OK | os.X_OK):
         remedy = (
@@ -246,8 +267,8 @@ def of_tpu_lock(lock: pathlib.Path, *, fix: bool) -> Finding | None:
     return Finding(
         check,
         f"{lock}, held by no process",
-        f"{lock} belongs to {_user(status.st_uid)}, so libtpu cannot start here. Remove it: sudo "
-        f"rm {quoted(lock)}.",
+        f"{lock} belongs to {user_name(status.st_uid)}, so libtpu cannot start here. Remove it: "
+        f"sudo rm {quoted(lock)}.",
         is_bad=True,
     )
 
@@ -276,6 +297,8 @@ def of_gpu_memory() -> Finding | None:
     if ended.returncode:
         return Finding(check, "unknown", f"nvidia-smi failed: {shortened(ended.stdout.strip())}.")
     rows = [line.split(",", 1) for line in ended.stdout.splitlines() if "," in line]
+    # Doctors of other processes on this machine have started theirs.
+    rows = [row for row in rows if PROBE not in _arguments(row[0].strip())]
     if not rows:
         return Finding(check, "held by no process")
     told = ", ".join(f"process {pid.strip()} holds {used.strip()}" for pid, used in rows)
@@ -307,17 +330,12 @@ def _lock_holder(status: os.stat_result) -> int | None:
 
 def _command(pid: int) -> str:
     """Returns the start of the command of a process."""
+    return shortened(" ".join(_arguments(str(pid))) or "unknown", 80)
+
+
+def _arguments(pid: str) -> list[str]:
+    """Returns the command line of a process; nothing if it is not known."""
     try:
-        return shortened(" ".join(psutil.Process(pid).cmdline()), 80)
-    except psutil.Error:
-        return "unknown"
-
-
-def _user(uid: int) -> str:
-    """Returns the name of a user, or the number if there is no name."""
-    try:
-        import pwd  # Not on every system.
-
-        return pwd.getpwuid(uid).pw_name
-    except (ImportError, KeyError):
-        return f"user {uid}"
+        return psutil.Process(int(pid)).cmdline()
+    except (psutil.Error, ValueError):  # nvidia-smi prints [N/A] in some containers.
+        return []

@@ -19,10 +19,10 @@ from rich.console import Console
 
 from dist_ens.cluster_environment import (
     Detected,
+    chosen_by_flags,
     detect,
     num_gpus,
     visible_gpus,
-    with_flags,
 )
 from dist_ens.compile_cache import compiled_folder
 from dist_ens.errors import counted
@@ -52,6 +52,8 @@ def main() -> int:
     """Prints a table of findings with their remedies, and returns the exit code."""
     detected, gpus = _detected(), visible_gpus(os.environ)
     findings = [diagnosis.of_versions(), *diagnosis.of_cluster(detected, os.environ, gpus)]
+    # The probe below holds GPU memory itself.
+    others = [diagnosis.of_tpu_lock(diagnosis.TPU_LOCK, fix=_FIX.value), diagnosis.of_gpu_memory()]
     told: JsonDict = {}
     if any(each.is_bad for each in findings):
         findings.append(Finding("devices", "not started, because of the cluster"))
@@ -61,7 +63,6 @@ def main() -> int:
     findings.append(diagnosis.of_cache(compiled_folder(), is_own=is_own, fix=_FIX.value))
     if _WORKDIR.value is not None:
         findings.append(diagnosis.of_workdir(_WORKDIR.value, fix=_FIX.value))
-    others = [diagnosis.of_tpu_lock(diagnosis.TPU_LOCK, fix=_FIX.value), diagnosis.of_gpu_memory()]
     findings += [each for each in others if each is not None]
     _print(findings, told.get("process_id", detected.process_id) or 0)
     return ExitCode.USAGE if any(each.is_bad for each in findings) else ExitCode.DONE
@@ -72,7 +73,9 @@ def _detected() -> Detected:
     detected, given = detect(os.environ), flags.FLAGS
     if None in (given.coordinator_address, given.num_processes, given.process_id):
         return detected  # If only some flags are given, the probe says which are missing.
-    return with_flags(detected, given.coordinator_address, given.num_processes, given.process_id)
+    return chosen_by_flags(
+        detected, given.coordinator_address, given.num_processes, given.process_id
+    )
 
 
 def _of_probe(told: JsonDict, address: str | None) -> Iterator[Finding]:
@@ -86,7 +89,7 @@ def _of_probe(told: JsonDict, address: str | None) -> Iterator[Finding]:
     arguments = [each for each in sys.argv[1:] if each.lstrip("-").partition("=")[0] not in own]
     with tempfile.TemporaryFile() as log:
         probe = subprocess.Popen(
-            [sys.executable, "-P", "-m", "launch.probe", *arguments],
+            [sys.executable, "-P", "-m", diagnosis.PROBE, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -2,7 +2,7 @@
 
 dist-ens evaluate --workdir=DIR [--json=FILE] [--ood=SOURCE] [--shift] [--pooling=WAY]
                   [--dropout_samples=N] [--calibration=METHOD] [--out_of_bag]
-                  [--conformal=METHOD --level=0.9] [--leave_out_broken]
+                  [--conformal=METHOD --level=0.9] [--leave_out_broken] [--step=N]
 """
 
 import os
@@ -78,12 +78,15 @@ _OUT_OF_BAG = flags.DEFINE_bool(
 _LEAVE_OUT_BROKEN = flags.DEFINE_bool(
     "leave_out_broken", False, "Whether to leave out members that predict NaN."
 )
+_STEP = flags.DEFINE_integer(
+    "step", None, "Step of the checkpoint. Default: the newest.", lower_bound=1
+)
 _CONFIG = ConfigFlags(overridable=False)
 
 
 def main() -> None:
-    """Scores the newest checkpoint on the devices of this machine."""
-    workdir = cli.required(_WORKDIR)
+    """Scores a checkpoint on the devices of this machine."""
+    workdir = cli.required(_WORKDIR, "runs/digits")
     if _LEVEL.present and _CONFORMAL.value is None:
         raise UserError(
             f"--level={_LEVEL.value} has no effect without --conformal. Add a method, such as "
@@ -99,17 +102,20 @@ def main() -> None:
         out_of_bag=_OUT_OF_BAG.value,
         leave_out_broken=_LEAVE_OUT_BROKEN.value,
     )
-    finished = open_finished(workdir, _CONFIG.own_parts, dropout_samples=_DROPOUT_SAMPLES.value)
+    finished = open_finished(
+        workdir, _CONFIG.own_parts, dropout_samples=_DROPOUT_SAMPLES.value, step=_STEP.value
+    )
     run, state = finished.run, finished.state
     source = _CONFIG.open_source(run.experiment.data)
     if finished.ensemble.objective is None:
         _tell_mean_losses(finished, source)
         return
     evaluator = evaluator_of_run(run, finished.ensemble, _POOLING.value, finished.parts)
-    # The page shows the run's own predictions, which other pooling or dropout samples must not
-    # replace.
+    # The page shows the run's own predictions at its newest step, which other pooling or dropout
+    # samples, or those of another step, must not replace.
     own_pooling = run.experiment.evaluation.pooling
-    draws_page = _POOLING.value in (None, own_pooling) and _DROPOUT_SAMPLES.value is None
+    is_own = _POOLING.value in (None, own_pooling) and _DROPOUT_SAMPLES.value is None
+    draws_page = is_own and _STEP.value is None
     if draws_page and not os.access(workdir, os.W_OK | os.X_OK):
         raise UserError(
             f"Nothing can be written in --workdir={shortened(str(workdir))}, where the report "
@@ -119,6 +125,7 @@ def main() -> None:
     if not cluster.is_main():
         return
     console, scores = Console(markup=False, highlight=False), found.scores
+    console.print(_told_of(finished))
     console.print(scores.table())
     for sentence in found.sentences():
         console.print(sentence, soft_wrap=True)
@@ -131,6 +138,8 @@ def main() -> None:
             lambda path: report.write_report(path, as_json, found.curves, found.pictures),
         )
         console.print(f"Wrote {report.PAGE} in {quoted(workdir)}.", soft_wrap=True)
+    elif is_own:
+        console.print(f"{report.PAGE} still shows the newest step.", soft_wrap=True)
     else:
         samples = run.experiment.evaluation.dropout_samples
         dropped = "" if samples is None else f", with {samples} dropout samples of each member"
@@ -139,6 +148,11 @@ def main() -> None:
             "run's own predictions.",
             soft_wrap=True,
         )
+
+
+def _told_of(finished: Finished) -> str:
+    """Returns the sentence that says which step is scored."""
+    return f"Scores of step {finished.step:,}:"
 
 
 def _tell_mean_losses(finished: Finished, source: Source) -> None:
@@ -159,7 +173,9 @@ def _tell_mean_losses(finished: Finished, source: Source) -> None:
     scores, _ = score(finished.ensemble, finished.state, source.test, batch_size=batch_size)
     if not cluster.is_main():
         return
-    Console(markup=False, highlight=False).print(scores.table())
+    console = Console(markup=False, highlight=False)
+    console.print(_told_of(finished))
+    console.print(scores.table())
     if _JSON.value is not None:
         as_json = Assessment(scores, {}, {}, ()).to_dict()
         cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))

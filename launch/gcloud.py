@@ -1,32 +1,21 @@
-"""Calls of gcloud that make a TPU, run a command on its workers, and delete it."""
+"""Calls of gcloud that make a TPU, reach its workers, and delete it."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
-from dist_ens.commands import quoted
 from dist_ens.errors import UserError
-from dist_ens.exit_codes import ExitCode
+from dist_ens.paths import shortened
 from launch.arguments import flag
-from launch.rendered import check_name
-from launch.started_command import shell_line
+from launch.rendered import check_name, chips_of
 
-_LONGEST_NAME = 40
-# Files of a run on each worker, in a shell.
-_FOLDER = '"$HOME/.dist_ens"'
-_LOG, _LOCK, _PID, _CODE = (f"{_FOLDER}/{name}" for name in ("log", "lock", "pid", "exit_code"))
-# JAX and libtpu read the slices from the metadata of the VM. A variable that is left over from
-# another run would be believed first, and the start would wait for slices that are gone.
-_STALE = (
-    "MEGASCALE_COORDINATOR_ADDRESS",
-    "MEGASCALE_NUM_SLICES",
-    "MEGASCALE_SLICE_ID",
-    "MEGASCALE_PORT",
-)
+# An installation of JAX does not fit on the disk that an image has by default.
+_BOOT_DISK_SIZE = "100GB"
 
 
 @dataclasses.dataclass(frozen=True)
-class Tpu:
-    """A queued resource, and the TPU that it becomes.
+class QueuedResource:
+    """A queued resource of Cloud TPU, and the TPU that it becomes.
 
     Attributes:
         name: Name of the queued resource.
@@ -41,7 +30,7 @@ class Tpu:
     num_slices: int = 1
 
     def __post_init__(self) -> None:
-        check_name(self.name, _LONGEST_NAME)
+        check_name(self.name)
         if self.num_slices < 1:
             raise UserError(
                 f"--num_slices={self.num_slices} is less than 1. Use the number of slices."
@@ -54,112 +43,190 @@ class Tpu:
             return [self.name]
         return [f"{self.name}-{number}" for number in range(self.num_slices)]
 
+    def create_calls(
+        self,
+        accelerator_type: str,
+        runtime_version: str,
+        *,
+        spot: bool,
+        valid_until_duration: str | None,
+    ) -> list[list[str]]:
+        """Returns the calls of gcloud that ask for the TPU.
+
+        Args:
+            accelerator_type: Kind and size of a slice, such as `v5litepod-16`.
+            runtime_version: Software of the TPU VMs.
+            spot: Whether to use Spot VMs.
+            valid_until_duration: Time after which the request expires; None for none.
+        """
+        if self.num_slices == 1:
+            slices = [flag("node-id", self.name)]
+        else:
+            slices = [flag("node-count", self.num_slices), flag("node-prefix", self.name)]
+        until = valid_until_duration
+        return [
+            [
+                *self._call("create"),
+                *slices,
+                flag("accelerator-type", accelerator_type),
+                flag("runtime-version", runtime_version),
+                *(["--spot"] if spot else []),
+                *([] if until is None else [flag("valid-until-duration", until)]),
+            ]
+        ]
+
+    def look_call(self) -> list[str]:
+        """Returns the call of gcloud that prints the state of the TPU."""
+        return self._call("describe")
+
+    def delete_calls(self) -> list[list[str]]:
+        """Returns the calls of gcloud that delete the TPU."""
+        # Without --force gcloud refuses to delete a queued resource whose TPU exists.
+        return [[*self._call("delete"), "--force"]]
+
+    def ssh_calls(self, worker: str) -> list[list[str]]:
+        """Returns the calls of gcloud that run a command, one for each slice, without the command.
+
+        Args:
+            worker: Number of the worker of each slice; `all` for all.
+        """
+        start, where = ["gcloud", "compute", "tpus", "tpu-vm", "ssh"], _where(self)
+        return [[*start, node, *where, flag("worker", worker)] for node in self.nodes]
+
+    def _call(self, verb: str) -> list[str]:
+        return ["gcloud", "compute", "tpus", "queued-resources", verb, self.name, *_where(self)]
+
+
+@dataclasses.dataclass(frozen=True)
+class InstanceGroup:
+    """A managed instance group of Compute Engine whose VMs are the workers of one TPU slice.
+
+    Attributes:
+        name: Name of the group, of its instance template and of its workload policy.
+        zone: Zone of Google Cloud.
+        project: Project of Google Cloud. A group names its workload policy with the project.
+    """
+
+    name: str
+    zone: str
+    project: str
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+
+    def create_calls(
+        self,
+        machine_type: str,
+        topology: str,
+        image_family: str,
+        image_project: str,
+        *,
+        spot: bool,
+    ) -> list[list[str]]:
+        """Returns the calls of gcloud that make the workload policy, the template and the group.
+
+        Args:
+            machine_type: Machine type of the VMs, which ends in their number of chips.
+            topology: Chips of the slice along each axis, such as `4x4`.
+            image_family: Family of the image of the VMs.
+            image_project: Project of the image.
+            spot: Whether to use Spot VMs.
+        """
+        kind = ["--provisioning-model=SPOT", "--instance-termination-action=STOP"] if spot else []
+        policy = f"projects/{self.project}/regions/{self._region}/resourcePolicies/{self.name}"
+        return [
+            [
+                *("gcloud", "compute", "resource-policies", "create", "workload-policy", self.name),
+                *self._in_region,
+                "--type=HIGH_THROUGHPUT",
+                flag("accelerator-topology", topology),
+            ],
+            [
+                *("gcloud", "compute", "instance-templates", "create", self.name, self._of_project),
+                flag("machine-type", machine_type),
+                "--maintenance-policy=TERMINATE",
+                *kind,
+                flag("image-family", image_family),
+                flag("image-project", image_project),
+                flag("boot-disk-size", _BOOT_DISK_SIZE),
+            ],
+            [
+                *self._call("create"),
+                flag("template", self.name),
+                flag("size", num_vms(machine_type, topology)),
+                flag("workload-policy", policy),
+                # A slice exists as a whole or not at all.
+                "--target-size-policy-mode=bulk",
+                "--default-action-on-vm-failure=do-nothing",
+            ],
+        ]
+
+    def look_call(self) -> list[str]:
+        """Returns the call of gcloud that prints the states of the VMs."""
+        return self._call("list-instances")
+
+    def list_call(self) -> list[str]:
+        """Returns the call of gcloud that prints the names of the VMs, one on each line."""
+        return [*self._call("list-instances"), "--format=value(name)"]
+
+    def delete_calls(self) -> list[list[str]]:
+        """Returns the calls of gcloud that delete the group, the template and the policy."""
+        compute = ["gcloud", "compute"]
+        return [
+            self._call("delete"),
+            [*compute, "instance-templates", "delete", self.name, self._of_project],
+            [*compute, "resource-policies", "delete", self.name, *self._in_region],
+        ]
+
+    def ssh_calls(self, vms: Sequence[str]) -> list[list[str]]:
+        """Returns the calls of gcloud that run a command, one for each VM, without the command.
+
+        Args:
+            vms: Names of the VMs.
+        """
+        return [["gcloud", "compute", "ssh", vm, *_where(self)] for vm in vms]
+
     @property
-    def place(self) -> list[str]:
-        """Flags of gcloud that say where the TPU is."""
-        project = [] if self.project is None else [flag("project", self.project)]
-        return [flag("zone", self.zone), *project]
+    def _region(self) -> str:
+        return self.zone.rpartition("-")[0]
+
+    @property
+    def _of_project(self) -> str:
+        return flag("project", self.project)
+
+    @property
+    def _in_region(self) -> list[str]:
+        return [flag("region", self._region), self._of_project]
+
+    def _call(self, verb: str) -> list[str]:
+        group = ["gcloud", "compute", "instance-groups", "managed", verb, self.name]
+        return [*group, *_where(self)]
 
 
-def create_call(
-    tpu: Tpu,
-    accelerator_type: str,
-    runtime_version: str,
-    *,
-    spot: bool,
-    valid_until_duration: str | None,
-) -> list[str]:
-    """Returns the call of gcloud that asks for a TPU.
-
-    Args:
-        tpu: TPU to make.
-        accelerator_type: Kind and size of a slice, such as `v5litepod-16`.
-        runtime_version: Software of the TPU VMs.
-        spot: Whether to use Spot VMs.
-        valid_until_duration: Time after which the request expires; None for none.
-    """
-    if tpu.num_slices == 1:
-        slices = [flag("node-id", tpu.name)]
-    else:
-        slices = [flag("node-count", tpu.num_slices), flag("node-prefix", tpu.name)]
-    until = valid_until_duration
-    return [
-        *_queued_resources("create", tpu),
-        *slices,
-        flag("accelerator-type", accelerator_type),
-        flag("runtime-version", runtime_version),
-        *(["--spot"] if spot else []),
-        *([] if until is None else [flag("valid-until-duration", until)]),
-    ]
-
-
-def run_calls(tpu: Tpu, arguments: Sequence[str]) -> list[list[str]]:
-    """Returns the calls of gcloud that start a command on all workers, one for each slice.
+def num_vms(machine_type: str, topology: str) -> int:
+    """Returns the number of VMs of a TPU slice.
 
     Args:
-        tpu: TPU to run on.
-        arguments: Verb of dist-ens and its flags.
+        machine_type: Machine type of the VMs, which ends in their number of chips.
+        topology: Chips of the slice along each axis, such as `4x4`.
+
+    Raises:
+        UserError: If the VMs do not divide the chips.
+
+    >>> num_vms("ct6e-standard-4t", "4x4")
+    4
     """
-    return [_ssh(tpu, node, "all", start_line(arguments)) for node in tpu.nodes]
+    chips, of_vm = chips_of(topology), re.search(r"-([1-9]\d*)t$", machine_type)
+    if of_vm is None or chips % int(of_vm[1]):
+        raise UserError(
+            f"VMs of --machine_type={shortened(machine_type)} do not divide the {chips} chips of "
+            f"--tpu_topology={topology}. Use a type whose name ends in the chips of a VM, such as "
+            "ct6e-standard-4t."
+        )
+    return chips // int(of_vm[1])
 
 
-def follow_call(tpu: Tpu) -> list[str]:
-    """Returns the call of gcloud that prints the log of a run until its end."""
-    return _ssh(tpu, tpu.nodes[0], "0", follow_line())
-
-
-def describe_call(tpu: Tpu) -> list[str]:
-    """Returns the call of gcloud that prints the state of a queued resource."""
-    return _queued_resources("describe", tpu)
-
-
-def delete_call(tpu: Tpu) -> list[str]:
-    """Returns the call of gcloud that deletes a TPU."""
-    # Without --force gcloud refuses to delete a queued resource whose TPU exists.
-    return [*_queued_resources("delete", tpu), "--force"]
-
-
-def _queued_resources(verb: str, tpu: Tpu) -> list[str]:
-    return ["gcloud", "compute", "tpus", "queued-resources", verb, tpu.name, *tpu.place]
-
-
-def _ssh(tpu: Tpu, node: str, worker: str, line: str) -> list[str]:
-    where = [*tpu.place, flag("worker", worker)]
-    return ["gcloud", "compute", "tpus", "tpu-vm", "ssh", node, *where, flag("command", line)]
-
-
-def start_line(arguments: Sequence[str]) -> str:
-    """Returns the line of bash that starts a command on a worker, and returns.
-
-    The command is detached from the connection. It writes a log, and at its end its exit code. A
-    lock, which its children keep, refuses a second command while one of them holds the TPU.
-
-    Args:
-        arguments: Verb of dist-ens and its flags.
-    """
-    command = shell_line(["dist-ens", *arguments])
-    # A login shell finds commands that pip installed in the folder of the user.
-    login = f"unset {' '.join(_STALE)}; {command}; echo $? > {_CODE}.new; mv {_CODE}.new {_CODE}"
-    busy = "A command still runs on this worker. Wait for it, or end its processes."
-    return (
-        f"mkdir -p {_FOLDER} && exec 9> {_LOCK} && "
-        f"{{ flock --nonblock 9 || {{ echo {quoted(busy)} >&2; exit 1; }}; }} && "
-        f"rm -f {_CODE} && "
-        f"{{ nohup setsid bash -lc {quoted(login)} >> {_LOG} 2>&1 < /dev/null & "
-        f"echo $! > {_PID}; }}"
-    )
-
-
-def follow_line() -> str:
-    """Returns the line of bash that prints a worker's log until the command ends.
-
-    Its exit code is that of the command. A command that was killed together with its shell has
-    none, and gets the code of a lost host.
-    """
-    lost = int(ExitCode.HOST_LOST)
-    nothing = "No command was started on this TPU."
-    return (
-        f"[ -e {_PID} ] || {{ echo {quoted(nothing)} >&2; exit {int(ExitCode.USAGE)}; }}; "
-        f'tail -n 1000 --pid="$(cat {_PID})" -F {_LOG}; '
-        f'exit "$(cat {_CODE} 2> /dev/null || echo {lost})"'
-    )
+def _where(tpu: QueuedResource | InstanceGroup) -> list[str]:
+    """Returns the flags of gcloud that say where a TPU is."""
+    project = [] if tpu.project is None else [flag("project", tpu.project)]
+    return [flag("zone", tpu.zone), *project]

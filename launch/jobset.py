@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from dist_ens.errors import UserError
 from dist_ens.exit_codes import RESTARTED
 from dist_ens.json_text import JsonDict
-from dist_ens.paths import shortened
 from launch.arguments import flag, value_of, with_flags
-from launch.rendered import VARIABLE, check_name
+from launch.rendered import VARIABLE, check_name, chips_of
 
-LONGEST_NAME = 40  # Kubernetes allows 63 characters for a pod, whose name has this one in it.
 # Each pod of GPU or CPU nodes has an address of its own, so that the port is free.
 _COORDINATOR_PORT = 55527
 _CONTAINER = "dist-ens"
@@ -43,14 +41,10 @@ class TpuSlices:
     num_slices: int
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", self.topology):
+        chips = chips_of(self.topology)
+        if self.chips_per_node < 1 or chips % self.chips_per_node:
             raise UserError(
-                f"--tpu_topology={shortened(self.topology)} is not a topology of a TPU slice. Use "
-                "the number of chips along each axis, such as 4x4 or 4x4x8."
-            )
-        if self.chips_per_node < 1 or self._chips % self.chips_per_node:
-            raise UserError(
-                f"--chips_per_node={self.chips_per_node} does not divide the {self._chips} chips "
+                f"--chips_per_node={self.chips_per_node} does not divide the {chips} chips "
                 f"of --tpu_topology={self.topology}. Use the number of chips of a node, such as 4."
             )
         if self.num_slices < 1:
@@ -59,13 +53,9 @@ class TpuSlices:
             )
 
     @property
-    def _chips(self) -> int:
-        return math.prod(map(int, self.topology.split("x")))
-
-    @property
     def num_nodes(self) -> int:
         """Number of nodes of a slice."""
-        return self._chips // self.chips_per_node
+        return chips_of(self.topology) // self.chips_per_node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +148,7 @@ class JobSetSettings:
     grace_secs: int = 120
 
     def __post_init__(self) -> None:
-        check_name(self.name, LONGEST_NAME)
+        check_name(self.name)
         if self.grace_secs < 1:
             raise UserError(
                 f"--grace_secs={self.grace_secs} leaves no time to save. Use at least 1 second."
@@ -328,14 +318,13 @@ def _arguments(settings: JobSetSettings) -> list[str]:
     """Returns the arguments of a container, in which Kubernetes replaces `$(NAME)`.
 
     JAX finds the other nodes of a TPU slice on GKE. For other nodes it would ask the API of
-    Kubernetes, which needs a package and permissions. So their arguments name the address of
-    process 0.
+    Kubernetes, which needs a package and permissions, even if there is one node. So their arguments
+    name the address of process 0.
     """
     # Kubernetes replaces $$ by $.
     own = [argument.replace("$", "$$") for argument in settings.arguments]
     hardware = settings.hardware
-    # A process alone on a CPU uses its cores as devices.
-    if isinstance(hardware, TpuSlices) or (hardware.num_nodes == 1 and not hardware.gpus_per_node):
+    if isinstance(hardware, TpuSlices):
         return own
     return with_flags(
         own,

@@ -16,7 +16,7 @@ from dist_ens.paths import shortened
 from launch import cli
 from launch.jobset import JobSetSettings, Nodes, SecretVariable, TpuSlices, jobset
 from launch.path_flags import define_path
-from launch.rendered import check_workdir, deliver, given
+from launch.rendered import check_workdir, deliver, written_file
 from launch.started_command import StartedCommand
 from launch.yaml_text import yaml_text
 
@@ -63,8 +63,8 @@ _OF_NODES: tuple[str, ...] = ("num_nodes", "gpus_per_node")
 def main() -> None:
     """Writes the JobSet, and prints the next commands."""
     settings = JobSetSettings(
-        name=given(_NAME, "digits"),
-        image=given(_IMAGE, "registry.example.com/dist-ens:1"),
+        name=cli.required(_NAME, "digits"),
+        image=cli.required(_IMAGE, "registry.example.com/dist-ens:1"),
         arguments=_COMMAND.arguments,
         hardware=_hardware(),
         namespace=_NAMESPACE.value,
@@ -78,7 +78,8 @@ def main() -> None:
         grace_secs=_GRACE_SECS.value,
     )
     check_workdir(settings.arguments, _VOLUME_CLAIM, settings.mount_path)
-    file = "-" if _OUTPUT.value is None else str(_OUTPUT.value)
+    written = written_file(_OUTPUT, dry_run=_DRY_RUN.value)
+    file = "-" if written is None else str(written)
     text = yaml_text(jobset(settings))
     deliver(text, _OUTPUT, next_commands(settings, file), dry_run=_DRY_RUN.value)
 
@@ -98,8 +99,8 @@ def _hardware() -> TpuSlices | Nodes:
     if own == _OF_NODES:
         return Nodes(_NUM_NODES.value, _GPUS_PER_NODE.value)
     return TpuSlices(
-        given(_TPU_ACCELERATOR, "tpu-v6e-slice"),
-        given(_TPU_TOPOLOGY, "4x4"),
+        cli.required(_TPU_ACCELERATOR, "tpu-v6e-slice"),
+        cli.required(_TPU_TOPOLOGY, "4x4"),
         _CHIPS_PER_NODE.value,
         _NUM_SLICES.value,
     )

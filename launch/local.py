@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from types import FrameType
 
 from absl import flags
 
@@ -99,27 +98,28 @@ class _Attempt:
 
     Args:
         arguments: Verb and flags of the command.
+        asked: Signals to this launcher, which it passes on. More may come.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._asked: list[int] = []  # Signals to this launcher, which it passes on.
-        self._passed = 0
+    def __init__(self, arguments: Sequence[str], asked: Sequence[int]) -> None:
+        self._asked, self._passed = asked, 0
         self._kill_at = float("inf")
         self.first: _Process | None = None  # First process that failed.
-        signals.take_over(self._on_signal)
         self.processes: list[_Process] = []
-        for number, (command, variables) in enumerate(_planned(arguments)):
-            # A session of its own: Ctrl-C reaches this launcher alone, which passes it on.
-            popen = subprocess.Popen(
-                command,
-                env=os.environ | variables | {signals.LAUNCHER: str(os.getpid())},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            self.processes.append(_Process(number, popen))
-            self.processes[-1].relay.start()
+        with signals.blocked():  # A process receives them as soon as it can act on them.
+            for number, (command, variables) in enumerate(_planned(arguments)):
+                # A session of its own: Ctrl-C reaches this launcher alone, which passes it on.
+                popen = subprocess.Popen(
+                    command,
+                    env=os.environ | variables | {signals.LAUNCHER: str(os.getpid())},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                self.processes.append(_Process(number, popen))
+        for process in self.processes:
+            process.relay.start()
 
     def wait(self) -> int:
         """Waits until all processes have ended, and returns the exit code of the first failure."""
@@ -135,14 +135,6 @@ class _Attempt:
                 process.kill()  # Also what a process has left behind.
             self._look()
         return ExitCode.DONE if self.first is None or self.first.code is None else self.first.code
-
-    @property
-    def was_asked(self) -> bool:
-        """Whether this launcher has received a signal."""
-        return bool(self._asked)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._asked.append(number)
 
     def _pass_on(self) -> None:
         """Passes signals on, and sets the time at which the processes are killed."""
@@ -160,8 +152,7 @@ class _Attempt:
             process.code = code_of_shell(process.popen.returncode)
             if process.code and self.first is None:
                 self.first = process
-                is_saving = process.code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
-                limit = _GRACE_SECS.value if is_saving else _FOLLOW_SECS
+                limit = _follow_secs(process.popen.returncode)
                 self._kill_at = min(self._kill_at, time.monotonic() + limit)
 
 
@@ -172,13 +163,15 @@ def main() -> int:
             settings = [f"{name}={value}" for name, value in variables.items()]
             print(shell_line(["env", *settings, *command]))
         return ExitCode.DONE
+    asked: list[int] = []
+    signals.take_over(lambda number, frame: asked.append(number))
     restarts = 0
     while True:
-        attempt = _Attempt(_COMMAND.arguments)
+        attempt = _Attempt(_COMMAND.arguments, asked)
         code = attempt.wait()
         if attempt.first is not None:
             ends.say(_report(attempt.first))
-        if code not in RESTARTED or attempt.was_asked:
+        if code not in RESTARTED or asked:
             return code
         if restarts == _MAX_RESTARTS.value:
             ends.say(
@@ -274,6 +267,18 @@ def _planned(arguments: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]
         _DEVICES_PER_PROCESS.value,
     )
     return list(zip(commands, variables, strict=True))
+
+
+def _follow_secs(returncode: int) -> float:
+    """Returns the time for the other processes to end after the first one, in seconds.
+
+    Args:
+        returncode: Exit code of the first one, or the negative number of the signal that killed it.
+    """
+    if returncode < 0:  # It told the others nothing, so they would go on until the heartbeats end.
+        return 0.0
+    is_saving = returncode in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
+    return _GRACE_SECS.value if is_saving else _FOLLOW_SECS
 
 
 def _report(first: _Process) -> str:

@@ -1,7 +1,7 @@
 """Predicts with a run.
 
-dist-ens predict --workdir=DIR --input=x.npy --output=p.npz [--leave_out_broken]
-dist-ens predict --workdir=DIR --out_of_bag --output=p.npz [--leave_out_broken]
+dist-ens predict --workdir=DIR --input=x.npy --output=p.npz [--step=N] [--leave_out_broken]
+dist-ens predict --workdir=DIR --out_of_bag --output=p.npz [--step=N] [--leave_out_broken]
 
 The first form predicts the examples in a file. It writes these arrays:
 
@@ -38,6 +38,7 @@ from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.workdir import Finished, open_finished
+from dist_ens.file_writing import replaced_file
 from dist_ens.paths import shortened
 from dist_ens.state import State
 from launch import cli
@@ -55,12 +56,16 @@ _OUT_OF_BAG = flags.DEFINE_bool(
 _LEAVE_OUT_BROKEN = flags.DEFINE_bool(
     "leave_out_broken", False, "Whether to leave out members that predict NaN."
 )
+_STEP = flags.DEFINE_integer(
+    "step", None, "Step of the checkpoint. Default: the newest.", lower_bound=1
+)
 _CONFIG = ConfigFlags(overridable=False)
 
 
 def main() -> None:
-    """Predicts with the newest checkpoint on the devices of this machine."""
-    workdir, output = cli.required(_WORKDIR), cli.required(_OUTPUT)
+    """Predicts with a checkpoint on the devices of this machine."""
+    workdir = cli.required(_WORKDIR, "runs/digits")
+    output = cli.required(_OUTPUT, "predictions.npz")
     if output.suffix != ".npz":
         raise UserError(
             f"--output={shortened(str(output))} does not end in .npz. Try "
@@ -73,18 +78,18 @@ def main() -> None:
                 f"--input={shortened(str(_INPUT.value))} others. Leave one of them out."
             )
         cli.check_outputs(_OUTPUT)
-        finished = open_finished(workdir, _CONFIG.own_parts)
+        finished = open_finished(workdir, _CONFIG.own_parts, step=_STEP.value)
         source = _CONFIG.open_source(finished.run.experiment.data)
         predictions, told = _out_of_bag(finished.run, _evaluator(finished), finished.state, source)
     else:
-        path = cli.required(_INPUT)
+        path = cli.required(_INPUT, "x.npy")
         inputs = read_npy(path, "--input")
         if output.resolve() == path.resolve():
             raise UserError(
                 f"--input and --output are both {shortened(str(output))}. Choose another --output."
             )
         cli.check_outputs(_OUTPUT)
-        finished = open_finished(workdir, _CONFIG.own_parts)
+        finished = open_finished(workdir, _CONFIG.own_parts, step=_STEP.value)
         run = finished.run
         inputs = convert_inputs(run.spec, inputs, f"--input {shortened(str(path))}")
         predictions, told = _of_inputs(run, _evaluator(finished), finished.state, inputs)
@@ -92,17 +97,15 @@ def main() -> None:
         return
 
     def write(path: pathlib.Path) -> None:
-        """Writes the predictions under a temporary name, which is then changed."""
-        unfinished = path.with_name(path.name + ".unfinished")
-        with unfinished.open("wb") as file:  # `savez` would add .npz to a path without it.
+        """Writes the predictions."""
+        with replaced_file(path) as file:
             np.savez(file, **predictions)  # type: ignore[arg-type]
-        unfinished.replace(path)
 
     cli.write_file(_OUTPUT, write)
     *others, last = predictions
     first, *rest = told
     print(f"{quoted(output)}: {', '.join(others)} and {last} of {first}.")
-    for sentence in rest:
+    for sentence in (f"The members are those of step {finished.step:,}.", *rest):
         print(sentence)
 
 

@@ -1,5 +1,6 @@
 """Files that a launcher renders, and the commands that a person types next."""
 
+import math
 import pathlib
 import posixpath
 import re
@@ -13,9 +14,20 @@ from dist_ens.paths import shortened
 from launch import cli
 from launch.arguments import value_of
 
-# Names of Kubernetes and of Google Cloud.
+# Kubernetes and Google Cloud allow 63 characters for the names that have this one in them.
+LONGEST_NAME = 40
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def written_file(output: flags.FlagHolder, *, dry_run: bool) -> pathlib.Path | None:
+    """Returns the file that `deliver` writes; None if it prints the file.
+
+    Args:
+        output: Flag that names the file.
+        dry_run: Whether to write nothing.
+    """
+    return None if dry_run else output.value
 
 
 def deliver(
@@ -32,7 +44,7 @@ def deliver(
         next_commands: Lines to print below "Next:".
         dry_run: Whether to write nothing.
     """
-    is_printed = dry_run or output.value is None
+    is_printed = written_file(output, dry_run=dry_run) is None
     if is_printed:
         print(text, end="")
     else:
@@ -46,33 +58,34 @@ def _write(path: pathlib.Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def given(flag: flags.FlagHolder, example: str) -> str:
-    """Returns the text of a flag that must be given.
-
-    Args:
-        flag: The flag.
-        example: Value for the error message.
-
-    Raises:
-        UserError: If the flag was not given.
-    """
-    if not flag.value:
-        raise UserError(f"--{flag.name} is missing. Add it, such as --{flag.name}={example}.")
-    return flag.value
-
-
-def check_name(name: str, longest: int) -> None:
+def check_name(name: str) -> None:
     """Raises a `UserError` if a name cannot be that of a resource.
 
     Args:
         name: Value of the flag `--name`.
-        longest: Largest number of characters.
     """
-    if not _NAME.fullmatch(name) or len(name) > longest:
+    if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise UserError(
-            f"--name={shortened(name)} cannot be used. Use at most {longest} lower-case letters, "
-            "digits and dashes, with a letter at the start and no dash at the end."
+            f"--name={shortened(name)} cannot be used. Use at most {LONGEST_NAME} lower-case "
+            "letters, digits and dashes, with a letter at the start and no dash at the end."
         )
+
+
+def chips_of(topology: str) -> int:
+    """Returns the number of chips of a TPU slice.
+
+    Args:
+        topology: Value of the flag `--tpu_topology`: chips along each axis, such as `4x4`.
+
+    Raises:
+        UserError: If the text has another form.
+    """
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", topology):
+        raise UserError(
+            f"--tpu_topology={shortened(topology)} is not a topology of a TPU slice. Use the "
+            "number of chips along each axis, such as 4x4 or 4x4x8."
+        )
+    return math.prod(map(int, topology.split("x")))
 
 
 def check_workdir(arguments: Sequence[str], storage: flags.FlagHolder, mount_path: str) -> None:

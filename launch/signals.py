@@ -2,26 +2,31 @@
 
 Python calls a handler in the main thread, between two instructions of Python. While the main thread
 compiles, it executes none for minutes. So a thread of this module is woken by each signal, too. It
-ends the process if no progress would be lost, and at a second signal.
+ends the process if no progress would be lost, and at a second signal. A signal that comes within a
+second of the first one is a copy of it, and changes nothing.
 """
 
+import atexit
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from dist_ens.exit_codes import ExitCode
+from dist_ens.first_signal import FirstSignal
 
 if TYPE_CHECKING:
     from dist_ens.stop_signal import StopSignal
 
 # A machine is taken away with one of these signals. The command is started again later.
 _PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_CAUGHT = (signal.SIGINT, *_PREEMPTIONS)
 # Time for the main thread to answer a signal. Ctrl-C gets more: `bench` keeps what it has timed.
 _PATIENCE_SECS, _PATIENCE_AT_INTERRUPT_SECS = 0.5, 3.0
 
@@ -30,7 +35,9 @@ LAUNCHER = "DIST_ENS_LAUNCHER"
 _PR_SET_PDEATHSIG = 1  # Of prctl(2): the signal to this process when its parent dies.
 
 _received: list[int] = []
-_is_answered = False
+_left_running = ""  # What goes on after the end of a command that started it.
+_first = FirstSignal()
+_is_answered = False  # Whether the main thread has acted on the first signal.
 
 
 def begin() -> None:
@@ -43,9 +50,10 @@ def begin() -> None:
     signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, _end_silently)
     for number in caught_preemptions():
-        signal.signal(number, _end)
+        signal.signal(number, _preempt)
     # A child that is forked would write its signals into the same pipe.
     os.register_at_fork(after_in_child=_forget)
+    atexit.register(_ignore)  # It runs last, as it is the first to be registered.
     threading.Thread(target=_listen, args=(reads,), name="signals", daemon=True).start()
     _end_with_launcher()
 
@@ -59,6 +67,33 @@ def take_over(handler: Callable[[int, FrameType | None], None]) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, *caught_preemptions()):
         signal.signal(number, handler)
+
+
+def leave_running(what: str) -> None:
+    """Makes each signal end this process with a message about work that goes on without it.
+
+    Started again, the command would do its work a second time. So its exit code is that of Ctrl-C,
+    after which no launcher starts it again.
+
+    Args:
+        what: Sentences that say what goes on, and how to find it. A later call replaces them.
+    """
+    global _left_running
+    _left_running = what
+    take_over(_end_of_starter)
+
+
+@contextlib.contextmanager
+def blocked() -> Iterator[None]:
+    """Blocks signals in its body, and in the processes that it starts until they call `begin`.
+
+    Such a process would die of a signal that comes before it can act on one.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _CAUGHT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def caught_preemptions() -> list[int]:
@@ -88,11 +123,13 @@ def _end_with_launcher() -> None:
     A launcher that is killed cannot pass anything on, and its processes would go on without it.
     """
     launcher = os.environ.pop(LAUNCHER, "")  # It is not the launcher of commands started here.
+    if launcher:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT)
     if not launcher.isdecimal() or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != int(launcher):  # It has died already.
-        _end(signal.SIGTERM, None)
+        _end(signal.SIGTERM)
 
 
 def _end_silently(number: int, frame: FrameType | None) -> NoReturn:
@@ -100,8 +137,22 @@ def _end_silently(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(ExitCode.INTERRUPTED)
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
+def _end_of_starter(number: int, frame: FrameType | None) -> NoReturn:
+    """Ends a command whose work goes on elsewhere."""
+    try:
+        os.write(2, f"{_sentence(number, _left_running)}\n".encode())
+    finally:
+        os._exit(ExitCode.INTERRUPTED)
+
+
+def _preempt(number: int, frame: FrameType | None) -> None:
     """Ends a command that has nothing to save."""
+    if _answers():
+        _end(number)
+
+
+def _end(number: int) -> NoReturn:
+    """Ends a command that has nothing to save, and says so on all hosts."""
     what = "Nothing is lost. Run the same command again."
     hosts = sys.modules.get("launch.hosts")  # It imports JAX.
     if hosts is not None and hosts.are_several():
@@ -109,11 +160,30 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     _leave(number, what)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raises a KeyboardInterrupt."""
+    if _answers():
+        raise KeyboardInterrupt
+
+
+def _answers() -> bool:
+    """Returns whether the main thread acts on a signal, which it does not on a copy of the first.
+
+    A copy would stop the main thread while it tells the other hosts why this one ends, or says
+    where a run has stopped.
+    """
     global _is_answered
+    module = sys.modules.get("dist_ens.stop_signal")
+    is_caught = _is_answered or (module is not None and module.StopSignal.has_caught)
+    is_copy = not _first.is_second() and is_caught
     _is_answered = True
-    raise KeyboardInterrupt
+    return not is_copy
+
+
+def _ignore() -> None:
+    """Ignores signals while the interpreter ends, when they would change the exit code."""
+    for number in (signal.SIGINT, *caught_preemptions()):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _forget() -> None:
@@ -127,11 +197,12 @@ def _listen(reads: int) -> NoReturn:
     """Acts on the first signal if no progress would be lost, and on the second at once."""
     while True:
         for number in os.read(reads, 1):
-            if number in (*_PREEMPTIONS, signal.SIGINT):
+            if number in _CAUGHT:
                 _received.append(number)
-                if len(_received) > 1:
+                if _first.is_second():
                     _leave(number, "The last checkpoint is kept.")
-                threading.Thread(target=_end_if_idle, args=(number,), daemon=True).start()
+                if len(_received) == 1:
+                    threading.Thread(target=_end_if_idle, args=(number,), daemon=True).start()
 
 
 def _end_if_idle(number: int) -> None:
@@ -145,7 +216,7 @@ def _end_if_idle(number: int) -> None:
     if stopping is not None and run is not stopping:
         return  # The run has stopped in order, and the command is about to end.
     if not _is_answered and (run is None or not run.has_progress):
-        _end(number, None)
+        _end(number)
 
 
 def _run() -> "StopSignal | None":

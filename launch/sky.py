@@ -8,8 +8,9 @@ from absl import flags
 
 from dist_ens.commands import command_line
 from launch import cli
+from launch.arguments import flag
 from launch.path_flags import define_path
-from launch.rendered import check_workdir, deliver, given
+from launch.rendered import check_workdir, deliver, written_file
 from launch.sky_task import SkySettings, task
 from launch.started_command import StartedCommand
 from launch.yaml_text import yaml_text
@@ -38,7 +39,7 @@ _COMMAND = StartedCommand()
 def main() -> None:
     """Writes the task, and prints the next commands."""
     settings = SkySettings(
-        name=given(_NAME, "digits"),
+        name=cli.required(_NAME, "digits"),
         arguments=_COMMAND.arguments,
         num_nodes=_NUM_NODES.value,
         accelerators=_ACCELERATORS.value,
@@ -51,20 +52,23 @@ def main() -> None:
         secrets=tuple(_SECRET_ENV.value),
     )
     check_workdir(settings.arguments, _BUCKET, settings.mount_path)
-    file = "task.yaml" if _OUTPUT.value is None else str(_OUTPUT.value)
     text = yaml_text(task(settings))
-    deliver(text, _OUTPUT, next_commands(settings, file), dry_run=_DRY_RUN.value)
+    deliver(text, _OUTPUT, _next_commands(settings), dry_run=_DRY_RUN.value)
 
 
-def next_commands(settings: SkySettings, file: str) -> list[str]:
-    """Returns the commands that a person types after the task is written.
+def _next_commands(settings: SkySettings) -> list[str]:
+    """Returns the commands that a person types next. If no file was written, one writes it.
 
     Args:
         settings: Settings of the task.
-        file: Path of its file.
     """
     secrets = [word for name in settings.secrets for word in ("--secret", name)]
+    file, write = str(_OUTPUT.value or "task.yaml"), list[str]()
+    if written_file(_OUTPUT, dry_run=_DRY_RUN.value) is None:
+        added = [] if _OUTPUT.value else [flag("output", file)]
+        write = [f"{_COMMAND.line('dist-ens', 'sky', added=added)}  # write the file"]
     return [
+        *write,
         f"{command_line('sky', 'jobs', 'launch', *secrets, file)}  # start it",
         f"{command_line('sky', 'jobs', 'logs', name=settings.name)}  # its log",
         f"{command_line('sky', 'jobs', 'queue')}  # its restarts",

@@ -2,15 +2,11 @@
 
 import dataclasses
 
-from dist_ens.commands import quoted
 from dist_ens.errors import UserError
 from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import JsonDict
 from launch.rendered import VARIABLE, check_name
 from launch.started_command import shell_line
-
-_LONGEST_NAME = 40
-_COORDINATOR_PORT = 8476
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +40,7 @@ class SkySettings:
     secrets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_name(self.name, _LONGEST_NAME)
+        check_name(self.name)
         if self.num_nodes < 1:
             raise UserError(
                 f"--num_nodes={self.num_nodes} is less than 1. Use the number of nodes."
@@ -91,22 +87,10 @@ def task(settings: SkySettings) -> JsonDict:
 def run_script(settings: SkySettings) -> str:
     """Returns the script that every node runs.
 
-    The shell becomes the command, so that the command gets the signals.
+    The shell becomes the command, so that the command gets the signals. The command finds the other
+    nodes by the variables of SkyPilot, or by those of a TPU slice.
 
     Args:
         settings: Settings of the task.
     """
-    is_tpu = (settings.accelerators or "").lower().startswith("tpu-")
-    # JAX finds the other hosts of a TPU slice. A process alone on a CPU uses its cores as devices.
-    if is_tpu or settings.num_nodes == 1:
-        return shell_line(["exec", "dist-ens", *settings.arguments]) + "\n"
-    # SkyPilot lists one address on each line, and that of process 0 first.
-    first = 'coordinator="$(head -n 1 <<< "$SKYPILOT_NODE_IPS")"'
-    verb, *own = settings.arguments
-    process = [
-        f'--coordinator_address="$coordinator:{_COORDINATOR_PORT}"',
-        '--num_processes="$SKYPILOT_NUM_NODES"',
-        '--process_id="$SKYPILOT_NODE_RANK"',
-    ]
-    words = [shell_line(["exec", "dist-ens", verb]), *process, *map(quoted, own)]
-    return f"{first}\n{' '.join(words)}\n"
+    return shell_line(["exec", "dist-ens", *settings.arguments]) + "\n"

@@ -6,7 +6,6 @@ and follows the job's log. The job is requeued after a preemption and after the 
 
 import pathlib
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,8 +16,9 @@ from dist_ens.config import did_you_mean
 from dist_ens.errors import RunError, UserError, counted, first_line
 from dist_ens.exit_codes import ExitCode
 from dist_ens.paths import shortened
-from launch import cli, ends
+from launch import cli, ends, signals
 from launch.path_flags import define_path
+from launch.programs import run_program
 from launch.slurm_script import Job, render
 from launch.started_command import StartedCommand, shell_line
 
@@ -85,6 +85,10 @@ _ENDED = {
     "TIMEOUT",
 }
 _POLL_SECS = 3.0
+_ON_LOGIN_NODE = (
+    "Submit on a login node of the cluster, or write the script for it: dist-ens slurm render "
+    "--output=job.sh."
+)
 
 
 class _CommandLine:
@@ -92,13 +96,11 @@ class _CommandLine:
 
     Attributes:
         action: One of `_ACTIONS`.
-        flags: The flags before `--`.
         started: The command after `--`.
     """
 
     def __init__(self) -> None:
         self.action = _ACTIONS[0]
-        self.flags: tuple[str, ...] = ()
         self.started = StartedCommand()
 
     def prepare(self, argv: Sequence[str]) -> list[str]:
@@ -107,16 +109,15 @@ class _CommandLine:
         Raises:
             UserError: If the action is unknown, or the command after `--` cannot be started.
         """
-        program, *words = self.started.prepare(argv)
-        if words and not words[0].startswith("-"):
-            self.action = words.pop(0)
+        before = list(argv)
+        if before[1:] and not before[1].startswith("-"):
+            self.action = before.pop(1)
             if self.action not in _ACTIONS:
                 raise UserError(
                     f"dist-ens slurm cannot {shortened(self.action)}."
                     f"{did_you_mean(self.action, _ACTIONS)} Choose {' or '.join(_ACTIONS)}."
                 )
-        self.flags = tuple(words)
-        return [program, *words]
+        return self.started.prepare(before)
 
 
 _COMMAND_LINE = _CommandLine()
@@ -168,9 +169,7 @@ def _next_command() -> str:
     """Returns the command that a person types after a script was rendered."""
     if _OUTPUT.value is not None and not _DRY_RUN.value:
         return shell_line(["sbatch", str(_OUTPUT.value)])
-    own = [word for word in _COMMAND_LINE.flags if not re.match("--?dry_run", word)]
-    words = ["dist-ens", "slurm", "submit", *own, "--", *_COMMAND_LINE.started.arguments]
-    return shell_line(words)
+    return _COMMAND_LINE.started.line("dist-ens", "slurm", "submit")
 
 
 def _submit(script: str) -> int:
@@ -180,26 +179,28 @@ def _submit(script: str) -> int:
         script: Script for sbatch.
 
     Returns:
-        Exit code of the job, or of a Ctrl-C. 0 for a sweep, whose tasks are not followed.
+        Exit code of the job. 0 for a sweep, whose tasks are not followed.
 
     Raises:
+        UserError: If sbatch is not on this machine.
         RunError: If Slurm does not take the job, or ends it.
     """
+    signals.leave_running(
+        "The job may be submitted already. Look for it before you submit it again: squeue --me."
+    )
     job_id = _submitted(script)
+    signals.leave_running(f"Job {job_id} is left running. To cancel it: scancel {job_id}.")
     if _CONFIGS.value:
         tasks = counted(len(_CONFIGS.value), "task")
         print(f"Submitted job {job_id} with {tasks}. Next: {shell_line(['squeue', '-j', job_id])}")
         return ExitCode.DONE
     log = (_described(job_id) or {}).get("StdOut", "")
+    signals.leave_running(
+        f"Job {job_id} is left running. To follow it: {shell_line(['tail', '-F', log])}. To cancel "
+        f"it: scancel {job_id}."
+    )
     ends.say(f"Submitted job {job_id}. Its log is {log}. Ctrl-C leaves the job running.")
-    try:
-        return _ended_code(job_id, *_follow(job_id, pathlib.Path(log)))
-    except KeyboardInterrupt:
-        ends.say(
-            f"Job {job_id} is left running. To follow it: {shell_line(['tail', '-F', log])}. To "
-            f"cancel it: scancel {job_id}."
-        )
-        return ExitCode.INTERRUPTED
+    return _ended_code(job_id, *_follow(job_id, pathlib.Path(log)))
 
 
 def _submitted(script: str) -> str:
@@ -209,20 +210,15 @@ def _submitted(script: str) -> str:
         script: Script for sbatch.
 
     Raises:
-        RunError: If sbatch is absent, or Slurm does not take the job.
+        UserError: If sbatch is not on this machine.
+        RunError: If Slurm does not take the job.
     """
-    try:
-        ended = subprocess.run(["sbatch", "--parsable"], input=script.encode(), capture_output=True)
-    except FileNotFoundError as error:
-        raise RunError(
-            "There is no sbatch on this machine. Submit on a login node of the cluster, or write "
-            "the script for it: dist-ens slurm render --output=job.sh."
-        ) from error
+    ended = run_program(["sbatch", "--parsable"], _ON_LOGIN_NODE, text=script, keeps_output=True)
     if ended.returncode:
-        why = first_line(RuntimeError(ended.stderr.decode())).removeprefix("sbatch: error: ")
+        why = first_line(RuntimeError(ended.stderr)).removeprefix("sbatch: error: ")
         raise RunError(f"Slurm does not take the job: {why} Correct the flags before --.")
     # A cluster's name may follow after a semicolon.
-    return ended.stdout.decode().strip().partition(";")[0]
+    return ended.stdout.strip().partition(";")[0]
 
 
 def _ended_code(job_id: str, state: str, code: int) -> int:
@@ -284,9 +280,7 @@ def _described(job_id: str) -> dict[str, str] | None:
         Values by their names; none of them if Slurm does not answer now. None if it does not know
         the job.
     """
-    shown = subprocess.run(
-        ["scontrol", "show", "job", job_id], capture_output=True, text=True, errors="replace"
-    )
+    shown = run_program(["scontrol", "show", "job", job_id], _ON_LOGIN_NODE, keeps_output=True)
     if "Invalid job id" in shown.stderr:
         return None
     values = re.findall(r"(\w+)=(\S*)", shown.stdout)

@@ -7,11 +7,13 @@ import re
 from dist_ens.errors import UserError
 from dist_ens.exit_codes import RESTARTED, ExitCode
 from dist_ens.paths import shortened
+from launch.arguments import flag, value_of, without
 from launch.started_command import shell_line
 
 # sbatch ends a value at these characters, or reads them in a way of its own.
 _SPECIAL = re.compile(r"""[\s"'\\#]""")
-_WORKDIR = "--workdir="
+# Files of dist-ens that a command writes. Tasks of a sweep must not write the same file.
+_OUTPUTS = ("output", "json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +98,15 @@ esac
 exit "$rc"
 """
 
+# Without its setup, a job would run with other software than the user asked for.
+_SETUP = """
+if [ ! -r {file} ]; then
+  echo "This node cannot read the file of --setup: "{file} >&2
+  exit {usage}
+fi
+source {file}
+"""
+
 
 def render(job: Job) -> str:
     """Returns the script of a job for sbatch.
@@ -115,13 +126,13 @@ def render(job: Job) -> str:
         ]
         sweep = "\n".join(["", "case $SLURM_ARRAY_TASK_ID in", *cases, "esac", ""])
         words.append('"${arguments[@]}"')
-        arguments = [word for word in arguments if not word.startswith(_WORKDIR)]
+        arguments = without(job.command, "workdir", *_OUTPUTS)[1:]
     words += [shell_line([argument]) for argument in arguments]
     array_task = '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'
     cpus = job.cpus_per_task
     return _SCRIPT.format(
         directives="\n".join(_directives(job)),
-        setup=f"\nsource {shell_line([str(job.setup)])}\n" if job.setup else "",
+        setup=_setup(job.setup) if job.setup else "",
         # The id of a whole array would requeue all its tasks.
         job_id=array_task if job.configs else "$SLURM_JOB_ID",
         sweep=sweep,
@@ -131,6 +142,15 @@ def render(job: Job) -> str:
         restarted=" | ".join(map(str, RESTARTED)),
         max_restarts=job.max_restarts,
     )
+
+
+def _setup(file: pathlib.Path) -> str:
+    """Returns the lines that run the setup of a job, or end the job if the node has no such file.
+
+    Args:
+        file: File of shell commands.
+    """
+    return _SETUP.format(file=shell_line([str(file)]), usage=int(ExitCode.USAGE))
 
 
 def _directives(job: Job) -> list[str]:
@@ -185,17 +205,17 @@ def _directive(name: str, value: str) -> str:
 
 
 def _arguments_of_tasks(job: Job) -> list[list[str]]:
-    """Returns the arguments that only one task of a sweep has: its config and its workdir.
+    """Returns the arguments that only one task of a sweep has: its config, workdir and outputs.
 
     Raises:
         UserError: If the command has a config already, or two tasks would have the same workdir.
     """
-    for word in job.command:
-        if re.match(r"--?config(=|$)", word):
-            raise UserError(
-                f"{shortened(word)} is given beside --configs. Leave one of them out: --configs "
-                "gives each task its --config."
-            )
+    given = value_of(job.command, "config")
+    if given is not None:
+        raise UserError(
+            f"--config={shortened(given)} is given beside --configs. Leave one of them out: "
+            "--configs gives each task its --config."
+        )
     names = [pathlib.PurePath(config).stem for config in job.configs]
     for name in names:
         if names.count(name) > 1 or not name:
@@ -203,14 +223,28 @@ def _arguments_of_tasks(job: Job) -> list[list[str]]:
                 f"--configs={shortened(','.join(job.configs))} has {names.count(name)} files named "
                 f"{shortened(name)}, and each name is a workdir. Use files with different names."
             )
-    workdirs = [word.removeprefix(_WORKDIR) for word in job.command if word.startswith(_WORKDIR)]
-    if not workdirs:
+    workdir = value_of(job.command, "workdir")
+    if workdir is None:
         raise UserError(
             "The workdir of a sweep is missing. Add --workdir=FOLDER after --. Each config gets a "
             "folder in it."
         )
-    folder = pathlib.PurePath(workdirs[-1])
+    outputs = [(name, value_of(job.command, name)) for name in _OUTPUTS]
     return [
-        ["--config=" + config, f"{_WORKDIR}{folder / name}"]
+        [
+            flag("config", config),
+            flag("workdir", pathlib.PurePath(workdir) / name),
+            *(flag(output, _of_task(file, name)) for output, file in outputs if file),
+        ]
         for config, name in zip(job.configs, names, strict=True)
     ]
+
+
+def _of_task(file: str, name: str) -> pathlib.PurePath:
+    """Returns the file of one task of a sweep, beside the file that the command names.
+
+    >>> print(_of_task("runs/p.npz", "a"))
+    runs/p_a.npz
+    """
+    path = pathlib.PurePath(file)
+    return path.parent / f"{path.stem}_{name}{path.suffix}"

@@ -1,5 +1,6 @@
 """The command after `--` that a launcher starts: dist-ens slurm render --nodes=2 -- train …."""
 
+import re
 from collections.abc import Sequence
 
 from dist_ens.commands import quoted
@@ -16,10 +17,12 @@ class StartedCommand:
 
     Attributes:
         arguments: A verb of dist-ens and its flags. Empty until `prepare` has run.
+        launcher: Flags of the launcher, before `--`. Empty until `prepare` has run.
     """
 
     def __init__(self) -> None:
         self.arguments: tuple[str, ...] = ()
+        self.launcher: tuple[str, ...] = ()
 
     def prepare(self, argv: Sequence[str]) -> list[str]:
         """Takes the command from the command line, and returns the arguments before `--`.
@@ -43,8 +46,18 @@ class StartedCommand:
                 f"{shortened(verb)} cannot be started after --.{did_you_mean(verb, STARTED)} "
                 f"Choose one of {', '.join(STARTED)}."
             )
-        self.arguments = tuple(after)
+        self.arguments, self.launcher = tuple(after), tuple(before[1:])
         return before
+
+    def line(self, *words: str, added: Sequence[str] = ()) -> str:
+        """Returns the line of a shell that starts the same command, and not as a dry run.
+
+        Args:
+            *words: Words before the flags, such as `dist-ens` and the launcher's verb.
+            added: More flags of the launcher.
+        """
+        own = [flag for flag in self.launcher if not re.match("--?dry_run", flag)]
+        return shell_line([*words, *own, *added, "--", *self.arguments])
 
 
 def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -22,6 +22,13 @@ from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
 _WORKDIR = define_path("workdir", None, "Folder of the run. A run in this folder is resumed.")
+_RESUME = flags.DEFINE_enum(
+    "resume",
+    "same",
+    ["same", "strict"],
+    "What to do if the newest checkpoint is damaged: same sets it aside and resumes from the one "
+    "before it; strict ends with exit code 44.",
+)
 _STACKS_AFTER_SECS = flags.DEFINE_float(
     "stacks_after_secs",
     600.0,
@@ -42,7 +49,7 @@ _CONFIG = ConfigFlags()
 
 def main() -> int:
     """Trains and returns the exit code."""
-    workdir = cli.required(_WORKDIR)
+    workdir = cli.required(_WORKDIR, "runs/digits")
     watchdog.begin(_STACKS_AFTER_SECS.value, _STUCK_AFTER_SECS.value)
     experiment = _CONFIG.experiment()
     hosts.agree(dict(leaves(experiment.to_dict())), cli.START_TIMEOUT_SECS.value)
@@ -50,7 +57,14 @@ def main() -> int:
     parts = _CONFIG.own_parts(source.spec)
     has_own = parts.member is not None or parts.names or parts.metrics
     member_file = _CONFIG.file.path if has_own and _CONFIG.file else None
-    trained = train(experiment, workdir, parts=parts, member_file=member_file, source=source)
+    trained = train(
+        experiment,
+        workdir,
+        parts=parts,
+        member_file=member_file,
+        source=source,
+        resume=_RESUME.value,
+    )
     if trained.scores is not None and trained.evaluation is not None:
         _leave_report(trained, trained.scores, source, workdir, member_file)
     if trained.signal is not None:

@@ -1,4 +1,9 @@
-"""A watchdog for a process that is alive but stuck, which no other process notices."""
+"""A watchdog for a process that is alive but stuck, which no other process notices.
+
+A thread looks at the progress. A call of C that holds the GIL stops this thread, too. So at each
+look the thread starts two timers that need no GIL, and that end a little later than the thread
+would act: one of `faulthandler`, which prints the stacks, and one of the kernel, which kills.
+"""
 
 import contextlib
 import faulthandler
@@ -9,8 +14,10 @@ from dist_ens import progress
 from dist_ens.exit_codes import ExitCode
 from dist_ens.peers import Peers
 from launch import ends, hosts
+from launch.kernel_timer import KillTimer
 
 _LONGEST_LOOK_SECS = 1.0
+LATER_SECS = 15.0  # Time for the thread to act and to tell the other processes.
 
 
 def begin(stacks_after_secs: float, stuck_after_secs: float) -> None:
@@ -32,15 +39,24 @@ def _watch(stacks_after_secs: float, stuck_after_secs: float) -> None:
     """Prints the stacks at the first time-out, and ends the process at the second."""
     limits = [limit for limit in (stacks_after_secs, stuck_after_secs) if limit]
     printed_at = -1  # Progress at which the stacks were printed last.
+    timer = KillTimer()
     while True:
-        time.sleep(min(_LONGEST_LOOK_SECS, *(limit / 10 for limit in limits)))
         age = progress.age_secs()
-        if stacks_after_secs and age > stacks_after_secs and progress.count() != printed_at:
-            printed_at = progress.count()
-            ends.say(f"No step for {age:.0f} s (--stacks_after_secs). The stacks of all threads:")
-            faulthandler.dump_traceback(file=2, all_threads=True)
-        if stuck_after_secs and age > stuck_after_secs:
-            _leave(stuck_after_secs)
+        if stacks_after_secs and progress.count() != printed_at:
+            if age > stacks_after_secs:
+                printed_at = progress.count()
+                faulthandler.cancel_dump_traceback_later()
+                ends.say(
+                    f"No step for {age:.0f} s (--stacks_after_secs). The stacks of all threads:"
+                )
+                faulthandler.dump_traceback(file=2, all_threads=True)
+            else:
+                faulthandler.dump_traceback_later(stacks_after_secs - age + LATER_SECS, file=2)
+        if stuck_after_secs:
+            if age > stuck_after_secs:
+                _leave(stuck_after_secs)
+            timer.start(stuck_after_secs - age + LATER_SECS)
+        time.sleep(min(_LONGEST_LOOK_SECS, *(limit / 10 for limit in limits)))
 
 
 def _leave(stuck_after_secs: float) -> None:

@@ -12,6 +12,11 @@ from dist_ens.callbacks import StepInfo
 from dist_ens.losses import batch_mean
 
 MEMBERS, CLASSES, BATCH = 8, 3, 4
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.1, momentum=0.9),
+    "adam": optax.adam(1e-2),
+    "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2)),
+}
 FAILING = 3
 OTHERS = [position for position in range(MEMBERS) if position != FAILING]
 
@@ -37,9 +42,12 @@ class Batches:
             yield {"inputs": inputs, "labels": labels}
 
 
-def init(key, inputs):
-    params = {"w": jax.random.normal(key, (4, 5)), "v": jax.random.normal(key, (5, CLASSES))}
-    return params, {"seen": jnp.float32(0)}
+def init_of(width):
+    def init(key, inputs):
+        v = jax.random.normal(key, (width, CLASSES))
+        return {"w": jax.random.normal(key, (4, width)), "v": v}, {"seen": jnp.float32(0)}
+
+    return init
 
 
 def apply(params, model_state, inputs, key, train):
@@ -64,13 +72,24 @@ def own_loss(params, model_state, batch, key):
 
 
 @functools.cache  # A test that trains it again does not compile again.
-def ensemble(policy, execution="vmap", *, own=False, devices=2, waves=1, seed=0):
+def ensemble(
+    policy,
+    execution="vmap",
+    *,
+    own=False,
+    rows=2,
+    columns=1,
+    waves=1,
+    seed=0,
+    optimizer="adam",
+    width=5,
+):
     """Returns the ensemble, whose member 3 can be made to fail by its batches."""
-    rows = devices
-    layout = de.Layout.make(MEMBERS, devices=jax.devices()[:devices], ensemble_axis=rows)
+    devices = jax.devices()[: rows * columns]
+    layout = de.Layout.make(MEMBERS, devices=devices, ensemble_axis=rows)
     return de.Ensemble(
-        (init, apply),
-        optax.adam(1e-2),
+        (init_of(width), apply),
+        OPTIMIZERS[optimizer],
         own_loss if own else de.losses.categorical(CLASSES),
         num_members=MEMBERS,
         layout=layout,

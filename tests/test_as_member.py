@@ -185,6 +185,7 @@ def test_nothing_is_computed_to_find_out_the_library():
     assert isinstance(made[0].head.weight, jax.core.Tracer)
 
 
+@pytest.mark.slow
 def test_an_equinox_module_with_state_is_found_by_its_state():
     member = as_member(lambda key: Stateful(key))
     params, model_state = member.init(jax.random.key(0), X)
@@ -252,6 +253,7 @@ def gradient_by_apply(member, make_loss):
     return params, model_state, on_one_column(of_column, DATA)()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [Nnx, Stateful])
 def test_a_loss_of_the_users_calls_the_network_through_apply(network):
     # d(sum of outputs) / d(bias of the last layer) is the number of examples, 8.
@@ -322,6 +324,7 @@ GRAPH_NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPH_NETWORKS)
 def test_a_graph_goes_in_and_a_dict_comes_out(name):
     member = as_member(GRAPH_NETWORKS[name])
@@ -384,6 +387,7 @@ def haiku_dropout(x):
     return hk.Linear(3)(x if key is None else hk.dropout(key, 0.5, x))
 
 
+@pytest.mark.slow
 @needs_haiku
 def test_a_haiku_network_with_batch_norm_trains_on_a_mesh_as_on_one_device():
     member = as_member(hk.transform_with_state(haiku_network))
@@ -410,6 +414,7 @@ def test_a_haiku_network_with_batch_norm_trains_on_a_mesh_as_on_one_device():
     assert np.any(states[0]["batch_norm/~/mean_ema"]["average"])
 
 
+@pytest.mark.slow
 @needs_haiku
 def test_a_haiku_network_draws_by_its_key_and_evaluates_without_one():
     member = as_member(hk.transform_with_state(haiku_network))
@@ -427,6 +432,7 @@ def test_a_haiku_network_draws_by_its_key_and_evaluates_without_one():
     jax.tree.map(np.testing.assert_array_equal, kept, state)
 
 
+@pytest.mark.slow
 @needs_haiku
 def test_a_haiku_network_with_dropout_alone_has_no_state():
     member = as_member(hk.transform(haiku_dropout))
@@ -477,6 +483,7 @@ def returns_three(key, inputs):
     return {"w": jnp.zeros((6, 3))}, (), ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -574,6 +581,7 @@ def test_what_is_no_network_is_told_what_to_give_instead(make, sentence):
         make()
 
 
+@pytest.mark.slow
 def test_the_old_name_of_the_room_works_and_warns():
     code = (
         "import warnings\n"

@@ -1,6 +1,8 @@
 """The compilation cache: there by default, never in the way."""
 
+import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ import pytest
 
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens import compile_cache
+from dist_ens.compile_cache import access_of_others
 
 ROOT = pathlib.Path(__file__).parent.parent
 ENVIRONMENT = {k: v for k, v in COMMAND_ENVIRONMENT.items() if not k.startswith("JAX_")}
@@ -36,7 +39,6 @@ def run(cache_home, **variables):
     )
 
 
-@pytest.mark.quick
 def test_a_second_start_compiles_nothing_anew(tmp_path):
     first, second = run(tmp_path), run(tmp_path)
     assert first.stdout.strip() == second.stdout.strip() == "cached"
@@ -68,13 +70,60 @@ def test_a_folder_that_cannot_be_used_is_told_and_not_needed(tmp_path, name):
     assert "The compilation cache is disabled, because its folder " in ended.stderr
 
 
-def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path):
+def open_to_all(cache, other):
+    (cache / "compiled").chmod(0o777)
+
+
+def below_a_folder_open_to_all(cache, other):
+    cache.chmod(0o777)
+
+
+def open_to_a_group(cache, other):
+    os.chown(cache / "compiled", -1, other)
+    (cache / "compiled").chmod(0o770)
+
+
+def of_another_user(cache, other):
+    os.chown(cache / "compiled", other, -1)
+
+
+def a_link_of_another_user(cache, other):
+    (cache / "compiled").rename(cache / "elsewhere")
+    (cache / "compiled").symlink_to("elsewhere")
+    os.chown(cache / "compiled", other, -1, follow_symlinks=False)
+
+
+def with_a_program_of_another_user(cache, other):
+    (cache / "compiled" / "jit_program-cache").touch()
+    os.chown(cache / "compiled" / "jit_program-cache", other, -1)
+
+
+AS_ROOT = (open_to_a_group, of_another_user, a_link_of_another_user, with_a_program_of_another_user)
+
+
+@pytest.mark.parametrize(
+    "how", [open_to_all, below_a_folder_open_to_all, *AS_ROOT], ids=lambda how: how.__name__
+)
+def test_a_cache_that_another_user_could_fill_is_not_trusted(tmp_path, how):
+    if how in AS_ROOT and os.getuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    cache = tmp_path / "dist_ens"
+    (cache / "compiled").mkdir(parents=True, mode=0o700)
+    assert access_of_others(cache / "compiled") is None
+    how(cache, 12345)
+    assert re.search(
+        "others may write to|belongs to user 12345", access_of_others(cache / "compiled")
+    )
+
+
+def test_an_untrusted_cache_of_ours_is_off_and_one_that_was_named_is_a_warning(tmp_path):
     folder = tmp_path / "dist_ens" / "compiled"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    ended = run(tmp_path)
-    assert ended.stdout.strip() == "not cached"
-    assert "others than its user may write to it" in ended.stderr
+    ours, named = run(tmp_path), run(tmp_path, JAX_COMPILATION_CACHE_DIR=str(folder))
+    assert (ours.stdout.strip(), named.stdout.strip()) == ("not cached", "cached")
+    assert f"cannot be used: others may write to {folder}. Set XDG" in ours.stderr
+    assert f"JAX_COMPILATION_CACHE_DIR={folder}, and others may write to {folder}." in named.stderr
 
 
 def test_a_second_training_compiles_nothing_anew(tmp_path):

@@ -123,6 +123,7 @@ def test_the_bins_are_scikit_learns():
     assert adaptive_calibration_error(confidence, correct) == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_bins_are_those_of_the_sums_over_batches_on_the_edges_too():
     probs = np.float32(np.concatenate([np.arange(1, 16) / 15, rows(6, 300)[0]]))
     log_probs = jnp.log(jnp.stack([probs, 1 - probs], axis=1))
@@ -244,6 +245,7 @@ def test_sums_that_do_not_fit_or_are_empty_are_told():
         classwise_calibration_error(count, sums, sums)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_classes", [2, 4])
 def test_classwise_errors_are_drawn_as_resamples_of_the_rows_would_have_them(num_classes):
     random = np.random.default_rng(7)
@@ -272,6 +274,7 @@ def test_a_classwise_error_that_no_resample_changes_is_drawn_as_it_is():
     np.testing.assert_allclose(drawn_classwise_errors(sums, 20, seed=0), 0.98, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_positions_of_an_example_are_resampled_together():
     # Two examples of two positions, two classes, in one bin all: 0.5 + 0.5 and 0.5 - 0.5.
     log_probs = jnp.log(jnp.full((2, 2, 2), 0.5))

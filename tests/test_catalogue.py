@@ -118,6 +118,7 @@ def test_what_is_no_metric_is_told(values, sentence):
         Metric(**values)
 
 
+@pytest.mark.slow
 def test_a_metric_of_a_users_is_in_scores_intervals_files_tables_and_lines(tmp_path):
     ensemble, state, logits = network()
     evaluator = Evaluator(ensemble, 8, metrics=[TOP_TWO])
@@ -146,6 +147,7 @@ def test_a_metric_of_a_users_is_in_scores_intervals_files_tables_and_lines(tmp_p
     assert "metrics" not in plain.to_dict()
 
 
+@pytest.mark.slow
 def test_a_metric_of_real_targets_reads_the_mean_and_the_variance_of_the_mixture():
     ensemble, state, outputs = network(2)
     metric = Metric(
@@ -160,6 +162,7 @@ def test_a_metric_of_real_targets_reads_the_mean_and_the_variance_of_the_mixture
     assert "bias" not in str(scores)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "sentence"),
     [
@@ -196,6 +199,7 @@ def test_a_metric_that_does_not_fit_is_told_before_anything_is_compiled(
         Evaluator(ensemble, 8, metrics=[metric]).evaluate(state, ArraySplit(INPUTS, LABELS))
 
 
+@pytest.mark.slow
 def test_scores_of_weighted_examples_are_weighted_means():
     ensemble, state, logits = network()
     weights = RANDOM.uniform(0.5, 2, 30)
@@ -222,6 +226,7 @@ def test_scores_of_weighted_examples_are_weighted_means():
     assert low < scores.ensemble["nll"] < high
 
 
+@pytest.mark.slow
 def test_whole_weights_are_examples_that_come_so_often_and_ones_change_no_bit():
     ensemble, state, _ = network()
     evaluator = Evaluator(ensemble, 8)
@@ -238,6 +243,7 @@ def test_whole_weights_are_examples_that_come_so_often_and_ones_change_no_bit():
     assert ones.scores(intervals=True) == without.scores(intervals=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_positions", [True, False])
 def test_weights_are_of_examples_or_of_their_positions(of_positions):
     # Each example has 2 labels, of inputs 0 and 1, and of inputs 2 and 3.
@@ -265,6 +271,7 @@ def test_weights_are_of_examples_or_of_their_positions(of_positions):
     assert low < scores.ensemble["nll"] < high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weights", "sentence"),
     [

@@ -1,5 +1,6 @@
 """The store of checkpoints: what is saved, when it counts, and what its errors say."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -14,8 +15,16 @@ import pytest
 import tensorstore as ts
 
 from dist_ens.checkpoint import CheckpointStore
+from dist_ens.checkpoint.manifest import MANIFEST, Manifest, entries_of, files_in
 from dist_ens.errors import RunError
 from dist_ens.layout import Layout, Waves
+
+
+def reseal(folder):
+    """Writes the manifest anew for the files that are there, as if they had been saved."""
+    manifest = Manifest.read(folder)
+    files = entries_of(folder, {*files_in(folder)} - {MANIFEST})
+    (folder / MANIFEST).write_bytes(dataclasses.replace(manifest, files=files).to_bytes())
 
 
 def abstract(state):
@@ -87,34 +96,37 @@ def test_zeros_are_written_too_so_that_what_is_absent_is_damage(tmp_path):
         of_zeros = sorted(key for key in database.list().result() if key.startswith(b"zeros/"))
         assert of_zeros == [*(b"zeros/c/%d/0" % row for row in range(4)), b"zeros/zarr.json"]
         database.write(of_zeros[0], None).result()
-        with pytest.raises(RunError, match=r"checkpoints/1 is damaged.*zeros/c/0/0"):
-            saves.restore_state(1, abstract(state))
+    reseal(tmp_path / "checkpoints" / "1")  # Only the array's own content is wrong now.
+    told = r"checkpoints/1 is damaged: leaf zeros has changed in the members \[0\]\."
+    with pytest.raises(RunError, match=told):
+        CheckpointStore(tmp_path, read_only=True).restore_state(1, abstract(state))
 
 
 def test_no_byte_of_the_arrays_can_change_unnoticed(tmp_path):
     state = state_on(Layout.make(4, ensemble_axis=4, devices=jax.devices()[:4]))
     with CheckpointStore(tmp_path) as saves:
         saves.save(1, state, {})
-        saves.wait()
-        folder = tmp_path / "checkpoints" / "1" / "state"
-        data = [*(folder / "d").iterdir()]
-        for file in (folder / "manifest.ocdbt", *data):
-            sound = file.read_bytes()
-            for place in range(0, len(sound), 7):
-                file.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
-                try:
-                    restored = saves.restore_state(1, abstract(state))
-                except RunError as error:
-                    told = str(error)
-                else:
-                    # TensorStore may flush early and write its index once more, into a second
-                    # file: nothing refers to the first index, and nothing that it says is read.
-                    assert len(data) > 1
-                    assert_same(restored, state)
-                    continue
-                assert "checkpoints/1 is damaged" in told
-            file.write_bytes(sound)
-        assert_same(saves.restore_state(1, abstract(state)), state)
+    folder = tmp_path / "checkpoints" / "1" / "state"
+    data = [*(folder / "d").iterdir()]
+    for file in (folder / "manifest.ocdbt", *data):
+        sound = file.read_bytes()
+        for place in range(0, len(sound), 61):
+            file.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+            try:
+                restored = CheckpointStore(tmp_path, read_only=True).restore_state(
+                    1, abstract(state)
+                )
+            except RunError as error:
+                told = str(error)
+            else:
+                # TensorStore may flush early and write its index once more, into a second
+                # file: nothing refers to the first index, and nothing that it says is read.
+                assert len(data) > 1
+                assert_same(restored, state)
+                continue
+            assert "checkpoints/1 is damaged" in told
+        file.write_bytes(sound)
+    assert_same(CheckpointStore(tmp_path, read_only=True).restore_state(1, abstract(state)), state)
 
 
 def assert_same(a, b):
@@ -128,37 +140,47 @@ def test_what_the_state_belongs_to_cannot_change_unnoticed(tmp_path):
     run = {"experiment": {"seed": 0, "data": {"std": [0.5]}}, "num_devices": 1}
     with CheckpointStore(tmp_path) as saves:
         saves.save(1, state_on(Layout.make(4)), run)
-        saves.wait()
-        file = tmp_path / "checkpoints" / "1" / "run" / "metadata"
-        file.write_text(file.read_text().replace("0.5", "0.6"))
-        with pytest.raises(RunError, match="checkpoints/1 is damaged.*does not match its checksum"):
-            saves.restore_run(1)
-        file.write_text(json.dumps(run))  # as it was written at first
-        assert saves.restore_run(1) == run
+    file = tmp_path / "checkpoints" / "1" / MANIFEST
+    sound = file.read_bytes()
+    line = sound.splitlines()[0]
+    without_the_hash = (line, line + b"\n", line + b"\n{}\n", sound.rstrip(b"\n"))
+    for content in (sound.replace(b"0.5", b"0.6"), sound + b"\n", b"", *without_the_hash):
+        file.write_bytes(content)
+        with pytest.raises(RunError, match="1 is damaged: manifest.json does not match its hash"):
+            CheckpointStore(tmp_path, read_only=True).restore_run(1)
+    file.write_bytes(sound)
+    assert CheckpointStore(tmp_path, read_only=True).restore_run(1) == run
 
 
-def test_what_orbax_wrote_is_read_too(tmp_path):
+def test_what_the_first_version_wrote_with_orbax_is_read_too(tmp_path):
     state = state_on(Layout.make(4, ensemble_axis=4, devices=jax.devices()[:4]))
     with ocp.StandardCheckpointer() as orbax:
         orbax.save(tmp_path / "checkpoints" / "1" / "state", state)
-    restored = CheckpointStore(tmp_path, read_only=True).restore_state(1, abstract(state))
+    record = {"member": "MLP"}  # It had no checksum.
+    (tmp_path / "checkpoints" / "1" / "run").mkdir()
+    (tmp_path / "checkpoints" / "1" / "run" / "metadata").write_text(json.dumps(record))
+    saved = CheckpointStore(tmp_path, read_only=True)
+    assert saved.restore_run(1) == record
+    restored = saved.restore_state(1, abstract(state))
     jax.tree.map(np.testing.assert_array_equal, *jax.device_get((state, restored)))
 
 
 def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_path):
     folder, state = tmp_path / "checkpoints", state_on(Layout.make(4))
-    (folder / "9.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    left = "9.dist_ens-0a1b2c3d-1.orbax-checkpoint-tmp"
+    (folder / left / "state").mkdir(parents=True)
     with CheckpointStore(tmp_path, read_only=True) as saves:
         assert saves.latest_step() is None
-    assert [p.name for p in folder.iterdir()] == ["9.orbax-checkpoint-tmp"]
+    assert [p.name for p in folder.iterdir()] == [left]
     with CheckpointStore(tmp_path, keep=2) as saves:
         for step in (1, 3, 20, 100, 100):  # one that is saved stays
             saves.save(step, state, {})
         saves.wait()
         assert saves.latest_step() == 100
         # No checkpoint any more; its files go when the next is written, or at the end.
-        names = ["100", "20", "3.orbax-checkpoint-tmp"]
-        assert sorted(p.name for p in folder.iterdir()) == names
+        *kept, given_up = sorted(p.name for p in folder.iterdir())
+        assert kept == ["100", "20"]
+        assert given_up.startswith("3.dist_ens-")
     assert sorted(p.name for p in folder.iterdir()) == ["100", "20"]
 
 
@@ -194,36 +216,42 @@ def test_a_save_that_ends_between_any_two_writes_to_the_disk_leaves_a_whole_chec
             assert not list((workdir / "checkpoints").glob("*tmp"))
         if ended:
             break
-    # Six files and folders before it has its name, that, and the older one given up.
-    assert newest == [1] * 6 + [2] * 2
+    # Six files and folders before it has its name, and that. Then the older one is given up.
+    assert newest == [1] * 7 + [2]
 
 
-def test_a_save_that_cannot_be_written_is_told_by_the_next_with_what_is_kept(tmp_path):
-    folder, state = tmp_path / "checkpoints", state_on(Layout.make(4))
+def test_a_save_that_cannot_be_written_is_told_by_the_next_with_what_is_kept(tmp_path, monkeypatch):
+    state = state_on(Layout.make(4))
     saves = CheckpointStore(tmp_path, keep=2).__enter__()
     saves.save(1, state, {})
-    (folder / "2.orbax-checkpoint-tmp").write_text("in the way")
+    saves.wait()
+    (tmp_path / "checkpoints").rename(tmp_path / "moved")
     saves.save(2, state, {})
     with pytest.raises(
         RunError,
-        match=r"^Could not write the checkpoint of step 2 in .* saved step is 1\. Free some",
+        match=r"step 2 in .*: no such file or directory\. No step is saved yet\. Put the folder",
     ):
         saves.save(3, state, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["moved"]
+    (tmp_path / "moved").rename(tmp_path / "checkpoints")
+    saves.save(2, state, {})  # In the same process, the same step.
+    saves.wait()
+    assert saves.steps() == [1, 2]
     saves.__exit__(None, None, None)
 
 
 def test_nothing_is_written_before_what_comes_first_is_done(tmp_path):
     layout, seen = Layout.make(4), []
     with CheckpointStore(tmp_path) as saves:
-        saves.save(1, state_on(layout), {}, after=lambda: seen.append(saves._steps()))
+        saves.save(1, state_on(layout), {}, after=lambda: seen.append(saves.steps()))
         saves.wait()
         assert (seen, saves.latest_step()) == ([[]], 1)
 
         def fail():
-            raise OSError("no metrics")
+            raise ZeroDivisionError("no metrics")
 
         saves.save(2, state_on(layout), {}, after=fail)
-        with pytest.raises(OSError, match="no metrics"):
+        with pytest.raises(ZeroDivisionError, match="no metrics"):
             saves.wait()
         assert saves.latest_step() == 1
 
@@ -236,7 +264,7 @@ def test_a_save_that_failed_may_be_tried_again(tmp_path):
 
     with CheckpointStore(tmp_path) as saves:
         saves.save(1, state, {}, after=fail)
-        with pytest.raises(OSError, match="not yet"):
+        with pytest.raises(RunError, match="Could not write the checkpoint of step 1 .*: not yet"):
             saves.wait()
         saves.save(1, state, {})
         saves.wait()
@@ -244,7 +272,7 @@ def test_a_save_that_failed_may_be_tried_again(tmp_path):
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(tmp_path, monkeypatch):
-    def refuse(_):
+    def refuse(*_):
         raise PermissionError("of somebody else")
 
     state = state_on(Layout.make(4))
@@ -282,7 +310,8 @@ def test_a_sound_checkpoint_is_read_without_a_warning(tmp_path, caplog):
 def test_a_run_begins_when_what_an_interrupted_one_was_writing_is_there(tmp_path, monkeypatch):
     let_go, written = threading.Event(), []
 
-    def write(*_):
+    def write(*_, before, **__):
+        before()
         let_go.wait(60)
         written.append(1)
 

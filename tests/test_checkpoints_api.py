@@ -153,6 +153,19 @@ def test_two_hosts_each_get_the_bytes_that_they_saved(seen_by_two):
     assert sorted(path.name for path in files.iterdir()) == ["position.0", "position.1"]
 
 
+def test_two_hosts_resume_the_same_older_step_though_one_alone_sees_the_damage(seen_by_two):
+    folder, saw = seen_by_two
+    older = min(map(int, (p.name for p in (folder / "run" / "checkpoints").iterdir())))
+    assert [s["resumed_step"] for s in saw] == [older, older]
+    assert [s["resumed_position"] for s in saw] == [f"host {i} at step {older}" for i in range(2)]
+    [told], nothing = (s["said"] for s in saw)  # Process 0 reports.
+    assert told.startswith(
+        f"The checkpoint of step {CALLS} is damaged: process 1 found it. It is kept as "
+    )
+    assert nothing == []
+    assert (folder / "damaged" / "checkpoints" / f"{CALLS}.damaged").is_dir()
+
+
 def test_the_bytes_of_two_hosts_are_not_read_by_one(seen_by_two):
     folder, _ = seen_by_two
     store = CheckpointStore(folder / "run", read_only=True)
@@ -204,7 +217,7 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
 def test_an_interruption_waits_for_no_save_and_unlocks_the_folder(tmp_path, monkeypatch):
     let_go, written = threading.Event(), threading.Event()
 
-    def write(*_):
+    def write(*_, **__):
         let_go.wait(60)
         written.set()
 
@@ -235,6 +248,7 @@ def test_an_error_of_the_run_still_ends_its_save(tmp_path):
         ({"every_secs": True}, "^every_secs is True. "),
         ({"every_steps": 0}, "^every_steps is 0. Give a whole number from 1 to"),
         ({"every_steps": 2.5}, "^every_steps is 2.5. Give a whole number"),
+        ({"keep_every_steps": 0}, "^keep_every_steps is 0. Give a whole number from 1"),
         ({"keep": 0}, "^keep is 0. Give a whole number from 1"),
         ({"resume": "always"}, "^resume is 'always'. Give 'same'"),
         ({"folder": None}, "^folder is None. Give a path"),
@@ -249,7 +263,7 @@ def test_fields_that_cannot_be_used_are_refused_when_made(fields, sentence):
 @pytest.mark.quick
 def test_fields_are_kept_in_one_type_each():
     made = Checkpoints("runs/a", every_secs=30, every_steps=np.int64(5), keep=3)
-    assert dataclasses.astuple(made) == (pathlib.Path("runs/a"), 30.0, 5, 3, "same")
+    assert dataclasses.astuple(made) == (pathlib.Path("runs/a"), 30.0, 5, 3, None, None, "same")
     both_off = Checkpoints("runs/a", every_secs=None)
     assert (both_off.every_secs, both_off.every_steps) == (None, None)
 
@@ -263,6 +277,38 @@ def test_a_folder_that_cannot_be_written_is_refused_when_opened(tmp_path):
         resume(Checkpoints("/proc/runs"), record())
 
 
+# Which checkpoints are kept
+
+
+def test_the_first_checkpoint_of_each_interval_is_kept_for_ever(tmp_path):
+    # Of every 10 steps: 12 and 21; of the last two: 25 and 28.
+    with Checkpoints(tmp_path, keep_every_steps=10).open(record()) as opened:
+        for step in (4, 8, 12, 15, 21, 25, 28):
+            opened.save(step, state_of(1.0))
+    assert CheckpointStore(tmp_path, read_only=True).steps() == [12, 21, 25, 28]
+
+
+@pytest.mark.parametrize(("direction", "best"), [("lower", 2), ("higher", 3)])
+def test_the_checkpoint_with_the_best_score_is_kept_also_after_a_restart(tmp_path, direction, best):
+    values = {1: 0.5, 2: 0.2, 3: 0.9, 4: None, 5: 0.4, 6: 0.4}
+    checkpoints = Checkpoints(tmp_path, keep=1, keep_best="score")
+    for part in ((1, 2, 3, 4), (5, 6)):
+        with checkpoints.open(record(), directions={"score": direction}) as opened:
+            for step in part:
+                scores = {} if values[step] is None else {"score": values[step]}
+                opened.save(step, state_of(1.0), scores=scores)
+    assert CheckpointStore(tmp_path, read_only=True).steps() == [best, 6]
+
+
+def test_a_score_that_the_run_does_not_have_is_refused_before_anything_is_written(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "run", keep_best="acuracy")
+    with pytest.raises(UserError, match="'acuracy', and this run has the scores accuracy, nll"):
+        checkpoints.open(
+            record(), directions={"nll": "lower", "accuracy": "higher", "width": None}
+        ).__enter__()
+    assert not (tmp_path / "run").exists()
+
+
 # Bytes that belong to one host
 
 
@@ -274,14 +320,16 @@ def saved_with_bytes(folder, content=b"position 17"):
 
 def test_no_byte_of_a_host_file_can_change_unnoticed(tmp_path):
     store, file = saved_with_bytes(tmp_path)
+    assert store.restore_host_file(1, "data_iterator") == b"position 17"
     sound = file.read_bytes()
     damaged = [sound[:i] + bytes([sound[i] ^ 1]) + sound[i + 1 :] for i in range(len(sound))]
     for content in (*damaged, sound[:-1], sound + b"\0", b""):
         file.write_bytes(content)
-        with pytest.raises(RunError, match="checkpoints/1 is damaged.*does not match its checksum"):
-            store.restore_host_file(1, "data_iterator")
-    file.write_bytes(sound)
-    assert store.restore_host_file(1, "data_iterator") == b"position 17"
+        with pytest.raises(RunError, match="is damaged: the file host_files/data_iterator.0 has"):
+            CheckpointStore(tmp_path, read_only=True).restore_host_file(1, "data_iterator")
+    file.unlink()
+    with pytest.raises(RunError, match="the file host_files/data_iterator.0 is missing"):
+        CheckpointStore(tmp_path, read_only=True).restore_host_file(1, "data_iterator")
 
 
 def test_bytes_of_one_host_are_not_read_by_two(tmp_path, monkeypatch):

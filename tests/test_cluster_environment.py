@@ -12,13 +12,13 @@ from jax._src.clusters import cloud_tpu_cluster, cluster
 
 from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens.cluster_environment import (
+    chosen_by_flags,
     chosen_gpus,
     detect,
     initialize_arguments,
     local_devices,
     num_gpus,
     visible_gpus,
-    with_flags,
 )
 from dist_ens.errors import UserError
 
@@ -363,7 +363,7 @@ def test_each_value_has_the_variable_that_it_was_read_from():
         "coordinator_address": "MEGASCALE_COORDINATOR_ADDRESS",
         "num_slices": "MEGASCALE_NUM_SLICES",
     }
-    given = with_flags(detect(SLURM), "10.0.0.1:1", 4, 2)
+    given = chosen_by_flags(detect(SLURM), "10.0.0.1:1", 4, 2)
     assert given.variables["process_id"] == "--process_id"
     assert given.variables["local_rank"] == "SLURM_LOCALID"
 
@@ -476,6 +476,7 @@ def run_alone(code, **variables):
     return ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_a_part_of_a_cluster_ends_at_once_and_says_what_to_do():
     environ, _ = IN_PART["an editor in a step"]
     began = time.monotonic()
@@ -484,6 +485,7 @@ def test_a_part_of_a_cluster_ends_at_once_and_says_what_to_do():
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_a_task_of_slurm_keeps_all_cpu_devices():
     code = (
         "from dist_ens import cluster; cluster.start(); import jax;"

@@ -60,7 +60,10 @@ def test_a_field_that_is_none_remembers_its_type():
         ({"steps": 1, "data": 3}, "data is 3, but it is a section with fields."),
         ({"steps": 1, "num_members": 0}, "num_members must be positive: got 0."),
         ({"steps": 0}, "steps must be positive: got 0. Set --config.steps to an integer of 1"),
-        ({"steps": 2**31}, "steps must be at most 2,147,483,647: got 2147483648."),
+        (
+            {"steps_per_call": 2**31},
+            "steps_per_call must be at most 2,147,483,647: got 2147483648.",
+        ),
         ({"steps": 1, "epochs": 1.0}, "steps=1 and epochs=1.0, but exactly one of them must be"),
         ({}, "steps=None and epochs=None, but exactly one of them must be set."),
         ({"steps": 1, "seed": -1}, "seed must lie in [0, 2**32): got -1."),

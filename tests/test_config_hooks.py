@@ -13,8 +13,9 @@ from dist_ens.data import Spec
 from dist_ens.errors import UserError
 from dist_ens.experiment.build import build, build_ensemble
 from dist_ens.experiment.checks import check_training
-from dist_ens.experiment.config_file import ConfigFile
+from dist_ens.experiment.config_file import EXPERIMENT, ConfigFile
 from dist_ens.experiment.record import Run
+from dist_ens.experiment.train import train
 from dist_ens.layout import Layout
 from dist_ens.members import as_member
 from launch.config_flags import ConfigFlags
@@ -268,3 +269,38 @@ def test_a_misspelt_function_of_a_config_file_is_refused(tmp_path):
         ConfigFile(str(tmp_path / "own.py"))
     (tmp_path / "own.py").write_text("def make_blocks(): ...\n")
     assert not ConfigFile(str(tmp_path / "own.py")).defines("make_member")
+
+
+@pytest.mark.slow
+def test_an_experiment_in_json_is_the_run_that_it_was_stored_by(tmp_path):
+    experiment = Experiment.from_dict(
+        {
+            "steps": 3,
+            "num_members": 3,
+            "data": {"std": (16.0,)},
+            "model": {"name": "mlp", "hidden_sizes": (5, 4)},
+            "optimizer": {"name": "lion", "b1": 0.8},
+        }
+    )
+    train(experiment, tmp_path / "run")
+    flag = f"--experiment={tmp_path / 'run' / EXPERIMENT}"
+    config = ConfigFlags()
+    rest = config.prepare(["train", flag, "--config.steps=7", "--config.model.hidden_sizes=(2,)"])
+    flags.FLAGS(rest)
+    changed = config.experiment()
+    assert (changed.steps, changed.model.options["hidden_sizes"]) == (7, (2,))
+    assert dataclasses.replace(changed, steps=3, model=experiment.model) == experiment
+    assert config.own_parts(SPEC) == OwnParts()
+
+
+@pytest.mark.slow
+def test_a_run_with_a_part_of_its_own_stores_no_experiment(tmp_path):
+    experiment = Experiment.from_dict({"steps": 1, "num_members": 2, "data": {"std": (16.0,)}})
+    linear = as_member(
+        (
+            lambda key: {"w": jnp.zeros((64, 10))},
+            lambda params, inputs: inputs.reshape(len(inputs), 64) @ params["w"],
+        )
+    )
+    train(experiment, tmp_path / "run", parts=OwnParts(member=linear))
+    assert not (tmp_path / "run" / EXPERIMENT).exists()

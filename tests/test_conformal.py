@@ -101,6 +101,7 @@ SETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", SETS.values(), ids=SETS)
 @pytest.mark.parametrize("num_calibration", [30, 101])
 def test_sets_hold_the_label_exactly_as_often_as_promised(make, num_calibration):
@@ -347,6 +348,7 @@ def by_bootstrap(random, inputs, targets, fresh):
 REFITS = {"cv+": by_folds(5), "jackknife+": by_folds(30), "after bootstrap": by_bootstrap}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", REFITS.values(), ids=REFITS)
 def test_intervals_of_refitted_models_hold_the_target_about_as_often_as_asked(make):
     def draw(random):

@@ -193,6 +193,7 @@ def test_an_image_feature_is_decoded_without_tensorflow():
     np.testing.assert_array_equal(feature.decode_example_np(png.getvalue()), image)
 
 
+@pytest.mark.slow
 def test_reading_tfds_imports_no_tensorflow(tfds_folder):
     code = (
         "import sys\n"
@@ -263,6 +264,7 @@ def test_tfds_features_of_64_bits_are_narrowed_or_refused(tmp_path):
         source.test.take(np.arange(50))
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_tfds_test_split_loses_no_step(tmp_path):
     WrongTest(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     experiment = Experiment.from_dict(
@@ -725,6 +727,7 @@ def test_a_source_that_is_none_is_refused_before_anything_is_written(source, tol
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_split_may_yield_what_numpy_makes_of_numbers(tmp_path):
     wide = yielding(inputs=((3,), "float64"), labels=((), "int64"))
     experiment = Experiment.from_dict({"steps": 1, "data": {"global_batch_size": 8}})

@@ -14,7 +14,7 @@ import pytest
 
 from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens import __version__
-from dist_ens.cluster_environment import detect
+from dist_ens.cluster_environment import chosen_by_flags, detect
 from launch import diagnosis
 from launch.diagnosis import Finding
 
@@ -180,13 +180,14 @@ def test_fix_makes_the_workdir_and_closes_the_cache(tmp_path):
 @pytest.mark.quick
 def test_a_cache_that_others_may_write_to_is_noted_and_left_as_it_is(tmp_path):
     (tmp_path / "program").write_bytes(bytes(3 * 2**20))
-    tmp_path.chmod(0o770)
+    tmp_path.chmod(0o777)
     finding = diagnosis.of_cache(tmp_path, is_own=True, fix=False)
-    assert f", 3 MiB, owner {getpass.getuser()}, mode 770" in finding.found
-    assert f"Others may write to {tmp_path}" in finding.remedy
-    assert tmp_path.stat().st_mode & 0o777 == 0o770
+    assert f", 3 MiB, owner {getpass.getuser()}, mode 777" in finding.found
+    assert f"others may write to {tmp_path}, so the cache is not used." in finding.remedy
     # A folder that the user named may be shared on purpose.
-    assert not diagnosis.of_cache(tmp_path, is_own=False, fix=True).remedy
+    named = diagnosis.of_cache(tmp_path, is_own=False, fix=True).remedy
+    assert "Use this folder only if you trust everybody who can write to it." in named
+    assert tmp_path.stat().st_mode & 0o777 == 0o777
     assert diagnosis.of_cache(None, is_own=False, fix=False).found.startswith("disabled")
 
 
@@ -208,6 +209,9 @@ def test_a_full_disk_is_noted(tmp_path, monkeypatch):
 
 
 @pytest.mark.quick
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only Linux lists the locks of files, and has TPUs"
+)
 def test_a_lock_of_the_tpus_is_told_with_the_process_that_holds_it(tmp_path):
     lock = tmp_path / "lock"
     assert diagnosis.of_tpu_lock(lock, fix=True) is None
@@ -244,9 +248,33 @@ def test_memory_of_gpus_is_read_from_nvidia_smi(tmp_path, monkeypatch):
 
     assert says("exit 0") == Finding("GPU memory", "held by no process")
     assert "process 41 holds 512 MiB. JAX" in says("echo '41, 512 MiB'").remedy
+    assert "process [N/A] holds 9 MiB" in says("echo '[N/A], 9 MiB'").remedy
+    words = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    with subprocess.Popen([*words, diagnosis.PROBE], stdout=subprocess.PIPE) as probe:
+        probe.stdout.readline()
+        told = says(f"echo '{probe.pid}, 9 MiB'")  # The probe of a doctor is not left over.
+        probe.kill()
+    assert told == Finding("GPU memory", "held by no process")
     assert "nvidia-smi failed: 'no driver'." in says("echo no driver; exit 9").remedy
     monkeypatch.setattr(diagnosis, "_SMI_SECS", 0.2)
     assert "gave no answer within" in says("sleep 5").remedy
+
+
+@pytest.mark.quick
+def test_the_address_on_which_process_0_listens_is_told():
+    flags = chosen_by_flags(detect({}), "10.0.0.1:4711", 2, 0)
+
+    def found(**environ):
+        told = diagnosis.of_cluster(flags, environ, 0)
+        return next(each for each in told if each.check == "coordinator")
+
+    assert found().found.endswith("; process 0 listens on all networks of its machine")
+    bound = found(JAX_COORDINATOR_BIND_ADDRESS="10.1.0.1:4711")
+    assert bound.found.endswith("; process 0 listens on 10.1.0.1:4711")
+    assert not bound.is_bad
+    wrong = found(JAX_COORDINATOR_BIND_ADDRESS="10.1.0.1")
+    assert wrong.is_bad
+    assert "JAX_COORDINATOR_BIND_ADDRESS='10.1.0.1' is not host:port" in wrong.remedy
 
 
 @pytest.mark.quick

@@ -35,7 +35,6 @@ def in_bash(line, **variables):
     )
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("stream", "code", "error"),
     [("| head -c 0", 0, ""), (">&-", 0, ""), ("2>&-", 0, ""), (">/dev/full", 2, UNWRITTEN)],

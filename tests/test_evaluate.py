@@ -55,6 +55,7 @@ def test_the_scores_are_those_of_the_averaged_probabilities_of_every_example(
         )
 
 
+@pytest.mark.slow
 def test_an_experiments_loss_and_scaling_are_what_its_ensemble_has():
     values = {
         "steps": 1,
@@ -81,6 +82,7 @@ def test_an_experiments_loss_and_scaling_are_what_its_ensemble_has():
     np.testing.assert_allclose(loss, [np.log(3) / 3], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_classes", [3, None], ids=["classes", "real_targets"])
 @pytest.mark.parametrize("num_groups", [1, 2])
 def test_scores_and_predictions_take_one_collective_each(num_classes, num_groups):

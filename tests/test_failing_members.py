@@ -4,6 +4,9 @@ import json
 import math
 import pathlib
 import runpy
+import subprocess
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +15,8 @@ import optax
 import pytest
 
 import dist_ens as de
+from commands import dist_ens
+from conftest import COMMAND_ENVIRONMENT
 from dist_ens.config import Experiment
 from dist_ens.config.failure_policy import POLICIES
 from dist_ens.errors import RunError
@@ -20,11 +25,22 @@ from dist_ens.experiment.train import train
 from dist_ens.report.page import write_page
 from dist_ens.report.run_files import RunReport
 from dist_ens.training.restart_members import seed_of_restart
-from failing import FAILING, MEMBERS, OTHERS, Losses, ensemble, members_equal, parts, trained
+from failing import (
+    FAILING,
+    MEMBERS,
+    OPTIMIZERS,
+    OTHERS,
+    Losses,
+    ensemble,
+    members_equal,
+    parts,
+    trained,
+)
 
 # Policies after which a run goes on, with checked updates.
 LASTING = tuple(name for name in POLICIES if name not in ("continue", "raise"))
 EXAMPLE = pathlib.Path(__file__).parent.parent / "examples" / "failing_member.py"
+SCRIPT = pathlib.Path(__file__).with_name("failing_bits.py")
 EXECUTIONS = ("loop", "map", "unroll", "vmap", "chunk:2")
 
 
@@ -110,6 +126,54 @@ def test_a_member_is_rolled_back_to_its_last_checkpoint_before_the_failure(tmp_p
     assert rolled.state.model_state["seen"][FAILING] == 5  # 4 updates, and that of step 8.
     assert rolled.scores is None
     assert [member.restarts for member in rolled.failures] == [1]
+
+
+class Damage:
+    """A callback that changes a byte of a checkpoint when a step is reached.
+
+    Args:
+        folder: Folder of the checkpoint, for which it waits.
+        at_step: Step at which the byte is changed.
+    """
+
+    def __init__(self, folder, at_step):
+        self._folder, self._at_step = folder, at_step
+
+    def __call__(self, info):
+        if info.step == self._at_step:
+            while not self._folder.exists():
+                time.sleep(0.01)
+            path = max((self._folder / "state" / "d").iterdir(), key=lambda p: p.stat().st_size)
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+
+
+def test_a_member_is_rolled_back_past_a_damaged_checkpoint_which_is_kept(tmp_path):
+    told = []
+    rolled = trained(
+        ensemble("rollback"),
+        [6],
+        steps=8,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=2, every_secs=None, keep=9),
+        callbacks=[Damage(tmp_path / "checkpoints" / "4", at_step=6)],
+        say=told.append,
+    )
+    [damaged] = [sentence for sentence in told if "is damaged" in sentence]
+    assert damaged.startswith("The checkpoint of step 4 is damaged: ")
+    assert damaged.endswith("4.damaged, and training continues without it.")
+    assert sum("from its state at step 2." in sentence for sentence in told) == 1
+    assert rolled.state.model_state["seen"][FAILING] == 3  # 2 updates, and that of step 8.
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["2", "4.damaged", "6", "8"]
+
+
+def test_a_member_is_rolled_back_to_a_checkpoint_that_was_saved_without_a_policy(tmp_path):
+    saved = de.Checkpoints(tmp_path, every_steps=4, every_secs=None, keep=9)
+    trained(ensemble(None), steps=4, checkpoints=saved)
+    rolled = trained(ensemble("rollback"), [6], steps=8, checkpoints=saved)
+    assert rolled.state.model_state["seen"][FAILING] == 5  # 4 updates, and that of step 8.
+    assert record_of(rolled.state).num_restarts == 1
 
 
 def test_a_member_that_is_reseeded_starts_anew_and_the_others_do_not_notice():
@@ -301,6 +365,34 @@ def test_the_records_of_metrics_count_failed_updates_and_leave_nan_out():
     assert np.isfinite(record["train/loss"])
 
 
+def differing_bits(cases):
+    """Returns the cases in which a failure changes the bits of other members; see the script."""
+    ended = subprocess.run(
+        [sys.executable, SCRIPT, json.dumps(cases)],
+        env=COMMAND_ENVIRONMENT | {"PYTHONPATH": f"{SCRIPT.parent.parent}"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_the_other_members_have_the_same_bits_as_programs_of_a_user_compute_them():
+    assert differing_bits([["skip", "vmap", "clipped", 2, 2, 4]]) == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_the_other_members_have_the_same_bits_with_every_optimizer_and_mesh(execution):
+    # After a failure, the device of a frozen member takes every later step in the other way.
+    cases = [
+        ["freeze", execution, optimizer, *mesh]
+        for optimizer in OPTIMIZERS
+        for mesh in ((1, 1, 4), (2, 1, 4), (2, 2, 4), (2, 1, 1))
+    ]
+    assert differing_bits(cases) == []
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("own", [False, True], ids=["built_in", "own"])
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -328,12 +420,12 @@ def test_the_other_members_have_the_bits_of_a_run_without_the_fault(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(("devices", "waves"), [(1, 1), (4, 1), (4, 2), (1, 4)])
+@pytest.mark.parametrize(("rows", "waves"), [(1, 1), (4, 1), (4, 2), (1, 4)])
 @pytest.mark.parametrize("policy", LASTING)
 def test_the_other_members_keep_their_bits_on_any_devices_and_in_waves(
-    policy, devices, waves, tmp_path
+    policy, rows, waves, tmp_path
 ):
-    made = ensemble(policy, "vmap", devices=devices, waves=waves)
+    made = ensemble(policy, "vmap", rows=rows, waves=waves)
     states = [
         trained(
             made,
@@ -347,6 +439,39 @@ def test_the_other_members_keep_their_bits_on_any_devices_and_in_waves(
     ]
     assert members_equal(*states, OTHERS)
     assert record_of(states[0]).first_step == 50
+
+
+@pytest.mark.parametrize("policy", ["freeze", "continue"])
+def test_a_command_whose_members_all_fail_ends_with_43_and_keeps_the_last_good_step(
+    policy, tmp_path
+):
+    # The first update with this rate makes all parameters huge, and the second loss overflows.
+    fields = {
+        "num_members": 2,
+        "steps": 40,
+        "steps_per_call": 1,
+        "execution": "vmap",
+        "optimizer.learning_rate": 1e30,
+        "failures.policy": policy,
+        "checkpoint.every_steps": 1,
+    }
+    words = [f"--config.{name}={value}" for name, value in fields.items()]
+    ended = dist_ens(
+        "train", "--config=configs/digits.py", *words, f"--workdir={tmp_path}", xla_flags=""
+    )
+    assert ended.returncode == ExitCode.DIVERGED == 43, ended.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    failed = summary["failures"]["members"]
+    assert [(member["member_id"], member["first_step"]) for member in failed] == [(0, 2), (1, 2)]
+    assert "member 1: " in (tmp_path / "report.html").read_text()
+    told = " ".join(ended.stdout.split())
+    assert f"All 2 members have failed, so the run ends at step {summary['steps']} of 40" in told
+    if policy == "freeze":
+        assert "Member 1 failed at step 2: the loss is not finite; it takes no more upda" in told
+    # The state after step 1 is the last that is finite. Frozen members keep it.
+    newest = de.load(tmp_path)
+    assert newest.step == (1 if policy == "continue" else summary["steps"])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(parts(newest.state)))
 
 
 def test_a_run_from_a_config_says_in_its_files_which_members_failed(tmp_path):

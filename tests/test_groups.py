@@ -213,6 +213,7 @@ def test_columns_that_scaling_leaves_as_they_are_are_noted_once(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_notes_on_a_table_are_printed_once_when_training_starts(tmp_path, capsys):
     config = written(tmp_path)
     # A batch of two examples, for the splits have no more.
@@ -264,6 +265,7 @@ def test_batches_of_groups_hold_every_groups_examples_once():
     assert [b["mask"].tolist() for b in batches] == [[True, True], [False, False]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [(1, 1), (2, 2), (6, 1)])
 def test_each_group_is_an_ensemble_scored_on_its_own_examples(mesh):
     rows, columns = mesh
@@ -351,6 +353,7 @@ def experiment(data, **changes):
     return Experiment(**(values | changes))
 
 
+@pytest.mark.slow
 def test_members_of_several_splits_are_trained_and_scored_in_their_targets_unit(tmp_path):
     trained = train(experiment(line(tmp_path)), tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -411,6 +414,7 @@ def test_members_of_several_splits_are_trained_and_scored_in_their_targets_unit(
         train(experiment(run.experiment.data), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_group_learns_nothing_of_another_splits_examples(tmp_path):
     # Member 0 is of split 0, beside members of split 1 and without them; and member 1 of split 1,
     # whatever split 0 is.

@@ -29,6 +29,7 @@ SPECS = {
     "charlm": Spec((128,), "int32", (128,), 65),
     "uci": Spec((13,), "float32", (), None, num_groups=20),
 }
+SLOW = {"mnist_bn_dropout", "mnist_lenet", "cifar_resnet", "charlm"}  # seconds to compile
 
 
 def compiled_update(config, num_members, rows, columns, batch_size, place=Placement.REPLICATED):
@@ -73,7 +74,13 @@ def test_every_shipped_config_is_read():
     assert {c.stem for c in CONFIGS} == set(SPECS)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.stem)
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(each, marks=[pytest.mark.slow] if each.stem in SLOW else [], id=each.stem)
+        for each in CONFIGS
+    ],
+)
 @pytest.mark.parametrize(
     ("rows", "columns", "place"),
     [(8, 1, Placement.REPLICATED), (4, 2, Placement.REPLICATED), (4, 2, Placement.STREAMED)],

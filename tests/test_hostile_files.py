@@ -339,6 +339,7 @@ def test_damaged_values_of_an_archive_are_refused_when_they_are_read(folder, nam
     assert refusal(open_source, config) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [PLAIN, DEFLATED], ids=["stored", "deflated"])
 def test_flipped_bytes_give_an_answer_or_a_refusal(folder, content):
     generator = random.Random(0)

@@ -235,19 +235,3 @@ def test_a_signal_to_one_host_before_the_first_step_ends_all_with_its_code(tmp_p
     assert time.monotonic() - since < 10
     assert "Process 1 (host " in log(tmp_path, 0)
     assert "was stopped: Ended by SIGTERM. Nothing is lost." in log(tmp_path, 0)
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
-def test_a_signal_ends_a_process_that_waits_for_the_others(number, code, tmp_path):
-    write_config(tmp_path, "waiting", 9)
-    port = free_port()
-    process = begin(tmp_path, 0, 2, port)
-
-    def listens():
-        with socket.socket() as other:
-            return other.connect_ex(("127.0.0.1", port)) == 0
-
-    wait_for(listens, lambda: log(tmp_path, 0))
-    process.send_signal(number)
-    assert codes([process], tmp_path, limit_secs=10) == [code]
-    assert "Traceback" not in log(tmp_path, 0)

@@ -191,6 +191,7 @@ EXPECTED = {code: FAILS for code in range(256)} | {0: None}
 EXPECTED |= dict.fromkeys((42, 134, 137, 139, 143), RESTARTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", range(256))
 def test_the_controllers_restart_after_exactly_the_codes_of_a_preemption(code):
     document = rendered(SMALL)
@@ -260,8 +261,15 @@ def test_nodes_without_tpus_are_told_where_process_0_is():
     assert container_of(document)["resources"]["limits"] == {"nvidia.com/gpu": "8"}
 
 
-def test_a_process_alone_on_cpus_keeps_its_cores_as_devices():
-    assert container_of(rendered(SMALL))["args"] == list(TRAIN)
+def test_a_pod_alone_is_told_that_it_is():
+    # Without the flags JAX would ask the API of Kubernetes how many pods there are.
+    assert container_of(rendered(SMALL))["args"] == [
+        "train",
+        "--coordinator_address=digits-node-0-0.digits:55527",
+        "--num_processes=1",
+        "--process_id=$(JOB_COMPLETION_INDEX)",
+        *TRAIN[1:],
+    ]
 
 
 def test_a_secret_is_given_by_name():
@@ -287,6 +295,7 @@ texts = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(texts, max_size=5))
 def test_a_container_gets_the_arguments_that_the_user_typed(arguments):
@@ -312,6 +321,7 @@ def k8s(*flags, command=("train", "--config=configs/digits.py", "--workdir=/runs
     return dist_ens("k8s", "--name=digits", "--image=i:1", *flags, "--", *command)
 
 
+@pytest.mark.slow
 def test_the_file_alone_is_on_standard_output():
     ended = k8s("--volume_claim=runs", "--secret_env=A=s/a,B=s/b", "--node_selector=disk=ssd")
     assert ended.returncode == 0, ended.stderr
@@ -322,6 +332,7 @@ def test_the_file_alone_is_on_standard_output():
     assert "kubectl apply --filename=-" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_written_file_is_followed_by_the_next_commands(tmp_path):
     file = tmp_path / "my jobset.yaml"
     flags = ["--volume_claim=runs", "--queue=gpus", "--namespace=team", f"--output={file}"]
@@ -337,6 +348,7 @@ def test_a_dry_run_writes_nothing(tmp_path):
     assert ended.returncode == 0, ended.stderr
     check(yaml.safe_load(ended.stdout))
     assert not list(tmp_path.iterdir())
+    assert "kubectl apply --filename=-  # start it, with the file above as input" in ended.stderr
 
 
 def test_a_workdir_that_would_be_lost_is_refused():

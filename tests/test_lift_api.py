@@ -87,6 +87,7 @@ def test_a_step_without_a_mean_is_refused_where_the_data_is_sharded():
         lifted(members_on(layout), BATCH_OF_ALL, RATE)
 
 
+@pytest.mark.slow
 def test_a_step_without_a_mean_runs_where_it_is_not(expected):
     layout = layout_of(8, 1)
     lifted = de.lift(step_that_forgets, layout=layout, in_specs=SPECS)
@@ -155,6 +156,7 @@ def test_every_lowering_gives_the_same_values(execution, images, gradients):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execution", ["vmap", "loop"])
 def test_a_donated_argument_is_used_up_and_others_are_not(execution):
     layout = layout_of(2, 1)
@@ -264,6 +266,7 @@ def test_an_argument_committed_to_other_devices_is_refused():
         lifted(members_on(layout), BATCH_OF_ALL | {"x": elsewhere}, RATE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["uncommitted", "committed", "NumPy", "float64", "another layout"])
 def test_arguments_are_put_where_they_belong(kind, expected):
     layout = layout_of(2, 2)
@@ -381,6 +384,7 @@ def test_a_member_is_made_from_its_own_key():
         assert members["w"].sharding.is_equivalent_to(sharding, 2)
 
 
+@pytest.mark.slow
 def test_members_have_different_keys():
     keys = layout_of(4, 2).member_keys(5)
     expected = [jax.random.fold_in(jax.random.key(5), number) for number in range(MEMBERS)]

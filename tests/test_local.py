@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.checkpoint import CheckpointStore, read_newest
 from dist_ens.exit_codes import ExitCode
+from launch import local
 from launch.local import device_variables, gpu_ids, process_commands
 from test_hosts import LIMIT_SECS, wait_for, write_config
 
@@ -112,8 +114,13 @@ def test_an_error_is_not_tried_again(tmp_path):
 
 def test_restarts_that_are_used_up_are_told(tmp_path):
     write_config(tmp_path, "killed", 1, steps=STEPS)
-    code, log = finished(begin(tmp_path, "run", 2, "--max_restarts=0"), tmp_path, "run")
+    process = begin(tmp_path, "run", 2, "--max_restarts=0")
+    wait_for((tmp_path / "there").exists, (tmp_path / "log_run").read_text)
+    since = time.monotonic()
+    code, log = finished(process, tmp_path, "run")
     assert code == 137
+    # The other process cannot know of it, so nothing is gained by waiting for its end.
+    assert time.monotonic() - since < local._FOLLOW_SECS
     assert "The processes were started again 0 times, which is --max_restarts=0." in log
 
 
@@ -131,6 +138,30 @@ def test_a_signal_is_passed_on_and_the_run_can_be_resumed(tmp_path):
     assert not any(map(is_alive, children))
 
 
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_signal_to_the_launcher_and_its_processes_counts_once(num_processes, tmp_path):
+    write_config(tmp_path, "waiting", 0)
+    process = begin(tmp_path, "run", num_processes)
+    wait_for((tmp_path / "there").exists, (tmp_path / "log_run").read_text)
+    for pid in (process.pid, *children_of(process)):  # As systemd and Slurm do.
+        os.kill(pid, signal.SIGTERM)
+    code, log = finished(process, tmp_path, "run")
+    assert code == ExitCode.PREEMPTED, log
+    step = int(re.search(r"Stopped at step ([\d,]+)", log)[1].replace(",", ""))
+    assert read_newest(tmp_path / "run")[0] == step
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
+def test_a_signal_while_the_processes_start_is_not_lost(number, code, tmp_path):
+    write_config(tmp_path, "waiting", 0)
+    process = begin(tmp_path, "run", 2)
+    wait_for(lambda: len(children_of(process)) == 2, (tmp_path / "log_run").read_text)
+    process.send_signal(number)  # The processes have not loaded Python yet.
+    ended, log = finished(process, tmp_path, "run")
+    assert ended == code, log
+    assert "Traceback" not in log
+
+
 def test_processes_that_do_not_end_in_time_are_killed_which_is_no_success(tmp_path):
     write_config(tmp_path, "stuck", 1)
     process = begin(tmp_path, "run", 2, "--grace_secs=1")
@@ -142,6 +173,9 @@ def test_processes_that_do_not_end_in_time_are_killed_which_is_no_success(tmp_pa
     assert not any(map(is_alive, children))
 
 
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent died"
+)
 def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
     write_config(tmp_path, "waiting", 0)
     process = begin(tmp_path, "run", 2)

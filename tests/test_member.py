@@ -136,6 +136,7 @@ def train(member, rows, columns, steps=100):
     return np.asarray(metrics["loss"]), state, ensemble
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEMBERS)
 def test_a_member_of_every_kind_learns_and_members_differ(name):
     losses, state, _ = train(MEMBERS[name], 2, 2)
@@ -144,6 +145,7 @@ def test_a_member_of_every_kind_learns_and_members_differ(name):
     assert not np.array_equal(first[0], first[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STATEFUL)
 def test_statistics_are_of_the_global_batch(name):
     # The first step's running statistics see no dropout, so no data axis changes them.
@@ -156,6 +158,7 @@ def test_statistics_are_of_the_global_batch(name):
         assert np.abs(np.diff(one, axis=0)).max() > 0 or one.max() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEMBERS)
 def test_without_training_nothing_is_random_and_no_state_changes(name):
     member = MEMBERS[name]

@@ -80,6 +80,7 @@ def test_a_fold_without_an_example_is_told():
         Order(8, 1, per_member=True, num_folds=9)
 
 
+@pytest.mark.slow
 def test_an_example_that_is_weighted_alone_has_a_key_and_a_position_of_its_own():
     def loss(params, model_state, batch, info):
         return jax.random.uniform(info.key) * info.positions.mean(), (model_state, {})
@@ -94,6 +95,7 @@ def test_an_example_that_is_weighted_alone_has_a_key_and_a_position_of_its_own()
     assert value == pytest.approx((counts * draws * positions).mean())
 
 
+@pytest.mark.slow
 def test_a_bootstrap_sample_has_each_example_as_often_as_chance_would():
     weights = np.asarray(poisson_weight(jax.random.key(0), jnp.arange(20_000)))
     # Of mean and variance 1, with standard errors 0.007 and 0.012; 1/e are left out.
@@ -139,6 +141,7 @@ def losses(method, objective, member_id=0):
 PARAMS = np.float32(RANDOM.normal(size=(3, 4)))
 
 
+@pytest.mark.slow
 def test_smoothed_labels_give_a_part_to_every_class():
     # (1 - 0.2) nll + 0.2 mean_c -log p(c)
     log_probs = jax.nn.log_softmax(jnp.tanh(INPUTS @ PARAMS))
@@ -158,6 +161,7 @@ def test_the_accuracy_of_smoothed_labels_is_that_of_the_labels():
     assert float(scores["accuracy"]) == pytest.approx(float(right.mean()))
 
 
+@pytest.mark.slow
 def test_mixed_examples_lie_between_two_and_so_do_their_labels():
     seen = {}
 
@@ -180,6 +184,7 @@ def test_mixed_examples_lie_between_two_and_so_do_their_labels():
     np.testing.assert_allclose(seen["labels"], seen["inputs"][:, 0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_adversarial_example_is_a_step_of_its_groups_range_up_the_loss():
     ranges = np.float32([[1, 2, 0], [10, 20, 30]])  # of two groups
     for member_id, own in ((2, ranges[0]), (3, ranges[1])):
@@ -211,6 +216,7 @@ def updated(methods=(), data_axis=1, seed=0):
     return before, np.asarray(state.params["w"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data_axis", [1, 2])
 def test_a_member_learns_from_an_example_by_its_weight(data_axis):
     before, after = updated((bootstrap(),), data_axis=data_axis)
@@ -226,6 +232,7 @@ def test_a_member_learns_from_an_example_by_its_weight(data_axis):
         np.testing.assert_allclose(after[member_id], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_methods_combine_the_first_innermost():
     ranges = np.ones((1, 3), np.float32)
     methods = (label_smoothing(0.2), adversarial(0.1, ranges))

@@ -49,6 +49,7 @@ def scores(probs, labels, names=("accuracy", "nll", "brier", "ece")):
     return {name: got[name] for name in names or got}
 
 
+@pytest.mark.slow
 def test_a_case_worked_by_hand():
     # Two examples, three classes, labels 0 and 2.
     #   nll:   -(ln 0.7 + ln 0.2) / 2 = (0.356675 + 1.609438) / 2 = 0.983056
@@ -60,6 +61,7 @@ def test_a_case_worked_by_hand():
     )
 
 
+@pytest.mark.slow
 def test_the_risk_of_the_most_confident_worked_by_hand():
     # The most confident first: right, wrong, right, right, wrong.
     #   aurc:       (0 + 1/2 + 1/3 + 1/4 + 2/5) / 5 = 0.296667
@@ -70,6 +72,7 @@ def test_the_risk_of_the_most_confident_worked_by_hand():
     assert got["risk_at_80"] == pytest.approx(0.25)
 
 
+@pytest.mark.slow
 def test_scores_need_a_row():
     with pytest.raises(ValueError, match="at least one example"):
         scores(np.zeros((0, 3)), np.zeros(0, int))
@@ -77,11 +80,13 @@ def test_scores_need_a_row():
         normal_scores(np.zeros((1, 0)), np.ones((1, 0)), np.zeros(0))
 
 
+@pytest.mark.slow
 def test_probabilities_of_exactly_0_and_1():
     assert scores([[1.0, 0.0]], [0]) == {"accuracy": 1.0, "nll": 0.0, "brier": 0.0, "ece": 0.0}
     assert scores([[1.0, 0.0]], [1]) == {"accuracy": 0.0, "nll": np.inf, "brier": 2.0, "ece": 1.0}
 
 
+@pytest.mark.slow
 def test_scores_of_random_predictions_are_those_of_scikit_learn():
     random = np.random.default_rng(0)
     probs = random.dirichlet(np.ones(7), 500)
@@ -106,6 +111,7 @@ def test_float16_is_scored_as_the_numbers_that_it_holds():
     assert classification_scores(half) == pytest.approx(classification_scores(single), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_each_class_is_calibrated_by_itself():
     # Class 0 is given 0.7, 0.7 and 0.2 and comes once, at a 0.7: bins of two and of one.
     #   (|1 - 1.4| + |0 - 0.2|) / 3 = 0.2;  class 1, 0.3, 0.3, 0.8: (|1 - 0.6| + |1 - 0.8|) / 3
@@ -145,6 +151,7 @@ def test_a_tied_label_counts_by_its_share_of_the_places_that_are_left():
     assert np.isnan(credit(no_number, jnp.array([0, 0]))).all()
 
 
+@pytest.mark.slow
 def test_a_constant_prediction_has_the_scores_of_chance():
     # 100 classes alike: accuracy 1/100, top-5 accuracy 5/100; half the mass on each of two classes,
     # of which one is the label: 1/2, and so is the confidence, so the calibration error is 0.
@@ -156,6 +163,7 @@ def test_a_constant_prediction_has_the_scores_of_chance():
     assert halves == pytest.approx({"accuracy": 0.5, "ece": 0})
 
 
+@pytest.mark.slow
 def test_the_credit_of_ties_is_the_accuracy_of_ties_broken_at_random():
     # 20,000 orders of 6 classes whose probabilities have few values: a standard error of 0.0035.
     random = np.random.default_rng(0)
@@ -170,6 +178,7 @@ def test_the_credit_of_ties_is_the_accuracy_of_ties_broken_at_random():
         np.testing.assert_allclose(got, expected, atol=0.02)
 
 
+@pytest.mark.slow
 def test_votes_that_are_tied_are_counted_in_part():
     # Three members vote for classes 0, 1 and 2 of 7, the label is 1: each has a third of the votes.
     # Four classes have none and share the two places that the top five have left.
@@ -189,12 +198,14 @@ def test_votes_that_are_tied_are_counted_in_part():
     assert diversity_values(jnp.zeros((3, 1, 4)) - jnp.log(4))["disagreement"].tolist() == [0]
 
 
+@pytest.mark.slow
 def test_a_member_that_is_no_number_has_no_vote():
     log_probs = jnp.log(jnp.array([[[0.7, 0.3]], [[jnp.nan, jnp.nan]], [[0.2, 0.8]]]))
     assert np.isnan(diversity_values(log_probs)["disagreement"]).all()
     assert np.isnan(Categorical(pooling="vote").pool({"log_probs": log_probs})["log_probs"]).all()
 
 
+@pytest.mark.slow
 def test_no_interval_of_what_is_no_number_holds_a_target():
     mean, variance, targets = jnp.array([[0.0, jnp.nan]]), jnp.ones((1, 2)), jnp.zeros(2)
     values = in_rows(regression_values(mean, variance, targets, as_one=True))
@@ -206,6 +217,7 @@ def test_no_interval_of_what_is_no_number_holds_a_target():
     assert regression_scores(first)["coverage"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_one", [True, False])
 def test_real_targets_in_float16_are_scored_as_the_numbers_that_they_are(as_one):
     random = np.random.default_rng(0)
@@ -239,6 +251,7 @@ def test_how_members_differ_worked_by_hand():
     }
 
 
+@pytest.mark.slow
 def test_how_random_members_differ_is_what_scipy_says():
     probs = np.random.default_rng(6).dirichlet(np.full(4, 0.3), (5, 60)).astype(np.float32)
     got = diversity_values(jnp.log(jnp.asarray(probs)))
@@ -252,6 +265,7 @@ def test_how_random_members_differ_is_what_scipy_says():
     np.testing.assert_allclose(got["variance"], probs.var(axis=0).sum(axis=-1), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_scores_in_a_resample_are_those_of_its_rows():
     random = np.random.default_rng(3)
     log_probs = np.log(random.dirichlet(np.ones(6), 40)).astype(np.float32)
@@ -264,6 +278,7 @@ def test_scores_in_a_resample_are_those_of_its_rows():
         assert {n: leaf[draw] for n, leaf in drawn.items()} == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_calibration_error_is_the_textbooks():
     random = np.random.default_rng(1)
     probs = random.dirichlet(np.full(4, 0.5), 1000)
@@ -285,6 +300,7 @@ def test_a_confidence_on_the_edge_belongs_to_the_bin_below():
     assert got["ece"] == pytest.approx(0.186667, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_labels_at_every_position_are_all_counted():
     probs = np.full((2, 3, 2), 0.5)
     probs[0, 1] = [0.75, 0.25]
@@ -312,6 +328,7 @@ def normal_scores(means, variances, targets, unit=1.0, names=PROPER, as_one=True
     return {name: got[name] for name in names}
 
 
+@pytest.mark.slow
 def test_a_mixture_of_normals_worked_by_hand():
     # Members N(0, 1) and N(2, 1), target 1: the mixture's mean is 1, its variance 1 + 1 = 2.
     #   rmse = mae = 0;  nll = ln(2 pi 2) / 2 = 1.265512
@@ -338,6 +355,7 @@ def test_one_normal_is_scored_by_its_textbook_formulas():
     )
 
 
+@pytest.mark.slow
 def test_scores_of_random_mixtures_are_those_of_other_libraries():
     random = np.random.default_rng(2)
     means = random.normal(size=(4, 30)).astype(np.float32)
@@ -360,6 +378,7 @@ def test_scores_of_random_mixtures_are_those_of_other_libraries():
     assert got["crps"] == pytest.approx(np.mean(crps), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_intervals_of_random_normals_are_those_of_scipy():
     random = np.random.default_rng(4)
     mean = random.normal(size=(1, 200)).astype(np.float32)
@@ -395,6 +414,7 @@ def test_intervals_and_spread_worked_by_hand():
     )
 
 
+@pytest.mark.slow
 def test_a_mixture_as_it_is_has_its_own_quantiles():
     means, variances = jnp.array([[-3.0], [3.0]]), jnp.ones((2, 1))
     for level in (0.05, 0.3, 0.5, 0.95):
@@ -407,6 +427,7 @@ def test_a_mixture_as_it_is_has_its_own_quantiles():
     assert float(values["width"][0]) == pytest.approx(2 * 4.281552, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spread", "deviations"),
     [(1.0, (0.5, 1.5)), (20.0, (0.5, 1.5)), (1.0, (1e-3, 2.0)), (1.0, (0.0, 0.0))],
@@ -430,6 +451,7 @@ def test_the_crps_of_many_members_is_that_of_all_their_pairs(spread, deviations)
     assert got["crps"] == pytest.approx(expected, rel=3e-6)
 
 
+@pytest.mark.slow
 def test_many_members_that_agree_have_the_crps_of_one():
     # N(1, 4), target 3: the value worked out above for one normal.
     got = normal_scores(np.ones((500, 1)), np.full((500, 1), 4.0), [3.0], names=["crps"])
@@ -457,5 +479,6 @@ def test_members_that_agree_far_from_zero_keep_their_variance():
     assert (float(mean[0]), float(variance[0])) == pytest.approx((1000.0, 1e-4), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_label_that_is_no_class_has_no_credit():
     assert credit(jnp.zeros((2, 2)), jnp.array([2, 7])).tolist() == [0.0, 0.0]

@@ -81,6 +81,7 @@ def linen_with(name, where):
     )()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where"),
     [
@@ -110,6 +111,7 @@ class Nnx(nnx.Module):
         return self.head(x * keep)
 
 
+@pytest.mark.slow
 # Every nnx module has methods `train` and `eval`, and they stay that.
 @pytest.mark.parametrize(
     "name", [n for n in (*TRAINING, *EVALUATION) if not hasattr(nnx.Module, n)]
@@ -160,6 +162,7 @@ class EquinoxField(eqx.Module):
         return self.head(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Equinox, EquinoxArgument, EquinoxField])
 def test_an_equinox_module_is_switched(make):
     assert trains_and_evaluates(from_equinox(make))
@@ -270,6 +273,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", WRAPPED)
 @pytest.mark.parametrize("name", DEAF)
 def test_a_network_that_is_not_told_that_it_is_trained_is_refused(name, wrapped):
@@ -290,6 +294,7 @@ def test_what_a_network_waits_for_is_found_out_in_the_type_that_it_is_given():
         check_modes(member, jax.ShapeDtypeStruct((8, 6), jnp.uint8), DATA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nnx", "equinox"])
 def test_dropout_samples_are_drawn_whatever_the_call_takes(kind):
     class OfNnx(nnx.Module):
@@ -446,6 +451,7 @@ def test_a_network_may_look_at_the_column_it_is_in():
     check_modes(from_linen(LooksAtItsColumn()), INPUTS, DATA)
 
 
+@pytest.mark.slow
 def test_networks_that_are_as_they_should_be_are_not_refused():
     assert not trains_and_evaluates(from_linen(Frozen()))
     assert not trains_and_evaluates(from_linen(HasARate()))
@@ -502,6 +508,7 @@ class Stacked(nnx.Module):
         return self.head(forward(x, self.blocks))
 
 
+@pytest.mark.slow
 def test_stacked_nnx_layers_drop_each_by_a_key_of_its_own():
     member = from_nnx(Stacked)
     assert trains_and_evaluates(member)
@@ -528,6 +535,7 @@ def test_stacked_nnx_layers_drop_each_by_a_key_of_its_own():
     assert abs((passed > 0).mean() - 1 / 8) < 0.06  # four standard deviations of 600 draws
 
 
+@pytest.mark.slow
 def test_what_an_nnx_module_sows_is_no_state():
     class Sowing(nnx.Module):
         def __init__(self, rngs):

@@ -142,6 +142,7 @@ def counts():
     return ArraySplit(inputs, random.poisson(np.exp(inputs[:, 0])).astype(np.float32))
 
 
+@pytest.mark.slow
 def test_a_loss_with_a_distribution_of_a_users_is_one_file(counts):
     objective = poisson()
     member = from_functions(
@@ -194,6 +195,7 @@ def test_a_distribution_that_lacks_a_method_cannot_be_made():
         Unfinished()
 
 
+@pytest.mark.slow
 def test_a_member_of_a_users_distribution_that_predicts_nan_is_found(counts):
     member = from_functions(lambda key: {"w": jnp.ones((2, 1))}, lambda p, x: x @ p["w"])
     ensemble = networks.ensemble_of(

@@ -69,6 +69,7 @@ def assert_equal(tree, expected):
     assert all(map(jnp.array_equal, jax.tree.leaves(tree), jax.tree.leaves(expected)))
 
 
+@pytest.mark.slow
 def test_sgd_adam_and_adamw_take_the_same_steps_as_before():
     params = {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3)}
     pairs = [

@@ -57,7 +57,6 @@ def standardised(inputs, targets):
     return Spec((4,), "float32", (), None, 1, given), ArraySplit(inputs, np.float32(targets))
 
 
-@pytest.mark.quick
 def test_questions_about_targets_far_from_zero_have_the_answers_of_float64():
     ensemble, state, outputs, inputs = linear(2)
     targets = np.random.default_rng(1).normal(size=40)
@@ -103,7 +102,7 @@ def test_questions_about_targets_far_from_zero_have_the_answers_of_float64():
     assert low < found["mean_width"] < high
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_the_hardest_targets_are_shown_in_their_own_unit():
     ensemble, state, outputs, inputs = linear(2)
     spec, split = standardised(inputs, np.linspace(-1, 1, 40))
@@ -117,7 +116,6 @@ def test_the_hardest_targets_are_shown_in_their_own_unit():
     assert hardest["nll"] == pytest.approx(evaluation.groups["nll"][0, at] + math.log(UNIT))
 
 
-@pytest.mark.quick
 def test_a_probability_too_small_for_float32_is_scored_the_same_by_every_question():
     # Of logits so far apart the label's probability is about e^-800: 0 in float32 and in float64.
     ensemble, state, outputs, inputs = linear(3)

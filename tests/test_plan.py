@@ -17,6 +17,7 @@ from dist_ens import cluster
 from dist_ens.config import Experiment
 from dist_ens.data import Spec
 from dist_ens.errors import RunError, UserError
+from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.feed import Placement, TrainingSet
@@ -387,6 +388,43 @@ def test_a_program_that_the_compiler_refuses_is_a_mesh_that_does_not_fit(monkeyp
     assert refused.flops_per_device is None
     with pytest.raises(UserError, match="Ran out of memory on HBM. Try --config.num_members="):
         by_refusal.check_fits()
+
+
+def crossing_slices(self, planned, ensemble, state):
+    """Stands for XLA:TPU on two slices, between which it does not exchange gradients."""
+    if planned.ensemble_axis % 2:
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: an all-reduce over two slices.\nAt …")
+    return PlannedMesh(
+        planned.ensemble_axis,
+        planned.data_axis,
+        planned.num_members,
+        1,
+        "tpu",
+        "vmap",
+        planned.place,
+        {"total": 1000},
+        1.0,
+        (),
+        True,
+    )
+
+
+def test_a_mesh_for_which_xla_does_not_compile_is_left_out(monkeypatch):
+    monkeypatch.setattr(Planner, "_measured", crossing_slices)
+    told = []
+    it = dataclasses.replace(small_planner(num_members=4, model=LINEAR), say=told.append)
+    assert [mesh.ensemble_axis for mesh in it._planned_meshes(4)] == [4, 2]
+    (left_out,) = [line for line in told if line.startswith("This mesh is left out")]
+    assert "XLA does not compile the update for the mesh 1 x 4 (ensemble x data)" in left_out
+    assert "UNIMPLEMENTED: an all-reduce over two slices. Try another" in left_out
+
+
+def test_a_layout_for_which_xla_does_not_compile_is_impossible(monkeypatch):
+    monkeypatch.setattr(Planner, "_measured", crossing_slices)
+    it = small_planner(num_members=4, layout={"ensemble_axis": 1}, model=LINEAR)
+    with pytest.raises(UserError, match="does not compile the update for the mesh 1 x 4") as told:
+        it.plan()
+    assert told.value.exit_code == ExitCode.IMPOSSIBLE_LAYOUT
 
 
 def test_more_devices_than_members_and_batch_can_use_are_told():

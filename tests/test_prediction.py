@@ -29,6 +29,7 @@ def test_classes_have_the_entropy_of_the_mean_and_the_mean_entropy_in_nats():
     assert found.member_variance is found.std is found.quantiles is None
 
 
+@pytest.mark.slow
 def test_members_that_agree_have_no_epistemic_uncertainty_below_zero():
     logits = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (1, 200, 7)), (3, 200, 7))
     found = Categorical().predict(logits)
@@ -36,6 +37,7 @@ def test_members_that_agree_have_no_epistemic_uncertainty_below_zero():
     assert float(found.epistemic.max()) < 1e-5
 
 
+@pytest.mark.slow
 def test_what_samples_of_a_member_differ_by_is_epistemic_too():
     # One member, two samples that are sure of different classes: their mean entropy is 0.
     logits = jnp.array([[[[50.0, 0.0]], [[0.0, 50.0]]]])
@@ -45,6 +47,7 @@ def test_what_samples_of_a_member_differ_by_is_epistemic_too():
     np.testing.assert_allclose(found.epistemic, [LN2], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_normals_have_the_mean_variance_and_the_variance_of_the_means():
     # Means 1 and 5, variances 1: mean 3, aleatoric 1, epistemic (4 + 4) / 2 = 4, total 5.
     outputs = jnp.array([[[1.0, RAW]], [[5.0, RAW]]])
@@ -99,6 +102,7 @@ def test_outputs_without_an_objective_are_predicted_leaf_by_leaf():
     assert "['forces'][0]: float32[2, 1, 2]" in repr(found)
 
 
+@pytest.mark.slow
 def test_a_prediction_of_standardised_targets_is_scaled_into_their_own_unit():
     found = Gaussian().predict(jnp.array([[[1.0, RAW]], [[5.0, RAW]]]))
     own = found.in_unit(jnp.float32(100), jnp.float32(10))

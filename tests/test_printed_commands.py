@@ -44,6 +44,7 @@ SHOW = f"{sys.executable} -c 'import sys, os; os.write(1, chr(0).join(sys.argv[1
 QUOTING = {"quoted", "shortened"}
 # ... or one of these, which are numbers or fixed words.
 HARMLESS = {
+    "_KIND.value",
     "'kfold' if method == 'cv+' else 'bootstrap'",
     "CONFORMAL[0]",
     "HERE",
@@ -57,9 +58,11 @@ HARMLESS = {
     "math.ceil(self.num_members / num_groups) * num_groups",
     "method",
     "next(iter(fitting))",
+    "older[-1]",
     "num_processes",
     "num_slices",
     "of",
+    "other",
     "process_id",
     "self.chips_per_node",
     "self.gpus_per_node",
@@ -73,10 +76,12 @@ HARMLESS = {
     "restarts",
     "stuck_after_secs",
     "timeout_secs",
+    "topology",
     "waves",
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
 def test_a_shell_takes_a_command_apart_as_it_was_meant(tmp_path, name):
     command = command_line(name, workdir=name, config=None, shift=True)
@@ -104,6 +109,7 @@ def interpolated_after_flags(path):
                 yield value.value
 
 
+@pytest.mark.slow
 def test_every_value_in_a_printed_command_is_quoted():
     unquoted = [
         f"{path}: {ast.unparse(value)}"
@@ -138,6 +144,7 @@ def make_member(spec):
 """
 
 
+@pytest.mark.slow
 def test_what_a_run_with_a_hostile_name_prints_can_be_pasted(tmp_path):
     config, workdir = tmp_path / "a;touch x.py", tmp_path / "$(touch y)\n"
     config.write_text(OWN)

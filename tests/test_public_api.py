@@ -43,6 +43,7 @@ def python(*words):
     return ended.stdout, ended.stderr
 
 
+@pytest.mark.slow
 def test_no_room_has_the_name_of_a_public_function():
     # A room of that name would take the function's place as soon as it is imported.
     rooms, kinds = json.loads(python("-c", EVERY_ROOM_FIRST)[0].splitlines()[-1])
@@ -108,6 +109,7 @@ def assert_same_bits(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow
 def test_fit_with_the_parts_of_a_config_gives_the_bits_of_the_command_line(trained):
     parts = build(experiment())
     result = de.fit(
@@ -123,6 +125,7 @@ def test_fit_with_the_parts_of_a_config_gives_the_bits_of_the_command_line(train
     assert result.scores.members == trained.scores.members
 
 
+@pytest.mark.slow
 def test_fit_with_parts_made_in_python_gives_the_bits_of_the_command_line(trained):
     parts = build(experiment())
     ensemble = de.Ensemble(

@@ -142,6 +142,7 @@ def test_a_curve_worked_by_hand():
     np.testing.assert_allclose(risk, [1 / 2, 1 / 2, 2 / 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("count", "decimals"), [(7, None), (200, None), (200, 1), (5000, 2)])
 def test_risks_of_errors_are_what_is_wrong_of_scikit_learns_precision(count, decimals, weighted):
@@ -241,6 +242,7 @@ def test_exactly_95_percent_are_enough():
         assert detection_scores(low, np.append(low, np.ones(19 * k - 1)))["fpr95"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decimals", [None, 1, 0])
 @pytest.mark.parametrize(("count_in", "count_out"), [(300, 200), (1, 50), (50, 1), (1, 1)])
 def test_detection_scores_are_scikit_learns(count_in, count_out, decimals):

@@ -88,7 +88,9 @@ def test_lines_of_later_steps_and_a_last_one_without_its_end_are_dropped_in_sile
 
 def test_a_log_that_cannot_be_read_is_told(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(RunError, match="^The metrics could not be written to .*metrics.jsonl: Is"):
+    with pytest.raises(
+        RunError, match="^The metrics could not be written to .*metrics.jsonl: is a d"
+    ):
         writer_from(tmp_path, step=8)
     (tmp_path / "curves.json").write_text("{}")
     with pytest.raises(UserError, match="metrics.jsonl cannot be read for the report: .* Is a dir"):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dist_ens.checkpoint.writing import CHECKSUM, checksum_of
+from dist_ens.checkpoint.manifest import MANIFEST, Manifest
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import source_of_arrays
 from dist_ens.errors import RunError, UserError
@@ -50,20 +50,19 @@ def short(**changes):
     return experiment(num_members=2, steps=8, **changes)
 
 
-def metadata_of(workdir):
-    newest = max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name))
-    return newest / "run" / "metadata"
+def newest_of(workdir):
+    return max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name))
 
 
 def rewritten(workdir, record):
     """Gives a run another record, with the right checksum."""
-    metadata_of(workdir).write_text(json.dumps({**record, CHECKSUM: checksum_of(record)}))
+    folder = newest_of(workdir)
+    changed = dataclasses.replace(Manifest.read(folder), run=record)
+    (folder / MANIFEST).write_bytes(changed.to_bytes())
 
 
 def record_of(workdir):
-    values = json.loads(metadata_of(workdir).read_text())
-    del values[CHECKSUM]
-    return values
+    return dict(Manifest.read(newest_of(workdir)).run)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -81,7 +82,12 @@ def test_facts_of_data_that_one_record_lacks_are_not_compared():
 
 
 def test_all_hosts_compare_the_examples_of_process_0(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "bytes_of_main", lambda value: b"\x01" * len(value))
+    sent = cluster.bytes_of_main  # The steps of checkpoints are sent too, and are shorter.
+    monkeypatch.setattr(
+        cluster,
+        "bytes_of_main",
+        lambda value: b"\x01" * 32 if len(value) == 32 else sent(value),
+    )
     trained(tmp_path, DATA, steps=2)
     assert read_newest(tmp_path)[1]["examples"] == "01" * 32
 
@@ -110,3 +116,23 @@ def test_a_large_split_is_sampled_and_one_that_changes_has_no_fingerprint():
     assert (small.num_taken, large.num_taken) == (1_200, 300)
     drawn = iter(range(9))
     assert fingerprint_of(Rows(9, lambda: next(drawn)), 8, **limits) is None
+
+
+def test_a_run_goes_on_beyond_2_to_the_31_steps_as_one_never_stopped(tmp_path):
+    began = fit(classifier(), DATA, steps=1, batch_size=8).state
+    first = 2**31 - 2
+    state = began._replace(
+        step=jax.device_put(np.full_like(began.step, first), began.step.sharding)
+    )
+    options = {"batch_size": 8, "steps_per_call": 1, "log_every": 1}
+    saved = de.Checkpoints(tmp_path, every_secs=None, every_steps=1, keep=9)
+    fit(classifier(), DATA, steps=first + 3, state=state, checkpoints=saved, **options)
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {str(first + i) for i in (1, 2, 3)}
+    resumed = fit(classifier(), DATA, steps=first + 5, checkpoints=saved, **options)
+    assert [record["step"] for record in resumed.history] == [first + 4, first + 5]
+    never_stopped = fit(classifier(), DATA, steps=first + 5, state=state, **options)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        *jax.device_get((resumed.state.params, never_stopped.state.params)),
+    )

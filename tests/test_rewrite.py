@@ -158,6 +158,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_product_inside_is_rewritten_and_the_values_stay(name):
     fn = CASES[name]
@@ -167,6 +168,7 @@ def test_a_product_inside_is_rewritten_and_the_values_stay(name):
     assert not contains(jax.make_jaxpr(new)(X), PRODUCT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name not in NEVER_BATCHED])
 def test_a_rewritten_function_is_batched_as_it_was(name):
     xs = np.stack([X, X + 0.1, X * 1.5])

@@ -44,6 +44,7 @@ OBJECTIVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("intervals", [True, False])
 def test_a_column_of_labels_is_refused_whatever_is_predicted(name, intervals):
@@ -92,6 +93,7 @@ def test_weights_are_of_examples_or_of_labels():
         de.evaluate(ensemble, state, data_with(labels, weights=np.ones((EXAMPLES, 3))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout_samples", [None, 2])
 def test_a_text_has_a_label_for_each_position(dropout_samples):
     network = (
@@ -137,6 +139,7 @@ def mean_square(params, model_state, batch, key):
     return jnp.square(error).mean(), (model_state, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [de.losses.gaussian(standardize=True), mean_square])
 def test_a_second_evaluation_compiles_nothing_and_keeps_no_state(compiled, loss):
     ensemble = de.Ensemble(linear(2), optax.sgd(0.1), loss, num_members=2)
@@ -155,6 +158,7 @@ def test_a_second_evaluation_compiles_nothing_and_keeps_no_state(compiled, loss)
     assert not compiled
 
 
+@pytest.mark.slow
 def test_other_metrics_are_scored_after_the_first_ones():
     ensemble = ensemble_of(de.losses.gaussian())
     data = data_with(np.full(EXAMPLES, 2.0, np.float32))
@@ -190,6 +194,7 @@ class Batches(Frame):
             yield {name: leaf[rows] for name, leaf in data.items()}
 
 
+@pytest.mark.slow
 def test_an_iterable_with_a_take_of_its_own_is_read_as_batches():
     ensemble = ensemble_of(de.losses.gaussian())
     data = data_with(np.arange(EXAMPLES, dtype=np.float32))
@@ -209,6 +214,7 @@ def test_a_table_of_another_library_is_refused_by_its_name():
 # Units
 
 
+@pytest.mark.slow
 def test_scores_of_a_source_that_standardises_are_in_the_targets_own_unit():
     # Members that predict the training mean, 10, and targets 10, 14, 6, 10.
     standardization = Standardization(((0.0,) * 3,), ((1.0,) * 3,), (10.0,), (4.0,))
@@ -238,6 +244,7 @@ def test_groups_of_a_source_are_those_of_the_ensemble():
 # Members
 
 
+@pytest.mark.slow
 def test_a_subset_of_the_members_is_scored_and_predicts():
     network = (
         lambda key: {"w": jax.random.normal(key, (3, 2))},

@@ -109,7 +109,7 @@ def evaluator_of(apply, inputs, num_outputs=3):
     return Evaluator(ensemble, 8, spec), state, shifted_splits(split, spec)["gaussian_noise"][0]
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("apply", "message"),
     [

@@ -1,11 +1,13 @@
 """What a signal does to a training command, in real processes, wherever it arrives."""
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,49 +15,80 @@ import time
 import pytest
 
 import fast_xla
-import test_hosts
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.checkpoint import read_newest
 from dist_ens.config import Experiment
 from dist_ens.data import Split, open_source
 from dist_ens.experiment.train import train
+from dist_ens.first_signal import COPY_SECS
+from test_cluster import free_port
+from test_hosts import codes, log, wait_for
 
 ROOT = pathlib.Path(__file__).parent.parent
-LIMIT_SECS = 120
-# The config says on the disk where the run is, and stays there for a while.
+SAVED_LIMIT_SECS, AT_ONCE_SECS = 30, 5
+# Each process says on the disk that it is in the phase, and stays there for a while.
 CONFIG = """
-import pathlib, time
+import dataclasses, os, pathlib, signal, time
 import jax, jax.numpy as jnp, numpy as np
 from dist_ens.config import Experiment
+from dist_ens.data import open_source
 
 HERE = pathlib.Path(__file__).parent
-PHASE = "{phase}"
+PHASE, STAY_SECS = "{phase}", {stay_secs}
 
-def reach(phase, secs=0):
-    if phase == PHASE and not (HERE / "there").exists():
-        (HERE / "there").touch()
+def reach(phase, secs=STAY_SECS):
+    file = HERE / f"there_{{os.getpid()}}"
+    if phase == PHASE and not file.exists():
+        file.touch()
         time.sleep(secs)
 
 def get_config():
     reach("config", 600)
     return Experiment.from_dict(dict(
         num_members=2, steps=10**6, steps_per_call=1,
-        data=dict(source="digits", global_batch_size=32, std=(16.0,)),
+        data=dict(source="slow_digits", global_batch_size=32, std=(16.0,)),
         model=dict(name="mlp", hidden_sizes=(8,)),
         optimizer=dict(name="sgd", learning_rate=1e-2),
         logging=dict(every_steps=5),
-        evaluation=dict(every_steps=40),
-        checkpoint=dict(every_steps=20),
+        evaluation=dict(every_steps=40, global_batch_size=100),
+        checkpoint=dict(every_steps=10**6 if PHASE == "last save" else 20),
     )).to_config_dict()
 
+@dataclasses.dataclass(frozen=True)
+class SlowSplit:
+    split: object
+    in_memory = False
+
+    def __len__(self):
+        return len(self.split)
+
+    def take(self, indices):
+        # The examples are also checked, before the first step. The second batch is neither the
+        # first of an evaluation nor its last.
+        if Slow.steps and 100 in indices:
+            reach("evaluating")
+        return self.split.take(indices)
+
+def make_source(data):
+    digits = open_source(dataclasses.replace(data, source="digits"))
+    return dataclasses.replace(digits, test=SlowSplit(digits.test))
+
 class Slow:
+    steps = saves = 0
+
     def __call__(self, info):
+        Slow.steps += 1
+        reach("first step")
         if info.step >= 25:
             reach("loop")
-    def evaluated(self, step, scores):
-        reach("evaluating", 1)
+        if PHASE == "last save" and info.step == 30 and jax.process_index() == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def sync(self):
-        reach("saving", 1)
+        self.saves += 1
+        if self.saves == 2:
+            reach("saving")
+        reach("last save")
 
 def make_callbacks(spec):
     return [Slow()]
@@ -64,7 +97,7 @@ if PHASE == "compiling":
     # Hundreds of different operations take XLA a minute. JAX says when it hands them over.
     def lowered(event, secs, fun_name="", **_):
         if event.endswith("jaxpr_to_mlir_module_duration") and fun_name == "jit(update)":
-            reach("compiling")
+            reach("compiling", 0)
 
     jax.monitoring.register_event_duration_secs_listener(lowered)
 
@@ -78,119 +111,221 @@ if PHASE == "compiling":
             return x @ params["w"]
         return init, apply
 """
-
-
-def started(tmp_path, phase, *arguments, before=()):
-    config = tmp_path / "config.py"
-    config.write_text(CONFIG.format(phase=phase))
-    command = [
-        *(*before, sys.executable, "-m", "launch.train", f"--config={config}"),
-        *(f"--workdir={tmp_path / 'run'}", "--config.execution=loop", *arguments),
-    ]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=COMMAND_ENVIRONMENT | {"XLA_FLAGS": fast_xla.flags(1), "JAX_PLATFORMS": "cpu"},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + LIMIT_SECS
-    while not (tmp_path / "there").exists():
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-        time.sleep(0.01)
-    return process
-
-
-def ended(process, tmp_path, secs):
-    """Returns the exit code and the log of a process that ends within some seconds."""
-    try:
-        code = process.wait(secs)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    log = (tmp_path / "log").read_text()
-    assert "Traceback" not in log
-    return code, log
-
-
+# Phases, in the order in which a command passes them.
+MEETING, FIRST_STEP = "before jax.distributed", "first step"
+PHASES = ("config", MEETING, "compiling", FIRST_STEP, "loop", "evaluating", "saving")
+BEFORE_TRAINING = ("config", MEETING, "compiling")
 CODES = {signal.SIGTERM: 42, signal.SIGINT: 130, signal.SIGHUP: 42, signal.SIGUSR1: 42}
 
 
-@pytest.mark.parametrize(
-    ("number", "phase"),
-    [
-        *((signal.SIGTERM, phase) for phase in ("config", "compiling", "evaluating", "saving")),
-        *((signal.SIGINT, phase) for phase in ("compiling", "loop")),
-        (signal.SIGHUP, "compiling"),
-        (signal.SIGUSR1, "loop"),
-    ],
-)
-def test_a_signal_saves_what_there_is(tmp_path, number, phase):
-    process = started(tmp_path, phase)
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A signal to all processes of a run.
+
+    Attributes:
+        number: Number of the signal.
+        phase: Place at which all processes are.
+        processes: Number of processes of the run.
+        times: How often the signal is sent. The second one comes when copies are over.
+    """
+
+    number: signal.Signals
+    phase: str
+    processes: int = 1
+    times: int = 1
+
+    def __str__(self):
+        return f"{self.number.name}-{self.phase}-{self.processes}-{self.times}"
+
+
+ALL_CASES = [
+    Case(number, phase, processes, times)
+    for processes, phase, number, times in itertools.product(
+        (1, 2), PHASES, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), (1, 2)
+    )
+    if processes == 2 or phase != MEETING  # A process that is alone meets nobody.
+]
+ORDINARY_CASES = [
+    Case(signal.SIGTERM, "config"),
+    Case(signal.SIGTERM, "compiling"),
+    Case(signal.SIGINT, "compiling"),
+    Case(signal.SIGHUP, "compiling"),
+    Case(signal.SIGUSR1, "loop"),
+    Case(signal.SIGTERM, "evaluating"),
+    Case(signal.SIGTERM, "saving"),
+    Case(signal.SIGTERM, "saving", times=2),
+    Case(signal.SIGINT, "loop", times=2),
+    Case(signal.SIGTERM, MEETING, 2),
+    Case(signal.SIGINT, MEETING, 2),
+    Case(signal.SIGTERM, "compiling", 2),
+    Case(signal.SIGHUP, "loop", 2),
+    Case(signal.SIGINT, "evaluating", 2),
+    Case(signal.SIGTERM, "saving", 2),
+]
+
+
+def begin(folder, process_id, *flags, before=()):
+    """A training command, with its output in a file."""
+    command = [
+        *(*before, sys.executable, "-m", "launch.train", f"--config={folder / 'config.py'}"),
+        *(f"--workdir={folder / 'run'}", "--config.execution=loop", *flags),
+    ]
+    variables = {"XLA_FLAGS": fast_xla.flags(1), "JAX_PLATFORMS": "cpu", "COLUMNS": "200"}
+    with (folder / f"log_{process_id}").open("w") as file:
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=COMMAND_ENVIRONMENT | variables,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+
+
+def started(folder, phase, num_processes=1, *, stay_secs=1.0, before=()):
+    """The processes of a run, all of them in a phase."""
+    (folder / "config.py").write_text(CONFIG.format(phase=phase, stay_secs=stay_secs))
+    port = free_port()
+    if num_processes == 1:
+        run = [begin(folder, 0, before=before)]
+    else:
+        together = [f"--coordinator_address=127.0.0.1:{port}", f"--num_processes={num_processes}"]
+        come = 1 if phase == MEETING else num_processes  # The other one never comes.
+        run = [begin(folder, i, *together, f"--process_id={i}") for i in range(come)]
+
+    def are_there():
+        assert all(process.poll() is None for process in run), logs(folder)
+        if phase == MEETING:
+            with socket.socket() as other:
+                return other.connect_ex(("127.0.0.1", port)) == 0
+        return len(list(folder.glob("there_*"))) == len(run)
+
+    try:
+        wait_for(are_there, lambda: logs(folder))
+    except BaseException:
+        for process in run:
+            process.kill()
+        raise
     if phase == "compiling":
         time.sleep(0.5)  # From Python to XLA.
-    process.send_signal(number)
-    code, log = ended(process, tmp_path, 20)
-    assert code == CODES[number], log
-    step, _ = read_newest(tmp_path / "run")
-    if phase in ("config", "compiling"):
+    return run
+
+
+def logs(folder):
+    return "\n".join(path.read_text() for path in sorted(folder.glob("log_*")))
+
+
+def wait_for_the_end(run, secs):
+    """Waits until all processes have ended, or the time is over; returns whether they have."""
+    deadline = time.monotonic() + secs
+    while any(process.poll() is None for process in run):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def signalled(case, folder):
+    """Signals the processes of a case, and checks how they end; returns the row of a table."""
+    stay_secs = 60.0 if case.times == 2 else 1.0
+    run = started(folder, case.phase, case.processes, stay_secs=stay_secs)
+    since = time.monotonic()
+    for process in run:
+        process.send_signal(case.number)
+    limit_secs, kept = SAVED_LIMIT_SECS, None
+    if case.times == 2 and not wait_for_the_end(run, 1.2 * COPY_SECS):
+        kept, _ = read_newest(folder / "run")
+        since, limit_secs = time.monotonic(), AT_ONCE_SECS
+        for process in run:
+            process.send_signal(case.number)
+    assert codes(run, folder, limit_secs) == [CODES[case.number]] * len(run), logs(folder)
+    secs = time.monotonic() - since
+    told = " ".join(logs(folder).split())
+    assert "Traceback" not in told
+    step, _ = read_newest(folder / "run")  # It can be read, so the last checkpoint is whole.
+    if case.phase in BEFORE_TRAINING:
         assert step == 0
-        assert f"Ended by {number.name}. Nothing is lost." in log or "Interrupted." in log
+        assert f"Ended by {case.number.name}. " in told or "Interrupted." in told
+    elif case.times == 2:
+        assert step == kept
+        assert (step > 0) == (case.phase != FIRST_STEP)
     else:
-        assert step == int(re.search(r"Stopped at step ([\d,]+)", log)[1].replace(",", ""))
-        assert "Run the same command again to resume." in " ".join(log.split())
+        assert step == int(re.search(r"Stopped at step ([\d,]+)", told)[1].replace(",", "")) > 0
+        assert "Run the same command again to resume." in told
+    sent = "once" if case.times == 1 else "twice"
+    if case.times == 2 and kept is None:
+        sent = "twice, ended by the first"
+    return {
+        "signal": case.number.name,
+        "phase": case.phase,
+        "processes": case.processes,
+        "sent": sent,
+        "exit code": CODES[case.number],
+        "step saved": step or "none",
+        "seconds to the end": f"{secs:.1f}",
+    }
 
 
-@pytest.mark.parametrize(
-    ("number", "phase"),
-    [
-        *((signal.SIGTERM, phase) for phase in ("compiling", "loop", "evaluating", "saving")),
-        (signal.SIGINT, "loop"),
-        (signal.SIGHUP, "loop"),
-    ],
-)
-def test_a_signal_to_two_processes_stops_both_at_one_step(tmp_path, number, phase):
-    (tmp_path / "config.py").write_text(CONFIG.format(phase=phase))
-    both = test_hosts.started(tmp_path, 2, "--config.execution=loop")
-    test_hosts.wait_for((tmp_path / "there").exists, lambda: test_hosts.log(tmp_path, 0))
-    for process in both:
-        process.send_signal(number)
-    assert test_hosts.codes(both, tmp_path, limit_secs=30) == [CODES[number]] * 2
-    told = test_hosts.log(tmp_path, 0)
-    assert "Traceback" not in told + test_hosts.log(tmp_path, 1)
+@pytest.mark.parametrize("case", ORDINARY_CASES, ids=str)
+def test_a_signal_saves_what_there_is_and_a_second_ends_at_once(case, tmp_path):
+    signalled(case, tmp_path)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("case", ALL_CASES, ids=str)
+def test_every_signal_in_every_phase(case, tmp_path, record_property):
+    for name, value in signalled(case, tmp_path).items():
+        record_property(name, value)
+
+
+@pytest.mark.parametrize("copy", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_copy_of_a_signal_does_not_keep_a_run_from_saving(num_processes, copy, tmp_path):
+    # A service manager and the launcher send the same signal, and systemd also SIGHUP.
+    run = started(tmp_path, "loop", num_processes)
+    for number in (signal.SIGTERM, copy):
+        for process in run:
+            process.send_signal(number)
+        time.sleep(0.1)
+    assert codes(run, tmp_path, SAVED_LIMIT_SECS) == [42] * num_processes, logs(tmp_path)
+    stopped = re.search(r"Stopped at step ([\d,]+)", log(tmp_path, 0))
     step, _ = read_newest(tmp_path / "run")
-    if phase == "compiling":
-        assert step == 0
-    else:
-        assert step == int(re.search(r"Stopped at step ([\d,]+)", told)[1].replace(",", ""))
+    assert step == int(stopped[1].replace(",", ""))
 
 
-@pytest.mark.parametrize(
-    ("number", "phase"),
-    [(signal.SIGTERM, "loop"), (signal.SIGTERM, "saving"), (signal.SIGINT, "evaluating")],
-)
-def test_a_second_signal_ends_at_once(tmp_path, number, phase):
-    process = started(tmp_path, phase)
-    process.send_signal(number)
-    time.sleep(0.05)
-    process.send_signal(number)
-    code, _ = ended(process, tmp_path, 5)
-    assert code == CODES[number]
-    step, _ = read_newest(tmp_path / "run")  # It can be read, so the last checkpoint is whole.
-    assert step >= (0 if phase == "saving" else 20)
+def test_a_host_that_is_signalled_after_another_saves_with_it(tmp_path):
+    run = started(tmp_path, "last save", 2, stay_secs=2)  # Process 0 has signalled itself.
+    run[1].send_signal(signal.SIGTERM)
+    assert codes(run, tmp_path, SAVED_LIMIT_SECS) == [42] * 2, logs(tmp_path)
+    stopped = re.search(r"Stopped at step ([\d,]+)", log(tmp_path, 0))
+    step, _ = read_newest(tmp_path / "run")
+    assert step == int(stopped[1].replace(",", ""))
+
+
+def test_a_signal_while_the_interpreter_ends_does_not_change_the_exit_code(tmp_path):
+    # Python has put the default handlers back when it removes the objects of a module.
+    code = (
+        "import os, signal, sys\n"
+        "from launch import signals\n"
+        "signals.begin()\n"
+        "class Last:\n"
+        "    def __del__(self, kill=os.kill, pid=os.getpid(), write=os.write):\n"
+        "        for number in (1, 2, 10, 15): kill(pid, number)\n"
+        "        write(1, b'last')\n"
+        "last = Last()\n"
+        "sys.exit(43)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (43, "last"), ended.stderr
 
 
 def test_a_run_under_nohup_survives_the_end_of_its_terminal(tmp_path):
-    process = started(tmp_path, "loop", before=["nohup"])
+    (process,) = started(tmp_path, "loop", before=["nohup"])
     process.send_signal(signal.SIGHUP)
     time.sleep(1)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    code, _ = ended(process, tmp_path, 20)
-    assert code == 42
+    assert codes([process], tmp_path, SAVED_LIMIT_SECS) == [42]
 
 
 @dataclasses.dataclass(frozen=True)

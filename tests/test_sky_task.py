@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shlex
 import subprocess
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands import dist_ens
+from dist_ens.cluster_environment import detect
 from launch.sky_task import SkySettings, run_script, task
 from launch.yaml_text import yaml_text
 from stand_ins import HOSTILE, RECORD, arguments_in, executable
@@ -32,6 +34,12 @@ def received(script: str, folder: pathlib.Path) -> list[str]:
     return arguments_in(record)
 
 
+def next_commands(output: str) -> list[str]:
+    """The commands that a person types next, without their comments."""
+    lines = output.partition("Next:\n")[2].splitlines()
+    return [line.strip().partition("  # ")[0] for line in lines]
+
+
 texts = st.one_of(
     st.sampled_from(HOSTILE),
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
@@ -45,23 +53,40 @@ def test_a_node_gets_the_arguments_that_the_user_typed(tmp_path_factory, argumen
     script = yaml.safe_load(yaml_text(task(made)))["run"]
     assert received(script, tmp_path_factory.mktemp("node")) == [
         "train",
-        "--coordinator_address=10.0.0.7:8476",
-        "--num_processes=2",
-        "--process_id=1",
         *arguments,
     ]
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        SkySettings("digits", ("train", *HOSTILE)),
-        SkySettings("digits", ("train", *HOSTILE), num_nodes=4, accelerators="tpu-v6e-16"),
-    ],
-    ids=["one node", "hosts of a TPU, which JAX finds"],
-)
-def test_no_address_is_given_where_none_is_needed(tmp_path, made):
-    assert received(run_script(made), tmp_path) == ["train", *HOSTILE]
+def test_a_node_finds_the_others_by_the_variables_of_skypilot():
+    found = detect(NODES | {"SKYPILOT_TASK_ID": "sky-managed-digits-7"}, has_kubernetes=False)
+    assert (found.num_processes, found.process_id) == (2, 1)
+    host, _, port = found.coordinator_address.partition(":")
+    assert host == "10.0.0.7"
+    other = detect(NODES | {"SKYPILOT_TASK_ID": "sky-managed-digits-8"}, has_kubernetes=False)
+    assert other.coordinator_address != f"{host}:{port}"  # Each job has a port of its own.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("output", [(), ("--output=my task.yaml", "--dry_run")])
+def test_the_next_commands_write_the_file_that_they_start(output, tmp_path):
+    flags = ("--name=digits", "--num_nodes=2", *output)
+    ended = dist_ens("sky", *flags, "--", "train", "--config.x=a b")
+    assert ended.returncode == 0, ended.stderr
+    file = "'my task.yaml'" if output else "task.yaml"
+    commands = next_commands(ended.stderr)
+    assert commands[:2] == [
+        f"dist-ens sky --name=digits --num_nodes=2 {quoted_flag(file)} -- train '--config.x=a b'",
+        f"sky jobs launch {file}",
+    ]
+    words = shlex.split(commands[0])[1:]
+    there = tmp_path / shlex.split(file)[0]
+    written = dist_ens(*(word.replace("--output=", f"--output={tmp_path}/") for word in words))
+    assert written.returncode == 0, written.stderr
+    assert there.read_text() == ended.stdout
+
+
+def quoted_flag(file: str) -> str:
+    return f"'--output={file[1:]}" if file[0] == "'" else f"--output={file}"
 
 
 def test_the_script_ends_with_the_exit_code_of_the_command(tmp_path):

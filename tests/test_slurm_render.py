@@ -1,23 +1,29 @@
 """The script for Slurm, run by a real bash with stand-ins for the commands of Slurm."""
 
+import contextlib
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands import dist_ens
+from conftest import COMMAND_ENVIRONMENT
 from dist_ens.errors import UserError
 from dist_ens.exit_codes import RESTARTED, ExitCode
 from launch.slurm_script import Job, render
 from launch.started_command import shell_line
+from stand_ins import executable
 
 pytestmark = pytest.mark.quick
+ROOT = pathlib.Path(__file__).parent.parent
 COMMAND = ("train", "--config=configs/digits.py", "--workdir=runs/digits")
 PLAIN = Job(COMMAND, python="python")
 SWEEP = Job(
@@ -147,6 +153,7 @@ WORDS = st.text(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(words=st.lists(WORDS, max_size=5))
 def test_the_command_gets_its_arguments_byte_for_byte(stand_ins, words):
@@ -177,6 +184,37 @@ def test_srun_ends_all_tasks_when_one_fails_and_gets_the_cpus(stand_ins, tmp_pat
         "--kill-on-bad-exit=1",
         "--cpus-per-task=6",
     ]
+
+
+def test_a_setup_that_is_not_on_the_node_ends_the_job(stand_ins, tmp_path):
+    (stand_ins / "arguments.txt").unlink(missing_ok=True)
+    job = Job(COMMAND, python="python", setup=tmp_path / "no such file.sh")
+    environment = {"PATH": f"{stand_ins}{os.pathsep}{os.environ['PATH']}"}
+    ended = subprocess.run(
+        ["bash"],
+        input=render(job),
+        cwd=tmp_path,
+        env=environment | {"STAND_IN": str(stand_ins), "SLURM_JOB_ID": "7"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == ExitCode.USAGE
+    assert ended.stderr == (
+        f"This node cannot read the file of --setup: {tmp_path}/no such file.sh\n"
+    )
+    assert not (stand_ins / "arguments.txt").exists()  # The command was not started.
+
+
+@pytest.mark.parametrize("given", [["--workdir", "runs/s"], ["-workdir=x", "--workdir=runs/s"]])
+def test_a_sweep_reads_its_flags_as_the_command_does(stand_ins, given):
+    command = ("predict", *given, "--input=x.npy", "--output", "runs/p.npz")
+    job = Job(command, python="python", configs=("a.py", "b.py"))
+    ids = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "1"}
+    ended, arguments, _ = run(render(job), stand_ins, **ids)
+    assert ended.returncode == 0, ended.stderr
+    # Each task writes a file of its own.
+    own = ["--config=b.py", "--workdir=runs/s/b", "--output=runs/p_b.npz"]
+    assert arguments == ["-P", "-m", "launch.predict", *own, "--input=x.npy"]
 
 
 @pytest.fixture
@@ -237,6 +275,7 @@ def test_a_value_that_sbatch_would_read_in_another_way_is_refused(field, value):
         render(Job(COMMAND, python="python", **{field: value}))
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_script_and_the_next_command():
     flags = ("--nodes=2", "--name=digits")
     ended = dist_ens("slurm", *flags, "--", *COMMAND)
@@ -248,6 +287,7 @@ def test_the_command_prints_the_script_and_the_next_command():
     )
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_script(tmp_path):
     ended = dist_ens("slurm", "render", f"--output={tmp_path}/job.sh", "--", *COMMAND)
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
@@ -262,3 +302,52 @@ def test_a_dry_run_submits_nothing_and_writes_nothing(tmp_path):
     assert re.match("#!/bin/bash\n", ended.stdout)
     assert ended.stderr == f"Next: dist-ens slurm submit {output} -- {shell_line(COMMAND)}\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sbatch", "number"),
+    [
+        ("echo 7", signal.SIGTERM),
+        ("echo 7", signal.SIGINT),
+        ("touch submitting; sleep 60", signal.SIGTERM),
+    ],
+    ids=["SIGTERM", "SIGINT", "SIGTERM during sbatch"],
+)
+def test_a_signal_to_submit_leaves_the_job_running_and_says_so(sbatch, number, tmp_path):
+    executable(tmp_path / "sbatch", f"#!/bin/bash\ncat > /dev/null\n{sbatch}\n")
+    shown = "JobState=RUNNING ExitCode=0:0\\n   StdOut=job.log"
+    executable(tmp_path / "scontrol", f"#!/bin/bash\ntouch following\nprintf '{shown}\\n'\n")
+    submit = subprocess.Popen(
+        [sys.executable, "-m", "launch.slurm", "submit", "--", *COMMAND],
+        env=COMMAND_ENVIRONMENT
+        | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        mark = tmp_path / ("following" if sbatch == "echo 7" else "submitting")
+        deadline = time.monotonic() + 60
+        while not mark.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)  # Until the message about the log.
+        submit.send_signal(number)
+        submit.wait(20)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # Nothing of it is left.
+            os.killpg(submit.pid, signal.SIGKILL)
+    assert submit.returncode == ExitCode.INTERRUPTED  # No launcher would submit the job again.
+    told = submit.stderr.read().splitlines()[-1]
+    if sbatch == "echo 7":
+        assert told == (
+            f"Ended by {number.name}. Job 7 is left running. To follow it: tail -F job.log. To "
+            "cancel it: scancel 7."
+        )
+    else:
+        assert told == (
+            f"Ended by {number.name}. The job may be submitted already. Look for it before you "
+            "submit it again: squeue --me."
+        )

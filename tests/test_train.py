@@ -1,6 +1,8 @@
 """Training: what a workdir holds, resuming, and that nothing is compiled or transferred twice."""
 
 import contextlib
+import dataclasses
+import io
 import json
 import logging
 import math
@@ -21,10 +23,12 @@ import pytest
 import networks
 from dist_ens.callbacks import STOP, JsonLines, RunInfo
 from dist_ens.checkpoint import Checkpoints, CheckpointStore
+from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.config import DataConfig, Experiment
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Spec, open_source, source_of_arrays
-from dist_ens.errors import RunError, UserError
+from dist_ens.errors import RunError, SaveError, UserError
+from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import check_room
 from dist_ens.experiment.record import Run
@@ -111,6 +115,7 @@ def test_evaluation_and_saving_come_at_the_first_call_boundary_at_or_after_their
     assert saved == [10, 15, 23]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_ends_as_one_never_stopped(tmp_path):
     def run(steps, name):  # a network with a state of its own and keys
         model = {"name": "mlp_bn_dropout", "hidden_sizes": (16,), "dropout_rate": 0.5}
@@ -178,12 +183,13 @@ def test_a_network_that_cannot_be_trained_is_told_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["state/manifest.ocdbt", "run/metadata"])
+@pytest.mark.parametrize("name", ["state/manifest.ocdbt", "manifest.json"])
 def test_a_damaged_checkpoint_is_named_with_the_one_before_it(tmp_path, name):
     train(experiment(), tmp_path)
     (tmp_path / "checkpoints" / "24" / name).write_bytes(b"")
-    with pytest.raises(RunError, match=r"checkpoints/24 is damaged.*to resume from step 16"):
+    with pytest.raises(RunError, match=r"checkpoints/24 is damaged.* Give step=16 \(--step=16 on"):
         open_finished(tmp_path)
+    assert open_finished(tmp_path, step=16).step == 16
 
 
 READ_BY_ORBAX = """
@@ -473,23 +479,47 @@ def test_a_run_stopped_before_its_first_step_saves_nothing(tmp_path, capsys):
 def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path, monkeypatch):
     with Checkpoints(tmp_path).open({}), monkeypatch.context() as patch:
         # What the folder holds may change until the other run ends, so nothing of it is read.
-        patch.setattr("dist_ens.checkpoint.checkpoints.read_newest", None)
+        patch.setattr("dist_ens.checkpoint.checkpoints.CheckpointStore", None)
         with pytest.raises(UserError, match="^Another run is training in .*Wait for it, stop it"):
             train(experiment(), tmp_path)
     assert train(experiment(steps=4), tmp_path).step == 4
 
 
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="a Linux device")
-def test_metrics_that_cannot_be_written_are_told_in_a_sentence(tmp_path):
-    writer = JsonLines(tmp_path / "metrics.jsonl")
+def test_metrics_that_cannot_be_written_stay_in_memory_and_are_told_at_the_end(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonLines(path)
     writer.begin(RunInfo(None, [0], 0, 8, 8))
-    writer.close()
-    writer._file = pathlib.Path("/dev/full").open("a")  # noqa: SIM115
-    with pytest.raises(RunError, match=r"^The metrics could .*metrics.jsonl: No space left on dev"):
-        writer.write(1, {"train/loss": 0.5})
-    with pytest.raises(RunError, match=r"^The metrics could not be written to "):
+    file, writer._file = writer._file, io.FileIO("/dev/full", "a")
+    for step in (1, 2):  # Told once.
+        writer.write(step, {"train/loss": 0.5})
+    [told] = [record.getMessage() for record in caplog.records]
+    assert told.endswith(
+        "metrics.jsonl: no space left on device. They stay in memory, and the next record tries "
+        "again. Free some space there."
+    )
+    with pytest.raises(SaveError, match=r"^The metrics could not be written .*: no space left on"):
+        writer.sync()
+    full, writer._file = writer._file, file  # There is room again.
+    writer.write(3, {"train/loss": 0.5})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+    writer._file = full
+    writer.write(4, {"train/loss": 0.5})
+    with pytest.raises(SaveError) as raised:
         writer.close()
-    assert writer._file.closed
+    assert raised.value.exit_code == ExitCode.DISK_FULL
+    assert full.closed
+
+
+def test_metrics_in_a_file_that_was_removed_are_told(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonLines(path)
+    writer.begin(RunInfo(None, [0], 0, 8, 8))
+    path.unlink()
+    writer.write(1, {"train/loss": 0.5})
+    with pytest.raises(SaveError, match="that file was removed or replaced while it was written"):
+        writer.close()
+    assert not path.exists()
 
 
 def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monkeypatch):
@@ -589,7 +619,9 @@ def test_a_device_has_room_for_the_members_that_lie_on_it(monkeypatch, platform,
 
 def test_a_second_interruption_waits_for_no_save(tmp_path, monkeypatch):
     let_go = threading.Event()
-    monkeypatch.setattr("dist_ens.checkpoint.store.write_checkpoint", lambda *_: let_go.wait(60))
+    monkeypatch.setattr(
+        "dist_ens.checkpoint.store.write_checkpoint", lambda *_, **__: let_go.wait(60)
+    )
     state = Layout.make(4).put({"w": np.zeros(4, np.float32)}, "members")
     checkpoints = CheckpointStore(tmp_path).__enter__()
     checkpoints.save(1, state, {})
@@ -732,15 +764,20 @@ def test_a_model_for_other_data_is_refused(tmp_path, model, sentence):
 
 def test_a_run_of_another_version_is_told_in_a_sentence(tmp_path):
     train(experiment(), tmp_path)
-    saved = tmp_path / "checkpoints" / "24" / "run" / "metadata"
-    values = json.loads(saved.read_text())
-    del values["crc32"]  # as it was then, or of what that version wrote
+    folder = tmp_path / "checkpoints" / "24"
+    manifest = Manifest.read(folder)
+    values = json.loads(json.dumps(manifest.run))
+
+    def write():
+        changed = dataclasses.replace(manifest, run=values)
+        (folder / "manifest.json").write_bytes(changed.to_bytes())
+
     values["experiment"]["loss"] = "softmax_cross_entropy"  # as it once was
-    saved.write_text(json.dumps(values))
+    write()
     with pytest.raises(RunError, match="cannot be read: loss is .* a section.* with that version"):
         train(experiment(steps=32), tmp_path)
     del values["num_train_examples"]
-    saved.write_text(json.dumps(values))
+    write()
     with pytest.raises(
         RunError, match="Fields of Run are absent: num_train_examples.*or train anew"
     ):

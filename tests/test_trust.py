@@ -62,7 +62,6 @@ def network(num_outputs, num_members, layout=None):
     return ensemble, state, np.asarray(state.params["w"], np.float64), inputs
 
 
-@pytest.mark.quick
 def test_pooled_predictions_are_what_their_names_say():
     ensemble, state, weights, inputs = network(3, 4)
     labels = RANDOM.integers(0, 3, 30).astype(np.int32)
@@ -86,7 +85,6 @@ def test_pooled_predictions_are_what_their_names_say():
         )
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("num_members", [1, 3])
 def test_what_samples_of_a_member_differ_by_is_told_apart_from_their_noise(num_members):
     logits = 3 * RANDOM.normal(size=(num_members, 5, 20, 4))  # members, samples, examples, classes
@@ -111,7 +109,7 @@ def test_what_samples_of_a_member_differ_by_is_told_apart_from_their_noise(num_m
     assert "mutual_information" not in distribution.row_statistics(alone, np.zeros(20, np.int32))
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_what_predictions_add_to_scores_is_that_of_the_examples_that_count():
     ensemble, state, _, inputs = network(3, 4)
     labels = RANDOM.integers(0, 3, 30).astype(np.int32)
@@ -125,7 +123,6 @@ def test_what_predictions_add_to_scores_is_that_of_the_examples_that_count():
         np.testing.assert_allclose(values["nll"], evaluation.groups["nll"][0], atol=1e-5)
 
 
-@pytest.mark.quick
 def test_real_targets_are_pooled_as_one_normal_as_a_mixture_or_as_quantiles():
     ensemble, state, weights, inputs = network(2, 3)
     targets = RANDOM.normal(size=30).astype(np.float32)
@@ -149,7 +146,6 @@ def test_real_targets_are_pooled_as_one_normal_as_a_mixture_or_as_quantiles():
     assert scores["width"] == pytest.approx((high - low).mean(), rel=1e-4)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("distribution", "num_members", "distance"),
     [
@@ -174,7 +170,6 @@ def test_predictions_that_are_far_off_are_drawn_without_their_risks(
     assert "risk_coverage" not in curves
 
 
-@pytest.mark.quick
 def test_ensembles_of_fewer_members_are_scored_as_such():
     ensemble, state, weights, inputs = network(3, 4)
     labels = RANDOM.integers(0, 3, 30).astype(np.int32)
@@ -314,7 +309,7 @@ def test_shifts_keep_type_and_range_and_grow_with_their_strength():
         shifted_splits(split, Spec((9,), "int32", (9,), 5))
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_a_member_without_numbers_is_named_and_left_out_only_if_asked():
     ensemble, state, weights, inputs = network(3, 4)
     labels = RANDOM.integers(0, 3, 30).astype(np.int32)
@@ -595,7 +590,6 @@ def test_nothing_is_calibrated_by_a_member_without_numbers(tmp_path):
     assert told["conformal"]["coverage"] > 0.8
 
 
-@pytest.mark.quick
 def test_a_member_that_is_broken_by_other_examples_alone_is_named():
     ensemble, state, _, inputs = network(3, 4)
     weights = np.asarray(state.params["w"]).copy()
@@ -626,7 +620,7 @@ def test_a_broken_member_is_left_out_of_what_it_left_out_too(tmp_path):
     assert told["not_scored"] == 0  # member 3 left out what member 1 did
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_the_interval_of_a_calibration_error_holds_the_error():
     # Calibrated predictions: a resample of them seems less calibrated than they are.
     ensemble, state, weights, inputs = network(3, 2)
@@ -693,7 +687,6 @@ def test_every_calibration_and_every_set_that_can_be_asked_for_is_there():
     assert CONFORMAL[:3] == tuple(SETS)
 
 
-@pytest.mark.quick
 def test_training_does_not_import_what_only_some_questions_need():
     code = "import sys, launch.train; print([m for m in sys.modules if m in sys.argv[1:]])"
     slow = ["scipy.optimize", "scipy.ndimage", "sklearn", "matplotlib", "jinja2"]

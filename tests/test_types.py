@@ -15,6 +15,7 @@ FILES = sorted([*ROOT.glob("dist_ens/**/*.py"), *ROOT.glob("launch/*.py")])
 MOST = 110
 
 
+@pytest.mark.slow
 def test_any_stands_only_where_a_value_may_be_anything():
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"

@@ -6,6 +6,7 @@ python tests/two_savers.py COORDINATOR PROCESS_ID FOLDER
 import json
 import os
 import pathlib
+import shutil
 import sys
 import time
 
@@ -47,7 +48,13 @@ def main(coordinator, process_id, folder):
         return readings[-1]
 
     cluster.clock = counted_clock
-    state = Layout.make(8).put({"w": np.ones((8, 3), np.float32)}, "members")
+    values = np.random.default_rng(0).normal(size=(8, 400)).astype(np.float32)
+    state = Layout.make(8).put({"w": values}, "members")
+
+    def shapes_of(state):
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+        )
 
     def save(checkpoints, step):
         mine = {"position": f"host {process_id} at step {step}".encode()}
@@ -64,6 +71,20 @@ def main(coordinator, process_id, folder):
     with checkpoints.open(RECORD) as opened:
         position = opened.restore_host_file("position").decode()
         absent = opened.restore_host_file("absent")
+    # A part that host 1 has written changes, and only host 1 reads it.
+    if process_id == "0":
+        shutil.copytree(folder / "run", folder / "damaged")
+        of_host_1 = folder / "damaged" / "checkpoints" / str(CALLS) / "state" / "ocdbt.process_1"
+        data = max((of_host_1 / "d").iterdir(), key=lambda path: path.stat().st_size)
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+    cluster.as_main_sees(True)
+    said, restored = [], None
+    with Checkpoints(folder / "damaged").open(RECORD, say=said.append) as damaged:
+        while restored is None:
+            restored = damaged.restore_state(shapes_of(state))
+        resumed_position = damaged.restore_host_file("position").decode()
     try:
         with Checkpoints(folder / "locked").open(RECORD):
             refusal = None
@@ -76,6 +97,9 @@ def main(coordinator, process_id, folder):
         "position": position,
         "absent": absent,
         "refusal": refusal,
+        "said": said,
+        "resumed_step": damaged.saved_step,
+        "resumed_position": resumed_position,
     }
     (folder / f"saw_{process_id}.json").write_text(json.dumps(saw))
 

@@ -48,7 +48,7 @@ def main() -> None:
         epochs=_EPOCHS.value,
         steps_per_call=10,
         data=DataConfig(
-            source=f"idx:{cli.required(_DATA)}",
+            source=f"idx:{cli.required(_DATA, 'data/mnist')}",
             global_batch_size=100,
             examples="permuted",
             std=(255.0,),
@@ -59,7 +59,7 @@ def main() -> None:
         ),
         optimizer=OptimizerConfig(name="adam", learning_rate=1e-3),
     )
-    source, ood = open_source(experiment.data), f"idx:{cli.required(_OOD)}"
+    source, ood = open_source(experiment.data), f"idx:{cli.required(_OOD, 'data/notmnist')}"
     cli.check_outputs(_JSON)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as workdir:

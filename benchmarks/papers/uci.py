@@ -60,7 +60,7 @@ PUBLISHED = {
 
 def main() -> None:
     """Trains the tables one after another, and prints their results beside the published ones."""
-    folder = cli.required(_DATA)
+    folder = cli.required(_DATA, "data/uci")
     console = Console(markup=False, highlight=False, width=110)
     names = list(PUBLISHED)
     if _TABLES.value is not None:

@@ -1,18 +1,22 @@
 """Metrics as JSON lines."""
 
 import contextlib
+import errno
+import io
+import logging
 import os
 import pathlib
 import threading
 from collections.abc import Iterator, Mapping
-from typing import TextIO
 
 from dist_ens import cluster
 from dist_ens.callbacks.protocol import RunInfo
+from dist_ens.checkpoint.causes import explained
 from dist_ens.commands import quoted
-from dist_ens.errors import RunError, code_of_write
+from dist_ens.errors import SaveError, code_of_write
+from dist_ens.file_writing import replace_file
 from dist_ens.paths import given_path
-from dist_ens.report.files import to_json, write_atomically
+from dist_ens.report.files import to_json
 from dist_ens.report.metrics_file import records_in
 
 
@@ -22,12 +26,16 @@ class JsonLines:
     A run that resumes drops the lines of later steps, since it will write them again. It also drops
     lines that are not records, with a warning. On several hosts, only process 0 writes.
 
+    Lines that cannot be written, as on a full disk, stay in memory with a warning, and are written
+    with a later line. No checkpoint is saved before the lines of its steps are on disk.
+
     Args:
         path: Path of the file, such as `runs/a/metrics.jsonl`. Its folder is made if it does not
             exist.
 
     Raises:
-        RunError: When the run begins or a record is written, if the file cannot be read or written.
+        SaveError: When the run begins or ends, or a checkpoint is about to be saved, if the file
+            cannot be read or written.
 
     >>> import tempfile
     >>> run = RunInfo(None, member_ids=[0, 1], first_step=0, last_step=20, batch_size=8)
@@ -42,8 +50,10 @@ class JsonLines:
 
     def __init__(self, path: str | pathlib.Path) -> None:
         self._path = given_path(path, "path")
-        self._file: TextIO | None = None
-        self._closing = threading.Lock()
+        self._file: io.FileIO | None = None
+        self._unwritten = b""
+        self._warned: str | None = None  # Cause of the last warning.
+        self._using = threading.Lock()
 
     def begin(self, run: RunInfo) -> None:
         """Opens the file, and drops the lines of later steps."""
@@ -53,22 +63,21 @@ class JsonLines:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             records = records_in(self._path)
             kept = [line for line, record in records if record["step"] <= run.first_step]
-            write_atomically(self._path, b"".join(kept))
-            self._file = self._path.open("a", encoding="utf-8")
+            replace_file(self._path, b"".join(kept))
+            self._file = io.FileIO(self._path, "a")
 
     def close(self) -> None:
         """Closes the file after its lines are on disk.
 
         Raises:
-            RunError: If the system cannot write the lines.
+            SaveError: If the system cannot write the lines.
         """
         if self._file is None:
             return
         try:
             self.sync()
         finally:
-            # `write` has reported a line that could not be written.
-            with self._closing, contextlib.suppress(OSError):
+            with self._using, contextlib.suppress(OSError):
                 self._file.close()
 
     def write(self, step: int, record: Mapping[str, float]) -> None:
@@ -77,33 +86,68 @@ class JsonLines:
         Args:
             step: Number of steps that the state has seen.
             record: Numbers by name, such as `train/loss`.
-
-        Raises:
-            RunError: If the system cannot write the line.
         """
-        with self._explained():
-            if self._file is not None:
-                self._file.write(to_json({"step": step, **record}) + "\n")
-                self._file.flush()
+        if self._file is None:
+            return
+        with self._using:
+            self._unwritten += (to_json({"step": step, **record}) + "\n").encode()
+            try:
+                self._write_lines()
+            except OSError as error:
+                self._warn(error)
+            else:
+                self._warned = None
 
     def sync(self) -> None:
         """Waits until all lines are on disk. Any thread may call it.
 
         Raises:
-            RunError: If the system cannot write the lines.
+            SaveError: If the system cannot write the lines.
         """
-        with self._closing, self._explained():
+        with self._using, self._explained():
             if self._file is not None and not self._file.closed:
+                self._write_lines()
                 os.fsync(self._file.fileno())
+                if not _is_same(self._file, self._path):
+                    raise OSError(
+                        errno.ESTALE, "that file was removed or replaced while it was written"
+                    )
+
+    def _write_lines(self) -> None:
+        """Writes the lines that are not written yet. A part of them may stay unwritten."""
+        while self._file is not None and self._unwritten:
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+
+    def _warn(self, error: OSError) -> None:
+        """Warns of an error of writing, unless the last warning had the same cause."""
+        why = explained(error)
+        if why.what != self._warned:
+            logging.warning(
+                "The metrics cannot be written to %s: %s. They stay in memory, and the next record "
+                "tries again. %s.",
+                quoted(self._path),
+                why.what,
+                why.remedy,
+            )
+        self._warned = why.what
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raises an error of the system as a `RunError` that names the file."""
+        """Raises an error of the system as a `SaveError` that names the file."""
         try:
             yield
         except OSError as error:
-            raise RunError(
-                f"The metrics could not be written to {quoted(self._path)}: {error.strerror}. Free "
-                "some space, or make the file writable, and run the same command again.",
+            why = explained(error)
+            raise SaveError(
+                f"The metrics could not be written to {quoted(self._path)}: {why.what}. "
+                f"{why.remedy}, then run the same command again to resume.",
                 exit_code=code_of_write(error),
             ) from error
+
+
+def _is_same(file: io.FileIO, path: pathlib.Path) -> bool:
+    """Returns whether a path still leads to an open file."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import errno
+import logging
 import math
 import os
 import pathlib
@@ -9,6 +11,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,15 +19,15 @@ from filelock import FileLock, Timeout
 
 from dist_ens import cluster
 from dist_ens.checkpoint.cadence import Cadence
+from dist_ens.checkpoint.kept import Kept
+from dist_ens.checkpoint.opened import OpenCheckpoints
 from dist_ens.checkpoint.record import RESUMES, check_resumes
-from dist_ens.checkpoint.store import FOLDER, CheckpointStore, read_newest
+from dist_ens.checkpoint.store import FOLDER, CheckpointStore
 from dist_ens.commands import quoted
 from dist_ens.config import whole_number
 from dist_ens.errors import UserError, value_and_kind
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.paths import given_path
-from dist_ens.state import State
-from dist_ens.types import Tree
 
 # Time for a file of process 0 to be seen by all hosts, in seconds.
 _SHARED_SECS = 10.0
@@ -43,10 +46,17 @@ class Checkpoints:
         every_secs: Seconds between saves, positive. None for no saves by the clock.
         every_steps: Number of steps between saves, at least 1. A save happens at the first call of
             the update that reaches a multiple of it. None for no saves by the step.
-        keep: Number of checkpoints to keep, at least 1; the oldest are deleted. While a run lasts,
-            the disk holds the files of one more.
-        resume: Rule for a folder that holds a run whose parts differ from those given: "same"
-            refuses to resume it, "anyway" resumes it.
+        keep: Number of the newest checkpoints to keep, at least 1. With 1, a run has no older step
+            to resume from if the newest is damaged. While a run lasts, the disk holds the files of
+            one more.
+        keep_every_steps: Number of steps, at least 1. The first checkpoint at or after each
+            multiple of it is kept for ever. None for none.
+        keep_best: Name of a score of the evaluation data, such as "nll". The checkpoint with the
+            best value of the ensemble is kept, among those of a step that is evaluated. None for
+            none.
+        resume: Rule for a folder that holds a run. "same" refuses to resume a run whose parts
+            differ from those given, and "anyway" resumes it. A damaged newest checkpoint is set
+            aside, and the one before it is resumed. "strict" is "same", and refuses damage, too.
 
     Raises:
         UserError: If a field has a value that it cannot have.
@@ -60,6 +70,8 @@ class Checkpoints:
     every_secs: float | None = 60.0
     every_steps: int | None = None
     keep: int = 2
+    keep_every_steps: int | None = None
+    keep_best: str | None = None
     resume: str = "same"
 
     def __post_init__(self) -> None:
@@ -73,18 +85,27 @@ class Checkpoints:
         }
         if self.every_secs is not None:
             checked["every_secs"] = _positive("every_secs", self.every_secs)
-        if self.every_steps is not None:
-            checked["every_steps"] = whole_number("every_steps", self.every_steps, least=1)
+        for name in ("every_steps", "keep_every_steps"):
+            if getattr(self, name) is not None:
+                checked[name] = whole_number(name, getattr(self, name), least=1)
         if self.resume not in RESUMES:
             raise UserError(
                 f"resume is {repr(self.resume)[:200]}. Give 'same' to resume only a run with "
-                "the same parts, or 'anyway' to resume whatever the folder holds."
+                "the same parts, 'strict' to refuse a damaged newest checkpoint, too, or 'anyway' "
+                "to resume whatever the folder holds."
             )
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
     @contextlib.contextmanager
-    def open(self, record: Mapping[str, Json]) -> Iterator["OpenCheckpoints"]:
+    def open(
+        self,
+        record: Mapping[str, Json],
+        *,
+        check: Callable[[JsonDict], None] = lambda _: None,
+        say: Callable[[str], None] = logging.warning,
+        directions: Mapping[str, str | None] | None = None,
+    ) -> Iterator[OpenCheckpoints]:
         """Locks the folder, and finds its newest checkpoint.
 
         Every host must enter and leave this context. At its end it waits for the last save. It does
@@ -94,6 +115,10 @@ class Checkpoints:
         Args:
             record: Description of the run that is about to train, in types that JSON can hold:
                 `StepRecord.to_dict()`, or the record of a config's run.
+            check: Function of a saved record that raises a `UserError` if the run must not resume
+                it.
+            say: Function that reports damaged checkpoints and saves that could not be written.
+            directions: "lower" or "higher" for each score of the run, whichever is better, or None.
 
         Yields:
             The checkpoints of the folder.
@@ -101,130 +126,63 @@ class Checkpoints:
         Raises:
             UserError: If the folder cannot be used, another run is using it, or it holds another
                 run.
-            RunError: If the newest checkpoint is damaged.
+            RunError: If the newest checkpoint is damaged, and there is no older one or `resume` is
+                "strict".
         """
         folder = pathlib.Path(self.folder)
+        direction = self._direction(directions or {})
         _require_writable_folder(folder)
-        with _locked(folder):
-            saved_step, saved_record = read_newest(folder)
-            notes: list[str] = []
-            if saved_record is not None:
-                notes = check_resumes(record, saved_record, folder, self.resume)
-            cadence = Cadence(self.every_steps, self.every_secs, saved_step)
-            with CheckpointStore(folder, keep=self.keep) as store:
-                yield OpenCheckpoints(store, cadence, record, saved_step, saved_record, notes)
+        keep = Kept(self.keep, self.keep_every_steps, self.keep_best, direction == "higher")
 
+        def checked(saved_record: JsonDict) -> list[str]:
+            notes = check_resumes(record, saved_record, folder, self.resume)
+            check(saved_record)
+            return notes
 
-class OpenCheckpoints:
-    """The checkpoints of a folder that is locked for one run; made by `Checkpoints.open`.
+        with (
+            _locked(folder) as require_same_folder,
+            CheckpointStore(folder, keep=keep) as store,
+        ):
+            yield OpenCheckpoints(
+                store,
+                folder,
+                record,
+                cadence=partial(Cadence, self.every_steps, self.every_secs),
+                check=checked,
+                resume=self.resume,
+                say=say,
+                require_same_folder=require_same_folder,
+            )
 
-    Attributes:
-        saved_step: Step of the newest checkpoint when the folder was opened; 0 if there was none.
-        saved_record: Record of that checkpoint; None if there was none.
-        notes: Sentences about differences between that record and this run's which did not prevent
-            resuming, such as other versions of JAX.
-    """
-
-    def __init__(
-        self,
-        store: CheckpointStore,
-        cadence: Cadence,
-        record: Mapping[str, Json],
-        saved_step: int,
-        saved_record: JsonDict | None,
-        notes: list[str],
-    ) -> None:
-        self._store = store
-        self._cadence = cadence
-        self._record = record
-        self.saved_step = saved_step
-        self.saved_record = saved_record
-        self.notes = notes
-
-    def restore_state(self, abstract: Tree) -> Tree:
-        """Returns the state at `saved_step`; see `CheckpointStore.restore_state`."""
-        return self._store.restore_state(self.saved_step, abstract)
-
-    def has_leaves(self, prefix: str) -> bool:
-        """Returns whether the state at `saved_step` has leaves whose names begin with a text.
+    def _direction(self, directions: Mapping[str, str | None]) -> str | None:
+        """Returns which value of the score `keep_best` is better; None without `keep_best`.
 
         Args:
-            prefix: Start of the names, such as `failures.`.
+            directions: Direction of each score of the run, by name.
 
         Raises:
-            RunError: If the checkpoint is damaged.
+            UserError: If the run has no such score, or its direction is not known.
         """
-        return self._store.has_leaves(self.saved_step, prefix)
-
-    def restore_before(self, step: int, abstract: Tree) -> tuple[Tree, int] | None:
-        """Returns the newest saved state of an earlier step, with its step; None without one.
-
-        It waits for the last save. Every host must call it.
-
-        Args:
-            step: Step that is too late.
-            abstract: Structure of the state; see `CheckpointStore.restore_state`.
-
-        Raises:
-            RunError: If the last save could not be written, or the checkpoint cannot be read.
-        """
-        return self._store.restore_before(step, abstract)
-
-    def restore_host_file(self, name: str, *, is_shared: bool = False) -> bytes | None:
-        """Returns this host's bytes at `saved_step`; see `CheckpointStore.restore_host_file`."""
-        return self._store.restore_host_file(self.saved_step, name, is_shared=is_shared)
-
-    def is_due(self, step: int) -> bool:
-        """Returns whether to save now, the same on every host.
-
-        Every host must ask at every call boundary, also where it saves for another reason.
-
-        Args:
-            step: Number of updates that the state has seen.
-        """
-        return self._cadence.is_due(step)
-
-    def save(
-        self,
-        step: int,
-        state: State,
-        *,
-        record: Mapping[str, Json] | None = None,
-        host_files: Mapping[str, bytes] | None = None,
-        after: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Starts to save a checkpoint; see `CheckpointStore.save`.
-
-        A step that is already saved is not saved again.
-
-        Args:
-            step: Number of updates that the state has seen.
-            state: Pytree of arrays on a mesh, `[members, ...]`.
-            record: Description of the run. Default: the one that the folder was opened with.
-            host_files: Bytes that belong to this host, by name (`[a-z_]+`).
-            after: Function that the writing thread calls before it writes.
-
-        Raises:
-            RunError: If the previous save could not be written.
-        """
-        if step != self.saved_step:
-            record = self._record if record is None else record
-            self._store.save(step, state, record, host_files=host_files, after=after)
-
-    def wait(self) -> None:
-        """Waits until the last save is on disk.
-
-        Raises:
-            RunError: If the save could not be written.
-        """
-        self._store.wait()
+        if self.keep_best is None:
+            return None
+        direction = directions.get(self.keep_best)
+        if direction is None:
+            known = sorted(name for name, better in directions.items() if better is not None)
+            raise UserError(
+                f"keep_best is {repr(self.keep_best)[:200]}, and this run has the scores "
+                f"{', '.join(known) or '(none)'}. Give one of them, or evaluation data."
+            )
+        return direction
 
 
 @contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
+def _locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
     """Locks a folder for one run. The system unlocks it when the process ends, even after a kill.
 
     Process 0 locks it for all hosts, and writes into the lock which process it is.
+
+    Yields:
+        A function that raises an `OSError` if the folder was removed or replaced since.
 
     Raises:
         UserError: If another run has locked the folder, or a host does not see the lock. Every
@@ -242,11 +200,20 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
             f"Another run is training in {quoted(folder)} ({_owner(folder)}). Wait for it, stop "
             "it, or choose another folder."
         )
+    token = cluster.bytes_of_main(os.urandom(8)).hex()
+    is_marked = False
+
+    def require_same_folder() -> None:
+        if is_marked and not _sees(folder, token):
+            raise OSError(
+                errno.ESTALE, "that folder was removed or replaced after the run began to use it"
+            )
+
     try:
-        _require_shared(folder, owner)
-        yield
+        is_marked = _is_marked(folder, owner, token)
+        yield require_same_folder
     finally:
-        if lock.is_locked:
+        if lock.is_locked and _sees(folder, token):
             with contextlib.suppress(OSError):
                 (folder / ".lock").write_text("")  # No process owns it any more.
         lock.release()
@@ -300,22 +267,26 @@ def _owner(folder: pathlib.Path) -> str:
         return "another process"
 
 
-def _require_shared(folder: pathlib.Path, owner: str) -> None:
-    """Raises a `UserError` if a host does not see what process 0 writes in a folder.
+def _is_marked(folder: pathlib.Path, owner: str, token: str) -> bool:
+    """Writes a token into the lock of a folder, and returns whether it could be written.
 
     Args:
         folder: Folder that process 0 has locked.
-        owner: Process that has locked it. Process 0 writes it into the lock.
+        owner: Process that has locked it. Process 0 writes it into the lock, too.
+        token: Text that only this run has, the same on every host.
+
+    Raises:
+        UserError: If a host does not see what process 0 has written.
     """
-    token = cluster.bytes_of_main(os.urandom(8)).hex()
     is_written = True
     if cluster.is_main():
         try:
             (folder / ".lock").write_text(f"{owner}; {token}")
         except OSError:  # The disk may be full, which a save will say.
             is_written = False
-    if jax.process_count() == 1 or not cluster.as_main_sees(is_written):
-        return
+    is_written = bool(cluster.as_main_sees(is_written))
+    if jax.process_count() == 1 or not is_written:
+        return is_written
     # A shared disk may show a change only after some seconds.
     deadline = time.monotonic() + _SHARED_SECS
     while not (is_seen := _sees(folder, token)) and time.monotonic() < deadline:
@@ -326,6 +297,7 @@ def _require_shared(folder: pathlib.Path, owner: str) -> None:
             f"{quoted(folder)} is not shared: what process 0 wrote there is not seen by process "
             f"{blind[0]}. Choose a folder on a disk that all hosts share."
         )
+    return True
 
 
 def _sees(folder: pathlib.Path, token: str) -> bool:

@@ -44,12 +44,15 @@ def host_file_contents(host_files: Mapping[str, bytes]) -> dict[str, bytes]:
     return files
 
 
-def read_host_file(checkpoint: pathlib.Path, name: str, *, is_shared: bool = False) -> bytes | None:
+def read_host_file(
+    checkpoint: pathlib.Path, name: str, listed: Iterable[str], *, is_shared: bool = False
+) -> bytes | None:
     """Returns the bytes that this host saved under a name; None if it saved none.
 
     Args:
         checkpoint: Folder of the checkpoint, which must exist.
         name: Name that the bytes were saved under.
+        listed: Paths of the files of the checkpoint.
         is_shared: Whether every host saved bytes that fit any host. Where another number of hosts
             wrote them, those of process 0 are returned.
 
@@ -59,15 +62,14 @@ def read_host_file(checkpoint: pathlib.Path, name: str, *, is_shared: bool = Fal
         OSError: If the file or the checkpoint cannot be read.
     """
     checkpoint.stat()  # It raises an error if the checkpoint was deleted meanwhile.
-    folder = checkpoint / _FOLDER
-    files = [path for path in folder.iterdir() if path.stem == name] if folder.is_dir() else []
+    files = [path for path in listed if re.fullmatch(rf"{_FOLDER}/{name}\.\d+", path)]
     if not files:
         return None
-    mine = folder / f"{name}.{jax.process_index()}"
-    num_hosts, content = _read(mine if mine in files else files[0])
+    mine = f"{_FOLDER}/{name}.{jax.process_index()}"
+    num_hosts, content = _read(checkpoint / (mine if mine in files else files[0]))
     if num_hosts != jax.process_count():
         if is_shared:
-            return _read(folder / f"{name}.0")[1]
+            return _read(checkpoint / f"{_FOLDER}/{name}.0")[1]
         raise RunError(
             f"{quoted(checkpoint)} was saved by {counted(num_hosts, 'host')}, each with its own "
             f"{name!r}, and this run has {counted(jax.process_count(), 'host')}. Resume on as "

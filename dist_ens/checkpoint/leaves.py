@@ -1,9 +1,15 @@
 """Conversion between a state and its leaves by name, as a checkpoint holds them."""
 
 import collections
+import pathlib
+from collections.abc import Mapping, Sequence
 
 import jax
+import numpy as np
+import tensorstore as ts
+from numpy.typing import DTypeLike
 
+from dist_ens.commands import quoted
 from dist_ens.errors import RunError
 from dist_ens.types import Leaf, PyTree, Tree
 
@@ -45,6 +51,37 @@ def state_of(named: dict[str, jax.Array], abstract: Tree) -> Tree:
     return jax.tree.unflatten(structure, restored)
 
 
+def check_leaves(
+    path: pathlib.Path, saved: Mapping[str, ts.TensorStore], named: Mapping[str, Leaf]
+) -> None:
+    """Checks that the saved leaves have the names, shapes and types of those asked for.
+
+    Args:
+        path: Folder of the checkpoint, for the message.
+        saved: Arrays of the checkpoint, by name.
+        named: Leaves that are asked for, by name.
+
+    Raises:
+        RunError: If a leaf differs.
+    """
+    there = {name: _shape_of(array.dtype.numpy_dtype, array.shape) for name, array in saved.items()}
+    asked = {name: _shape_of(leaf.dtype, leaf.shape) for name, leaf in named.items()}
+    for name in sorted(there.keys() | asked.keys()):
+        old, new = there.get(name, "absent"), asked.get(name, "absent")
+        if old != new:
+            precision = {old.replace("64", "32"), new.replace("64", "32")}
+            remedy = (
+                "JAX_ENABLE_X64 was set in only one of the two runs. Set it as it was set when "
+                "the run was trained."
+                if len(precision) == 1
+                else "The network or the optimizer has changed since. Use those that the run was "
+                "trained with, or choose another folder."
+            )
+            raise RunError(
+                f"Leaf {name} of the state is {old} in {quoted(path)} and {new} here. {remedy}"
+            )
+
+
 def _is_key(leaf: Leaf) -> bool:
     """Returns whether a leaf is an array of PRNG keys."""
     return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -57,3 +94,8 @@ def _integers(leaf: Leaf) -> Leaf:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.eval_shape(jax.random.key_data, leaf).update(sharding=leaf.sharding)
     return jax.random.key_data(leaf)  # It runs no program, so it does not wait for the devices.
+
+
+def _shape_of(dtype: DTypeLike, shape: Sequence[int]) -> str:
+    """Returns a type and a shape as a text for messages, such as `float32[4, 3]`."""
+    return f"{np.dtype(dtype)}{list(shape)}"

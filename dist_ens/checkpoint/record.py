@@ -16,7 +16,8 @@ from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.types import Leaf, PyTree, Shapes
 
-RESUMES = ("same", "anyway")
+STRICT = "strict"
+RESUMES = ("same", "anyway", STRICT)
 # A record from a config has the first of these keys, and a record from Python the second.
 _OF_CONFIG, _OF_PYTHON = "experiment", "member"
 _NAMED_PARTS = {
@@ -228,7 +229,7 @@ def check_resumes(
         record: Record of the run that is about to train.
         saved_record: Record in the folder's newest checkpoint.
         folder: Folder of the run.
-        resume: "same", or "anyway" to accept other parts.
+        resume: "same" or "strict", or "anyway" to accept other parts.
 
     Returns:
         Sentences on differences that did not prevent resuming.
@@ -248,7 +249,7 @@ def check_resumes(
         )
     here, there = StepRecord.from_dict(record), StepRecord.from_dict(saved_record)
     different = here.differences(there)
-    if different and resume == "same":
+    if different and resume != "anyway":
         if all(what in _OF_DATA for what, _, _ in different):
             raise UserError(
                 f"The training data differs from that of the run in {quoted(folder)}: "

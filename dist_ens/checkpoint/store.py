@@ -1,32 +1,32 @@
 """The checkpoints in one folder: saving, restoring and deleting them."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Self
 
 import jax
-import numpy as np
-import tensorstore as ts
-from numpy.typing import DTypeLike
 
 from dist_ens import cluster
-from dist_ens.checkpoint.host_files import check_names, read_host_file
-from dist_ens.checkpoint.leaves import named_leaves, state_of
-from dist_ens.checkpoint.reading import open_arrays, read_arrays, read_run
+from dist_ens.checkpoint.causes import explained
+from dist_ens.checkpoint.host_files import check_names
+from dist_ens.checkpoint.kept import Kept
+from dist_ens.checkpoint.leaves import check_leaves, named_leaves, state_of
+from dist_ens.checkpoint.manifest import Manifest, step_of
+from dist_ens.checkpoint.reading import SavedStep, open_step
 from dist_ens.checkpoint.writing import (
-    RUN,
-    STATE,
     Leaf,
     give_up_checkpoint,
     remove_unfinished,
+    set_aside,
     write_checkpoint,
 )
 from dist_ens.commands import quoted
-from dist_ens.errors import RunError, UserError, code_of_write, first_line
+from dist_ens.errors import RunError, SaveError, UserError, code_of_write
 from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import pieces_off_devices
@@ -37,6 +37,8 @@ FOLDER = "checkpoints"
 # A process writes one checkpoint at a time. An interrupted run may have left a thread that still
 # writes its last one.
 _WRITING = threading.Lock()
+# Errors of reading that say nothing about the files: a missing permission, or too many open files.
+_NO_DAMAGE = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class CheckpointStore:
@@ -44,28 +46,36 @@ class CheckpointStore:
 
     Args:
         workdir: Folder of the run. The checkpoints are in its folder `checkpoints`.
-        keep: Number of checkpoints to keep, at least 1. The oldest are deleted first. The files of
-            a deleted checkpoint stay until the next save, or until the context ends.
+        keep: Rule for which checkpoints are kept, or the number of the newest to keep. The files
+            of a deleted checkpoint stay until the next save, or until the context ends.
         read_only: Whether nothing will be saved. Unfinished checkpoints are then left alone.
+
+    Raises:
+        UserError: If the folder `checkpoints` is a symbolic link, and something will be saved.
     """
 
     def __init__(
-        self, workdir: str | os.PathLike[str], *, keep: int = 1, read_only: bool = False
+        self, workdir: str | os.PathLike[str], *, keep: Kept | int = 1, read_only: bool = False
     ) -> None:
         self._workdir = pathlib.Path(workdir)
         self._folder = self._workdir.resolve() / FOLDER  # TensorStore refuses a path with `..`
-        self._keep = keep
+        self._keep = Kept(keep) if isinstance(keep, int) else keep
+        self._scores: dict[int, Mapping[str, float]] = {}  # Of the saved steps, once they are read.
         self._read_only = read_only
         self._newest: int | None = None
         self._writing: Future[None] | None = None
+        self._opened: tuple[int, SavedStep] | None = None
+        self._saves = 0
         with _WRITING:  # Waits for a checkpoint that an interrupted run is still writing.
             pass
         if read_only:
             return
+        self._require_no_link()
         if cluster.is_main():
             self._folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(self._folder)
-        cluster.as_main_sees(True)  # No host writes before the folder is ready.
+        # No host writes before the folder is ready, as all of them wait for process 0 here.
+        self._token = cluster.bytes_of_main(os.urandom(4)).hex()
 
     def __enter__(self) -> Self:
         return self
@@ -82,15 +92,15 @@ class CheckpointStore:
 
     def latest_step(self) -> int | None:
         """Returns the step of the newest finished checkpoint, or None if there is none."""
-        return max(self._steps(), default=None)
+        return max(self.steps(), default=None)
 
     def require_step(self, step: int) -> None:
         """Raises a `UserError` on every host unless a checkpoint of a step is saved."""
-        saved = self._steps()
+        saved = self.steps()
         if not cluster.as_main_sees(step in saved):
             raise UserError(
                 f"There is no checkpoint of step {step} in {quoted(self._workdir)}: the saved "
-                f"steps are {', '.join(map(str, sorted(saved)))}. Give one of them, or leave step "
+                f"steps are {', '.join(map(str, saved))}. Give one of them, or leave step "
                 "out for the newest."
             )
 
@@ -100,8 +110,10 @@ class CheckpointStore:
         state: State,
         record: Mapping[str, Json],
         *,
+        scores: Mapping[str, float] | None = None,
         host_files: Mapping[str, bytes] | None = None,
         after: Callable[[], None] = lambda: None,
+        failed: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         """Starts to save a checkpoint. Training may continue at once.
 
@@ -113,14 +125,18 @@ class CheckpointStore:
             step: Number of updates that the state has seen.
             state: Pytree of arrays on a mesh, `[members, ...]`.
             record: Description of the run that the state belongs to, in types that JSON can hold.
+            scores: Scores of the ensemble at this step, by name. Default: none.
             host_files: Bytes that belong to this host, by name (`[a-z_]+`), such as the position
                 of its data iterator. They are saved with the state or not at all.
-            after: Function that the writing thread calls before it writes.
+            after: Function that the writing thread calls before it writes. An `OSError` or a
+                `SaveError` of it counts as one of writing.
+            failed: Function that the writing thread calls with an error of writing, which `wait`
+                raises later.
 
         Raises:
             UserError: If a name in `host_files` has other characters.
-            RunError: If the previous save could not be written. An error of its `after`, or of a
-                device, is raised unchanged.
+            SaveError: If the previous save could not be written. Another error of its `after`, or
+                one of a device, is raised unchanged.
         """
         host_files = dict(host_files or {})
         check_names(host_files)
@@ -130,24 +146,32 @@ class CheckpointStore:
         named = named_leaves(state)
         pieces = pieces_off_devices(named)
         leaves = {name: Leaf(leaf.shape, leaf.dtype, pieces[name]) for name, leaf in named.items()}
+        self._saves += 1
+        token = f"{self._token}-{self._saves}"
         writing: Future[None] = Future()
+
+        def before() -> None:
+            after()
+            jax.block_until_ready([p.array for leaf in leaves.values() for p in leaf.pieces])
 
         def write() -> None:
             try:
-                with _WRITING:
-                    after()
-                    jax.block_until_ready(
-                        [p.array for leaf in leaves.values() for p in leaf.pieces]
+                with _WRITING, self._unwritable_is_reported(step, failed):
+                    self._require_no_link()
+                    write_checkpoint(
+                        self._folder,
+                        step,
+                        leaves,
+                        record,
+                        host_files,
+                        scores=scores or {},
+                        token=token,
+                        before=before,
                     )
-                    with self._unwritable_is_reported(step):
-                        if cluster.is_main():
-                            remove_unfinished(self._folder, apart_from=step)
-                        write_checkpoint(self._folder, step, leaves, record, host_files)
                     self._newest = step
+                    self._scores[step] = scores or {}
                     if cluster.is_main():
-                        for old in sorted(self._steps())[: -self._keep]:
-                            with contextlib.suppress(OSError):  # The next save tries it again.
-                                give_up_checkpoint(self._folder / str(old))
+                        self._delete_oldest(token)
             except BaseException as error:  # `wait` raises it.
                 writing.set_exception(error)
             else:
@@ -157,85 +181,62 @@ class CheckpointStore:
         threading.Thread(target=write, daemon=True).start()
         self._writing = writing
 
-    def wait(self) -> None:
-        """Waits until the last save is on disk.
+    def wait(self) -> bool:
+        """Waits until the last save is on disk, and returns whether there was one to wait for.
 
         Raises:
-            RunError: If the save could not be written; see `save`.
+            SaveError: If the save could not be written; see `save`.
         """
         writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        if writing is None:
+            return False
+        writing.result()
+        return True
 
     def restore_run(self, step: int) -> JsonDict:
-        """Returns the record of a checkpoint.
+        """Returns the record of a checkpoint, after a check of its files.
 
         Args:
             step: Step of the checkpoint.
 
         Raises:
-            RunError: If the record is damaged, or the checkpoint was deleted meanwhile.
+            RunError: If the record or a file is damaged, or the checkpoint was deleted meanwhile.
         """
-        with self._damage_is_reported(step):
-            return read_run(self._folder / str(step) / RUN / "metadata")
+        return self._saved(step).run
 
-    def restore_state(self, step: int, abstract: Tree) -> Tree:
-        """Returns the state in a checkpoint, on any mesh.
+    def added_files(self, step: int) -> list[str]:
+        """Returns the paths of files that do not belong to a checkpoint. They are not read."""
+        return self._saved(step).added
+
+    def restore_state(self, step: int, abstract: Tree, *others: Tree) -> Tree:
+        """Returns the state in a checkpoint, on any mesh. Each part of it is read once.
 
         Args:
             step: Step of the checkpoint.
             abstract: The state's structure with shapes, types and shardings as leaves, such as
                 `Ensemble.abstract_state`. The mesh may differ from the one it was saved from.
+            others: Other structures that the state may have. The one with the names of the saved
+                leaves is used.
 
         Returns:
-            The state, with the structure and the shardings of `abstract`.
+            The state, with the structure and the shardings of `abstract` or of one of the others.
 
         Raises:
             RunError: If the checkpoint has other leaves, or leaves of another shape or type, is
                 damaged, or was deleted meanwhile.
         """
-        named, path = named_leaves(abstract), self._folder / str(step)
-        self._newest = step
+        saved = self._saved(step)
         with self._damage_is_reported(step):
-            saved = open_arrays(path / STATE)
-            _check_leaves(path, saved, named)
-            return state_of(read_arrays(saved, named), abstract)
-
-    def has_leaves(self, step: int, prefix: str) -> bool:
-        """Returns whether the state in a checkpoint has leaves whose names begin with a text.
-
-        Args:
-            step: Step of the checkpoint.
-            prefix: Start of the names, such as `failures.`.
-
-        Raises:
-            RunError: If the checkpoint is damaged, or was deleted meanwhile.
-        """
-        with self._damage_is_reported(step):
-            saved = open_arrays(self._folder / str(step) / STATE)
-        return any(name.startswith(prefix) for name in saved)
-
-    def restore_before(self, step: int, abstract: Tree) -> tuple[Tree, int] | None:
-        """Returns the newest state of an earlier step, with its step; None without one.
-
-        It waits for the last save. Every host must call it.
-
-        Args:
-            step: Step that is too late.
-            abstract: The state's structure; see `restore_state`.
-
-        Raises:
-            RunError: If the last save could not be written, or the checkpoint cannot be read.
-        """
-        self.wait()
-        newest = self._newest
-        before = max((saved for saved in self._steps() if saved < step), default=-1)
-        before = cluster.as_main_sees(before)
-        if before < 0:
-            return None
-        state = self.restore_state(before, abstract)
-        self._newest = newest  # A run that goes on must not save its newest step again.
-        return state, before
+            opened = saved.open_arrays()
+            for other in others:
+                if named_leaves(other).keys() == opened.keys():
+                    abstract = other
+            named = named_leaves(abstract)
+            check_leaves(self._folder / str(step), opened, named)
+            state = state_of(saved.read_arrays(opened, named), abstract)
+        # A member may take its state from an older step while the run goes on.
+        self._newest = max(step, self._newest or 0)
+        return state
 
     def restore_host_file(self, step: int, name: str, *, is_shared: bool = False) -> bytes | None:
         """Returns the bytes that this host saved under a name in a checkpoint.
@@ -252,106 +253,184 @@ class CheckpointStore:
             RunError: If the file is damaged, or another number of hosts wrote the checkpoint and
                 saved something under that name that is not shared.
         """
+        saved = self._saved(step)
         with self._damage_is_reported(step):
-            return read_host_file(self._folder / str(step), name, is_shared=is_shared)
+            return saved.host_file(name, is_shared=is_shared)
 
-    def _steps(self) -> list[int]:
-        """Returns the steps of the finished checkpoints, in any order."""
+    def set_aside(self, step: int) -> pathlib.Path:
+        """Renames a damaged checkpoint, so that it is no checkpoint any more.
+
+        Every host must call this. Process 0 renames the folder, in which nothing is changed.
+
+        Args:
+            step: Step of the checkpoint.
+
+        Returns:
+            The new path of the folder on process 0; its old path on the others.
+
+        Raises:
+            RunError: If the folder cannot be renamed.
+        """
+        path, error = self._folder / str(step), None
+        if cluster.is_main():
+            try:
+                path = set_aside(path)
+            except OSError as refused:
+                error = refused
+        if cluster.any_host(error is not None):
+            raise RunError(
+                f"The damaged checkpoint {quoted(path)} could not be renamed: "
+                f"{explained(error).what}. Move it out of this folder, then run the same command "
+                "again.",
+                exit_code=ExitCode.DAMAGED,
+            ) from error
+        return path
+
+    def steps(self) -> list[int]:
+        """Returns the steps of the finished checkpoints, the oldest first.
+
+        Their names are plain decimal numbers. Other folders, files and links are passed over.
+        """
         if not self._folder.is_dir():
             return []
-        return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
+        found = [
+            step_of(path.name)
+            for path in self._folder.iterdir()
+            if path.is_dir() and not path.is_symlink()
+        ]
+        return sorted(step for step in found if step is not None)
+
+    def _saved(self, step: int) -> SavedStep:
+        """Returns a checkpoint after a check of its files, which is done once."""
+        if self._opened is None or self._opened[0] != step:
+            with self._damage_is_reported(step):
+                self._opened = step, open_step(self._folder / str(step))
+        return self._opened[1]
+
+    def _delete_oldest(self, token: str) -> None:
+        """Marks the checkpoints for deletion that are not to be kept.
+
+        Args:
+            token: Token of the save that has just ended.
+        """
+        steps = self.steps()
+        for old in {*steps} - self._keep.of(steps, {step: self._scores_at(step) for step in steps}):
+            with contextlib.suppress(OSError):  # The next save tries it again.
+                give_up_checkpoint(self._folder / str(old), token)
+
+    def _scores_at(self, step: int) -> Mapping[str, float]:
+        """Returns the scores in a checkpoint by name; none if they cannot be read."""
+        if step not in self._scores:
+            try:
+                self._scores[step] = Manifest.read(self._folder / str(step)).scores
+            except Exception:  # A damaged or old checkpoint ends no save.
+                self._scores[step] = {}
+        return self._scores[step]
+
+    def _require_no_link(self) -> None:
+        """Raises a `UserError` if the folder of the checkpoints is a symbolic link."""
+        if self._folder.is_symlink():
+            raise UserError(
+                f"{quoted(self._folder)} is a symbolic link, through which nothing is saved or "
+                "deleted. Replace the link by the folder itself."
+            )
 
     @contextlib.contextmanager
-    def _unwritable_is_reported(self, step: int) -> Iterator[None]:
-        """Raises an error of writing as a `RunError` with the last saved step."""
+    def _unwritable_is_reported(
+        self, step: int, failed: Callable[[BaseException], None]
+    ) -> Iterator[None]:
+        """Raises an error of writing as a `SaveError` with the last saved step.
+
+        Args:
+            step: Step that is being saved.
+            failed: Function that is called with the error.
+        """
         try:
             yield
-        except Exception as error:  # TensorStore reports a full disk as a ValueError.
-            saved = self.latest_step()
-            kept = "No step is saved yet." if saved is None else f"The last saved step is {saved}."
-            raise RunError(
+        except jax.errors.JaxRuntimeError:
+            raise
+        # TensorStore reports a full disk as a ValueError.
+        except (OSError, ValueError, SaveError) as error:
+            if cluster.is_main():
+                with contextlib.suppress(OSError):  # The disk may be gone.
+                    remove_unfinished(self._folder)
+            why = explained(error)
+            failed(error)
+            raise SaveError(
                 f"Could not write the checkpoint of step {step} in {quoted(self._workdir)}: "
-                f"{first_line(error)} {kept} Free some space there or make the folder writable, "
-                "then run the same command again to resume.",
+                f"{why.what}. {self.last_saved()} {why.remedy}, then run the same command again to "
+                "resume.",
                 exit_code=code_of_write(error),
             ) from error
 
+    def last_saved(self) -> str:
+        """Returns a sentence that says which step is the last that is saved."""
+        try:
+            step = self.latest_step()
+        except OSError:  # The disk is gone.
+            step = None
+        return "No step is saved yet." if step is None else f"The last saved step is {step}."
+
     @contextlib.contextmanager
     def _damage_is_reported(self, step: int) -> Iterator[None]:
-        """Raises an error of reading as a `RunError` about a damaged or deleted checkpoint."""
+        """Raises an error of reading as a `RunError`, and says whether the checkpoint is damaged.
+
+        Only damage has the exit code `DAMAGED`.
+        """
+        path = self._folder / str(step)
         try:
             yield
         except (RunError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:  # TensorStore has no special error type for damage.
-            path = self._folder / str(step)
+            why = explained(error)
             if not path.exists():
                 raise RunError(
                     f"The checkpoint {quoted(path)} does not exist any more: a run that is "
                     "training has replaced it. Run the same command again."
                 ) from error
-            older = [s for s in self._steps() if s < step]
-            resume = f" to resume from step {max(older)}" if older else ""
+            if why.code in _NO_DAMAGE:
+                raise RunError(
+                    f"The checkpoint {quoted(path)} cannot be read: {why.what}. {why.remedy}, then "
+                    "run the same command again."
+                ) from error
+            older = [s for s in self.steps() if s < step]
+            remedy = (
+                f"Give step={older[-1]} (--step={older[-1]} on the command line) to use the step "
+                "before it; training does so by itself."
+                if older
+                else "It is the only one: restore its files from a copy, or move it away to train "
+                "anew."
+            )
             raise RunError(
-                f"The checkpoint {quoted(path)} is damaged, or this user may not read it "
-                f"({type(error).__name__}: {first_line(error).rstrip('.')}). Give permission "
-                f"to read it, or move that folder away{resume}.",
+                f"The checkpoint {quoted(path)} is damaged: {why.what}. {remedy}",
                 exit_code=ExitCode.DAMAGED,
             ) from error
 
 
-def read_newest(workdir: str | os.PathLike[str]) -> tuple[int, JsonDict | None]:
-    """Returns the step and the record of the newest checkpoint in a folder.
+def read_newest(
+    workdir: str | os.PathLike[str], step: int | None = None
+) -> tuple[int, JsonDict | None]:
+    """Returns the step and the record of a checkpoint in a folder.
 
     Every host must call this. All hosts get the step that process 0 sees.
 
     Args:
         workdir: Folder of the run, which need not exist.
+        step: Step of the checkpoint. Default: the newest.
 
     Returns:
-        The step and the record; 0 and None if there is no checkpoint.
+        The step and the record; 0 and None if there is no checkpoint at all.
 
     Raises:
+        UserError: If the folder has checkpoints, but none of that step.
         RunError: If the record is damaged.
     """
-    if not cluster.as_main_sees((pathlib.Path(workdir) / FOLDER).is_dir()):
-        return 0, None
     store = CheckpointStore(workdir, read_only=True)
-    step = cluster.as_main_sees(store.latest_step() or 0)
-    return step, store.restore_run(step) if step else None
-
-
-def _check_leaves(
-    path: pathlib.Path, saved: Mapping[str, ts.TensorStore], named: Mapping[str, Leaf]
-) -> None:
-    """Checks that the saved leaves have the names, shapes and types of those asked for.
-
-    Args:
-        path: Folder of the checkpoint, for the message.
-        saved: Arrays of the checkpoint, by name.
-        named: Leaves that are asked for, by name.
-
-    Raises:
-        RunError: If a leaf differs.
-    """
-    there = {name: _shape_of(array.dtype.numpy_dtype, array.shape) for name, array in saved.items()}
-    asked = {name: _shape_of(leaf.dtype, leaf.shape) for name, leaf in named.items()}
-    for name in sorted(there.keys() | asked.keys()):
-        old, new = there.get(name, "absent"), asked.get(name, "absent")
-        if old != new:
-            precision = {old.replace("64", "32"), new.replace("64", "32")}
-            remedy = (
-                "JAX_ENABLE_X64 was set in only one of the two runs. Set it as it was set when "
-                "the run was trained."
-                if len(precision) == 1
-                else "The network or the optimizer has changed since. Use those that the run was "
-                "trained with, or choose another folder."
-            )
-            raise RunError(
-                f"Leaf {name} of the state is {old} in {quoted(path)} and {new} here. {remedy}"
-            )
-
-
-def _shape_of(dtype: DTypeLike, shape: Sequence[int]) -> str:
-    """Returns a type and a shape as a text for messages, such as `float32[4, 3]`."""
-    return f"{np.dtype(dtype)}{list(shape)}"
+    newest = cluster.as_main_sees(store.latest_step() or 0)
+    if not newest:
+        return 0, None
+    if step is None:
+        return newest, store.restore_run(newest)
+    store.require_step(step)
+    return step, store.restore_run(step)

@@ -1,10 +1,11 @@
 """Atomic writing of a checkpoint, of which every host writes its own part.
 
-Each host writes the chunks of its arrays into its own database (OCDBT of TensorStore). Process 0
-writes into the database of the whole checkpoint, and adds references to the other databases when
-they are complete. All of this happens in a folder with a temporary name, which process 0 renames at
-the end. A checkpoint with its final name is therefore complete and on disk. If one host fails, all
-hosts fail, and none waits for it.
+Each host writes the parts of its arrays into its own database (OCDBT of TensorStore), and computes
+their digests from the same memory. Process 0 writes into the database of the whole checkpoint, adds
+references to the other databases when they are complete, and writes the manifest. All of this
+happens in a folder with a temporary name, which process 0 renames at the end. A checkpoint with its
+final name is therefore complete and on disk. If one host fails, all hosts fail, and none waits for
+it.
 """
 
 import contextlib
@@ -13,9 +14,9 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -23,20 +24,32 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from dist_ens import cluster
+from dist_ens.checkpoint.digests import ByMember, member_digests
 from dist_ens.checkpoint.host_files import host_file_contents
+from dist_ens.checkpoint.manifest import (
+    MANIFEST,
+    FileEntry,
+    LeafEntry,
+    Manifest,
+    entries_of,
+    files_as_json,
+    files_from_json,
+    files_in,
+)
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import Piece
 
-_UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax ignores folders of this name, too.
-STATE, RUN = "state", "run"
-CHECKSUM = "crc32"
+# A folder that is not finished, or no checkpoint any more. Orbax ignores a name with this end, too.
+_UNFINISHED = re.compile(r"[0-9]+\.dist_ens-[0-9a-f]+-[0-9]+\.orbax-checkpoint-tmp")
+STATE = "state"
 _OF_HOST = "ocdbt.process_"
 _WRITTEN_BY = "written_by_host_"
+_ID_LEAF = "member_id"  # Leaf that holds the ids of the members.
+_IDS = "ids of members"  # It has spaces, so that no leaf has this name.
 _PATIENCE_SECS = 600  # Time limit for a host that writes its part slowly.
 _WITH_A_CHECKSUM = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 # Without a common context, each array would have a separate database and transaction.
 _CONTEXT = ts.Context()
-_NUMBERS = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,58 +67,92 @@ class Leaf:
     pieces: list[Piece]
 
 
+def unfinished_name(step: int, token: str) -> str:
+    """Returns a name for the folder of a checkpoint that is not finished.
+
+    Args:
+        step: Step of the checkpoint.
+        token: Token of a save; see `write_checkpoint`.
+
+    >>> unfinished_name(500, "0a1b2c3d-4")
+    '500.dist_ens-0a1b2c3d-4.orbax-checkpoint-tmp'
+    """
+    return f"{step}.dist_ens-{token}.orbax-checkpoint-tmp"
+
+
 def write_checkpoint(
     folder: pathlib.Path,
     step: int,
     state: Mapping[str, Leaf],
     record: Mapping[str, Json],
     host_files: Mapping[str, bytes],
+    *,
+    scores: Mapping[str, float],
+    token: str,
+    before: Callable[[], None] = lambda: None,
 ) -> None:
     """Writes the checkpoint of a step and waits until it is on disk. Every host must call this.
 
     Args:
-        folder: Folder of the checkpoints.
+        folder: Folder of the checkpoints, which must exist.
         step: Number of updates that the state has seen, which names the checkpoint.
         state: Leaves of the state, by name.
         record: Description of the run, in types that JSON can hold.
         host_files: Bytes that belong to this host, by name.
+        scores: Scores of the ensemble at this step, by name.
+        token: Hexadecimal digits, a dash and a number, which no other save in this folder has. They
+            are the same on every host.
+        before: Function that is called before anything is written.
 
     Raises:
         OSError: If another host could not write its part. An error of this host is raised
             unchanged.
     """
-    whole, unfinished = folder / str(step), folder / f"{step}{_UNFINISHED}"
+    name = unfinished_name(step, token)
+    whole, unfinished = folder / str(step), folder / name
     arrays, here = unfinished / STATE, jax.process_index()
-    # Hosts save equally often, but their paths may differ, so the number names the barriers.
-    number = next(_NUMBERS)
-    with _ended_on_all(f"checkpoint {number}"):
-        with _ended_on_all(f"parts of checkpoint {number}"):
-            arrays.mkdir(parents=True, exist_ok=True)  # The fastest host makes it.
-            for name, content in host_file_contents(host_files).items():
-                (unfinished / name).parent.mkdir(exist_ok=True)
-                _write(unfinished / name, content)
+    with _ended_on_all(f"{name} is whole"):
+        with _ended_on_all(f"the parts of {name}"):
+            before()
             if cluster.is_main():
-                (unfinished / RUN).mkdir()
-                _write_json(
-                    unfinished / RUN / "metadata", {**record, CHECKSUM: checksum_of(record)}
-                )
+                remove_unfinished(folder, apart_from=name)
+            # The parents are not made: if they are gone, the folder of the run was removed.
+            unfinished.mkdir(exist_ok=True)  # The fastest host makes it.
+            arrays.mkdir(exist_ok=True)
+            written = host_file_contents(host_files)
+            for path, content in written.items():
+                (unfinished / path).parent.mkdir(exist_ok=True)
+                _write(unfinished / path, content)
+            digests = _digests_of(state)
+            if cluster.is_main():
                 _write_json(arrays / "_METADATA", _description(state))
                 _write_arrays(arrays, state)
             else:
-                _write_arrays(arrays / f"{_OF_HOST}{here}", state)
-                (unfinished / f"{_WRITTEN_BY}{here}").touch()
+                of_host = f"{STATE}/{_OF_HOST}{here}"
+                _write_arrays(unfinished / of_host, state)
+                # A host that holds the same members as an earlier one writes no arrays.
+                has_arrays = (unfinished / of_host).is_dir()
+                own_arrays = files_in(unfinished, of_host) if has_arrays else ()
+                own = entries_of(unfinished, (*written, *own_arrays))
+                part = {"digests": digests.to_dict(), "files": files_as_json(own)}
+                _write_json(unfinished / f"{_WRITTEN_BY}{here}", part)
         if cluster.is_main():
-            _check_others_have_written(unfinished)
+            others = _parts_of_others(unfinished, digests)
             _take_up_others(arrays)
-            for path in (arrays, unfinished):
-                _sync(path)
-            unfinished.rename(whole)
-            _sync(folder)
+            of_others = tuple(f"{STATE}/{_OF_HOST}{host}/" for host in range(jax.process_count()))
+            own_files = [
+                path for path in files_in(unfinished, STATE) if not path.startswith(of_others)
+            ]
+            files = others | entries_of(unfinished, (*written, *own_files))
+            manifest = _manifest_of(step, record, scores, state, digests, files)
+            _write(unfinished / MANIFEST, manifest.to_bytes())
+            _sync(arrays)
+            _finish(unfinished, whole)
     if not whole.is_dir():
         raise OSError("the checkpoint is not complete: another host could not write its part")
 
 
-def give_up_checkpoint(path: pathlib.Path) -> None:
+def give_up_checkpoint(path: pathlib.Path, token: str) -> None:
     """Marks a checkpoint for deletion. `remove_unfinished` deletes it later.
 
     The best moment to delete it is just before the next save, whose files then reuse the memory
@@ -114,23 +161,97 @@ def give_up_checkpoint(path: pathlib.Path) -> None:
 
     Args:
         path: Folder of the checkpoint.
+        token: Token of the save after which it is marked; see `write_checkpoint`.
     """
-    path.rename(path.with_name(path.name + _UNFINISHED))
+    path.rename(path.with_name(unfinished_name(int(path.name), token)))
     _sync(path.parent)
 
 
-def remove_unfinished(folder: pathlib.Path, *, apart_from: int | None = None) -> None:
+def remove_unfinished(folder: pathlib.Path, *, apart_from: str | None = None) -> None:
     """Deletes the checkpoints that are marked for deletion, or were not written completely.
+
+    Only folders with the names that this package gives them are deleted. A symbolic link is left
+    alone.
 
     Args:
         folder: Folder of the checkpoints.
-        apart_from: Step that other hosts may be writing already, which is left alone. None for
-            none.
+        apart_from: Name of a folder that other hosts may be writing already. None for none.
     """
-    for path in folder.glob(f"*{_UNFINISHED}"):
-        if path.name != f"{apart_from}{_UNFINISHED}":
-            # A folder that cannot be deleted blocks only its own step.
+    for path in folder.iterdir():
+        is_ours = _UNFINISHED.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+        if is_ours and path.name != apart_from:
+            # A folder that cannot be deleted only takes room.
             shutil.rmtree(path, ignore_errors=True)
+
+
+def set_aside(path: pathlib.Path) -> pathlib.Path:
+    """Renames a damaged checkpoint, so that it is no checkpoint any more, and returns its new path.
+
+    Args:
+        path: Folder of the checkpoint. Nothing in it is changed.
+    """
+    names = itertools.chain(
+        (f"{path.name}.damaged",), (f"{path.name}.damaged-{n}" for n in itertools.count(2))
+    )
+    free = next(new for new in map(path.with_name, names) if not os.path.lexists(new))
+    path.rename(free)
+    _sync(path.parent)
+    return free
+
+
+def _finish(unfinished: pathlib.Path, whole: pathlib.Path) -> None:
+    """Gives a complete checkpoint its final name, or leaves it unfinished."""
+    _sync(unfinished)
+    unfinished.rename(whole)
+    try:
+        _sync(whole.parent)
+    except OSError:  # All hosts must agree that this is no checkpoint.
+        whole.rename(unfinished)
+        raise
+
+
+def _digests_of(state: Mapping[str, Leaf]) -> ByMember:
+    """Returns the digests of this host's pieces by leaf, and the members' ids as `_IDS`."""
+    found = ByMember()
+    for name, leaf in state.items():
+        for piece in leaf.pieces:
+            values, first = np.asarray(piece.array), piece.index[0].start or 0
+            found.add(name, first, member_digests(values))
+            if name == _ID_LEAF:
+                found.add(_IDS, first, values.tolist())
+    return found
+
+
+def _manifest_of(
+    step: int,
+    record: Mapping[str, Json],
+    scores: Mapping[str, float],
+    state: Mapping[str, Leaf],
+    found: ByMember,
+    files: Mapping[str, FileEntry],
+) -> Manifest:
+    """Returns the manifest of a checkpoint.
+
+    Args:
+        step: Step of the checkpoint.
+        record: Description of the run.
+        scores: Scores of the ensemble at this step, by name.
+        state: Leaves of the state, by name.
+        found: Digests by leaf, and ids, of all members.
+        files: Entries of all files.
+    """
+    num_members = next(iter(state.values())).shape[0]
+    return Manifest(
+        step,
+        record,
+        scores,
+        found.of(_IDS) or tuple(range(num_members)),
+        {
+            name: LeafEntry(np.dtype(leaf.dtype).name, leaf.shape, found.of(name))
+            for name, leaf in state.items()
+        },
+        files,
+    )
 
 
 def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
@@ -142,13 +263,13 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
                 "driver": "zarr3",
                 "kvstore": {**_new_database_spec(path), "path": f"{name}/"},
                 # Compression would save 7 % of trained weights and take half the time of a save.
-                "metadata": {"codecs": _WITH_A_CHECKSUM},
+                "metadata": {"codecs": [_by_member(leaf.shape)]},
                 "store_data_equal_to_fill_value": True,  # Then a missing chunk is damage.
             },
             create=True,
             dtype=ts.dtype(leaf.dtype),
             shape=leaf.shape,
-            chunk_layout=ts.ChunkLayout(chunk_shape=leaf.pieces[0].array.shape),
+            chunk_layout=ts.ChunkLayout(write_chunk_shape=leaf.pieces[0].array.shape),
             context=_CONTEXT,
             transaction=transaction,
         )
@@ -167,8 +288,27 @@ def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
     transaction.commit_async().result()
 
 
-def _check_others_have_written(unfinished: pathlib.Path) -> None:
-    """Raises an `OSError` unless every other host has marked its part as complete."""
+def _by_member(shape: tuple[int, ...]) -> JsonDict:
+    """Returns the codec of Zarr by which a part of an array is stored member by member.
+
+    Each member's values can then be read alone, with their own checksum.
+    """
+    return {
+        "name": "sharding_indexed",
+        "configuration": {
+            "chunk_shape": [1, *shape[1:]],
+            "codecs": _WITH_A_CHECKSUM,
+            "index_codecs": _WITH_A_CHECKSUM,
+        },
+    }
+
+
+def _parts_of_others(unfinished: pathlib.Path, digests: ByMember) -> dict[str, FileEntry]:
+    """Returns the entries of the other hosts' files, and adds the digests of their pieces.
+
+    Raises:
+        OSError: If a host has not said that its part is complete.
+    """
     marks = {host: unfinished / f"{_WRITTEN_BY}{host}" for host in range(1, jax.process_count())}
     failed = [host for host, mark in marks.items() if not mark.exists()]
     if failed:
@@ -176,8 +316,13 @@ def _check_others_have_written(unfinished: pathlib.Path) -> None:
             f"the part of host {', '.join(map(str, failed))} is missing: that host could not write "
             "it, or has another folder of the same name"
         )
+    files: dict[str, FileEntry] = {}
     for mark in marks.values():
+        part = json.loads(mark.read_bytes())
+        digests.merge(part["digests"])
+        files |= files_from_json(part["files"])
         mark.unlink()
+    return files
 
 
 def _take_up_others(path: pathlib.Path) -> None:
@@ -199,11 +344,6 @@ def _take_up_others(path: pathlib.Path) -> None:
 def database_spec(folder: pathlib.Path) -> JsonDict:
     """Returns TensorStore's specification of the database in a folder."""
     return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}}
-
-
-def checksum_of(record: Mapping[str, Json]) -> int:
-    """Returns the CRC-32 of a record. It is the same before writing and after reading."""
-    return zlib.crc32(json.dumps(record).encode())
 
 
 def _new_database_spec(folder: pathlib.Path) -> JsonDict:

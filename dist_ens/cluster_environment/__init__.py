@@ -3,7 +3,7 @@
 This package starts nothing, and asks no other machine.
 """
 
-from dist_ens.cluster_environment.detect import detect, initialize_arguments, with_flags
+from dist_ens.cluster_environment.detect import chosen_by_flags, detect, initialize_arguments
 from dist_ens.cluster_environment.devices import (
     chosen_gpus,
     local_devices,
@@ -22,5 +22,5 @@ __all__ = [
     "local_devices",
     "num_gpus",
     "visible_gpus",
-    "with_flags",
+    "chosen_by_flags",
 ]

@@ -79,7 +79,7 @@ def detect(
     return Detected(problems=tuple(reader.problems), notes=tuple(notes))
 
 
-def with_flags(
+def chosen_by_flags(
     detected: Detected, coordinator_address: str, num_processes: int | None, process_id: int | None
 ) -> Detected:
     """Returns a cluster whose processes are those of the flags, which overrule all variables.
@@ -128,7 +128,7 @@ def initialize_arguments(
     """
     detected = detect(environ)
     if coordinator_address is not None:
-        detected = with_flags(detected, coordinator_address, num_processes, process_id)
+        detected = chosen_by_flags(detected, coordinator_address, num_processes, process_id)
     for problem in detected.problems:
         raise problem
     if detected.cluster == NONE:

@@ -10,6 +10,7 @@ from dist_ens.errors import UserError
 
 # Steps, members and their ids are counted in int32.
 MOST = 2**31 - 1
+MOST_STEPS = 2**62  # Largest number of steps of a run.
 MOST_SEED = 2**32 - 1
 MOST_DROPOUT_SAMPLES = 2**16
 

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from dist_ens.config.checks import (
     MOST_SEED,
+    MOST_STEPS,
     refuse_mixed_bootstrap,
     require,
     require_positive,
@@ -97,8 +98,9 @@ class Experiment:
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
-        for field in ("num_members", "members_per_group", "steps", "epochs", "steps_per_call"):
+        for field in ("num_members", "members_per_group", "epochs", "steps_per_call"):
             require_positive(field, getattr(self, field))
+        require_positive("steps", self.steps, most=MOST_STEPS)
         require(
             (self.num_members is None) != (self.members_per_group is None),
             f"num_members={self.num_members} and members_per_group={self.members_per_group}, but "

@@ -13,9 +13,9 @@ OF_FIT = ("rollback", "reseed", "raise")
 class FailurePolicy:
     """A policy for members whose update fails.
 
-    An update fails if its loss or the norm of its gradient is NaN or infinite. With
-    `loss_threshold`, an update with an exceptionally large loss fails too. A failed update is never
-    taken, and the other members are not affected.
+    An update fails if its loss or its gradient is NaN or infinite. With `loss_threshold`, an update
+    with an exceptionally large loss fails too. A failed update is never taken, and the other
+    members are not affected.
 
     Attributes:
         policy: Response to a failed update.

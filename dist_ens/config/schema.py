@@ -295,18 +295,25 @@ class CheckpointConfig:
     Attributes:
         every_steps: Number of steps between saves. None disables saves by the step.
         every_secs: Seconds between saves. None disables saves by the clock.
-        keep: Number of checkpoints to keep, at least 1. The oldest is deleted after a new one is
-            written, so the disk needs room for `keep + 1`.
+        keep: Number of the newest checkpoints to keep, at least 1. The oldest is deleted after a
+            new one is written, so the disk needs room for `keep + 1`.
+        keep_every_steps: Number of steps. The first checkpoint at or after each multiple of it is
+            kept for ever. None for none.
+        keep_best: Name of a score of the test split, such as `nll`. The checkpoint with the best
+            value of the ensemble is kept, among those of a step that is evaluated. None for none.
     """
 
     every_steps: int | None = None
     every_secs: float | None = 60.0
     keep: int = 2
+    keep_every_steps: int | None = None
+    keep_best: str | None = None
 
     def __post_init__(self) -> None:
         require_positive("checkpoint.every_secs", self.every_secs)
         require_positive("checkpoint.every_steps", self.every_steps)
         require_positive("checkpoint.keep", self.keep)
+        require_positive("checkpoint.keep_every_steps", self.keep_every_steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Failed updates of a member: their detection on the device, and their record."""
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import NamedTuple
 
 import jax
@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.config.failure_policy import FailurePolicy
+from dist_ens.ensemble.conditional_update import Updated, taken_if
 from dist_ens.errors import UserError
 from dist_ens.layout import to_host
 from dist_ens.state import State
-from dist_ens.types import Gradients, Metrics, ModelState
+from dist_ens.types import Gradients, Key, Metrics, ModelState
 
 # Names of the metrics of an ensemble whose updates are checked.
 FAILED_UPDATES, IS_FROZEN = "failed_updates", "is_frozen"
@@ -98,23 +99,42 @@ def no_failures(shape: tuple[int, ...] = ()) -> FailureRecord:
     )
 
 
+def saved_structures(abstract: State) -> tuple[State, State]:
+    """Returns the structures that a saved state may have: its own, and one for another policy.
+
+    The policy for failures may change when a run is resumed. So a saved state may lack the record
+    of failed updates, or have one that is no longer needed.
+
+    Args:
+        abstract: Structure of the state of an ensemble, with shapes, types and shardings.
+    """
+    if isinstance(abstract.failures, FailureRecord):
+        return abstract, abstract._replace(failures=())
+    record = jax.eval_shape(partial(no_failures, abstract.step.shape))
+    like = jax.tree.map(lambda leaf: leaf.update(sharding=abstract.step.sharding), record)
+    return abstract, abstract._replace(failures=like)
+
+
 def checked_update(
     policy: FailurePolicy,
-    take: Callable[[State, Gradients, ModelState], State],
+    take: Callable[[Updated, Gradients, ModelState, jax.Array, Key], Updated],
     state: State,
     grads: Gradients,
     model_state: ModelState,
     metrics: Metrics,
+    key: Key,
 ) -> tuple[State, Metrics]:
     """Returns the state after an update that is taken only if it has not failed.
 
     Args:
         policy: Policy that checks updates.
-        take: Function that returns the state with the update, of the same step.
+        take: Function that takes an update, given what it changes, the gradients, the model state,
+            the loss and the key.
         state: State of one member before the update.
         grads: Gradients of the update, averaged over the data axis.
         model_state: Model state after the update.
         metrics: Metrics of the update by name, float32[].
+        key: Key of the optimizer for this update.
 
     Returns:
         The state of the same step, and the metrics with `failed_updates` and `is_frozen`. If the
@@ -132,12 +152,11 @@ def checked_update(
     record, loss = state.failures, metrics["loss"]
     cause = _cause_of(policy, record, loss, grads)
     takes = (cause == 0) & ~record.is_frozen
-    # Where members run one after another, this costs less than a selection in every array.
-    state = jax.lax.cond(takes, take, lambda state, *_: state, state, grads, model_state)
+    new = taken_if(take)(takes, Updated.of(state), grads, model_state, loss, key)
     record = _recorded(policy, record, state.step + 1, jnp.where(record.is_frozen, 0, cause))
     if policy.loss_threshold is not None:
         record = _with_loss(record, loss, takes)
-    state = state._replace(failures=record)
+    state = new.put_in(state)._replace(failures=record)
     counts = {FAILED_UPDATES: record.num_failures, IS_FROZEN: record.is_frozen}
     return state, {**metrics, **{n: leaf.astype(jnp.float32) for n, leaf in counts.items()}}
 
@@ -150,7 +169,7 @@ def _cause_of(
     New parameters are not read, which would cost as much as the optimizer. A parameter that is not
     finite makes the next loss or gradient so.
     """
-    cause = jnp.where(jnp.isfinite(_squared_norm(grads)), 0, _GRADIENT)
+    cause = jnp.where(_are_finite(grads), 0, _GRADIENT)
     if policy.loss_threshold is not None:
         limit = record.loss_mean + policy.loss_threshold * jnp.sqrt(record.loss_variance)
         is_far = (record.num_losses >= HISTORY) & (loss > limit)
@@ -158,14 +177,18 @@ def _cause_of(
     return jnp.where(jnp.isfinite(loss), cause, _LOSS).astype(jnp.int32)
 
 
-def _squared_norm(grads: Gradients) -> jax.Array:
-    """Returns the sum of the squares of all gradients, float32[].
+def _are_finite(grads: Gradients) -> jax.Array:
+    """Returns whether all gradients are finite, bool[].
 
-    On a CPU, compilers turn a sum of squares into faster code than a test of every number.
+    A sum is finite if all its terms are, up to an overflow. Sums over all axes but the last are
+    read from memory once and in vectors, by any compiler. A test of every number is slower.
     """
     leaves = [leaf for leaf in jax.tree.leaves(grads) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    squares = [jnp.square(jnp.abs(leaf).astype(jnp.float32)).sum() for leaf in leaves]
-    return reduce(jnp.add, squares, jnp.float32(0))
+    sums = [
+        leaf.sum(axis=tuple(range(leaf.ndim - 1)), dtype=jnp.promote_types(leaf.dtype, "float32"))
+        for leaf in leaves
+    ]
+    return reduce(jnp.logical_and, [jnp.isfinite(total).all() for total in sums], jnp.bool_(True))
 
 
 def _recorded(

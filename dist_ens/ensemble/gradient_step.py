@@ -9,6 +9,7 @@ import optax
 
 from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble.argument_checks import check_microbatches
+from dist_ens.ensemble.conditional_update import Updated
 from dist_ens.ensemble.failures import checked_update
 from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.optimizer import update_of
@@ -66,28 +67,37 @@ class GradientStep:
         grads, (model_state, metrics) = data_sum(grads), data_mean((model_state, metrics))
         of_step = jax.random.fold_in(jax.random.fold_in(state.key, OPTIMIZER), state.step)
 
-        def take(state: State, grads: Gradients, model_state: ModelState) -> State:
-            updates, opt_state = update_of(
-                self.optimizer,
-                grads,
-                state.opt_state,
-                state.params,
-                value=metrics["loss"],
-                key=of_step,
-            )
-            return without_weak_types(
-                state._replace(
-                    params=optax.apply_updates(state.params, updates),
-                    model_state=model_state,
-                    opt_state=opt_state,
-                )
-            )
-
         if self.failures.is_checked:
-            state, metrics = checked_update(self.failures, take, state, grads, model_state, metrics)
+            state, metrics = checked_update(
+                self.failures, self._taken, state, grads, model_state, metrics, of_step
+            )
         else:
-            state = take(state, grads, model_state)
+            old = Updated.of(state)
+            state = self._taken(old, grads, model_state, metrics["loss"], of_step).put_in(state)
         return without_weak_types(state._replace(step=state.step + 1)), metrics
+
+    def _taken(
+        self,
+        old: Updated,
+        grads: Gradients,
+        model_state: ModelState,
+        loss: jax.Array,
+        key: Key,
+    ) -> Updated:
+        """Returns what an update changes, after the update.
+
+        Args:
+            old: What the update changes, before it.
+            grads: Gradients of the update, averaged over the data axis.
+            model_state: Model state after the update.
+            loss: Loss of the update, float32[].
+            key: Key of the optimizer for this update.
+        """
+        updates, opt_state = update_of(
+            self.optimizer, grads, old.opt_state, old.params, value=loss, key=key
+        )
+        params = optax.apply_updates(old.params, updates)
+        return without_weak_types(Updated(params, model_state, opt_state))
 
     def _gradients(
         self, state: State, batch: Batch, index: jax.Array | None, key: Key

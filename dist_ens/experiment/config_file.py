@@ -1,4 +1,4 @@
-"""A config file: a Python file that describes a run and may make some of its parts."""
+"""Files that describe a run: a config file in Python, and an experiment in JSON."""
 
 import difflib
 import pathlib
@@ -14,6 +14,7 @@ from dist_ens.config import DataConfig, Experiment, OwnParts
 from dist_ens.data import Source, Spec, check_source, open_source
 from dist_ens.errors import UserError, kind_of
 from dist_ens.experiment.part_checks import FUNCTIONS, check_part
+from dist_ens.json_text import from_json
 from dist_ens.losses import Objective
 from dist_ens.members import Member, as_member
 from dist_ens.methods import LossFunction
@@ -21,6 +22,7 @@ from dist_ens.metrics import Metric
 from dist_ens.paths import given_path, shortened
 from dist_ens.types import Callback, Optimizer
 
+EXPERIMENT = "experiment.json"
 _Result = TypeVar("_Result")
 
 
@@ -207,3 +209,45 @@ class ConfigFile:
                 f"{self.path} raised {type(error).__name__}: {error} (line {line}). Correct the "
                 "config file."
             ) from error
+
+
+class ExperimentFile:
+    """An experiment in JSON, such as the one that a run leaves in its folder.
+
+    No code of the file is run, so a file of somebody else can be used without reading it first. All
+    parts of the run are those that the experiment names.
+
+    Args:
+        path: Path of the file.
+
+    Attributes:
+        path: Path of the file, with `~` expanded.
+
+    Raises:
+        UserError: If the file cannot be read, or holds no JSON object.
+    """
+
+    def __init__(self, path: str) -> None:
+        file = given_path(path, "--experiment")
+        self.path = str(file)
+        try:
+            self._values = from_json(file.read_bytes())
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise UserError(
+                f"--experiment={shortened(path)} cannot be read: {why}. Give a file such as the "
+                f"{EXPERIMENT} in the folder of a run."
+            ) from error
+        if not isinstance(self._values, dict):
+            raise UserError(
+                f"--experiment={shortened(path)} holds {kind_of(self._values)}, not a JSON object. "
+                f"Give a file such as the {EXPERIMENT} in the folder of a run."
+            )
+
+    def experiment(self) -> Experiment:
+        """Returns the experiment.
+
+        Raises:
+            UserError: If a field is unknown, or has a value that it cannot have.
+        """
+        return Experiment.from_dict(self._values)

@@ -173,7 +173,7 @@ def load(
     (3, (8, 2))
     """
     folder = given_path(folder, "folder")
-    newest, record = read_newest(folder)
+    at, record = read_newest(folder, step)
     if record is None:
         raise UserError(
             f"There is no checkpoint in {quoted(folder)}. Give the folder of a run, which has a "
@@ -197,7 +197,7 @@ def load(
             finished.ensemble, finished.state, finished.step, finished.run, finished.parts, file
         )
     else:
-        loaded = _loaded_in_python(folder, newest, step, record, ensemble)
+        loaded = _loaded_in_python(folder, at, record, ensemble)
     return loaded if members is None else _with_members(loaded, members)
 
 
@@ -245,8 +245,7 @@ def _examples(spec: Spec, data: Data | None) -> Examples:
 
 def _loaded_in_python(
     folder: pathlib.Path,
-    newest: int,
-    step: int | None,
+    step: int,
     record: JsonDict,
     ensemble: Ensemble | None,
 ) -> LoadedRun:
@@ -254,13 +253,12 @@ def _loaded_in_python(
 
     Args:
         folder: Folder of the run.
-        newest: Step of the newest checkpoint.
-        step: Step of the checkpoint to load; None for the newest.
-        record: Record of the newest checkpoint.
+        step: Step of the checkpoint to load.
+        record: Record of that checkpoint.
         ensemble: Ensemble that was given.
 
     Raises:
-        UserError: If no ensemble was given, it is not that of the run, or the step does not exist.
+        UserError: If no ensemble was given, or it is not that of the run.
     """
     saved = StepRecord.from_dict(record)
     if ensemble is None:
@@ -277,10 +275,7 @@ def _loaded_in_python(
             "the ensemble with which the run was trained."
         )
     store = CheckpointStore(folder, read_only=True)
-    if step is not None:
-        store.require_step(step)
-    at = newest if step is None else step
-    return LoadedRun(ensemble, store.restore_state(at, ensemble.abstract_state(batch)), at)
+    return LoadedRun(ensemble, store.restore_state(step, ensemble.abstract_state(batch)), step)
 
 
 def _with_members(loaded: LoadedRun, members: Sequence[int]) -> LoadedRun:

@@ -14,14 +14,17 @@ from dist_ens.commands import quoted
 from dist_ens.config import Experiment, OwnParts
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError, counted, kind_of
+from dist_ens.errors import RunError, UserError, code_of_write, counted, kind_of
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.experiment.build import NOTHING, Built, build
+from dist_ens.experiment.config_file import EXPERIMENT
 from dist_ens.experiment.record import Run
+from dist_ens.file_writing import replace_file
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
 from dist_ens.paths import given_path
+from dist_ens.report.files import to_json
 from dist_ens.report.metrics_file import METRICS
 from dist_ens.state import State
 from dist_ens.training import FitResult, fit
@@ -61,6 +64,7 @@ def train(
     parts: OwnParts = NOTHING,
     member_file: str | None = None,
     source: Source | None = None,
+    resume: str = "same",
 ) -> Trained:
     """Trains an ensemble, or resumes the run in the folder.
 
@@ -71,6 +75,8 @@ def train(
         parts: Parts in place of those that the experiment names.
         member_file: Path of the config file that gave parts. It is stored in the record of the run.
         source: Data of the run. Default: the data that `experiment.data` names.
+        resume: "same" sets a damaged newest checkpoint aside and resumes from the one before it.
+            "strict" raises a `RunError` instead.
 
     Returns:
         The state and its scores on the test split.
@@ -93,7 +99,7 @@ def train(
     def check_resume(saved: Mapping[str, Json]) -> None:
         """Keeps the saved record, and raises a `UserError` if it is of another run."""
         before.append(Run.from_dict(dict(saved)))
-        built.run.check_resumes(before[0], workdir)
+        built.run.check_resumes(before[-1], workdir)
 
     result = fit(
         built.ensemble,
@@ -101,11 +107,14 @@ def train(
         steps=experiment.total_steps(built.run.order.epoch_length),
         callbacks=[
             _Announcement(built, console, before),
+            *([] if built.run.has_own_parts else [_StoredExperiment(experiment, workdir)]),
             ProgressBar(console),
             JsonLines(workdir / METRICS),
             *parts.callbacks,
         ],
-        checkpoints=Checkpoints(workdir, **dataclasses.asdict(experiment.checkpoint)),
+        checkpoints=Checkpoints(
+            workdir, **dataclasses.asdict(experiment.checkpoint), resume=resume
+        ),
         eval_data=built.eval_data,
         eval_every=experiment.evaluation.every_steps,
         steps_per_call=experiment.steps_per_call,
@@ -141,7 +150,7 @@ class _Announcement:
     Args:
         built: Parts of the run.
         console: Console to print on.
-        before: Record of the saved run, if one is resumed; otherwise empty.
+        before: Records of the saved run that were read, the resumed one last; empty for a new run.
     """
 
     def __init__(self, built: Built, console: Console, before: list[Run]) -> None:
@@ -161,9 +170,41 @@ class _Announcement:
         )
         for note in self._built.source.notes:
             self._console.print(f"Note: {note}", soft_wrap=True)
-        other = self._built.run.other_versions(self._before[0]) if self._before else None
+        other = self._built.run.other_versions(self._before[-1]) if self._before else None
         if other:
             self._console.print(other, soft_wrap=True)
+
+
+class _StoredExperiment:
+    """A callback that stores the experiment in the folder of the run, when the run begins.
+
+    `dist-ens train --experiment=FILE` trains it anew. A run with parts that the experiment does not
+    name would then be another one, so it stores none.
+
+    Args:
+        experiment: Experiment of the run.
+        workdir: Folder of the run.
+    """
+
+    def __init__(self, experiment: Experiment, workdir: pathlib.Path) -> None:
+        self._experiment, self._path = experiment, workdir / EXPERIMENT
+
+    def begin(self, run: RunInfo) -> None:
+        """Writes the file.
+
+        Raises:
+            RunError: If the system cannot write it.
+        """
+        if not cluster.is_main():
+            return
+        try:
+            replace_file(self._path, to_json(self._experiment.to_dict(), indent=2) + "\n")
+        except OSError as error:
+            raise RunError(
+                f"The experiment could not be written to {quoted(self._path)}: {error.strerror}. "
+                "Free some space, or make the folder writable, and run the same command again.",
+                exit_code=code_of_write(error),
+            ) from error
 
 
 def _say_where_it_stopped(

@@ -37,18 +37,23 @@ class Finished(NamedTuple):
     parts: OwnParts
 
 
-def saved_run(workdir: pathlib.Path) -> tuple[int, Run] | None:
-    """Returns the step and the run of the newest checkpoint in a folder; None if there is none.
+def saved_run(workdir: pathlib.Path, step: int | None = None) -> tuple[int, Run] | None:
+    """Returns the step and the run of a checkpoint in a folder; None if there is no checkpoint.
+
+    Args:
+        workdir: Folder of the run.
+        step: Step of the checkpoint. Default: the newest.
 
     Raises:
-        UserError: If the checkpoint is of a run that was made in Python.
+        UserError: If the checkpoint is of a run that was made in Python, or none of that step is
+            saved.
         RunError: If its record cannot be read.
     """
-    step, record = read_newest(workdir)
+    found, record = read_newest(workdir, step)
     if record is None:
         return None
     require_config_record(record, workdir)
-    return step, Run.from_dict(record)
+    return found, Run.from_dict(record)
 
 
 def open_finished(
@@ -76,15 +81,12 @@ def open_finished(
         RunError: If the checkpoint is damaged.
     """
     workdir = given_path(workdir, "workdir")
-    saved = saved_run(workdir)
+    saved = saved_run(workdir, step)
     if saved is None:
         raise UserError(
             f"There is no checkpoint in {quoted(workdir)}. Train first, or correct --workdir."
         )
-    newest, run = saved
-    store = CheckpointStore(workdir, read_only=True)
-    if step is not None:
-        store.require_step(step)
+    at, run = saved
     if dropout_samples is not None:
         evaluation = dataclasses.replace(
             run.experiment.evaluation, dropout_samples=dropout_samples or None
@@ -97,10 +99,10 @@ def open_finished(
     batch = run.batch(run.experiment.data.global_batch_size)
     if parts is not NOTHING and parts.loss is None:
         check_network(run, ensemble, parts, batch)
-    at = newest if step is None else step
-    return Finished(
-        run, ensemble, store.restore_state(at, ensemble.abstract_state(batch)), at, parts
+    state = CheckpointStore(workdir, read_only=True).restore_state(
+        at, ensemble.abstract_state(batch)
     )
+    return Finished(run, ensemble, state, at, parts)
 
 
 def _parts_of(

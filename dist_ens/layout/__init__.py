@@ -15,7 +15,7 @@ from dist_ens.layout.collectives import (
 )
 from dist_ens.layout.columns import differing_leaves
 from dist_ens.layout.mesh import Layout
-from dist_ens.layout.offload import Piece, pieces_off_devices, read_onto_devices
+from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
     copied,
     copied_like,
@@ -57,6 +57,7 @@ __all__ = [
     "REPLICATED",
     "Layout",
     "Piece",
+    "Reading",
     "Waves",
     "all_members",
     "axis_of",

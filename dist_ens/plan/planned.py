@@ -2,9 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from dist_ens.errors import UserError, counted
+import jax
+
+from dist_ens.errors import UserError, counted, first_line
+from dist_ens.exit_codes import ExitCode
 from dist_ens.feed import Placement
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
@@ -158,6 +161,28 @@ class Plan:
             f"{counted(devices, 'device')} of {_gib(self.memory_bytes)} GiB. The mesh that comes "
             f"nearest is {best.ensemble_axis} x {best.data_axis}: {needs} {way_out}"
         )
+
+
+def of_unsupported(mesh: str, error: Exception, devices: Sequence[jax.Device]) -> UserError:
+    """Returns the error about a mesh for which XLA does not compile.
+
+    Args:
+        mesh: Rows and columns of the mesh.
+        error: Error of XLA.
+        devices: Devices of the mesh.
+    """
+    num_slices = len({getattr(device, "slice_index", 0) for device in devices})
+    remedy = "Try another --config.layout.ensemble_axis, or another --topology."
+    if num_slices > 1:
+        remedy = (
+            "A row of the mesh may not lie on two slices. Use a multiple of the "
+            f"{num_slices} slices, such as --config.layout.ensemble_axis={num_slices}."
+        )
+    return UserError(
+        f"XLA does not compile the update for the mesh {mesh} on these devices: "
+        f"{first_line(error)} {remedy}",
+        exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
+    )
 
 
 def _gib(size: float) -> str:

@@ -15,10 +15,11 @@ from dist_ens.ensemble import Batches, Drawn, Ensemble, MemberBatches
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import UserError, first_line
 from dist_ens.execution.heuristics import candidates
+from dist_ens.exit_codes import ExitCode
 from dist_ens.feed import INDEX_BYTES, Placement, TrainingSet, abstract_batches
 from dist_ens.layout import Layout, device_bytes
 from dist_ens.plan.collectives import collectives
-from dist_ens.plan.planned import Plan, PlannedMesh
+from dist_ens.plan.planned import Plan, PlannedMesh, of_unsupported
 from dist_ens.plan.topology import chip_of, memory_bytes
 from dist_ens.state import State
 
@@ -55,10 +56,10 @@ class Planner:
         It compiles the update for every mesh, and for other numbers of members on the best mesh.
 
         Raises:
-            UserError: If no mesh divides both the members and the batch.
+            UserError: If no mesh divides both the members and the batch, or XLA compiles for none.
         """
         num_members = self.experiment.total_members(self.spec.num_groups)
-        meshes = _best_first([self.plan_mesh(num_members, rows) for rows in self._ensemble_axes()])
+        meshes = _best_first(self._planned_meshes(num_members))
         memory = self._memory_bytes(meshes[0].ensemble_axis)
         most, is_compiled = None, False
         if math.isfinite(memory):
@@ -83,7 +84,8 @@ class Planner:
             ensemble_axis: Number of mesh rows. The devices of a row share each batch.
 
         Raises:
-            UserError: If the mesh does not divide the members, the devices or the batch.
+            UserError: If the mesh does not divide the members, the devices or the batch, or XLA
+                does not compile for it.
         """
         layout = self._layout(num_members, ensemble_axis)
         batch_size = self.experiment.data.global_batch_size
@@ -135,9 +137,33 @@ class Planner:
         try:
             return self._measured(planned, ensemble, state)
         except jax.errors.JaxRuntimeError as error:
+            if "UNIMPLEMENTED" in str(error):
+                raise of_unsupported(str(layout), error, self.devices) from error
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return dataclasses.replace(planned, refusal=first_line(error))
+
+    def _planned_meshes(self, num_members: int) -> list[PlannedMesh]:
+        """Returns the meshes for which XLA compiles the update.
+
+        Args:
+            num_members: Number of members.
+
+        Raises:
+            UserError: If there is none.
+        """
+        meshes, unsupported = list[PlannedMesh](), list[UserError]()
+        for rows in self._ensemble_axes():
+            try:
+                meshes.append(self.plan_mesh(num_members, rows))
+            except UserError as error:
+                if error.exit_code != ExitCode.IMPOSSIBLE_LAYOUT:
+                    raise
+                self.say(f"This mesh is left out: {error}")
+                unsupported.append(error)
+        if not meshes:
+            raise unsupported[0]
+        return meshes
 
     def _measured(self, planned: PlannedMesh, ensemble: Ensemble, state: State) -> PlannedMesh:
         """Returns a planned mesh with the numbers of its compiled program.

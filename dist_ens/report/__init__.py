@@ -9,7 +9,6 @@ from dist_ens.report.files import (
     PAGE,
     SUMMARY,
     pace_before,
-    write_atomically,
     write_scores,
     write_summary,
 )
@@ -26,7 +25,6 @@ __all__ = [
     "pace_before",
     "plot_rates",
     "read_run",
-    "write_atomically",
     "write_report",
     "write_scores",
     "write_summary",

@@ -2,11 +2,11 @@
 
 import json
 import math
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from dist_ens.file_writing import replace_file
 from dist_ens.json_text import Json, from_json, is_number
 
 SUMMARY = "summary.json"
@@ -61,22 +61,4 @@ def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
 
 def write_scores(path: pathlib.Path, scores: Mapping[str, Json]) -> None:
     """Writes scores as JSON atomically."""
-    write_atomically(path, to_json(scores, indent=2) + "\n")
-
-
-def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
-    """Replaces a file atomically, so that no reader sees a part of it.
-
-    Args:
-        path: Path of the file.
-        content: New content.
-    """
-    unfinished = path.with_name(path.name + ".unfinished")
-    if isinstance(content, str):
-        # The name of a file may hold bytes that are not valid text.
-        content = content.encode(errors="backslashreplace")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    replace_file(path, to_json(scores, indent=2) + "\n")

@@ -12,11 +12,11 @@ import jinja2
 import numpy as np
 
 from dist_ens.errors import UserError, counted
+from dist_ens.file_writing import replace_file
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import COMPARED, described, has_unit, label_of
 from dist_ens.report import figures
-from dist_ens.report.files import write_atomically
 from dist_ens.report.panels import (
     MEAN_MEMBER,
     SECTIONS,
@@ -87,7 +87,7 @@ def write_page(path: pathlib.Path, runs: Sequence[RunReport]) -> None:
         sections=[_rendered(section) for section in sections],
         example_sections=[s for texts in _EXAMPLES if (s := _examples(shown, *texts))["lists"]],
     )
-    write_atomically(path, page)
+    replace_file(path, page)
 
 
 def _rendered(section: Section) -> JsonDict:

@@ -4,7 +4,7 @@ import io
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from dist_ens.report.files import write_atomically
+from dist_ens.file_writing import replace_file
 
 
 def plot_rates(
@@ -32,4 +32,4 @@ def plot_rates(
     axes.legend()
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150)
-    write_atomically(path, file.getvalue())
+    replace_file(path, file.getvalue())

@@ -11,9 +11,10 @@ import numpy as np
 from dist_ens.array_files import read_npy
 from dist_ens.commands import command_line, quoted
 from dist_ens.errors import UserError
+from dist_ens.file_writing import replace_file, replaced_file
 from dist_ens.json_text import Json, JsonDict, from_json
 from dist_ens.paths import given_path
-from dist_ens.report.files import CURVES, PAGE, PICTURES, SUMMARY, to_json, write_atomically
+from dist_ens.report.files import CURVES, PAGE, PICTURES, SUMMARY, to_json
 from dist_ens.report.forms import require_curves, require_summary
 from dist_ens.report.metrics_file import METRICS, read_metrics
 
@@ -56,11 +57,9 @@ def write_report(
     """
     from dist_ens.report.page import write_page  # This import takes a second.
 
-    write_atomically(workdir / CURVES, to_json(curves) + "\n")
-    unfinished = workdir / f"{PICTURES}.unfinished"
-    with unfinished.open("wb") as file:
+    replace_file(workdir / CURVES, to_json(curves) + "\n")
+    with replaced_file(workdir / PICTURES) as file:
         np.save(file, np.array(pictures))
-    unfinished.replace(workdir / PICTURES)
     run = read_run(workdir)
     run = dataclasses.replace(run, summary={**run.summary, **scores})
     write_page(workdir / PAGE, [run])

@@ -15,6 +15,7 @@ from dist_ens.commands import quoted
 from dist_ens.config.execution_spec import AUTO
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
+from dist_ens.ensemble.failures import saved_structures
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.errors import UserError, counted
 from dist_ens.json_text import Json
@@ -85,25 +86,20 @@ def begin_run(
     Raises:
         UserError: If the state does not fit, or has more steps than the run.
     """
+    ensemble, restored = _resumed(ensemble, train, opened)
     saved: Mapping[str, Json] = (opened.saved_record or {}) if opened else {}
+    saved_step = opened.saved_step if opened else 0
     is_open = ensemble.execution == AUTO
-    if is_open and saved.get("execution"):
-        layout = ensemble.layout
-        had_one_device = cluster.cores_are_devices() and saved.get("num_devices") == 1
-        if had_one_device and not layout.is_fixed:
-            layout = layout.on_one_device()
-        ensemble, is_open = ensemble.on(layout, saved["execution"]), False
     layout = ensemble.layout
     part = part_of_column(train.batch, layout)
-    saved_step = opened.saved_step if opened else 0
-    if saved_step and opened is not None:
+    if restored is not None:
         if state is not None:
             say(
                 f"Note: the given state is not used, since the folder {quoted(folder)} holds step "
                 f"{saved_step:,} of this run, which is resumed. Choose another folder to start "
                 "from the given state."
             )
-        state, first_step = _restored_state(ensemble, opened, part), saved_step
+        state, first_step = restored, saved_step
     elif state is not None:
         state, first_step = _given_state(ensemble, state, part)
     else:
@@ -151,30 +147,52 @@ def begin_run(
     return Begun(ensemble, state, first_step, steps_per_call, batches)
 
 
+def _resumed(
+    ensemble: Ensemble, train: TrainingData, opened: OpenCheckpoints | None
+) -> tuple[Ensemble, State | None]:
+    """Returns the ensemble and the state of the run that is resumed.
+
+    Args:
+        ensemble: Ensemble to train.
+        train: Training data.
+        opened: Checkpoints of the run; None without checkpoints.
+
+    Returns:
+        The ensemble with the execution of that run, and the state of its newest sound checkpoint.
+        The given ensemble and None if there is no checkpoint.
+    """
+    while opened is not None and opened.saved_step:
+        as_saved = _as_saved(ensemble, opened)
+        part = part_of_column(train.batch, as_saved.layout)
+        state = opened.restore_state(*saved_structures(as_saved.abstract_state(part)))
+        if state is not None:
+            return as_saved, as_saved.with_record(state)
+        # The checkpoint is damaged, and `opened` is at an older one.
+    return ensemble, None
+
+
+def _as_saved(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
+    """Returns an ensemble with the execution and the layout of the run that is resumed.
+
+    Args:
+        ensemble: Ensemble to train. It is returned unchanged if its execution is given.
+        opened: Checkpoints of the run.
+    """
+    saved: Mapping[str, Json] = opened.saved_record or {}
+    if ensemble.execution != AUTO or not saved.get("execution"):
+        return ensemble
+    layout = ensemble.layout
+    had_one_device = cluster.cores_are_devices() and saved.get("num_devices") == 1
+    if had_one_device and not layout.is_fixed:
+        layout = layout.on_one_device()
+    return ensemble.on(layout, saved["execution"])
+
+
 def _with_first(first: CallBatches, rest: Iterator[CallBatches]) -> Iterator[CallBatches]:
     """Yields a first batch, and then the others."""
     yield first
     del first  # Its memory can be reused.
     yield from rest
-
-
-def _restored_state(ensemble: Ensemble, opened: OpenCheckpoints, part: Shapes) -> State:
-    """Returns the saved state, with a record of failed updates if the ensemble checks updates.
-
-    The policy for failures may change when a run is resumed, so the saved state may lack the
-    record, or have one that is no longer needed.
-
-    Args:
-        ensemble: Ensemble to train.
-        opened: Checkpoints of the run, with a saved step.
-        part: Shapes and types of one column's part of a batch.
-    """
-    saved = ensemble
-    if opened.has_leaves("failures.") != ensemble.failure_policy.is_checked:
-        saved = dataclasses.replace(
-            ensemble, failures=None if ensemble.failure_policy.is_checked else "skip"
-        )
-    return ensemble.with_record(opened.restore_state(saved.abstract_state(part)))
 
 
 def _given_state(ensemble: Ensemble, state: State, part: Shapes) -> tuple[State, int]:
@@ -198,7 +216,8 @@ def _given_state(ensemble: Ensemble, state: State, part: Shapes) -> tuple[State,
         )
     with jax.transfer_guard("allow"):
         member_ids = to_host(state.member_id).tolist()
-        steps = {int(step) for step in to_host(state.step)}
+        # The arrays count modulo 2^32, so that a step from 2^31 on is negative there.
+        steps = {int(step) % 2**32 for step in to_host(state.step)}
     if member_ids != ensemble.ids.tolist():
         raise UserError(
             f"The given state holds the members {member_ids}, and the ensemble has the members "

@@ -8,7 +8,7 @@ import numpy as np
 
 from dist_ens.callbacks.protocol import HOOKS
 from dist_ens.checkpoint import Checkpoints
-from dist_ens.config import whole_number
+from dist_ens.config import MOST_STEPS, whole_number
 from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.argument_checks import check_microbatches
@@ -52,7 +52,7 @@ def check_arguments(
             f"fit takes exactly one of steps and epochs: got steps={steps}, epochs={epochs}."
         )
     if steps is not None:
-        whole_number("steps", steps, least=0)
+        whole_number("steps", steps, least=0, most=MOST_STEPS)
     if epochs is not None and not epochs > 0:
         raise UserError(f"epochs is {epochs}. Give a positive number.")
     for name, value in (

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -133,7 +134,7 @@ def fit(
     progress: bool = True,
     record: RunRecord | None = None,
     say: Callable[[str], None] | None = None,
-    check_resume: Callable[[Mapping[str, Json]], None] | None = None,
+    check_resume: Callable[[Mapping[str, Json]], None] = lambda _: None,
 ) -> FitResult:
     """Trains an ensemble.
 
@@ -219,6 +220,8 @@ def fit(
     )
     if isinstance(data, Mapping | tuple):  # A list is an iterable of batches.
         refuse_lists(data, "the data")
+    # A fault is reported even where nothing else is.
+    report = logging.warning if say is None and not progress else say or _print
     if say is None:
         say = _print if progress and cluster.is_main() else _be_silent
     if eval_data is not None and validation is not None:
@@ -247,11 +250,11 @@ def fit(
             Peers.current.hold(ensemble.layout.holdings())
         opened = None
         if checkpoints is not None:
-            opened = stack.enter_context(checkpoints.open(record.to_dict()))
-            if opened.saved_record is not None and check_resume is not None:
-                check_resume(opened.saved_record)
-            for note in opened.notes:
-                say(f"Note: {note}")
+            opened = stack.enter_context(
+                checkpoints.open(
+                    record.to_dict(), check=check_resume, say=report, directions=directions
+                )
+            )
         # 2. The state is born on the mesh, or restored onto it; then the execution is chosen.
         begun = begin_run(
             ensemble,
@@ -264,6 +267,8 @@ def fit(
             folder=checkpoints.folder if checkpoints else None,
             say=say,
         )
+        for note in opened.notes if opened else ():
+            say(f"Note: {note}")
         owes_evaluation = False
         if checkpoints is not None and opened is not None and opened.saved_step:
             owes_evaluation = opened.restore_host_file(OWED_FILE, is_shared=True) is not None

@@ -15,7 +15,7 @@ from dist_ens.callbacks.records import score_record
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.failures import FailedMember
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import SaveError, UserError, kind_of
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout
@@ -126,6 +126,8 @@ class Loop:
             # process must end at once, and hosts cannot read together after one of them failed.
             waits = failed is not KeyboardInterrupt and jax.process_count() == 1
             with contextlib.ExitStack() as stack:  # It closes every callback, whatever fails.
+                if failed is not None:  # A disk that failed twice is reported once.
+                    stack.enter_context(contextlib.suppress(SaveError))
                 for callback in reversed(self._callbacks):
                     stack.callback(call_hook, callback, "close")
                 if failed is None or waits:
@@ -178,7 +180,7 @@ class Loop:
                     is_last, stopping = False, True
             due = self._opened is not None and self._opened.is_due(step)
             if is_last or (stopping and step) or (due and step > self._info.first_step):
-                self._save(step, state)
+                self._save(step, state, is_last=is_last or stopping)
             if is_last or stopping:
                 break
             with jax.transfer_guard("allow"):
@@ -278,7 +280,7 @@ class Loop:
             raise
         except Exception:  # The data, a metric or a callback may raise anything.
             if jax.process_count() == 1:  # The other hosts would not take part in the save.
-                self._save(step, state)
+                self._save(step, state, is_last=True)
             raise
 
     def _scored(self, step: int, state: State, eval_data: EvalData, *, is_last: bool) -> bool:
@@ -316,8 +318,14 @@ class Loop:
             return "a callback of another host"
         return name_of_callback(self._stopper)
 
-    def _save(self, step: int, state: State) -> None:
-        """Starts to save a checkpoint, if the run has checkpoints."""
+    def _save(self, step: int, state: State, *, is_last: bool) -> None:
+        """Starts to save a checkpoint, if the run has checkpoints.
+
+        Args:
+            step: Number of steps that the state has seen.
+            state: State of the ensemble.
+            is_last: Whether the run ends with this save.
+        """
         if self._opened is None:
             return
         # The metrics of a checkpoint's steps are written before it. On one host, the thread that
@@ -334,9 +342,18 @@ class Loop:
             for callback in self._callbacks:
                 call_hook(callback, "sync")
 
+        scores = self._scores if step == self._scored_step else None
         host_files = self._host_files() | ({OWED_FILE: b"1"} if self._owes_evaluation else {})
         with contextlib.suppress(_NothingToSaveError):
-            self._opened.save(step, state, record=self._record, host_files=host_files, after=after)
+            self._opened.save(
+                step,
+                state,
+                record=self._record,
+                scores=_finite_scores(scores) if scores is not None else None,
+                host_files=host_files,
+                after=after,
+                is_last=is_last,
+            )
 
     def _write(self, step: int, record: dict[str, float]) -> None:
         """Adds a record to the history and passes it to the writers."""
@@ -345,6 +362,12 @@ class Loop:
             with jax.transfer_guard("allow"):  # A user's writer may transfer what it likes.
                 for callback in self._callbacks:
                     call_hook(callback, "write", step, record)
+
+
+def _finite_scores(scores: Scores) -> dict[str, float]:
+    """Returns the scores of the ensemble, or of its mean member, that are finite numbers."""
+    values = scores.ensemble or scores.mean_member
+    return {name: float(value) for name, value in values.items() if np.isfinite(value)}
 
 
 def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.failures import FailureRecord
+from dist_ens.ensemble.failures import FailureRecord, saved_structures
 from dist_ens.layout import MEMBERS, Layout, Waves, to_host
 from dist_ens.members.label_scale import has_label_scale
 from dist_ens.state import State
@@ -62,12 +62,12 @@ class MemberRestarts:
         saved = None
         if self._opened is not None:
             failed_step = int(to_host(state.failures.last_step)[position])
-            like = ensemble.abstract_state(self._batch)
-            saved = self._opened.restore_before(failed_step, like)
+            structures = saved_structures(ensemble.abstract_state(self._batch))
+            saved = self._opened.restore_before(failed_step, *structures)
         if saved is None:
             told = "no earlier step is saved, so it continues with the next batch."
             return self._exchanged(state, state, position), told
-        other, from_step = saved
+        other, from_step = ensemble.with_record(saved[0]), saved[1]
         told = f"it continues after step {step:,} from its state at step {from_step:,}."
         return self._exchanged(state, other, position), told
 

@@ -27,7 +27,7 @@ from dist_ens.errors import RunError, UserError
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 # Calls whose argument at a position is a message. `super().__init__` is one in errors.py only.
-_RAISING = {"UserError": 0, "RunError": 0, "require": 1}
+_RAISING = {"UserError": 0, "RunError": 0, "SaveError": 0, "require": 1}
 # The function `require` passes on the message of its caller.
 
 _PASSED_ON = "{message}"
@@ -169,7 +169,12 @@ def _template(node: ast.expr) -> str:
         case ast.JoinedStr(values=values):
             return "".join(map(_template, values))
         case ast.FormattedValue(value=value):
-            return f"{{{ast.unparse(value)}}}"
+            return f"{{{_code(value)}}}"
         case ast.BinOp(op=ast.Add(), left=left, right=right):
             return _template(left) + _template(right)
-    return f"{{{ast.unparse(node)}}}"
+    return f"{{{_code(node)}}}"
+
+
+def _code(node: ast.expr) -> str:
+    """Returns an expression as code. Versions of Python choose other quotes inside of f-strings."""
+    return ast.unparse(node).replace('"', "'")

@@ -14,11 +14,12 @@ from dist_ens.checkpoint import (
     CheckpointStore,
     checkpoints,
     host_files,
+    manifest,
     record,
     store,
 )
 from dist_ens.checkpoint.leaves import named_leaves
-from provocations._parts import raises
+from dist_ens.checkpoint.manifest import MANIFEST
 
 _RECORD = record.StepRecord(
     member="Net",
@@ -50,6 +51,11 @@ def a_folder_of_another_type():
     Checkpoints(3)
 
 
+def a_best_score_that_the_run_does_not_have(tmp_path):
+    with Checkpoints(tmp_path, keep_best="acuracy").open({}, directions={"accuracy": "higher"}):
+        pass
+
+
 def a_resume_that_is_unknown(tmp_path):
     Checkpoints(tmp_path, resume="always")
 
@@ -75,7 +81,7 @@ def a_folder_that_one_host_does_not_see(tmp_path, monkeypatch):
         hosts_with=lambda _: [1],
     )
     monkeypatch.setattr(checkpoints, "cluster", hosts)
-    checkpoints._require_shared(tmp_path, "host n1, pid 100")
+    checkpoints._is_marked(tmp_path, "host n1, pid 100", "0a")
 
 
 def a_file_in_place_of_the_folder(tmp_path):
@@ -104,7 +110,7 @@ def a_run_of_more_hosts(tmp_path, monkeypatch):
     for name, content in contents.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    host_files.read_host_file(tmp_path, "iterator")
+    host_files.read_host_file(tmp_path, "iterator", contents)
 
 
 def two_leaves_with_one_name():
@@ -140,7 +146,7 @@ def a_step_that_was_not_saved(tmp_path):
 
 
 def a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store, "write_checkpoint", full)
@@ -161,10 +167,64 @@ def a_checkpoint_that_was_replaced(tmp_path):
     checkpoints.restore_run(5)
 
 
-def a_checkpoint_that_is_damaged(tmp_path, monkeypatch):
+def _without_its_manifest(folder, *steps):
+    """Saves some steps, and damages the newest."""
+    with CheckpointStore(folder, keep=2) as saving:
+        for step in steps:
+            saving.save(step, {"w": jax.numpy.zeros((2, 3))}, _RECORD.to_dict())
+    (folder / "checkpoints" / str(steps[-1]) / MANIFEST).unlink()
+    return CheckpointStore(folder, read_only=True)
+
+
+def a_checkpoint_that_is_damaged(tmp_path):
+    _without_its_manifest(tmp_path, 5, 10).restore_run(10)
+
+
+def the_only_checkpoint_is_damaged(tmp_path):
+    _without_its_manifest(tmp_path, 5).restore_run(5)
+
+
+def a_run_whose_only_checkpoint_is_damaged(tmp_path):
+    _without_its_manifest(tmp_path, 5)
+    with Checkpoints(tmp_path).open(_RECORD.to_dict()):
+        pass
+
+
+def a_strict_run_whose_newest_checkpoint_is_damaged(tmp_path):
+    _without_its_manifest(tmp_path, 5, 10)
+    with Checkpoints(tmp_path, resume="strict").open(_RECORD.to_dict()):
+        pass
+
+
+def a_damaged_checkpoint_that_cannot_be_renamed(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    _without_its_manifest(tmp_path, 5, 10)
+    monkeypatch.setattr(store, "set_aside", refused)
+    with Checkpoints(tmp_path).open(_RECORD.to_dict()):
+        pass
+
+
+def a_checkpoint_that_may_not_be_read(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.EACCES, "Permission denied")
+
     checkpoints = _saved(tmp_path)
-    monkeypatch.setattr(store, "read_run", raises)
+    monkeypatch.setattr(store, "open_step", refused)
     checkpoints.restore_run(5)
+
+
+def a_checkpoint_of_a_newer_format(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "FORMAT", 3)
+        checkpoints = _saved(tmp_path)
+    checkpoints.restore_run(5)
+
+
+def checkpoints_behind_a_link(tmp_path):
+    (tmp_path / "checkpoints").symlink_to(tmp_path)
+    CheckpointStore(tmp_path)
 
 
 def a_run_on_other_data():

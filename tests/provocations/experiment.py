@@ -14,10 +14,11 @@ from dist_ens.experiment import (
     loaded,
     objectives,
     part_checks,
+    replay,
     train,
     workdir,
 )
-from dist_ens.experiment.config_file import ConfigFile
+from dist_ens.experiment.config_file import ConfigFile, ExperimentFile
 from dist_ens.experiment.record import Run
 from dist_ens.layout import Layout
 from dist_ens.losses import squared_error
@@ -217,6 +218,20 @@ def a_config_that_is_absent(tmp_path, monkeypatch):
     ConfigFile("configs/digit.py")
 
 
+def an_experiment_file_that_is_not_there():
+    ExperimentFile("runs/digit/experiment.json")
+
+
+def an_experiment_file_that_holds_a_list(tmp_path):
+    (tmp_path / "experiment.json").write_text("[1]")
+    ExperimentFile(str(tmp_path / "experiment.json"))
+
+
+def an_experiment_that_cannot_be_stored(tmp_path):
+    stored = train._StoredExperiment(_experiment(), tmp_path / "missing")
+    stored.begin(None)
+
+
 def a_config_that_returns_a_dict(tmp_path):
     _config(tmp_path, "def get_config():\n    return {}\n").experiment()
 
@@ -357,3 +372,10 @@ def a_workdir_without_a_checkpoint(tmp_path):
 def a_run_loaded_without_its_config_file(tmp_path):
     record = _run(network="Net", member_file="configs/digits.py").to_dict()
     loaded.load(_trained(tmp_path, record))
+
+
+def a_member_to_replay_that_is_not_there(monkeypatch):
+    state = State(None, jnp.arange(8), None, None, None, None)
+    finished = workdir.Finished(_run(), None, state, 1, OwnParts())
+    monkeypatch.setattr(replay, "open_finished", lambda *_, **__: finished)
+    replay.replay("runs/digits", 8)

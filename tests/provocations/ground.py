@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import json
+import socket
+import ssl
 import threading
 import types
 
@@ -12,6 +14,7 @@ import numpy as np
 from dist_ens import cluster, meeting, narrowing, optimizers, paths, peers, state
 from dist_ens.config import OptimizerConfig
 from dist_ens.errors import BrokenMembersError
+from dist_ens.mutual_tls import MutualTls
 
 
 def _optimizer(**fields):
@@ -209,8 +212,16 @@ def _told(monkeypatch, answer):
 
 def a_port_that_is_in_use(monkeypatch):
     monkeypatch.setattr(meeting, "_BUSY_SECS", 0)
-    with meeting._listener(_ADDRESS):
-        meeting._listener(_ADDRESS)
+    with meeting._listener(_ADDRESS, _ADDRESS):
+        meeting._listener(_ADDRESS, _ADDRESS)
+
+
+def an_address_to_listen_at_of_another_machine():
+    meeting._listener(_ADDRESS, "192.0.2.1:4711")
+
+
+def an_address_to_listen_at_without_a_port():
+    meeting.bind_address_of({meeting.BIND_VARIABLE: "10.0.0.1"}, _ADDRESS)
 
 
 def hosts_with_different_configs():
@@ -230,3 +241,30 @@ def a_host_that_sends_nothing():
 
     client = types.SimpleNamespace(blocking_key_value_get=late)
     peers.value_of(client, "config", "process 1 (host n2, pid 100)", 0.1)
+
+
+def a_part_of_mutual_tls():
+    MutualTls.from_environ({"JAX_MTLS_CERT_FILE": "cert.pem"}, "0.12.0")
+
+
+_TLS = {f"JAX_MTLS_{name}_FILE": f"{name.lower()}.pem" for name in ("CERT", "KEY", "CA")}
+
+
+def mutual_tls_of_an_old_jax():
+    MutualTls.from_environ(_TLS, "0.10.2")
+
+
+def certificates_that_are_not_there():
+    certificates = MutualTls.from_environ(_TLS, "0.12.0")
+    assert certificates is not None
+    certificates.context(of_server=True)
+
+
+def a_certificate_that_is_not_accepted(monkeypatch):
+    class Refusing:
+        def wrap_socket(self, *_, **__):
+            raise ssl.SSLCertVerificationError(1, "self-signed certificate")
+
+    monkeypatch.setattr(MutualTls, "context", lambda *_, **__: Refusing())
+    monkeypatch.setattr(meeting.socket, "create_connection", lambda *_, **__: socket.socket())
+    meeting.meet("10.0.0.1:1234", 2, 1, 10, None, MutualTls("cert.pem", "key.pem", "ca.pem"))

@@ -89,7 +89,7 @@ def a_name_that_the_flag_does_not_know():
 
 
 def a_flag_that_is_missing():
-    cli.required(_flag(None, "workdir"))
+    cli.required(_flag(None, "workdir"), "runs/digits")
 
 
 def a_flag_without_names():
@@ -229,8 +229,39 @@ def an_input_of_out_of_bag_predictions():
     _command("predict", "--out_of_bag", *paths)
 
 
+def _prepared_for_members(*words):
+    with _own_flags():
+        sys.modules.pop("launch.members", None)
+        importlib.import_module("launch.members")._CommandLine().prepare(["dist-ens", *words])
+
+
+def a_member_command_without_an_action():
+    _prepared_for_members("runs/digits")
+
+
+def an_action_on_members_that_is_unknown():
+    _prepared_for_members("runs/digits", "verfy")
+
+
+def no_checkpoint_to_verify(tmp_path):
+    _command("members", _COMMAND_LINE=types.SimpleNamespace(workdir=tmp_path, action="verify"))
+
+
 def no_run_to_report():
     _command("report")
+
+
+def a_config_and_an_experiment(tmp_path):
+    (tmp_path / "experiment.json").write_text("{}")
+    _command("train", f"--experiment={tmp_path}/experiment.json", config=tmp_path)
+
+
+def no_run_to_replay():
+    _command("replay", "--member=0")
+
+
+def no_member_to_replay():
+    _command("replay", _RUN=["runs/digits"])
 
 
 def predictions_in_a_csv_file():

@@ -5,14 +5,17 @@ import subprocess
 import sys
 import types
 
-from launch.gcloud import Tpu
+from launch.gcloud import QueuedResource, num_vms
 from launch.jobset import JobSetSettings, Nodes, SecretVariable, TpuSlices
+from launch.programs import run_program
 from launch.sky_task import SkySettings
 from launch.yaml_text import yaml_text
 from provocations.launch import _command, _own_flags
 
 _TRAIN = ("train", "--config=configs/digits.py", "--workdir=/runs/digits")
 _GIVEN = ("--name=digits", "--image=example.com/dist-ens:1")
+_HERE = ("--name=digits", "--zone=us-west4-a")
+_GROUP = (*_HERE, "--project=team", "--kind=instance_group")
 _STARTED = types.SimpleNamespace(arguments=_TRAIN)
 
 
@@ -21,17 +24,29 @@ def _settings(*arguments, name="digits", hardware=None, **others):
     return JobSetSettings(name, "example.com/dist-ens:1", arguments, hardware, **others)
 
 
-def _tpu(*arguments, call=None):
-    """Runs `dist-ens tpu`, with a function in place of the call of gcloud."""
+def _tpu(*arguments, ended=None):
+    """Runs `dist-ens tpu`, with a function of a call in place of gcloud."""
     with _own_flags():
         sys.modules.pop("launch.tpu", None)
         module = importlib.import_module("launch.tpu")
         try:
-            module.subprocess = types.SimpleNamespace(run=call)
+            module.run_program = lambda call, *_, **__: ended(call)
+            module.signals = types.SimpleNamespace(leave_running=lambda _: None)
             module.cli.parsed(module._ACTION.prepare(["dist-ens", *arguments]))
             module.main()
         finally:
             del sys.modules["launch.tpu"]
+
+
+def _codes(**codes):
+    """A stand-in for gcloud, which ends with a code if a text is part of its call."""
+    found = {text.replace("_", "-"): code for text, code in codes.items()}
+
+    def ended(call):
+        code = next((code for text, code in found.items() if text in " ".join(call)), 0)
+        return subprocess.CompletedProcess(call, code, "digits-x1\n", "The project is unknown.")
+
+    return ended
 
 
 def a_topology_that_is_none():
@@ -100,20 +115,49 @@ def a_secret_that_is_typed_for_skypilot():
 
 
 def no_slices():
-    Tpu("digits", "us-west4-a", num_slices=0)
+    QueuedResource("digits", "us-west4-a", num_slices=0)
+
+
+def vms_that_do_not_divide_a_slice():
+    num_vms("ct6e-standard-4t", "3x3")
 
 
 def a_word_of_tpu_that_is_misspelt():
-    _tpu("folow", "--name=digits", "--zone=us-west4-a")
+    _tpu("folow", *_HERE)
+
+
+def a_flag_of_the_other_kind_of_tpu():
+    _tpu("create", *_HERE, "--machine_type=ct6e-standard-4t")
 
 
 def no_gcloud():
-    def absent(call):
-        raise FileNotFoundError(2, "No such file or directory")
-
-    _tpu("delete", "--name=digits", "--zone=us-west4-a", call=absent)
+    run_program(["no-gcloud", "compute"], "Install the Google Cloud CLI.")
 
 
-def a_gcloud_that_fails():
-    failed = subprocess.CompletedProcess([], 3)
-    _tpu("delete", "--name=digits", "--zone=us-west4-a", call=lambda _: failed)
+def a_gcloud_that_does_not_create():
+    _tpu("create", *_HERE, "--accelerator_type=v", "--runtime_version=v", ended=_codes(create=3))
+
+
+def a_gcloud_that_creates_a_part():
+    flags = ("--machine_type=ct6e-standard-4t", "--tpu_topology=4x4", "--image_family=tpu")
+    _tpu("create", *_GROUP, *flags, ended=_codes(instance_groups=3))
+
+
+def a_gcloud_that_starts_nothing():
+    _tpu("run", *_HERE, "--", "train", ended=_codes(setsid=3))
+
+
+def a_worker_that_cannot_be_stopped():
+    _tpu("run", *_HERE, "--", "train", ended=_codes(tpu_vm=255))
+
+
+def a_group_without_worker_0():
+    _tpu("follow", *_GROUP, ended=_codes(worker_number=100))
+
+
+def a_group_that_gcloud_does_not_list():
+    _tpu("follow", *_GROUP, ended=_codes(list_instances=1))
+
+
+def a_gcloud_that_does_not_delete():
+    _tpu("delete", *_HERE, ended=_codes(delete=3))

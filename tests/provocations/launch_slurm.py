@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import os
 import subprocess
 import sys
 
@@ -52,14 +51,8 @@ def a_sweep_without_a_workdir():
     _rendered("train", configs=("a.py", "b.py"))
 
 
-def no_slurm_on_this_machine(monkeypatch):
-    monkeypatch.setitem(os.environ, "PATH", "")
-    with _slurm() as slurm:
-        slurm._submitted("#!/bin/bash\n")
-
-
 def a_job_that_slurm_refuses(monkeypatch):
-    refused = subprocess.CompletedProcess([], 1, b"", b"sbatch: error: invalid partition gpu\n")
+    refused = subprocess.CompletedProcess([], 1, "", "sbatch: error: invalid partition gpu\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: refused)
     with _slurm() as slurm:
         slurm._submitted("#!/bin/bash\n")

@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_ens.config import Experiment
 from dist_ens.plan import topology
-from dist_ens.plan.planned import Plan, PlannedMesh
+from dist_ens.plan.planned import Plan, PlannedMesh, of_unsupported
 from dist_ens.plan.planner import Planner
 from dist_ens.report import page, run_files
 
@@ -97,3 +97,8 @@ def pictures_that_are_damaged(tmp_path):
 def pictures_of_two_axes(tmp_path):
     np.save(tmp_path / "pictures.npy", np.zeros((8, 8)))
     run_files._read_pictures(tmp_path / "pictures.npy", "dist-ens evaluate")
+
+
+def a_mesh_for_which_xla_does_not_compile():
+    slices = [types.SimpleNamespace(slice_index=i // 4) for i in range(8)]
+    raise of_unsupported("1 x 8", RuntimeError("UNIMPLEMENTED: cross-slice reduce."), slices)

@@ -1,0 +1,67 @@
+"""The causes of errors of reading and writing, as a person reads them."""
+
+import dataclasses
+import errno
+import os
+
+from dist_ens.errors import first_line
+
+# What to do about an error of the system, as a sentence without its end.
+_REMEDIES = {
+    errno.ENOSPC: "Free some space there",
+    errno.EDQUOT: "Free some space there, or ask for a larger quota",
+    errno.EFBIG: "Raise the limit on the size of a file (ulimit -f)",
+    errno.EROFS: "Mount that disk so that it can be written",
+    errno.EACCES: "Give this user permission",
+    errno.EPERM: "Give this user permission",
+    errno.ENOENT: "Put the folder of the run back in its place",
+    errno.ENOTDIR: "Put the folder of the run back in its place",
+    errno.EMFILE: "Raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "Close files of other programs",
+    errno.ENOMEM: "Free some memory",
+    errno.EIO: "Check that disk",
+    errno.ESTALE: "Put the folder of the run back in its place",
+}
+_OTHER = "Remove the cause"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """The cause of an error.
+
+    Attributes:
+        what: Description of the error, without a full stop, such as `no space left on device`.
+        remedy: Advice as a sentence without a full stop, such as `Free some space`.
+        code: Number of the system's error; None if the system reported none.
+    """
+
+    what: str
+    remedy: str
+    code: int | None
+
+
+def explained(error: BaseException | None) -> Cause:
+    """Returns the cause of an error.
+
+    Args:
+        error: Error of reading or writing. TensorStore reports an error of the system as a text in
+            a ValueError. None if it happened on another host.
+
+    >>> explained(OSError(28, "No space left on device")).remedy
+    'Free some space there'
+    >>> explained(ValueError("RESOURCE_EXHAUSTED: No space left on device [a/b.cc:1]")).what
+    'no space left on device'
+    """
+    if error is None:
+        return Cause("another host reports an error", "Look at its output", None)
+    while error.__cause__ is not None:  # A file of metrics reports the system's error as its cause.
+        error = error.__cause__
+    code, text = None, None
+    if isinstance(error, OSError):
+        code, text = error.errno, error.strerror
+    if code is None:
+        code = next((each for each in _REMEDIES if os.strerror(each) in str(error)), None)
+    if code is None:
+        return Cause(first_line(error).rstrip("."), _OTHER, None)
+    what = text or os.strerror(code)
+    return Cause(what[:1].lower() + what[1:], _REMEDIES.get(code, _OTHER), code)

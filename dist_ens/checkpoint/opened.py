@@ -1,0 +1,298 @@
+"""`OpenCheckpoints`: the checkpoints of a folder that is locked for one run."""
+
+import contextlib
+import logging
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from dist_ens import cluster
+from dist_ens.checkpoint.cadence import Cadence
+from dist_ens.checkpoint.causes import explained
+from dist_ens.checkpoint.record import STRICT
+from dist_ens.checkpoint.store import FOLDER, CheckpointStore
+from dist_ens.commands import quoted
+from dist_ens.errors import RunError, SaveError
+from dist_ens.exit_codes import ExitCode
+from dist_ens.json_text import Json, JsonDict
+from dist_ens.state import State
+from dist_ens.types import Tree
+
+
+class OpenCheckpoints:
+    """The checkpoints of a folder that is locked for one run; made by `Checkpoints.open`.
+
+    It begins at the newest checkpoint. A damaged one is set aside: its folder gets another name,
+    and the one before it is used.
+
+    Args:
+        store: Checkpoints of the folder.
+        folder: Folder of the run.
+        record: Description of the run that is about to train.
+        cadence: Function that returns the rule for when to save, given the first step.
+        check: Function of a saved record that raises a `UserError` if the run must not resume it,
+            and returns sentences on differences that do not prevent resuming.
+        resume: Rule of `Checkpoints`.
+        say: Function that prints a sentence.
+        require_same_folder: Function that raises an `OSError` if the folder of the run was removed
+            or replaced.
+
+    Attributes:
+        saved_step: Step of the checkpoint that the run resumes; 0 if there is none.
+        saved_record: Record of that checkpoint; None if there is none.
+        notes: Sentences about differences between that record and this run's which did not prevent
+            resuming, such as other versions of JAX.
+
+    Raises:
+        UserError: If the folder holds another run.
+        RunError: If the newest checkpoint is damaged and there is no older one, or `resume` is
+            "strict".
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        folder: pathlib.Path,
+        record: Mapping[str, Json],
+        *,
+        cadence: Callable[[int], Cadence],
+        check: Callable[[JsonDict], list[str]],
+        resume: str,
+        say: Callable[[str], None],
+        require_same_folder: Callable[[], None],
+    ) -> None:
+        self._store, self._folder, self._record = store, folder, record
+        self._cadence_from, self._check, self._resume = cadence, check, resume
+        self._say, self._require_same_folder = say, require_same_folder
+        # Cause of the last save that failed, which was said; None if the last save did not fail.
+        self._said: str | None = None
+        self.saved_step: int
+        self.saved_record: JsonDict | None
+        self.notes: list[str]
+        self._begin_at_newest()
+
+    def restore_state(self, abstract: Tree, *others: Tree) -> Tree | None:
+        """Returns the state at `saved_step`; see `CheckpointStore.restore_state`.
+
+        Every host must call this.
+
+        Args:
+            abstract: The state's structure with shapes, types and shardings as leaves.
+            others: Other structures that the state may have.
+
+        Returns:
+            The state. None if the checkpoint is damaged on some host. It is then set aside, and
+            `saved_step`, `saved_record` and `notes` are those of an older one.
+
+        Raises:
+            RunError: If the checkpoint cannot be used, and there is no older one.
+        """
+        state, damage = self._state_at(self.saved_step, abstract, *others)
+        if self._is_set_aside(self.saved_step, damage):
+            self._begin_at_newest()
+            return None
+        return state
+
+    def restore_before(self, step: int, abstract: Tree, *others: Tree) -> tuple[Tree, int] | None:
+        """Returns the newest sound state of an earlier step than a given one, with its step.
+
+        It waits for the last save. Checkpoints that are damaged on some host are set aside. Every
+        host must call this.
+
+        Args:
+            step: Step that is too late.
+            abstract: The state's structure with shapes, types and shardings as leaves.
+            others: Other structures that the state may have.
+
+        Returns:
+            The state and its step; None if no earlier step is saved.
+
+        Raises:
+            RunError: If a checkpoint cannot be read for another reason than damage.
+        """
+        with contextlib.suppress(SaveError):  # It was said when it happened.
+            self.wait()
+        while True:
+            earlier = max((saved for saved in self._store.steps() if saved < step), default=0)
+            earlier = cluster.as_main_sees(earlier)
+            if not earlier:
+                return None
+            state, damage = self._state_at(earlier, abstract, *others)
+            hosts = cluster.hosts_with(damage is not None)
+            if not hosts and state is not None:
+                return state, earlier
+            moved = self._store.set_aside(earlier)
+            self._tell(
+                f"The checkpoint of step {earlier} is damaged: {_why(hosts, damage)}. It is kept "
+                f"as {quoted(moved)}, and training continues without it."
+            )
+
+    def restore_host_file(self, name: str, *, is_shared: bool = False) -> bytes | None:
+        """Returns this host's bytes at `saved_step`; see `CheckpointStore.restore_host_file`."""
+        return self._store.restore_host_file(self.saved_step, name, is_shared=is_shared)
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether to save now, the same on every host.
+
+        Every host must ask at every call boundary, also where it saves for another reason.
+
+        Args:
+            step: Number of updates that the state has seen.
+        """
+        return self._cadence.is_due(step)
+
+    def save(
+        self,
+        step: int,
+        state: State,
+        *,
+        record: Mapping[str, Json] | None = None,
+        scores: Mapping[str, float] | None = None,
+        host_files: Mapping[str, bytes] | None = None,
+        after: Callable[[], None] = lambda: None,
+        is_last: bool = False,
+    ) -> None:
+        """Starts to save a checkpoint; see `CheckpointStore.save`.
+
+        A step that is already saved is not saved again. A save that cannot be written is reported
+        at once. It ends the run only if it is the last.
+
+        Args:
+            step: Number of updates that the state has seen.
+            state: Pytree of arrays on a mesh, `[members, ...]`.
+            record: Description of the run. Default: the one that the folder was opened with.
+            scores: Scores of the ensemble at this step, by name. Default: none.
+            host_files: Bytes that belong to this host, by name (`[a-z_]+`).
+            after: Function that the writing thread calls before it writes.
+            is_last: Whether the run ends with this save.
+        """
+        if step == self.saved_step:
+            return
+        with contextlib.suppress(SaveError):  # It was said when it happened.
+            self.wait()
+
+        def checked_after() -> None:
+            self._require_same_folder()
+            after()
+
+        self._store.save(
+            step,
+            state,
+            self._record if record is None else record,
+            scores=scores,
+            host_files=host_files,
+            after=checked_after,
+            failed=(lambda _: None) if is_last else partial(self._say_failure, step),
+        )
+
+    def wait(self) -> None:
+        """Waits until the last save is on disk.
+
+        Raises:
+            SaveError: If the save could not be written.
+        """
+        if self._store.wait() and self._said is not None:
+            self._said = None
+            self._tell(f"Saving in {quoted(self._folder)} works again. {self._store.last_saved()}")
+
+    def _state_at(
+        self, step: int, abstract: Tree, *others: Tree
+    ) -> tuple[Tree | None, RunError | None]:
+        """Returns the state at a step, and the damage that this host found; one of them is None."""
+        try:
+            return self._store.restore_state(step, abstract, *others), None
+        except RunError as error:
+            return None, _damage_of(error)
+
+    def _begin_at_newest(self) -> None:
+        """Finds the newest checkpoint whose record and files are sound, and reads its record."""
+        while True:
+            step = cluster.as_main_sees(self._store.latest_step() or 0)
+            record, damage = None, None
+            if step:
+                try:
+                    record = self._store.restore_run(step)
+                except RunError as error:
+                    damage = _damage_of(error)
+            if not self._is_set_aside(step, damage):
+                break
+        self.saved_step, self.saved_record = step, record
+        self.notes = [] if record is None else self._check(record)
+        if step and (added := self._store.added_files(step)):
+            self.notes.append(
+                f"The checkpoint of step {step} has files that do not belong to it, and that are "
+                f"not read: {', '.join(map(quoted, added[:5]))}."
+            )
+        self._cadence = self._cadence_from(step)
+
+    def _is_set_aside(self, step: int, damage: RunError | None) -> bool:
+        """Sets a checkpoint aside if a host found it damaged, and returns whether it did.
+
+        Every host must call this.
+
+        Args:
+            step: Step of the checkpoint.
+            damage: Damage that this host found; None if it found none.
+
+        Raises:
+            RunError: If no older checkpoint can be used instead.
+        """
+        hosts = cluster.hosts_with(damage is not None)
+        if not hosts:
+            return False
+        path = self._folder / FOLDER / str(step)
+        why = _why(hosts, damage)
+        older = cluster.as_main_sees(max((s for s in self._store.steps() if s < step), default=0))
+        if self._resume == STRICT or not older:
+            remedy = (
+                f"Run without --resume=strict (resume='strict' in Python) to resume from step "
+                f"{older}, or restore the files from a copy."
+                if older
+                else "No older step is saved. Restore the files from a copy, or move the folder "
+                "away to train anew."
+            )
+            raise RunError(
+                f"The newest checkpoint {quoted(path)} is damaged: {why}. {remedy}",
+                exit_code=ExitCode.DAMAGED,
+            ) from damage
+        moved = self._store.set_aside(step)
+        self._tell(
+            f"The checkpoint of step {step} is damaged: {why}. It is kept as {quoted(moved)}. The "
+            f"run resumes from step {older}."
+        )
+        return True
+
+    def _say_failure(self, step: int, error: BaseException) -> None:
+        """Says that a save could not be written, unless the one before it had the same cause."""
+        why = explained(error)
+        if why.what != self._said:
+            self._tell(
+                f"Could not write the checkpoint of step {step} in {quoted(self._folder)}: "
+                f"{why.what}. {self._store.last_saved()} Training continues, and the next save "
+                f"tries again. {why.remedy}."
+            )
+        self._said = why.what
+
+    def _tell(self, sentence: str) -> None:
+        """Prints a sentence on process 0, and logs it on the others."""
+        if cluster.is_main():
+            self._say(sentence)
+        else:
+            logging.warning(sentence)
+
+
+def _why(hosts: Sequence[int], damage: RunError | None) -> str:
+    """Returns why a checkpoint is damaged, as a clause.
+
+    Args:
+        hosts: Hosts that found damage.
+        damage: Damage that this host found; None if it found none.
+    """
+    return f"process {hosts[0]} found it" if damage is None else explained(damage).what
+
+
+def _damage_of(error: RunError) -> RunError:
+    """Returns an error that says that a checkpoint is damaged, and raises any other."""
+    if error.exit_code != ExitCode.DAMAGED:
+        raise error
+    return error

@@ -1,0 +1,125 @@
+"""Training of one member of a finished run once more, alone, and its comparison with the run."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from dist_ens.checkpoint.leaves import named_leaves
+from dist_ens.commands import quoted
+from dist_ens.config.own_parts import OwnParts
+from dist_ens.data import Source, Spec, open_source
+from dist_ens.errors import UserError
+from dist_ens.experiment.build import build_ensemble
+from dist_ens.experiment.checks import require_trained_on
+from dist_ens.experiment.workdir import open_finished
+from dist_ens.layout import Layout, to_host
+from dist_ens.state import State, select_members
+from dist_ens.training import OrderedSplit, fit
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """The comparison of a member of a run with the same member trained alone.
+
+    Attributes:
+        member: Id of the member.
+        step: Number of updates that both have seen.
+        execution: Execution of the run, with which the member was trained alone too.
+        differences: Largest absolute difference in each leaf whose bits differ, divided by the
+            largest absolute value of the leaf in the run, by the leaf's name. NaN where one of the
+            two is NaN and the other is not.
+        num_leaves: Number of leaves of the member's state.
+    """
+
+    member: int
+    step: int
+    execution: str
+    differences: dict[str, float]
+    num_leaves: int
+
+    @property
+    def largest(self) -> tuple[str, float]:
+        """The leaf that differs most and its difference; ("", 0) if all bits are the same."""
+        return max(
+            self.differences.items(),
+            key=lambda item: np.inf if np.isnan(item[1]) else item[1],
+            default=("", 0.0),
+        )
+
+
+def replay(
+    workdir: str | pathlib.Path,
+    member: int,
+    *,
+    until: int | None = None,
+    source: Source | None = None,
+    own_parts: Callable[[Spec], OwnParts] | None = None,
+    progress: bool = True,
+) -> Replay:
+    """Trains one member of a run from its first step, alone on one device, and compares it.
+
+    The member has the seed, the id, the data and the execution of the run. Nothing is written.
+
+    Args:
+        workdir: Folder of a run that was started from a config.
+        member: Id of the member.
+        until: Step of the checkpoint to compare with. Default: the newest.
+        source: Data of the run. Default: the data that the run's experiment names.
+        own_parts: Function that makes the parts of the run that its experiment does not name.
+        progress: Whether to show the progress.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        UserError: If there is no such checkpoint or member, or the data is not that of the run.
+        RunError: If the checkpoint is damaged.
+    """
+    finished = open_finished(workdir, own_parts, step=until)
+    run = finished.run
+    ids = to_host(finished.state.member_id).tolist()
+    if member not in ids:
+        raise UserError(
+            f"There is no member {member} in {quoted(workdir)}: the ids are {str(ids)[:200]}. Give "
+            "one of them."
+        )
+    source = open_source(run.experiment.data) if source is None else source
+    require_trained_on(run, source)
+    saved = select_members(finished.state, [ids.index(member)])
+    ranges = source.input_ranges() if run.experiment.loss.adversarial else None
+    layout = Layout.make(1, devices=jax.local_devices()[:1])
+    alone = dataclasses.replace(
+        build_ensemble(run, layout, finished.parts, ranges), member_ids=(member,), waves=1
+    )
+    result = fit(
+        alone,
+        OrderedSplit(source.train, run.order, run.experiment.seed),
+        steps=finished.step,
+        steps_per_call=run.experiment.steps_per_call,
+        progress=progress,
+    )
+    differences = _differences(saved, result.state)
+    return Replay(
+        member,
+        finished.step,
+        str(alone.execution),
+        {name: each for name, each in differences.items() if each is not None},
+        len(differences),
+    )
+
+
+def _differences(saved: State, trained: State) -> dict[str, float | None]:
+    """Returns the relative difference of each leaf of two states; None where the bits are equal."""
+    ours, others = (jax.device_get(named_leaves(state)) for state in (saved, trained))
+    return {name: _difference(ours[name], others[name]) for name in ours}
+
+
+def _difference(saved: np.ndarray, trained: np.ndarray) -> float | None:
+    """Returns the largest difference relative to the largest value; None if the bits are equal."""
+    if saved.tobytes() == trained.tobytes():
+        return None
+    there, here = saved.astype(np.float64), trained.astype(np.float64)
+    return float(np.max(np.abs(there - here)) / (np.max(np.abs(there)) or 1.0))

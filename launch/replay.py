@@ -1,0 +1,75 @@
+"""Trains one member of a run once more, alone: dist-ens replay RUN --member=7 [--until=STEP]."""
+
+import math
+import pathlib
+
+from absl import flags
+from rich.console import Console
+
+from dist_ens.errors import UserError, counted
+from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment.replay import Replay, replay
+from dist_ens.paths import given_path
+from launch import cli
+from launch.config_flags import ConfigFlags
+
+_MEMBER = flags.DEFINE_integer("member", None, "Id of the member.", lower_bound=0)
+_UNTIL = flags.DEFINE_integer(
+    "until", None, "Step of the checkpoint to compare with. Default: the newest.", lower_bound=1
+)
+_TOLERANCE = flags.DEFINE_float(
+    "tolerance",
+    0.0,
+    "Largest difference that still counts as the same member, relative to the largest absolute "
+    "value of each leaf.",
+    lower_bound=0.0,
+)
+_CONFIG = ConfigFlags(overridable=False)
+_RUN: list[pathlib.Path] = []
+
+
+def prepare(argv: list[str]) -> list[str]:
+    """Returns the command line without the folder of the run, and stores it."""
+    argv = _CONFIG.prepare(argv)
+    _, *paths = cli.parsed(argv, known_only=True)
+    _RUN[:] = [given_path(path, "RUN") for path in paths]
+    return [argument for argument in argv if argument not in paths]
+
+
+def main() -> int:
+    """Trains the member and prints the comparison."""
+    if len(_RUN) != 1:
+        raise UserError(
+            f"dist-ens replay takes one folder of a run, and got {len(_RUN)}. Try: "
+            "dist-ens replay runs/digits --member=0."
+        )
+    if _MEMBER.value is None:
+        raise UserError("--member is missing. Give the id of one member, such as --member=0.")
+    found = replay(_RUN[0], _MEMBER.value, until=_UNTIL.value, own_parts=_CONFIG.own_parts)
+    Console(markup=False, highlight=False).print(_sentence(found), soft_wrap=True)
+    is_same = found.largest[1] <= _TOLERANCE.value  # False for NaN.
+    return ExitCode.DONE if is_same else ExitCode.FAULT
+
+
+def _sentence(found: Replay) -> str:
+    """Returns what the comparison has shown."""
+    member = f"Member {found.member} after {counted(found.step, 'step')} of {found.execution}"
+    arrays = counted(found.num_leaves, "array")
+    if not found.differences:
+        return f"{member} has the same bits as in the run, in {arrays}."
+    name, largest = found.largest
+    by = "NaN in one of the two" if math.isnan(largest) else f"{largest:.2g} of the largest value"
+    return (
+        f"{member} differs from the one in the run in {len(found.differences)} of {arrays}, most "
+        f"in {name}: by {by}. Only the execution loop promises the same bits for any number of "
+        "members and devices, on one data column."
+    )
+
+
+def run() -> None:
+    """Runs the command."""
+    cli.run(main, prepare, joins_cluster=lambda: False)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,407 @@
+"""Damage of a checkpoint: what a run does about it, and what `verify` says."""
+
+import dataclasses
+import os
+import pathlib
+import random
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from commands import dist_ens
+from dist_ens.checkpoint import Checkpoints, CheckpointStore
+from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
+from dist_ens.checkpoint.verify import faults_of
+from dist_ens.errors import RunError
+from dist_ens.exit_codes import ExitCode
+from dist_ens.layout import Layout
+from two_savers import RECORD
+
+STEPS = (100, 200)
+
+
+def state_of(step):
+    """A state of four members with other ids than their positions."""
+    rng = np.random.default_rng(step)
+    return Layout.make(4, devices=jax.devices()[:2]).put(
+        {
+            "w": rng.normal(size=(4, 400)).astype(np.float32),
+            "b": rng.normal(size=(4, 3)).astype(np.float32),
+            "step": np.full(4, step % 2**31, np.int32),
+            "member_id": np.array([5, 1, 8, 2], np.int32),
+        },
+        "members",
+    )
+
+
+def save(folder, steps=STEPS):
+    """Saves a run of several steps, each with another state and other bytes of its host."""
+    with Checkpoints(folder).open(RECORD) as opened:
+        for step in steps:
+            opened.save(step, state_of(step), host_files={"position": str(step).encode()})
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sound")
+    save(folder)
+    return folder
+
+
+@pytest.fixture
+def run(sound, tmp_path):
+    """A copy of a run with the steps 100 and 200."""
+    shutil.copytree(sound, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def step_folder(run, step):
+    return run / "checkpoints" / str(step)
+
+
+def shapes():
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state_of(0)
+    )
+
+
+def resumed(run, resume="same"):
+    """Resumes a run as `fit` does.
+
+    Returns:
+        The step, its state, the bytes of the host, and what was said.
+    """
+    said = []
+    with Checkpoints(run, resume=resume).open(RECORD, say=said.append) as opened:
+        state = None
+        while state is None:
+            state = opened.restore_state(shapes())
+        position = opened.restore_host_file("position")
+        return opened.saved_step, state, position, said + opened.notes
+
+
+def assert_is_of(state, step):
+    jax.tree.map(np.testing.assert_array_equal, *jax.device_get((state, state_of(step))))
+
+
+def flip(path, place, bit=0):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def place_in_file(folder, values):
+    """The file of the arrays that holds some values, and their place in it."""
+    for path in (folder / "state" / "d").iterdir():
+        place = path.read_bytes().find(np.asarray(values).tobytes())
+        if place >= 0:
+            return path, place
+    raise AssertionError("the values are in no file")
+
+
+def test_a_sound_run_resumes_at_its_newest_step_and_says_nothing(run):
+    step, state, position, said = resumed(run)
+    assert (step, position, said) == (200, b"200", [])
+    assert_is_of(state, 200)
+    assert faults_of(step_folder(run, 200)) == []
+
+
+def test_a_flipped_bit_is_told_with_member_and_leaf_and_the_step_before_it_is_used(run):
+    # The member with the id 8 is the third.
+    flip(*place_in_file(step_folder(run, 200), state_of(200)["w"][2]))
+    before = {
+        path: (step_folder(run, 200) / path).read_bytes()
+        for path in files_in(step_folder(run, 200))
+    }
+    assert faults_of(step_folder(run, 200))[0] == "leaf w of member 8 has changed"
+    step, state, position, [said] = resumed(run)
+    assert (step, position) == (100, b"100")
+    assert_is_of(state, 100)
+    kept = run / "checkpoints" / "200.damaged"
+    assert said == (
+        "The checkpoint of step 200 is damaged: leaf w has changed in the members [8]. It is kept "
+        f"as {kept}. The run resumes from step 100."
+    )
+    assert {path: (kept / path).read_bytes() for path in files_in(kept)} == before
+    assert CheckpointStore(run, read_only=True).steps() == [100]
+    assert resumed(run)[3] == []  # The next run has nothing more to say.
+
+
+def test_the_command_verifies_all_steps_or_one_and_ends_with_44_where_one_is_damaged(run):
+    flip(*place_in_file(step_folder(run, 200), state_of(200)["w"][2]))
+    ended = dist_ens("members", run, "verify")
+    assert ended.returncode == ExitCode.DAMAGED, ended.stderr
+    sound, damaged, member, file = ended.stdout.splitlines()
+    assert (sound, damaged) == ("Step 100: sound.", "Step 200: damaged.")
+    assert member == "  leaf w of member 8 has changed"
+    assert file.startswith("  the file state/d/")
+    ended = dist_ens("members", run, "verify", "--step=100")
+    assert (ended.returncode, ended.stdout) == (ExitCode.DONE, "Step 100: sound.\n")
+
+
+def test_every_damaged_step_is_kept_under_a_name_of_its_own(run):
+    for _ in range(2):
+        (step_folder(run, 200) / MANIFEST).write_bytes(b"")
+        assert resumed(run)[0] == 100
+        save(run, [200])
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        *("100", "200", "200.damaged", "200.damaged-2")
+    ]
+    assert_is_of(resumed(run)[1], 200)
+
+
+def test_strict_stops_at_damage_and_changes_nothing(run):
+    flip(*place_in_file(step_folder(run, 200), state_of(200)["w"][0]))
+    told = r"200 is damaged: leaf w has changed in the members \[5\]\. Run without --resume=strict"
+    with pytest.raises(RunError, match=told) as stopped:
+        resumed(run, resume="strict")
+    assert stopped.value.exit_code == ExitCode.DAMAGED
+    assert CheckpointStore(run, read_only=True).steps() == [100, 200]
+
+
+def test_the_only_step_is_not_set_aside_and_no_run_begins_anew(run):
+    shutil.rmtree(step_folder(run, 100))
+    for damage in ("state/manifest.ocdbt", MANIFEST):
+        (step_folder(run, 200) / damage).unlink()
+        with pytest.raises(RunError, match="200 is damaged: .*No older step is saved") as stopped:
+            resumed(run)
+        assert stopped.value.exit_code == ExitCode.DAMAGED
+        assert CheckpointStore(run, read_only=True).steps() == [200]
+
+
+def test_a_state_beside_another_record_is_told(run):
+    shutil.rmtree(step_folder(run, 200) / "state")
+    shutil.copytree(step_folder(run, 100) / "state", step_folder(run, 200) / "state")
+    step, state, _, [said] = resumed(run)
+    assert step == 100
+    assert "The checkpoint of step 200 is damaged: the file state/d/" in said
+    assert_is_of(state, 100)
+
+
+def test_values_of_another_step_are_told_where_all_files_match_their_hashes(run):
+    # Whoever copies a state may also write the hashes of its files anew. The digests tell it.
+    target = step_folder(run, 200)
+    old = Manifest.read(target)
+    shutil.rmtree(target)
+    shutil.copytree(step_folder(run, 100), target)
+    files = Manifest.read(step_folder(run, 100)).files
+    mixed = dataclasses.replace(old, files=files)
+    (target / MANIFEST).write_bytes(mixed.to_bytes())
+    step, state, _, [said] = resumed(run)
+    assert step == 100
+    assert "leaf b has changed in the members [5, 1]" in said
+    assert_is_of(state, 100)
+    moved = run / "checkpoints" / "200.damaged"
+    moved.rename(target)
+    assert {f"leaf {leaf} of member 8 has changed" for leaf in ("w", "b", "step")} <= {
+        *faults_of(target)
+    }
+
+
+def test_a_step_under_another_name_is_told(run):
+    step_folder(run, 100).rename(step_folder(run, 300))
+    step, state, _, [said] = resumed(run)
+    assert step == 200
+    assert "step 300 is damaged: its manifest.json is that of step 100" in said
+    assert_is_of(state, 200)
+
+
+def test_a_file_that_was_added_is_said_and_not_read(run):
+    (step_folder(run, 200) / "host_files" / "callbacks.0").write_bytes(b"\0" * 20)
+    step, state, _, [said] = resumed(run)
+    assert step == 200
+    assert "has files that do not belong to it, and that are not read: host_files/call" in said
+    assert_is_of(state, 200)
+    assert faults_of(step_folder(run, 200)) == [
+        "the file host_files/callbacks.0 does not belong to it"
+    ]
+    with Checkpoints(run).open(RECORD) as opened:
+        assert opened.restore_host_file("callbacks") is None
+
+
+def test_a_file_that_a_link_replaces_is_told(run):
+    path = step_folder(run, 200) / "state" / "manifest.ocdbt"
+    path.rename(run / "elsewhere")
+    path.symlink_to(run / "elsewhere")
+    assert resumed(run)[3][0].startswith(
+        "The checkpoint of step 200 is damaged: state/manifest.ocdbt is no regular file."
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["0300", "+300", "\u0663\u0660\u0660", "300.damaged", "-1", "3e2", "9" * 19]
+)
+def test_a_folder_with_another_name_is_no_step(run, name):
+    shutil.copytree(step_folder(run, 200), run / "checkpoints" / name)
+    assert resumed(run)[0] == 200
+    assert (run / "checkpoints" / name).is_dir()
+
+
+def test_a_link_and_a_file_are_no_steps(run):
+    (run / "checkpoints" / "300").symlink_to(step_folder(run, 200))
+    (run / "checkpoints" / "400").write_text("")
+    assert resumed(run)[0] == 200
+
+
+def test_steps_beyond_32_bits_are_saved_and_resumed(tmp_path):
+    steps = (2**31 + 5, 2**40)
+    save(tmp_path / "run", steps)
+    assert resumed(tmp_path / "run")[::2] == (2**40, str(2**40).encode())
+
+
+def test_a_member_is_read_by_reading_only_its_bytes(tmp_path):
+    # Eight members of 4 MiB each on one device.
+    big = np.random.default_rng(0).normal(size=(8, 2**20)).astype(np.float32)
+    layout = Layout.make(8, devices=jax.devices()[:1])
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, layout.put({"w": big}, "members"), {})
+
+    from dist_ens.checkpoint.reading import open_arrays
+
+    array = open_arrays(tmp_path / "checkpoints" / "1" / "state")["w"]
+    before = bytes_read()
+    np.testing.assert_array_equal(array[3:4].read().result(), big[3:4])
+    assert 2**22 <= bytes_read() - before < 1.1 * 2**22
+
+
+def bytes_read():
+    """Bytes that this process has read, by the count of the system."""
+    lines = pathlib.Path("/proc/self/io").read_text().splitlines()
+    return int(lines[0].removeprefix("rchar: "))
+
+
+# A fuzz over every kind of damage and every kind of file.
+
+
+def _file(draw, run, step):
+    folder = step_folder(run, step)
+    return folder / draw.choice(sorted(files_in(folder)))
+
+
+def flip_a_bit(draw, run):
+    path = _file(draw, run, draw.choice(STEPS))
+    flip(path, draw.randrange(path.stat().st_size), draw.randrange(8))
+
+
+def truncate_a_file(draw, run):
+    path = _file(draw, run, draw.choice(STEPS))
+    os.truncate(path, draw.randrange(path.stat().st_size))
+
+
+def delete_a_file(draw, run):
+    _file(draw, run, draw.choice(STEPS)).unlink()
+
+
+def add_bytes(draw, run):
+    path = _file(draw, run, draw.choice(STEPS))
+    path.write_bytes(path.read_bytes() + draw.randbytes(draw.randrange(1, 9)))
+
+
+def add_a_file(draw, run):
+    path = _file(draw, run, draw.choice(STEPS))
+    path.with_name(f"{path.name}{draw.choice(['.0', '.1', 'x'])}").write_bytes(path.read_bytes())
+
+
+def delete_a_folder(draw, run):
+    shutil.rmtree(_file(draw, run, draw.choice(STEPS)).parent)
+
+
+def swap_a_file_between_steps(draw, run):
+    """Swaps two files of one kind; those of the arrays have random names."""
+    a, b = (sorted(files_in(step_folder(run, step))) for step in STEPS)
+    place = draw.randrange(min(len(a), len(b)))
+    first, second = step_folder(run, 100) / a[place], step_folder(run, 200) / b[place]
+    contents = first.read_bytes(), second.read_bytes()
+    second.write_bytes(contents[0])
+    first.write_bytes(contents[1])
+
+
+def copy_a_folder_to_another_step(draw, run):
+    name = draw.choice(["state", "state/d", "host_files"])
+    source, target = (step_folder(run, step) for step in draw.sample(STEPS, 2))
+    shutil.rmtree(target / name)
+    shutil.copytree(source / name, target / name)
+
+
+def rename_a_step(draw, run):
+    step_folder(run, draw.choice(STEPS)).rename(step_folder(run, draw.choice([1, 150, 300])))
+
+
+def swap_two_steps(draw, run):
+    step_folder(run, 100).rename(run / "aside")
+    step_folder(run, 200).rename(step_folder(run, 100))
+    (run / "aside").rename(step_folder(run, 200))
+
+
+def edit_a_record(draw, run):
+    path = step_folder(run, draw.choice(STEPS)) / MANIFEST
+    old, new = draw.choice([(b'"seed": 0', b'"seed": 1'), (b'"step": ', b'"step": 1')])
+    content = path.read_bytes()
+    assert old in content
+    path.write_bytes(content.replace(old, new))
+
+
+def drop_the_hash_of_a_record(draw, run):
+    path = step_folder(run, draw.choice(STEPS)) / MANIFEST
+    line = path.read_bytes().splitlines()[0]
+    path.write_bytes(draw.choice([line, line + b"\n", line + b"\n{}\n"]))
+
+
+DAMAGES = (
+    flip_a_bit,
+    truncate_a_file,
+    delete_a_file,
+    add_bytes,
+    add_a_file,
+    delete_a_folder,
+    swap_a_file_between_steps,
+    copy_a_folder_to_another_step,
+    rename_a_step,
+    swap_two_steps,
+    edit_a_record,
+    drop_the_hash_of_a_record,
+)
+
+
+def check_survives(seed, run):
+    """Damages a run at random, and checks that nothing wrong is resumed from it."""
+    draw = random.Random(seed)
+    damage = DAMAGES[seed % len(DAMAGES)]
+    damage(draw, run)
+    folders = [path for path in (run / "checkpoints").iterdir() if path.name.isdecimal()]
+    is_sound = {int(path.name): not faults_of(path) for path in folders}
+    if not any(is_sound.values()):
+        with pytest.raises(RunError) as stopped:
+            resumed(run)
+        assert stopped.value.exit_code == ExitCode.DAMAGED
+        return
+    newest_sound = max(step for step, sound in is_sound.items() if sound)
+    step, state, position, said = resumed(run)
+    # A newer step may be used where only bytes changed that nobody reads, as an added file.
+    assert step >= newest_sound
+    assert_is_of(state, step)
+    assert position == str(step).encode()
+    assert said or step == max(is_sound), "the damage was passed over silently"
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_damage_at_random_is_told_and_the_newest_sound_step_is_used(run, seed):
+    check_survives(seed, run)
+
+
+@pytest.mark.faults
+def test_four_hundred_damages_at_random_are_told(sound, tmp_path):
+    for seed in range(24, 424):
+        run = tmp_path / str(seed)
+        shutil.copytree(sound, run)
+        check_survives(seed, run)
+        shutil.rmtree(run)
+
+
+def test_messages_name_no_temporary_folder(run):
+    (step_folder(run, 200) / MANIFEST).write_bytes(b"")
+    [said] = resumed(run)[3]
+    assert not re.search("orbax|unfinished", said)

@@ -1,0 +1,89 @@
+"""What a run reads cannot run code, and what the environment holds is written nowhere."""
+
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import fast_xla
+from conftest import COMMAND_ENVIRONMENT
+
+ROOT = pathlib.Path(__file__).parent.parent
+SOURCES = sorted(
+    path for folder in ("dist_ens", "launch") for path in (ROOT / folder).rglob("*.py")
+)
+RUN_CODE = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "code"}
+SECRET = "hunter2-that-is-planted"
+
+
+def ways_to_run_code(text):
+    """Names in a source file by which what is read could be run."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.split(".")[0] in RUN_CODE)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in RUN_CODE:
+            yield node.module
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in ("eval", "exec"):
+                yield node.func.id
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            if not (isinstance(node.value, ast.Constant) and node.value.value is False):
+                yield "allow_pickle"
+        elif isinstance(node, ast.Attribute) and node.attr in ("unsafe_load", "UnsafeLoader"):
+            yield node.attr
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_is_read_by_what_could_run_code(path):
+    assert not list(ways_to_run_code(path.read_text()))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("import pickle", "from joblib import load", "import dill.source", "eval(text)"),
+        *("np.load(path, allow_pickle=True)", "yaml.load(text, yaml.UnsafeLoader)"),
+    ],
+)
+def test_what_could_run_code_is_found(text):
+    assert len(list(ways_to_run_code(text))) == 1
+
+
+def test_a_secret_of_the_environment_is_in_no_file_and_no_output(tmp_path):
+    config = tmp_path / "config.py"
+    config.write_text((ROOT / "configs" / "digits.py").read_text())
+    train = ["train", f"--config={config}", f"--workdir={tmp_path / 'run'}", "--config.steps=2"]
+    commands = [
+        train,
+        ["doctor", f"--config={config}", f"--workdir={tmp_path / 'run'}"],
+        ["slurm", "render", f"--output={tmp_path / 'job.sh'}", "--", *train],
+        ["evaluate", f"--workdir={tmp_path / 'run'}"],
+        ["train", f"--config={tmp_path / 'none.py'}", f"--workdir={tmp_path / 'none'}"],
+    ]
+    environment = COMMAND_ENVIRONMENT | {
+        "XLA_FLAGS": fast_xla.flags(1),
+        "JAX_PLATFORMS": "cpu",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PYTHONPATH": str(ROOT),
+        "WANDB_API_KEY": SECRET,
+        "HTTPS_PROXY": f"http://someone:{SECRET}@127.0.0.1:9",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+    }
+    for number, command in enumerate(commands):
+        with (tmp_path / f"output_{number}").open("w") as output:
+            subprocess.run(
+                [sys.executable, "-c", "import launch; launch.main()", *command],
+                cwd=tmp_path,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    names = {os.path.relpath(path, tmp_path) for path in files}
+    assert {"run/summary.json", "run/report.html", "job.sh"} <= names, names
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []

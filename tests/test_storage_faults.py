@@ -1,0 +1,227 @@
+"""Disks that are full, read-only or gone, as they really are: training goes on and says so."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import fast_xla
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens.checkpoint import Checkpoints, CheckpointStore
+from dist_ens.errors import SaveError, UserError
+from dist_ens.exit_codes import ExitCode
+from dist_ens.layout import Layout
+from two_savers import RECORD
+
+ROOT = pathlib.Path(__file__).parent.parent
+LIMIT_SECS = 300
+ENVIRONMENT = COMMAND_ENVIRONMENT | {"XLA_FLAGS": fast_xla.flags(1), "JAX_PLATFORMS": "cpu"}
+may_mount = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="only root mounts a disk"
+)
+
+
+def state_of(value, length=3):
+    return Layout.make(4).put({"w": np.full((4, length), value, np.float32)}, "members")
+
+
+def shapes_of(state):
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
+
+
+def restored(folder, step):
+    state = CheckpointStore(folder, read_only=True).restore_state(step, shapes_of(state_of(0.0)))
+    return float(state["w"][0, 0])
+
+
+def test_a_folder_that_is_removed_while_training_is_noticed_and_not_made_anew(tmp_path):
+    run, said = tmp_path / "run", []
+
+    def save_without_a_folder():
+        with Checkpoints(run).open(RECORD, say=said.append) as opened:
+            opened.save(1, state_of(1.0))
+            opened.wait()
+            shutil.rmtree(run)
+            for step in (2, 3):
+                opened.save(step, state_of(1.0))
+            opened.save(4, state_of(1.0), is_last=True)
+
+    with pytest.raises(SaveError, match="that folder was removed or replaced after") as raised:
+        save_without_a_folder()
+    assert raised.value.exit_code == ExitCode.FAULT
+    assert not run.exists()
+    [told] = said  # Once for steps 2 and 3. The last is reported by the error.
+    assert told == (
+        f"Could not write the checkpoint of step 2 in {run}: that folder was removed or replaced "
+        "after the run began to use it. No step is saved yet. Training continues, and the next "
+        "save tries again. Put the folder of the run back in its place."
+    )
+
+
+def test_a_folder_that_is_replaced_is_not_written_to_and_saving_works_when_it_is_back(tmp_path):
+    run, said = tmp_path / "run", []
+    with Checkpoints(run).open(RECORD, say=said.append) as opened:
+        opened.save(1, state_of(1.0))
+        opened.wait()
+        run.rename(tmp_path / "moved")
+        (run / "checkpoints").mkdir(parents=True)
+        opened.save(2, state_of(2.0))
+        with pytest.raises(SaveError):
+            opened.wait()
+        assert [path.name for path in run.rglob("*")] == ["checkpoints"]
+        shutil.rmtree(run)
+        (tmp_path / "moved").rename(run)
+        opened.save(2, state_of(2.0))  # The same step in the same process.
+        opened.wait()
+    assert restored(run, 2) == 2.0
+    assert said[1] == f"Saving in {run} works again. The last saved step is 2."
+
+
+def test_a_link_in_place_of_the_checkpoints_is_refused_and_nothing_behind_it_is_deleted(tmp_path):
+    behind = tmp_path / "behind"
+    left = behind / "9.dist_ens-0a1b2c3d-1.orbax-checkpoint-tmp"
+    left.mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(behind)
+    with (
+        pytest.raises(UserError, match="is a symbolic link"),
+        Checkpoints(tmp_path / "run").open(RECORD),
+    ):
+        pass
+    assert left.is_dir()
+
+
+def test_the_sweep_deletes_only_what_this_package_left(tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    ours = "9.dist_ens-0a1b2c3d-1.orbax-checkpoint-tmp"
+    others = ["9.orbax-checkpoint-tmp", "x.dist_ens-0a-1.orbax-checkpoint-tmp", "9.damaged", "my"]
+    for name in (ours, *others):
+        (checkpoints / name).mkdir(parents=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (checkpoints / ours.replace("9", "8", 1)).symlink_to(elsewhere)
+    with Checkpoints(tmp_path).open(RECORD):
+        pass
+    there = {path.name for path in checkpoints.iterdir()}
+    assert there == {*others, ours.replace("9", "8", 1)}
+    assert elsewhere.is_dir()
+
+
+def run_in(script, *words):
+    """Runs a shell script with the command that this file is, and returns what became of it."""
+    return subprocess.run(
+        ["bash", "-c", script, "bash", sys.executable, __file__, *map(str, words)],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
+
+
+ON_A_SMALL_DISK = 'mount -t tmpfs -o size=4m disk "$3" && exec "$@"'
+
+
+@may_mount
+def test_a_full_disk_is_said_and_saving_works_again_when_there_is_room(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    ended = run_in(f"exec unshare -m bash -c '{ON_A_SMALL_DISK}' bash \"$@\"", disk, "full")
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout.splitlines()[-1])
+    assert said["told"][0].endswith(
+        "no space left on device. The last saved step is 1. Training continues, and the next save "
+        "tries again. Free some space there."
+    )
+    assert said["told"][1].endswith("works again. The last saved step is 2.")
+    assert said["steps"] == [1, 2]
+    assert said["restored"] == 2.0
+    assert said["left"] == []
+    # The disk is full again at the end.
+    assert said["code"] == ExitCode.DISK_FULL
+    assert "step 3 in" in said["error"]
+    assert "Free some space there, then run the same command again to resume." in said["error"]
+
+
+@pytest.mark.faults
+@may_mount
+def test_a_disk_that_is_read_only_is_told_as_such(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    ended = run_in(f"exec unshare -m bash -c '{ON_A_SMALL_DISK}' bash \"$@\"", disk, "read_only")
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout.splitlines()[-1])
+    assert "read-only file system. The last saved step is 1. Training cont" in said["told"][0]
+    assert said["told"][0].endswith("Mount that disk so that it can be written.")
+    assert said["code"] == ExitCode.FAULT
+    assert said["steps"] == [1]
+
+
+@pytest.mark.faults
+@may_mount
+def test_a_disk_that_vanishes_is_told_and_its_folder_is_not_made_on_another_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    ended = run_in(f"exec unshare -m bash -c '{ON_A_SMALL_DISK}' bash \"$@\"", disk, "vanished")
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout.splitlines()[-1])
+    assert "that folder was removed or replaced after the run began to use it" in said["told"][0]
+    assert said["steps"] == []
+    assert not [*disk.iterdir()]
+
+
+@pytest.mark.faults
+def test_a_limit_on_the_size_of_files_is_told_as_such(tmp_path):
+    ended = run_in('ulimit -f 100; exec "$@"', tmp_path, "limited")
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout.splitlines()[-1])
+    assert "file too large. The last saved step is 1. " in said["told"][0]
+    assert said["told"][0].endswith("Raise the limit on the size of a file (ulimit -f).")
+
+
+def save_on(disk, fault):
+    """Saves step 1, meets a fault at step 2, and prints what was said and what is there."""
+    run, told = pathlib.Path(disk) / "run", []
+    small, large = state_of(1.0), state_of(2.0, 200_000)
+    said = {"code": 0, "error": "", "restored": None}
+    try:
+        with Checkpoints(run, every_secs=None).open(RECORD, say=told.append) as opened:
+            opened.save(1, small)
+            opened.wait()
+            if fault == "read_only":
+                # The lock is open on the first mount, which can therefore not be made read-only.
+                subprocess.run(["mount", "--bind", disk, disk], check=True)
+                subprocess.run(["mount", "-o", "remount,ro,bind", disk], check=True)
+            if fault == "vanished":
+                subprocess.run(["umount", "-l", disk], check=True)
+            if fault == "full":
+                (pathlib.Path(disk) / "other").write_bytes(b"\0" * 2_000_000)
+            step_2 = large if fault in ("full", "limited") else small
+            opened.save(2, step_2)
+            if fault == "full":
+                try:
+                    opened.wait()
+                except SaveError:
+                    (pathlib.Path(disk) / "other").unlink()
+                opened.save(2, state_of(2.0))
+                opened.wait()
+                said["restored"] = restored(run, 2)
+                said["left"] = [p.name for p in run.rglob("*.orbax-checkpoint-tmp")]
+                (pathlib.Path(disk) / "other").write_bytes(b"\0" * 2_000_000)
+            opened.save(3, step_2, is_last=True)
+    except SaveError as error:
+        said |= {"code": int(error.exit_code), "error": str(error)}
+    steps = CheckpointStore(run, read_only=True).steps()
+    print(json.dumps(said | {"told": told, "steps": steps}))
+
+
+if __name__ == "__main__":
+    save_on(*sys.argv[1:])
