@@ -48,7 +48,7 @@ def record_of(state):
     return jax.tree.map(lambda leaf: leaf[FAILING], jax.device_get(state.failures))
 
 
-@pytest.mark.parametrize("execution", ["loop", "vmap"])
+@pytest.mark.parametrize("execution", [pytest.param("loop", marks=pytest.mark.faults), "vmap"])
 def test_a_failed_update_is_skipped_and_the_others_have_the_bits_of_a_run_without_it(execution):
     with_fault = trained(ensemble("skip", execution), [5], steps_per_call=5)
     without = trained(ensemble("skip", execution), steps_per_call=5)
@@ -205,7 +205,7 @@ def test_the_policy_raise_ends_the_run_one_call_after_the_failure():
         trained(ensemble("raise"), [9], steps=9)
 
 
-@pytest.mark.parametrize("policy", ["rollback", "reseed"])
+@pytest.mark.parametrize("policy", ["rollback", pytest.param("reseed", marks=pytest.mark.faults)])
 def test_a_run_that_is_interrupted_between_failure_and_response_resumes_bitwise(policy, tmp_path):
     options = {"fails_at": [6], "steps_per_call": 2}
 
@@ -441,7 +441,7 @@ def test_the_other_members_keep_their_bits_on_any_devices_and_in_waves(
     assert record_of(states[0]).first_step == 50
 
 
-@pytest.mark.parametrize("policy", ["freeze", "continue"])
+@pytest.mark.parametrize("policy", ["freeze", pytest.param("continue", marks=pytest.mark.faults)])
 def test_a_command_whose_members_all_fail_ends_with_43_and_keeps_the_last_good_step(
     policy, tmp_path
 ):
@@ -474,6 +474,7 @@ def test_a_command_whose_members_all_fail_ends_with_43_and_keeps_the_last_good_s
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(parts(newest.state)))
 
 
+@pytest.mark.faults
 def test_a_run_from_a_config_says_in_its_files_which_members_failed(tmp_path):
     # Updates with this rate make all parameters huge, until a loss overflows.
     experiment = Experiment.from_dict(
