@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 # Module of each public name.
 _NAMES = {
     "Ensemble": "dist_ens.ensemble",
+    "FailurePolicy": "dist_ens.config",
     "State": "dist_ens.state",
     "Layout": "dist_ens.layout",
     "Checkpoints": "dist_ens.checkpoint",
@@ -30,6 +31,7 @@ _MODULES = ("losses", "metrics", "methods", "models", "callbacks")
 if TYPE_CHECKING:
     from dist_ens import callbacks, losses, methods, metrics, models
     from dist_ens.checkpoint import Checkpoints
+    from dist_ens.config import FailurePolicy
     from dist_ens.ensemble import Ensemble
     from dist_ens.evaluation import evaluate
     from dist_ens.execution.lift import lift
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoints",
     "Ensemble",
+    "FailurePolicy",
     "Layout",
     "State",
     "as_member",

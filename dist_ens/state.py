@@ -33,6 +33,8 @@ class State(NamedTuple):
         params: Parameters of the network, a pytree.
         model_state: Other state of the network, such as running statistics, a pytree.
         opt_state: State of the optimizer, a pytree.
+        failures: Record of failed updates, a `FailureRecord`. It is empty for an ensemble whose
+            updates are not checked.
 
     >>> state = State(np.int32(3), np.int32(0), jax.random.key(0), {"w": 1.0}, (), ())
     >>> state._replace(params={"w": 2.0}).params
@@ -45,6 +47,7 @@ class State(NamedTuple):
     params: Params
     model_state: ModelState
     opt_state: OptState
+    failures: Any = ()
 
     def select(self, member_ids: Sequence[int]) -> "State":
         """Returns the state of some members of an ensemble.

@@ -28,6 +28,7 @@ from dist_ens.data import Source, convert_inputs
 from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Evaluator, broken_positions
 from dist_ens.evaluation.out_of_bag import held_out_predictions
+from dist_ens.evaluation.scoring import without_failed
 from dist_ens.experiment.assess import (
     out_of_bag_of,
     told_of_broken,
@@ -111,7 +112,8 @@ def main() -> None:
 
 def _evaluator(finished: Finished) -> Evaluator:
     """Returns the evaluator of a finished run."""
-    return evaluator_of_run(finished.run, finished.ensemble, parts=finished.parts)
+    evaluator = evaluator_of_run(finished.run, finished.ensemble, parts=finished.parts)
+    return without_failed(evaluator, finished.ensemble, finished.state)
 
 
 def _of_inputs(

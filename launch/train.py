@@ -15,7 +15,7 @@ from dist_ens.evaluation import Scores
 from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.assess import EvaluationRequest, assess
 from dist_ens.experiment.build import evaluator_of_run
-from dist_ens.experiment.train import Trained, diverged_members, train
+from dist_ens.experiment.train import Trained, train
 from dist_ens.metrics.catalogue import formatted, headlines
 from launch import cli, hosts, signals, watchdog
 from launch.config_flags import ConfigFlags
@@ -69,9 +69,7 @@ def main() -> int:
         _leave_report(trained, trained.scores, source, workdir, member_file)
     if trained.signal is not None:
         return signals.exit_code(trained.signal)
-    scores = trained.scores
-    has_diverged = scores is not None and len(diverged_members(scores)) == len(scores.members)
-    return ExitCode.DIVERGED if has_diverged else ExitCode.DONE
+    return ExitCode.DIVERGED if trained.all_failed else ExitCode.DONE
 
 
 def _leave_report(

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from dist_ens.ensemble.failures import FAILED_UPDATES, IS_FROZEN
+
 
 def score_record(
     split: str, ensemble: Mapping[str, float], members: Sequence[Mapping[str, float]]
@@ -35,11 +37,33 @@ def training_record(
 
     Args:
         member_ids: Ids of the members.
-        metrics: Metrics by name, float32[steps, members]; their means over the steps are recorded.
+        metrics: Metrics by name, float32[steps, members]. Their means over the steps are recorded.
+            If updates are checked, `failed_updates` and `is_frozen` are recorded at the last step.
+            The means then leave out values that are not finite, and the mean over members leaves
+            out frozen members.
     """
-    means = {name: values.mean(axis=0) for name, values in metrics.items()}
+    is_checked = IS_FROZEN in metrics
+    counts = {name: metrics[name][-1] for name in (FAILED_UPDATES, IS_FROZEN) if is_checked}
+    rest = {name: values for name, values in metrics.items() if name not in counts}
+    if is_checked:
+        means = {name: _finite_mean(values, axis=0) for name, values in rest.items()}
+        active = counts[IS_FROZEN] == 0
+        overall = {name: float(_finite_mean(v[active])) for name, v in means.items()}
+    else:
+        means = {name: values.mean(axis=0) for name, values in rest.items()}
+        overall = {name: float(v.mean()) for name, v in means.items()}
     members = [
-        {"member_id": member_id, **{name: float(v[k]) for name, v in means.items()}}
+        {"member_id": member_id, **{name: float(v[k]) for name, v in (means | counts).items()}}
         for k, member_id in enumerate(member_ids)
     ]
-    return score_record("train", {name: float(v.mean()) for name, v in means.items()}, members)
+    return score_record(
+        "train", overall | {name: float(v.sum()) for name, v in counts.items()}, members
+    )
+
+
+def _finite_mean(values: np.ndarray, axis: int | None = None) -> np.ndarray:
+    """Returns the mean of the finite values along an axis; NaN if there are none."""
+    is_finite = np.isfinite(values)
+    total = np.where(is_finite, values, 0).sum(axis=axis, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        return total / is_finite.sum(axis=axis)

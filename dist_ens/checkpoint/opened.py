@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from dist_ens import cluster
@@ -78,13 +78,14 @@ class OpenCheckpoints:
         self._lineages: dict[int, Lineage]
         self._begin_at_newest()
 
-    def restore_state(self, abstract: Tree) -> Tree | None:
+    def restore_state(self, abstract: Tree, *others: Tree) -> Tree | None:
         """Returns the state at `saved_step`; see `CheckpointStore.restore_state`.
 
         Every host must call this.
 
         Args:
             abstract: The state's structure with shapes, types and shardings as leaves.
+            others: Other structures that the state may have.
 
         Returns:
             The state. None if the checkpoint is damaged on some host. It is then set aside, and
@@ -93,15 +94,45 @@ class OpenCheckpoints:
         Raises:
             RunError: If the checkpoint cannot be used, and there is no older one.
         """
-        state, damage = None, None
-        try:
-            state = self._store.restore_state(self.saved_step, abstract)
-        except RunError as error:
-            damage = _damage_of(error)
+        state, damage = self._state_at(self.saved_step, abstract, *others)
         if self._is_set_aside(self.saved_step, damage):
             self._begin_at_newest()
             return None
         return state
+
+    def restore_before(self, step: int, abstract: Tree, *others: Tree) -> tuple[Tree, int] | None:
+        """Returns the newest sound state of an earlier step than a given one, with its step.
+
+        It waits for the last save. Checkpoints that are damaged on some host are set aside. Every
+        host must call this.
+
+        Args:
+            step: Step that is too late.
+            abstract: The state's structure with shapes, types and shardings as leaves.
+            others: Other structures that the state may have.
+
+        Returns:
+            The state and its step; None if no earlier step is saved.
+
+        Raises:
+            RunError: If a checkpoint cannot be read for another reason than damage.
+        """
+        with contextlib.suppress(SaveError):  # It was said when it happened.
+            self.wait()
+        while True:
+            earlier = max((saved for saved in self._store.steps() if saved < step), default=0)
+            earlier = cluster.as_main_sees(earlier)
+            if not earlier:
+                return None
+            state, damage = self._state_at(earlier, abstract, *others)
+            hosts = cluster.hosts_with(damage is not None)
+            if not hosts and state is not None:
+                return state, earlier
+            moved = self._store.set_aside(earlier)
+            self._tell(
+                f"The checkpoint of step {earlier} is damaged: {_why(hosts, damage)}. It is kept "
+                f"as {quoted(moved)}, and training continues without it."
+            )
 
     def restore_host_file(self, name: str, *, is_shared: bool = False) -> bytes | None:
         """Returns this host's bytes at `saved_step`; see `CheckpointStore.restore_host_file`."""
@@ -179,6 +210,15 @@ class OpenCheckpoints:
             return known
         return Lineage(member_id, seed_of(self._record), member_id, str(self._folder.resolve()))
 
+    def _state_at(
+        self, step: int, abstract: Tree, *others: Tree
+    ) -> tuple[Tree | None, RunError | None]:
+        """Returns the state at a step, and the damage that this host found; one of them is None."""
+        try:
+            return self._store.restore_state(step, abstract, *others), None
+        except RunError as error:
+            return None, _damage_of(error)
+
     def _begin_at_newest(self) -> None:
         """Finds the newest checkpoint whose record and files are sound, and reads its record."""
         while True:
@@ -230,7 +270,7 @@ class OpenCheckpoints:
         if not hosts:
             return False
         path = self._folder / FOLDER / str(step)
-        why = f"process {hosts[0]} found it" if damage is None else explained(damage).what
+        why = _why(hosts, damage)
         older = cluster.as_main_sees(max((s for s in self._store.steps() if s < step), default=0))
         if self._resume == STRICT or not older:
             remedy = (
@@ -268,6 +308,16 @@ class OpenCheckpoints:
             self._say(sentence)
         else:
             logging.warning(sentence)
+
+
+def _why(hosts: Sequence[int], damage: RunError | None) -> str:
+    """Returns why a checkpoint is damaged, as a clause.
+
+    Args:
+        hosts: Hosts that found damage.
+        damage: Damage that this host found; None if it found none.
+    """
+    return f"process {hosts[0]} found it" if damage is None else explained(damage).what
 
 
 def _damage_of(error: RunError) -> RunError:

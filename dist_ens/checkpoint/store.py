@@ -32,7 +32,6 @@ from dist_ens.errors import RunError, SaveError, UserError, code_of_write
 from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import pieces_off_devices, read_onto_devices
-from dist_ens.layout import pieces_off_devices
 from dist_ens.paths import utf8_path
 from dist_ens.state import State
 from dist_ens.types import Tree
@@ -231,7 +230,11 @@ class CheckpointStore:
             return saved.members
 
     def restore_state(
-        self, step: int, abstract: Tree, member_ids: Sequence[int] | None = None
+        self,
+        step: int,
+        abstract: Tree,
+        *others: Tree,
+        member_ids: Sequence[int] | None = None,
     ) -> Tree:
         """Returns the state in a checkpoint, on any mesh. Each part of it is read once.
 
@@ -239,27 +242,33 @@ class CheckpointStore:
             step: Step of the checkpoint.
             abstract: The state's structure with shapes, types and shardings as leaves, such as
                 `Ensemble.abstract_state`. The mesh may differ from the one it was saved from.
+            others: Other structures that the state may have. The one with the names of the saved
+                leaves is used.
             member_ids: Ids of the members to read, which must be in the checkpoint, in the order of
                 the returned state. Only their bytes are read. Default: all members.
 
         Returns:
-            The state, with the structure and the shardings of `abstract`.
+            The state, with the structure and the shardings of `abstract` or of one of the others.
 
         Raises:
             UserError: If a member is not in the checkpoint.
             RunError: If the checkpoint has other leaves, or leaves of another shape or type, is
                 damaged, or was deleted meanwhile.
         """
-        named, path = named_leaves(abstract), self._folder / str(step)
         saved = self._saved(step)
         positions = self._positions(step, member_ids)
         with self._damage_is_reported(step):
             arrays = saved.open_arrays(positions)
-            check_leaves(path, arrays, named)
+            for other in others:
+                if named_leaves(other).keys() == arrays.keys():
+                    abstract = other
+            named = named_leaves(abstract)
+            check_leaves(self._folder / str(step), arrays, named)
             read = read_onto_devices(named, lambda name, index: arrays[name].read(index))
             state = state_of(read, abstract)
         if member_ids is None:
-            self._newest = step
+            # A member may take its state from an older step while the run goes on.
+            self._newest = max(step, self._newest or 0)
         return state
 
     def restore_leaves(

@@ -8,6 +8,7 @@ and `dist_ens.optimizers`.
 
 from dist_ens.config.checks import MOST_STEPS, did_you_mean, whole_number
 from dist_ens.config.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
+from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.config.reading import checked_type, fields_from_record
 from dist_ens.config.schema import (
@@ -36,6 +37,7 @@ __all__ = [
     "DataConfig",
     "EvaluationConfig",
     "Experiment",
+    "FailurePolicy",
     "LayoutConfig",
     "LoggingConfig",
     "LossConfig",

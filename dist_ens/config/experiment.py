@@ -16,6 +16,7 @@ from dist_ens.config.checks import (
     whole_number,
 )
 from dist_ens.config.execution_spec import AUTO, Execution
+from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.config.reading import from_mapping, leaves, to_config_dict_of
 from dist_ens.config.schema import (
     CheckpointConfig,
@@ -32,12 +33,13 @@ from dist_ens.errors import counted
 from dist_ens.json_text import Json, JsonDict
 
 # A resumed run may differ from its checkpoint in these fields only. They change how long or how it
-# runs, and not what a step computes.
+# runs, and not what the step of a sound member computes.
 MAY_CHANGE_ON_RESUME = (
     "steps",
     "epochs",
     "layout",
     "execution",
+    "failures",
     "checkpoint",
     "evaluation.every_steps",
     "evaluation.global_batch_size",
@@ -76,6 +78,7 @@ class Experiment:
         loss: Loss that each member minimises.
         optimizer: Optimizer of every member.
         compute: Precision and memory of an update.
+        failures: Response to failed updates of a member.
         checkpoint: When to save.
         evaluation: Evaluation on the test split.
         logging: Logging of training metrics.
@@ -95,6 +98,7 @@ class Experiment:
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
+    failures: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)

@@ -14,6 +14,7 @@ from dist_ens.config.checks import (
     require_one_of,
     whole_number,
 )
+from dist_ens.config.failure_policy import POLICIES, FailurePolicy
 from dist_ens.config.schema import COMPUTE_DTYPES
 from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.losses import Objective
@@ -71,6 +72,23 @@ def check_ids_of_groups(member_ids: Sequence[int], num_groups: int) -> None:
             f"{num_groups} groups, in turn. The group of a member is its id modulo {num_groups}. "
             f"Take whole sets of members, such as those with the ids 0 to {num_groups - 1}."
         )
+
+
+def checked_policy(failures: object) -> FailurePolicy:
+    """Returns the policy for failed updates.
+
+    Args:
+        failures: Policy, its name, or None for the default.
+
+    Raises:
+        UserError: If it is something else, or the name is unknown.
+    """
+    if failures is not None and not isinstance(failures, FailurePolicy | str):
+        raise UserError(
+            f"failures is {kind_of(failures)}. Give the name of a policy, such as 'skip', or a "
+            f"dist_ens.FailurePolicy. The policies are {', '.join(POLICIES)}."
+        )
+    return FailurePolicy.of(failures)
 
 
 def checked_methods(methods: object) -> tuple[Method, ...]:

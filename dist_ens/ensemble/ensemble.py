@@ -11,16 +11,19 @@ from jax.extend.core import ClosedJaxpr
 
 from dist_ens import cluster
 from dist_ens.config.execution_spec import AUTO, Execution
+from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble import initial_state
 from dist_ens.ensemble.argument_checks import (
     checked_counts,
     checked_dtype,
     checked_ids,
     checked_methods,
+    checked_policy,
     explained_inputs,
 )
 from dist_ens.ensemble.batches import CallBatches, as_batches
 from dist_ens.ensemble.column_checks import check_columns_of_loss
+from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.loss_checks import check_signature, explained_errors
 from dist_ens.ensemble.optimizer import (
@@ -43,6 +46,7 @@ from dist_ens.layout import (
     MEMBERS,
     Layout,
     Waves,
+    copied_like,
     data_index,
     to_host,
 )
@@ -103,6 +107,8 @@ class Ensemble:
             is its id modulo this number.
         dropout_samples: Number of predictions with dropout that are averaged for each member.
             Default: one prediction without dropout.
+        failures: Response to failed updates: a `FailurePolicy`, or the name of a policy, such as
+            "skip". Default: updates are not checked.
 
     Raises:
         UserError: If an argument has a value that it cannot have.
@@ -138,6 +144,7 @@ class Ensemble:
     compute_dtype: str | None = None
     num_groups: int = 1
     dropout_samples: int | None = None
+    failures: FailurePolicy | str | None = None
 
     def __post_init__(self) -> None:
         require_optimizer(self.optimizer)
@@ -156,6 +163,7 @@ class Ensemble:
             "member": as_member(self.member),
             "methods": checked_methods(self.methods),
             "compute_dtype": checked_dtype(self.compute_dtype),
+            "failures": checked_policy(self.failures),
         }
         if self.member_ids is not None:
             checked["member_ids"] = checked_ids(self.member_ids, checked["num_members"])
@@ -180,6 +188,11 @@ class Ensemble:
     def objective(self) -> Objective | None:
         """Objective of the ensemble; None if its loss is a function."""
         return self.loss if isinstance(self.loss, Objective) else None
+
+    @property
+    def failure_policy(self) -> FailurePolicy:
+        """Policy for failed updates."""
+        return FailurePolicy.of(self.failures)
 
     @property
     def uses_positions(self) -> bool:
@@ -235,6 +248,7 @@ class Ensemble:
             ids=self.ids,
             seed=self.seed,
             waves=self.waves,
+            is_checked=self.failure_policy.is_checked,
         )
         if self.objective is not None and self.objective.standardize:
             return begin_label_scale(self.layout, state)
@@ -260,7 +274,7 @@ class Ensemble:
             UserError: If the batch does not fit the layout, or the loss function is not valid.
         """
         _require_alive(state)
-        here, state = self.at(state)
+        here, state = self.at(self.with_record(state))
         return (here._one_step_in_waves if here.waves > 1 else here._one_step)(state, batch)
 
     @cached_property
@@ -412,6 +426,21 @@ class Ensemble:
             self, layout=layout, num_members=count, member_ids=tuple(member_ids), waves=1
         )
 
+    def with_record(self, state: State) -> State:
+        """Returns a state with a record of failed updates if this ensemble checks updates.
+
+        Args:
+            state: State of the ensemble, of any layout. Its own record is kept. An ensemble that
+                checks nothing removes it.
+        """
+        if not self.failure_policy.is_checked:
+            return state if state.failures == () else state._replace(failures=())
+        if isinstance(state.failures, FailureRecord):
+            return state
+        record = no_failures(state.step.shape)
+        like = jax.tree.map(lambda _: state.step, record)
+        return state._replace(failures=copied_like(record, like))
+
     @property
     def _in_waves(self) -> Waves:
         return Waves(self.layout, self.waves)
@@ -454,11 +483,16 @@ class Ensemble:
     def gradient_step(self) -> GradientStep:
         """The step of one member on one column's part of the batch, including the methods."""
         loss = reduce(lambda inner, method: method(inner), self.methods, self.bare_loss)
-        return GradientStep(loss, self.optimizer, self.objective, self.microbatches)
+        return GradientStep(
+            loss, self.optimizer, self.objective, self.microbatches, self.failure_policy
+        )
 
     def _state_of_one(self, batch: Batch) -> Callable[..., State]:
         return initial_state.state_of_one(
-            self.network, self.optimizer, initial_state.shapes_of(self.inputs_of(batch))
+            self.network,
+            self.optimizer,
+            initial_state.shapes_of(self.inputs_of(batch)),
+            is_checked=self.failure_policy.is_checked,
         )
 
     def inputs_of(self, batch: Batch) -> Inputs | Batch:
@@ -596,7 +630,7 @@ class Ensemble:
             self._programs["is_schedule_free"] = is_schedule_free(state.opt_state)
         if self._programs["is_schedule_free"] or self.waves > 1:
             return state
-        return state._replace(opt_state=())
+        return state._replace(opt_state=(), failures=())
 
     def at(self, state: State) -> tuple["Ensemble", State]:
         """Returns this ensemble and a state on one layout, the state's own layout if possible.

@@ -7,7 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble.argument_checks import check_microbatches
+from dist_ens.ensemble.conditional_update import Updated
+from dist_ens.ensemble.failures import checked_update
 from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.optimizer import update_of
 from dist_ens.layout import data_index, data_mean, data_size, data_sum
@@ -33,12 +36,14 @@ class GradientStep:
         objective: Objective of the ensemble; None if its loss is a function.
         microbatches: Number of equal parts of a device's batch that are taken one after another,
             with their gradients averaged.
+        failures: Policy for failed updates.
     """
 
     loss: MemberLoss
     optimizer: Optimizer
     objective: Objective | None
     microbatches: int = 1
+    failures: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
 
     @pinned_generator()
     def __call__(
@@ -61,21 +66,38 @@ class GradientStep:
         grads, model_state, metrics = self._gradients(state, batch, index, key)
         grads, (model_state, metrics) = data_sum(grads), data_mean((model_state, metrics))
         of_step = jax.random.fold_in(jax.random.fold_in(state.key, OPTIMIZER), state.step)
+
+        if self.failures.is_checked:
+            state, metrics = checked_update(
+                self.failures, self._taken, state, grads, model_state, metrics, of_step
+            )
+        else:
+            old = Updated.of(state)
+            state = self._taken(old, grads, model_state, metrics["loss"], of_step).put_in(state)
+        return without_weak_types(state._replace(step=state.step + 1)), metrics
+
+    def _taken(
+        self,
+        old: Updated,
+        grads: Gradients,
+        model_state: ModelState,
+        loss: jax.Array,
+        key: Key,
+    ) -> Updated:
+        """Returns what an update changes, after the update.
+
+        Args:
+            old: What the update changes, before it.
+            grads: Gradients of the update, averaged over the data axis.
+            model_state: Model state after the update.
+            loss: Loss of the update, float32[].
+            key: Key of the optimizer for this update.
+        """
         updates, opt_state = update_of(
-            self.optimizer,
-            grads,
-            state.opt_state,
-            state.params,
-            value=metrics["loss"],
-            key=of_step,
+            self.optimizer, grads, old.opt_state, old.params, value=loss, key=key
         )
-        state = state._replace(
-            step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
-            model_state=model_state,
-            opt_state=opt_state,
-        )
-        return without_weak_types(state), metrics
+        params = optax.apply_updates(old.params, updates)
+        return without_weak_types(Updated(params, model_state, opt_state))
 
     def _gradients(
         self, state: State, batch: Batch, index: jax.Array | None, key: Key

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dist_ens.ensemble.failures import no_failures
 from dist_ens.ensemble.optimizer import optimizer_state
 from dist_ens.errors import UserError, counted, kind_of
 from dist_ens.layout import DATA, MEMBERS, Layout, Waves
@@ -18,13 +19,16 @@ from dist_ens.state import State, differing, leaf_types, stack_members, without_
 from dist_ens.types import Leaf, ModelState, Optimizer, Params, PyTree, Shapes
 
 
-def state_of_one(member: Member, optimizer: Optimizer, shapes: Shapes) -> Callable[..., State]:
+def state_of_one(
+    member: Member, optimizer: Optimizer, shapes: Shapes, *, is_checked: bool = False
+) -> Callable[..., State]:
     """Returns the function that makes one member's state, `make(member_id, seed) -> State`.
 
     Args:
         member: Network of one member.
         optimizer: Optimizer of one member.
         shapes: Shapes and types of the inputs of the network's `init`, a pytree.
+        is_checked: Whether the state has a record of failed updates.
     """
 
     @pinned_generator()
@@ -41,6 +45,7 @@ def state_of_one(member: Member, optimizer: Optimizer, shapes: Shapes) -> Callab
                 params=params,
                 model_state=model_state,
                 opt_state=optimizer_state(optimizer, params, key),
+                failures=no_failures() if is_checked else (),
             )
         )
 
@@ -97,6 +102,7 @@ def state_from(
     ids: np.ndarray,
     seed: int,
     waves: int,
+    is_checked: bool = False,
 ) -> State:
     """Returns the state of networks that were trained elsewhere; see `Ensemble.state_of`.
 
@@ -109,6 +115,7 @@ def state_from(
         ids: Ids of the members, int32[members].
         seed: Seed, in [0, 2**32).
         waves: Number of waves. If it is above 1, the state is in the hosts' memory.
+        is_checked: Whether the state has a record of failed updates.
 
     Raises:
         UserError: If the members cannot be stacked, their number is not that of the ids, or they do
@@ -144,6 +151,7 @@ def state_from(
                 params=stacked,
                 model_state=() if model_states is None else stack_members(model_states),
                 opt_state=opt_state,
+                failures=no_failures((len(ids),)) if is_checked else (),
             )
         ),
         MEMBERS,

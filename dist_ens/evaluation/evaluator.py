@@ -98,6 +98,11 @@ class Evaluator:
             known.add(metric.name)
         self.programs = programs_of(ensemble, self.distribution, self.metrics, self.left_out)
 
+    @property
+    def ensemble(self) -> Ensemble:
+        """Ensemble whose predictions are scored."""
+        return self._ensemble
+
     def without(self, positions: Sequence[int]) -> "Evaluator":
         """Returns an evaluator that also leaves out the members at some positions.
 

@@ -1,5 +1,6 @@
 """The function `evaluate`, which scores an ensemble and its members on some data."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from dist_ens.data import LabelScaledSplit, Source, Spec, Split, Standardization, TreeSplit
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.optimizer import evaluation_params
@@ -128,11 +130,40 @@ def score(
     _check_groups(here, examples.spec)
     if here.objective is None:
         _check_no_metrics(metrics)
-        return _mean_losses(here, state, examples.split, int(batch_size)), None
+        scores = _mean_losses(here, state, examples.split, int(batch_size))
+        left_out = to_host(state.member_id)[positions_left_out(here, state)]
+        return dataclasses.replace(scores, left_out=left_out.tolist()), None
     examples = examples._replace(split=_parts_of_objective(here.objective, examples.split))
     evaluator, split = evaluator_of(here, state, examples, metrics, int(batch_size))
-    evaluation = evaluator.evaluate(state, split, by_size=by_size)
+    evaluation = without_failed(evaluator, here, state).evaluate(state, split, by_size=by_size)
     return evaluation.scores(intervals=intervals), evaluation
+
+
+def positions_left_out(ensemble: Ensemble, state: State) -> list[int]:
+    """Returns the positions of the members that failed, and are left out of the ensemble's scores.
+
+    These are the frozen members. None are left out if all members are frozen, or if there are
+    several groups of members, whose scores need every member.
+
+    Args:
+        ensemble: Ensemble.
+        state: State of the ensemble. Every host must call this.
+    """
+    frozen = frozen_positions(state)
+    is_possible = ensemble.num_groups == 1 and len(frozen) < ensemble.num_members
+    return frozen if is_possible else []
+
+
+def without_failed(evaluator: Evaluator, ensemble: Ensemble, state: State) -> Evaluator:
+    """Returns an evaluator that leaves out the members that failed; see `positions_left_out`.
+
+    Args:
+        evaluator: Evaluator of the ensemble.
+        ensemble: Ensemble.
+        state: State of the ensemble. Every host must call this.
+    """
+    left_out = positions_left_out(ensemble, state)
+    return evaluator.without(left_out) if left_out else evaluator
 
 
 def check_score(

@@ -14,6 +14,7 @@ from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluation import Evaluation, Evaluator, Scores, curves_of, pictures_of
 from dist_ens.evaluation.ood import Unlabelled, detection, histograms
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag, held_out_scores
+from dist_ens.evaluation.scoring import without_failed
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.json_text import JsonDict
@@ -93,7 +94,7 @@ class Assessment:
             told.append(
                 told_of_broken(
                     self.broken,
-                    left_out=bool(self.scores.left_out),
+                    left_out={*self.broken} <= {*self.scores.left_out},
                     num_members=len(self.scores.members),
                     num_groups=len(self.scores.groups),
                 )
@@ -173,6 +174,7 @@ def assess(
         UserError: If the data is not that of the run, or an option does not fit the run.
     """
     require_trained_on(run, source)
+    evaluator = without_failed(evaluator, evaluator.ensemble, state)
     found, broken = without_broken(
         evaluator,
         state,

@@ -258,6 +258,7 @@ def build_ensemble(
         compute_dtype=experiment.compute.dtype if parts.loss is not None else None,
         num_groups=run.spec.num_groups,
         dropout_samples=experiment.evaluation.dropout_samples,
+        failures=experiment.failures,
     )
 
 
@@ -360,5 +361,6 @@ def _step_of(run: Run, ensemble: Ensemble, batch: Batch) -> str:
     """Returns the fingerprint of a run's training step."""
     # The ranges of the inputs belong to the data, so the fingerprint must not depend on them.
     ranges = np.ones((run.spec.num_groups, *run.spec.input_shape), np.float32)
-    plain = dataclasses.replace(ensemble, methods=methods_of(run, ranges))
+    # The policy for failures may change on resume.
+    plain = dataclasses.replace(ensemble, methods=methods_of(run, ranges), failures=None)
     return fingerprint_of_step(plain, batch)

@@ -280,5 +280,5 @@ def _loaded_in_python(
     if members is not None:
         positions_of(members, store.members(step))
         ensemble = ensemble.with_members(members)
-    state = store.restore_state(step, ensemble.abstract_state(batch), members)
+    state = store.restore_state(step, ensemble.abstract_state(batch), member_ids=members)
     return LoadedRun(ensemble, state, step)

@@ -45,6 +45,7 @@ class Trained:
         signal: Number of the signal that stopped the run; None without one.
         evaluation: Evaluation behind the scores; None without scores or without an objective.
         parts: Parts of the run that its experiment does not name.
+        all_failed: Whether all members failed for good.
     """
 
     run: Run
@@ -55,6 +56,7 @@ class Trained:
     signal: int | None
     evaluation: Evaluation | None = None
     parts: OwnParts = NOTHING
+    all_failed: bool = False
 
 
 def train(
@@ -141,6 +143,7 @@ def train(
         result.signal,
         result.evaluation,
         parts,
+        result.all_failed or _are_all_diverged(result.scores),
     )
 
 
@@ -244,7 +247,12 @@ def _summary(built: Built, result: FitResult, scores: Scores, workdir: pathlib.P
         "execution": ensemble.execution,
         "waves": ensemble.waves,
         **pace,
+        "failures": {
+            "policy": run.experiment.failures.policy,
+            "members": [member._asdict() for member in result.failures],
+        },
         "groups": len(scores.groups),
+        "left_out_members": list(scores.left_out),
         **scores.to_dict(),
         "mean_member": scores.mean_member,
         "experiment": run.experiment.to_dict(),
@@ -267,6 +275,11 @@ def diverged_members(scores: Scores) -> list[int]:
         for member in scores.members
         if not all(math.isfinite(member[metric.name]) for metric in headlines(member))
     ]
+
+
+def _are_all_diverged(scores: Scores | None) -> bool:
+    """Returns whether there are scores, and those of no member are finite."""
+    return scores is not None and len(diverged_members(scores)) == len(scores.members)
 
 
 def _print_scores(console: Console, scores: Scores) -> None:

@@ -131,7 +131,7 @@ def open_finished(
     batch = run.batch(run.experiment.data.global_batch_size)
     if parts is not NOTHING and parts.loss is None:
         check_network(run, ensemble, parts, batch)
-    state = store.restore_state(at, ensemble.abstract_state(batch), member_ids)
+    state = store.restore_state(at, ensemble.abstract_state(batch), member_ids=member_ids)
     members = store.members(at)
     if member_ids is not None:
         members = tuple(members[position] for position in positions_of(member_ids, members))

@@ -127,6 +127,17 @@ def _is_pit(value: Json) -> bool:
     return _columns(value) and bool(value) and all(value.values())
 
 
+def _is_failed_member(value: Json) -> bool:
+    """Returns whether a value holds the fields of a member with failed updates."""
+    numbers = ("member_id", "failed_updates", "first_step", "last_step", "restarts")
+    return (
+        isinstance(value, dict)
+        and all(is_whole(value.get(name)) for name in numbers)
+        and _is_text(value.get("cause"))
+        and isinstance(value.get("is_frozen"), bool)
+    )
+
+
 _SCORES = _object_of(is_number)
 _EXAMPLES = _list_of(_object_of(lambda value: is_number(value) or _is_text(value)))
 _EXPERIMENT = _object_with(
@@ -154,6 +165,7 @@ _SUMMARY: Mapping[str, Form] = {
     "members": _list_of(lambda value: _SCORES(value) and is_whole(value.get("member_id"))),
     "broken_members": _list_of(is_whole),
     "left_out_members": _list_of(is_whole),
+    "failures": _object_with(policy=_is_name, members=_list_of(_is_failed_member)),
 }
 _CURVES: Mapping[str, Form] = {
     "reliability": _object_of(_columns_with("confidence", "accuracy", "count")),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import jinja2
 import numpy as np
 
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.file_writing import replace_file
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
@@ -140,6 +140,17 @@ def _verdict(better: Mapping[str, int]) -> str:
     return "is " + " but ".join(parts)
 
 
+def _failed(member: Mapping[str, Json]) -> str:
+    """Returns what happened to a member with failed updates, in words."""
+    first, last = member["first_step"], member["last_step"]
+    when = f"at step {first:,}" if first == last else f"from step {first:,} to {last:,}"
+    count = counted(member["failed_updates"], "failed update")
+    restarts = member["restarts"]
+    restarted = f", restarted {counted(restarts, 'time')}" if restarts else ""
+    frozen = ", frozen" if member["is_frozen"] else ""
+    return f"member {member['member_id']}: {count} {when} ({member['cause']}){restarted}{frozen}"
+
+
 def _facts(summary: Mapping[str, Json]) -> list[tuple[str, str]]:
     """Returns the facts about a run, as pairs of a term and its value."""
     facts = []
@@ -148,9 +159,14 @@ def _facts(summary: Mapping[str, Json]) -> list[tuple[str, str]]:
         in_groups = f" in {groups:,} groups of {members // groups:,}" if groups > 1 else ""
         facts.append(("members", f"{members:,}{in_groups}"))
     if broken := summary.get("broken_members"):
-        left_out = ", left out of the ensemble" if summary.get("left_out_members") else ""
+        are_left_out = {*broken} <= {*summary.get("left_out_members", ())}
+        left_out = ", left out of the ensemble" if are_left_out else ""
         listed = ", ".join(str(member_id) for member_id in broken)
         facts.append(("NaN predicted", f"by members {listed}{left_out}"))
+    if failed := summary.get("failures", {}).get("members"):
+        shown = "; ".join(_failed(member) for member in failed[:_MEMBERS_SHOWN])
+        more = f"; {len(failed) - _MEMBERS_SHOWN:,} more" if len(failed) > _MEMBERS_SHOWN else ""
+        facts.append((f"failed, policy {summary['failures']['policy']}", shown + more))
     facts += _trained_on(summary.get("experiment", {}), summary.get("network"))
     if "steps" in summary:
         facts.append(("steps", f"{summary['steps']:,}"))

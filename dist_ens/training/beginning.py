@@ -15,6 +15,7 @@ from dist_ens.commands import quoted
 from dist_ens.config.execution_spec import AUTO
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
+from dist_ens.ensemble.failures import saved_structures
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.errors import UserError, counted
 from dist_ens.json_text import Json
@@ -90,7 +91,7 @@ def begin_run(
     saved_step = opened.saved_step if opened else 0
     is_open = ensemble.execution == AUTO
     layout = ensemble.layout
-    part = _of_column(train.batch, layout)
+    part = part_of_column(train.batch, layout)
     if restored is not None:
         if state is not None:
             say(
@@ -163,10 +164,10 @@ def _resumed(
     """
     while opened is not None and opened.saved_step:
         as_saved = _as_saved(ensemble, opened)
-        part = _of_column(train.batch, as_saved.layout)
-        state = opened.restore_state(as_saved.abstract_state(part))
+        part = part_of_column(train.batch, as_saved.layout)
+        state = opened.restore_state(*saved_structures(as_saved.abstract_state(part)))
         if state is not None:
-            return as_saved, state
+            return as_saved, as_saved.with_record(state)
         # The checkpoint is damaged, and `opened` is at an older one.
     return ensemble, None
 
@@ -206,7 +207,7 @@ def _given_state(ensemble: Ensemble, state: State, part: Shapes) -> tuple[State,
     Raises:
         UserError: If the state does not fit the ensemble, or its members are at different steps.
     """
-    like = ensemble.abstract_state(part)
+    like, state = ensemble.abstract_state(part), ensemble.with_record(state)
     expected, found = leaf_types(like), leaf_types(state)
     if expected != found:
         raise UserError(
@@ -267,7 +268,7 @@ def _steps_per_call(
     return choose_steps_per_call(ensemble.layout, traced, *cadences)
 
 
-def _of_column(batch: Shapes, layout: Layout) -> Shapes:
+def part_of_column(batch: Shapes, layout: Layout) -> Shapes:
     """Returns the shapes of one column's part of a batch."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(

@@ -15,6 +15,7 @@ from dist_ens import cluster
 from dist_ens.callbacks import ProgressBar, RunInfo
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.failures import FailedMember
 from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.json_text import Json, JsonDict
@@ -23,7 +24,7 @@ from dist_ens.metrics.metric import checked_metrics
 from dist_ens.peers import Peers
 from dist_ens.state import State, refuse_lists
 from dist_ens.stop_signal import StopSignal
-from dist_ens.training.beginning import POSITION_FILE, begin_run
+from dist_ens.training.beginning import POSITION_FILE, begin_run, part_of_column
 from dist_ens.training.callback_states import restore_states, saved_states
 from dist_ens.training.checks import (
     check_arguments,
@@ -35,13 +36,17 @@ from dist_ens.training.checks import (
 from dist_ens.training.data import training_data
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.evaluation_data import EvalData
+from dist_ens.training.failures import FailedMembers
 from dist_ens.training.held_out import eval_data_of, with_validation
 from dist_ens.training.loop import OWED_FILE, Loop, Outcome
+from dist_ens.training.restart_members import MemberRestarts
 from dist_ens.training.run_record import record_of
 from dist_ens.types import Callback, Data
 
 # Name of the file of a checkpoint that holds the states of this host's callbacks.
 _CALLBACKS_FILE = "callbacks"
+# Largest number of failed members that a sentence names.
+_MOST_NAMED = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +68,10 @@ class FitResult:
         seconds: Seconds from the beginning to the end, with compilation, evaluation and saving.
         steps_per_second: Pace of training, without evaluation and the first call, which compiles.
         evaluation: Last evaluation with the statistics of its examples, for a report.
+        failures: Members with a failed update, each a `FailedMember` with its id, the cause and the
+            steps. Without a policy for failures these are the members whose training loss was NaN
+            or infinite.
+        all_failed: Whether all members failed for good, which ends a run early.
     """
 
     ensemble: Ensemble
@@ -75,6 +84,8 @@ class FitResult:
     seconds: float = 0.0
     steps_per_second: float = 0.0
     evaluation: Evaluation | None = None
+    failures: Sequence[FailedMember] = ()
+    all_failed: bool = False
 
     def __repr__(self) -> str:
         return (
@@ -276,6 +287,8 @@ def fit(
             directions,
             eval_every,
         )
+        part = part_of_column(train.batch, begun.ensemble.layout)
+        restarts = MemberRestarts(begun.ensemble, part, opened)
         loop = Loop(
             run,
             callbacks=callbacks,
@@ -285,6 +298,7 @@ def fit(
             opened=opened,
             record=record.to_dict(),
             host_files=partial(_host_files, train, callbacks),
+            failures=FailedMembers(begun.ensemble, restarts, say),
             owes_evaluation=owes_evaluation,
         )
 
@@ -300,6 +314,14 @@ def fit(
             f"the ids {str(outcome.diverged)[:200]}: the training loss is not finite. Look for "
             "NaN in the data, lower the learning rate, or clip the gradients."
         )
+    if outcome.all_failed:
+        say(
+            f"All {ensemble.num_members} members have failed, so the run ends at step "
+            f"{outcome.step:,} of {last_step:,}. Look for NaN in the data, lower the learning "
+            "rate, or clip the gradients."
+        )
+    if outcome.failed and ensemble.failure_policy.is_checked:
+        say(_told_of_failures(outcome.failed))
     if outcome.stopped_by is not None:
         say(_end_of(outcome, run))
     return _result(begun.ensemble, outcome)
@@ -349,6 +371,8 @@ def _result(ensemble: Ensemble, outcome: Outcome) -> FitResult:
         seconds=outcome.seconds,
         steps_per_second=outcome.steps_per_second,
         evaluation=outcome.evaluation,
+        failures=outcome.failed,
+        all_failed=outcome.all_failed,
     )
 
 
@@ -361,6 +385,17 @@ def _end_of(outcome: Outcome, run: RunInfo) -> str:
             f"This run has ended: it was stopped {stopped} To train further, change this callback."
         )
     return f"Stopped {stopped}"
+
+
+def _told_of_failures(failed: Sequence[FailedMember]) -> str:
+    """Returns the sentences about the failed updates of a run."""
+    listed = ", ".join(
+        f"{member.failed_updates:,} of member {member.member_id}" for member in failed[:_MOST_NAMED]
+    )
+    more = f" and {len(failed) - _MOST_NAMED:,} more members" if len(failed) > _MOST_NAMED else ""
+    frozen = [member.member_id for member in failed if member.is_frozen]
+    left = f" Members {str(frozen)[:200]} are frozen." if frozen else ""
+    return f"Updates failed and were not taken: {listed}{more}.{left}"
 
 
 def _print(sentence: str) -> None:

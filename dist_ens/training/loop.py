@@ -14,6 +14,7 @@ from dist_ens.callbacks.protocol import call_after_update, call_hook, name_of_ca
 from dist_ens.callbacks.records import score_record
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.ensemble.batches import CallBatches
+from dist_ens.ensemble.failures import FailedMember
 from dist_ens.errors import SaveError, UserError, kind_of
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.json_text import Json
@@ -21,6 +22,7 @@ from dist_ens.layout import MEMBERS, Layout
 from dist_ens.state import State, differing, leaf_types
 from dist_ens.stop_signal import EvaluationStoppedError, StopSignal
 from dist_ens.training.evaluation_data import EvalData
+from dist_ens.training.failures import FailedMembers
 from dist_ens.training.metrics import MetricsReader
 from dist_ens.types import Callback
 
@@ -39,10 +41,16 @@ class Outcome:
     evaluation: Evaluation | None
     signal: int | None
     diverged: list[int]  # Ids of members whose last training loss is not finite.
+    failed: list[FailedMember]
+    all_failed: bool  # Whether all members have failed for good, which ends the run.
     stopped_by: str | None
     stop_reason: str | None
     seconds: float
     steps_per_second: float
+
+
+class _NothingToSaveError(Exception):
+    """The state of a save has no member with a finite loss."""
 
 
 class Loop:
@@ -57,6 +65,7 @@ class Loop:
         opened: Checkpoints of the run; None to save nothing.
         record: Record that is saved with each checkpoint, in types that JSON can hold.
         host_files: Function that returns the files that this host saves beside the state.
+        failures: Members of the run that have failed.
         owes_evaluation: Whether a signal stopped the evaluation of the first step, in the run that
             is resumed.
     """
@@ -72,6 +81,7 @@ class Loop:
         opened: OpenCheckpoints | None,
         record: Mapping[str, Json],
         host_files: Callable[[], dict[str, bytes]],
+        failures: FailedMembers,
         owes_evaluation: bool = False,
     ) -> None:
         self._info, self._callbacks = run, callbacks
@@ -84,7 +94,9 @@ class Loop:
             last_step=run.last_step,
             log_every=log_every,
             write=self._write,
+            on_read=failures.read,
         )
+        self._failures = failures
         self._scores: Scores | None = None
         self._evaluation: Evaluation | None = None
         # Last step whose scores are written. A resumed run has written those of its first step.
@@ -140,7 +152,8 @@ class Loop:
         ensemble, last_step = self._info.ensemble, self._info.last_step
         step = previous_step = self._info.first_step
         may_be_asked = cluster.any_host(any(map(callable, self._callbacks)))
-        asked_to_end = has_ended
+        asked_to_end, all_failed = has_ended, False
+        self._failures.begin(step, state)
         if step == last_step:  # Nothing is trained, but callbacks still see the last state.
             state, _ = self._call_callbacks(step, state, is_last=True)
         elif has_ended:
@@ -151,6 +164,9 @@ class Loop:
             progress.made()
             is_last = asked_to_end or step >= last_step
             stopping = stop.is_set() and not is_last
+            if is_last:
+                self._reader.catch_up()
+                all_failed = self._failures.end(step, state) or all_failed
             if is_last or self._owes_evaluation or _crossed(self._eval_every, previous_step, step):
                 try:
                     with stop.stopping_evaluations():
@@ -158,6 +174,7 @@ class Loop:
                         if ends_here:  # The last evaluation also computes intervals.
                             self._call_callbacks(step, state, is_last=True)
                             is_last, stopping = True, False
+                            all_failed = self._failures.end(step, state)
                             self._evaluate(step, state, is_last=True)
                 except EvaluationStoppedError:
                     is_last, stopping = False, True
@@ -176,15 +193,17 @@ class Loop:
                     with jax.transfer_guard("allow"):  # It transfers a few flags, and only once.
                         ensemble.check_columns(state)
                 self._reader.dispatched(previous_step, step, metrics)
+            state, all_failed = self._failures.act(previous_step, step, state)
             ends = step >= last_step
             state, asked_to_end = self._call_callbacks(step, state, is_last=ends)
-            asked_to_end = may_be_asked and cluster.any_host(asked_to_end)
+            asked_to_end = (may_be_asked and cluster.any_host(asked_to_end)) or all_failed
             # The callbacks have changed the state of this step already, so the state that they
             # return from this second call is not used.
             if asked_to_end and not ends:
                 self._call_callbacks(step, state, is_last=True)
         if self._opened is not None:
-            self._opened.wait()
+            with contextlib.suppress(_NothingToSaveError):
+                self._opened.wait()
         self._reader.catch_up()
         self._reader.end()
         if self._eval_data is not None and not stopping:
@@ -197,8 +216,9 @@ class Loop:
                     self._evaluation,
                     self._eval_data.split,
                 )
-        # Neither a signal nor the last step ended the run, so a callback of some host did.
-        stopped_by = None if stopping or step >= last_step else self._name_of_stopper()
+        # If neither a signal nor the last step nor failures ended the run, a callback did.
+        has_stopper = not (stopping or all_failed or step >= last_step)
+        stopped_by = self._name_of_stopper() if has_stopper else None
         return Outcome(
             state=state,
             step=step,
@@ -207,6 +227,8 @@ class Loop:
             evaluation=None if stopping else self._evaluation,
             signal=stop.signal if stopping else None,
             diverged=self._diverged(),
+            failed=self._failures.told(state),
+            all_failed=all_failed,
             stopped_by=stopped_by,
             stop_reason=stopped_by and call_hook(self._stopper, "reason"),
             seconds=self._reader.seconds,
@@ -310,23 +332,30 @@ class Loop:
         # saves reads them. Several hosts read them together, in their main threads.
         if jax.process_count() > 1:
             self._reader.catch_up()
+        if self._failures.are_all_lost(step):  # The last good checkpoint must be kept.
+            return
 
         def after() -> None:
             self._reader.catch_up(step)
+            if self._failures.are_all_lost(step):
+                raise _NothingToSaveError
             for callback in self._callbacks:
                 call_hook(callback, "sync")
 
         scores = self._scores if step == self._scored_step else None
         host_files = self._host_files() | ({OWED_FILE: b"1"} if self._owes_evaluation else {})
-        self._opened.save(
-            step,
-            state,
-            record=self._record,
-            scores=None if scores is None else _finite_scores(scores, self._opened.member_score),
-            host_files=host_files,
-            after=after,
-            is_last=is_last,
-        )
+        with contextlib.suppress(_NothingToSaveError):
+            self._opened.save(
+                step,
+                state,
+                record=self._record,
+                scores=None
+                if scores is None
+                else _finite_scores(scores, self._opened.member_score),
+                host_files=host_files,
+                after=after,
+                is_last=is_last,
+            )
 
     def _write(self, step: int, record: dict[str, float]) -> None:
         """Adds a record to the history and passes it to the writers."""

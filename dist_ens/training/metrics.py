@@ -23,6 +23,7 @@ class MetricsReader:
         last_step: Number of steps of the whole run.
         log_every: Number of steps between two records. The last step has a record too.
         write: Function that writes a record, given the step and the record.
+        on_read: Function that is given the step after each call and its metrics, in NumPy.
     """
 
     def __init__(
@@ -33,8 +34,9 @@ class MetricsReader:
         last_step: int,
         log_every: int,
         write: Callable[[int, dict[str, float]], None],
+        on_read: Callable[[int, Mapping[str, np.ndarray]], None],
     ) -> None:
-        self._member_ids, self._write = member_ids, write
+        self._member_ids, self._write, self._on_read = member_ids, write, on_read
         self._first_step, self._last_step, self._log_every = first_step, last_step, log_every
         self._reading = threading.Lock()
         self._pending: tuple[int, int, Mapping[str, jax.Array]] | None = None
@@ -117,6 +119,7 @@ class MetricsReader:
             values: dict[str, np.ndarray] = to_host(metrics)
         self.step, self.losses = step, values["loss"][-1]
         self._unseen.append(values)
+        self._on_read(step, values)
         crossed = step // self._log_every > previous_step // self._log_every
         if crossed or step == self._last_step:
             self._write(step, training_record(self._member_ids, values))

@@ -93,6 +93,8 @@ def record_of(ensemble: Ensemble, batch: Batch) -> PythonRecord:
         ensemble: Ensemble to train.
         batch: Shapes and types of a global batch.
     """
+    # The policy for failures may change on resume, so the record does not depend on it.
+    ensemble = dataclasses.replace(ensemble, failures=None)
     objective = ensemble.objective
     return PythonRecord(
         StepRecord(

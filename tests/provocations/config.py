@@ -150,3 +150,7 @@ def a_schedule_without_its_length():
 
 def a_negative_weight_decay():
     _experiment(optimizer={"weight_decay": -0.1})
+
+
+def a_threshold_of_losses_that_nobody_checks():
+    _experiment(failures={"loss_threshold": 6.0})

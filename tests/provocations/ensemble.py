@@ -249,3 +249,15 @@ def a_state_that_was_given_twice():
 
 def members_that_are_not_as_many_of_each_group():
     argument_checks.check_ids_of_groups([0, 1, 2], 2)
+
+
+def a_policy_that_is_a_number():
+    ensemble(failures=3)
+
+
+def an_auxiliary_value_with_the_name_of_a_metric_of_failures():
+    def loss(params, model_state, batch, key):
+        return params["w"].sum(), (model_state, {"is_frozen": 1.0})
+
+    made = ensemble(loss, failures="skip")
+    made.update(made.init(batch()), batch())

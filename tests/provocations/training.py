@@ -273,3 +273,9 @@ def labels_that_are_all_the_same():
     data = {"inputs": examples()[0], "labels": np.ones(8, np.float32)}
     made = ensemble(squared_error(standardize=True), network(lambda p, x: x @ p["w"][:, :1]))
     _fit(data, made=made)
+
+
+def a_member_that_fails_under_the_policy_raise():
+    bad = batch() | {"inputs": np.full((8, FEATURES), np.nan, np.float32)}
+    made = ensemble(failures="raise")
+    _fit([bad], made=made, steps=3, steps_per_call=1)

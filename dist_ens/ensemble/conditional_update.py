@@ -1,0 +1,109 @@
+"""An update that only some members take."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from dist_ens.state import State
+from dist_ens.types import ModelState, OptState, Params, PyTree, Tree
+
+
+class Updated(NamedTuple):
+    """The parts of a state that an update changes, except the step; see `State`."""
+
+    params: Params
+    model_state: ModelState
+    opt_state: OptState
+
+    @classmethod
+    def of(cls, state: State) -> Self:
+        """Returns these parts of a state."""
+        return cls(state.params, state.model_state, state.opt_state)
+
+    def put_in(self, state: State) -> State:
+        """Returns a state with these parts."""
+        return state._replace(**self._asdict())
+
+
+def taken_if(take: Callable[..., Tree]) -> Callable[..., Tree]:
+    """Returns a function that takes an update of one member if a condition holds.
+
+    `jax.vmap` turns a conditional of one member into a selection between the old and the new
+    arrays of all members. The selection costs several times as much as the update, since the arrays
+    can no longer be updated in place. So under `vmap` the function has another form: if all members
+    take the update, nothing is selected, and the arrays are updated in place.
+
+    Args:
+        take: Function that returns the new values, `take(old, *args)`. Both have the same structure
+            and the same types.
+
+    Returns:
+        A function `update(takes, old, *args)` of a condition, bool[], the old values and the other
+        arguments of `take`. It returns the old values if the condition does not hold.
+    """
+
+    def keep(old: Tree, *args: PyTree) -> Tree:
+        return old
+
+    @custom_vmap
+    def of_one(takes: jax.Array, old: Tree, *args: PyTree) -> Tree:
+        return jax.lax.cond(takes, take, keep, old, *args)
+
+    @of_one.def_vmap
+    def of_several(
+        count: int, are_batched: list[PyTree], takes: jax.Array, old: Tree, *args: PyTree
+    ) -> tuple[Tree, PyTree]:
+        args = jax.tree.map(_in_row_major_layout, args)
+        axes = tuple(jax.tree.map(lambda batched: 0 if batched else None, are_batched))[1:]
+        take_all = jax.vmap(take, in_axes=axes, axis_size=count)
+        keep_all = jax.vmap(keep, in_axes=axes, axis_size=count)
+
+        def taken(old: Tree) -> Tree:
+            return take_all(old, *args)
+
+        def taken_by_some(old: Tree) -> Tree:
+            # The members that take the update must have the bits that they have where all members
+            # do. So it is compiled as it is there: as the body of a loop.
+            new = _once_if(takes.any(), taken, old)
+            return jax.tree.map(partial(jax.vmap(jax.lax.select), takes), new, old)
+
+        old = keep_all(old, *args)
+        new = _once_if(takes.all(), taken, old)
+        new = _once_if(~takes.all(), taken_by_some, new)
+        return new, jax.tree.map(lambda _: True, new)
+
+    return of_one
+
+
+def _in_row_major_layout(leaf: jax.Array) -> jax.Array:
+    """Returns an array in the layout that a loop needs, so that it is copied once at most.
+
+    The gradient of weights may come from a product in another layout. XLA would copy it once for
+    each of its uses.
+    """
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    return with_layout_constraint(leaf, Layout(major_to_minor=tuple(range(leaf.ndim))))
+
+
+def _once_if(holds: jax.Array, change: Callable[[Tree], Tree], values: Tree) -> Tree:
+    """Returns changed values if a condition holds, and the same values if not.
+
+    It is a loop of one step or none. A loop changes its values in place. XLA compiles a conditional
+    with two results such that its results have other memory, from which they are copied back.
+
+    Args:
+        holds: Condition, bool[].
+        change: Function that returns the changed values.
+        values: Values, a pytree of arrays.
+    """
+
+    def step(carry: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
+        return jnp.bool_(False), change(carry[1])
+
+    return jax.lax.while_loop(lambda carry: carry[0], step, (holds, values))[1]

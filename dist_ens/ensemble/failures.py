@@ -1,0 +1,276 @@
+"""Failed updates of a member: their detection on the device, and their record."""
+
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dist_ens.config.failure_policy import FailurePolicy
+from dist_ens.ensemble.conditional_update import Updated, taken_if
+from dist_ens.errors import UserError
+from dist_ens.layout import to_host
+from dist_ens.state import State
+from dist_ens.types import Gradients, Key, Metrics, ModelState
+
+# Names of the metrics of an ensemble whose updates are checked.
+FAILED_UPDATES, IS_FROZEN = "failed_updates", "is_frozen"
+# Causes of a failed update, by the number that a `FailureRecord` holds.
+CAUSES = (
+    "none",
+    "the loss is not finite",
+    "the gradient is not finite",
+    "the loss is far above its running mean",
+)
+_LOSS, _GRADIENT, _THRESHOLD = range(1, 4)
+# Failed updates in a row after which the policy `skip` freezes a member.
+MOST_SKIPPED_IN_A_ROW = 100
+# Losses before which the threshold is not used, and after which older losses count less.
+HISTORY = 100
+
+
+class FailureRecord(NamedTuple):
+    """The failed updates of a member. In an ensemble, every leaf has a leading members axis.
+
+    Attributes:
+        is_frozen: Whether the member takes no more updates, bool[].
+        num_failures: Number of failed updates, int32[].
+        num_in_a_row: Number of failed updates since the last update that was taken, int32[].
+        cause: Cause of the last failure as an index of `CAUSES`, int32[]; 0 without a failure.
+        first_step: Step of the first failed update, int32[]; 0 without a failure. The update from
+            step 49 to step 50 is that of step 50.
+        last_step: Step of the last failed update, int32[]; 0 without a failure.
+        num_restarts: Number of times that the member was rolled back or reseeded, int32[].
+        num_losses: Number of losses in the running mean, int32[].
+        loss_mean: Running mean of the losses, float32[].
+        loss_variance: Running variance of the losses, float32[].
+    """
+
+    is_frozen: jax.Array
+    num_failures: jax.Array
+    num_in_a_row: jax.Array
+    cause: jax.Array
+    first_step: jax.Array
+    last_step: jax.Array
+    num_restarts: jax.Array
+    num_losses: jax.Array
+    loss_mean: jax.Array
+    loss_variance: jax.Array
+
+
+class FailedMember(NamedTuple):
+    """A member with a failed update, as files and results name it.
+
+    Attributes:
+        member_id: Id of the member.
+        cause: Cause of the last failure.
+        failed_updates: Number of failed updates. Without a policy it is the number of losses that
+            were not finite.
+        first_step: Step of the first failed update.
+        last_step: Step of the last failed update.
+        restarts: Number of times that the member was rolled back or reseeded.
+        is_frozen: Whether the member takes no more updates. It is left out of the scores of the
+            ensemble then.
+    """
+
+    member_id: int
+    cause: str
+    failed_updates: int
+    first_step: int
+    last_step: int
+    restarts: int = 0
+    is_frozen: bool = False
+
+
+def no_failures(shape: tuple[int, ...] = ()) -> FailureRecord:
+    """Returns the record of members without a failed update.
+
+    Args:
+        shape: Shape of every leaf: `()` for one member, or `(members,)`.
+
+    >>> no_failures((2,)).num_failures
+    Array([0, 0], dtype=int32)
+    """
+    types = {"is_frozen": jnp.bool_, "loss_mean": jnp.float32, "loss_variance": jnp.float32}
+    return FailureRecord(
+        *(jnp.zeros(shape, types.get(name, jnp.int32)) for name in FailureRecord._fields)
+    )
+
+
+def saved_structures(abstract: State) -> tuple[State, State]:
+    """Returns the structures that a saved state may have: its own, and one for another policy.
+
+    The policy for failures may change when a run is resumed. So a saved state may lack the record
+    of failed updates, or have one that is no longer needed.
+
+    Args:
+        abstract: Structure of the state of an ensemble, with shapes, types and shardings.
+    """
+    if isinstance(abstract.failures, FailureRecord):
+        return abstract, abstract._replace(failures=())
+    record = jax.eval_shape(partial(no_failures, abstract.step.shape))
+    like = jax.tree.map(lambda leaf: leaf.update(sharding=abstract.step.sharding), record)
+    return abstract, abstract._replace(failures=like)
+
+
+def checked_update(
+    policy: FailurePolicy,
+    take: Callable[[Updated, Gradients, ModelState, jax.Array, Key], Updated],
+    state: State,
+    grads: Gradients,
+    model_state: ModelState,
+    metrics: Metrics,
+    key: Key,
+) -> tuple[State, Metrics]:
+    """Returns the state after an update that is taken only if it has not failed.
+
+    Args:
+        policy: Policy that checks updates.
+        take: Function that takes an update, given what it changes, the gradients, the model state,
+            the loss and the key.
+        state: State of one member before the update.
+        grads: Gradients of the update, averaged over the data axis.
+        model_state: Model state after the update.
+        metrics: Metrics of the update by name, float32[].
+        key: Key of the optimizer for this update.
+
+    Returns:
+        The state of the same step, and the metrics with `failed_updates` and `is_frozen`. If the
+        update failed or the member is frozen, only the record of the state changes.
+
+    Raises:
+        UserError: If the loss has an auxiliary value with the name of one of these metrics.
+    """
+    for name in (FAILED_UPDATES, IS_FROZEN):
+        if name in metrics:
+            raise UserError(
+                f"The auxiliary output of the loss has a key {name!r}, which is the name of a "
+                "metric of ensembles whose updates are checked. Rename it."
+            )
+    record, loss = state.failures, metrics["loss"]
+    cause = _cause_of(policy, record, loss, grads)
+    takes = (cause == 0) & ~record.is_frozen
+    new = taken_if(take)(takes, Updated.of(state), grads, model_state, loss, key)
+    record = _recorded(policy, record, state.step + 1, jnp.where(record.is_frozen, 0, cause))
+    if policy.loss_threshold is not None:
+        record = _with_loss(record, loss, takes)
+    state = new.put_in(state)._replace(failures=record)
+    counts = {FAILED_UPDATES: record.num_failures, IS_FROZEN: record.is_frozen}
+    return state, {**metrics, **{n: leaf.astype(jnp.float32) for n, leaf in counts.items()}}
+
+
+def _cause_of(
+    policy: FailurePolicy, record: FailureRecord, loss: jax.Array, grads: Gradients
+) -> jax.Array:
+    """Returns why an update failed as an index of `CAUSES`, int32[]; 0 if it did not fail.
+
+    New parameters are not read, which would cost as much as the optimizer. A parameter that is not
+    finite makes the next loss or gradient so.
+    """
+    cause = jnp.where(_are_finite(grads), 0, _GRADIENT)
+    if policy.loss_threshold is not None:
+        limit = record.loss_mean + policy.loss_threshold * jnp.sqrt(record.loss_variance)
+        is_far = (record.num_losses >= HISTORY) & (loss > limit)
+        cause = jnp.where(is_far, _THRESHOLD, cause)
+    return jnp.where(jnp.isfinite(loss), cause, _LOSS).astype(jnp.int32)
+
+
+def _are_finite(grads: Gradients) -> jax.Array:
+    """Returns whether all gradients are finite, bool[].
+
+    A sum is finite if all its terms are, up to an overflow. Sums over all axes but the last are
+    read from memory once and in vectors, by any compiler. A test of every number is slower.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(grads) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    sums = [
+        leaf.sum(axis=tuple(range(leaf.ndim - 1)), dtype=jnp.promote_types(leaf.dtype, "float32"))
+        for leaf in leaves
+    ]
+    return reduce(jnp.logical_and, [jnp.isfinite(total).all() for total in sums], jnp.bool_(True))
+
+
+def _recorded(
+    policy: FailurePolicy, record: FailureRecord, step: jax.Array, cause: jax.Array
+) -> FailureRecord:
+    """Returns a record with one more update.
+
+    Args:
+        policy: Policy that checks updates.
+        record: Record before the update.
+        step: Step of the update, int32[].
+        cause: Why the update failed, as an index of `CAUSES`; 0 if it did not fail.
+    """
+    failed = cause > 0
+    num_in_a_row = jnp.where(failed, record.num_in_a_row + 1, 0)
+    freezes = failed
+    if policy.policy == "skip":
+        freezes = num_in_a_row >= MOST_SKIPPED_IN_A_ROW
+    return record._replace(
+        is_frozen=record.is_frozen | freezes,
+        num_failures=record.num_failures + failed,
+        num_in_a_row=num_in_a_row,
+        cause=jnp.where(failed, cause, record.cause),
+        first_step=jnp.where(failed & (record.first_step == 0), step, record.first_step),
+        last_step=jnp.where(failed, step, record.last_step),
+    )
+
+
+def _with_loss(record: FailureRecord, loss: jax.Array, takes: jax.Array) -> FailureRecord:
+    """Returns a record whose running mean and variance include the loss of an update.
+
+    The n-th loss has the weight `a = max(1 / n, 1 / HISTORY)`:
+
+        mean' = mean + a (loss - mean),   variance' = (1 - a) (variance + a (loss - mean)^2)
+
+    So the first losses are weighted equally, and the weight of older losses decays.
+
+    Args:
+        record: Record before the update.
+        loss: Loss of the update, float32[].
+        takes: Whether the update was taken, bool[]. The loss of another update is not included.
+    """
+    count = record.num_losses + 1
+    share = jnp.maximum(1 / count.astype(jnp.float32), 1 / HISTORY)
+    delta = loss - record.loss_mean
+    variance = (1 - share) * (record.loss_variance + share * delta * delta)
+    return record._replace(
+        num_losses=jnp.where(takes, count, record.num_losses),
+        loss_mean=jnp.where(takes, record.loss_mean + share * delta, record.loss_mean),
+        loss_variance=jnp.where(takes, variance, record.loss_variance),
+    )
+
+
+def frozen_positions(state: State) -> list[int]:
+    """Returns the positions of the members that take no more updates.
+
+    Args:
+        state: State of an ensemble, with or without a policy. Every host must call this.
+    """
+    if not isinstance(state.failures, FailureRecord):
+        return []
+    return np.flatnonzero(to_host(state.failures.is_frozen)).tolist()
+
+
+def failed_members(state: State) -> list[FailedMember]:
+    """Returns what happened to each member with a failed update.
+
+    Args:
+        state: State of an ensemble, with or without a policy. Every host must call this.
+    """
+    if not isinstance(state.failures, FailureRecord):
+        return []
+    record, member_ids = to_host((state.failures, state.member_id))
+    return [
+        FailedMember(
+            int(member_ids[position]),
+            CAUSES[record.cause[position]],
+            int(record.num_failures[position]),
+            int(record.first_step[position]),
+            int(record.last_step[position]),
+            int(record.num_restarts[position]),
+            bool(record.is_frozen[position]),
+        )
+        for position in np.flatnonzero(record.num_failures)
+    ]

@@ -1,0 +1,244 @@
+"""Failed members of a running loop, and the responses of the host."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from dist_ens.config.failure_policy import OF_FIT
+from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.failures import (
+    CAUSES,
+    FAILED_UPDATES,
+    IS_FROZEN,
+    MOST_SKIPPED_IN_A_ROW,
+    FailedMember,
+    FailureRecord,
+    failed_members,
+)
+from dist_ens.errors import RunError, counted
+from dist_ens.exit_codes import ExitCode
+from dist_ens.layout import to_host
+from dist_ens.state import State
+from dist_ens.training.restart_members import MOST_RESTARTS, MemberRestarts
+
+# What happens to a failed member, by policy, as the second clause of a sentence.
+_RESPONSES = {
+    "skip": f"the update was skipped. {MOST_SKIPPED_IN_A_ROW} failed updates in a row freeze it.",
+    "freeze": "it takes no more updates and is left out of the scores of the ensemble.",
+    "drop": "it is dropped: it takes no more updates and is left out of the scores.",
+}
+
+
+class _Call(NamedTuple):
+    """A call of the update in which members failed.
+
+    Attributes:
+        step: Number of steps taken after the call.
+        failed: Positions of the members that failed.
+        are_all_frozen: Whether all members are frozen after the call.
+    """
+
+    step: int
+    failed: list[int]
+    are_all_frozen: bool
+
+
+class FailedMembers:
+    """The failed members of a running loop.
+
+    The device sees a failed update and does not take it. The host reads the metrics of a call after
+    the next call has been dispatched. What it does then depends on the steps alone, not on the time
+    at which metrics arrive, so that it is the same on all hosts and in a run that is resumed.
+
+    Args:
+        ensemble: Ensemble of the run.
+        restarts: Function that rolls members back or reseeds them.
+        say: Function that prints a sentence.
+    """
+
+    def __init__(
+        self, ensemble: Ensemble, restarts: MemberRestarts, say: Callable[[str], None]
+    ) -> None:
+        self._member_ids: Sequence[int] = ensemble.ids.tolist()
+        self._policy = ensemble.failure_policy
+        self._restarts, self._say = restarts, say
+        count = ensemble.num_members
+        # A thread that saves may read metrics while the loop acts.
+        self._reading = threading.Lock()
+        self._failed_updates = np.zeros(count, np.int64)  # Of each member, at the last row read.
+        self._calls: list[_Call] = []
+        self._announced: set[int] = set()
+        # Without a policy: number, first and last step of each member's losses that are not finite.
+        self._lost = np.zeros((3, count), np.int64)
+        self._all_lost_step: int | None = None
+
+    def begin(self, step: int, state: State) -> None:
+        """Reads the record of the first state, which may hold failures of the run before.
+
+        Args:
+            step: Number of steps that the state has seen.
+            state: First state of the run.
+        """
+        if not isinstance(state.failures, FailureRecord):
+            return
+        with jax.transfer_guard("allow"):
+            record = to_host(state.failures)
+        self._failed_updates = np.asarray(record.num_failures, np.int64)
+        self._announced = {*np.flatnonzero(record.num_failures).tolist()}
+        # The run before may have ended before it could act for these members.
+        waiting = np.flatnonzero(record.is_frozen).tolist()
+        if waiting:
+            self._calls.append(_Call(step, waiting, bool(record.is_frozen.all())))
+
+    def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
+        """Reads the metrics of a call. Any thread may call it, one at a time.
+
+        Args:
+            step: Number of steps taken after the call.
+            metrics: Metrics by name, float32[steps, members].
+        """
+        if FAILED_UPDATES not in metrics:
+            self._read_losses(step, metrics["loss"])
+            return
+        counts = metrics[FAILED_UPDATES][-1].astype(np.int64)
+        failed = np.flatnonzero(counts > self._failed_updates).tolist()
+        self._failed_updates = counts
+        if failed:
+            with self._reading:
+                self._calls.append(_Call(step, failed, bool(metrics[IS_FROZEN][-1].all())))
+
+    def _read_losses(self, step: int, losses: np.ndarray) -> None:
+        """Reads the losses of a call without a policy, float32[steps, members]."""
+        is_lost = ~np.isfinite(losses)
+        if not is_lost.any():
+            return
+        steps = np.arange(step - len(losses) + 1, step + 1)[:, None]
+        number, first, last = self._lost
+        here = np.where(is_lost, steps, step + 1).min(axis=0)
+        first[:] = np.where((number == 0) & is_lost.any(axis=0), here, first)
+        last[:] = np.maximum(last, np.where(is_lost, steps, 0).max(axis=0))
+        number += is_lost.sum(axis=0)
+        if is_lost[-1].all() and self._all_lost_step is None:
+            self._all_lost_step = step
+
+    def are_all_lost(self, step: float = float("inf")) -> bool:
+        """Returns whether no member has a finite loss after a call that has been read.
+
+        It is known only without a policy. With a policy all states are finite.
+
+        Args:
+            step: Last step of the calls that count.
+        """
+        return self._all_lost_step is not None and self._all_lost_step <= step
+
+    def act(self, read_step: int, step: int, state: State) -> tuple[State, bool]:
+        """Does what the policy says for members that have failed.
+
+        Args:
+            read_step: Last step of the calls that count. Later ones may have been read already.
+            step: Number of steps that the state has seen.
+            state: State of the ensemble.
+
+        Returns:
+            The state, in which members may have been restarted, and whether all members have
+            failed for good.
+
+        Raises:
+            RunError: If the policy is `raise`, or a checkpoint cannot be read.
+        """
+        if not self._policy.is_checked:
+            return state, self.are_all_lost(read_step)
+        with self._reading:
+            due = [call for call in self._calls if call.step <= read_step]
+            self._calls = self._calls[len(due) :]
+        if not due:
+            return state, False
+        failed = sorted({position for call in due for position in call.failed})
+        is_new = not self._announced.issuperset(failed)
+        if not (is_new or self._policy.policy in OF_FIT):
+            return state, due[-1].are_all_frozen
+        with jax.transfer_guard("allow"):
+            record = to_host(state.failures)
+        if self._policy.policy == "raise":
+            raise RunError(
+                f"{self._cause(failed[0], record)}. The policy for failures is 'raise', so the run "
+                "ends. Look for NaN in the data, lower the learning rate, clip the gradients, or "
+                "choose another policy, such as 'skip'.",
+                exit_code=ExitCode.DIVERGED,
+            )
+        if self._policy.policy in OF_FIT:
+            for position in failed:
+                if record.is_frozen[position]:
+                    state = self._restarted(position, step, state, record)
+            return state, self._are_done(record)
+        for position in failed:
+            if position not in self._announced:
+                self._say(f"{self._cause(position, record)}; {_RESPONSES[self._policy.policy]}")
+        self._announced.update(failed)
+        return state, bool(record.is_frozen.all())
+
+    def end(self, step: int, state: State) -> bool:
+        """Does what is left to do at the end of a run, and returns whether all members have failed.
+
+        Args:
+            step: Number of steps that the state has seen.
+            state: Last state of the run.
+
+        Raises:
+            RunError: If the policy is `raise` and a member has failed.
+        """
+        if not self._policy.is_checked:
+            return self.are_all_lost()
+        if self._policy.policy in ("rollback", "reseed"):
+            with jax.transfer_guard("allow"):
+                return bool(to_host(state.failures.is_frozen).all())
+        return self.act(step, step, state)[1]
+
+    def told(self, state: State) -> list[FailedMember]:
+        """Returns what happened to each member that failed; see `failed_members`.
+
+        Args:
+            state: Last state of the run. Every host must call this.
+        """
+        if self._policy.is_checked:
+            with jax.transfer_guard("allow"):
+                return failed_members(state)
+        return [
+            FailedMember(self._member_ids[position], CAUSES[1], *self._lost[:, position].tolist())
+            for position in np.flatnonzero(self._lost[0]).tolist()
+        ]
+
+    def _restarted(self, position: int, step: int, state: State, record: FailureRecord) -> State:
+        """Returns a state in which a member has been restarted, if it may be.
+
+        Args:
+            position: Position of the member.
+            step: Number of steps that the state has seen.
+            state: State of the ensemble.
+            record: Record of all members in this state.
+        """
+        count = int(record.num_restarts[position])
+        if count >= MOST_RESTARTS:
+            self._say(
+                f"{self._cause(position, record)}; it was restarted {counted(count, 'time')} "
+                "before, so it takes no more updates."
+            )
+            return state
+        with jax.transfer_guard("allow"):
+            state, told = self._restarts.restart(self._policy.policy, position, step, state, count)
+        self._say(f"{self._cause(position, record)}; {told}")
+        return state
+
+    def _are_done(self, record: FailureRecord) -> bool:
+        """Returns whether all members are frozen for good, given the record before restarts."""
+        return bool((record.is_frozen & (record.num_restarts >= MOST_RESTARTS)).all())
+
+    def _cause(self, position: int, record: FailureRecord) -> str:
+        """Returns the clause that says which member failed, when and why."""
+        return (
+            f"Member {self._member_ids[position]} failed at step {record.last_step[position]:,}: "
+            f"{CAUSES[record.cause[position]]}"
+        )

@@ -1,0 +1,513 @@
+"""A member whose update fails, and the others, which do not notice."""
+
+import json
+import math
+import pathlib
+import runpy
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dist_ens as de
+from commands import dist_ens
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens.config import Experiment
+from dist_ens.config.failure_policy import POLICIES
+from dist_ens.errors import RunError
+from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment.train import train
+from dist_ens.report.page import write_page
+from dist_ens.report.run_files import RunReport
+from dist_ens.training.restart_members import seed_of_restart
+from failing import (
+    FAILING,
+    MEMBERS,
+    OPTIMIZERS,
+    OTHERS,
+    Losses,
+    ensemble,
+    members_equal,
+    parts,
+    trained,
+)
+
+# Policies after which a run goes on, with checked updates.
+LASTING = tuple(name for name in POLICIES if name not in ("continue", "raise"))
+EXAMPLE = pathlib.Path(__file__).parent.parent / "examples" / "failing_member.py"
+SCRIPT = pathlib.Path(__file__).with_name("failing_bits.py")
+EXECUTIONS = ("loop", "map", "unroll", "vmap", "chunk:2")
+
+
+def record_of(state):
+    return jax.tree.map(lambda leaf: leaf[FAILING], jax.device_get(state.failures))
+
+
+@pytest.mark.parametrize("execution", [pytest.param("loop", marks=pytest.mark.faults), "vmap"])
+def test_a_failed_update_is_skipped_and_the_others_have_the_bits_of_a_run_without_it(execution):
+    with_fault = trained(ensemble("skip", execution), [5], steps_per_call=5)
+    without = trained(ensemble("skip", execution), steps_per_call=5)
+    assert members_equal(with_fault.state, without.state, OTHERS)
+    assert not members_equal(with_fault.state, without.state, [FAILING])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(parts(with_fault.state)))
+    record = record_of(with_fault.state)
+    assert (record.num_failures, record.first_step, record.last_step) == (1, 5, 5)
+    # 9 of 10 updates were taken: by the network's own count, and by Adam's.
+    assert with_fault.state.model_state["seen"][FAILING] == 9
+    assert with_fault.state.opt_state[0].count.tolist() == [10, 10, 10, 9, 10, 10, 10, 10]
+    assert with_fault.state.step.tolist() == [10] * MEMBERS
+
+
+def test_a_skipped_update_leaves_the_bits_of_the_state_before_it():
+    before = trained(ensemble("skip"), [], steps=4)
+    after = trained(ensemble("skip"), [5], steps=5)
+    assert members_equal(before.state, after.state, [FAILING])
+
+
+@pytest.mark.parametrize("policy", ["freeze", pytest.param("drop", marks=pytest.mark.faults)])
+def test_a_frozen_member_keeps_its_last_finite_state_and_is_left_out_of_the_scores(policy):
+    frozen = trained(ensemble(policy), [5], eval_data=scored())
+    assert members_equal(frozen.state, trained(ensemble(policy), steps=4).state, [FAILING])
+    assert members_equal(frozen.state, trained(ensemble(policy)).state, OTHERS)
+    assert frozen.scores.left_out == [FAILING]
+    # The mean member is the mean of the other seven.
+    nll = [member["nll"] for member in frozen.scores.members]
+    assert frozen.scores.mean_member["nll"] == pytest.approx(np.mean([nll[i] for i in OTHERS]))
+    seven = de.select_members(frozen.state, OTHERS)
+    made = ensemble(None)
+    alone = de.evaluate(made, made.with_record(seven), scored())
+    assert frozen.scores.ensemble["nll"] == pytest.approx(alone.ensemble["nll"], rel=1e-6)
+
+
+def test_the_example_restarts_its_members_until_they_train(capsys):
+    result = runpy.run_path(str(EXAMPLE))["main"]()
+    assert result.failures
+    assert not result.state.failures.is_frozen.any()
+    assert "failed at step" in capsys.readouterr().out
+    assert result.history[-1]["train/loss"] < 1
+
+
+def scored():
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(16, 6)).astype(np.float32)
+    inputs[:, 4] = 0
+    return {"inputs": inputs, "labels": random.integers(0, 3, 16)}
+
+
+def test_the_scores_of_a_loss_function_leave_a_frozen_member_out():
+    frozen = trained(ensemble("freeze", own=True), [5], eval_data=scored())
+    losses = [member["loss"] for member in frozen.scores.members]
+    expected = np.mean([losses[position] for position in OTHERS])
+    assert frozen.scores.mean_member["loss"] == pytest.approx(expected)
+
+
+def test_a_member_is_rolled_back_to_its_last_checkpoint_before_the_failure(tmp_path):
+    told = []
+    rolled = trained(
+        ensemble("rollback"),
+        [6],
+        steps=8,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=2, every_secs=None, keep=9),
+        say=told.append,
+    )
+    assert members_equal(rolled.state, trained(ensemble("rollback"), steps=8).state, OTHERS)
+    # Step 6 is read after step 7, so the member takes the state of step 4 there, and then step 8.
+    assert any(
+        "Member 3 failed at step 6: the loss is not finite; it continues after step 7 from its "
+        "state at step 4." in sentence
+        for sentence in told
+    )
+    assert record_of(rolled.state).num_restarts == 1
+    assert rolled.state.model_state["seen"][FAILING] == 5  # 4 updates, and that of step 8.
+    assert rolled.scores is None
+    assert [member.restarts for member in rolled.failures] == [1]
+
+
+class Damage:
+    """A callback that changes a byte of a checkpoint when a step is reached.
+
+    Args:
+        folder: Folder of the checkpoint, for which it waits.
+        at_step: Step at which the byte is changed.
+    """
+
+    def __init__(self, folder, at_step):
+        self._folder, self._at_step = folder, at_step
+
+    def __call__(self, info):
+        if info.step == self._at_step:
+            while not self._folder.exists():
+                time.sleep(0.01)
+            path = max((self._folder / "state" / "d").iterdir(), key=lambda p: p.stat().st_size)
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+
+
+def test_a_member_is_rolled_back_past_a_damaged_checkpoint_which_is_kept(tmp_path):
+    told = []
+    rolled = trained(
+        ensemble("rollback"),
+        [6],
+        steps=8,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=2, every_secs=None, keep=9),
+        callbacks=[Damage(tmp_path / "checkpoints" / "4", at_step=6)],
+        say=told.append,
+    )
+    [damaged] = [sentence for sentence in told if "is damaged" in sentence]
+    assert damaged.startswith("The checkpoint of step 4 is damaged: ")
+    assert damaged.endswith("4.damaged, and training continues without it.")
+    assert sum("from its state at step 2." in sentence for sentence in told) == 1
+    assert rolled.state.model_state["seen"][FAILING] == 3  # 2 updates, and that of step 8.
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["2", "4.damaged", "6", "8"]
+
+
+def test_a_member_is_rolled_back_to_a_checkpoint_that_was_saved_without_a_policy(tmp_path):
+    saved = de.Checkpoints(tmp_path, every_steps=4, every_secs=None, keep=9)
+    trained(ensemble(None), steps=4, checkpoints=saved)
+    rolled = trained(ensemble("rollback"), [6], steps=8, checkpoints=saved)
+    assert rolled.state.model_state["seen"][FAILING] == 5  # 4 updates, and that of step 8.
+    assert record_of(rolled.state).num_restarts == 1
+
+
+def test_a_member_that_is_reseeded_starts_anew_and_the_others_do_not_notice():
+    made = ensemble("reseed")
+    reseeded = trained(made, [6], steps=7)
+    assert members_equal(reseeded.state, trained(made, steps=7).state, OTHERS)
+    assert reseeded.state.opt_state[0].count[FAILING] == 0
+    # The restart of member 3 of seed 0 has a seed of its own, from which anyone can repeat it.
+    seed = seed_of_restart(0, FAILING, 0)
+    anew = ensemble("reseed", seed=seed).init({"inputs": np.zeros((4, 6), np.float32)})
+    assert np.array_equal(reseeded.state.params["w"][FAILING], anew.params["w"][FAILING])
+    assert reseeded.state.key[FAILING] == anew.key[FAILING]
+
+
+def test_a_member_that_always_fails_is_restarted_three_times_and_then_frozen():
+    told = []
+    always = trained(ensemble("reseed"), range(5, 40), steps=30, say=told.append)
+    record = record_of(always.state)
+    assert (record.num_restarts, bool(record.is_frozen)) == (3, True)
+    assert sum("starts again from the seed" in sentence for sentence in told) == 3
+    assert not always.all_failed
+
+
+def test_the_policy_raise_ends_the_run_one_call_after_the_failure():
+    with pytest.raises(RunError, match="^Member 3 failed at step 6: the loss is not fin") as raised:
+        trained(ensemble("raise"), [6], steps=9)
+    assert raised.value.exit_code == ExitCode.DIVERGED
+    with pytest.raises(RunError, match="^Member 3 failed at step 9"):  # The last step of a run.
+        trained(ensemble("raise"), [9], steps=9)
+
+
+@pytest.mark.parametrize("policy", ["rollback", pytest.param("reseed", marks=pytest.mark.faults)])
+def test_a_run_that_is_interrupted_between_failure_and_response_resumes_bitwise(policy, tmp_path):
+    options = {"fails_at": [6], "steps_per_call": 2}
+
+    def kept(name):
+        folder = tmp_path / name
+        return de.Checkpoints(folder, every_steps=2, every_secs=None, keep=9)
+
+    whole = trained(ensemble(policy), steps=12, checkpoints=kept("whole"), **options)
+    # The member fails in the call that ends at 6. The response would follow after the next call.
+    trained(ensemble(policy), steps=6, checkpoints=kept("parts"), **options)
+    resumed = trained(ensemble(policy), steps=12, checkpoints=kept("parts"), **options)
+    assert record_of(whole.state).num_restarts == 1
+    assert members_equal(whole.state, resumed.state, range(MEMBERS))
+
+
+def test_a_finite_loss_far_above_the_members_own_history_is_a_failure():
+    policy = de.FailurePolicy(policy="skip", loss_threshold=10)
+    losses = Losses()
+    # The loss is multiplied by 51, which is finite and some hundred standard deviations too large.
+    spiked = trained(ensemble(policy), [120], value=50, steps=125, callbacks=[losses])
+    assert np.isfinite(losses.rows["loss"]).all()
+    (member,) = spiked.failures
+    assert (member.member_id, member.failed_updates, member.last_step) == (FAILING, 1, 120)
+    assert member.cause == "the loss is far above its running mean"
+    # Before 100 losses it is not known what is usual.
+    assert trained(ensemble(policy), [50], value=50, steps=55).failures == []
+
+
+def test_the_running_mean_and_variance_of_the_first_losses_are_those_of_the_losses():
+    policy = de.FailurePolicy(policy="skip", loss_threshold=10)
+    losses = Losses()
+    result = trained(ensemble(policy), steps=7, callbacks=[losses])
+    rows = np.asarray(losses.rows["loss"], np.float64)
+    record = jax.device_get(result.state.failures)
+    np.testing.assert_allclose(record.loss_mean, rows.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(record.loss_variance, rows.var(axis=0), rtol=1e-4)
+
+
+def test_a_gradient_that_is_not_finite_is_seen_where_the_loss_is_finite():
+    # The square root of 0 has an infinite slope: 0 * inf in the gradient is NaN, the loss is not.
+    def loss(params, model_state, batch, key):
+        return (params["w"] * jnp.sqrt(batch["x"] * params["w"])).sum(), (model_state, {})
+
+    made = de.Ensemble(
+        de.as_member(init=lambda key, batch: ({"w": jnp.ones(2)}, ())),
+        optax.sgd(0.1),
+        loss,
+        num_members=2,
+        layout=de.Layout.make(2, devices=jax.devices()[:1]),
+        failures="skip",
+    )
+    batch = {"x": np.zeros(2, np.float32)}
+    state, metrics = made.update(made.init(batch), batch)
+    assert metrics["loss"].tolist() == [0, 0]
+    assert metrics["failed_updates"].tolist() == [1, 1]
+    assert state.failures.cause.tolist() == [2, 2]
+    assert state.params["w"].tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_parameter_that_overflows_is_seen_at_the_next_step():
+    # The loss is -0.9 * 3e38 and its gradient -0.9, so that the new parameter is
+    # 3e38 + 1e38 * 0.9, above the largest float32 of 3.4e38. The next loss is infinite.
+    def loss(params, model_state, batch, key):
+        return -(params["w"] * batch["x"]).sum(), (model_state, {})
+
+    made = de.Ensemble(
+        de.as_member(
+            init=lambda key, batch: ({"w": jnp.full(1, 3e38), "mask": jnp.full(1, -jnp.inf)}, ())
+        ),
+        optax.sgd(1e38),
+        loss,
+        num_members=2,
+        layout=de.Layout.make(2, devices=jax.devices()[:1]),
+        failures="skip",
+    )
+    state, metrics = made.update(made.init({"x": np.zeros(1)}), {"x": np.full(1, 0.9, np.float32)})
+    assert metrics["failed_updates"].tolist() == [0, 0]
+    assert np.isinf(state.params["w"]).all()
+    state, metrics = made.update(state, {"x": np.full(1, 0.9, np.float32)})
+    assert metrics["failed_updates"].tolist() == [1, 1]
+
+
+def test_skipped_updates_in_a_row_freeze_a_member_after_a_hundred():
+    stuck = trained(ensemble("skip"), range(11, 200), steps=120, steps_per_call=10)
+    record = record_of(stuck.state)
+    assert (record.num_failures, record.last_step, bool(record.is_frozen)) == (100, 110, True)
+
+
+def test_a_run_ends_when_all_members_have_failed_and_keeps_what_they_have_learnt(tmp_path):
+    made = ensemble("freeze")
+    all_nan = [{"inputs": np.full((4, 6), np.nan, np.float32), "labels": np.zeros(4, np.int32)}]
+    told = []
+    result = de.fit(
+        made,
+        all_nan,
+        steps=50,
+        steps_per_call=1,
+        progress=False,
+        checkpoints=de.Checkpoints(tmp_path),
+        say=told.append,
+    )
+    assert (result.step, result.all_failed) == (2, True)
+    assert any(sentence.startswith("All 8 members have failed, so the run") for sentence in told)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(parts(result.state)))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2"]
+
+
+def test_without_a_policy_the_last_finite_state_of_all_members_is_kept(tmp_path):
+    made = ensemble(None)
+    good = {"inputs": np.ones((4, 6), np.float32), "labels": np.zeros(4, np.int32)}
+    good["inputs"][:, 4] = 0
+    bad = good | {"inputs": np.full((4, 6), np.nan, np.float32)}
+    result = de.fit(
+        made,
+        lambda: iter([good] * 4 + [bad] * 46),
+        steps=50,
+        steps_per_call=1,
+        progress=False,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=1),
+    )
+    # The NaN of step 5 is read after step 6. The state after step 4 is the last finite one.
+    assert (result.step, result.all_failed) == (6, True)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
+    assert [member.first_step for member in result.failures] == [5] * MEMBERS
+
+
+def test_without_a_policy_the_state_and_the_program_are_those_of_plain_training():
+    made = ensemble(None)
+    assert made.init({"inputs": np.zeros((4, 6), np.float32)}).failures == ()
+    result = trained(made, [5])
+    assert not np.isfinite(result.state.params["w"][FAILING]).any()
+    (member,) = result.failures
+    assert (member.member_id, member.first_step, member.last_step) == (FAILING, 5, 10)
+
+
+def test_a_state_without_a_record_can_be_trained_with_a_policy():
+    plain = trained(ensemble(None), steps=4)
+    checked = trained(ensemble("skip"), steps=5, state=plain.state)
+    assert checked.state.failures.num_failures.tolist() == [0] * MEMBERS
+
+
+def test_the_policy_may_change_when_a_run_is_resumed(tmp_path):
+    saved = de.Checkpoints(tmp_path, every_steps=4, every_secs=None, keep=9)
+    trained(ensemble(None), steps=4, checkpoints=saved)
+    checked = trained(ensemble("skip"), [5], steps=6, checkpoints=saved)
+    assert record_of(checked.state).num_failures == 1
+    without = trained(ensemble(None), steps=8, checkpoints=saved)
+    assert without.state.failures == ()
+    assert np.isfinite(without.state.params["w"]).all()
+
+
+def test_the_records_of_metrics_count_failed_updates_and_leave_nan_out():
+    result = trained(ensemble("skip"), [5, 7], log_every=10)
+    (record,) = result.history
+    assert (record["train/failed_updates"], record["train/failed_updates/member_03"]) == (2, 2)
+    assert (record["train/is_frozen"], record["train/failed_updates/member_02"]) == (0, 0)
+    assert np.isfinite(record["train/loss"])
+
+
+def differing_bits(cases):
+    """Returns the cases in which a failure changes the bits of other members; see the script."""
+    ended = subprocess.run(
+        [sys.executable, SCRIPT, json.dumps(cases)],
+        env=COMMAND_ENVIRONMENT | {"PYTHONPATH": f"{SCRIPT.parent.parent}"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_the_other_members_have_the_same_bits_as_programs_of_a_user_compute_them():
+    assert differing_bits([["skip", "vmap", "clipped", 2, 2, 4]]) == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_the_other_members_have_the_same_bits_with_every_optimizer_and_mesh(execution):
+    # After a failure, the device of a frozen member takes every later step in the other way.
+    cases = [
+        ["freeze", execution, optimizer, *mesh]
+        for optimizer in OPTIMIZERS
+        for mesh in ((1, 1, 4), (2, 1, 4), (2, 2, 4), (2, 1, 1))
+    ]
+    assert differing_bits(cases) == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("own", [False, True], ids=["built_in", "own"])
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("policy", LASTING)
+def test_the_other_members_have_the_bits_of_a_run_without_the_fault(
+    policy, execution, own, tmp_path
+):
+    made = ensemble(policy, execution, own=own)
+    for steps_per_call in (1, 10):
+        with_fault, without = (
+            trained(
+                made,
+                fails_at,
+                steps=100,
+                steps_per_call=steps_per_call,
+                checkpoints=de.Checkpoints(
+                    tmp_path / f"{name}{steps_per_call}", every_steps=20, every_secs=None
+                ),
+            )
+            for name, fails_at in (("fault", [50]), ("none", []))
+        )
+        assert members_equal(with_fault.state, without.state, OTHERS)
+        assert not members_equal(with_fault.state, without.state, [FAILING])
+        assert record_of(with_fault.state).first_step == 50
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("rows", "waves"), [(1, 1), (4, 1), (4, 2), (1, 4)])
+@pytest.mark.parametrize("policy", LASTING)
+def test_the_other_members_keep_their_bits_on_any_devices_and_in_waves(
+    policy, rows, waves, tmp_path
+):
+    made = ensemble(policy, "vmap", rows=rows, waves=waves)
+    states = [
+        trained(
+            made,
+            fails_at,
+            steps=100,
+            checkpoints=de.Checkpoints(
+                tmp_path / str(len(fails_at)), every_steps=20, every_secs=None
+            ),
+        ).state
+        for fails_at in ([50], [])
+    ]
+    assert members_equal(*states, OTHERS)
+    assert record_of(states[0]).first_step == 50
+
+
+@pytest.mark.parametrize("policy", ["freeze", pytest.param("continue", marks=pytest.mark.faults)])
+def test_a_command_whose_members_all_fail_ends_with_43_and_keeps_the_last_good_step(
+    policy, tmp_path
+):
+    # The first update with this rate makes all parameters huge, and the second loss overflows.
+    fields = {
+        "num_members": 2,
+        "steps": 40,
+        "steps_per_call": 1,
+        "execution": "vmap",
+        "optimizer.learning_rate": 1e30,
+        "failures.policy": policy,
+        "checkpoint.every_steps": 1,
+    }
+    words = [f"--config.{name}={value}" for name, value in fields.items()]
+    ended = dist_ens(
+        "train", "--config=configs/digits.py", *words, f"--workdir={tmp_path}", xla_flags=""
+    )
+    assert ended.returncode == ExitCode.DIVERGED == 43, ended.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    failed = summary["failures"]["members"]
+    assert [(member["member_id"], member["first_step"]) for member in failed] == [(0, 2), (1, 2)]
+    assert "member 1: " in (tmp_path / "report.html").read_text()
+    told = " ".join(ended.stdout.split())
+    assert f"All 2 members have failed, so the run ends at step {summary['steps']} of 40" in told
+    if policy == "freeze":
+        assert "Member 1 failed at step 2: the loss is not finite; it takes no more upda" in told
+    # The state after step 1 is the last that is finite. Frozen members keep it.
+    newest = de.load(tmp_path)
+    assert newest.step == (1 if policy == "continue" else summary["steps"])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(parts(newest.state)))
+
+
+@pytest.mark.faults
+def test_a_run_from_a_config_says_in_its_files_which_members_failed(tmp_path):
+    # Updates with this rate make all parameters huge, until a loss overflows.
+    experiment = Experiment.from_dict(
+        {
+            "num_members": 2,
+            "steps": 40,
+            "steps_per_call": 4,
+            "execution": "vmap",
+            "data": {"global_batch_size": 32},
+            "model": {"name": "mlp", "hidden_sizes": (4,)},
+            "optimizer": {"name": "adam", "learning_rate": 1e30},
+            "failures": {"policy": "freeze"},
+            "logging": {"every_steps": 4},
+        }
+    )
+    ended = train(experiment, tmp_path)
+    told = json.loads((tmp_path / "summary.json").read_text())
+    assert told["failures"]["policy"] == "freeze"
+    failed = [member["first_step"] for member in told["failures"]["members"]]
+    # The last failure is read at the end of the call after its own. A call takes 4 steps.
+    assert (ended.all_failed, ended.step) == (True, 4 * math.ceil(max(failed) / 4) + 4)
+    assert told["failures"]["members"][1] == {
+        "member_id": 1,
+        "cause": "the loss is not finite",
+        "failed_updates": 1,
+        "first_step": failed[1],
+        "last_step": failed[1],
+        "restarts": 0,
+        "is_frozen": True,
+    }
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-2])
+    assert (last["train/failed_updates"], last["train/is_frozen/member_01"]) == (2, 1)
+    run = RunReport("run", told, [], {}, [])
+    write_page(tmp_path / "report.html", [run])
+    page = (tmp_path / "report.html").read_text()
+    assert f"member 1: 1 failed update at step {failed[1]} (the loss is not finite), frozen" in page
