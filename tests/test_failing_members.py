@@ -17,6 +17,7 @@ import pytest
 import dist_ens as de
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens.checkpoint import read_lineages
 from dist_ens.config import Experiment
 from dist_ens.config.failure_policy import POLICIES
 from dist_ens.errors import RunError
@@ -219,6 +220,33 @@ def test_a_run_that_is_interrupted_between_failure_and_response_resumes_bitwise(
     resumed = trained(ensemble(policy), steps=12, checkpoints=kept("parts"), **options)
     assert record_of(whole.state).num_restarts == 1
     assert members_equal(whole.state, resumed.state, range(MEMBERS))
+
+
+def test_a_dropped_member_leaves_the_arrays_when_the_run_is_resumed(tmp_path, capsys):
+    made = ensemble("drop", "loop", rows=1)
+    folder = tmp_path / "run"
+    trained(made, {3}, steps=6, checkpoints=de.Checkpoints(folder, keep=3))
+    resumed = trained(made, {3}, steps=10, checkpoints=de.Checkpoints(folder, keep=3), say=print)
+    assert "The members 3 were dropped. The run goes on with 7 of 8" in capsys.readouterr().out
+    assert resumed.state.member_id.tolist() == OTHERS
+    sound = trained(ensemble("drop", "loop", rows=1), steps=10)
+    assert members_equal(resumed.state, sound.state.select(OTHERS), range(7))
+    # It has left the checkpoint, too, and the run can be resumed and loaded again.
+    again = trained(made, {3}, steps=12, checkpoints=de.Checkpoints(folder, keep=3))
+    assert again.state.member_id.tolist() == OTHERS
+    assert de.load(folder, ensemble=made).state.member_id.tolist() == OTHERS
+    lineage = read_lineages(tmp_path / "run", 6)[1][3]
+    assert lineage.dropped_step == 3
+    assert "is dropped" in lineage.events[0].what
+
+
+def test_a_dropped_member_stays_where_a_device_would_get_more_members(tmp_path):
+    made = ensemble("drop", rows=2)  # Four on each device; seven members do not divide over two.
+    checkpoints = de.Checkpoints(tmp_path)
+    trained(made, {3}, steps=6, checkpoints=checkpoints)
+    resumed = trained(made, {3}, steps=8, checkpoints=checkpoints)
+    assert resumed.state.member_id.tolist() == list(range(MEMBERS))
+    assert resumed.state.failures.is_frozen.tolist() == [k == FAILING for k in range(MEMBERS)]
 
 
 def test_a_finite_loss_far_above_the_members_own_history_is_a_failure():

@@ -31,6 +31,8 @@ class Lineage:
         trained_id: Id that it had in that run. None if it is `member_id`.
         run: Folder of that run; None if it is not known.
         events: What happened to the member, the oldest event first.
+        dropped_step: Step at which the policy `drop` gave the member up; None if it did not. A run
+            that is resumed may leave it out.
 
     >>> Lineage(4, seed=1).renamed(20).original_id
     4
@@ -41,6 +43,7 @@ class Lineage:
     trained_id: int | None = None
     run: str | None = None
     events: tuple[Event, ...] = ()
+    dropped_step: int | None = None
 
     @property
     def original_id(self) -> int:
@@ -76,6 +79,7 @@ class Lineage:
             "trained_id": self.original_id,
             "run": self.run,
             "events": [{"step": event.step, "what": event.what} for event in self.events],
+            **({} if self.dropped_step is None else {"dropped_step": self.dropped_step}),
         }
 
     @classmethod
@@ -87,6 +91,7 @@ class Lineage:
             values.get("trained_id"),
             values.get("run"),
             tuple(Event(event["step"], event["what"]) for event in values.get("events", ())),
+            values.get("dropped_step"),
         )
 
 

@@ -1,6 +1,7 @@
 """`OpenCheckpoints`: the checkpoints of a folder that is locked for one run."""
 
 import contextlib
+import dataclasses
 import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from functools import partial
 from dist_ens import cluster
 from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.causes import explained
-from dist_ens.checkpoint.lineage import Lineage, ids_text
+from dist_ens.checkpoint.lineage import Event, Lineage, ids_text
 from dist_ens.checkpoint.record import STRICT, seed_of
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore
 from dist_ens.commands import quoted
@@ -78,7 +79,22 @@ class OpenCheckpoints:
         self._lineages: dict[int, Lineage]
         self._begin_at_newest()
 
-    def restore_state(self, abstract: Tree, *others: Tree) -> Tree | None:
+    def add_event(self, member_id: int, event: Event, *, is_dropped: bool = False) -> None:
+        """Adds an event to the lineage of a member, which the next save writes.
+
+        Args:
+            member_id: Id of the member.
+            event: What happened to it.
+            is_dropped: Whether a run that is resumed may leave the member out.
+        """
+        lineage = self._lineage_of(member_id).after(event)
+        if is_dropped:
+            lineage = dataclasses.replace(lineage, dropped_step=event.step)
+        self._lineages[member_id] = lineage
+
+    def restore_state(
+        self, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None = None
+    ) -> Tree | None:
         """Returns the state at `saved_step`; see `CheckpointStore.restore_state`.
 
         Every host must call this.
@@ -86,6 +102,7 @@ class OpenCheckpoints:
         Args:
             abstract: The state's structure with shapes, types and shardings as leaves.
             others: Other structures that the state may have.
+            member_ids: Ids of the members to restore. Default: all.
 
         Returns:
             The state. None if the checkpoint is damaged on some host. It is then set aside, and
@@ -94,13 +111,15 @@ class OpenCheckpoints:
         Raises:
             RunError: If the checkpoint cannot be used, and there is no older one.
         """
-        state, damage = self._state_at(self.saved_step, abstract, *others)
+        state, damage = self._state_at(self.saved_step, abstract, *others, member_ids=member_ids)
         if self._is_set_aside(self.saved_step, damage):
             self._begin_at_newest()
             return None
         return state
 
-    def restore_before(self, step: int, abstract: Tree, *others: Tree) -> tuple[Tree, int] | None:
+    def restore_before(
+        self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int]
+    ) -> tuple[Tree, int] | None:
         """Returns the newest sound state of an earlier step than a given one, with its step.
 
         It waits for the last save. Checkpoints that are damaged on some host are set aside. Every
@@ -110,6 +129,7 @@ class OpenCheckpoints:
             step: Step that is too late.
             abstract: The state's structure with shapes, types and shardings as leaves.
             others: Other structures that the state may have.
+            member_ids: Ids of the members to restore.
 
         Returns:
             The state and its step; None if no earlier step is saved.
@@ -124,7 +144,7 @@ class OpenCheckpoints:
             earlier = cluster.as_main_sees(earlier)
             if not earlier:
                 return None
-            state, damage = self._state_at(earlier, abstract, *others)
+            state, damage = self._state_at(earlier, abstract, *others, member_ids=member_ids)
             hosts = cluster.hosts_with(damage is not None)
             if not hosts and state is not None:
                 return state, earlier
@@ -211,11 +231,12 @@ class OpenCheckpoints:
         return Lineage(member_id, seed_of(self._record), member_id, str(self._folder.resolve()))
 
     def _state_at(
-        self, step: int, abstract: Tree, *others: Tree
+        self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None
     ) -> tuple[Tree | None, RunError | None]:
         """Returns the state at a step, and the damage that this host found; one of them is None."""
         try:
-            return self._store.restore_state(step, abstract, *others), None
+            state = self._store.restore_state(step, abstract, *others, member_ids=member_ids)
+            return state, None
         except RunError as error:
             return None, _damage_of(error)
 

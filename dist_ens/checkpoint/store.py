@@ -266,9 +266,8 @@ class CheckpointStore:
             check_leaves(self._folder / str(step), arrays, named)
             read = read_onto_devices(named, lambda name, index: arrays[name].read(index))
             state = state_of(read, abstract)
-        if member_ids is None:
-            # A member may take its state from an older step while the run goes on.
-            self._newest = max(step, self._newest or 0)
+        # A member may take its state from an older step while the run goes on.
+        self._newest = max(step, self._newest or 0)
         return state
 
     def restore_leaves(
@@ -361,7 +360,11 @@ class CheckpointStore:
 
     def _positions(self, step: int, member_ids: Sequence[int] | None) -> list[int] | None:
         """Returns the positions of members in a checkpoint; None for all of them in order."""
-        return None if member_ids is None else positions_of(member_ids, self.members(step))
+        if member_ids is None:
+            return None
+        members = self.members(step)
+        positions = positions_of(member_ids, members)
+        return None if positions == [*range(len(members))] else positions
 
     def _delete_oldest(self, token: str) -> None:
         """Marks the checkpoints for deletion that are not to be kept.

@@ -26,7 +26,7 @@ class FailurePolicy:
             - `freeze`: takes no more updates of the member.
             - `rollback`: sets the member back to its last checkpoint.
             - `reseed`: starts the member again from a new seed.
-            - `drop`: freezes the member for good, like `freeze`, and marks it as dropped.
+            - `drop`: freezes the member, and leaves it out when the run is resumed.
             - `raise`: ends the run with an error.
         loss_threshold: Number of standard deviations by which a loss may exceed the running mean of
             the member's own losses. An update with a larger loss fails. None checks only whether

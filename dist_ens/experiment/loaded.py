@@ -277,8 +277,11 @@ def _loaded_in_python(
             "the ensemble with which the run was trained."
         )
     store = CheckpointStore(folder, read_only=True)
+    there = [member.member_id for member in store.members(step)]
     if members is not None:
         positions_of(members, store.members(step))
-        ensemble = ensemble.with_members(members)
-    state = store.restore_state(step, ensemble.abstract_state(batch), member_ids=members)
+    ids = there if members is None else list(members)
+    if ids != ensemble.ids.tolist():  # The run may have dropped some.
+        ensemble = ensemble.with_members(ids)
+    state = store.restore_state(step, ensemble.abstract_state(batch), member_ids=ids)
     return LoadedRun(ensemble, state, step)

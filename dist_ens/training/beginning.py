@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens import cluster
-from dist_ens.checkpoint import OpenCheckpoints
+from dist_ens.checkpoint import OpenCheckpoints, ids_text
 from dist_ens.commands import quoted
 from dist_ens.config.execution_spec import AUTO
 from dist_ens.ensemble import Batches, Ensemble
@@ -86,7 +86,7 @@ def begin_run(
     Raises:
         UserError: If the state does not fit, or has more steps than the run.
     """
-    ensemble, restored = _resumed(ensemble, train, opened)
+    ensemble, restored = _resumed(ensemble, train, opened, say)
     saved: Mapping[str, Json] = (opened.saved_record or {}) if opened else {}
     saved_step = opened.saved_step if opened else 0
     is_open = ensemble.execution == AUTO
@@ -149,7 +149,10 @@ def begin_run(
 
 
 def _resumed(
-    ensemble: Ensemble, train: TrainingData, opened: OpenCheckpoints | None
+    ensemble: Ensemble,
+    train: TrainingData,
+    opened: OpenCheckpoints | None,
+    say: Callable[[str], None],
 ) -> tuple[Ensemble, State | None]:
     """Returns the ensemble and the state of the run that is resumed.
 
@@ -157,16 +160,25 @@ def _resumed(
         ensemble: Ensemble to train.
         train: Training data.
         opened: Checkpoints of the run; None without checkpoints.
+        say: Function that prints a sentence.
 
     Returns:
-        The ensemble with the execution of that run, and the state of its newest sound checkpoint.
+        The ensemble with the execution of that run, without the members that it has dropped, and
+        the state of its newest sound checkpoint.
         The given ensemble and None if there is no checkpoint.
     """
     while opened is not None and opened.saved_step:
-        as_saved = _as_saved(ensemble, opened)
+        as_saved = _without_dropped(_as_saved(ensemble, opened), opened)
         part = part_of_column(train.batch, as_saved.layout)
-        state = opened.restore_state(*saved_structures(as_saved.abstract_state(part)))
+        structures = saved_structures(as_saved.abstract_state(part))
+        state = opened.restore_state(*structures, member_ids=as_saved.ids.tolist())
         if state is not None:
+            gone = sorted({*ensemble.ids.tolist()} - {*as_saved.ids.tolist()})
+            if gone:
+                say(
+                    f"The members {ids_text(gone)} were dropped. The run goes on with "
+                    f"{as_saved.num_members} of {ensemble.num_members} members."
+                )
             return as_saved, as_saved.with_record(state)
         # The checkpoint is damaged, and `opened` is at an older one.
     return ensemble, None
@@ -187,6 +199,50 @@ def _as_saved(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
     if had_one_device and not layout.is_fixed:
         layout = layout.on_one_device()
     return ensemble.on(layout, saved["execution"])
+
+
+def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
+    """Returns an ensemble of the members that a resumed run still has.
+
+    A member that the policy `drop` gave up leaves the arrays now, if no device then has more
+    members, or another part of a batch, than before. Otherwise it stays, and takes no updates.
+
+    Args:
+        ensemble: Ensemble to train.
+        opened: Checkpoints of the run, with a saved step.
+    """
+    ids = ensemble.ids.tolist()
+    there = [member for member in opened.members if member.member_id in ids]
+    kept = [member.member_id for member in there if member.dropped_step is None]
+    drops = ensemble.failure_policy.policy == "drop" and ensemble.num_groups == 1
+    if drops and 0 < len(kept) < len(there):
+        layout = _layout_of_fewer(ensemble.layout, len(kept))
+        if layout is not None:
+            return _of_members(ensemble, kept, layout)
+    if 0 < len(there) < len(ids) and len(there) == len(opened.members):
+        layout = _layout_of_fewer(ensemble.layout, len(there))
+        return _of_members(ensemble, [member.member_id for member in there], layout)
+    return ensemble
+
+
+def _layout_of_fewer(layout: Layout, num_members: int) -> Layout | None:
+    """Returns a layout of fewer members on rows of the same mesh; None if a row would have more.
+
+    Args:
+        layout: Layout of all members. On several hosts, each of them must keep its rows.
+        num_members: Number of the members that are left.
+    """
+    rows = max(k for k in range(1, layout.ensemble_axis + 1) if num_members % k == 0)
+    if num_members // rows > layout.members_per_device or jax.process_count() > 1:
+        return None
+    devices = layout.mesh.devices[:rows].flatten().tolist()
+    return Layout.make(num_members, ensemble_axis=rows, devices=devices)
+
+
+def _of_members(ensemble: Ensemble, member_ids: list[int], layout: Layout | None) -> Ensemble:
+    """Returns an ensemble of some members, in as many waves, on a layout or the default one."""
+    some = ensemble.with_members(member_ids)
+    return dataclasses.replace(some, layout=layout or some.layout, waves=ensemble.waves)
 
 
 def _with_first(first: CallBatches, rest: Iterator[CallBatches]) -> Iterator[CallBatches]:

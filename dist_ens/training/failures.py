@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from dist_ens.checkpoint import OpenCheckpoints
+from dist_ens.checkpoint.lineage import Event
 from dist_ens.config.failure_policy import OF_FIT
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import (
@@ -57,14 +59,20 @@ class FailedMembers:
         ensemble: Ensemble of the run.
         restarts: Function that rolls members back or reseeds them.
         say: Function that prints a sentence.
+        opened: Checkpoints of the run, whose lineages of the members get what happened to them;
+            None without checkpoints.
     """
 
     def __init__(
-        self, ensemble: Ensemble, restarts: MemberRestarts, say: Callable[[str], None]
+        self,
+        ensemble: Ensemble,
+        restarts: MemberRestarts,
+        say: Callable[[str], None],
+        opened: OpenCheckpoints | None = None,
     ) -> None:
         self._member_ids: Sequence[int] = ensemble.ids.tolist()
         self._policy = ensemble.failure_policy
-        self._restarts, self._say = restarts, say
+        self._restarts, self._say, self._opened = restarts, say, opened
         count = ensemble.num_members
         # A thread that saves may read metrics while the loop acts.
         self._reading = threading.Lock()
@@ -176,7 +184,7 @@ class FailedMembers:
             return state, self._are_done(record)
         for position in failed:
             if position not in self._announced:
-                self._say(f"{self._cause(position, record)}; {_RESPONSES[self._policy.policy]}")
+                self._tell(position, record, _RESPONSES[self._policy.policy])
         self._announced.update(failed)
         return state, bool(record.is_frozen.all())
 
@@ -222,15 +230,34 @@ class FailedMembers:
         """
         count = int(record.num_restarts[position])
         if count >= MOST_RESTARTS:
-            self._say(
-                f"{self._cause(position, record)}; it was restarted {counted(count, 'time')} "
-                "before, so it takes no more updates."
+            self._tell(
+                position,
+                record,
+                f"it was restarted {counted(count, 'time')} before, so it takes no more updates.",
             )
             return state
         with jax.transfer_guard("allow"):
             state, told = self._restarts.restart(self._policy.policy, position, step, state, count)
-        self._say(f"{self._cause(position, record)}; {told}")
+        self._tell(position, record, told)
         return state
+
+    def _tell(self, position: int, record: FailureRecord, response: str) -> None:
+        """Says what happened to a member, and adds it to its lineage.
+
+        Args:
+            position: Position of the member.
+            record: Record of all members.
+            response: What was done, as the second clause of a sentence.
+        """
+        self._say(f"{self._cause(position, record)}; {response}")
+        if self._opened is not None:
+            step = int(record.last_step[position])
+            what = f"failed: {CAUSES[record.cause[position]]}; {response.rstrip('.')}"
+            self._opened.add_event(
+                self._member_ids[position],
+                Event(step, what),
+                is_dropped=self._policy.policy == "drop",
+            )
 
     def _are_done(self, record: FailureRecord) -> bool:
         """Returns whether all members are frozen for good, given the record before restarts."""

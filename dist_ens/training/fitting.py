@@ -298,7 +298,7 @@ def fit(
             opened=opened,
             record=record.to_dict(),
             host_files=partial(_host_files, train, callbacks),
-            failures=FailedMembers(begun.ensemble, restarts, say),
+            failures=FailedMembers(begun.ensemble, restarts, say, opened),
             owes_evaluation=owes_evaluation,
         )
 

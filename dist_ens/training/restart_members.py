@@ -63,7 +63,9 @@ class MemberRestarts:
         if self._opened is not None:
             failed_step = int(to_host(state.failures.last_step)[position])
             structures = saved_structures(ensemble.abstract_state(self._batch))
-            saved = self._opened.restore_before(failed_step, *structures)
+            saved = self._opened.restore_before(
+                failed_step, *structures, member_ids=ensemble.ids.tolist()
+            )
         if saved is None:
             told = "no earlier step is saved, so it continues with the next batch."
             return self._exchanged(state, state, position), told
