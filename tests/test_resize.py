@@ -35,8 +35,8 @@ SMALL = {
     + [f"model.{each}" for each in ("num_blocks=1", "width=32", "num_heads=2", "mlp_size=64")],
     "uci": ["members_per_group=2"],  # 40 members, for 20 splits.
 }
-# Largest difference of a parameter after six steps, for an execution that compiles another program
-# for another number of devices. The learning rate of Adam is 0.001.
+# Largest difference of a parameter, for an execution that compiles another program for another
+# number of devices. Eight steps of Adam with the learning rate 0.001 move it by up to 0.008.
 TOLERANCE = 1e-5
 # One size of XLA's thread pool for every number of devices.
 ENVIRON = {"NPROC": "8"}
@@ -174,11 +174,14 @@ def test_a_shipped_config_keeps_its_bits_when_it_is_resized(
 def test_attention_under_map_stays_within_a_tolerance(places, sources, tmp_path, record_property):
     words = words_of("charlm", sources("charlm"), "map")
     (arrays, losses), (expected, expected_losses) = resized(tmp_path, places, words)
-    # The loss before the first update has seen no other arithmetic than that of one forward pass.
     for own, other in zip(losses, expected_losses, strict=True):
         assert own == pytest.approx(other, rel=1e-5)
+    # The bias of the keys changes no output. Its gradient is zero but for rounding errors, which
+    # Adam scales up to whole steps.
     difference = max(
-        np.abs(arrays[name] - expected[name]).max() for name in arrays if "params" in name
+        np.abs(arrays[name] - expected[name]).max()
+        for name in arrays
+        if name.startswith("params") and not ("key" in name and "bias" in name)
     )
     assert difference < TOLERANCE
     record_row(record_property, "charlm", "map", places, f"within {difference:.1e}")
