@@ -1,6 +1,7 @@
 """The common parts of all commands: flags, the cluster, and errors reported as messages."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import signal
@@ -15,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dist_ens import cluster
+from dist_ens.checkpoint.causes import explained
+from dist_ens.commands import quoted
 from dist_ens.compile_cache import use_compile_cache
 from dist_ens.config import did_you_mean
 from dist_ens.errors import RunError, UserError, code_of_write, first_line
@@ -57,6 +60,8 @@ _SHUTDOWN_TIMEOUT_SECS = flags.DEFINE_float(
 # JAX has no special error for a platform that cannot start, so the file of the error decides.
 _BEGINS_PLATFORMS = "xla_bridge.py"
 _DEVICES_BY = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
+# Errors of writing that the state of a disk explains, and no fault of the program.
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.ESTALE)
 _LONGEST_FLAG = 200  # Largest number of characters in the name of a flag or a config field.
 _HELP = ("help", "h", "?", "helpshort")
 _SHOWN_TWICE = 40  # Largest number of characters of a value that a message may show twice.
@@ -194,6 +199,14 @@ def _told_as_sentences() -> Iterator[None]:
         )
     except Exception as error:
         hosts.wait_if_of_another(error)
+        if isinstance(error, OSError) and error.errno in _OF_DISKS:
+            why = explained(error)
+            where = f" {quoted(error.filename)}" if error.filename else ""
+            _fail(
+                code_of_write(error),
+                f"error: A file{where} could not be written: {why.what}. {why.remedy}, then run "
+                "the same command again.",
+            )
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         if pathlib.Path(raised_in).name != _BEGINS_PLATFORMS:
             traceback.print_exc()

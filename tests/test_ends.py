@@ -249,3 +249,22 @@ def test_an_output_whose_unfinished_name_is_too_long_is_refused_at_once(run):
     ended = dist_ens("evaluate", f"--workdir={run}", f"--json={'a' * 250}")
     assert ended.returncode == 2
     assert "--json cannot be used as a path: File name too long" in ended.stderr
+
+
+def test_a_full_disk_is_a_message_with_its_own_exit_code_wherever_it_happens():
+    code = (
+        "import errno\n"
+        "from launch import cli, signals\n"
+        "signals.begin()\n"
+        "def main():\n"
+        "    raise OSError(errno.ENOSPC, 'No space left on device', 'runs/a/summary.json')\n"
+        "cli.run(main, joins_cluster=lambda: False)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert ended.returncode == 46
+    assert ended.stderr == (
+        "error: A file runs/a/summary.json could not be written: no space left on device. Free "
+        "some space there, then run the same command again.\n"
+    )
