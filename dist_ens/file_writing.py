@@ -107,7 +107,7 @@ def _require_regular(path: pathlib.Path) -> None:
     """Raises an `OSError` if a path is that of something other than a regular file."""
     try:
         mode = path.lstat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # Its folder is checked elsewhere.
         return
     if stat.S_ISLNK(mode):
         raise OSError(errno.ELOOP, "it is a symbolic link, through which nothing is written")

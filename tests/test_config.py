@@ -175,6 +175,7 @@ def test_only_listed_fields_may_change_on_resume():
         "layout": {"ensemble_axis": 2},
         "execution": "unroll",
         "checkpoint": {"every_steps": 3},
+        "failures": {"policy": "skip"},
         "evaluation": {"every_steps": 3, "global_batch_size": 7},
         "logging": {"every_steps": 3},
     }

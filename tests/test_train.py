@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from dist_ens.callbacks import STOP, JsonLines, RunInfo
 from dist_ens.checkpoint import Checkpoints, CheckpointStore
 from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.config import DataConfig, Experiment
+from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Spec, open_source, source_of_arrays
 from dist_ens.errors import RunError, SaveError, UserError
@@ -40,6 +42,7 @@ from dist_ens.members import Member, from_functions
 from dist_ens.sampling import Order
 from dist_ens.state import unstack_members
 from dist_ens.training.evaluation_data import EvalData
+from dist_ens.training.failures import FailedMembers
 from dist_ens.training.loop import Loop
 from dist_ens.training.metrics import MetricsReader
 
@@ -534,7 +537,8 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
         now[0] += secs[name].pop(0)
 
     class Slow:  # as an ensemble, as checkpoints, and as a signal that never comes
-        signal = None
+        signal = member_score = None
+        ids, num_members, failure_policy = np.arange(1), 1, FailurePolicy()
 
         def update_steps(self, state, batch):
             takes_its_time("update")
@@ -574,8 +578,10 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
         opened=Slow(),
         record={},
         host_files=dict,
+        failures=FailedMembers(Slow(), restarts=None, say=print),
     )
-    outcome = loop.run(None, iter([None] * 3), Slow())
+    state = types.SimpleNamespace(failures=())
+    outcome = loop.run(state, iter([None] * 3), Slow())
     assert outcome.steps_per_second == 20 / (3 + 1 + 4)
     assert outcome.seconds == 81
 
@@ -583,7 +589,14 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
 def test_the_first_call_has_ended_before_the_second_is_dispatched(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    reader = MetricsReader([0], first_step=0, last_step=20, log_every=100, write=lambda *_: None)
+    reader = MetricsReader(
+        [0],
+        first_step=0,
+        last_step=20,
+        log_every=100,
+        write=lambda *_: None,
+        on_read=lambda *_: None,
+    )
     for step, secs in ((0, 50), (10, 3)):
         now[0] += secs  # which the call takes before it returns, as in waves
         reader.dispatched(step, step + 10, {"loss": jnp.zeros((10, 1))})

@@ -14,7 +14,7 @@ class Event:
 
     Attributes:
         step: Number of updates that the member had seen.
-        what: What happened, as a clause such as "selected from runs/a".
+        what: Clause that says what happened, such as "selected from runs/a".
     """
 
     step: int
@@ -30,7 +30,7 @@ class Lineage:
         seed: Seed of the run that trained it; None if it is not known.
         trained_id: Id that it had in that run. None if it is `member_id`.
         run: Folder of that run; None if it is not known.
-        events: What happened to the member, the oldest event first.
+        events: Events in the life of the member, the oldest first.
         dropped_step: Step at which the policy `drop` gave the member up; None if it did not. A run
             that is resumed may leave it out.
 

@@ -86,7 +86,7 @@ class SavedMembers:
         """Returns the members with one more event in their lineages.
 
         Args:
-            what: What happened to them, as a clause such as "selected from runs/a".
+            what: Clause that says what happened to them, such as "selected from runs/a".
         """
         event = Event(self.step, what)
         return dataclasses.replace(

@@ -84,7 +84,7 @@ class OpenCheckpoints:
 
         Args:
             member_id: Id of the member.
-            event: What happened to it.
+            event: Event to add.
             is_dropped: Whether a run that is resumed may leave the member out.
         """
         lineage = self._lineage_of(member_id).after(event)

@@ -87,7 +87,7 @@ class GradientStep:
         """Returns what an update changes, after the update.
 
         Args:
-            old: What the update changes, before it.
+            old: Values before the update.
             grads: Gradients of the update, averaged over the data axis.
             model_state: Model state after the update.
             loss: Loss of the update, float32[].

@@ -247,7 +247,7 @@ class FailedMembers:
         Args:
             position: Position of the member.
             record: Record of all members.
-            response: What was done, as the second clause of a sentence.
+            response: Second clause of the sentence, which says what was done.
         """
         self._say(f"{self._cause(position, record)}; {response}")
         if self._opened is not None:
