@@ -59,6 +59,7 @@ HARMLESS = {
     "method",
     "next(iter(fitting))",
     "older[-1]",
+    "num_ids",
     "num_processes",
     "num_slices",
     "of",

@@ -116,12 +116,12 @@ class Experiment:
         if self.member_ids is not None:
             for member_id in self.member_ids:
                 whole_number("An id in member_ids", member_id, least=0)
-            count = len(set(self.member_ids))
+            num_ids = len(set(self.member_ids))
             require(
-                count == len(self.member_ids) == self.num_members,
-                f"member_ids has {counted(count, 'different id')}, and num_members="
+                num_ids == len(self.member_ids) == self.num_members,
+                f"member_ids has {counted(num_ids, 'different id')}, and num_members="
                 f"{self.num_members}. Give each member one id, or set "
-                f"--config.num_members={count}.",
+                f"--config.num_members={num_ids}.",
             )
         require(
             0 <= self.seed <= MOST_SEED,

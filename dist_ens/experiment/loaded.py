@@ -280,8 +280,9 @@ def _loaded_in_python(
     there = [member.member_id for member in store.members(step)]
     if members is not None:
         positions_of(members, store.members(step))
-    ids = there if members is None else list(members)
-    if ids != ensemble.ids.tolist():  # The run may have dropped some.
+    has_dropped = ensemble.failure_policy.policy == "drop" and len(there) < ensemble.num_members
+    ids = ensemble.ids.tolist() if members is None and not has_dropped else list(members or there)
+    if ids != ensemble.ids.tolist():
         ensemble = ensemble.with_members(ids)
     state = store.restore_state(step, ensemble.abstract_state(batch), member_ids=ids)
     return LoadedRun(ensemble, state, step)

@@ -118,9 +118,11 @@ def open_finished(
     members = store.members(at)
     if member_ids is not None:
         members = tuple(members[position] for position in positions_of(member_ids, members))
-    ids = [member.member_id for member in members]
-    if member_ids is not None or len(ids) < run.num_members:  # The run may have dropped some.
-        run = run.with_members(ids)
+    drops = run.experiment.failures.policy == "drop"
+    if member_ids is None and drops and len(members) < run.num_members:
+        member_ids = [member.member_id for member in members]
+    if member_ids is not None:
+        run = run.with_members(member_ids)
     if dropout_samples is not None:
         evaluation = dataclasses.replace(
             run.experiment.evaluation, dropout_samples=dropout_samples or None
@@ -128,13 +130,13 @@ def open_finished(
         experiment = dataclasses.replace(run.experiment, evaluation=evaluation)
         run = dataclasses.replace(run, experiment=experiment)
     parts = parts_of(run, workdir, own_parts)
-    count = len(ids)
+    count = run.num_members if member_ids is None else len(member_ids)
     layout = Layout.make(count, devices=cluster.devices_for(count))
     ensemble = build_ensemble(run, layout, parts)
     batch = run.batch(run.experiment.data.global_batch_size)
     if parts is not NOTHING and parts.loss is None:
         check_network(run, ensemble, parts, batch)
-    state = store.restore_state(at, ensemble.abstract_state(batch), member_ids=ids)
+    state = store.restore_state(at, ensemble.abstract_state(batch), member_ids=member_ids)
     return Finished(run, ensemble, state, at, parts, members)
 
 

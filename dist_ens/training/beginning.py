@@ -215,11 +215,13 @@ def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
     there = [member for member in opened.members if member.member_id in ids]
     kept = [member.member_id for member in there if member.dropped_step is None]
     drops = ensemble.failure_policy.policy == "drop" and ensemble.num_groups == 1
-    if drops and 0 < len(kept) < len(there):
+    if not drops:
+        return ensemble
+    if 0 < len(kept) < len(there):
         layout = _layout_of_fewer(ensemble.layout, len(kept))
         if layout is not None:
             return _of_members(ensemble, kept, layout)
-    if 0 < len(there) < len(ids) and len(there) == len(opened.members):
+    if 0 < len(there) < len(ids) and len(there) == len(opened.members):  # Some have left before.
         layout = _layout_of_fewer(ensemble.layout, len(there))
         return _of_members(ensemble, [member.member_id for member in there], layout)
     return ensemble
