@@ -69,7 +69,7 @@ atexit.register(signal.raise_signal, signal.SIGINT)
 cli.run(lambda: None)
 """
     ended = ended_process(code)
-    assert ended.returncode == -signal.SIGINT
+    assert ended.returncode == 128 + signal.SIGINT
     assert ended.stderr == ""
 
 
