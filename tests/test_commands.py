@@ -129,6 +129,7 @@ def test_predict_writes_probabilities_of_examples_as_the_source_yields_them(run,
         assert (written["probs"].argmax(1) == digits.target[:101]).mean() > 0.8
 
 
+@pytest.mark.faults  # Ten other kills are in the ordinary tests, in test_kills.py.
 def test_a_run_killed_at_any_moment_ends_as_one_never_stopped(tmp_path):
     arguments = ["--config.steps=300", "--config.checkpoint.every_steps=20"]
     whole = start_training(tmp_path / "whole", tmp_path / "whole.log", *arguments)

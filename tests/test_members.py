@@ -40,6 +40,7 @@ def experiment(**fields):
             "data": {"global_batch_size": 32, "std": (16.0,), "examples": "permuted"},
             "model": {"name": "mlp", "hidden_sizes": (8,)},
             "loss": {"mixup": 0.2},
+            "layout": {"ensemble_axis": 2},
         }
         | fields
     )
@@ -142,7 +143,7 @@ def test_a_run_is_not_merged_with_its_own_members_or_another_network(runs, tmp_p
     with pytest.raises(UserError, match="member 0 of the seed 11 is in both"):
         merge([runs / "four", runs / "six"], tmp_path / "to")
     wider = {"name": "mlp", "hidden_sizes": (9,)}
-    train(experiment(num_members=1, seed=1, model=wider), tmp_path / "wider")
+    train(experiment(num_members=2, seed=1, model=wider), tmp_path / "wider")
     with pytest.raises(
         UserError, match=r"model.hidden_sizes is \(8,\) in the first and \(9,\) in the second"
     ):
