@@ -151,6 +151,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_of_every_kind_becomes_a_member_that_trains(name):
     member = as_member(NETWORKS[name])

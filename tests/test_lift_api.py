@@ -143,6 +143,7 @@ def gradients(images):
     return jax.device_get(jax.tree.map(lambda *leaves: np.stack(leaves), *results))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execution", LOWERINGS)
 def test_every_lowering_gives_the_same_values(execution, images, gradients):
     layout = layout_of(1, 2, num_members=2)

@@ -36,6 +36,7 @@ pytestmark = pytest.mark.quick
 RAW = np.log(np.expm1(4 - 1e-6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "outputs", "label", "loss", "scores"),
     [
