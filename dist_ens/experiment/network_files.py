@@ -87,8 +87,13 @@ def network_paths(given: Sequence[str]) -> list[pathlib.Path]:
             folder or a pattern are sorted by their names, with numbers by their values.
 
     Raises:
-        UserError: If a path does not exist, or there is no network in it.
+        UserError: If no path is given, a path does not exist, or there is no network in it.
     """
+    if not given:
+        raise UserError(
+            "No network to import is given. Give one path for each member, such as nets/a.npz, a "
+            "folder of networks, or a pattern."
+        )
     found: list[pathlib.Path] = []
     for text in given:
         path = pathlib.Path(text).expanduser()

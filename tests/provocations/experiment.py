@@ -456,6 +456,10 @@ def a_folder_of_networks_that_cannot_be_made(tmp_path):
     networks.export_members(_saved_members(tmp_path / "run", 0), tmp_path / "nets" / "new")
 
 
+def no_networks_to_import():
+    network_files.network_paths([])
+
+
 def networks_that_are_not_there():
     network_files.network_paths(["nets/*.npz"])
 
