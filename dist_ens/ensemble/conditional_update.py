@@ -33,10 +33,10 @@ class Updated(NamedTuple):
 def taken_if(take: Callable[..., Tree]) -> Callable[..., Tree]:
     """Returns a function that takes an update of one member if a condition holds.
 
-    `jax.vmap` turns a conditional of one member into a selection between the old and the new
-    arrays of all members. The selection costs several times as much as the update, since the arrays
-    can no longer be updated in place. So under `vmap` the function has another form: if all members
-    take the update, nothing is selected, and the arrays are updated in place.
+    On an accelerator the update is always computed, and then the new or the old values are
+    selected. XLA joins the selection with the update, which reads the old values anyway. A
+    conditional would be slower, since the host of a GPU waits for its condition. On a CPU the
+    update is conditional.
 
     Args:
         take: Function that returns the new values, `take(old, *args)`. Both have the same structure
@@ -45,6 +45,26 @@ def taken_if(take: Callable[..., Tree]) -> Callable[..., Tree]:
     Returns:
         A function `update(takes, old, *args)` of a condition, bool[], the old values and the other
         arguments of `take`. It returns the old values if the condition does not hold.
+    """
+
+    def selected(takes: jax.Array, old: Tree, *args: PyTree) -> Tree:
+        return jax.tree.map(partial(jax.lax.select, takes), take(old, *args), old)
+
+    conditional = _taken_if_by_a_conditional(take)
+
+    def update(takes: jax.Array, old: Tree, *args: PyTree) -> Tree:
+        return jax.lax.platform_dependent(takes, old, *args, cpu=conditional, default=selected)
+
+    return update
+
+
+def _taken_if_by_a_conditional(take: Callable[..., Tree]) -> Callable[..., Tree]:
+    """Returns the same function as `taken_if`, for CPUs.
+
+    `jax.vmap` turns a conditional of one member into a selection between the old and the new
+    arrays of all members. The selection costs several times as much as the update, since the arrays
+    can no longer be updated in place. So under `vmap` the function has another form: if all members
+    take the update, nothing is selected, and the arrays are updated in place.
     """
 
     def keep(old: Tree, *args: PyTree) -> Tree:
