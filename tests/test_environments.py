@@ -218,7 +218,9 @@ def test_a_clock_that_is_set_back_during_a_run_changes_nothing(tmp_path, record_
     told = run("run", 120, **changed)
     assert "resuming from step 80" in " ".join(told.split())
     assert saved_bits(tmp_path / "run") == saved_bits(tmp_path / "whole")
-    assert records(tmp_path / "run") == records(tmp_path / "whole")
+    # The run that ended at step 80 was scored there.
+    trained_on = [record for record in records(tmp_path / "run") if "test/nll" not in record]
+    assert trained_on == [r for r in records(tmp_path / "whole") if "test/nll" not in r]
     record_property("environment", "clock set back by an hour at step 40 of 120")
     record_property("verbs", "train, and train again")
     record_property("exit codes", "0")
