@@ -1,4 +1,4 @@
-"""Worker processes of Grain: none outlives a killed trainer, and no shared memory is left."""
+"""Worker processes of Grain: one that is killed loses nothing, and none outlives a trainer."""
 
 import os
 import pathlib
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import psutil
 import pytest
 
@@ -50,6 +51,37 @@ def main():
     member = de.models.mlp((4096,), 3, hidden_sizes=(8,))
     ensemble = de.Ensemble(member, optax.sgd(0.1), de.losses.categorical(3), num_members=2)
     de.fit(ensemble, batches(), steps=10**6, callbacks=[Notes()], progress=False)
+
+if __name__ == "__main__":
+    main()
+"""
+)
+WITHOUT_A_WORKER = (
+    READING
+    + """
+import signal, sys
+import psutil
+
+class KillsAWorker:
+    def __call__(self, info):
+        if info.step == 20 and not (HERE / "killed").exists():
+            (HERE / "killed").touch()
+            for child in psutil.Process().children(recursive=True):
+                if "spawn_main" in " ".join(child.cmdline()):
+                    child.kill()
+
+def main():
+    import dist_ens as de, jax, optax
+    from absl import flags
+
+    flags.FLAGS(["train"])
+    member = de.models.mlp((4096,), 3, hidden_sizes=(8,))
+    ensemble = de.Ensemble(member, optax.adam(0.1), de.losses.categorical(3), num_members=2)
+    result = de.fit(
+        ensemble, batches(), steps=60, steps_per_call=1, callbacks=[KillsAWorker()],
+        checkpoints=de.Checkpoints(HERE / sys.argv[1], every_steps=5), progress=False,
+    )
+    np.savez(HERE / f"{sys.argv[1]}.npz", *jax.tree.leaves(result.state.params))
 
 if __name__ == "__main__":
     main()
@@ -129,6 +161,32 @@ def test_the_workers_of_a_trainer_end_with_it(tmp_path, record_property):
         for pid in (process.pid, *left):
             if psutil.pid_exists(pid):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_a_run_whose_worker_is_killed_ends_and_goes_on_where_it_was(tmp_path, record_property):
+    (tmp_path / "train.py").write_text(WITHOUT_A_WORKER)
+
+    def train(name):
+        return subprocess.run(
+            [sys.executable, tmp_path / "train.py", name],
+            env=COMMAND_ENVIRONMENT
+            | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": fast_xla.flags(1)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    ended = train("run")
+    assert ended.returncode == 1, ended.stderr
+    assert "exit code -9" in ended.stderr
+    for name in ("run", "whole"):
+        ended = train(name)
+        assert ended.returncode == 0, ended.stderr
+    run, whole = (np.load(tmp_path / f"{name}.npz") for name in ("run", "whole"))
+    assert [array.tobytes() for array in run.values()] == [a.tobytes() for a in whole.values()]
+    record_property("killed", "a worker")
+    record_property("exit code", 1)
+    record_property("after another start", "the bits of a run never stopped")
 
 
 @pytest.mark.parametrize("what", ["trainer", "launcher"])
