@@ -345,6 +345,14 @@ def test_tfds_in_another_file_format_is_told(tmp_path, tfds_folder):
         open_source(DataConfig(source="tfds:tiny_digits", data_dir=str(tmp_path)))
 
 
+def test_a_tfds_file_that_is_cut_off_is_told(tmp_path, tfds_folder):
+    shutil.copytree(tfds_folder / "tiny_digits", tmp_path / "tiny_digits")
+    file = next(tmp_path.glob("tiny_digits/*/*train.array_record*"))
+    file.write_bytes(file.read_bytes()[: 64 * 1024])
+    with pytest.raises(UserError, match="record 0 is empty, as in a file that is cut off"):
+        open_source(DataConfig(source="tfds:tiny_digits", data_dir=str(tmp_path)))
+
+
 def damage(folder, name, content):
     (folder / name).write_bytes(content)
 

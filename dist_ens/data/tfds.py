@@ -56,7 +56,7 @@ class TfdsSplit:
         Raises:
             UserError: If a record cannot be read, or its values cannot be used.
         """
-        records = _read(self.records, indices.ravel().tolist(), self.where)
+        records = _read(self.records, indices.ravel().tolist(), self.keys, self.where)
         inputs, labels = (np.stack([record[key] for record in records]) for key in self.keys)
         check_finite(self.where, inputs)
         check_labels(self.where, labels, self.num_classes)
@@ -190,17 +190,31 @@ def _num_classes(tfds: ModuleType, builder: _Builder, label_key: str, where: str
         record[label_key]
         for first in range(0, len(label_only), _RECORDS)
         for record in _read(
-            label_only, list(range(first, min(first + _RECORDS, len(label_only)))), where
+            label_only,
+            list(range(first, min(first + _RECORDS, len(label_only)))),
+            (label_key,),
+            where,
         )
     ]
     return count_classes(where, np.array(labels))
 
 
-def _read(records: _Records, indices: list[int], where: str) -> list[dict[str, np.ndarray]]:
+def _read(
+    records: _Records, indices: list[int], keys: tuple[str, ...], where: str
+) -> list[dict[str, np.ndarray]]:
+    """Reads records, each of which must have values for some keys."""
     try:
-        return records.__getitems__(indices)
+        read = records.__getitems__(indices)
     except (OSError, RuntimeError, ValueError) as error:  # The reader has no error class.
         raise UserError(f"{where} cannot be read: {first_line(error)} Prepare it again.") from error
+    for index, record in zip(indices, read, strict=True):
+        # The reader takes a file that ends early for one of empty records.
+        if any(record[key] is None for key in keys):
+            raise UserError(
+                f"{where} cannot be read: record {index} is empty, as in a file that is cut off. "
+                "Prepare it again."
+            )
+    return read
 
 
 def _builder(tfds: ModuleType, name: str, data_dir: str | None) -> _Builder:

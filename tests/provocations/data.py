@@ -292,6 +292,16 @@ def tfds_that_is_damaged(monkeypatch):
     tfds.open_tfds("digits", None, 10).train.take(np.zeros(1, int))
 
 
+class _CutOff(_Damaged):
+    def __getitems__(self, indices):
+        return [{"image": None, "label": None} for _ in indices]
+
+
+def tfds_that_is_cut_off(monkeypatch):
+    _tfds(monkeypatch, read=_CutOff)
+    tfds.open_tfds("digits", None, 10).train.take(np.full(1, 4))
+
+
 def tfds_with_labels_that_are_text(monkeypatch):
     _tfds(monkeypatch, features={"image": _feature(), "label": _feature((), "U3")})
     tfds.open_tfds("digits", None, None)
