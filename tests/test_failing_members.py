@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 import runpy
+import signal
 import subprocess
 import sys
 import time
@@ -220,6 +221,38 @@ def test_a_run_that_is_interrupted_between_failure_and_response_resumes_bitwise(
     resumed = trained(ensemble(policy), steps=12, checkpoints=kept("parts"), **options)
     assert record_of(whole.state).num_restarts == 1
     assert members_equal(whole.state, resumed.state, range(MEMBERS))
+
+
+class StopAt:
+    """A callback that stops the run by a signal when a step is reached."""
+
+    def __init__(self, step):
+        self._step = step
+
+    def __call__(self, info):
+        if info.step == self._step:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("policy", ["drop", "freeze", "skip"])
+def test_a_run_that_ended_before_its_response_says_it_once_when_it_is_resumed(policy, tmp_path):
+    made, saved, told = ensemble(policy), de.Checkpoints(tmp_path), []
+    # The failure of step 6 is saved, and would be told of after step 7.
+    trained(made, [6], checkpoints=saved, callbacks=[StopAt(6)], say=told.append)
+    assert not any("failed at step" in sentence for sentence in told)
+    trained(made, [6], steps=8, checkpoints=saved, say=told.append)
+    trained(made, [6], steps=9, checkpoints=saved, say=told.append)
+    assert sum("Member 3 failed at step 6: the loss" in sentence for sentence in told) == 1
+    lineage = read_lineages(tmp_path)[1][FAILING]
+    assert [event.step for event in lineage.events] == [6]
+    assert lineage.dropped_step == (6 if policy == "drop" else None)
+
+
+def test_a_member_that_another_policy_froze_is_dropped_when_the_run_is_resumed(tmp_path):
+    saved = de.Checkpoints(tmp_path)
+    trained(ensemble("freeze"), [3], steps=5, checkpoints=saved)
+    trained(ensemble("drop"), [3], steps=7, checkpoints=saved)
+    assert read_lineages(tmp_path)[1][FAILING].dropped_step == 3
 
 
 def test_a_dropped_member_leaves_the_arrays_when_the_run_is_resumed(tmp_path, capsys):

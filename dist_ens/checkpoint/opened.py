@@ -87,10 +87,23 @@ class OpenCheckpoints:
             event: Event to add.
             is_dropped: Whether a run that is resumed may leave the member out.
         """
-        lineage = self._lineage_of(member_id).after(event)
+        lineage = self.lineage_of(member_id).after(event)
         if is_dropped:
             lineage = dataclasses.replace(lineage, dropped_step=event.step)
         self._lineages[member_id] = lineage
+
+    def lineage_of(self, member_id: int) -> Lineage:
+        """Returns the lineage of a member, with the events that no save has written yet.
+
+        It begins in this run if the saved lineage names no run.
+
+        Args:
+            member_id: Id of the member.
+        """
+        known = self._lineages.get(member_id)
+        if known is not None and known.run is not None:
+            return known
+        return Lineage(member_id, seed_of(self._record), member_id, str(self._folder.resolve()))
 
     def restore_state(
         self, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None = None
@@ -208,7 +221,7 @@ class OpenCheckpoints:
             self._record if record is None else record,
             scores=scores,
             host_files=host_files,
-            lineage_of=self._lineage_of,
+            lineage_of=self.lineage_of,
             after=checked_after,
             failed=(lambda _: None) if is_last else partial(self._say_failure, step),
         )
@@ -222,13 +235,6 @@ class OpenCheckpoints:
         if self._store.wait() and self._said is not None:
             self._said = None
             self._tell(f"Saving in {quoted(self._folder)} works again. {self._store.last_saved()}")
-
-    def _lineage_of(self, member_id: int) -> Lineage:
-        """Returns the lineage of a member, which began in this run if the saved one has none."""
-        known = self._lineages.get(member_id)
-        if known is not None and known.run is not None:
-            return known
-        return Lineage(member_id, seed_of(self._record), member_id, str(self._folder.resolve()))
 
     def _state_at(
         self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None

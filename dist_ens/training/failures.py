@@ -1,7 +1,7 @@
 """Failed members of a running loop, and the responses of the host."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -32,6 +32,8 @@ _RESPONSES = {
     "freeze": "it takes no more updates and is left out of the scores of the ensemble.",
     "drop": "it is dropped: it takes no more updates and is left out of the scores.",
 }
+# Beginning of the event that the lineage of a member gets.
+_FAILED = "failed: "
 
 
 class _Call(NamedTuple):
@@ -39,12 +41,12 @@ class _Call(NamedTuple):
 
     Attributes:
         step: Number of steps taken after the call.
-        failed: Positions of the members that failed.
+        failed: Position of each member that failed, and whether it is frozen after the call.
         are_all_frozen: Whether all members are frozen after the call.
     """
 
     step: int
-    failed: list[int]
+    failed: list[tuple[int, bool]]
     are_all_frozen: bool
 
 
@@ -78,7 +80,8 @@ class FailedMembers:
         self._reading = threading.Lock()
         self._failed_updates = np.zeros(count, np.int64)  # Of each member, at the last row read.
         self._calls: list[_Call] = []
-        self._announced: set[int] = set()
+        # Positions of members that were told of, with whether they were frozen then.
+        self._told: set[tuple[int, bool]] = set()
         # Without a policy: number, first and last step of each member's losses that are not finite.
         self._lost = np.zeros((3, count), np.int64)
         self._all_lost_step: int | None = None
@@ -95,11 +98,33 @@ class FailedMembers:
         with jax.transfer_guard("allow"):
             record = to_host(state.failures)
         self._failed_updates = np.asarray(record.num_failures, np.int64)
-        self._announced = {*np.flatnonzero(record.num_failures).tolist()}
-        # The run before may have ended before it could act for these members.
-        waiting = np.flatnonzero(record.is_frozen).tolist()
+        failed = _with_state(np.flatnonzero(record.num_failures), record.is_frozen)
+        self._told = {(k, frozen) for k, frozen in failed if self._was_told(k, record)}
+        # The run before may have ended before it could act for these members. A member that can
+        # still be updated waits for nothing but the sentence of `skip`.
+        skips = self._policy.policy == "skip"
+        waiting = [each for each in failed if each[1] or (skips and each not in self._told)]
         if waiting:
             self._calls.append(_Call(step, waiting, bool(record.is_frozen.all())))
+
+    def _was_told(self, position: int, record: FailureRecord) -> bool:
+        """Returns whether the run before responded to the failure of a member.
+
+        Its lineage says so. Without checkpoints a given state is taken to have been told of.
+
+        Args:
+            position: Position of a member that has failed.
+            record: Record of all members.
+        """
+        if self._opened is None:
+            return True
+        lineage = self._opened.lineage_of(self._member_ids[position])
+        steps = [event.step for event in lineage.events if event.what.startswith(_FAILED)]
+        if not record.is_frozen[position]:
+            return bool(steps)
+        if self._policy.policy == "drop" and lineage.dropped_step is None:
+            return False
+        return int(record.last_step[position]) in steps
 
     def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Reads the metrics of a call. Any thread may call it, one at a time.
@@ -112,11 +137,12 @@ class FailedMembers:
             self._read_losses(step, metrics["loss"])
             return
         counts = metrics[FAILED_UPDATES][-1].astype(np.int64)
-        failed = np.flatnonzero(counts > self._failed_updates).tolist()
+        is_frozen = metrics[IS_FROZEN][-1]
+        failed = _with_state(np.flatnonzero(counts > self._failed_updates), is_frozen)
         self._failed_updates = counts
         if failed:
             with self._reading:
-                self._calls.append(_Call(step, failed, bool(metrics[IS_FROZEN][-1].all())))
+                self._calls.append(_Call(step, failed, bool(is_frozen.all())))
 
     def _read_losses(self, step: int, losses: np.ndarray) -> None:
         """Reads the losses of a call without a policy, float32[steps, members]."""
@@ -164,8 +190,9 @@ class FailedMembers:
             self._calls = self._calls[len(due) :]
         if not due:
             return state, False
-        failed = sorted({position for call in due for position in call.failed})
-        is_new = not self._announced.issuperset(failed)
+        found = {each for call in due for each in call.failed}
+        failed = sorted({position for position, _ in found})
+        is_new = not found <= self._told
         if not (is_new or self._policy.policy in OF_FIT):
             return state, due[-1].are_all_frozen
         with jax.transfer_guard("allow"):
@@ -182,10 +209,11 @@ class FailedMembers:
                 if record.is_frozen[position]:
                     state = self._restarted(position, step, state, record)
             return state, self._are_done(record)
-        for position in failed:
-            if position not in self._announced:
-                self._tell(position, record, _RESPONSES[self._policy.policy])
-        self._announced.update(failed)
+        for each in _with_state(failed, record.is_frozen):
+            if each not in self._told:
+                self._tell(each[0], record, _RESPONSES[self._policy.policy])
+                self._told.add(each)
+        self._told |= found
         return state, bool(record.is_frozen.all())
 
     def end(self, step: int, state: State) -> bool:
@@ -252,7 +280,7 @@ class FailedMembers:
         self._say(f"{self._cause(position, record)}; {response}")
         if self._opened is not None:
             step = int(record.last_step[position])
-            what = f"failed: {CAUSES[record.cause[position]]}; {response.rstrip('.')}"
+            what = f"{_FAILED}{CAUSES[record.cause[position]]}; {response.rstrip('.')}"
             self._opened.add_event(
                 self._member_ids[position],
                 Event(step, what),
@@ -269,3 +297,8 @@ class FailedMembers:
             f"Member {self._member_ids[position]} failed at step {record.last_step[position]:,}: "
             f"{CAUSES[record.cause[position]]}"
         )
+
+
+def _with_state(positions: Iterable[int], is_frozen: np.ndarray) -> list[tuple[int, bool]]:
+    """Returns positions of members, each with whether that member is frozen."""
+    return [(int(position), bool(is_frozen[position])) for position in positions]
