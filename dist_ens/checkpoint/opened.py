@@ -100,7 +100,11 @@ class OpenCheckpoints:
         Args:
             member_id: Id of the member.
         """
-        known = self._lineages.get(member_id)
+        return self._lineage_in(self._lineages, member_id)
+
+    def _lineage_in(self, lineages: Mapping[int, Lineage], member_id: int) -> Lineage:
+        """Returns the lineage of a member, given those that the run knows; see `lineage_of`."""
+        known = lineages.get(member_id)
         if known is not None and known.run is not None:
             return known
         return Lineage(member_id, seed_of(self._record), member_id, str(self._folder.resolve()))
@@ -221,7 +225,8 @@ class OpenCheckpoints:
             self._record if record is None else record,
             scores=scores,
             host_files=host_files,
-            lineage_of=self.lineage_of,
+            # The thread that writes is late, and later events are of later steps.
+            lineage_of=partial(self._lineage_in, dict(self._lineages)),
             after=checked_after,
             failed=(lambda _: None) if is_last else partial(self._say_failure, step),
         )
