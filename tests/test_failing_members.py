@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +19,16 @@ import pytest
 import dist_ens as de
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.checkpoint import read_lineages
+from dist_ens.checkpoint import OpenCheckpoints, read_lineages
 from dist_ens.config import Experiment
 from dist_ens.config.failure_policy import POLICIES
 from dist_ens.errors import RunError
 from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.train import train
+from dist_ens.layout import Waves
 from dist_ens.report.page import write_page
 from dist_ens.report.run_files import RunReport
+from dist_ens.training.finite_members import finite_members
 from dist_ens.training.restart_members import seed_of_restart
 from failing import (
     FAILING,
@@ -168,6 +171,73 @@ def test_a_member_is_rolled_back_past_a_damaged_checkpoint_which_is_kept(tmp_pat
     assert rolled.state.model_state["seen"][FAILING] == 3  # 2 updates, and that of step 8.
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert kept == ["2", "4.damaged", "6", "8"]
+
+
+class Overflow:
+    """A callback that makes parameters of some members infinite when a step is reached."""
+
+    def __init__(self, positions, at_step):
+        self._positions, self._at_step = positions, at_step
+
+    def __call__(self, info):
+        if info.step == self._at_step:
+            params = info.state.params
+            v = params["v"].at[np.array(self._positions)].set(np.inf)
+            return info.state._replace(params=params | {"v": v})
+        return None
+
+
+def test_members_are_rolled_back_together_past_a_step_whose_parameters_are_infinite(
+    tmp_path, monkeypatch
+):
+    restored, restore = [], OpenCheckpoints.restore_before
+
+    def counted(self, step, *args, **options):
+        restored.append(step)
+        return restore(self, step, *args, **options)
+
+    monkeypatch.setattr(OpenCheckpoints, "restore_before", counted)
+    rolled = trained(
+        ensemble("rollback"),
+        steps=7,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=9),
+        callbacks=[Overflow([2, FAILING], at_step=4)],
+    )
+    # The overflow of step 4 is seen at step 5, and step 3 is the last that is finite. Both members
+    # take it after step 6, and then the update of step 7.
+    assert restored == [5, 4]
+    assert rolled.state.model_state["seen"].tolist() == [7, 7, 4, 4, 7, 7, 7, 7]
+    assert rolled.state.failures.num_restarts.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
+    assert np.isfinite(rolled.state.params["v"]).all()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_members_with_a_number_that_is_not_finite_are_found_in_every_wave(count):
+    layout = de.Layout.make(4, devices=jax.devices()[:1])
+    waves = Waves(layout, count)
+    w = np.ones((4, 3), np.float32)
+    w[[0, 2], [1, 2]] = np.nan, np.inf
+    put = layout.put({"w": w, "steps": np.zeros(4, np.int32)}, "members")
+    put = put if count == 1 else waves.off_devices(put)
+    state = types.SimpleNamespace(params={"w": put["w"]}, model_state=(), step=put["steps"])
+    assert finite_members(state, waves).tolist() == [False, True, False, True]
+
+
+def test_a_member_with_an_infinite_number_by_design_takes_its_newest_checkpoint(tmp_path):
+    def is_infinite(info):
+        seen = info.state.model_state["seen"].at[FAILING].set(np.inf)
+        return info.state._replace(model_state={"seen": seen})
+
+    told = []
+    trained(
+        ensemble("rollback"),
+        [6],
+        steps=8,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=2, every_secs=None, keep=9),
+        callbacks=[is_infinite],
+        say=told.append,
+    )
+    assert any("after step 7 from its state at step 4." in sentence for sentence in told)
 
 
 def test_a_member_is_rolled_back_to_a_checkpoint_that_was_saved_without_a_policy(tmp_path):

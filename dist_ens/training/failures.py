@@ -205,9 +205,8 @@ class FailedMembers:
                 exit_code=ExitCode.DIVERGED,
             )
         if self._policy.policy in OF_FIT:
-            for position in failed:
-                if record.is_frozen[position]:
-                    state = self._restarted(position, step, state, record)
+            frozen = [position for position in failed if record.is_frozen[position]]
+            state = self._restarted(frozen, step, state, record)
             return state, self._are_done(record)
         for each in _with_state(failed, record.is_frozen):
             if each not in self._told:
@@ -247,26 +246,26 @@ class FailedMembers:
             for position in np.flatnonzero(self._lost[0]).tolist()
         ]
 
-    def _restarted(self, position: int, step: int, state: State, record: FailureRecord) -> State:
-        """Returns a state in which a member has been restarted, if it may be.
+    def _restarted(
+        self, positions: Sequence[int], step: int, state: State, record: FailureRecord
+    ) -> State:
+        """Returns a state in which members have been restarted, as far as they may be.
 
         Args:
-            position: Position of the member.
+            positions: Positions of frozen members.
             step: Number of steps that the state has seen.
             state: State of the ensemble.
             record: Record of all members in this state.
         """
-        count = int(record.num_restarts[position])
-        if count >= MOST_RESTARTS:
-            self._tell(
-                position,
-                record,
-                f"it was restarted {counted(count, 'time')} before, so it takes no more updates.",
-            )
-            return state
-        with jax.transfer_guard("allow"):
-            state, told = self._restarts.restart(self._policy.policy, position, step, state, count)
-        self._tell(position, record, told)
+        due = [k for k in positions if record.num_restarts[k] < MOST_RESTARTS]
+        told = {}
+        if due:
+            with jax.transfer_guard("allow"):
+                state, told = self._restarts.restart(self._policy.policy, due, step, state, record)
+        for position in positions:
+            count = counted(int(record.num_restarts[position]), "time")
+            ended = f"it was restarted {count} before, so it takes no more updates."
+            self._tell(position, record, told.get(position, ended))
         return state
 
     def _tell(self, position: int, record: FailureRecord, response: str) -> None:
