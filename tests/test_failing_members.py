@@ -28,6 +28,7 @@ from dist_ens.experiment.train import train
 from dist_ens.layout import Waves
 from dist_ens.report.page import write_page
 from dist_ens.report.run_files import RunReport
+from dist_ens.training.failures import FailedMembers
 from dist_ens.training.finite_members import finite_members
 from dist_ens.training.restart_members import seed_of_restart
 from failing import (
@@ -214,13 +215,13 @@ def test_members_are_rolled_back_together_past_a_step_whose_parameters_are_infin
 @pytest.mark.parametrize("count", [1, 2])
 def test_members_with_a_number_that_is_not_finite_are_found_in_every_wave(count):
     layout = de.Layout.make(4, devices=jax.devices()[:1])
-    waves = Waves(layout, count)
+    made = types.SimpleNamespace(layout=layout, waves=count, num_members=4)
     w = np.ones((4, 3), np.float32)
     w[[0, 2], [1, 2]] = np.nan, np.inf
     put = layout.put({"w": w, "steps": np.zeros(4, np.int32)}, "members")
-    put = put if count == 1 else waves.off_devices(put)
-    state = types.SimpleNamespace(params={"w": put["w"]}, model_state=(), step=put["steps"])
-    assert finite_members(state, waves).tolist() == [False, True, False, True]
+    tree = put if count == 1 else Waves(layout, count).off_devices(put)
+    assert finite_members(tree, made).tolist() == [False, True, False, True]
+    assert finite_members({}, made).all()
 
 
 def test_a_member_with_an_infinite_number_by_design_takes_its_newest_checkpoint(tmp_path):
@@ -461,6 +462,64 @@ def test_without_a_policy_the_last_finite_state_of_all_members_is_kept(tmp_path)
     assert (result.step, result.all_failed) == (6, True)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
     assert [member.first_step for member in result.failures] == [5] * MEMBERS
+
+
+def linear(optimizer, policy="continue"):
+    """Returns an ensemble of two members with the loss `w x`, whose gradient is `x`."""
+    return de.Ensemble(
+        de.as_member(init=lambda key, batch: ({"w": jnp.ones(2)}, ())),
+        optimizer,
+        lambda params, model_state, batch, key: (params["w"] @ batch["x"], (model_state, {})),
+        num_members=2,
+        layout=de.Layout.make(2, devices=jax.devices()[:1]),
+        execution="loop",
+        failures=policy,
+    )
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_a_run_goes_on_and_is_saved_if_its_optimizer_leaves_a_bad_batch_out(
+    steps_per_call, tmp_path
+):
+    made = linear(optax.apply_if_finite(optax.sgd(0.1), 5))
+    batches = [{"x": np.full(2, np.nan if step == 2 else 1, np.float32)} for step in range(1, 9)]
+    saved = de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=9)
+    result = de.fit(
+        made,
+        batches,
+        steps=8,
+        steps_per_call=steps_per_call,
+        checkpoints=saved,
+        progress=False,
+    )
+    assert (result.step, result.all_failed) == (8, False)
+    assert len([*(tmp_path / "checkpoints").iterdir()]) == 8 / steps_per_call
+
+
+@pytest.mark.parametrize("policy", ["freeze", "continue"])
+def test_a_state_without_a_finite_member_does_not_replace_the_last_good_one(policy, tmp_path):
+    def overflow(info):  # A finite loss and gradient gave the state of step 3.
+        if info.step == 3:
+            return info.state._replace(params={"w": info.state.params["w"] * np.inf})
+        return None
+
+    result = de.fit(
+        linear(optax.sgd(0.1), policy),
+        [{"x": np.ones(2, np.float32)}] * 9,
+        steps=9,
+        steps_per_call=1,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=1),
+        callbacks=[overflow],
+        progress=False,
+    )
+    assert result.all_failed
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
+
+
+def test_a_state_with_an_infinite_number_by_design_is_saved():
+    made = ensemble("skip")
+    failures = FailedMembers(made, restarts=None, say=print)
+    assert failures.may_replace_checkpoints(1, has_finite_member=False)
 
 
 def test_without_a_policy_the_state_and_the_program_are_those_of_plain_training():

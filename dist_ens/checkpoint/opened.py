@@ -13,6 +13,7 @@ from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.lineage import Event, Lineage, ids_text
 from dist_ens.checkpoint.record import STRICT, seed_of
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore
+from dist_ens.checkpoint.writing import Leaf
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, SaveError
 from dist_ens.exit_codes import ExitCode
@@ -194,6 +195,7 @@ class OpenCheckpoints:
         scores: Mapping[str, float] | None = None,
         host_files: Mapping[str, bytes] | None = None,
         after: Callable[[], None] = lambda: None,
+        is_wanted: Callable[[Mapping[str, Leaf]], bool] = lambda _: True,
         is_last: bool = False,
     ) -> None:
         """Starts to save a checkpoint; see `CheckpointStore.save`.
@@ -208,6 +210,8 @@ class OpenCheckpoints:
             scores: Scores of the ensemble at this step, by name. Default: none.
             host_files: Bytes that belong to this host, by name (`[a-z_]+`).
             after: Function that the writing thread calls before it writes.
+            is_wanted: Function of the leaves that returns whether to write them; see
+                `CheckpointStore.save`.
             is_last: Whether the run ends with this save.
         """
         if step == self.saved_step:
@@ -228,6 +232,7 @@ class OpenCheckpoints:
             # The thread that writes is late, and later events are of later steps.
             lineage_of=partial(self._lineage_in, dict(self._lineages)),
             after=checked_after,
+            is_wanted=is_wanted,
             failed=(lambda _: None) if is_last else partial(self._say_failure, step),
         )
 

@@ -24,6 +24,7 @@ from dist_ens.errors import RunError, counted
 from dist_ens.exit_codes import ExitCode
 from dist_ens.layout import to_host
 from dist_ens.state import State
+from dist_ens.training.finite_members import finite_members
 from dist_ens.training.restart_members import MOST_RESTARTS, MemberRestarts
 
 # What happens to a failed member, by policy, as the second clause of a sentence.
@@ -72,6 +73,7 @@ class FailedMembers:
         say: Callable[[str], None],
         opened: OpenCheckpoints | None = None,
     ) -> None:
+        self._ensemble = ensemble
         self._member_ids: Sequence[int] = ensemble.ids.tolist()
         self._policy = ensemble.failure_policy
         self._restarts, self._say, self._opened = restarts, say, opened
@@ -84,7 +86,10 @@ class FailedMembers:
         self._told: set[tuple[int, bool]] = set()
         # Without a policy: number, first and last step of each member's losses that are not finite.
         self._lost = np.zeros((3, count), np.int64)
-        self._all_lost_step: int | None = None
+        # Last steps of the calls after which no loss was finite, or all members were frozen.
+        self._lost_steps: set[int] = set()
+        self._tested_step = 0.0  # Last of these steps after which the parameters were read.
+        self._was_finite = False  # Whether a member had finite parameters in a state to save.
 
     def begin(self, step: int, state: State) -> None:
         """Reads the record of the first state, which may hold failures of the run before.
@@ -140,8 +145,10 @@ class FailedMembers:
         is_frozen = metrics[IS_FROZEN][-1]
         failed = _with_state(np.flatnonzero(counts > self._failed_updates), is_frozen)
         self._failed_updates = counts
-        if failed:
-            with self._reading:
+        with self._reading:
+            if is_frozen.all():
+                self._lost_steps.add(step)
+            if failed:
                 self._calls.append(_Call(step, failed, bool(is_frozen.all())))
 
     def _read_losses(self, step: int, losses: np.ndarray) -> None:
@@ -155,18 +162,40 @@ class FailedMembers:
         first[:] = np.where((number == 0) & is_lost.any(axis=0), here, first)
         last[:] = np.maximum(last, np.where(is_lost, steps, 0).max(axis=0))
         number += is_lost.sum(axis=0)
-        if is_lost[-1].all() and self._all_lost_step is None:
-            self._all_lost_step = step
+        if is_lost[-1].all():
+            with self._reading:
+                self._lost_steps.add(step)
 
-    def are_all_lost(self, step: float = float("inf")) -> bool:
-        """Returns whether no member has a finite loss after a call that has been read.
+    def may_replace_checkpoints(self, step: int, *, has_finite_member: bool) -> bool:
+        """Returns whether a state may be saved, which may delete an older checkpoint.
 
-        It is known only without a policy. With a policy all states are finite.
+        A state in which no member has finite parameters must not replace the last good one. But a
+        member may have infinite parameters by design, such as a mask. A state is only refused if
+        an earlier one of this run was finite, or all members have failed.
+
+        Args:
+            step: Step of the state. The metrics of all steps until it have been read.
+            has_finite_member: Whether a member has only finite parameters in it.
+        """
+        with self._reading:
+            has_failed = step in self._lost_steps
+        was_finite, self._was_finite = self._was_finite, self._was_finite or has_finite_member
+        return has_finite_member or not (was_finite or has_failed)
+
+    def _are_all_lost(self, step: float, state: State) -> bool:
+        """Returns whether no member of a run without a policy can be trained further.
+
+        That is so if no loss was finite after a call, and no member has finite parameters. With
+        finite ones only a batch was bad, and the optimizer left its gradient out.
 
         Args:
             step: Last step of the calls that count.
+            state: State of the ensemble at this step or a later one.
         """
-        return self._all_lost_step is not None and self._all_lost_step <= step
+        with self._reading:
+            is_tested = all(lost <= self._tested_step or lost > step for lost in self._lost_steps)
+        self._tested_step = step
+        return not is_tested and not finite_members(state.params, self._ensemble).any()
 
     def act(self, read_step: int, step: int, state: State) -> tuple[State, bool]:
         """Does what the policy says for members that have failed.
@@ -184,7 +213,7 @@ class FailedMembers:
             RunError: If the policy is `raise`, or a checkpoint cannot be read.
         """
         if not self._policy.is_checked:
-            return state, self.are_all_lost(read_step)
+            return state, self._are_all_lost(read_step, state)
         with self._reading:
             due = [call for call in self._calls if call.step <= read_step]
             self._calls = self._calls[len(due) :]
@@ -226,7 +255,7 @@ class FailedMembers:
             RunError: If the policy is `raise` and a member has failed.
         """
         if not self._policy.is_checked:
-            return self.are_all_lost()
+            return self._are_all_lost(float("inf"), state)
         if self._policy.policy in ("rollback", "reseed"):
             with jax.transfer_guard("allow"):
                 return bool(to_host(state.failures.is_frozen).all())

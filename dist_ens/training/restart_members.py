@@ -82,6 +82,7 @@ class MemberRestarts:
         state of the member is finite, its newest one is taken: a member may have infinite
         parameters by design, such as a mask.
         """
+        ensemble = self._ensemble
         failed_steps = {position: int(record.last_step[position]) for position in positions}
         newest: dict[int, int] = {}  # Step of the newest state of each member, finite or not.
         told = dict.fromkeys(
@@ -90,9 +91,10 @@ class MemberRestarts:
         waiting, before = {*positions}, max(failed_steps.values())
         while waiting and (saved := self._saved_before(before)) is not None:
             other, before = saved
+            read = (other.params, other.model_state)
             are_earlier = {k for k in waiting if failed_steps[k] > before}
             newest |= {k: before for k in are_earlier - newest.keys()}
-            taken = are_earlier & {*np.flatnonzero(finite_members(other, self._waves)).tolist()}
+            taken = are_earlier & {*np.flatnonzero(finite_members(read, ensemble)).tolist()}
             state = self._taken_from(before, state, other, taken, step, told)
             waiting -= taken
         for before in sorted({newest[k] for k in waiting if k in newest}):
