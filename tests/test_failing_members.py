@@ -270,6 +270,20 @@ def test_a_member_that_always_fails_is_restarted_three_times_and_then_frozen():
     assert not always.all_failed
 
 
+def test_members_that_only_wait_for_a_restart_have_not_failed_for_good():
+    told = []
+    result = de.fit(
+        linear(optax.sgd(0.1), "reseed"),
+        [{"x": np.full(2, np.nan, np.float32)}],
+        steps=1,
+        progress=False,
+        say=told.append,
+    )
+    assert result.state.failures.is_frozen.all()
+    assert not result.all_failed
+    assert any(sentence.startswith("The members 0, 1 failed too late") for sentence in told)
+
+
 def test_the_policy_raise_ends_the_run_one_call_after_the_failure():
     with pytest.raises(RunError, match="^Member 3 failed at step 6: the loss is not fin") as raised:
         trained(ensemble("raise"), [6], steps=9)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dist_ens.checkpoint import OpenCheckpoints
+from dist_ens.checkpoint import OpenCheckpoints, ids_text
 from dist_ens.checkpoint.lineage import Event
 from dist_ens.config.failure_policy import OF_FIT
 from dist_ens.ensemble import Ensemble
@@ -258,7 +258,15 @@ class FailedMembers:
             return self._are_all_lost(float("inf"), state)
         if self._policy.policy in ("rollback", "reseed"):
             with jax.transfer_guard("allow"):
-                return bool(to_host(state.failures.is_frozen).all())
+                record = to_host(state.failures)
+            waiting = np.flatnonzero(record.is_frozen & (record.num_restarts < MOST_RESTARTS))
+            if len(waiting):
+                ids = ids_text(self._member_ids[position] for position in waiting.tolist())
+                self._say(
+                    f"The members {ids} failed too late to be restarted before the last step. A "
+                    "run that is resumed with more steps restarts them."
+                )
+            return self._are_done(record)
         return self.act(step, step, state)[1]
 
     def told(self, state: State) -> list[FailedMember]:
