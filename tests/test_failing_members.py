@@ -19,6 +19,7 @@ import pytest
 import dist_ens as de
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens.callbacks.records import shown_loss
 from dist_ens.checkpoint import OpenCheckpoints, read_lineages
 from dist_ens.config import Experiment
 from dist_ens.config.failure_policy import POLICIES
@@ -270,6 +271,25 @@ def test_a_member_that_always_fails_is_restarted_three_times_and_then_frozen():
     assert not always.all_failed
 
 
+def test_a_member_past_its_restarts_is_told_of_once(tmp_path):
+    made, told, saved = ensemble("reseed"), [], de.Checkpoints(tmp_path)
+    for steps in (16, 18):
+        trained(made, range(5, 40), steps=steps, say=told.append, checkpoints=saved)
+    assert sum("it was restarted 3 times before" in sentence for sentence in told) == 1
+
+
+def test_a_failure_is_logged_where_nothing_is_printed(caplog):
+    trained(ensemble("freeze"), [2], steps=4)
+    assert "Member 3 failed at step 2" in caplog.text
+
+
+def test_the_loss_that_is_shown_leaves_out_frozen_members_and_nan():
+    losses = np.array([[1, 3, np.nan, 9]], np.float32)
+    frozen = np.array([[0, 0, 0, 1]], np.float32)
+    assert shown_loss({"loss": losses, "is_frozen": frozen}) == 2
+    assert math.isnan(shown_loss({"loss": losses}))
+
+
 def test_members_that_only_wait_for_a_restart_have_not_failed_for_good():
     told = []
     result = de.fit(
@@ -435,9 +455,14 @@ def test_a_parameter_that_overflows_is_seen_at_the_next_step():
 
 
 def test_skipped_updates_in_a_row_freeze_a_member_after_a_hundred():
-    stuck = trained(ensemble("skip"), range(11, 200), steps=120, steps_per_call=10)
+    told = []
+    stuck = trained(ensemble("skip"), range(11, 200), steps=120, steps_per_call=10, say=told.append)
     record = record_of(stuck.state)
     assert (record.num_failures, record.last_step, bool(record.is_frozen)) == (100, 110, True)
+    # The first failures are told of, and then that the member is frozen.
+    first, last = (sentence for sentence in told if "Member 3 failed at step" in sentence)
+    assert "the update was skipped." in first
+    assert "100 updates in a row failed, so it takes no more updates" in last
 
 
 def test_a_run_ends_when_all_members_have_failed_and_keeps_what_they_have_learnt(tmp_path):

@@ -33,6 +33,10 @@ _RESPONSES = {
     "freeze": "it takes no more updates and is left out of the scores of the ensemble.",
     "drop": "it is dropped: it takes no more updates and is left out of the scores.",
 }
+_FROZEN_AFTER_SKIPS = (
+    f"{MOST_SKIPPED_IN_A_ROW} updates in a row failed, so it takes no more updates and is left out "
+    "of the scores of the ensemble."
+)
 # Beginning of the event that the lineage of a member gets.
 _FAILED = "failed: "
 
@@ -61,7 +65,7 @@ class FailedMembers:
     Args:
         ensemble: Ensemble of the run.
         restarts: Function that rolls members back or reseeds them.
-        say: Function that prints a sentence.
+        say: Function that reports a failure, also where nothing else is printed.
         opened: Checkpoints of the run, whose lineages of the members get what happened to them;
             None without checkpoints.
     """
@@ -239,7 +243,9 @@ class FailedMembers:
             return state, self._are_done(record)
         for each in _with_state(failed, record.is_frozen):
             if each not in self._told:
-                self._tell(each[0], record, _RESPONSES[self._policy.policy])
+                policy, (position, is_frozen) = self._policy.policy, each
+                ends = policy == "skip" and is_frozen
+                self._tell(position, record, _FROZEN_AFTER_SKIPS if ends else _RESPONSES[policy])
                 self._told.add(each)
         self._told |= found
         return state, bool(record.is_frozen.all())
@@ -300,9 +306,12 @@ class FailedMembers:
             with jax.transfer_guard("allow"):
                 state, told = self._restarts.restart(self._policy.policy, due, step, state, record)
         for position in positions:
-            count = counted(int(record.num_restarts[position]), "time")
-            ended = f"it was restarted {count} before, so it takes no more updates."
-            self._tell(position, record, told.get(position, ended))
+            if position in told:
+                self._tell(position, record, told[position])
+            elif (position, True) not in self._told:  # A resumed run need not say it again.
+                count = counted(int(record.num_restarts[position]), "time")
+                ended = f"it was restarted {count} before, so it takes no more updates."
+                self._tell(position, record, ended)
         return state
 
     def _tell(self, position: int, record: FailureRecord, response: str) -> None:

@@ -224,6 +224,7 @@ def fit(
     report = logging.warning if say is None and not progress else say or _print
     if say is None:
         say = _print if progress and cluster.is_main() else _be_silent
+    warn = report if cluster.is_main() else _be_silent
     if eval_data is not None and validation is not None:
         raise UserError(
             f"fit scores one set of examples, and got both eval_data and validation={validation}. "
@@ -298,7 +299,7 @@ def fit(
             opened=opened,
             record=record.to_dict(),
             host_files=partial(_host_files, train, callbacks),
-            failures=FailedMembers(begun.ensemble, restarts, say, opened),
+            failures=FailedMembers(begun.ensemble, restarts, warn, opened),
             owes_evaluation=owes_evaluation,
         )
 
@@ -315,7 +316,7 @@ def fit(
             "NaN in the data, lower the learning rate, or clip the gradients."
         )
     if outcome.all_failed:
-        say(
+        warn(
             f"All {ensemble.num_members} members have failed, so the run ends at step "
             f"{outcome.step:,} of {last_step:,}. Look for NaN in the data, lower the learning "
             "rate, or clip the gradients."
