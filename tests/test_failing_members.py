@@ -225,6 +225,32 @@ def test_members_with_a_number_that_is_not_finite_are_found_in_every_wave(count)
     assert finite_members({}, made).all()
 
 
+def test_an_interrupted_run_rolls_a_member_back_as_one_that_was_not(tmp_path):
+    states, told = [], []
+    for name, callbacks in (("whole", []), ("parts", [StopAt(5)])):
+        for _ in range(1 + len(callbacks)):
+            result = trained(
+                ensemble("rollback"),
+                [7],
+                steps=9,
+                checkpoints=de.Checkpoints(tmp_path / name, every_steps=4, every_secs=None, keep=3),
+                callbacks=callbacks,
+                say=told.append,
+            )
+        states.append(result.state)
+    # The signal saved step 5, which is on no multiple of 4.
+    assert sum("continues after step 8 from its state at step 4." in each for each in told) == 2
+    assert members_equal(*states, range(MEMBERS))
+
+
+def test_a_run_that_keeps_too_few_checkpoints_for_a_rollback_is_told_so(tmp_path):
+    told = []
+    trained(
+        ensemble("rollback"), steps=1, checkpoints=de.Checkpoints(tmp_path, keep=1), say=told.append
+    )
+    assert any(sentence.startswith("Note: checkpoint.keep=1") for sentence in told)
+
+
 def test_a_member_with_an_infinite_number_by_design_takes_its_newest_checkpoint(tmp_path):
     def is_infinite(info):
         seen = info.state.model_state["seen"].at[FAILING].set(np.inf)

@@ -21,6 +21,9 @@ from dist_ens.json_text import Json, JsonDict
 from dist_ens.state import State
 from dist_ens.types import Tree
 
+# Name of the file of a checkpoint that was saved at another time than the cadence asks for.
+_NOT_DUE_FILE = "not_due"
+
 
 class OpenCheckpoints:
     """The checkpoints of a folder that is locked for one run; made by `Checkpoints.open`.
@@ -140,8 +143,9 @@ class OpenCheckpoints:
     ) -> tuple[Tree, int] | None:
         """Returns the newest sound state of an earlier step than a given one, with its step.
 
-        It waits for the last save. Checkpoints that are damaged on some host are set aside. Every
-        host must call this.
+        A state that was saved with `is_due` is preferred, so that a run that was interrupted takes
+        the same as one that was not. The function waits for the last save. Checkpoints that are
+        damaged on some host are set aside. Every host must call this.
 
         Args:
             step: Step that is too late.
@@ -158,7 +162,8 @@ class OpenCheckpoints:
         with contextlib.suppress(SaveError):  # It was said when it happened.
             self.wait()
         while True:
-            earlier = max((saved for saved in self._store.steps() if saved < step), default=0)
+            saved = [saved for saved in reversed(self._store.steps()) if saved < step]
+            earlier = next(filter(self._was_due, saved), max(saved, default=0))
             earlier = cluster.as_main_sees(earlier)
             if not earlier:
                 return None
@@ -194,6 +199,7 @@ class OpenCheckpoints:
         record: Mapping[str, Json] | None = None,
         scores: Mapping[str, float] | None = None,
         host_files: Mapping[str, bytes] | None = None,
+        is_due: bool = True,
         after: Callable[[], None] = lambda: None,
         is_wanted: Callable[[Mapping[str, Leaf]], bool] = lambda _: True,
         is_last: bool = False,
@@ -209,6 +215,7 @@ class OpenCheckpoints:
             record: Description of the run. Default: the one that the folder was opened with.
             scores: Scores of the ensemble at this step, by name. Default: none.
             host_files: Bytes that belong to this host, by name (`[a-z_]+`).
+            is_due: Whether the cadence asks for this save; see `restore_before`.
             after: Function that the writing thread calls before it writes.
             is_wanted: Function of the leaves that returns whether to write them; see
                 `CheckpointStore.save`.
@@ -228,7 +235,7 @@ class OpenCheckpoints:
             state,
             self._record if record is None else record,
             scores=scores,
-            host_files=host_files,
+            host_files={**(host_files or {}), **({} if is_due else {_NOT_DUE_FILE: b"1"})},
             # The thread that writes is late, and later events are of later steps.
             lineage_of=partial(self._lineage_in, dict(self._lineages)),
             after=checked_after,
@@ -245,6 +252,13 @@ class OpenCheckpoints:
         if self._store.wait() and self._said is not None:
             self._said = None
             self._tell(f"Saving in {quoted(self._folder)} works again. {self._store.last_saved()}")
+
+    def _was_due(self, step: int) -> bool:
+        """Returns whether the cadence asked for the save of a step, as far as it can be read."""
+        try:
+            return self._store.restore_host_file(step, _NOT_DUE_FILE, is_shared=True) is None
+        except RunError:  # Restoring the state reports it.
+            return True
 
     def _state_at(
         self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None

@@ -270,6 +270,13 @@ def fit(
         )
         for note in opened.notes if opened else ():
             say(f"Note: {note}")
+        rolls_back = ensemble.failure_policy.policy == "rollback"
+        if rolls_back and checkpoints is not None and checkpoints.keep == 1:
+            say(
+                "Note: checkpoint.keep=1 keeps one checkpoint. A save between a failure and the "
+                "rollback deletes the checkpoint before the failure, so that the member is not set "
+                "back. Set --config.checkpoint.keep=2 (keep=2 in Python)."
+            )
         owes_evaluation = False
         if checkpoints is not None and opened is not None and opened.saved_step:
             owes_evaluation = opened.restore_host_file(OWED_FILE, is_shared=True) is not None

@@ -177,7 +177,7 @@ class Loop:
                     is_last, stopping = False, True
             due = self._opened is not None and self._opened.is_due(step)
             if is_last or (stopping and step) or (due and step > self._info.first_step):
-                self._save(step, state, is_last=is_last or stopping)
+                self._save(step, state, is_last=is_last or stopping, is_due=due)
             if is_last or stopping:
                 break
             with jax.transfer_guard("allow"):
@@ -314,13 +314,14 @@ class Loop:
             return "a callback of another host"
         return name_of_callback(self._stopper)
 
-    def _save(self, step: int, state: State, *, is_last: bool) -> None:
+    def _save(self, step: int, state: State, *, is_last: bool, is_due: bool = False) -> None:
         """Starts to save a checkpoint, if the run has checkpoints.
 
         Args:
             step: Number of steps that the state has seen.
             state: State of the ensemble.
             is_last: Whether the run ends with this save.
+            is_due: Whether the cadence asks for this save.
         """
         if self._opened is None:
             return
@@ -352,6 +353,8 @@ class Loop:
             record=self._record,
             scores=None if scores is None else _finite_scores(scores, self._opened.member_score),
             host_files=host_files,
+            # Only `rollback` asks for it.
+            is_due=is_due or self._info.ensemble.failure_policy.policy != "rollback",
             after=after,
             is_wanted=is_wanted,
             is_last=is_last,
