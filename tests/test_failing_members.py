@@ -23,7 +23,7 @@ from dist_ens.callbacks.records import shown_loss
 from dist_ens.checkpoint import OpenCheckpoints, read_lineages
 from dist_ens.config import Experiment
 from dist_ens.config.failure_policy import POLICIES
-from dist_ens.errors import RunError
+from dist_ens.errors import RunError, UserError
 from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.train import train
 from dist_ens.layout import Waves
@@ -399,6 +399,11 @@ def test_a_dropped_member_leaves_the_arrays_when_the_run_is_resumed(tmp_path, ca
     again = trained(made, {3}, steps=12, checkpoints=de.Checkpoints(folder, keep=3))
     assert again.state.member_id.tolist() == OTHERS
     assert de.load(folder, ensemble=made).state.member_id.tolist() == OTHERS
+    # Another policy can load it, and is told why it cannot resume it.
+    other = ensemble("freeze", "loop", rows=1)
+    assert de.load(folder, ensemble=other).state.member_id.tolist() == OTHERS
+    with pytest.raises(UserError, match=r"members 0-2, 4-7 and not 3\. If the policy 'drop'"):
+        trained(other, {3}, steps=14, checkpoints=de.Checkpoints(folder, keep=3))
     lineage = read_lineages(tmp_path / "run", 6)[1][3]
     assert lineage.dropped_step == 3
     assert "is dropped" in lineage.events[0].what
@@ -610,6 +615,16 @@ def test_the_policy_may_change_when_a_run_is_resumed(tmp_path):
     without = trained(ensemble(None), steps=8, checkpoints=saved)
     assert without.state.failures == ()
     assert np.isfinite(without.state.params["w"]).all()
+
+
+def test_a_run_is_loaded_under_another_policy_and_pools_no_frozen_member(tmp_path):
+    frozen = trained(ensemble("freeze"), [3], steps=4, checkpoints=de.Checkpoints(tmp_path))
+    inputs = scored()["inputs"]
+    loaded = de.load(tmp_path, ensemble=ensemble("freeze"))
+    others = de.select_members(frozen.state, OTHERS)
+    expected = ensemble("freeze").predict(others, inputs).mean
+    np.testing.assert_array_equal(loaded.predict(inputs).mean, expected)
+    assert de.load(tmp_path, ensemble=ensemble(None)).state.failures == ()
 
 
 def test_the_records_of_metrics_count_failed_updates_and_leave_nan_out():
