@@ -23,6 +23,13 @@ from dist_ens.callbacks.records import shown_loss
 from dist_ens.checkpoint import OpenCheckpoints, read_lineages
 from dist_ens.config import Experiment
 from dist_ens.config.failure_policy import POLICIES
+from dist_ens.ensemble.failures import (
+    HISTORY,
+    _cause_of,
+    _with_loss,
+    failed_members,
+    no_failures,
+)
 from dist_ens.errors import RunError, UserError
 from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.train import train
@@ -320,7 +327,7 @@ def test_members_that_only_wait_for_a_restart_have_not_failed_for_good():
     told = []
     result = de.fit(
         linear(optax.sgd(0.1), "reseed"),
-        [{"x": np.full(2, np.nan, np.float32)}],
+        [{"x": np.full((1, 2), np.nan, np.float32)}],
         steps=1,
         progress=False,
         say=told.append,
@@ -431,6 +438,56 @@ def test_a_finite_loss_far_above_the_members_own_history_is_a_failure():
     assert trained(ensemble(policy), [50], value=50, steps=55).failures == []
 
 
+def test_a_member_is_rolled_back_when_its_loss_explodes(tmp_path):
+    rolled = trained(
+        ensemble(de.FailurePolicy(policy="rollback", loss_threshold=10)),
+        [120],
+        value=50,
+        steps=124,
+        steps_per_call=2,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=50, every_secs=None),
+    )
+    # The failure of step 120 is read after step 122, and two updates follow the one of step 100.
+    assert rolled.state.model_state["seen"][FAILING] == 102
+    record = record_of(rolled.state)
+    assert (record.num_restarts, record.last_step, record.num_losses) == (1, 120, 2)
+
+
+def test_a_failed_microbatch_fails_the_update():
+    made = linear(optax.sgd(0.1), "skip", microbatches=2)
+    batch = {"x": np.array([[np.nan, np.nan], [1, 1]], np.float32)}
+    before = made.init(batch)
+    w = np.asarray(before.params["w"])
+    state, metrics = made.update(before, batch)
+    assert metrics["failed_updates"].tolist() == [1, 1]
+    np.testing.assert_array_equal(state.params["w"], w)
+    state, metrics = made.update(state, {"x": np.ones((2, 2), np.float32)})
+    assert metrics["failed_updates"].tolist() == [1, 1]
+    np.testing.assert_allclose(state.params["w"], w - 0.1)
+
+
+def updated_record(losses, record):
+    """Returns a record after some losses, and the cause of the last, with a threshold of 10."""
+    policy = de.FailurePolicy(policy="skip", loss_threshold=10)
+    for loss in np.float32(losses):
+        cause = int(_cause_of(policy, record, loss, ()))
+        record = _with_loss(record, loss, cause == 0)
+    return record, cause
+
+
+def test_a_loss_that_differs_by_a_rounding_from_equal_ones_is_no_failure():
+    known = no_failures()._replace(num_losses=np.int32(HISTORY), loss_mean=np.float32(2))
+    assert updated_record([np.nextafter(np.float32(2), np.float32(3))], known)[1] == 0
+    assert updated_record([2.1], known)[1] == 3
+
+
+def test_one_huge_loss_leaves_the_threshold_finite_and_the_count_of_losses_ends():
+    record, _ = updated_record([1, 3e38], no_failures())
+    assert np.isfinite(record.loss_variance)
+    known = no_failures()._replace(num_losses=jnp.int32(2**31 - 1), loss_mean=jnp.float32(1))
+    assert updated_record([1], known)[0].num_losses == HISTORY
+
+
 def test_the_running_mean_and_variance_of_the_first_losses_are_those_of_the_losses():
     policy = de.FailurePolicy(policy="skip", loss_threshold=10)
     losses = Losses()
@@ -534,16 +591,20 @@ def test_without_a_policy_the_last_finite_state_of_all_members_is_kept(tmp_path)
     assert [member.first_step for member in result.failures] == [5] * MEMBERS
 
 
-def linear(optimizer, policy="continue"):
-    """Returns an ensemble of two members with the loss `w x`, whose gradient is `x`."""
+def linear(optimizer, policy="continue", **options):
+    """Returns an ensemble of two members with the mean loss `w x`, whose gradient is `x`."""
     return de.Ensemble(
         de.as_member(init=lambda key, batch: ({"w": jnp.ones(2)}, ())),
         optimizer,
-        lambda params, model_state, batch, key: (params["w"] @ batch["x"], (model_state, {})),
+        lambda params, model_state, batch, key: (
+            de.losses.batch_mean(batch["x"] @ params["w"]),
+            (model_state, {}),
+        ),
         num_members=2,
         layout=de.Layout.make(2, devices=jax.devices()[:1]),
         execution="loop",
         failures=policy,
+        **options,
     )
 
 
@@ -552,7 +613,9 @@ def test_a_run_goes_on_and_is_saved_if_its_optimizer_leaves_a_bad_batch_out(
     steps_per_call, tmp_path
 ):
     made = linear(optax.apply_if_finite(optax.sgd(0.1), 5))
-    batches = [{"x": np.full(2, np.nan if step == 2 else 1, np.float32)} for step in range(1, 9)]
+    batches = [
+        {"x": np.full((1, 2), np.nan if step == 2 else 1, np.float32)} for step in range(1, 9)
+    ]
     saved = de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=9)
     result = de.fit(
         made,
@@ -575,7 +638,7 @@ def test_a_state_without_a_finite_member_does_not_replace_the_last_good_one(poli
 
     result = de.fit(
         linear(optax.sgd(0.1), policy),
-        [{"x": np.ones(2, np.float32)}] * 9,
+        [{"x": np.ones((1, 2), np.float32)}] * 9,
         steps=9,
         steps_per_call=1,
         checkpoints=de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=1),
@@ -605,6 +668,13 @@ def test_a_state_without_a_record_can_be_trained_with_a_policy():
     plain = trained(ensemble(None), steps=4)
     checked = trained(ensemble("skip"), steps=5, state=plain.state)
     assert checked.state.failures.num_failures.tolist() == [0] * MEMBERS
+
+
+def test_a_failure_after_2_to_the_31_steps_has_its_step():
+    plain = trained(ensemble("freeze"), [2], steps=2).state
+    record = plain.failures._replace(last_step=plain.failures.last_step + np.int32(-(2**31)))
+    (member,) = failed_members(plain._replace(failures=record))
+    assert member.last_step == 2**31 + 2
 
 
 def test_the_policy_may_change_when_a_run_is_resumed(tmp_path):
@@ -663,6 +733,14 @@ def test_the_other_members_have_the_same_bits_with_every_optimizer_and_mesh(exec
     assert differing_bits(cases) == []
 
 
+def assert_has_responded(policy, state):
+    """Checks that the member failed at step 50, and that the policy was carried out."""
+    record = record_of(state)
+    assert record.first_step == 50
+    assert record.num_restarts == (policy in ("rollback", "reseed"))
+    assert record.is_frozen == (policy in ("freeze", "drop"))
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("own", [False, True], ids=["built_in", "own"])
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -686,7 +764,7 @@ def test_the_other_members_have_the_bits_of_a_run_without_the_fault(
         )
         assert members_equal(with_fault.state, without.state, OTHERS)
         assert not members_equal(with_fault.state, without.state, [FAILING])
-        assert record_of(with_fault.state).first_step == 50
+        assert_has_responded(policy, with_fault.state)
 
 
 @pytest.mark.faults
@@ -708,7 +786,7 @@ def test_the_other_members_keep_their_bits_on_any_devices_and_in_waves(
         for fails_at in ([50], [])
     ]
     assert members_equal(*states, OTHERS)
-    assert record_of(states[0]).first_step == 50
+    assert_has_responded(policy, states[0])
 
 
 @pytest.mark.parametrize("policy", ["freeze", pytest.param("continue", marks=pytest.mark.faults)])

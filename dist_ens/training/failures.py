@@ -19,6 +19,7 @@ from dist_ens.ensemble.failures import (
     FailedMember,
     FailureRecord,
     failed_members,
+    step_of,
 )
 from dist_ens.errors import RunError, counted
 from dist_ens.exit_codes import ExitCode
@@ -133,7 +134,7 @@ class FailedMembers:
             return bool(steps)
         if self._policy.policy == "drop" and lineage.dropped_step is None:
             return False
-        return int(record.last_step[position]) in steps
+        return step_of(record.last_step[position]) in steps
 
     def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Reads the metrics of a call. Any thread may call it, one at a time.
@@ -324,7 +325,7 @@ class FailedMembers:
         """
         self._say(f"{self._cause(position, record)}; {response}")
         if self._opened is not None:
-            step = int(record.last_step[position])
+            step = step_of(record.last_step[position])
             what = f"{_FAILED}{CAUSES[record.cause[position]]}; {response.rstrip('.')}"
             self._opened.add_event(
                 self._member_ids[position],
@@ -339,8 +340,8 @@ class FailedMembers:
     def _cause(self, position: int, record: FailureRecord) -> str:
         """Returns the clause that says which member failed, when and why."""
         return (
-            f"Member {self._member_ids[position]} failed at step {record.last_step[position]:,}: "
-            f"{CAUSES[record.cause[position]]}"
+            f"Member {self._member_ids[position]} failed at step "
+            f"{step_of(record.last_step[position]):,}: {CAUSES[record.cause[position]]}"
         )
 
 

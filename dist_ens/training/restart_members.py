@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.failures import FailureRecord, saved_structures
+from dist_ens.ensemble.failures import FailureRecord, saved_structures, step_of
 from dist_ens.layout import MEMBERS, Layout, Waves
 from dist_ens.members.label_scale import has_label_scale
 from dist_ens.state import State
@@ -83,7 +83,7 @@ class MemberRestarts:
         parameters by design, such as a mask.
         """
         ensemble = self._ensemble
-        failed_steps = {position: int(record.last_step[position]) for position in positions}
+        failed_steps = {position: step_of(record.last_step[position]) for position in positions}
         newest: dict[int, int] = {}  # Step of the newest state of each member, finite or not.
         told = dict.fromkeys(
             positions, "no earlier step is saved, so it continues with the next batch."
