@@ -24,7 +24,9 @@ from dist_ens.checkpoint import OpenCheckpoints, read_lineages
 from dist_ens.config import Experiment
 from dist_ens.config.failure_policy import POLICIES
 from dist_ens.ensemble.failures import (
+    CAUSES,
     HISTORY,
+    FailedMember,
     _cause_of,
     _with_loss,
     failed_members,
@@ -400,11 +402,14 @@ def test_a_dropped_member_leaves_the_arrays_when_the_run_is_resumed(tmp_path, ca
     resumed = trained(made, {3}, steps=10, checkpoints=de.Checkpoints(folder, keep=3), say=print)
     assert "The members 3 were dropped. The run goes on with 7 of 8" in capsys.readouterr().out
     assert resumed.state.member_id.tolist() == OTHERS
+    assert [member.member_id for member in resumed.failures] == [FAILING]
     sound = trained(ensemble("drop", "loop", rows=1), steps=10)
     assert members_equal(resumed.state, sound.state.select(OTHERS), range(7))
     # It has left the checkpoint, too, and the run can be resumed and loaded again.
     again = trained(made, {3}, steps=12, checkpoints=de.Checkpoints(folder, keep=3))
     assert again.state.member_id.tolist() == OTHERS
+    # The run still tells what happened to it.
+    assert again.failures == [FailedMember(FAILING, CAUSES[1], 1, 3, 3, 0, True)]
     assert de.load(folder, ensemble=made).state.member_id.tolist() == OTHERS
     # Another policy can load it, and is told why it cannot resume it.
     other = ensemble("freeze", "loop", rows=1)
@@ -662,6 +667,13 @@ def test_without_a_policy_the_state_and_the_program_are_those_of_plain_training(
     assert not np.isfinite(result.state.params["w"][FAILING]).any()
     (member,) = result.failures
     assert (member.member_id, member.first_step, member.last_step) == (FAILING, 5, 10)
+
+
+def test_without_a_policy_a_resumed_run_knows_the_failures_before_it(tmp_path):
+    saved = de.Checkpoints(tmp_path)
+    trained(ensemble(None), [3], checkpoints=saved, callbacks=[StopAt(4)])
+    (member,) = trained(ensemble(None), steps=6, checkpoints=saved).failures
+    assert member == FailedMember(FAILING, CAUSES[1], 4, first_step=3, last_step=6)
 
 
 def test_a_state_without_a_record_can_be_trained_with_a_policy():

@@ -201,6 +201,7 @@ class OpenCheckpoints:
         host_files: Mapping[str, bytes] | None = None,
         is_due: bool = True,
         after: Callable[[], None] = lambda: None,
+        late_files: Callable[[], Mapping[str, bytes]] = dict,
         is_wanted: Callable[[Mapping[str, Leaf]], bool] = lambda _: True,
         is_last: bool = False,
     ) -> None:
@@ -217,6 +218,8 @@ class OpenCheckpoints:
             host_files: Bytes that belong to this host, by name (`[a-z_]+`).
             is_due: Whether the cadence asks for this save; see `restore_before`.
             after: Function that the writing thread calls before it writes.
+            late_files: Function that returns more host files, which the writing thread calls after
+                `after`.
             is_wanted: Function of the leaves that returns whether to write them; see
                 `CheckpointStore.save`.
             is_last: Whether the run ends with this save.
@@ -239,6 +242,7 @@ class OpenCheckpoints:
             # The thread that writes is late, and later events are of later steps.
             lineage_of=partial(self._lineage_in, dict(self._lineages)),
             after=checked_after,
+            late_files=late_files,
             is_wanted=is_wanted,
             failed=(lambda _: None) if is_last else partial(self._say_failure, step),
         )

@@ -123,6 +123,7 @@ class CheckpointStore:
         host_files: Mapping[str, bytes] | None = None,
         lineage_of: Callable[[int], Lineage] = Lineage,
         after: Callable[[], None] = lambda: None,
+        late_files: Callable[[], Mapping[str, bytes]] = dict,
         is_wanted: Callable[[Mapping[str, Leaf]], bool] = lambda _: True,
         failed: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
@@ -142,6 +143,8 @@ class CheckpointStore:
             lineage_of: Function that returns the lineage of the member with an id.
             after: Function that the writing thread calls before it writes. An `OSError` or a
                 `SaveError` of it counts as one of writing.
+            late_files: Function that returns more host files, which the writing thread calls after
+                `after`.
             is_wanted: Function of the leaves by name that the writing thread calls when this host
                 has copied its pieces of them. If it returns False, nothing is written. It must
                 return the same on every host.
@@ -167,6 +170,7 @@ class CheckpointStore:
 
         def before() -> None:
             after()
+            host_files.update(late_files())
             jax.block_until_ready([p.array for leaf in leaves.values() for p in leaf.pieces])
             if not is_wanted(leaves):
                 raise _UnwantedError

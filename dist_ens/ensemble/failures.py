@@ -280,14 +280,25 @@ def failed_members(state: State) -> list[FailedMember]:
         return []
     record, member_ids = to_host((state.failures, state.member_id))
     return [
-        FailedMember(
-            int(member_ids[position]),
-            CAUSES[record.cause[position]],
-            int(record.num_failures[position]),
-            step_of(record.first_step[position]),
-            step_of(record.last_step[position]),
-            int(record.num_restarts[position]),
-            bool(record.is_frozen[position]),
-        )
+        member_of(record, position, int(member_ids[position]))
         for position in np.flatnonzero(record.num_failures)
     ]
+
+
+def member_of(record: FailureRecord, position: int, member_id: int) -> FailedMember:
+    """Returns what happened to a member.
+
+    Args:
+        record: Record of all members, in NumPy.
+        position: Position of the member.
+        member_id: Id of the member.
+    """
+    return FailedMember(
+        member_id,
+        CAUSES[record.cause[position]],
+        int(record.num_failures[position]),
+        step_of(record.first_step[position]),
+        step_of(record.last_step[position]),
+        int(record.num_restarts[position]),
+        bool(record.is_frozen[position]),
+    )

@@ -1,5 +1,6 @@
 """Failed members of a running loop, and the responses of the host."""
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from dist_ens.ensemble.failures import (
     FailedMember,
     FailureRecord,
     failed_members,
+    member_of,
     step_of,
 )
 from dist_ens.errors import RunError, counted
@@ -40,6 +42,11 @@ _FROZEN_AFTER_SKIPS = (
 )
 # Beginning of the event that the lineage of a member gets.
 _FAILED = "failed: "
+
+
+# Name of the file of a checkpoint that holds what the records of its members do not.
+FAILURES_FILE = "failures"
+_LOST, _DROPPED = "lost", "dropped"
 
 
 class _Call(NamedTuple):
@@ -91,10 +98,54 @@ class FailedMembers:
         self._told: set[tuple[int, bool]] = set()
         # Without a policy: number, first and last step of each member's losses that are not finite.
         self._lost = np.zeros((3, count), np.int64)
+        # Members that were dropped, by id. They may have left the arrays since.
+        self._dropped: dict[int, FailedMember] = {}
+        # Members with lost losses, at the steps that are being saved.
+        self._lost_at: dict[int, dict[int, list[int]]] = {}
         # Last steps of the calls after which no loss was finite, or all members were frozen.
         self._lost_steps: set[int] = set()
         self._tested_step = 0.0  # Last of these steps after which the parameters were read.
         self._was_finite = False  # Whether a member had finite parameters in a state to save.
+
+    def restore(self, stored: bytes | None) -> None:
+        """Restores what the run before knew of failures.
+
+        Args:
+            stored: Content of its file, which `file_at` returned. None if there is none.
+        """
+        if stored is None:
+            return
+        found = json.loads(stored)
+        self._dropped = {each["member_id"]: FailedMember(**each) for each in found[_DROPPED]}
+        for position, member_id in enumerate(self._member_ids):
+            self._lost[:, position] = found[_LOST].get(str(member_id), 0)
+
+    def file_at(self, step: int) -> Callable[[], dict[str, bytes]]:
+        """Returns a function that returns the file to save, by its name; no file without failures.
+
+        Args:
+            step: Number of steps that the state to save has seen. The function is called when the
+                metrics of this step have been read. Those of later steps may have been, too.
+        """
+        dropped = [member._asdict() for member in self._dropped.values()]
+        with self._reading:
+            self._lost_at[step] = self._lost_by_id()
+
+        def file() -> dict[str, bytes]:
+            with self._reading:
+                lost = self._lost_at.pop(step)
+            if not (lost or dropped):
+                return {}
+            return {FAILURES_FILE: json.dumps({_LOST: lost, _DROPPED: dropped}).encode()}
+
+        return file
+
+    def _lost_by_id(self) -> dict[int, list[int]]:
+        """Returns number, first and last step of the losses that are not finite, by member id."""
+        return {
+            self._member_ids[position]: self._lost[:, position].tolist()
+            for position in np.flatnonzero(self._lost[0])
+        }
 
     def begin(self, step: int, state: State) -> None:
         """Reads the record of the first state, which may hold failures of the run before.
@@ -167,9 +218,11 @@ class FailedMembers:
         first[:] = np.where((number == 0) & is_lost.any(axis=0), here, first)
         last[:] = np.maximum(last, np.where(is_lost, steps, 0).max(axis=0))
         number += is_lost.sum(axis=0)
-        if is_lost[-1].all():
-            with self._reading:
+        with self._reading:
+            if is_lost[-1].all():
                 self._lost_steps.add(step)
+            if step in self._lost_at:
+                self._lost_at[step] = self._lost_by_id()
 
     def may_replace_checkpoints(self, step: int, *, has_finite_member: bool) -> bool:
         """Returns whether a state may be saved, which may delete an older checkpoint.
@@ -277,14 +330,16 @@ class FailedMembers:
         return self.act(step, step, state)[1]
 
     def told(self, state: State) -> list[FailedMember]:
-        """Returns what happened to each member that failed; see `failed_members`.
+        """Returns what happened to each member that failed, also if it was dropped.
 
         Args:
             state: Last state of the run. Every host must call this.
         """
         if self._policy.is_checked:
             with jax.transfer_guard("allow"):
-                return failed_members(state)
+                here = failed_members(state)
+            gone = [m for k, m in self._dropped.items() if k not in self._member_ids]
+            return sorted([*here, *gone])
         return [
             FailedMember(self._member_ids[position], CAUSES[1], *self._lost[:, position].tolist())
             for position in np.flatnonzero(self._lost[0]).tolist()
@@ -324,6 +379,9 @@ class FailedMembers:
             response: Second clause of the sentence, which says what was done.
         """
         self._say(f"{self._cause(position, record)}; {response}")
+        if self._policy.policy == "drop":
+            member = member_of(record, position, self._member_ids[position])
+            self._dropped[member.member_id] = member
         if self._opened is not None:
             step = step_of(record.last_step[position])
             what = f"{_FAILED}{CAUSES[record.cause[position]]}; {response.rstrip('.')}"

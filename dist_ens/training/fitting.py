@@ -36,7 +36,7 @@ from dist_ens.training.checks import (
 from dist_ens.training.data import training_data
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.evaluation_data import EvalData
-from dist_ens.training.failures import FailedMembers
+from dist_ens.training.failures import FAILURES_FILE, FailedMembers
 from dist_ens.training.held_out import eval_data_of, with_validation
 from dist_ens.training.loop import OWED_FILE, Loop, Outcome
 from dist_ens.training.restart_members import MemberRestarts
@@ -297,6 +297,9 @@ def fit(
         )
         part = part_of_column(train.batch, begun.ensemble.layout)
         restarts = MemberRestarts(begun.ensemble, part, opened)
+        failures = FailedMembers(begun.ensemble, restarts, warn, opened)
+        if opened is not None and opened.saved_step:
+            failures.restore(opened.restore_host_file(FAILURES_FILE, is_shared=True))
         loop = Loop(
             run,
             callbacks=callbacks,
@@ -306,7 +309,7 @@ def fit(
             opened=opened,
             record=record.to_dict(),
             host_files=partial(_host_files, train, callbacks),
-            failures=FailedMembers(begun.ensemble, restarts, warn, opened),
+            failures=failures,
             owes_evaluation=owes_evaluation,
         )
 

@@ -356,6 +356,7 @@ class Loop:
             # Only `rollback` asks for it.
             is_due=is_due or self._info.ensemble.failure_policy.policy != "rollback",
             after=after,
+            late_files=self._failures.file_at(step),
             is_wanted=is_wanted,
             is_last=is_last,
         )
