@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from dist_ens.checkpoint import OpenCheckpoints, ids_text
-from dist_ens.checkpoint.lineage import Event
+from dist_ens.checkpoint.lineage import FAILED, Event
 from dist_ens.config.failure_policy import OF_FIT
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import (
@@ -40,8 +40,6 @@ _FROZEN_AFTER_SKIPS = (
     f"{MOST_SKIPPED_IN_A_ROW} updates in a row failed, so it takes no more updates and is left out "
     "of the scores of the ensemble."
 )
-# Beginning of the event that the lineage of a member gets.
-_FAILED = "failed: "
 
 
 # Name of the file of a checkpoint that holds what the records of its members do not.
@@ -180,7 +178,7 @@ class FailedMembers:
         if self._opened is None:
             return True
         lineage = self._opened.lineage_of(self._member_ids[position])
-        steps = [event.step for event in lineage.events if event.what.startswith(_FAILED)]
+        steps = [event.step for event in lineage.events if event.what.startswith(FAILED)]
         if not record.is_frozen[position]:
             return bool(steps)
         if self._policy.policy == "drop" and lineage.dropped_step is None:
@@ -384,7 +382,7 @@ class FailedMembers:
             self._dropped[member.member_id] = member
         if self._opened is not None:
             step = step_of(record.last_step[position])
-            what = f"{_FAILED}{CAUSES[record.cause[position]]}; {response.rstrip('.')}"
+            what = f"{FAILED}{CAUSES[record.cause[position]]}; {response.rstrip('.')}"
             self._opened.add_event(
                 self._member_ids[position],
                 Event(step, what),
