@@ -250,7 +250,7 @@ def _with_loss(record: FailureRecord, loss: jax.Array, takes: jax.Array) -> Fail
     )
 
 
-def step_of(recorded: np.integer) -> int:
+def step_of(recorded: np.integer | jax.Array) -> int:
     """Returns the step that a record holds. The arrays count modulo 2^32, in signed numbers.
 
     >>> step_of(np.int32(-(2**31)))
@@ -281,7 +281,7 @@ def failed_members(state: State) -> list[FailedMember]:
     record, member_ids = to_host((state.failures, state.member_id))
     return [
         member_of(record, position, int(member_ids[position]))
-        for position in np.flatnonzero(record.num_failures)
+        for position in np.flatnonzero(record.num_failures).tolist()
     ]
 
 

@@ -142,7 +142,7 @@ class FailedMembers:
         """Returns number, first and last step of the losses that are not finite, by member id."""
         return {
             self._member_ids[position]: self._lost[:, position].tolist()
-            for position in np.flatnonzero(self._lost[0])
+            for position in np.flatnonzero(self._lost[0]).tolist()
         }
 
     def begin(self, step: int, state: State) -> None:
@@ -355,7 +355,7 @@ class FailedMembers:
             record: Record of all members in this state.
         """
         due = [k for k in positions if record.num_restarts[k] < MOST_RESTARTS]
-        told = {}
+        told: dict[int, str] = {}
         if due:
             with jax.transfer_guard("allow"):
                 state, told = self._restarts.restart(self._policy.policy, due, step, state, record)
