@@ -13,8 +13,15 @@ import optax
 import pytest
 
 import dist_ens as de
-from dist_ens.checkpoint import Checkpoints, CheckpointStore, StepRecord, check_resumes
+from dist_ens.checkpoint import (
+    Checkpoints,
+    CheckpointStore,
+    StepRecord,
+    check_resumes,
+    read_lineages,
+)
 from dist_ens.checkpoint.cadence import Cadence
+from dist_ens.checkpoint.lineage import Event
 from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.errors import RunError, UserError
 from dist_ens.experiment.train import train
@@ -207,6 +214,14 @@ def test_a_step_that_is_saved_is_not_saved_again(tmp_path):
     with Checkpoints(tmp_path).open(record()) as opened:
         restored = opened.restore_state(shapes_of(state_of(0.0)))
     np.testing.assert_array_equal(restored["w"], np.full((4, 3), 1.0))
+
+
+def test_an_event_after_a_save_has_begun_belongs_to_the_next_checkpoint(tmp_path):
+    with Checkpoints(tmp_path, keep=2).open(record()) as opened:
+        opened.save(1, state_of(1.0), after=lambda: opened.add_event(0, Event(2, "failed")))
+        opened.save(2, state_of(2.0))
+    events = [read_lineages(tmp_path, step)[1][0].events for step in (1, 2)]
+    assert events == [(), (Event(2, "failed"),)]
 
 
 def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):

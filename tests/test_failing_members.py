@@ -4,9 +4,11 @@ import json
 import math
 import pathlib
 import runpy
+import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +19,27 @@ import pytest
 import dist_ens as de
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.checkpoint import read_lineages
+from dist_ens.callbacks.records import shown_loss
+from dist_ens.checkpoint import OpenCheckpoints, read_lineages
 from dist_ens.config import Experiment
 from dist_ens.config.failure_policy import POLICIES
-from dist_ens.errors import RunError
+from dist_ens.ensemble.failures import (
+    CAUSES,
+    HISTORY,
+    FailedMember,
+    _cause_of,
+    _with_loss,
+    failed_members,
+    no_failures,
+)
+from dist_ens.errors import RunError, UserError
 from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.train import train
+from dist_ens.layout import Waves
 from dist_ens.report.page import write_page
 from dist_ens.report.run_files import RunReport
+from dist_ens.training.failures import FailedMembers
+from dist_ens.training.finite_members import finite_members
 from dist_ens.training.restart_members import seed_of_restart
 from failing import (
     FAILING,
@@ -169,6 +184,99 @@ def test_a_member_is_rolled_back_past_a_damaged_checkpoint_which_is_kept(tmp_pat
     assert kept == ["2", "4.damaged", "6", "8"]
 
 
+class Overflow:
+    """A callback that makes parameters of some members infinite when a step is reached."""
+
+    def __init__(self, positions, at_step):
+        self._positions, self._at_step = positions, at_step
+
+    def __call__(self, info):
+        if info.step == self._at_step:
+            params = info.state.params
+            v = params["v"].at[np.array(self._positions)].set(np.inf)
+            return info.state._replace(params=params | {"v": v})
+        return None
+
+
+def test_members_are_rolled_back_together_past_a_step_whose_parameters_are_infinite(
+    tmp_path, monkeypatch
+):
+    restored, restore = [], OpenCheckpoints.restore_before
+
+    def counted(self, step, *args, **options):
+        restored.append(step)
+        return restore(self, step, *args, **options)
+
+    monkeypatch.setattr(OpenCheckpoints, "restore_before", counted)
+    rolled = trained(
+        ensemble("rollback"),
+        steps=7,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=9),
+        callbacks=[Overflow([2, FAILING], at_step=4)],
+    )
+    # The overflow of step 4 is seen at step 5, and step 3 is the last that is finite. Both members
+    # take it after step 6, and then the update of step 7.
+    assert restored == [5, 4]
+    assert rolled.state.model_state["seen"].tolist() == [7, 7, 4, 4, 7, 7, 7, 7]
+    assert rolled.state.failures.num_restarts.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
+    assert np.isfinite(rolled.state.params["v"]).all()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_members_with_a_number_that_is_not_finite_are_found_in_every_wave(count):
+    layout = de.Layout.make(4, devices=jax.devices()[:1])
+    made = types.SimpleNamespace(layout=layout, waves=count, num_members=4)
+    w = np.ones((4, 3), np.float32)
+    w[[0, 2], [1, 2]] = np.nan, np.inf
+    put = layout.put({"w": w, "steps": np.zeros(4, np.int32)}, "members")
+    tree = put if count == 1 else Waves(layout, count).off_devices(put)
+    assert finite_members(tree, made).tolist() == [False, True, False, True]
+    assert finite_members({}, made).all()
+
+
+def test_an_interrupted_run_rolls_a_member_back_as_one_that_was_not(tmp_path):
+    states, told = [], []
+    for name, callbacks in (("whole", []), ("parts", [StopAt(5)])):
+        for _ in range(1 + len(callbacks)):
+            result = trained(
+                ensemble("rollback"),
+                [7],
+                steps=9,
+                checkpoints=de.Checkpoints(tmp_path / name, every_steps=4, every_secs=None, keep=3),
+                callbacks=callbacks,
+                say=told.append,
+            )
+        states.append(result.state)
+    # The signal saved step 5, which is on no multiple of 4.
+    assert sum("continues after step 8 from its state at step 4." in each for each in told) == 2
+    assert members_equal(*states, range(MEMBERS))
+
+
+def test_a_run_that_keeps_too_few_checkpoints_for_a_rollback_is_told_so(tmp_path):
+    told = []
+    trained(
+        ensemble("rollback"), steps=1, checkpoints=de.Checkpoints(tmp_path, keep=1), say=told.append
+    )
+    assert any(sentence.startswith("Note: checkpoint.keep=1") for sentence in told)
+
+
+def test_a_member_with_an_infinite_number_by_design_takes_its_newest_checkpoint(tmp_path):
+    def is_infinite(info):
+        seen = info.state.model_state["seen"].at[FAILING].set(np.inf)
+        return info.state._replace(model_state={"seen": seen})
+
+    told = []
+    trained(
+        ensemble("rollback"),
+        [6],
+        steps=8,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=2, every_secs=None, keep=9),
+        callbacks=[is_infinite],
+        say=told.append,
+    )
+    assert any("after step 7 from its state at step 4." in sentence for sentence in told)
+
+
 def test_a_member_is_rolled_back_to_a_checkpoint_that_was_saved_without_a_policy(tmp_path):
     saved = de.Checkpoints(tmp_path, every_steps=4, every_secs=None, keep=9)
     trained(ensemble(None), steps=4, checkpoints=saved)
@@ -198,6 +306,39 @@ def test_a_member_that_always_fails_is_restarted_three_times_and_then_frozen():
     assert not always.all_failed
 
 
+def test_a_member_past_its_restarts_is_told_of_once(tmp_path):
+    made, told, saved = ensemble("reseed"), [], de.Checkpoints(tmp_path)
+    for steps in (16, 18):
+        trained(made, range(5, 40), steps=steps, say=told.append, checkpoints=saved)
+    assert sum("it was restarted 3 times before" in sentence for sentence in told) == 1
+
+
+def test_a_failure_is_logged_where_nothing_is_printed(caplog):
+    trained(ensemble("freeze"), [2], steps=4)
+    assert "Member 3 failed at step 2" in caplog.text
+
+
+def test_the_loss_that_is_shown_leaves_out_frozen_members_and_nan():
+    losses = np.array([[1, 3, np.nan, 9]], np.float32)
+    frozen = np.array([[0, 0, 0, 1]], np.float32)
+    assert shown_loss({"loss": losses, "is_frozen": frozen}) == 2
+    assert math.isnan(shown_loss({"loss": losses}))
+
+
+def test_members_that_only_wait_for_a_restart_have_not_failed_for_good():
+    told = []
+    result = de.fit(
+        linear(optax.sgd(0.1), "reseed"),
+        [{"x": np.full((1, 2), np.nan, np.float32)}],
+        steps=1,
+        progress=False,
+        say=told.append,
+    )
+    assert result.state.failures.is_frozen.all()
+    assert not result.all_failed
+    assert any(sentence.startswith("The members 0, 1 failed too late") for sentence in told)
+
+
 def test_the_policy_raise_ends_the_run_one_call_after_the_failure():
     with pytest.raises(RunError, match="^Member 3 failed at step 6: the loss is not fin") as raised:
         trained(ensemble("raise"), [6], steps=9)
@@ -222,6 +363,38 @@ def test_a_run_that_is_interrupted_between_failure_and_response_resumes_bitwise(
     assert members_equal(whole.state, resumed.state, range(MEMBERS))
 
 
+class StopAt:
+    """A callback that stops the run by a signal when a step is reached."""
+
+    def __init__(self, step):
+        self._step = step
+
+    def __call__(self, info):
+        if info.step == self._step:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("policy", ["drop", "freeze", "skip"])
+def test_a_run_that_ended_before_its_response_says_it_once_when_it_is_resumed(policy, tmp_path):
+    made, saved, told = ensemble(policy), de.Checkpoints(tmp_path), []
+    # The failure of step 6 is saved, and would be told of after step 7.
+    trained(made, [6], checkpoints=saved, callbacks=[StopAt(6)], say=told.append)
+    assert not any("failed at step" in sentence for sentence in told)
+    trained(made, [6], steps=8, checkpoints=saved, say=told.append)
+    trained(made, [6], steps=9, checkpoints=saved, say=told.append)
+    assert sum("Member 3 failed at step 6: the loss" in sentence for sentence in told) == 1
+    lineage = read_lineages(tmp_path)[1][FAILING]
+    assert [event.step for event in lineage.events] == [6]
+    assert lineage.dropped_step == (6 if policy == "drop" else None)
+
+
+def test_a_member_that_another_policy_froze_is_dropped_when_the_run_is_resumed(tmp_path):
+    saved = de.Checkpoints(tmp_path)
+    trained(ensemble("freeze"), [3], steps=5, checkpoints=saved)
+    trained(ensemble("drop"), [3], steps=7, checkpoints=saved)
+    assert read_lineages(tmp_path)[1][FAILING].dropped_step == 3
+
+
 def test_a_dropped_member_leaves_the_arrays_when_the_run_is_resumed(tmp_path, capsys):
     made = ensemble("drop", "loop", rows=1)
     folder = tmp_path / "run"
@@ -229,12 +402,20 @@ def test_a_dropped_member_leaves_the_arrays_when_the_run_is_resumed(tmp_path, ca
     resumed = trained(made, {3}, steps=10, checkpoints=de.Checkpoints(folder, keep=3), say=print)
     assert "The members 3 were dropped. The run goes on with 7 of 8" in capsys.readouterr().out
     assert resumed.state.member_id.tolist() == OTHERS
+    assert [member.member_id for member in resumed.failures] == [FAILING]
     sound = trained(ensemble("drop", "loop", rows=1), steps=10)
     assert members_equal(resumed.state, sound.state.select(OTHERS), range(7))
     # It has left the checkpoint, too, and the run can be resumed and loaded again.
     again = trained(made, {3}, steps=12, checkpoints=de.Checkpoints(folder, keep=3))
     assert again.state.member_id.tolist() == OTHERS
+    # The run still tells what happened to it.
+    assert again.failures == [FailedMember(FAILING, CAUSES[1], 1, 3, 3, 0, True)]
     assert de.load(folder, ensemble=made).state.member_id.tolist() == OTHERS
+    # Another policy can load it, and is told why it cannot resume it.
+    other = ensemble("freeze", "loop", rows=1)
+    assert de.load(folder, ensemble=other).state.member_id.tolist() == OTHERS
+    with pytest.raises(UserError, match=r"members 0-2, 4-7 and not 3\. If the policy 'drop'"):
+        trained(other, {3}, steps=14, checkpoints=de.Checkpoints(folder, keep=3))
     lineage = read_lineages(tmp_path / "run", 6)[1][3]
     assert lineage.dropped_step == 3
     assert "is dropped" in lineage.events[0].what
@@ -260,6 +441,56 @@ def test_a_finite_loss_far_above_the_members_own_history_is_a_failure():
     assert member.cause == "the loss is far above its running mean"
     # Before 100 losses it is not known what is usual.
     assert trained(ensemble(policy), [50], value=50, steps=55).failures == []
+
+
+def test_a_member_is_rolled_back_when_its_loss_explodes(tmp_path):
+    rolled = trained(
+        ensemble(de.FailurePolicy(policy="rollback", loss_threshold=10)),
+        [120],
+        value=50,
+        steps=124,
+        steps_per_call=2,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=50, every_secs=None),
+    )
+    # The failure of step 120 is read after step 122, and two updates follow the one of step 100.
+    assert rolled.state.model_state["seen"][FAILING] == 102
+    record = record_of(rolled.state)
+    assert (record.num_restarts, record.last_step, record.num_losses) == (1, 120, 2)
+
+
+def test_a_failed_microbatch_fails_the_update():
+    made = linear(optax.sgd(0.1), "skip", microbatches=2)
+    batch = {"x": np.array([[np.nan, np.nan], [1, 1]], np.float32)}
+    before = made.init(batch)
+    w = np.asarray(before.params["w"])
+    state, metrics = made.update(before, batch)
+    assert metrics["failed_updates"].tolist() == [1, 1]
+    np.testing.assert_array_equal(state.params["w"], w)
+    state, metrics = made.update(state, {"x": np.ones((2, 2), np.float32)})
+    assert metrics["failed_updates"].tolist() == [1, 1]
+    np.testing.assert_allclose(state.params["w"], w - 0.1)
+
+
+def updated_record(losses, record):
+    """Returns a record after some losses, and the cause of the last, with a threshold of 10."""
+    policy = de.FailurePolicy(policy="skip", loss_threshold=10)
+    for loss in np.float32(losses):
+        cause = int(_cause_of(policy, record, loss, ()))
+        record = _with_loss(record, loss, cause == 0)
+    return record, cause
+
+
+def test_a_loss_that_differs_by_a_rounding_from_equal_ones_is_no_failure():
+    known = no_failures()._replace(num_losses=np.int32(HISTORY), loss_mean=np.float32(2))
+    assert updated_record([np.nextafter(np.float32(2), np.float32(3))], known)[1] == 0
+    assert updated_record([2.1], known)[1] == 3
+
+
+def test_one_huge_loss_leaves_the_threshold_finite_and_the_count_of_losses_ends():
+    record, _ = updated_record([1, 3e38], no_failures())
+    assert np.isfinite(record.loss_variance)
+    known = no_failures()._replace(num_losses=jnp.int32(2**31 - 1), loss_mean=jnp.float32(1))
+    assert updated_record([1], known)[0].num_losses == HISTORY
 
 
 def test_the_running_mean_and_variance_of_the_first_losses_are_those_of_the_losses():
@@ -317,9 +548,14 @@ def test_a_parameter_that_overflows_is_seen_at_the_next_step():
 
 
 def test_skipped_updates_in_a_row_freeze_a_member_after_a_hundred():
-    stuck = trained(ensemble("skip"), range(11, 200), steps=120, steps_per_call=10)
+    told = []
+    stuck = trained(ensemble("skip"), range(11, 200), steps=120, steps_per_call=10, say=told.append)
     record = record_of(stuck.state)
     assert (record.num_failures, record.last_step, bool(record.is_frozen)) == (100, 110, True)
+    # The first failures are told of, and then that the member is frozen.
+    first, last = (sentence for sentence in told if "Member 3 failed at step" in sentence)
+    assert "the update was skipped." in first
+    assert "100 updates in a row failed, so it takes no more updates" in last
 
 
 def test_a_run_ends_when_all_members_have_failed_and_keeps_what_they_have_learnt(tmp_path):
@@ -360,6 +596,70 @@ def test_without_a_policy_the_last_finite_state_of_all_members_is_kept(tmp_path)
     assert [member.first_step for member in result.failures] == [5] * MEMBERS
 
 
+def linear(optimizer, policy="continue", **options):
+    """Returns an ensemble of two members with the mean loss `w x`, whose gradient is `x`."""
+    return de.Ensemble(
+        de.as_member(init=lambda key, batch: ({"w": jnp.ones(2)}, ())),
+        optimizer,
+        lambda params, model_state, batch, key: (
+            de.losses.batch_mean(batch["x"] @ params["w"]),
+            (model_state, {}),
+        ),
+        num_members=2,
+        layout=de.Layout.make(2, devices=jax.devices()[:1]),
+        execution="loop",
+        failures=policy,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_a_run_goes_on_and_is_saved_if_its_optimizer_leaves_a_bad_batch_out(
+    steps_per_call, tmp_path
+):
+    made = linear(optax.apply_if_finite(optax.sgd(0.1), 5))
+    batches = [
+        {"x": np.full((1, 2), np.nan if step == 2 else 1, np.float32)} for step in range(1, 9)
+    ]
+    saved = de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=9)
+    result = de.fit(
+        made,
+        batches,
+        steps=8,
+        steps_per_call=steps_per_call,
+        checkpoints=saved,
+        progress=False,
+    )
+    assert (result.step, result.all_failed) == (8, False)
+    assert len([*(tmp_path / "checkpoints").iterdir()]) == 8 / steps_per_call
+
+
+@pytest.mark.parametrize("policy", ["freeze", "continue"])
+def test_a_state_without_a_finite_member_does_not_replace_the_last_good_one(policy, tmp_path):
+    def overflow(info):  # A finite loss and gradient gave the state of step 3.
+        if info.step == 3:
+            return info.state._replace(params={"w": info.state.params["w"] * np.inf})
+        return None
+
+    result = de.fit(
+        linear(optax.sgd(0.1), policy),
+        [{"x": np.ones((1, 2), np.float32)}] * 9,
+        steps=9,
+        steps_per_call=1,
+        checkpoints=de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=1),
+        callbacks=[overflow],
+        progress=False,
+    )
+    assert result.all_failed
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
+
+
+def test_a_state_with_an_infinite_number_by_design_is_saved():
+    made = ensemble("skip")
+    failures = FailedMembers(made, restarts=None, say=print)
+    assert failures.may_replace_checkpoints(1, has_finite_member=False)
+
+
 def test_without_a_policy_the_state_and_the_program_are_those_of_plain_training():
     made = ensemble(None)
     assert made.init({"inputs": np.zeros((4, 6), np.float32)}).failures == ()
@@ -369,10 +669,24 @@ def test_without_a_policy_the_state_and_the_program_are_those_of_plain_training(
     assert (member.member_id, member.first_step, member.last_step) == (FAILING, 5, 10)
 
 
+def test_without_a_policy_a_resumed_run_knows_the_failures_before_it(tmp_path):
+    saved = de.Checkpoints(tmp_path)
+    trained(ensemble(None), [3], checkpoints=saved, callbacks=[StopAt(4)])
+    (member,) = trained(ensemble(None), steps=6, checkpoints=saved).failures
+    assert member == FailedMember(FAILING, CAUSES[1], 4, first_step=3, last_step=6)
+
+
 def test_a_state_without_a_record_can_be_trained_with_a_policy():
     plain = trained(ensemble(None), steps=4)
     checked = trained(ensemble("skip"), steps=5, state=plain.state)
     assert checked.state.failures.num_failures.tolist() == [0] * MEMBERS
+
+
+def test_a_failure_after_2_to_the_31_steps_has_its_step():
+    plain = trained(ensemble("freeze"), [2], steps=2).state
+    record = plain.failures._replace(last_step=plain.failures.last_step + np.int32(-(2**31)))
+    (member,) = failed_members(plain._replace(failures=record))
+    assert member.last_step == 2**31 + 2
 
 
 def test_the_policy_may_change_when_a_run_is_resumed(tmp_path):
@@ -383,6 +697,16 @@ def test_the_policy_may_change_when_a_run_is_resumed(tmp_path):
     without = trained(ensemble(None), steps=8, checkpoints=saved)
     assert without.state.failures == ()
     assert np.isfinite(without.state.params["w"]).all()
+
+
+def test_a_run_is_loaded_under_another_policy_and_pools_no_frozen_member(tmp_path):
+    frozen = trained(ensemble("freeze"), [3], steps=4, checkpoints=de.Checkpoints(tmp_path))
+    inputs = scored()["inputs"]
+    loaded = de.load(tmp_path, ensemble=ensemble("freeze"))
+    others = de.select_members(frozen.state, OTHERS)
+    expected = ensemble("freeze").predict(others, inputs).mean
+    np.testing.assert_array_equal(loaded.predict(inputs).mean, expected)
+    assert de.load(tmp_path, ensemble=ensemble(None)).state.failures == ()
 
 
 def test_the_records_of_metrics_count_failed_updates_and_leave_nan_out():
@@ -421,6 +745,14 @@ def test_the_other_members_have_the_same_bits_with_every_optimizer_and_mesh(exec
     assert differing_bits(cases) == []
 
 
+def assert_has_responded(policy, state):
+    """Checks that the member failed at step 50, and that the policy was carried out."""
+    record = record_of(state)
+    assert record.first_step == 50
+    assert record.num_restarts == (policy in ("rollback", "reseed"))
+    assert record.is_frozen == (policy in ("freeze", "drop"))
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("own", [False, True], ids=["built_in", "own"])
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -444,7 +776,7 @@ def test_the_other_members_have_the_bits_of_a_run_without_the_fault(
         )
         assert members_equal(with_fault.state, without.state, OTHERS)
         assert not members_equal(with_fault.state, without.state, [FAILING])
-        assert record_of(with_fault.state).first_step == 50
+        assert_has_responded(policy, with_fault.state)
 
 
 @pytest.mark.faults
@@ -466,7 +798,7 @@ def test_the_other_members_keep_their_bits_on_any_devices_and_in_waves(
         for fails_at in ([50], [])
     ]
     assert members_equal(*states, OTHERS)
-    assert record_of(states[0]).first_step == 50
+    assert_has_responded(policy, states[0])
 
 
 @pytest.mark.parametrize("policy", ["freeze", pytest.param("continue", marks=pytest.mark.faults)])

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+import failing
 from commands import dist_ens
 from dist_ens.config import Experiment
 from dist_ens.errors import UserError
@@ -12,6 +13,7 @@ from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment import replay as replaying
 from dist_ens.experiment.replay import Replay, replay
 from dist_ens.experiment.train import train
+from failing import ensemble
 from launch.replay import _sentence
 
 
@@ -60,6 +62,15 @@ def test_another_member_is_another_network(workdir, monkeypatch):
     assert found.largest[1] > 0.1
     assert "params.0.w" in found.differences
     assert "differs from the one in the run" in _sentence(found)
+
+
+def test_a_member_that_was_frozen_is_compared_though_its_training_ends_early():
+    made = ensemble("freeze")
+    saved, alone = (
+        failing.trained(made, [2], steps=steps).state.select([failing.FAILING]) for steps in (6, 4)
+    )
+    compared = replaying._at_same_step(saved, alone, failing.FAILING)
+    assert not any(replaying._differences(saved, compared).values())
 
 
 def test_a_member_that_is_not_there_is_told(workdir):

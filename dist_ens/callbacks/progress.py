@@ -7,6 +7,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dist_ens import cluster
 from dist_ens.callbacks.protocol import RunInfo, StepInfo
+from dist_ens.callbacks.records import shown_loss
 from dist_ens.evaluation import Scores
 
 _LINE_EVERY_SECS, _BAR_EVERY_SECS = 10.0, 1.0
@@ -65,7 +66,7 @@ class ProgressBar:
         if secs < (_BAR_EVERY_SECS if self._shows_bar else _LINE_EVERY_SECS):
             return
         if "loss" in info.metrics:
-            self._text = f"loss {float(info.metrics['loss'][-1].mean()):.4f}"
+            self._text = f"loss {shown_loss(info.metrics):.4f}"
         pace = (step - self._shown_step) / secs
         text = f"{pace:,.1f} steps/s, {pace * self._examples:,.0f} member-examples/s, {self._text}"
         self._shown_step, self._shown_at = step, time.monotonic()

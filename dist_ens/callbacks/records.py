@@ -61,6 +61,19 @@ def training_record(
     )
 
 
+def shown_loss(metrics: Mapping[str, np.ndarray]) -> float:
+    """Returns the mean loss of the members at the last of some steps.
+
+    Args:
+        metrics: Metrics by name, float32[steps, members]. If updates are checked, frozen members
+            and losses that are not finite are left out.
+    """
+    losses = metrics["loss"][-1]
+    if IS_FROZEN in metrics:
+        return float(_finite_mean(losses[metrics[IS_FROZEN][-1] == 0]))
+    return float(losses.mean())
+
+
 def _finite_mean(values: np.ndarray, axis: int | None = None) -> np.ndarray:
     """Returns the mean of the finite values along an axis; NaN if there are none."""
     is_finite = np.isfinite(values)

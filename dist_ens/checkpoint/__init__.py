@@ -43,12 +43,14 @@ from dist_ens.checkpoint.record import (
     require_config_record,
 )
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore, read_newest
+from dist_ens.checkpoint.writing import Leaf
 
 __all__ = [
     "FOLDER",
     "CheckpointStore",
     "Checkpoints",
     "Lineage",
+    "Leaf",
     "OpenCheckpoints",
     "SavedMembers",
     "StepRecord",

@@ -7,6 +7,9 @@ from typing import Self
 from dist_ens.errors import UserError
 from dist_ens.json_text import Json, JsonDict
 
+# Beginning of the event of a failed update.
+FAILED = "failed: "
+
 
 @dataclasses.dataclass(frozen=True)
 class Event:

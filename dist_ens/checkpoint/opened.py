@@ -13,12 +13,16 @@ from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.lineage import Event, Lineage, ids_text
 from dist_ens.checkpoint.record import STRICT, seed_of
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore
+from dist_ens.checkpoint.writing import Leaf
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, SaveError
 from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.state import State
 from dist_ens.types import Tree
+
+# Name of the file of a checkpoint that was saved at another time than the cadence asks for.
+_NOT_DUE_FILE = "not_due"
 
 
 class OpenCheckpoints:
@@ -87,10 +91,27 @@ class OpenCheckpoints:
             event: Event to add.
             is_dropped: Whether a run that is resumed may leave the member out.
         """
-        lineage = self._lineage_of(member_id).after(event)
+        lineage = self.lineage_of(member_id).after(event)
         if is_dropped:
             lineage = dataclasses.replace(lineage, dropped_step=event.step)
         self._lineages[member_id] = lineage
+
+    def lineage_of(self, member_id: int) -> Lineage:
+        """Returns the lineage of a member, with the events that no save has written yet.
+
+        It begins in this run if the saved lineage names no run.
+
+        Args:
+            member_id: Id of the member.
+        """
+        return self._lineage_in(self._lineages, member_id)
+
+    def _lineage_in(self, lineages: Mapping[int, Lineage], member_id: int) -> Lineage:
+        """Returns the lineage of a member, given those that the run knows; see `lineage_of`."""
+        known = lineages.get(member_id)
+        if known is not None and known.run is not None:
+            return known
+        return Lineage(member_id, seed_of(self._record), member_id, str(self._folder.resolve()))
 
     def restore_state(
         self, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None = None
@@ -122,8 +143,9 @@ class OpenCheckpoints:
     ) -> tuple[Tree, int] | None:
         """Returns the newest sound state of an earlier step than a given one, with its step.
 
-        It waits for the last save. Checkpoints that are damaged on some host are set aside. Every
-        host must call this.
+        A state that was saved with `is_due` is preferred, so that a run that was interrupted takes
+        the same as one that was not. The function waits for the last save. Checkpoints that are
+        damaged on some host are set aside. Every host must call this.
 
         Args:
             step: Step that is too late.
@@ -140,7 +162,8 @@ class OpenCheckpoints:
         with contextlib.suppress(SaveError):  # It was said when it happened.
             self.wait()
         while True:
-            earlier = max((saved for saved in self._store.steps() if saved < step), default=0)
+            saved = [saved for saved in reversed(self._store.steps()) if saved < step]
+            earlier = next(filter(self._was_due, saved), max(saved, default=0))
             earlier = cluster.as_main_sees(earlier)
             if not earlier:
                 return None
@@ -176,7 +199,10 @@ class OpenCheckpoints:
         record: Mapping[str, Json] | None = None,
         scores: Mapping[str, float] | None = None,
         host_files: Mapping[str, bytes] | None = None,
+        is_due: bool = True,
         after: Callable[[], None] = lambda: None,
+        late_files: Callable[[], Mapping[str, bytes]] = dict,
+        is_wanted: Callable[[Mapping[str, Leaf]], bool] = lambda _: True,
         is_last: bool = False,
     ) -> None:
         """Starts to save a checkpoint; see `CheckpointStore.save`.
@@ -190,7 +216,12 @@ class OpenCheckpoints:
             record: Description of the run. Default: the one that the folder was opened with.
             scores: Scores of the ensemble at this step, by name. Default: none.
             host_files: Bytes that belong to this host, by name (`[a-z_]+`).
+            is_due: Whether the cadence asks for this save; see `restore_before`.
             after: Function that the writing thread calls before it writes.
+            late_files: Function that returns more host files, which the writing thread calls after
+                `after`.
+            is_wanted: Function of the leaves that returns whether to write them; see
+                `CheckpointStore.save`.
             is_last: Whether the run ends with this save.
         """
         if step == self.saved_step:
@@ -207,9 +238,12 @@ class OpenCheckpoints:
             state,
             self._record if record is None else record,
             scores=scores,
-            host_files=host_files,
-            lineage_of=self._lineage_of,
+            host_files={**(host_files or {}), **({} if is_due else {_NOT_DUE_FILE: b"1"})},
+            # The thread that writes is late, and later events are of later steps.
+            lineage_of=partial(self._lineage_in, dict(self._lineages)),
             after=checked_after,
+            late_files=late_files,
+            is_wanted=is_wanted,
             failed=(lambda _: None) if is_last else partial(self._say_failure, step),
         )
 
@@ -223,12 +257,12 @@ class OpenCheckpoints:
             self._said = None
             self._tell(f"Saving in {quoted(self._folder)} works again. {self._store.last_saved()}")
 
-    def _lineage_of(self, member_id: int) -> Lineage:
-        """Returns the lineage of a member, which began in this run if the saved one has none."""
-        known = self._lineages.get(member_id)
-        if known is not None and known.run is not None:
-            return known
-        return Lineage(member_id, seed_of(self._record), member_id, str(self._folder.resolve()))
+    def _was_due(self, step: int) -> bool:
+        """Returns whether the cadence asked for the save of a step, as far as it can be read."""
+        try:
+            return self._store.restore_host_file(step, _NOT_DUE_FILE, is_shared=True) is None
+        except RunError:  # Restoring the state reports it.
+            return True
 
     def _state_at(
         self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None

@@ -44,6 +44,10 @@ _WRITING = threading.Lock()
 _NO_DAMAGE = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
+class _UnwantedError(Exception):
+    """A checkpoint is not to be written, as its state shows."""
+
+
 class CheckpointStore:
     """The checkpoints of one run, as a context that waits for the last save at its end.
 
@@ -119,6 +123,8 @@ class CheckpointStore:
         host_files: Mapping[str, bytes] | None = None,
         lineage_of: Callable[[int], Lineage] = Lineage,
         after: Callable[[], None] = lambda: None,
+        late_files: Callable[[], Mapping[str, bytes]] = dict,
+        is_wanted: Callable[[Mapping[str, Leaf]], bool] = lambda _: True,
         failed: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         """Starts to save a checkpoint. Training may continue at once.
@@ -137,6 +143,11 @@ class CheckpointStore:
             lineage_of: Function that returns the lineage of the member with an id.
             after: Function that the writing thread calls before it writes. An `OSError` or a
                 `SaveError` of it counts as one of writing.
+            late_files: Function that returns more host files, which the writing thread calls after
+                `after`.
+            is_wanted: Function of the leaves by name that the writing thread calls when this host
+                has copied its pieces of them. If it returns False, nothing is written. It must
+                return the same on every host.
             failed: Function that the writing thread calls with an error of writing, which `wait`
                 raises later.
 
@@ -159,7 +170,10 @@ class CheckpointStore:
 
         def before() -> None:
             after()
+            host_files.update(late_files())
             jax.block_until_ready([p.array for leaf in leaves.values() for p in leaf.pieces])
+            if not is_wanted(leaves):
+                raise _UnwantedError
 
         def write() -> None:
             try:
@@ -180,6 +194,8 @@ class CheckpointStore:
                     self._scores[step] = scores or {}
                     if cluster.is_main():
                         self._delete_oldest(token)
+            except _UnwantedError:
+                writing.set_result(None)
             except BaseException as error:  # `wait` raises it.
                 writing.set_exception(error)
             else:

@@ -29,6 +29,10 @@ _LOSS, _GRADIENT, _THRESHOLD = range(1, 4)
 MOST_SKIPPED_IN_A_ROW = 100
 # Losses before which the threshold is not used, and after which older losses count less.
 HISTORY = 100
+# Smallest standard deviation of losses, relative to their mean: some roundings of float32.
+_LEAST_DEVIATION = 1e-6
+# Largest deviation of a loss that enters the variance. Its square is below the largest float32.
+_MOST_DEVIATION = 1e18
 
 
 class FailureRecord(NamedTuple):
@@ -43,7 +47,7 @@ class FailureRecord(NamedTuple):
             step 49 to step 50 is that of step 50.
         last_step: Step of the last failed update, int32[]; 0 without a failure.
         num_restarts: Number of times that the member was rolled back or reseeded, int32[].
-        num_losses: Number of losses in the running mean, int32[].
+        num_losses: Number of losses in the running mean, at most `HISTORY`, int32[].
         loss_mean: Running mean of the losses, float32[].
         loss_variance: Running variance of the losses, float32[].
     """
@@ -171,7 +175,10 @@ def _cause_of(
     """
     cause = jnp.where(_are_finite(grads), 0, _GRADIENT)
     if policy.loss_threshold is not None:
-        limit = record.loss_mean + policy.loss_threshold * jnp.sqrt(record.loss_variance)
+        # Losses that are all equal have no deviation, and the next one may differ by a rounding.
+        least = _LEAST_DEVIATION * jnp.abs(record.loss_mean)
+        deviation = jnp.maximum(jnp.sqrt(record.loss_variance), least)
+        limit = record.loss_mean + policy.loss_threshold * deviation
         is_far = (record.num_losses >= HISTORY) & (loss > limit)
         cause = jnp.where(is_far, _THRESHOLD, cause)
     return jnp.where(jnp.isfinite(loss), cause, _LOSS).astype(jnp.int32)
@@ -231,15 +238,25 @@ def _with_loss(record: FailureRecord, loss: jax.Array, takes: jax.Array) -> Fail
         loss: Loss of the update, float32[].
         takes: Whether the update was taken, bool[]. The loss of another update is not included.
     """
-    count = record.num_losses + 1
+    count = jnp.minimum(record.num_losses, HISTORY - 1) + 1  # Without end it would overflow.
     share = jnp.maximum(1 / count.astype(jnp.float32), 1 / HISTORY)
     delta = loss - record.loss_mean
-    variance = (1 - share) * (record.loss_variance + share * delta * delta)
+    clipped = jnp.clip(delta, -_MOST_DEVIATION, _MOST_DEVIATION)
+    variance = (1 - share) * (record.loss_variance + share * clipped * clipped)
     return record._replace(
         num_losses=jnp.where(takes, count, record.num_losses),
         loss_mean=jnp.where(takes, record.loss_mean + share * delta, record.loss_mean),
         loss_variance=jnp.where(takes, variance, record.loss_variance),
     )
+
+
+def step_of(recorded: np.integer | jax.Array) -> int:
+    """Returns the step that a record holds. The arrays count modulo 2^32, in signed numbers.
+
+    >>> step_of(np.int32(-(2**31)))
+    2147483648
+    """
+    return int(recorded) % 2**32
 
 
 def frozen_positions(state: State) -> list[int]:
@@ -263,14 +280,25 @@ def failed_members(state: State) -> list[FailedMember]:
         return []
     record, member_ids = to_host((state.failures, state.member_id))
     return [
-        FailedMember(
-            int(member_ids[position]),
-            CAUSES[record.cause[position]],
-            int(record.num_failures[position]),
-            int(record.first_step[position]),
-            int(record.last_step[position]),
-            int(record.num_restarts[position]),
-            bool(record.is_frozen[position]),
-        )
-        for position in np.flatnonzero(record.num_failures)
+        member_of(record, position, int(member_ids[position]))
+        for position in np.flatnonzero(record.num_failures).tolist()
     ]
+
+
+def member_of(record: FailureRecord, position: int, member_id: int) -> FailedMember:
+    """Returns what happened to a member.
+
+    Args:
+        record: Record of all members, in NumPy.
+        position: Position of the member.
+        member_id: Id of the member.
+    """
+    return FailedMember(
+        member_id,
+        CAUSES[record.cause[position]],
+        int(record.num_failures[position]),
+        step_of(record.first_step[position]),
+        step_of(record.last_step[position]),
+        int(record.num_restarts[position]),
+        bool(record.is_frozen[position]),
+    )

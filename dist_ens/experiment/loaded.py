@@ -13,6 +13,7 @@ from dist_ens.commands import quoted
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs, open_source
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.failures import frozen_positions, saved_structures
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Scores, evaluate
 from dist_ens.evaluation.scoring import BATCH_SIZE, Examples, arrays_of, examples_of
@@ -24,7 +25,7 @@ from dist_ens.json_text import JsonDict
 from dist_ens.losses import Objective, Prediction
 from dist_ens.metrics import Metric
 from dist_ens.paths import given_path
-from dist_ens.state import State
+from dist_ens.state import State, select_members
 from dist_ens.training.run_record import record_of
 from dist_ens.types import Data, Inputs
 
@@ -55,7 +56,8 @@ class LoadedRun:
     def predict(self, inputs: Inputs) -> Prediction:
         """Returns the prediction of the ensemble; see `Ensemble.predict`.
 
-        Inputs and targets of a table are in the units of the table, and not standardised.
+        Inputs and targets of a table are in the units of the table, and not standardised. Frozen
+        members are left out, unless all are frozen.
 
         Args:
             inputs: Inputs of the examples, in the form of the run's data.
@@ -65,15 +67,24 @@ class LoadedRun:
         """
         given = self.run.spec.standardization if self.run else None
         if self.run is None or given is None:
-            return self.ensemble.predict(self.state, inputs)
+            return self.ensemble.predict(self._pooled_state(), inputs)
         if len(given.target_mean) > 1:
             raise UserError(
                 f"This run has {len(given.target_mean)} groups of members, each trained on a split "
                 "of its own, so that their predictions are not pooled. Use dist-ens predict."
             )
         standard = given.of_inputs(convert_inputs(self.run.spec, np.asarray(inputs), "inputs"))[0]
-        prediction = self.ensemble.predict(self.state, standard)
+        prediction = self.ensemble.predict(self._pooled_state(), standard)
         return prediction.in_unit(given.target_mean[0], given.target_std[0])
+
+    def _pooled_state(self) -> State:
+        """Returns the state of the members that a prediction pools, as an evaluation does."""
+        frozen = {*frozen_positions(self.state)}
+        pooled = [k for k in range(self.ensemble.num_members) if k not in frozen]
+        # Members of several groups are not pooled, which `Ensemble.predict` says.
+        if not frozen or not pooled or self.ensemble.num_groups > 1:
+            return self.state
+        return select_members(self.state, pooled)
 
     def evaluate(
         self,
@@ -280,9 +291,10 @@ def _loaded_in_python(
     there = [member.member_id for member in store.members(step)]
     if members is not None:
         positions_of(members, store.members(step))
-    has_dropped = ensemble.failure_policy.policy == "drop" and len(there) < ensemble.num_members
+    has_dropped = {*there} < {*ensemble.ids.tolist()}  # By the policy `drop`, now or before.
     ids = ensemble.ids.tolist() if members is None and not has_dropped else list(members or there)
     if ids != ensemble.ids.tolist():
         ensemble = ensemble.with_members(ids)
-    state = store.restore_state(step, ensemble.abstract_state(batch), member_ids=ids)
-    return LoadedRun(ensemble, state, step)
+    structures = saved_structures(ensemble.abstract_state(batch))
+    state = store.restore_state(step, *structures, member_ids=ids)
+    return LoadedRun(ensemble, ensemble.with_record(state), step)

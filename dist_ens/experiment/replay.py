@@ -9,9 +9,12 @@ import numpy as np
 
 from dist_ens.checkpoint import positions_of, read_lineages
 from dist_ens.checkpoint.leaves import named_leaves
+from dist_ens.checkpoint.lineage import FAILED, Lineage
 from dist_ens.commands import quoted
+from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source, Spec, open_source
+from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.errors import UserError
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import require_trained_on
@@ -77,7 +80,8 @@ def replay(
         The comparison.
 
     Raises:
-        UserError: If there is no such checkpoint or member, or the data is not that of the run.
+        UserError: If there is no such checkpoint or member, the data is not that of the run, the
+            member was rolled back, or its training ends early because its loss is not finite.
         RunError: If the checkpoint is damaged.
     """
     until, members = read_lineages(workdir, until)
@@ -89,6 +93,7 @@ def replay(
         )
     finished = open_finished(workdir, own_parts, step=until, member_ids=[member])
     run = finished.run
+    _require_no_rollback(lineage, run.experiment.failures)
     source = open_source(run.experiment.data) if source is None else source
     require_trained_on(run, source)
     ranges = source.input_ranges() if run.experiment.loss.adversarial else None
@@ -109,6 +114,8 @@ def replay(
     )
     # A member of a merged run may have been trained under another id.
     trained = result.state._replace(member_id=finished.state.member_id)
+    if result.all_failed:
+        trained = _at_same_step(finished.state, trained, member)
     differences = _differences(finished.state, trained)
     return Replay(
         member,
@@ -117,6 +124,40 @@ def replay(
         {name: each for name, each in differences.items() if each is not None},
         len(differences),
     )
+
+
+def _require_no_rollback(lineage: Lineage, policy: FailurePolicy) -> None:
+    """Raises a `UserError` if a member was rolled back to a checkpoint, which a replay lacks."""
+    failures = [event for event in lineage.events if event.what.startswith(FAILED)]
+    if policy.policy == "rollback" and failures:
+        raise UserError(
+            f"Member {lineage.member_id} failed at step {failures[0].step:,} and was rolled back "
+            "to a checkpoint, which a replay does not have. Compare it at an earlier saved step: "
+            "--until=STEP (until=STEP in Python)."
+        )
+
+
+def _at_same_step(saved: State, trained: State, member: int) -> State:
+    """Returns the state of a member that was trained alone, at the step of the run.
+
+    The training of a frozen member ends early. In the run only its step has counted on.
+
+    Args:
+        saved: State of the member in the run.
+        trained: State of the member that was trained alone.
+        member: Id of the member.
+
+    Raises:
+        UserError: If the training ended early and the member is not frozen.
+    """
+    there, here = (int(state.step[0]) % 2**32 for state in (saved, trained))
+    if here < there and not frozen_positions(trained):
+        raise UserError(
+            f"The training of member {member} alone ended at step {here:,} of {there:,}, since its "
+            "loss is not finite. Compare it at an earlier saved step: --until=STEP (until=STEP in "
+            "Python)."
+        )
+    return trained._replace(step=saved.step)
 
 
 def _differences(saved: State, trained: State) -> dict[str, float | None]:

@@ -210,12 +210,23 @@ def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
     Args:
         ensemble: Ensemble to train.
         opened: Checkpoints of the run, with a saved step.
+
+    Raises:
+        UserError: If members have left the arrays, and the policy is not `drop` any more.
     """
     ids = ensemble.ids.tolist()
     there = [member for member in opened.members if member.member_id in ids]
     kept = [member.member_id for member in there if member.dropped_step is None]
     drops = ensemble.failure_policy.policy == "drop" and ensemble.num_groups == 1
     if not drops:
+        gone = [member_id for member_id in ids if member_id not in {m.member_id for m in there}]
+        if gone and len(there) == len(opened.members):
+            raise UserError(
+                f"The checkpoint of step {opened.saved_step} has the members "
+                f"{ids_text(member.member_id for member in there)} and not {ids_text(gone)}. If "
+                "the policy 'drop' left them out, set --config.failures.policy=drop "
+                "(failures='drop' in Python) to go on with the others."
+            )
         return ensemble
     if 0 < len(kept) < len(there):
         layout = _layout_of_fewer(ensemble.layout, len(kept))

@@ -1,14 +1,15 @@
 """Failed members of a running loop, and the responses of the host."""
 
+import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from dist_ens.checkpoint import OpenCheckpoints
-from dist_ens.checkpoint.lineage import Event
+from dist_ens.checkpoint import OpenCheckpoints, ids_text
+from dist_ens.checkpoint.lineage import FAILED, Event
 from dist_ens.config.failure_policy import OF_FIT
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import (
@@ -19,11 +20,14 @@ from dist_ens.ensemble.failures import (
     FailedMember,
     FailureRecord,
     failed_members,
+    member_of,
+    step_of,
 )
 from dist_ens.errors import RunError, counted
 from dist_ens.exit_codes import ExitCode
 from dist_ens.layout import to_host
 from dist_ens.state import State
+from dist_ens.training.finite_members import finite_members
 from dist_ens.training.restart_members import MOST_RESTARTS, MemberRestarts
 
 # What happens to a failed member, by policy, as the second clause of a sentence.
@@ -32,6 +36,15 @@ _RESPONSES = {
     "freeze": "it takes no more updates and is left out of the scores of the ensemble.",
     "drop": "it is dropped: it takes no more updates and is left out of the scores.",
 }
+_FROZEN_AFTER_SKIPS = (
+    f"{MOST_SKIPPED_IN_A_ROW} updates in a row failed, so it takes no more updates and is left out "
+    "of the scores of the ensemble."
+)
+
+
+# Name of the file of a checkpoint that holds what the records of its members do not.
+FAILURES_FILE = "failures"
+_LOST, _DROPPED = "lost", "dropped"
 
 
 class _Call(NamedTuple):
@@ -39,12 +52,12 @@ class _Call(NamedTuple):
 
     Attributes:
         step: Number of steps taken after the call.
-        failed: Positions of the members that failed.
+        failed: Position of each member that failed, and whether it is frozen after the call.
         are_all_frozen: Whether all members are frozen after the call.
     """
 
     step: int
-    failed: list[int]
+    failed: list[tuple[int, bool]]
     are_all_frozen: bool
 
 
@@ -58,7 +71,7 @@ class FailedMembers:
     Args:
         ensemble: Ensemble of the run.
         restarts: Function that rolls members back or reseeds them.
-        say: Function that prints a sentence.
+        say: Function that reports a failure, also where nothing else is printed.
         opened: Checkpoints of the run, whose lineages of the members get what happened to them;
             None without checkpoints.
     """
@@ -70,6 +83,7 @@ class FailedMembers:
         say: Callable[[str], None],
         opened: OpenCheckpoints | None = None,
     ) -> None:
+        self._ensemble = ensemble
         self._member_ids: Sequence[int] = ensemble.ids.tolist()
         self._policy = ensemble.failure_policy
         self._restarts, self._say, self._opened = restarts, say, opened
@@ -78,10 +92,58 @@ class FailedMembers:
         self._reading = threading.Lock()
         self._failed_updates = np.zeros(count, np.int64)  # Of each member, at the last row read.
         self._calls: list[_Call] = []
-        self._announced: set[int] = set()
+        # Positions of members that were told of, with whether they were frozen then.
+        self._told: set[tuple[int, bool]] = set()
         # Without a policy: number, first and last step of each member's losses that are not finite.
         self._lost = np.zeros((3, count), np.int64)
-        self._all_lost_step: int | None = None
+        # Members that were dropped, by id. They may have left the arrays since.
+        self._dropped: dict[int, FailedMember] = {}
+        # Members with lost losses, at the steps that are being saved.
+        self._lost_at: dict[int, dict[int, list[int]]] = {}
+        # Last steps of the calls after which no loss was finite, or all members were frozen.
+        self._lost_steps: set[int] = set()
+        self._tested_step = 0.0  # Last of these steps after which the parameters were read.
+        self._was_finite = False  # Whether a member had finite parameters in a state to save.
+
+    def restore(self, stored: bytes | None) -> None:
+        """Restores what the run before knew of failures.
+
+        Args:
+            stored: Content of its file, which `file_at` returned. None if there is none.
+        """
+        if stored is None:
+            return
+        found = json.loads(stored)
+        self._dropped = {each["member_id"]: FailedMember(**each) for each in found[_DROPPED]}
+        for position, member_id in enumerate(self._member_ids):
+            self._lost[:, position] = found[_LOST].get(str(member_id), 0)
+
+    def file_at(self, step: int) -> Callable[[], dict[str, bytes]]:
+        """Returns a function that returns the file to save, by its name; no file without failures.
+
+        Args:
+            step: Number of steps that the state to save has seen. The function is called when the
+                metrics of this step have been read. Those of later steps may have been, too.
+        """
+        dropped = [member._asdict() for member in self._dropped.values()]
+        with self._reading:
+            self._lost_at[step] = self._lost_by_id()
+
+        def file() -> dict[str, bytes]:
+            with self._reading:
+                lost = self._lost_at.pop(step)
+            if not (lost or dropped):
+                return {}
+            return {FAILURES_FILE: json.dumps({_LOST: lost, _DROPPED: dropped}).encode()}
+
+        return file
+
+    def _lost_by_id(self) -> dict[int, list[int]]:
+        """Returns number, first and last step of the losses that are not finite, by member id."""
+        return {
+            self._member_ids[position]: self._lost[:, position].tolist()
+            for position in np.flatnonzero(self._lost[0]).tolist()
+        }
 
     def begin(self, step: int, state: State) -> None:
         """Reads the record of the first state, which may hold failures of the run before.
@@ -95,11 +157,33 @@ class FailedMembers:
         with jax.transfer_guard("allow"):
             record = to_host(state.failures)
         self._failed_updates = np.asarray(record.num_failures, np.int64)
-        self._announced = {*np.flatnonzero(record.num_failures).tolist()}
-        # The run before may have ended before it could act for these members.
-        waiting = np.flatnonzero(record.is_frozen).tolist()
+        failed = _with_state(np.flatnonzero(record.num_failures), record.is_frozen)
+        self._told = {(k, frozen) for k, frozen in failed if self._was_told(k, record)}
+        # The run before may have ended before it could act for these members. A member that can
+        # still be updated waits for nothing but the sentence of `skip`.
+        skips = self._policy.policy == "skip"
+        waiting = [each for each in failed if each[1] or (skips and each not in self._told)]
         if waiting:
             self._calls.append(_Call(step, waiting, bool(record.is_frozen.all())))
+
+    def _was_told(self, position: int, record: FailureRecord) -> bool:
+        """Returns whether the run before responded to the failure of a member.
+
+        Its lineage says so. Without checkpoints a given state is taken to have been told of.
+
+        Args:
+            position: Position of a member that has failed.
+            record: Record of all members.
+        """
+        if self._opened is None:
+            return True
+        lineage = self._opened.lineage_of(self._member_ids[position])
+        steps = [event.step for event in lineage.events if event.what.startswith(FAILED)]
+        if not record.is_frozen[position]:
+            return bool(steps)
+        if self._policy.policy == "drop" and lineage.dropped_step is None:
+            return False
+        return step_of(record.last_step[position]) in steps
 
     def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Reads the metrics of a call. Any thread may call it, one at a time.
@@ -112,11 +196,14 @@ class FailedMembers:
             self._read_losses(step, metrics["loss"])
             return
         counts = metrics[FAILED_UPDATES][-1].astype(np.int64)
-        failed = np.flatnonzero(counts > self._failed_updates).tolist()
+        is_frozen = metrics[IS_FROZEN][-1]
+        failed = _with_state(np.flatnonzero(counts > self._failed_updates), is_frozen)
         self._failed_updates = counts
-        if failed:
-            with self._reading:
-                self._calls.append(_Call(step, failed, bool(metrics[IS_FROZEN][-1].all())))
+        with self._reading:
+            if is_frozen.all():
+                self._lost_steps.add(step)
+            if failed:
+                self._calls.append(_Call(step, failed, bool(is_frozen.all())))
 
     def _read_losses(self, step: int, losses: np.ndarray) -> None:
         """Reads the losses of a call without a policy, float32[steps, members]."""
@@ -129,18 +216,42 @@ class FailedMembers:
         first[:] = np.where((number == 0) & is_lost.any(axis=0), here, first)
         last[:] = np.maximum(last, np.where(is_lost, steps, 0).max(axis=0))
         number += is_lost.sum(axis=0)
-        if is_lost[-1].all() and self._all_lost_step is None:
-            self._all_lost_step = step
+        with self._reading:
+            if is_lost[-1].all():
+                self._lost_steps.add(step)
+            if step in self._lost_at:
+                self._lost_at[step] = self._lost_by_id()
 
-    def are_all_lost(self, step: float = float("inf")) -> bool:
-        """Returns whether no member has a finite loss after a call that has been read.
+    def may_replace_checkpoints(self, step: int, *, has_finite_member: bool) -> bool:
+        """Returns whether a state may be saved, which may delete an older checkpoint.
 
-        It is known only without a policy. With a policy all states are finite.
+        A state in which no member has finite parameters must not replace the last good one. But a
+        member may have infinite parameters by design, such as a mask. A state is only refused if
+        an earlier one of this run was finite, or all members have failed.
+
+        Args:
+            step: Step of the state. The metrics of all steps until it have been read.
+            has_finite_member: Whether a member has only finite parameters in it.
+        """
+        with self._reading:
+            has_failed = step in self._lost_steps
+        was_finite, self._was_finite = self._was_finite, self._was_finite or has_finite_member
+        return has_finite_member or not (was_finite or has_failed)
+
+    def _are_all_lost(self, step: float, state: State) -> bool:
+        """Returns whether no member of a run without a policy can be trained further.
+
+        That is so if no loss was finite after a call, and no member has finite parameters. With
+        finite ones only a batch was bad, and the optimizer left its gradient out.
 
         Args:
             step: Last step of the calls that count.
+            state: State of the ensemble at this step or a later one.
         """
-        return self._all_lost_step is not None and self._all_lost_step <= step
+        with self._reading:
+            is_tested = all(lost <= self._tested_step or lost > step for lost in self._lost_steps)
+        self._tested_step = step
+        return not is_tested and not finite_members(state.params, self._ensemble).any()
 
     def act(self, read_step: int, step: int, state: State) -> tuple[State, bool]:
         """Does what the policy says for members that have failed.
@@ -158,14 +269,15 @@ class FailedMembers:
             RunError: If the policy is `raise`, or a checkpoint cannot be read.
         """
         if not self._policy.is_checked:
-            return state, self.are_all_lost(read_step)
+            return state, self._are_all_lost(read_step, state)
         with self._reading:
             due = [call for call in self._calls if call.step <= read_step]
             self._calls = self._calls[len(due) :]
         if not due:
             return state, False
-        failed = sorted({position for call in due for position in call.failed})
-        is_new = not self._announced.issuperset(failed)
+        found = {each for call in due for each in call.failed}
+        failed = sorted({position for position, _ in found})
+        is_new = not found <= self._told
         if not (is_new or self._policy.policy in OF_FIT):
             return state, due[-1].are_all_frozen
         with jax.transfer_guard("allow"):
@@ -178,14 +290,16 @@ class FailedMembers:
                 exit_code=ExitCode.DIVERGED,
             )
         if self._policy.policy in OF_FIT:
-            for position in failed:
-                if record.is_frozen[position]:
-                    state = self._restarted(position, step, state, record)
+            frozen = [position for position in failed if record.is_frozen[position]]
+            state = self._restarted(frozen, step, state, record)
             return state, self._are_done(record)
-        for position in failed:
-            if position not in self._announced:
-                self._tell(position, record, _RESPONSES[self._policy.policy])
-        self._announced.update(failed)
+        for each in _with_state(failed, record.is_frozen):
+            if each not in self._told:
+                policy, (position, is_frozen) = self._policy.policy, each
+                ends = policy == "skip" and is_frozen
+                self._tell(position, record, _FROZEN_AFTER_SKIPS if ends else _RESPONSES[policy])
+                self._told.add(each)
+        self._told |= found
         return state, bool(record.is_frozen.all())
 
     def end(self, step: int, state: State) -> bool:
@@ -199,46 +313,59 @@ class FailedMembers:
             RunError: If the policy is `raise` and a member has failed.
         """
         if not self._policy.is_checked:
-            return self.are_all_lost()
+            return self._are_all_lost(float("inf"), state)
         if self._policy.policy in ("rollback", "reseed"):
             with jax.transfer_guard("allow"):
-                return bool(to_host(state.failures.is_frozen).all())
+                record = to_host(state.failures)
+            waiting = np.flatnonzero(record.is_frozen & (record.num_restarts < MOST_RESTARTS))
+            if len(waiting):
+                ids = ids_text(self._member_ids[position] for position in waiting.tolist())
+                self._say(
+                    f"The members {ids} failed too late to be restarted before the last step. A "
+                    "run that is resumed with more steps restarts them."
+                )
+            return self._are_done(record)
         return self.act(step, step, state)[1]
 
     def told(self, state: State) -> list[FailedMember]:
-        """Returns what happened to each member that failed; see `failed_members`.
+        """Returns what happened to each member that failed, also if it was dropped.
 
         Args:
             state: Last state of the run. Every host must call this.
         """
         if self._policy.is_checked:
             with jax.transfer_guard("allow"):
-                return failed_members(state)
+                here = failed_members(state)
+            gone = [m for k, m in self._dropped.items() if k not in self._member_ids]
+            return sorted([*here, *gone])
         return [
             FailedMember(self._member_ids[position], CAUSES[1], *self._lost[:, position].tolist())
             for position in np.flatnonzero(self._lost[0]).tolist()
         ]
 
-    def _restarted(self, position: int, step: int, state: State, record: FailureRecord) -> State:
-        """Returns a state in which a member has been restarted, if it may be.
+    def _restarted(
+        self, positions: Sequence[int], step: int, state: State, record: FailureRecord
+    ) -> State:
+        """Returns a state in which members have been restarted, as far as they may be.
 
         Args:
-            position: Position of the member.
+            positions: Positions of frozen members.
             step: Number of steps that the state has seen.
             state: State of the ensemble.
             record: Record of all members in this state.
         """
-        count = int(record.num_restarts[position])
-        if count >= MOST_RESTARTS:
-            self._tell(
-                position,
-                record,
-                f"it was restarted {counted(count, 'time')} before, so it takes no more updates.",
-            )
-            return state
-        with jax.transfer_guard("allow"):
-            state, told = self._restarts.restart(self._policy.policy, position, step, state, count)
-        self._tell(position, record, told)
+        due = [k for k in positions if record.num_restarts[k] < MOST_RESTARTS]
+        told: dict[int, str] = {}
+        if due:
+            with jax.transfer_guard("allow"):
+                state, told = self._restarts.restart(self._policy.policy, due, step, state, record)
+        for position in positions:
+            if position in told:
+                self._tell(position, record, told[position])
+            elif (position, True) not in self._told:  # A resumed run need not say it again.
+                count = counted(int(record.num_restarts[position]), "time")
+                ended = f"it was restarted {count} before, so it takes no more updates."
+                self._tell(position, record, ended)
         return state
 
     def _tell(self, position: int, record: FailureRecord, response: str) -> None:
@@ -250,9 +377,12 @@ class FailedMembers:
             response: Second clause of the sentence, which says what was done.
         """
         self._say(f"{self._cause(position, record)}; {response}")
+        if self._policy.policy == "drop":
+            member = member_of(record, position, self._member_ids[position])
+            self._dropped[member.member_id] = member
         if self._opened is not None:
-            step = int(record.last_step[position])
-            what = f"failed: {CAUSES[record.cause[position]]}; {response.rstrip('.')}"
+            step = step_of(record.last_step[position])
+            what = f"{FAILED}{CAUSES[record.cause[position]]}; {response.rstrip('.')}"
             self._opened.add_event(
                 self._member_ids[position],
                 Event(step, what),
@@ -266,6 +396,11 @@ class FailedMembers:
     def _cause(self, position: int, record: FailureRecord) -> str:
         """Returns the clause that says which member failed, when and why."""
         return (
-            f"Member {self._member_ids[position]} failed at step {record.last_step[position]:,}: "
-            f"{CAUSES[record.cause[position]]}"
+            f"Member {self._member_ids[position]} failed at step "
+            f"{step_of(record.last_step[position]):,}: {CAUSES[record.cause[position]]}"
         )
+
+
+def _with_state(positions: Iterable[int], is_frozen: np.ndarray) -> list[tuple[int, bool]]:
+    """Returns positions of members, each with whether that member is frozen."""
+    return [(int(position), bool(is_frozen[position])) for position in positions]

@@ -36,7 +36,7 @@ from dist_ens.training.checks import (
 from dist_ens.training.data import training_data
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.evaluation_data import EvalData
-from dist_ens.training.failures import FailedMembers
+from dist_ens.training.failures import FAILURES_FILE, FailedMembers
 from dist_ens.training.held_out import eval_data_of, with_validation
 from dist_ens.training.loop import OWED_FILE, Loop, Outcome
 from dist_ens.training.restart_members import MemberRestarts
@@ -224,6 +224,7 @@ def fit(
     report = logging.warning if say is None and not progress else say or _print
     if say is None:
         say = _print if progress and cluster.is_main() else _be_silent
+    warn = report if cluster.is_main() else _be_silent
     if eval_data is not None and validation is not None:
         raise UserError(
             f"fit scores one set of examples, and got both eval_data and validation={validation}. "
@@ -269,6 +270,13 @@ def fit(
         )
         for note in opened.notes if opened else ():
             say(f"Note: {note}")
+        rolls_back = ensemble.failure_policy.policy == "rollback"
+        if rolls_back and checkpoints is not None and checkpoints.keep == 1:
+            say(
+                "Note: checkpoint.keep=1 keeps one checkpoint. A save between a failure and the "
+                "rollback deletes the checkpoint before the failure, so that the member is not set "
+                "back. Set --config.checkpoint.keep=2 (keep=2 in Python)."
+            )
         owes_evaluation = False
         if checkpoints is not None and opened is not None and opened.saved_step:
             owes_evaluation = opened.restore_host_file(OWED_FILE, is_shared=True) is not None
@@ -289,6 +297,9 @@ def fit(
         )
         part = part_of_column(train.batch, begun.ensemble.layout)
         restarts = MemberRestarts(begun.ensemble, part, opened)
+        failures = FailedMembers(begun.ensemble, restarts, warn, opened)
+        if opened is not None and opened.saved_step:
+            failures.restore(opened.restore_host_file(FAILURES_FILE, is_shared=True))
         loop = Loop(
             run,
             callbacks=callbacks,
@@ -298,7 +309,7 @@ def fit(
             opened=opened,
             record=record.to_dict(),
             host_files=partial(_host_files, train, callbacks),
-            failures=FailedMembers(begun.ensemble, restarts, say, opened),
+            failures=failures,
             owes_evaluation=owes_evaluation,
         )
 
@@ -315,7 +326,7 @@ def fit(
             "NaN in the data, lower the learning rate, or clip the gradients."
         )
     if outcome.all_failed:
-        say(
+        warn(
             f"All {ensemble.num_members} members have failed, so the run ends at step "
             f"{outcome.step:,} of {last_step:,}. Look for NaN in the data, lower the learning "
             "rate, or clip the gradients."

@@ -12,7 +12,7 @@ from dist_ens import cluster, progress
 from dist_ens.callbacks import STOP, RunInfo, StepInfo
 from dist_ens.callbacks.protocol import call_after_update, call_hook, name_of_callback
 from dist_ens.callbacks.records import score_record
-from dist_ens.checkpoint import OpenCheckpoints
+from dist_ens.checkpoint import Leaf, OpenCheckpoints
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.failures import FailedMember
 from dist_ens.errors import SaveError, UserError, kind_of
@@ -23,6 +23,7 @@ from dist_ens.state import State, differing, leaf_types
 from dist_ens.stop_signal import EvaluationStoppedError, StopSignal
 from dist_ens.training.evaluation_data import EvalData
 from dist_ens.training.failures import FailedMembers
+from dist_ens.training.finite_members import finite_members, has_finite_member
 from dist_ens.training.metrics import MetricsReader
 from dist_ens.types import Callback
 
@@ -47,10 +48,6 @@ class Outcome:
     stop_reason: str | None
     seconds: float
     steps_per_second: float
-
-
-class _NothingToSaveError(Exception):
-    """The state of a save has no member with a finite loss."""
 
 
 class Loop:
@@ -180,7 +177,7 @@ class Loop:
                     is_last, stopping = False, True
             due = self._opened is not None and self._opened.is_due(step)
             if is_last or (stopping and step) or (due and step > self._info.first_step):
-                self._save(step, state, is_last=is_last or stopping)
+                self._save(step, state, is_last=is_last or stopping, is_due=due)
             if is_last or stopping:
                 break
             with jax.transfer_guard("allow"):
@@ -202,8 +199,7 @@ class Loop:
             if asked_to_end and not ends:
                 self._call_callbacks(step, state, is_last=True)
         if self._opened is not None:
-            with contextlib.suppress(_NothingToSaveError):
-                self._opened.wait()
+            self._opened.wait()
         self._reader.catch_up()
         self._reader.end()
         if self._eval_data is not None and not stopping:
@@ -318,44 +314,52 @@ class Loop:
             return "a callback of another host"
         return name_of_callback(self._stopper)
 
-    def _save(self, step: int, state: State, *, is_last: bool) -> None:
+    def _save(self, step: int, state: State, *, is_last: bool, is_due: bool = False) -> None:
         """Starts to save a checkpoint, if the run has checkpoints.
 
         Args:
             step: Number of steps that the state has seen.
             state: State of the ensemble.
             is_last: Whether the run ends with this save.
+            is_due: Whether the cadence asks for this save.
         """
         if self._opened is None:
             return
         # The metrics of a checkpoint's steps are written before it. On one host, the thread that
-        # saves reads them. Several hosts read them together, in their main threads.
-        if jax.process_count() > 1:
+        # saves reads them, and looks at the parameters that it has copied. Several hosts do both
+        # together, in their main threads.
+        is_alone = jax.process_count() == 1
+        if not is_alone:
             self._reader.catch_up()
-        if self._failures.are_all_lost(step):  # The last good checkpoint must be kept.
-            return
+            has_finite = bool(finite_members(state.params, self._info.ensemble).any())
+            if not self._failures.may_replace_checkpoints(step, has_finite_member=has_finite):
+                return
+
+        def is_wanted(leaves: Mapping[str, Leaf]) -> bool:
+            return not is_alone or self._failures.may_replace_checkpoints(
+                step, has_finite_member=has_finite_member(leaves)
+            )
 
         def after() -> None:
             self._reader.catch_up(step)
-            if self._failures.are_all_lost(step):
-                raise _NothingToSaveError
             for callback in self._callbacks:
                 call_hook(callback, "sync")
 
         scores = self._scores if step == self._scored_step else None
         host_files = self._host_files() | ({OWED_FILE: b"1"} if self._owes_evaluation else {})
-        with contextlib.suppress(_NothingToSaveError):
-            self._opened.save(
-                step,
-                state,
-                record=self._record,
-                scores=None
-                if scores is None
-                else _finite_scores(scores, self._opened.member_score),
-                host_files=host_files,
-                after=after,
-                is_last=is_last,
-            )
+        self._opened.save(
+            step,
+            state,
+            record=self._record,
+            scores=None if scores is None else _finite_scores(scores, self._opened.member_score),
+            host_files=host_files,
+            # Only `rollback` asks for it.
+            is_due=is_due or self._info.ensemble.failure_policy.policy != "rollback",
+            after=after,
+            late_files=self._failures.file_at(step),
+            is_wanted=is_wanted,
+            is_last=is_last,
+        )
 
     def _write(self, step: int, record: dict[str, float]) -> None:
         """Adds a record to the history and passes it to the writers."""

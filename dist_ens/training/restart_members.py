@@ -1,7 +1,7 @@
 """Restart of single members from their last checkpoint, or from a new seed."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,11 @@ import numpy as np
 
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.failures import FailureRecord, saved_structures
-from dist_ens.layout import MEMBERS, Layout, Waves, to_host
+from dist_ens.ensemble.failures import FailureRecord, saved_structures, step_of
+from dist_ens.layout import MEMBERS, Layout, Waves
 from dist_ens.members.label_scale import has_label_scale
 from dist_ens.state import State
+from dist_ens.training.finite_members import finite_members
 from dist_ens.types import Shapes
 
 # Number of times that a member may be restarted. A member that fails again is frozen.
@@ -35,54 +36,110 @@ class MemberRestarts:
         self._exchange = _exchange(self._waves.layout_of_one)
 
     def restart(
-        self, policy: str, position: int, step: int, state: State, count: int
-    ) -> tuple[State, str]:
-        """Returns the state in which one member has been restarted, and a clause about it.
+        self, policy: str, positions: Sequence[int], step: int, state: State, record: FailureRecord
+    ) -> tuple[State, dict[int, str]]:
+        """Returns the state in which some members have been restarted, and a clause about each.
 
-        The other members are unchanged. The member keeps the step and its place in the data.
+        The other members are unchanged. A member keeps the step and its place in the data.
 
         Args:
             policy: `rollback` or `reseed`.
-            position: Position of the member.
+            positions: Positions of the members.
             step: Number of steps that the state has seen.
             state: State of the ensemble.
-            count: Number of earlier restarts of the member.
+            record: Record of all members in this state, in NumPy.
+
+        Returns:
+            The state, and a clause for each position.
 
         Raises:
             RunError: If a checkpoint cannot be read.
         """
-        ensemble = self._ensemble
-        member_id = int(ensemble.ids[position])
         if policy == "reseed":
-            seed = seed_of_restart(ensemble.seed, member_id, count)
-            other = dataclasses.replace(ensemble, seed=seed).init(self._batch)
-            other = _with_label_scale_of(state, other)
-            told = f"it starts again from the seed {seed} after step {step:,}."
-            return self._exchanged(state, other, position), told
-        saved = None
-        if self._opened is not None:
-            failed_step = int(to_host(state.failures.last_step)[position])
-            structures = saved_structures(ensemble.abstract_state(self._batch))
-            saved = self._opened.restore_before(
-                failed_step, *structures, member_ids=ensemble.ids.tolist()
-            )
-        if saved is None:
-            told = "no earlier step is saved, so it continues with the next batch."
-            return self._exchanged(state, state, position), told
-        other, from_step = ensemble.with_record(saved[0]), saved[1]
-        told = f"it continues after step {step:,} from its state at step {from_step:,}."
-        return self._exchanged(state, other, position), told
+            return self._reseeded(positions, step, state, record)
+        return self._rolled_back(positions, step, state, record)
 
-    def _exchanged(self, state: State, other: State, position: int) -> State:
-        """Returns a state in which the member at a position is that of another state.
+    def _reseeded(
+        self, positions: Sequence[int], step: int, state: State, record: FailureRecord
+    ) -> tuple[State, dict[int, str]]:
+        """Returns the state and the clauses of `restart` for `reseed`."""
+        ensemble, told = self._ensemble, {}
+        for position in positions:  # Each member has a seed of its own.
+            count = int(record.num_restarts[position])
+            seed = seed_of_restart(ensemble.seed, int(ensemble.ids[position]), count)
+            other = dataclasses.replace(ensemble, seed=seed).init(self._batch)
+            state = self._exchanged(state, _with_label_scale_of(state, other), {position})
+            told[position] = f"it starts again from the seed {seed} after step {step:,}."
+        return state, told
+
+    def _rolled_back(
+        self, positions: Sequence[int], step: int, state: State, record: FailureRecord
+    ) -> tuple[State, dict[int, str]]:
+        """Returns the state and the clauses of `restart` for `rollback`.
+
+        A member takes its newest finite state before its failure. An update may have made a
+        parameter infinite one step before a loss showed it, and that step may be saved. If no saved
+        state of the member is finite, its newest one is taken: a member may have infinite
+        parameters by design, such as a mask.
+        """
+        ensemble = self._ensemble
+        failed_steps = {position: step_of(record.last_step[position]) for position in positions}
+        newest: dict[int, int] = {}  # Step of the newest state of each member, finite or not.
+        told = dict.fromkeys(
+            positions, "no earlier step is saved, so it continues with the next batch."
+        )
+        waiting, before = {*positions}, max(failed_steps.values())
+        while waiting and (saved := self._saved_before(before)) is not None:
+            other, before = saved
+            read = (other.params, other.model_state)
+            are_earlier = {k for k in waiting if failed_steps[k] > before}
+            newest |= {k: before for k in are_earlier - newest.keys()}
+            taken = are_earlier & {*np.flatnonzero(finite_members(read, ensemble)).tolist()}
+            state = self._taken_from(before, state, other, taken, step, told)
+            waiting -= taken
+        for before in sorted({newest[k] for k in waiting if k in newest}):
+            taken = {k for k in waiting if newest.get(k) == before}
+            saved = self._saved_before(before + 1)
+            if saved is not None:
+                state = self._taken_from(saved[1], state, saved[0], taken, step, told)
+                waiting -= taken
+        return (self._exchanged(state, state, waiting) if waiting else state), told
+
+    def _taken_from(
+        self,
+        from_step: int,
+        state: State,
+        other: State,
+        taken: set[int],
+        step: int,
+        told: dict[int, str],
+    ) -> State:
+        """Returns a state with some members of a saved one, and tells where they come from."""
+        if not taken:
+            return state
+        clause = f"it continues after step {step:,} from its state at step {from_step:,}."
+        told |= dict.fromkeys(taken, clause)
+        return self._exchanged(state, other, taken)
+
+    def _saved_before(self, step: int) -> tuple[State, int] | None:
+        """Returns the newest saved state of an earlier step than a given one, with its step."""
+        if self._opened is None:
+            return None
+        ensemble = self._ensemble
+        structures = saved_structures(ensemble.abstract_state(self._batch))
+        saved = self._opened.restore_before(step, *structures, member_ids=ensemble.ids.tolist())
+        return None if saved is None else (ensemble.with_record(saved[0]), saved[1])
+
+    def _exchanged(self, state: State, other: State, positions: Collection[int]) -> State:
+        """Returns a state in which the members at some positions are those of another state.
 
         Args:
             state: State of the ensemble.
-            other: State with the new member, of the same layout.
-            position: Position of the member.
+            other: State with the new members, of the same layout.
+            positions: Positions of the members.
         """
         layout, waves = self._ensemble.layout, self._waves
-        chosen = layout.put(np.arange(layout.num_members) == position, MEMBERS)
+        chosen = layout.put(np.isin(np.arange(layout.num_members), list(positions)), MEMBERS)
         if waves.count == 1:
             return self._exchange(state, other, chosen)
         parts = []

@@ -13,7 +13,9 @@ from dist_ens.checkpoint import (
     read_members,
     write_members,
 )
+from dist_ens.checkpoint.lineage import FAILED, Event
 from dist_ens.config import Experiment, LossConfig, OwnParts
+from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.data import Source, Spec, Standardization
 from dist_ens.experiment import (
     assess,
@@ -379,6 +381,17 @@ def _saved_members(folder, *ids, step=6, python=False, **fields):
     lineages = tuple(Lineage(member_id, 0, run="runs/a") for member_id in ids)
     write_members(folder, SavedMembers(step, record, lineages, leaves))
     return folder
+
+
+def a_member_to_replay_that_was_rolled_back():
+    lineage = Lineage(3, events=(Event(50, f"{FAILED}the loss is not finite"),))
+    replay._require_no_rollback(lineage, FailurePolicy(policy="rollback"))
+
+
+def a_member_to_replay_whose_training_ends_early():
+    made = ensemble(num_members=1)
+    trained = made.init(batch())
+    replay._at_same_step(trained._replace(step=trained.step + 8), trained, 3)
 
 
 def a_member_to_replay_that_was_imported(tmp_path):

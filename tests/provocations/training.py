@@ -2,6 +2,7 @@
 
 import functools
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from dist_ens import fit
+from dist_ens.checkpoint import Lineage
 from dist_ens.losses import squared_error
 from dist_ens.members import as_member
 from dist_ens.training import callback_states, host_batches, loop
 from dist_ens.training.batch_iterable import BatchIterable
+from dist_ens.training.beginning import _without_dropped
 from provocations._parts import (
     CLASSES,
     FEATURES,
@@ -279,3 +282,8 @@ def a_member_that_fails_under_the_policy_raise():
     bad = batch() | {"inputs": np.full((8, FEATURES), np.nan, np.float32)}
     made = ensemble(failures="raise")
     _fit([bad], made=made, steps=3, steps_per_call=1)
+
+
+def members_that_were_dropped_under_another_policy():
+    opened = types.SimpleNamespace(members=[Lineage(0)], saved_step=500)
+    _without_dropped(ensemble(), opened)
