@@ -1,6 +1,7 @@
 """`Checkpoints`: when a run is saved, which run a folder holds, and what belongs to one host."""
 
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -302,6 +303,31 @@ def test_the_checkpoint_with_the_best_score_is_kept_also_after_a_restart(tmp_pat
                 scores = {} if values[step] is None else {"score": values[step]}
                 opened.save(step, state_of(1.0), scores=scores)
     assert CheckpointStore(tmp_path, read_only=True).steps() == [best, 6]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), ValueError()])
+def test_a_checkpoint_whose_scores_cannot_be_read_is_kept_until_they_can(
+    tmp_path, monkeypatch, error
+):
+    def refuse(path):
+        raise error
+
+    def save(step, value, read=Manifest.read):
+        checkpoints = Checkpoints(tmp_path, keep=1, keep_best="score")
+        directions = {"score": "lower"}
+        with (
+            checkpoints.open(record(), directions=directions) as opened,
+            monkeypatch.context() as m,
+        ):
+            m.setattr("dist_ens.checkpoint.store.Manifest.read", read)
+            opened.save(step, state_of(1.0), scores={"score": value})
+            opened.wait()
+
+    save(1, 0.2)
+    save(2, 0.4, refuse)
+    assert CheckpointStore(tmp_path, read_only=True).steps() == [1, 2]
+    save(3, 0.3)
+    assert CheckpointStore(tmp_path, read_only=True).steps() == [1, 3]
 
 
 @pytest.mark.parametrize(("direction", "best"), [("lower", {1, 4}), ("higher", {2, 3})])

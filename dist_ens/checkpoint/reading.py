@@ -162,9 +162,18 @@ def open_step(path: pathlib.Path) -> SavedStep:
     """
     if (path / MANIFEST).exists():
         return _Step(path)
-    if not (path / _OLD_RECORD).exists():
+    if not is_of_first_format(path):
         raise ValueError(f"it has no {MANIFEST}")
     return _OldStep(path)
+
+
+def is_of_first_format(path: pathlib.Path) -> bool:
+    """Returns whether a checkpoint has the first format, which has no manifest.
+
+    Raises:
+        OSError: If the folder cannot be read.
+    """
+    return not (path / MANIFEST).exists() and (path / _OLD_RECORD).exists()
 
 
 class _Step:

@@ -19,7 +19,7 @@ from dist_ens.checkpoint.kept import Kept
 from dist_ens.checkpoint.leaves import check_leaves, named_leaves, state_of
 from dist_ens.checkpoint.lineage import Lineage, positions_of
 from dist_ens.checkpoint.manifest import Manifest, step_of
-from dist_ens.checkpoint.reading import SavedStep, open_step
+from dist_ens.checkpoint.reading import SavedStep, is_of_first_format, open_step
 from dist_ens.checkpoint.writing import (
     Leaf,
     give_up_checkpoint,
@@ -373,17 +373,23 @@ class CheckpointStore:
             token: Token of the save that has just ended.
         """
         steps = self.steps()
-        for old in {*steps} - self._keep.of(steps, {step: self._scores_at(step) for step in steps}):
+        scores = {step: self._scores_at(step) for step in steps} if self._keep.uses_scores else {}
+        known = {step: at for step, at in scores.items() if at is not None}
+        # A step whose scores cannot be read now may be the best one.
+        unknown = scores.keys() - known.keys()
+        for old in {*steps} - self._keep.of(steps, known) - unknown:
             with contextlib.suppress(OSError):  # The next save tries it again.
                 give_up_checkpoint(self._folder / str(old), token)
 
-    def _scores_at(self, step: int) -> Mapping[str, float]:
-        """Returns the scores in a checkpoint by name; none if they cannot be read."""
+    def _scores_at(self, step: int) -> Mapping[str, float] | None:
+        """Returns the scores in a checkpoint by name; None if they cannot be read."""
         if step not in self._scores:
+            path = self._folder / str(step)
             try:
-                self._scores[step] = Manifest.read(self._folder / str(step)).scores
-            except Exception:  # A damaged or old checkpoint ends no save.
-                self._scores[step] = {}
+                is_old = is_of_first_format(path)
+                self._scores[step] = {} if is_old else Manifest.read(path).scores
+            except Exception:  # A checkpoint that cannot be read ends no save.
+                return None
         return self._scores[step]
 
     def _require_no_link(self) -> None:
