@@ -1,6 +1,7 @@
 """Damage of a checkpoint: what a run does about it, and what `verify` says."""
 
 import dataclasses
+import errno
 import os
 import pathlib
 import random
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from commands import dist_ens
-from dist_ens.checkpoint import Checkpoints, CheckpointStore
+from dist_ens.checkpoint import Checkpoints, CheckpointStore, reading, store
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.errors import RunError
@@ -271,6 +272,47 @@ def bytes_read():
     """Bytes that this process has read, by the count of the system."""
     lines = pathlib.Path("/proc/self/io").read_text().splitlines()
     return int(lines[0].removeprefix("rchar: "))
+
+
+def raising(error, times):
+    """Returns a patch of a function, which raises an error the first times."""
+    left = [error] * times
+
+    def patched(function):
+        def patch(*args, **fields):
+            if left:
+                raise left.pop()
+            return function(*args, **fields)
+
+        return patch
+
+    return patched
+
+
+@pytest.mark.parametrize("code", ["ESTALE", "ETIMEDOUT", "ENOTCONN", "EHOSTDOWN", "EINTR"])
+def test_a_disk_that_does_not_answer_is_no_damage(run, monkeypatch, code):
+    number = getattr(errno, code)
+    refused = raising(OSError(number, os.strerror(number)), 1)
+    monkeypatch.setattr(store, "open_step", refused(store.open_step))
+    with pytest.raises(RunError, match="200 cannot be read: ") as stopped:
+        resumed(run)
+    assert stopped.value.exit_code == ExitCode.FAULT
+    assert CheckpointStore(run, read_only=True).steps() == [100, 200]
+
+
+@pytest.mark.parametrize(("times", "step"), [(1, 200), (2, 100)])
+def test_an_input_output_error_is_damage_where_it_comes_twice(run, monkeypatch, times, step):
+    refused = raising(OSError(errno.EIO, "Input/output error"), times)
+    monkeypatch.setattr(store, "open_step", refused(store.open_step))
+    assert resumed(run)[0] == step
+
+
+@pytest.mark.parametrize(("times", "step"), [(1, 200), (2, 100)])
+def test_values_that_the_disk_does_not_give_once_are_read_again(run, monkeypatch, times, step):
+    # TensorStore reports the system's error as a text.
+    refused = raising(ValueError("UNKNOWN: Input/output error [OS error 5]"), times)
+    monkeypatch.setattr(reading, "member_digests", refused(reading.member_digests))
+    assert resumed(run)[0] == step
 
 
 # A fuzz over every kind of damage and every kind of file.

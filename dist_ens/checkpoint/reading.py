@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import tensorstore as ts
 
+from dist_ens.checkpoint.causes import is_of_disk
 from dist_ens.checkpoint.digests import member_digests
 from dist_ens.checkpoint.host_files import read_host_file
 from dist_ens.checkpoint.lineage import Lineage
@@ -69,8 +70,8 @@ class SavedArray:
             index: Index of the part. It holds whole members.
 
         Returns:
-            The part. Its `result` raises a `ValueError` if a member's values are missing, or differ
-            from those that were saved.
+            The part. Its `result` raises a `ValueError` if a member's values are missing, differ
+            from those that were saved, or cannot be read.
         """
         return _Part(self, index)
 
@@ -102,7 +103,9 @@ class _Part:
                 part = self._reading.result()
                 saved = manifest.leaves[name].digests
                 is_sound = member_digests(part) == [saved[place] for place in self._positions]
-            except ValueError:  # The checksum of a chunk, or the chunk itself, has changed.
+            except ValueError as error:  # The checksum of a chunk, or the chunk, has changed.
+                if is_of_disk(error):
+                    raise
                 is_sound = False
             if not is_sound:
                 damaged = damaged_members(self._whole.array, name, manifest, self._positions)
@@ -253,12 +256,17 @@ def damaged_members(
         name: Name of the leaf.
         manifest: Manifest of the checkpoint.
         positions: Positions of the members to read.
+
+    Raises:
+        ValueError: If the system cannot read the files.
     """
     damaged = []
     for place in positions:
         try:
             found = member_digests(array[place : place + 1].read().result())
-        except ValueError:
+        except ValueError as error:
+            if is_of_disk(error):
+                raise
             found = []
         if found != [manifest.leaves[name].digests[place]]:
             damaged.append(manifest.member_ids[place])

@@ -7,13 +7,13 @@ import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Self
+from typing import Self, TypeVar
 
 import jax
 import numpy as np
 
 from dist_ens import cluster
-from dist_ens.checkpoint.causes import explained
+from dist_ens.checkpoint.causes import NO_DAMAGE, explained
 from dist_ens.checkpoint.host_files import check_names
 from dist_ens.checkpoint.kept import Kept
 from dist_ens.checkpoint.leaves import check_leaves, named_leaves, state_of
@@ -40,8 +40,7 @@ FOLDER = "checkpoints"
 # A process writes one checkpoint at a time. An interrupted run may have left a thread that still
 # writes its last one.
 _WRITING = threading.Lock()
-# Errors of reading that say nothing about the files: a missing permission, or too many open files.
-_NO_DAMAGE = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+T = TypeVar("T")
 
 
 class CheckpointStore:
@@ -226,8 +225,7 @@ class CheckpointStore:
             RunError: If the checkpoint is damaged, or was deleted meanwhile.
         """
         saved = self._saved(step)
-        with self._damage_is_reported(step):
-            return saved.members
+        return self._read(step, lambda: saved.members)
 
     def restore_state(
         self,
@@ -257,15 +255,19 @@ class CheckpointStore:
         """
         saved = self._saved(step)
         positions = self._positions(step, member_ids)
-        with self._damage_is_reported(step):
+
+        def read() -> Tree:
             arrays = saved.open_arrays(positions)
+            like = abstract
             for other in others:
                 if named_leaves(other).keys() == arrays.keys():
-                    abstract = other
-            named = named_leaves(abstract)
+                    like = other
+            named = named_leaves(like)
             check_leaves(self._folder / str(step), arrays, named)
-            read = read_onto_devices(named, lambda name, index: arrays[name].read(index))
-            state = state_of(read, abstract)
+            onto = read_onto_devices(named, lambda name, index: arrays[name].read(index))
+            return state_of(onto, like)
+
+        state = self._read(step, read)
         # A member may take its state from an older step while the run goes on.
         self._newest = max(step, self._newest or 0)
         return state
@@ -284,9 +286,12 @@ class CheckpointStore:
             RunError: If the checkpoint is damaged, or was deleted meanwhile.
         """
         saved, positions = self._saved(step), self._positions(step, member_ids)
-        with self._damage_is_reported(step):
+
+        def read() -> dict[str, np.ndarray]:
             arrays = saved.open_arrays(positions)
             return {name: array.read_whole() for name, array in arrays.items()}
+
+        return self._read(step, read)
 
     def restore_host_file(self, step: int, name: str, *, is_shared: bool = False) -> bytes | None:
         """Returns the bytes that this host saved under a name in a checkpoint.
@@ -304,8 +309,7 @@ class CheckpointStore:
                 saved something under that name that is not shared.
         """
         saved = self._saved(step)
-        with self._damage_is_reported(step):
-            return saved.host_file(name, is_shared=is_shared)
+        return self._read(step, lambda: saved.host_file(name, is_shared=is_shared))
 
     def set_aside(self, step: int) -> pathlib.Path:
         """Renames a damaged checkpoint, so that it is no checkpoint any more.
@@ -354,9 +358,22 @@ class CheckpointStore:
         """Returns a checkpoint after a check of its files, which is done once."""
         if self._opened is None or self._opened[0] != step:
             utf8_path(self._folder)
-            with self._damage_is_reported(step):
-                self._opened = step, open_step(self._folder / str(step))
+            path = self._folder / str(step)
+            self._opened = step, self._read(step, lambda: open_step(path))
         return self._opened[1]
+
+    def _read(self, step: int, read: Callable[[], T]) -> T:
+        """Returns what a function reads from a checkpoint; see `_damage_is_reported`.
+
+        An input/output error may pass. It counts as damage only if a second read fails, too.
+        """
+        with self._damage_is_reported(step):
+            try:
+                return read()
+            except (OSError, ValueError) as error:
+                if explained(error).code != errno.EIO:
+                    raise
+                return read()
 
     def _positions(self, step: int, member_ids: Sequence[int] | None) -> list[int] | None:
         """Returns the positions of members in a checkpoint; None for all of them in order."""
@@ -449,12 +466,12 @@ class CheckpointStore:
             raise
         except Exception as error:  # TensorStore has no special error type for damage.
             why = explained(error)
-            if not path.exists():
+            if is_gone(path):
                 raise RunError(
                     f"The checkpoint {quoted(path)} does not exist any more: a run that is "
                     "training has replaced it. Run the same command again."
                 ) from error
-            if why.code in _NO_DAMAGE:
+            if why.code in NO_DAMAGE:
                 raise RunError(
                     f"The checkpoint {quoted(path)} cannot be read: {why.what}. {why.remedy}, then "
                     "run the same command again."
@@ -471,6 +488,17 @@ class CheckpointStore:
                 f"The checkpoint {quoted(path)} is damaged: {why.what}. {remedy}",
                 exit_code=ExitCode.DAMAGED,
             ) from error
+
+
+def is_gone(path: pathlib.Path) -> bool:
+    """Returns whether a file or a folder does not exist, as far as the system can tell."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # The disk cannot be read now.
+        return False
+    return False
 
 
 def read_newest(

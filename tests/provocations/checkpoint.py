@@ -16,6 +16,7 @@ from dist_ens.checkpoint import (
     host_files,
     manifest,
     members,
+    opened,
     record,
     store,
 )
@@ -224,6 +225,14 @@ def a_checkpoint_that_may_not_be_read(tmp_path, monkeypatch):
     checkpoints = _saved(tmp_path)
     monkeypatch.setattr(store, "open_step", refused)
     checkpoints.restore_run(5)
+
+
+def a_checkpoint_that_another_process_cannot_read(tmp_path, monkeypatch):
+    _saved(tmp_path)
+    hosts = types.SimpleNamespace(as_main_sees=lambda step: step, hosts_with=lambda _: [1])
+    monkeypatch.setattr(opened, "cluster", hosts)
+    with Checkpoints(tmp_path).open(_RECORD.to_dict()):
+        pass
 
 
 def a_checkpoint_of_a_newer_format(tmp_path, monkeypatch):
