@@ -157,13 +157,13 @@ class CheckpointStore:
         writing: Future[None] = Future()
 
         def before() -> None:
+            self._require_no_link()
             after()
             jax.block_until_ready([p.array for leaf in leaves.values() for p in leaf.pieces])
 
         def write() -> None:
             try:
                 with _WRITING, self._unwritable_is_reported(step, failed):
-                    self._require_no_link()
                     write_checkpoint(
                         self._folder,
                         step,

@@ -5,7 +5,8 @@ their digests from the same memory. Process 0 writes into the database of the wh
 references to the other databases when they are complete, and writes the manifest. All of this
 happens in a folder with a temporary name, which process 0 renames at the end. A checkpoint with its
 final name is therefore complete and on disk. If one host fails, all hosts fail, and none waits for
-it.
+it. Process 0 says through the coordination service of `jax.distributed` that the checkpoint is
+complete, since a host may see the folders of a network disk later than process 0 does.
 """
 
 import contextlib
@@ -48,6 +49,7 @@ _OF_HOST = "ocdbt.process_"
 _WRITTEN_BY = "written_by_host_"
 ID_LEAF = "member_id"  # Leaf that holds the ids of the members.
 _IDS = "ids of members"  # It has spaces, so that no leaf has this name.
+_COMPLETE = "dist_ens/complete"  # Folder of the coordination service; see `_say_complete`.
 _PATIENCE_SECS = 600  # Time limit for a host that writes its part slowly.
 _WITH_A_CHECKSUM = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 # Without a common context, each array would have a separate database and transaction.
@@ -152,7 +154,8 @@ def write_checkpoint(
             _write(unfinished / MANIFEST, manifest.to_bytes())
             _sync(arrays)
             _finish(unfinished, whole)
-    if not whole.is_dir():
+            _say_complete(name)
+    if not _is_complete(name):
         raise OSError("the checkpoint is not complete: another host could not write its part")
 
 
@@ -212,6 +215,26 @@ def _finish(unfinished: pathlib.Path, whole: pathlib.Path) -> None:
     except OSError:  # All hosts must agree that this is no checkpoint.
         whole.rename(unfinished)
         raise
+
+
+def _say_complete(name: str) -> None:
+    """Says to the other hosts that a checkpoint is complete. Process 0 calls this.
+
+    Args:
+        name: Name of its unfinished folder, which no other save has.
+    """
+    if jax.process_count() > 1:
+        # Every host has read the word on an earlier save when it begins with this one.
+        cluster.client().key_value_delete(_COMPLETE)
+        cluster.client().key_value_set(f"{_COMPLETE}/{name}", "complete")
+
+
+def _is_complete(name: str) -> bool:
+    """Returns whether process 0 has said that a checkpoint is complete; see `_say_complete`."""
+    if jax.process_count() == 1:
+        return True
+    said = cluster.client().key_value_dir_get(_COMPLETE)
+    return f"{_COMPLETE}/{name}" in [key for key, _ in said]
 
 
 def _digests_of(state: Mapping[str, Leaf]) -> ByMember:
