@@ -18,8 +18,8 @@ from dist_ens import cluster
 from dist_ens.checkpoint import Checkpoints, CheckpointStore, read_lineages, read_members
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest
 from dist_ens.config import Experiment
-from dist_ens.errors import UserError
-from dist_ens.experiment.members import drop, extend, merge, select
+from dist_ens.errors import RunError, UserError
+from dist_ens.experiment.members import drop, extend, merge, require_folder, select
 from dist_ens.experiment.network_files import network_paths
 from dist_ens.experiment.networks import export_members, import_members
 from dist_ens.experiment.replay import replay
@@ -284,3 +284,36 @@ def test_the_command_line_selects_lists_and_refuses(runs, tmp_path):
     )
     assert refused.returncode == 2
     assert "there is no member 9. The run has the ids 0-3." in refused.stderr
+
+
+def test_a_write_that_was_interrupted_is_done_again_by_the_same_command(
+    runs, tmp_path, monkeypatch
+):
+    def full(*_, before, **__):
+        before()
+        raise OSError(28, "No space left on device")
+
+    to = tmp_path / "two"
+    with monkeypatch.context() as patch:
+        patch.setattr("dist_ens.checkpoint.members.write_checkpoint", full)
+        with pytest.raises(RunError, match="Remove the cause, and run the same command again"):
+            select(runs / "four", [3, 1], to)
+    (to / "checkpoints" / "6.dist_ens-0a-1.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    assert select(runs / "four", [3, 1], to).member_ids == [3, 1]
+    assert sorted(path.name for path in to.iterdir()) == ["checkpoints", "experiment.json"]
+    assert CheckpointStore(to, read_only=True).steps() == [STEPS]
+    with pytest.raises(UserError, match="is not empty"):
+        select(runs / "four", [3, 1], to)
+
+
+def test_trained_members_are_kept_where_they_could_not_be_added(tmp_path):
+    new = tmp_path / "to" / "new_members"
+    new.mkdir(parents=True)
+    (tmp_path / "to" / "checkpoints").mkdir()
+    (tmp_path / "to" / "experiment.json").write_text("{}")
+    require_folder(tmp_path / "to", may_hold=["new_members"])
+    for path in (tmp_path / "to" / ".lock", tmp_path / "to" / "checkpoints" / "6"):
+        path.mkdir()
+        with pytest.raises(UserError, match="is not empty"):
+            require_folder(tmp_path / "to", may_hold=["new_members"])
+        path.rmdir()

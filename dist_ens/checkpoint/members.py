@@ -1,15 +1,22 @@
 """Members of saved runs, read and written by their ids, without the program that trained them."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
 from dist_ens.checkpoint.lineage import Event, Lineage, positions_of
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore
-from dist_ens.checkpoint.writing import ID_LEAF, Leaf, write_checkpoint
+from dist_ens.checkpoint.writing import (
+    ID_LEAF,
+    Leaf,
+    is_unfinished,
+    remove_unfinished,
+    write_checkpoint,
+)
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, UserError, code_of_write
 from dist_ens.json_text import JsonDict
@@ -147,12 +154,16 @@ def saved_step(
     return store, step
 
 
-def write_members(folder: pathlib.Path, members: SavedMembers) -> None:
+def write_members(
+    folder: pathlib.Path, members: SavedMembers, *, before: Callable[[], None] = lambda: None
+) -> None:
     """Writes members as the only checkpoint of a new run.
 
     Args:
         folder: Folder of the new run; see `require_new_folder`.
         members: Members, with the record of the new run.
+        before: Function that writes other files of the run, before the checkpoint is written. An
+            `OSError` of it counts as one of writing.
 
     Raises:
         RunError: If the system cannot write the checkpoint.
@@ -173,26 +184,49 @@ def write_members(folder: pathlib.Path, members: SavedMembers) -> None:
             scores={},
             token=f"{os.urandom(4).hex()}-1",
             lineage_of=known.__getitem__,
+            before=before,
         )
     except (OSError, ValueError) as error:  # TensorStore reports a full disk as a ValueError.
+        with contextlib.suppress(OSError):
+            remove_unfinished(folder.resolve() / FOLDER)
         raise RunError(
-            f"The members could not be written to {quoted(folder)}: {error}. Remove the cause, "
-            "delete that folder, and run the same command again.",
+            f"The members could not be written to {quoted(folder)}: {error}. Remove the cause, and "
+            "run the same command again.",
             exit_code=code_of_write(error),
         ) from error
 
 
-def require_new_folder(folder: pathlib.Path) -> None:
-    """Raises a `UserError` unless a folder is empty or does not exist yet."""
+def require_new_folder(
+    folder: pathlib.Path, *, may_hold: Collection[str] = (), files: Collection[str] = ()
+) -> None:
+    """Raises a `UserError` unless a folder can take a new run.
+
+    It can if it is empty or does not exist yet, or if `write_members` was interrupted in it.
+
+    Args:
+        folder: Folder of the new run.
+        may_hold: Names of other entries that it may have.
+        files: Names of the files that the `before` of `write_members` writes.
+    """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise UserError(
             f"{quoted(folder)} is a file or a link, and not a folder. Give another folder."
         )
-    if folder.is_dir() and any(folder.iterdir()):
+    others = {path.name for path in folder.iterdir()} - {*may_hold} if folder.is_dir() else set()
+    if others and not (others <= {FOLDER, *files} and _is_begun(folder / FOLDER)):
         raise UserError(
             f"{quoted(folder)} is not empty, and members are written into new folders only. Give "
             "another folder."
         )
+
+
+def _is_begun(checkpoints: pathlib.Path) -> bool:
+    """Returns whether a folder of checkpoints has unfinished ones at most.
+
+    A run that trains has a lock beside it, so that its folder is not taken for such a one.
+    """
+    is_folder = checkpoints.is_dir() and not checkpoints.is_symlink()
+    return is_folder and all(map(is_unfinished, checkpoints.iterdir()))
 
 
 def _type_of(leaf: np.ndarray | None) -> str:

@@ -185,10 +185,15 @@ def remove_unfinished(folder: pathlib.Path, *, apart_from: str | None = None) ->
         apart_from: Name of a folder that other hosts may be writing already. None for none.
     """
     for path in folder.iterdir():
-        is_ours = _UNFINISHED.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-        if is_ours and path.name != apart_from:
+        if is_unfinished(path) and path.name != apart_from:
             # A folder that cannot be deleted only takes room.
             shutil.rmtree(path, ignore_errors=True)
+
+
+def is_unfinished(path: pathlib.Path) -> bool:
+    """Returns whether a path is that of a checkpoint that `remove_unfinished` deletes."""
+    is_ours = _UNFINISHED.fullmatch(path.name) is not None
+    return is_ours and path.is_dir() and not path.is_symlink()
 
 
 def set_aside(path: pathlib.Path) -> pathlib.Path:

@@ -25,7 +25,7 @@ from dist_ens.experiment.config_file import EXPERIMENT
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import parts_of
-from dist_ens.file_writing import replace_file
+from dist_ens.file_writing import UNFINISHED, replace_file
 from dist_ens.json_text import JsonDict
 from dist_ens.report.files import to_json
 
@@ -54,7 +54,7 @@ def select(
         UserError: If there is no such checkpoint or member, or the new folder is in use.
         RunError: If the checkpoint is damaged, or the new one cannot be written.
     """
-    require_new_folder(to)
+    require_folder(to)
     members = read_members(workdir, step, member_ids)
     return write_run(to, members.after(f"selected from {workdir.resolve()}"))
 
@@ -99,7 +99,7 @@ def merge(
     """
     if len(workdirs) < 2:
         raise UserError(f"merge joins several runs, and got {len(workdirs)}. Give at least two.")
-    require_new_folder(to)
+    require_folder(to)
     whole = read_members(workdirs[0], step).after(f"merged from {workdirs[0].resolve()}")
     for workdir in workdirs[1:]:
         other = read_members(workdir, step).after(f"merged from {workdir.resolve()}")
@@ -138,8 +138,7 @@ def extend(
             of the run.
         RunError: If a checkpoint is damaged or cannot be written.
     """
-    if not (to.is_dir() and [path.name for path in to.iterdir()] == [NEW_MEMBERS]):
-        require_new_folder(to)
+    require_folder(to, may_hold=[NEW_MEMBERS])
     members = read_members(workdir)
     require_config_record(members.record, workdir)
     taken = [member_id for member_id in member_ids if member_id in members.member_ids]
@@ -252,6 +251,16 @@ def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:
     return [ahead + member_id for member_id in other.member_ids]
 
 
+def require_folder(to: pathlib.Path, *, may_hold: Sequence[str] = ()) -> None:
+    """Raises a `UserError` unless `write_run` can write into a folder, perhaps again.
+
+    Args:
+        to: Folder of the new run.
+        may_hold: Names of other entries that it may have.
+    """
+    require_new_folder(to, may_hold=may_hold, files=[EXPERIMENT, f"{EXPERIMENT}.{UNFINISHED}"])
+
+
 def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
     """Writes a new run with these members, and returns them with its record.
 
@@ -273,7 +282,11 @@ def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
         )
         members = dataclasses.replace(members, record=record.to_dict())
         run = None
-    write_members(to, members)
-    if run is not None and not run.has_own_parts:
-        replace_file(to / EXPERIMENT, to_json(run.experiment.to_dict(), indent=2) + "\n")
+
+    def write_experiment() -> None:
+        if run is not None and not run.has_own_parts:
+            replace_file(to / EXPERIMENT, to_json(run.experiment.to_dict(), indent=2) + "\n")
+
+    # The checkpoint comes last: a folder without it can take the run again.
+    write_members(to, members, before=write_experiment)
     return members

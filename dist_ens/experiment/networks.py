@@ -12,7 +12,6 @@ from dist_ens.checkpoint import (
     SavedMembers,
     read_lineages,
     read_members,
-    require_new_folder,
 )
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Event
@@ -22,7 +21,7 @@ from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source
 from dist_ens.errors import RunError, code_of_write
 from dist_ens.experiment.build import NOTHING, build
-from dist_ens.experiment.members import write_run
+from dist_ens.experiment.members import require_folder, write_run
 from dist_ens.experiment.network_files import (
     network_paths,
     parts_from,
@@ -96,7 +95,7 @@ def import_members(
         UserError: If a network cannot be read, or does not fit the experiment.
         RunError: If the run cannot be written.
     """
-    require_new_folder(to)
+    require_folder(to)
     paths = network_paths(networks)
     if experiment.member_ids is None or len(experiment.member_ids) != len(paths):
         experiment = experiment.with_members(range(len(paths)))
