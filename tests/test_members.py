@@ -9,18 +9,21 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
+import tensorstore as ts
 
 import dist_ens as de
 from commands import dist_ens
 from dist_ens import cluster
 from dist_ens.checkpoint import Checkpoints, CheckpointStore, read_lineages, read_members
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest
+from dist_ens.checkpoint.writing import database_spec
 from dist_ens.config import Experiment
 from dist_ens.errors import RunError, UserError
 from dist_ens.experiment.members import drop, extend, merge, require_folder, select
-from dist_ens.experiment.network_files import network_paths
+from dist_ens.experiment.network_files import network_paths, parts_from, read_network
 from dist_ens.experiment.networks import export_members, import_members
 from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
@@ -202,8 +205,6 @@ def test_an_exported_network_has_names_that_a_person_knows_and_is_imported_again
 
 
 def test_networks_of_numpy_and_orbax_are_imported(runs, tmp_path):
-    import orbax.checkpoint as ocp
-
     [path] = export_members(runs / "four", tmp_path / "nets", member_ids=[3])
     arrays = safetensors.numpy.load_file(path)
     np.savez(tmp_path / "net_2.npz", **arrays)
@@ -317,3 +318,30 @@ def test_trained_members_are_kept_where_they_could_not_be_added(tmp_path):
         with pytest.raises(UserError, match="is not empty"):
             require_folder(tmp_path / "to", may_hold=["new_members"])
         path.rmdir()
+
+
+def orbax_network(folder, **options):
+    """Writes a network with Orbax, and returns its two arrays."""
+    arrays = {"w": np.arange(6, dtype=np.float32).reshape(3, 2), "b": np.zeros(2, np.float32)}
+    with ocp.PyTreeCheckpointer(**options) as checkpointer:
+        checkpointer.save(folder, {"params": {"dense/1": arrays}})
+    return {"params": {"dense.1": arrays}}
+
+
+@pytest.mark.parametrize("options", [{}, {"use_ocdbt": False}, {"use_zarr3": True}], ids=str)
+def test_a_network_of_orbax_is_read_however_it_was_written(tmp_path, options):
+    tree = orbax_network(tmp_path / "net", **options)
+    params, _ = parts_from(read_network(tmp_path / "net"), (tree["params"], ()), tmp_path / "net")
+    jax.tree.map(np.testing.assert_array_equal, params, tree["params"])
+
+
+@pytest.mark.parametrize("length", [2**50, 2**20])
+def test_a_network_that_declares_more_than_it_holds_is_refused_before_it_is_read(tmp_path, length):
+    like = orbax_network(tmp_path / "net")["params"]
+    database = ts.KvStore.open(database_spec(tmp_path / "net")).result()
+    description = json.loads(database.read(b"params.dense/1.w/.zarray").result().value)
+    description |= {"shape": [length, 2], "chunks": [3, 2]}
+    database.write(b"params.dense/1.w/.zarray", json.dumps(description).encode()).result()
+    told = "its arrays declare" if length > 2**20 else r"dense\.1\.w is float32\[1048576, 2\] there"
+    with pytest.raises(UserError, match=told):
+        parts_from(read_network(tmp_path / "net"), (like, ()), tmp_path / "net")

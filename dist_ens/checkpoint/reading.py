@@ -18,6 +18,7 @@ from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
 from dist_ens.checkpoint.writing import ID_LEAF, STATE, database_spec, stored_dtype
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import Reading
+from dist_ens.paths import utf8_path
 
 # Drivers by the name of the file that describes an array. The first version of dist_ens wrote
 # `zarr`, which has no checksums.
@@ -288,16 +289,23 @@ def check_arrays(opened: Mapping[str, ts.TensorStore], manifest: Manifest) -> No
             raise ValueError(f"leaf {name} has another number of members than {MANIFEST}")
 
 
-def open_arrays(path: pathlib.Path) -> dict[str, ts.TensorStore]:
+def open_arrays(path: pathlib.Path, *, is_foreign: bool = False) -> dict[str, ts.TensorStore]:
     """Opens the arrays in a folder, and returns them by name. Their content is not read yet.
+
+    Args:
+        path: Folder of the arrays.
+        is_foreign: Whether another program has written them with Orbax. It may have written them
+            without a database, compressed them, and left out parts that are all zero.
 
     Raises:
         FileNotFoundError: If the folder has no arrays.
         ValueError: If a file is damaged, or the arrays are larger than their files.
     """
-    context = ts.Context(_CONTEXT)
+    context, place = ts.Context(_CONTEXT), ""
     database = {**database_spec(path), "cache_pool": "cache_pool#index"}
-    keys = ts.KvStore.open(database, context=context).result().list().result()
+    if is_foreign and not (path / "manifest.ocdbt").exists():
+        database, place = {"driver": "file"}, f"{utf8_path(path)}/"
+    keys = ts.KvStore.open({**database, "path": place}, context=context).result().list().result()
     opened = {}
     for key in map(bytes.decode, keys):
         name, _, file = key.rpartition("/")
@@ -305,8 +313,9 @@ def open_arrays(path: pathlib.Path) -> dict[str, ts.TensorStore]:
             opened[name] = ts.open(
                 {
                     "driver": _DRIVERS[file],
-                    "kvstore": {**database, "path": f"{name}/"},
-                    "fill_missing_data_reads": False,  # A missing chunk is damage, not zeros.
+                    "kvstore": {**database, "path": f"{place}{name}/"},
+                    # In a checkpoint of this package a missing chunk is damage.
+                    "fill_missing_data_reads": is_foreign,
                 },
                 open=True,
                 read=True,
@@ -315,11 +324,17 @@ def open_arrays(path: pathlib.Path) -> dict[str, ts.TensorStore]:
     if not opened:
         raise FileNotFoundError(f"no arrays in {path}")
     arrays = {name: array.result() for name, array in opened.items()}
-    _require_sizes(path, arrays, len(keys))
+    _require_sizes(path, arrays, len(keys), is_foreign=is_foreign)
     return arrays
 
 
-def _require_sizes(path: pathlib.Path, arrays: Mapping[str, ts.TensorStore], num_keys: int) -> None:
+def _require_sizes(
+    path: pathlib.Path,
+    arrays: Mapping[str, ts.TensorStore],
+    num_keys: int,
+    *,
+    is_foreign: bool,
+) -> None:
     """Checks that arrays are no larger than their files allow, before memory is allocated for them.
 
     TensorStore ends the process if it cannot allocate what a damaged description asks for.
@@ -328,6 +343,7 @@ def _require_sizes(path: pathlib.Path, arrays: Mapping[str, ts.TensorStore], num
         path: Folder of the arrays.
         arrays: Opened arrays by name.
         num_keys: Number of keys in the database, at least one for each part of an array.
+        is_foreign: Whether another program may have compressed them; see `open_arrays`.
 
     Raises:
         ValueError: If an array declares a part that is larger than the whole, or all arrays more
@@ -341,7 +357,7 @@ def _require_sizes(path: pathlib.Path, arrays: Mapping[str, ts.TensorStore], num
                 f"leaf {name} declares parts of the shape {list(part)}, and its whole shape is "
                 f"{list(array.shape)}"
             )
-        is_packed = array.spec().to_json()["driver"] == "zarr"
+        is_packed = is_foreign or array.spec().to_json()["driver"] == "zarr"
         num_bytes = math.prod(array.shape) * array.dtype.numpy_dtype.itemsize
         declared += num_bytes // _LARGEST_PACKING if is_packed else num_bytes
     in_files = sum((path / file).lstat().st_size for file in files_in(path))

@@ -5,22 +5,23 @@ no further prefix, and neither has other state of the network, such as
 `batch_stats.BatchNorm_0.mean`.
 """
 
+import contextlib
 import glob
 import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import safetensors
 import safetensors.numpy
 
 from dist_ens.array_files import names_in_npz, opened_npz
 from dist_ens.checkpoint import Lineage
 from dist_ens.checkpoint.leaves import named_leaves
+from dist_ens.checkpoint.reading import SavedArray, open_arrays
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, UserError, code_of_write, counted, first_line
 from dist_ens.file_writing import replaced_file
@@ -32,6 +33,7 @@ _PARAMS, _MODEL_STATE = "params.", "model_state."
 # Files by which a folder is known as a checkpoint of Orbax.
 _OF_ORBAX = ("_METADATA", "_CHECKPOINT_METADATA")
 _MOST_NAMED = 5
+NetworkArray = np.ndarray | SavedArray
 
 
 def write_network(
@@ -112,48 +114,52 @@ def network_paths(given: Sequence[str]) -> list[pathlib.Path]:
     return found
 
 
-def read_network(path: pathlib.Path) -> dict[str, np.ndarray]:
+def read_network(path: pathlib.Path) -> dict[str, NetworkArray]:
     """Returns the arrays of a network by name.
 
     Args:
         path: A safetensors file, an NPZ file, or the folder of an Orbax checkpoint. Nothing in it
             is run.
 
+    Returns:
+        The arrays. Those of Orbax are not read yet, as a few bytes of it may declare arrays that no
+        memory can hold.
+
     Raises:
         UserError: If it cannot be read.
     """
-    try:
+    arrays: Mapping[str, NetworkArray]
+    with _errors_are_reported(path):
         if path.suffix == ".npz":
             names = names_in_npz(path, "network")
             with opened_npz(path, names, "network") as stored:
                 arrays = dict(zip(names, (array.read() for array in stored), strict=True))
         elif path.is_dir():
-            tree = ocp.StandardCheckpointer().restore(path.resolve())
-            arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
+            opened = open_arrays(path.resolve(), is_foreign=True)
+            arrays = {
+                name: SavedArray(name, array, array.dtype.numpy_dtype, None)
+                if array.shape
+                else np.asarray(array)
+                for name, array in opened.items()
+            }
         else:
             arrays = safetensors.numpy.load_file(path)
-    except UserError:
-        raise
-    except Exception as error:  # Each of the libraries raises classes of its own.
-        raise UserError(
-            f"The network {quoted(path)} cannot be read: {first_line(error)} Give a safetensors or "
-            "NPZ file, or the folder of an Orbax checkpoint."
-        ) from error
     return {name.replace("/", "."): array for name, array in arrays.items()}
 
 
 def parts_from(
-    arrays: Mapping[str, np.ndarray], like: tuple[PyTree, PyTree], path: pathlib.Path
+    arrays: Mapping[str, NetworkArray], like: tuple[PyTree, PyTree], path: pathlib.Path
 ) -> tuple[Params, ModelState]:
     """Returns the parameters and the model state of a network from its arrays.
 
     Args:
-        arrays: Arrays by name. All names may have the prefix `params.`.
+        arrays: Arrays by name; see `read_network`. All names may have the prefix `params.`.
         like: Parameters and model state of one member, arrays or shapes and types.
         path: Path that the arrays come from, for the message.
 
     Raises:
-        UserError: If a name is missing or unknown, or an array has another type or shape.
+        UserError: If a name is missing or unknown, or an array has another type or shape, or
+            cannot be read.
     """
     params, model_state = (named_leaves(part) for part in like)
     arrays = {name.removeprefix(_PARAMS): array for name, array in arrays.items()}
@@ -172,11 +178,30 @@ def parts_from(
             f"{f', and {len(wrong) - _MOST_NAMED} more' if len(wrong) > _MOST_NAMED else ''}. Give "
             f"{counted(len(here), 'array')} with the names and shapes of the network."
         )
+    with _errors_are_reported(path):
+        read = {
+            name: array.read_whole() if isinstance(array, SavedArray) else array
+            for name, array in arrays.items()
+        }
     made = [
-        jax.tree.unflatten(jax.tree.structure(part), [arrays[name] for name in names])
+        jax.tree.unflatten(jax.tree.structure(part), [read[name] for name in names])
         for part, names in zip(like, (params, model_state), strict=True)
     ]
     return made[0], made[1]
+
+
+@contextlib.contextmanager
+def _errors_are_reported(path: pathlib.Path) -> Iterator[None]:
+    """Raises an error of reading a network as a `UserError`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # Each of the libraries raises classes of its own.
+        raise UserError(
+            f"The network {quoted(path)} cannot be read: {first_line(error)} Give a safetensors or "
+            "NPZ file, or the folder of an Orbax checkpoint."
+        ) from error
 
 
 def _name_of(leaf: str) -> str:
