@@ -17,13 +17,19 @@ import tensorstore as ts
 import dist_ens as de
 from commands import dist_ens
 from dist_ens import cluster
-from dist_ens.checkpoint import Checkpoints, CheckpointStore, read_lineages, read_members
+from dist_ens.checkpoint import Checkpoints, CheckpointStore, Lineage, read_lineages, read_members
+from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest
 from dist_ens.checkpoint.writing import database_spec
 from dist_ens.config import Experiment
 from dist_ens.errors import RunError, UserError
 from dist_ens.experiment.members import drop, extend, merge, require_folder, select
-from dist_ens.experiment.network_files import network_paths, parts_from, read_network
+from dist_ens.experiment.network_files import (
+    network_paths,
+    parts_from,
+    read_network,
+    write_network,
+)
 from dist_ens.experiment.networks import export_members, import_members
 from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
@@ -345,3 +351,29 @@ def test_a_network_that_declares_more_than_it_holds_is_refused_before_it_is_read
     told = "its arrays declare" if length > 2**20 else r"dense\.1\.w is float32\[1048576, 2\] there"
     with pytest.raises(UserError, match=told):
         parts_from(read_network(tmp_path / "net"), (like, ()), tmp_path / "net")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ({"mlp/~/linear_0": {"w": 1.0}}, {}),  # Haiku
+        ({"params": {"w": 1.0}, "w": 2.0}, {"batch_stats": {"params": 3.0}}),
+        ({"model_state": {"w": 1.0}}, {"w": 2.0}),
+        (1.0, ()),
+        ((), 1.0),
+    ],
+    ids=str,
+)
+def test_every_network_that_is_exported_can_be_imported(tmp_path, parts):
+    parts = jax.tree.map(lambda value: np.full((2, 3), value, ml_dtypes.bfloat16), parts)
+    state = de.State((), (), (), *parts, ())
+    write_network(tmp_path / "a.safetensors", named_leaves(state), Lineage(0), STEPS)
+    read = parts_from(read_network(tmp_path / "a.safetensors"), parts, tmp_path)
+    assert jax.tree.structure(read) == jax.tree.structure(parts)
+    jax.tree.map(np.testing.assert_array_equal, read, parts)
+
+
+def test_a_parameter_and_other_state_of_one_name_are_not_imported_as_one(tmp_path):
+    like = ({"mean": np.zeros(2, np.float32)}, {"mean": np.zeros(2, np.float32)})
+    with pytest.raises(UserError, match="Two arrays of the network have the name 'mean'"):
+        parts_from({"mean": np.zeros(2, np.float32)}, like, tmp_path / "a.npz")

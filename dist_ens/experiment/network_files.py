@@ -5,13 +5,14 @@ no further prefix, and neither has other state of the network, such as
 `batch_stats.BatchNorm_0.mean`.
 """
 
+import collections
 import contextlib
 import glob
 import json
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -29,7 +30,8 @@ from dist_ens.paths import shortened
 from dist_ens.types import ModelState, Params, PyTree
 
 SUFFIXES = (".safetensors", ".npz")
-_PARAMS, _MODEL_STATE = "params.", "model_state."
+_ROOTS = ("params", "model_state")  # Fields of a state that belong to the network.
+_PARAMS = "params."
 # Files by which a folder is known as a checkpoint of Orbax.
 _OF_ORBAX = ("_METADATA", "_CHECKPOINT_METADATA")
 _MOST_NAMED = 5
@@ -49,14 +51,16 @@ def write_network(
         step: Number of updates that the member has seen.
 
     Raises:
-        UserError: If safetensors has no such type.
+        UserError: If safetensors has no such type, or two arrays have the same name.
         RunError: If the system cannot write the file.
     """
-    arrays = {
-        _name_of(name): np.ascontiguousarray(leaf)
+    named = [
+        (_name_of(name), np.ascontiguousarray(leaf).reshape(leaf.shape))
         for name, leaf in leaves.items()
-        if name.startswith((_PARAMS, _MODEL_STATE)) or name == _PARAMS.rstrip(".")
-    }
+        if name.partition(".")[0] in _ROOTS
+    ]
+    _require_different(name for name, _ in named)
+    arrays = dict(named)
     metadata = {
         "format": "dist_ens",
         "step": str(step),
@@ -144,7 +148,7 @@ def read_network(path: pathlib.Path) -> dict[str, NetworkArray]:
             }
         else:
             arrays = safetensors.numpy.load_file(path)
-    return {name.replace("/", "."): array for name, array in arrays.items()}
+    return dict(arrays)
 
 
 def parts_from(
@@ -153,17 +157,22 @@ def parts_from(
     """Returns the parameters and the model state of a network from its arrays.
 
     Args:
-        arrays: Arrays by name; see `read_network`. All names may have the prefix `params.`.
+        arrays: Arrays by name; see `read_network`. If they are not the names that `write_network`
+            writes, a slash in them stands for a dot, and they may have the prefix `params.`.
         like: Parameters and model state of one member, arrays or shapes and types.
         path: Path that the arrays come from, for the message.
 
     Raises:
         UserError: If a name is missing or unknown, or an array has another type or shape, or
-            cannot be read.
+            cannot be read. Also if two arrays of the network have the same name.
     """
-    params, model_state = (named_leaves(part) for part in like)
-    arrays = {name.removeprefix(_PARAMS): array for name, array in arrays.items()}
+    params, model_state = (
+        {name or root: leaf for name, leaf in named_leaves(part).items()}
+        for root, part in zip(_ROOTS, like, strict=True)
+    )
+    _require_different([*params, *model_state])
     expected = {**model_state, **params}
+    arrays = _with_names(arrays, expected)
     here = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in expected.items()}
     there = {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
     wrong = [name for name in sorted({**here, **there}) if here.get(name) != there.get(name)]
@@ -206,7 +215,41 @@ def _errors_are_reported(path: pathlib.Path) -> Iterator[None]:
 
 def _name_of(leaf: str) -> str:
     """Returns the name of a leaf of a state in a file of one network."""
-    return leaf.removeprefix(_PARAMS).removeprefix(_MODEL_STATE)
+    root, _, name = leaf.partition(".")
+    return name or root
+
+
+def _with_names(
+    arrays: Mapping[str, NetworkArray], expected: Collection[str]
+) -> Mapping[str, NetworkArray]:
+    """Returns arrays by the names of a network, as far as their own names can be read so.
+
+    Args:
+        arrays: Arrays by the names in their file.
+        expected: Names of the network. They may have slashes, and the prefix of all parameters.
+    """
+    readings: list[Callable[[str], str]] = [
+        lambda name: name,
+        lambda name: name.removeprefix(_PARAMS),
+        lambda name: name.replace("/", "."),
+        lambda name: name.replace("/", ".").removeprefix(_PARAMS),
+    ]
+    found: Mapping[str, NetworkArray] = arrays
+    for reading in readings:
+        found = {reading(name): array for name, array in arrays.items()}
+        if found.keys() == {*expected} and len(found) == len(arrays):
+            break
+    return found
+
+
+def _require_different(names: Iterable[str]) -> None:
+    """Raises a `UserError` if two arrays of a network have the same name."""
+    repeated = [name for name, count in collections.Counter(names).items() if count > 1]
+    if repeated:
+        raise UserError(
+            f"Two arrays of the network have the name {shortened(repeated[0])}, one in its "
+            "parameters and one in its other state. Rename one of them in the network."
+        )
 
 
 def _is_orbax(path: pathlib.Path) -> bool:

@@ -472,6 +472,11 @@ def a_network_that_is_no_file_of_arrays(tmp_path, monkeypatch):
     network_files.read_network(tmp_path / "a.safetensors")
 
 
+def a_network_with_one_name_for_two_arrays(tmp_path):
+    leaves = {"params.mean": np.zeros(2), "model_state.mean": np.ones(2)}
+    network_files.write_network(tmp_path / "a.safetensors", leaves, Lineage(3), 6)
+
+
 def a_network_of_another_shape(tmp_path):
     like = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
     arrays = {"w": np.zeros((3, 3), np.float32), "c": np.zeros(2, np.float32)}
