@@ -12,7 +12,7 @@ import tensorstore as ts
 
 from dist_ens.checkpoint.causes import is_of_disk
 from dist_ens.checkpoint.digests import member_digests
-from dist_ens.checkpoint.host_files import read_host_file
+from dist_ens.checkpoint.host_files import host_files_in, read_host_file
 from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
 from dist_ens.checkpoint.writing import ID_LEAF, STATE, database_spec, stored_dtype
@@ -239,8 +239,7 @@ class _OldStep:
         }
 
     def host_file(self, name: str, *, is_shared: bool) -> bytes | None:
-        folder = self._path / "host_files"
-        files = [f"host_files/{path.name}" for path in folder.glob("*")]
+        files = host_files_in(self._path)
         return read_host_file(self._path, name, files, is_shared=is_shared)
 
 

@@ -19,6 +19,7 @@ from dist_ens.checkpoint import (
     opened,
     record,
     store,
+    verify,
 )
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Lineage, positions_of
@@ -294,3 +295,16 @@ def a_new_folder_that_is_a_file(tmp_path):
 def a_new_folder_that_is_not_empty(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     members.require_new_folder(tmp_path)
+
+
+def a_checkpoint_that_was_replaced_while_it_is_verified(tmp_path):
+    verify.faults_of(tmp_path / "checkpoints" / "5")
+
+
+def a_checkpoint_that_may_not_be_verified(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    _saved(tmp_path)
+    monkeypatch.setattr(manifest.Manifest, "read", refused)
+    verify.faults_of(tmp_path / "checkpoints" / "5")
