@@ -14,8 +14,16 @@ import optax
 import pytest
 
 import dist_ens as de
-from dist_ens.checkpoint import Checkpoints, CheckpointStore, StepRecord, check_resumes
+from dist_ens.checkpoint import (
+    Checkpoints,
+    CheckpointStore,
+    Lineage,
+    StepRecord,
+    check_resumes,
+    read_members,
+)
 from dist_ens.checkpoint.cadence import Cadence
+from dist_ens.checkpoint.lineage import Event
 from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.errors import RunError, UserError
 from dist_ens.experiment.train import train
@@ -280,6 +288,26 @@ def test_a_folder_that_cannot_be_written_is_refused_when_opened(tmp_path):
             resume(Checkpoints(folder), record())
     with pytest.raises(UserError, match="^/proc/runs cannot be the folder of a run: "):
         resume(Checkpoints("/proc/runs"), record())
+
+
+def test_a_lineage_that_is_not_known_is_made_up_only_where_nothing_says_otherwise(tmp_path):
+    # Older checkpoints know no run. Member 0 was renamed, and member 1 was merged.
+    merged = Event(1, "merged from runs/a")
+    known = {0: Lineage(0, trained_id=4), 1: Lineage(1, events=(merged,)), 2: Lineage(2)}
+    ids = Layout.make(4).put({"member_id": np.arange(4, dtype=np.int32)}, "members")
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, ids, record(seed=7), lineage_of=lambda each: known.get(each, Lineage(each)))
+    here = str(tmp_path.resolve())
+    expected = [(None, 4, None, ()), (None, 1, None, (merged,)), (7, 2, here, ()), (7, 3, here, ())]
+
+    def lineages():
+        read = read_members(tmp_path).lineages
+        return [(each.seed, each.original_id, each.run, each.events) for each in read]
+
+    assert lineages() == expected
+    with Checkpoints(tmp_path).open(record(seed=7)) as opened:
+        opened.save(2, ids)
+    assert lineages() == expected
 
 
 # Which checkpoints are kept

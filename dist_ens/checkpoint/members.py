@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from dist_ens.checkpoint.lineage import Event, Lineage, positions_of
+from dist_ens.checkpoint.record import seed_of
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore
 from dist_ens.checkpoint.writing import (
     ID_LEAF,
@@ -118,11 +119,12 @@ def read_members(
         RunError: If the checkpoint is damaged.
     """
     store, step = saved_step(folder, step)
-    lineages = store.members(step)
+    record, run = store.restore_run(step), str(pathlib.Path(folder).resolve())
+    lineages = tuple(each.begun_in(run, seed_of(record)) for each in store.members(step))
     if member_ids is not None:
         lineages = tuple(lineages[position] for position in positions_of(member_ids, lineages))
     leaves = store.restore_leaves(step, member_ids)
-    return SavedMembers(step, store.restore_run(step), lineages, leaves)
+    return SavedMembers(step, record, lineages, leaves)
 
 
 def read_lineages(

@@ -225,10 +225,8 @@ class OpenCheckpoints:
 
     def _lineage_of(self, member_id: int) -> Lineage:
         """Returns the lineage of a member, which began in this run if the saved one has none."""
-        known = self._lineages.get(member_id)
-        if known is not None and known.run is not None:
-            return known
-        return Lineage(member_id, seed_of(self._record), member_id, str(self._folder.resolve()))
+        known = self._lineages.get(member_id, Lineage(member_id))
+        return known.begun_in(str(self._folder.resolve()), seed_of(self._record))
 
     def _state_at(
         self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None
