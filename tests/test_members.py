@@ -17,13 +17,20 @@ import tensorstore as ts
 import dist_ens as de
 from commands import dist_ens
 from dist_ens import cluster
-from dist_ens.checkpoint import Checkpoints, CheckpointStore, Lineage, read_lineages, read_members
+from dist_ens.checkpoint import (
+    Checkpoints,
+    CheckpointStore,
+    Lineage,
+    SavedMembers,
+    read_lineages,
+    read_members,
+)
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest
 from dist_ens.checkpoint.writing import database_spec
 from dist_ens.config import Experiment
 from dist_ens.errors import RunError, UserError
-from dist_ens.experiment.members import drop, extend, merge, require_folder, select
+from dist_ens.experiment.members import _free_ids, drop, extend, merge, require_folder, select
 from dist_ens.experiment.network_files import (
     network_paths,
     parts_from,
@@ -377,3 +384,22 @@ def test_a_parameter_and_other_state_of_one_name_are_not_imported_as_one(tmp_pat
     like = ({"mean": np.zeros(2, np.float32)}, {"mean": np.zeros(2, np.float32)})
     with pytest.raises(UserError, match="Two arrays of the network have the name 'mean'"):
         parts_from({"mean": np.zeros(2, np.float32)}, like, tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("ids", "others", "groups", "free"),
+    [
+        ([0, 1, 2, 3], [3, 7], 1, [4, 7]),
+        ([0, 1, 2, 3], [4, 5], 1, [4, 5]),
+        ([0, 1], [0, 2, 3], 1, [4, 2, 3]),
+        # Members of two groups: 2 and 3 stay in the groups 0 and 1.
+        ([0, 1, 2, 3], [2, 3], 2, [4, 5]),
+        ([2, 3], [2, 3, 4, 5], 2, [6, 7, 4, 5]),
+    ],
+)
+def test_only_the_ids_that_are_taken_change_when_runs_are_merged(ids, others, groups, free):
+    record = {"num_groups": groups}
+    first, second = (
+        SavedMembers(STEPS, record, tuple(map(Lineage, each)), {}) for each in (ids, others)
+    )
+    assert _free_ids(first, second) == free

@@ -1,6 +1,7 @@
 """New runs made of members of saved runs: some of them, those of several runs, or more of them."""
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ from dist_ens.checkpoint import (
 )
 from dist_ens.commands import quoted
 from dist_ens.config import Experiment, differences_on_resume
+from dist_ens.config.checks import MOST
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source, Spec, open_source
 from dist_ens.ensemble.argument_checks import check_ids_of_groups
@@ -85,7 +87,7 @@ def merge(
     """Writes a new run that has the members of several runs, and returns them.
 
     The runs may differ in their seed and their members. A member whose id is taken by a member of
-    an earlier run gets the next free id.
+    an earlier run gets the next free id. In an ensemble of groups it is one of the same group.
 
     Args:
         workdirs: Folders of the runs, at least two.
@@ -241,14 +243,29 @@ def _origin(member: Lineage) -> tuple[int | None, int]:
 def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:
     """Returns ids for the members of another run: their own ids, or the next free ones.
 
-    If one id is taken, all of them move by one number, so that members keep their groups.
+    Raises:
+        UserError: If an id would be too large for the state, which holds it in 32 bits.
     """
-    if not {*members.member_ids} & {*other.member_ids}:
-        return other.member_ids
     record = members.record
-    groups = Run.from_dict(record).spec.num_groups if "experiment" in record else 1
-    ahead = -(-(max(members.member_ids) + 1) // groups) * groups
-    return [ahead + member_id for member_id in other.member_ids]
+    is_of_config = "experiment" in record
+    groups = Run.from_dict(record).spec.num_groups if is_of_config else record.get("num_groups")
+    taken = {*members.member_ids}
+    used, ids = taken | {*other.member_ids}, []
+    for member_id in other.member_ids:
+        new = member_id
+        if member_id in taken:
+            # The group of a member is its id modulo their number, and it stays in it.
+            ahead = itertools.count(max(taken) + 1)
+            new = next(n for n in ahead if n not in used and (n - member_id) % (groups or 1) == 0)
+            used.add(new)
+            if new > MOST:
+                raise UserError(
+                    f"Member {member_id} cannot be merged: its id is taken, the next free id is "
+                    f"{new}, and the largest possible id is {MOST}. Give the run with the member "
+                    f"{max(taken)} last."
+                )
+        ids.append(new)
+    return ids
 
 
 def require_folder(to: pathlib.Path, *, may_hold: Sequence[str] = ()) -> None:

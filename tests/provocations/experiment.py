@@ -430,6 +430,14 @@ def one_member_in_both_runs(tmp_path):
     _merge(tmp_path, ids=(1, 2))
 
 
+def no_free_id_for_a_member_to_merge():
+    first, second = (
+        SavedMembers(6, {"member": "Net"}, tuple(map(Lineage, ids)), {})
+        for ids in ((0, 2**31 - 1), (0, 1))
+    )
+    members._free_ids(first, second)
+
+
 def members_that_the_run_has_already(tmp_path):
     members.extend(_saved_members(tmp_path / "run", 0, 1), [1, 2], tmp_path / "new")
 
