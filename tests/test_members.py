@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 import tensorstore as ts
+from absl.testing import flagsaver
 
 import dist_ens as de
 from commands import dist_ens
@@ -26,21 +28,24 @@ from dist_ens.checkpoint import (
     read_members,
 )
 from dist_ens.checkpoint.leaves import named_leaves
-from dist_ens.checkpoint.manifest import MANIFEST, Manifest
+from dist_ens.checkpoint.manifest import MANIFEST, LeafEntry, Manifest
+from dist_ens.checkpoint.reading import check_arrays
 from dist_ens.checkpoint.writing import database_spec
-from dist_ens.config import Experiment
+from dist_ens.config import Experiment, OwnParts
 from dist_ens.errors import RunError, UserError
 from dist_ens.experiment.members import _free_ids, drop, extend, merge, require_folder, select
 from dist_ens.experiment.network_files import (
     network_paths,
     parts_from,
     read_network,
+    require_no_other_networks,
     write_network,
 )
 from dist_ens.experiment.networks import export_members, import_members
 from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
 from dist_ens.layout import Layout
+from launch import members as launch_members
 
 STEPS = 6
 FIRST = "params.0.b"  # Name of the first array of the network.
@@ -202,6 +207,9 @@ def test_a_run_made_in_python_is_selected_and_resumed(tmp_path):
 def test_an_exported_network_has_names_that_a_person_knows_and_is_imported_again(runs, tmp_path):
     paths = export_members(runs / "four", tmp_path / "nets", member_ids=[1, 3])
     assert [path.name for path in paths] == ["member_01.safetensors", "member_03.safetensors"]
+    assert export_members(runs / "four", tmp_path / "nets", member_ids=[1, 3]) == paths
+    with pytest.raises(UserError, match="is a network that would be mixed with those to export"):
+        export_members(runs / "other", tmp_path / "nets")
     arrays = safetensors.numpy.load_file(paths[1])
     whole = read_members(runs / "four")
     np.testing.assert_array_equal(arrays["0.w"], whole.leaves["params.0.w"][3])
@@ -403,3 +411,30 @@ def test_only_the_ids_that_are_taken_change_when_runs_are_merged(ids, others, gr
         SavedMembers(STEPS, record, tuple(map(Lineage, each)), {}) for each in (ids, others)
     )
     assert _free_ids(first, second) == free
+
+
+def test_networks_are_imported_with_the_given_ids_or_not_at_all(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.npz").touch()
+    given = experiment(num_members=2, member_ids=(4, 5))
+    with pytest.raises(UserError, match="member_ids has 2 ids for 3 networks to import"):
+        import_members([str(tmp_path)], given, tmp_path / "imported")
+
+
+def test_networks_are_imported_at_a_step_beyond_32_bits(tmp_path):
+    shapes = {"0.w": (64, 8), "0.b": (8,), "1.w": (8, 10), "1.b": (10,)}
+    np.savez(tmp_path / "a.npz", **{name: np.zeros(s, np.float32) for name, s in shapes.items()})
+    step = 2**32 - 7
+    import_members([str(tmp_path / "a.npz")], experiment(steps=step), tmp_path / "imported")
+    members = read_members(tmp_path / "imported")
+    assert members.step == step
+    assert members.leaves["step"].tolist() == [-7]  # The state counts modulo 2^32.
+
+
+def test_networks_of_several_exports_are_not_mixed_in_one_folder(tmp_path):
+    path = tmp_path / "member_00.safetensors"
+    write_network(path, {"params.w": np.zeros(2)}, Lineage(0, seed=5), STEPS)
+    require_no_other_networks(tmp_path, {path: Lineage(0, seed=5)})
+    for others in ({path: Lineage(0, seed=6)}, {path.with_name("member_01"): Lineage(0, seed=5)}):
+        with pytest.raises(UserError, match="is a network that would be mixed with those"):
+            require_no_other_networks(tmp_path, others)

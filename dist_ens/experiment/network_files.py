@@ -26,6 +26,7 @@ from dist_ens.checkpoint.reading import SavedArray, open_arrays
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, UserError, code_of_write, counted, first_line
 from dist_ens.file_writing import replaced_file
+from dist_ens.json_text import Json
 from dist_ens.paths import shortened
 from dist_ens.types import ModelState, Params, PyTree
 
@@ -83,6 +84,25 @@ def write_network(
             "same command again.",
             exit_code=code_of_write(error),
         ) from error
+
+
+def require_no_other_networks(
+    folder: pathlib.Path, lineages: Mapping[pathlib.Path, Lineage]
+) -> None:
+    """Raises a `UserError` if a folder holds other networks than an older export of some members.
+
+    Args:
+        folder: Folder, which need not exist.
+        lineages: Lineage of each member that is about to be exported, by the path of its file.
+    """
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        is_own = path in lineages and _lineage_in(path) == lineages[path].to_dict()
+        if _is_network(path) and not is_own:
+            raise UserError(
+                f"{quoted(path)} is a network that would be mixed with those to export: it is "
+                "none of them, or was exported from another run. Give a new folder, or move it "
+                "away."
+            )
 
 
 def network_paths(given: Sequence[str]) -> list[pathlib.Path]:
@@ -250,6 +270,15 @@ def _require_different(names: Iterable[str]) -> None:
             f"Two arrays of the network have the name {shortened(repeated[0])}, one in its "
             "parameters and one in its other state. Rename one of them in the network."
         )
+
+
+def _lineage_in(path: pathlib.Path) -> Json:
+    """Returns the lineage in the metadata of a network; None if it has none."""
+    try:
+        with safetensors.safe_open(path, "np") as file:
+            return json.loads(file.metadata()["lineage"])
+    except Exception:  # Whoever has written the file may have written anything.
+        return None
 
 
 def _is_orbax(path: pathlib.Path) -> bool:

@@ -489,3 +489,14 @@ def a_network_of_another_shape(tmp_path):
     like = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
     arrays = {"w": np.zeros((3, 3), np.float32), "c": np.zeros(2, np.float32)}
     network_files.parts_from(arrays, (like, ()), tmp_path / "a.npz")
+
+
+def networks_for_another_number_of_ids(tmp_path):
+    (tmp_path / "a.npz").touch()
+    experiment = dataclasses.replace(_run().experiment, num_members=2, member_ids=(4, 5))
+    networks.import_members([str(tmp_path / "a.npz")], experiment, tmp_path / "imported")
+
+
+def networks_of_another_export(tmp_path):
+    (tmp_path / "member_07.safetensors").touch()
+    network_files.require_no_other_networks(tmp_path, {})
