@@ -431,6 +431,18 @@ def test_networks_are_imported_at_a_step_beyond_32_bits(tmp_path):
     assert members.leaves["step"].tolist() == [-7]  # The state counts modulo 2^32.
 
 
+def test_members_of_runs_with_other_policies_for_failures_are_joined():
+    def members(*ids, **leaves):
+        leaves = {"member_id": np.asarray(ids), **leaves}
+        return SavedMembers(STEPS, {}, tuple(map(Lineage, ids)), leaves)
+
+    checked = members(0, 1, **{"failures.is_frozen": np.array([False, True])})
+    joined = checked.joined(members(2))
+    assert joined.leaves["failures.is_frozen"].tolist() == [False, True, False]
+    joined = members(2).joined(checked)
+    assert joined.leaves["failures.is_frozen"].tolist() == [False, False, True]
+
+
 def test_networks_of_several_exports_are_not_mixed_in_one_folder(tmp_path):
     path = tmp_path / "member_00.safetensors"
     write_network(path, {"params.w": np.zeros(2)}, Lineage(0, seed=5), STEPS)

@@ -23,6 +23,8 @@ from dist_ens.errors import RunError, UserError, code_of_write
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import Piece
 
+_FAILURES = "failures."  # Start of the names of the leaves that record failed updates.
+
 
 @dataclasses.dataclass(frozen=True)
 class SavedMembers:
@@ -71,11 +73,18 @@ class SavedMembers:
     def joined(self, other: "SavedMembers") -> "SavedMembers":
         """Returns these members and then others, with the step and the record of these.
 
+        If only one of them has a record of failed updates, as their policies for failures differ,
+        the others get an empty one.
+
         Raises:
             UserError: If a leaf has another shape or type in the other members.
         """
-        for name in sorted(self.leaves.keys() | other.leaves.keys()):
-            here, there = (_type_of(members.leaves.get(name)) for members in (self, other))
+        ours, theirs = (
+            _with_records(self.leaves, other.leaves),
+            _with_records(other.leaves, self.leaves),
+        )
+        for name in sorted(ours.keys() | theirs.keys()):
+            here, there = _type_of(ours.get(name)), _type_of(theirs.get(name))
             if here != there:
                 raise UserError(
                     f"The members cannot be joined: leaf {name} is {here} in one run and {there} "
@@ -84,10 +93,7 @@ class SavedMembers:
         return dataclasses.replace(
             self,
             lineages=(*self.lineages, *other.lineages),
-            leaves={
-                name: np.concatenate([leaf, other.leaves[name]])
-                for name, leaf in self.leaves.items()
-            },
+            leaves={name: np.concatenate([leaf, theirs[name]]) for name, leaf in ours.items()},
         )
 
     def after(self, what: str) -> "SavedMembers":
@@ -119,8 +125,7 @@ def read_members(
         RunError: If the checkpoint is damaged.
     """
     store, step = saved_step(folder, step)
-    record, run = store.restore_run(step), str(pathlib.Path(folder).resolve())
-    lineages = tuple(each.begun_in(run, seed_of(record)) for each in store.members(step))
+    record, lineages = store.restore_run(step), _lineages(store, folder, step)
     if member_ids is not None:
         lineages = tuple(lineages[position] for position in positions_of(member_ids, lineages))
     leaves = store.restore_leaves(step, member_ids)
@@ -132,7 +137,15 @@ def read_lineages(
 ) -> tuple[int, tuple[Lineage, ...]]:
     """Returns the step of a checkpoint and the lineage of each member; see `read_members`."""
     store, step = saved_step(folder, step)
-    return step, store.members(step)
+    return step, _lineages(store, folder, step)
+
+
+def _lineages(
+    store: CheckpointStore, folder: str | os.PathLike[str], step: int
+) -> tuple[Lineage, ...]:
+    """Returns the lineage of each member; see `Lineage.begun_in`."""
+    run, seed = str(pathlib.Path(folder).resolve()), seed_of(store.restore_run(step))
+    return tuple(each.begun_in(run, seed) for each in store.members(step))
 
 
 def saved_step(
@@ -229,6 +242,22 @@ def _is_begun(checkpoints: pathlib.Path) -> bool:
     """
     is_folder = checkpoints.is_dir() and not checkpoints.is_symlink()
     return is_folder and all(map(is_unfinished, checkpoints.iterdir()))
+
+
+def _with_records(
+    leaves: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the leaves of members, with the record of failed updates that other members have.
+
+    The record of a member without a failed update is zero in all its leaves.
+    """
+    num_members = len(leaves[ID_LEAF])
+    empty = {
+        name: np.zeros((num_members, *leaf.shape[1:]), leaf.dtype)
+        for name, leaf in others.items()
+        if name.startswith(_FAILURES)
+    }
+    return {**empty, **leaves}
 
 
 def _type_of(leaf: np.ndarray | None) -> str:
