@@ -443,6 +443,28 @@ def test_members_of_runs_with_other_policies_for_failures_are_joined():
     assert joined.leaves["failures.is_frozen"].tolist() == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stored", "is_right"),
+    [
+        ("float8_e4m3", "uint8", True),
+        ("float8_e4m3", "float8_e4m3", True),
+        ("float8_e4m3fn", "uint8", True),
+        ("float8_e4m3fn", "float8_e4m3", False),
+        ("int8", "uint8", False),
+        ("bfloat16", "uint8", False),
+    ],
+)
+def test_values_of_one_byte_are_read_by_any_version_of_tensorstore(dtype, stored, is_right):
+    leaf = LeafEntry(dtype, (1, 3), (5,))
+    manifest = Manifest(1, {}, {}, (Lineage(0),), {"w": leaf}, {})
+    array = types.SimpleNamespace(dtype=types.SimpleNamespace(name=stored), shape=(1, 3))
+    if is_right:
+        check_arrays({"w": array}, manifest)
+    else:
+        with pytest.raises(ValueError, match="the array of leaf w is not the one that was saved"):
+            check_arrays({"w": array}, manifest)
+
+
 def test_networks_of_several_exports_are_not_mixed_in_one_folder(tmp_path):
     path = tmp_path / "member_00.safetensors"
     write_network(path, {"params.w": np.zeros(2)}, Lineage(0, seed=5), STEPS)

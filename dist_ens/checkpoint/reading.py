@@ -15,7 +15,7 @@ from dist_ens.checkpoint.digests import member_digests
 from dist_ens.checkpoint.host_files import host_files_in, read_host_file
 from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
-from dist_ens.checkpoint.writing import ID_LEAF, STATE, database_spec, stored_dtype
+from dist_ens.checkpoint.writing import ID_LEAF, STATE, database_spec
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import Reading
 from dist_ens.paths import utf8_path
@@ -275,17 +275,27 @@ def damaged_members(
 
 def check_arrays(opened: Mapping[str, ts.TensorStore], manifest: Manifest) -> None:
     """Raises a `ValueError` if the opened arrays are not those that a manifest lists."""
-    there = {name: (array.dtype.name, array.shape) for name, array in opened.items()}
-    listed = {
-        name: (stored_dtype(np.dtype(leaf.dtype)).name, leaf.shape)
-        for name, leaf in manifest.leaves.items()
-    }
     num_members = len(manifest.member_ids)
-    for name in sorted(there.keys() | listed.keys()):
-        if there.get(name) != listed.get(name):
+    for name in sorted(opened.keys() | manifest.leaves.keys()):
+        array, leaf = opened.get(name), manifest.leaves.get(name)
+        if (
+            array is None
+            or leaf is None
+            or array.shape != leaf.shape
+            or array.dtype.name not in _stored_as(np.dtype(leaf.dtype))
+        ):
             raise ValueError(f"the array of leaf {name} is not the one that was saved")
-        if not opened[name].shape[:1] == (len(manifest.leaves[name].digests),) == (num_members,):
+        if not array.shape[:1] == (len(leaf.digests),) == (num_members,):
             raise ValueError(f"leaf {name} has another number of members than {MANIFEST}")
+
+
+def _stored_as(dtype: np.dtype) -> set[str]:
+    """Returns the names of the types in which values may be stored; see `stored_dtype`.
+
+    It depends on the TensorStore that has written them whether they are stored as bytes.
+    """
+    is_of_numpy = dtype.isbuiltin == 1
+    return {dtype.name} if is_of_numpy or dtype.itemsize > 1 else {dtype.name, "uint8"}
 
 
 def open_arrays(path: pathlib.Path, *, is_foreign: bool = False) -> dict[str, ts.TensorStore]:
