@@ -50,6 +50,10 @@ _IDS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 _MOST_IDS = 10**6  # A range of more ids is a slip of the keyboard.
 
 
+class _Argument(str):
+    """An argument of the command line. Two of them are never the same object."""
+
+
 class _CommandLine:
     """The arguments of the command that are not flags: the folder of a run, an action and more.
 
@@ -71,7 +75,9 @@ class _CommandLine:
             UserError: If one of them is missing, or the action is unknown.
         """
         argv = _CONFIG.prepare(argv)
-        _, *words = cli.parsed(list(argv), known_only=True)
+        # A word is known by the object that it is: a flag may have a value of the same text.
+        argv = [*map(_Argument, argv)]
+        _, *words = cli.parsed(argv, known_only=True)
         words = [word for word in words if not word.startswith("-")]
         if len(words) < 2:
             raise UserError(
@@ -97,7 +103,7 @@ class _CommandLine:
                 "the run. Leave it out."
             )
         self.workdir = given_path(folder, "RUN")
-        return [argument for argument in argv if argument not in words]
+        return [argument for argument in argv if not any(argument is word for word in words)]
 
 
 def _list(workdir: pathlib.Path) -> int:

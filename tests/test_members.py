@@ -472,3 +472,10 @@ def test_networks_of_several_exports_are_not_mixed_in_one_folder(tmp_path):
     for others in ({path: Lineage(0, seed=6)}, {path.with_name("member_01"): Lineage(0, seed=5)}):
         with pytest.raises(UserError, match="is a network that would be mixed with those"):
             require_no_other_networks(tmp_path, others)
+
+
+def test_a_word_is_not_taken_for_the_value_of_a_flag():
+    line = ["members", "--to", "nets", "--step", "3", "nets", "export"]
+    with flagsaver.flagsaver():
+        assert launch_members._CommandLine().prepare(line) == line[:5]
+        assert launch_members._CommandLine().prepare([line[0], *line[5:], *line[1:5]]) == line[:5]
