@@ -479,3 +479,18 @@ def test_a_word_is_not_taken_for_the_value_of_a_flag():
     with flagsaver.flagsaver():
         assert launch_members._CommandLine().prepare(line) == line[:5]
         assert launch_members._CommandLine().prepare([line[0], *line[5:], *line[1:5]]) == line[:5]
+
+
+def test_members_are_added_without_the_callbacks_of_the_config_file(runs, tmp_path, monkeypatch):
+    class StoppedError(Exception):
+        pass
+
+    def stop(*_, parts, **__):
+        assert parts.callbacks == ()
+        raise StoppedError
+
+    own = OwnParts(callbacks=[print])
+    monkeypatch.setattr("dist_ens.experiment.members.parts_of", lambda *_: own)
+    monkeypatch.setattr("dist_ens.experiment.members.train", stop)
+    with pytest.raises(StoppedError):
+        extend(runs / "four", [4], tmp_path / "to")

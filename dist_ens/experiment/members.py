@@ -122,7 +122,7 @@ def extend(
 
     The new members are those that a larger ensemble would have. They are trained in the folder
     `new_members` of the new run, up to the step of the run, and this can be resumed. The members of
-    the run keep every bit.
+    the run keep every bit. The callbacks of the run's config file are not called.
 
     Args:
         workdir: Folder of a run that was started from a config.
@@ -156,7 +156,7 @@ def extend(
     trained = train(
         _experiment_of(run, member_ids, members.step),
         to / NEW_MEMBERS,
-        parts=parts,
+        parts=dataclasses.replace(parts, callbacks=()),  # They may end training before that step.
         member_file=run.member_file,
         source=source,
     )
