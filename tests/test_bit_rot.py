@@ -460,13 +460,24 @@ DAMAGES = (
 )
 
 
+def contents(run):
+    """The bytes of each file of each step, by step and path."""
+    folders = [path for path in (run / "checkpoints").iterdir() if path.name.isdecimal()]
+    return {
+        int(folder.name): {path: (folder / path).read_bytes() for path in files_in(folder)}
+        for folder in folders
+    }
+
+
 def check_survives(seed, run):
     """Damages a run at random, and checks that nothing wrong is resumed from it."""
     draw = random.Random(seed)
     damage = DAMAGES[seed % len(DAMAGES)]
+    before = contents(run)
     damage(draw, run)
-    folders = [path for path in (run / "checkpoints").iterdir() if path.name.isdecimal()]
-    is_sound = {int(path.name): not faults_of(path) for path in folders}
+    after = contents(run)
+    is_sound = {step: files == before.get(step) for step, files in after.items()}
+    assert is_sound == {step: not faults_of(step_folder(run, step)) for step in after}
     if not any(is_sound.values()):
         with pytest.raises(RunError) as stopped:
             resumed(run)
