@@ -120,7 +120,7 @@ def test_a_host_that_cannot_look_at_the_folder_waits_for_the_others_before_it_fa
     store.save(1, state_of(1.0), {})
     with pytest.raises(SaveError, match="stale file handle"):
         store.wait()
-    assert len(reached) == 2
+    assert len(reached) == 3
 
 
 @pytest.mark.parametrize("is_complete", [True, False])

@@ -117,7 +117,11 @@ def write_checkpoint(
     name = unfinished_name(step, token)
     whole, unfinished = folder / str(step), folder / name
     arrays, here = unfinished / STATE, jax.process_index()
-    with _ended_on_all(f"{name} is whole"):
+    with (
+        _ended_on_all(f"all hosts know of {name}"),  # Until then, process 0 must not end.
+        _complete_on_all(name),
+        _ended_on_all(f"{name} is whole"),
+    ):
         with _ended_on_all(f"the parts of {name}"):
             before()
             if cluster.is_main():
@@ -155,8 +159,6 @@ def write_checkpoint(
             _sync(arrays)
             _finish(unfinished, whole)
             _say_complete(name)
-    if not _is_complete(name):
-        raise OSError("the checkpoint is not complete: another host could not write its part")
 
 
 def give_up_checkpoint(path: pathlib.Path, token: str) -> None:
@@ -234,12 +236,14 @@ def _say_complete(name: str) -> None:
         cluster.client().key_value_set(f"{_COMPLETE}/{name}", "complete")
 
 
-def _is_complete(name: str) -> bool:
-    """Returns whether process 0 has said that a checkpoint is complete; see `_say_complete`."""
-    if jax.process_count() == 1:
-        return True
-    said = cluster.client().key_value_dir_get(_COMPLETE)
-    return f"{_COMPLETE}/{name}" in [key for key, _ in said]
+@contextlib.contextmanager
+def _complete_on_all(name: str) -> Iterator[None]:
+    """Raises an `OSError` at its end unless process 0 has said that a checkpoint is complete."""
+    yield
+    if jax.process_count() > 1:
+        said = cluster.client().key_value_dir_get(_COMPLETE)
+        if f"{_COMPLETE}/{name}" not in [key for key, _ in said]:
+            raise OSError("the checkpoint is not complete: another host could not write its part")
 
 
 def _digests_of(state: Mapping[str, Leaf]) -> ByMember:
