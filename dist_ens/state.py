@@ -52,6 +52,9 @@ class State(NamedTuple):
     def select(self, member_ids: Sequence[int]) -> "State":
         """Returns the state of some members of an ensemble.
 
+        The state must be in one process. On several hosts, `load` reads some members of a saved
+        run.
+
         Args:
             member_ids: Ids of the members, in the order of the result, integers or int[members].
 
