@@ -12,9 +12,11 @@ from typing import BinaryIO
 from dist_ens.commands import quoted
 from dist_ens.errors import UserError
 
+UNFINISHED = "unfinished"  # End of the name of a file that is written beside its final place.
+
 
 @contextlib.contextmanager
-def replaced_file(path: pathlib.Path, *, beside: str = "unfinished") -> Iterator[BinaryIO]:
+def replaced_file(path: pathlib.Path, *, beside: str = UNFINISHED) -> Iterator[BinaryIO]:
     """Opens a new file, which takes the place of another one when the context ends.
 
     The new file is first written beside its final place, as `NAME.unfinished`. A file or a symbolic
@@ -48,7 +50,7 @@ def replaced_file(path: pathlib.Path, *, beside: str = "unfinished") -> Iterator
     unfinished.replace(path)
 
 
-def replace_file(path: pathlib.Path, content: str | bytes, *, beside: str = "unfinished") -> None:
+def replace_file(path: pathlib.Path, content: str | bytes, *, beside: str = UNFINISHED) -> None:
     """Replaces the content of a file as a whole; see `replaced_file`.
 
     Args:

@@ -35,6 +35,9 @@ class CoordinationClient(Protocol):
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
         """Stores a value for all processes. Without `allow_overwrite` only the first one counts."""
 
+    def key_value_delete(self, key: str) -> None:
+        """Deletes a key and all keys below it."""
+
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
         """Returns all keys below a key, with their values."""
 

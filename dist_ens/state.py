@@ -52,14 +52,17 @@ class State(NamedTuple):
     def select(self, member_ids: Sequence[int]) -> "State":
         """Returns the state of some members of an ensemble.
 
+        The state must be in one process. On several hosts, `load` reads some members of a saved
+        run.
+
         Args:
-            member_ids: Ids of the members, in the order of the result.
+            member_ids: Ids of the members, in the order of the result, integers or int[members].
 
         Returns:
             The state, leaves [len(member_ids), ...]. An ensemble takes it on any layout.
 
         Raises:
-            UserError: If an id is not there, or none is given.
+            UserError: If an id is not there, is given twice, or none is given.
 
         >>> network = lambda i: State(np.int32(3), i, jax.random.key(0), {"w": 1.0 * i}, (), ())
         >>> state = stack_members([network(i) for i in range(4)])
@@ -67,13 +70,14 @@ class State(NamedTuple):
         Array([3., 1.], dtype=float32)
         """
         ids = np.asarray(self.member_id).tolist()
-        missing = [member_id for member_id in member_ids if member_id not in ids]
-        if missing or not member_ids:
+        asked = np.asarray(member_ids).tolist()
+        missing = [member_id for member_id in asked if member_id not in ids]
+        if missing or not asked or len(set(asked)) < len(asked):
             raise UserError(
-                f"The state has the members {str(ids)[:200]}, and {str(list(member_ids))[:200]} "
-                "were asked for. Give ids that it has."
+                f"The state has the members {str(ids)[:200]}, and {str(asked)[:200]} were asked "
+                "for. Give ids that it has, each once."
             )
-        return select_members(self, [ids.index(member_id) for member_id in member_ids])
+        return select_members(self, [ids.index(member_id) for member_id in asked])
 
     @staticmethod
     def concatenate(states: Sequence["State"]) -> "State":

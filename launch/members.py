@@ -2,7 +2,8 @@
 
 - `list` shows each member with its seed, its steps and its history.
 - `verify` compares every byte of the checkpoints with what was saved, and names each member and
-  leaf that has changed. It ends with exit code 44 if it finds a change.
+  leaf that has changed. It ends with exit code 44 if it finds a change, and with 1 if it finds none
+  and cannot read all of it.
 - `select` and `drop` write a new run that has the members in --members, or all but these.
 - `merge` writes a new run that also has the members of other runs: RUN merge OTHER ….
 - `extend` trains the members in --members, and writes a new run that has all of them.
@@ -21,10 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 from dist_ens.checkpoint import FOLDER, SavedMembers, ids_text, read_lineages, saved_step
+from dist_ens.checkpoint.store import is_gone
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.commands import quoted
 from dist_ens.config import did_you_mean
-from dist_ens.errors import UserError, counted
+from dist_ens.errors import RunError, UserError, counted
 from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.members import drop, extend, merge, select
 from dist_ens.experiment.networks import export_members, import_members
@@ -48,6 +50,10 @@ _IDS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 _MOST_IDS = 10**6  # A range of more ids is a slip of the keyboard.
 
 
+class _Argument(str):
+    """An argument of the command line. Two of them are never the same object."""
+
+
 class _CommandLine:
     """The arguments of the command that are not flags: the folder of a run, an action and more.
 
@@ -69,7 +75,9 @@ class _CommandLine:
             UserError: If one of them is missing, or the action is unknown.
         """
         argv = _CONFIG.prepare(argv)
-        _, *words = cli.parsed(list(argv), known_only=True)
+        # A word is known by the object that it is: a flag may have a value of the same text.
+        argv = [*map(_Argument, argv)]
+        _, *words = cli.parsed(argv, known_only=True)
         words = [word for word in words if not word.startswith("-")]
         if len(words) < 2:
             raise UserError(
@@ -95,7 +103,7 @@ class _CommandLine:
                 "the run. Leave it out."
             )
         self.workdir = given_path(folder, "RUN")
-        return [argument for argument in argv if argument not in words]
+        return [argument for argument in argv if not any(argument is word for word in words)]
 
 
 def _list(workdir: pathlib.Path) -> int:
@@ -118,14 +126,21 @@ def _verify(workdir: pathlib.Path) -> int:
     """Verifies checkpoints."""
     store, step = saved_step(workdir, _STEP.value)
     steps = store.steps() if _STEP.value is None else [step]
-    console, damaged = _console(), []
+    console, code = _console(), ExitCode.DONE
     for step in steps:
-        faults = faults_of(workdir.resolve() / FOLDER / str(step))
-        damaged += [step] if faults else []
+        path = workdir.resolve() / FOLDER / str(step)
+        try:
+            faults = faults_of(path)
+        except RunError as error:
+            console.print(f"Step {step}: not verified. {error}", soft_wrap=True)
+            if code == ExitCode.DONE and not is_gone(path):
+                code = ExitCode.FAULT
+            continue
         console.print(f"Step {step}: {'damaged' if faults else 'sound'}.", soft_wrap=True)
         for fault in faults:
             console.print(f"  {fault}", soft_wrap=True)
-    return ExitCode.DAMAGED if damaged else ExitCode.DONE
+            code = ExitCode.DAMAGED
+    return code
 
 
 def _select(workdir: pathlib.Path) -> int:

@@ -1,23 +1,27 @@
 """Damage of a checkpoint: what a run does about it, and what `verify` says."""
 
 import dataclasses
+import errno
 import os
 import pathlib
 import random
 import re
 import shutil
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from commands import dist_ens
-from dist_ens.checkpoint import Checkpoints, CheckpointStore
+from dist_ens.checkpoint import Checkpoints, CheckpointStore, manifest, reading, store
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.errors import RunError
 from dist_ens.exit_codes import ExitCode
 from dist_ens.layout import Layout
+from launch import members
+from test_golden_checkpoints import copied
 from two_savers import RECORD
 
 STEPS = (100, 200)
@@ -273,6 +277,96 @@ def bytes_read():
     return int(lines[0].removeprefix("rchar: "))
 
 
+def raising(error, times):
+    """Returns a patch of a function, which raises an error the first times."""
+    left = [error] * times
+
+    def patched(function):
+        def patch(*args, **fields):
+            if left:
+                raise left.pop()
+            return function(*args, **fields)
+
+        return patch
+
+    return patched
+
+
+@pytest.mark.parametrize("code", ["ESTALE", "ETIMEDOUT", "ENOTCONN", "EHOSTDOWN", "EINTR"])
+def test_a_disk_that_does_not_answer_is_no_damage(run, monkeypatch, code):
+    number = getattr(errno, code)
+    refused = raising(OSError(number, os.strerror(number)), 1)
+    monkeypatch.setattr(store, "open_step", refused(store.open_step))
+    with pytest.raises(RunError, match="200 cannot be read: ") as stopped:
+        resumed(run)
+    assert stopped.value.exit_code == ExitCode.FAULT
+    assert CheckpointStore(run, read_only=True).steps() == [100, 200]
+
+
+@pytest.mark.parametrize(("times", "step"), [(1, 200), (2, 100)])
+def test_an_input_output_error_is_damage_where_it_comes_twice(run, monkeypatch, times, step):
+    refused = raising(OSError(errno.EIO, "Input/output error"), times)
+    monkeypatch.setattr(store, "open_step", refused(store.open_step))
+    assert resumed(run)[0] == step
+
+
+@pytest.mark.parametrize(("times", "step"), [(1, 200), (2, 100)])
+def test_values_that_the_disk_does_not_give_once_are_read_again(run, monkeypatch, times, step):
+    # TensorStore reports the system's error as a text.
+    refused = raising(ValueError("UNKNOWN: Input/output error [OS error 5]"), times)
+    monkeypatch.setattr(reading, "member_digests", refused(reading.member_digests))
+    assert resumed(run)[0] == step
+
+
+def test_a_file_that_cannot_be_read_hides_no_other_fault_and_alone_is_damage_or_not(
+    run, monkeypatch
+):
+    step = step_folder(run, 200)
+    refused = raising(OSError(errno.EIO, "Input/output error"), 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "file_digest", refused(manifest.file_digest))
+        assert faults_of(step) == [
+            "the file host_files/position.0 cannot be read: input/output error"
+        ]
+    refused = raising(PermissionError(errno.EACCES, "Permission denied"), 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "file_digest", refused(manifest.file_digest))
+        with pytest.raises(RunError, match="position.0 cannot be read: permission denied") as told:
+            faults_of(step)
+    assert told.value.exit_code == ExitCode.FAULT
+    (step / "more").touch()
+    refused = raising(PermissionError(errno.EACCES, "Permission denied"), 1)
+    monkeypatch.setattr(manifest, "file_digest", refused(manifest.file_digest))
+    assert faults_of(step) == [
+        "the file more does not belong to it",
+        "the file host_files/position.0 cannot be read: permission denied",
+    ]
+
+
+def test_a_step_that_a_run_replaces_is_not_called_damaged(run, monkeypatch, capsys):
+    monkeypatch.setattr(members, "_STEP", types.SimpleNamespace(value=None))
+
+    def replaced(path):
+        shutil.rmtree(path)
+        return faults_of(path)
+
+    monkeypatch.setattr(members, "faults_of", replaced)
+    assert members._verify(run) == ExitCode.DONE
+    assert "Step 200: not verified. The checkpoint" in capsys.readouterr().out
+
+
+def test_each_fault_of_a_checkpoint_of_the_first_format_is_found(tmp_path):
+    step = copied("format_1", tmp_path)
+    assert faults_of(step) == []
+    flip(step / "host_files" / "position.0", -1)
+    fault = "the file host_files/position.0 does not match its checksum"
+    assert faults_of(step) == [fault]
+    flip(step / "state" / "manifest.ocdbt", -1)
+    arrays, file = faults_of(step)
+    assert arrays.startswith("the arrays cannot be opened: ")
+    assert file == fault
+
+
 # A fuzz over every kind of damage and every kind of file.
 
 
@@ -366,13 +460,24 @@ DAMAGES = (
 )
 
 
+def contents(run):
+    """The bytes of each file of each step, by step and path."""
+    folders = [path for path in (run / "checkpoints").iterdir() if path.name.isdecimal()]
+    return {
+        int(folder.name): {path: (folder / path).read_bytes() for path in files_in(folder)}
+        for folder in folders
+    }
+
+
 def check_survives(seed, run):
     """Damages a run at random, and checks that nothing wrong is resumed from it."""
     draw = random.Random(seed)
     damage = DAMAGES[seed % len(DAMAGES)]
+    before = contents(run)
     damage(draw, run)
-    folders = [path for path in (run / "checkpoints").iterdir() if path.name.isdecimal()]
-    is_sound = {int(path.name): not faults_of(path) for path in folders}
+    after = contents(run)
+    is_sound = {step: files == before.get(step) for step, files in after.items()}
+    assert is_sound == {step: not faults_of(step_folder(run, step)) for step in after}
     if not any(is_sound.values()):
         with pytest.raises(RunError) as stopped:
             resumed(run)

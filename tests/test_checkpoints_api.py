@@ -1,6 +1,7 @@
 """`Checkpoints`: when a run is saved, which run a folder holds, and what belongs to one host."""
 
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -16,9 +17,11 @@ import dist_ens as de
 from dist_ens.checkpoint import (
     Checkpoints,
     CheckpointStore,
+    Lineage,
     StepRecord,
     check_resumes,
     read_lineages,
+    read_members,
 )
 from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.lineage import Event
@@ -296,6 +299,26 @@ def test_a_folder_that_cannot_be_written_is_refused_when_opened(tmp_path):
         resume(Checkpoints("/proc/runs"), record())
 
 
+def test_a_lineage_that_is_not_known_is_made_up_only_where_nothing_says_otherwise(tmp_path):
+    # Older checkpoints know no run. Member 0 was renamed, and member 1 was merged.
+    merged = Event(1, "merged from runs/a")
+    known = {0: Lineage(0, trained_id=4), 1: Lineage(1, events=(merged,)), 2: Lineage(2)}
+    ids = Layout.make(4).put({"member_id": np.arange(4, dtype=np.int32)}, "members")
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, ids, record(seed=7), lineage_of=lambda each: known.get(each, Lineage(each)))
+    here = str(tmp_path.resolve())
+    expected = [(None, 4, None, ()), (None, 1, None, (merged,)), (7, 2, here, ()), (7, 3, here, ())]
+
+    def lineages():
+        read = read_members(tmp_path).lineages
+        return [(each.seed, each.original_id, each.run, each.events) for each in read]
+
+    assert lineages() == expected
+    with Checkpoints(tmp_path).open(record(seed=7)) as opened:
+        opened.save(2, ids)
+    assert lineages() == expected
+
+
 # Which checkpoints are kept
 
 
@@ -317,6 +340,31 @@ def test_the_checkpoint_with_the_best_score_is_kept_also_after_a_restart(tmp_pat
                 scores = {} if values[step] is None else {"score": values[step]}
                 opened.save(step, state_of(1.0), scores=scores)
     assert CheckpointStore(tmp_path, read_only=True).steps() == [best, 6]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), ValueError()])
+def test_a_checkpoint_whose_scores_cannot_be_read_is_kept_until_they_can(
+    tmp_path, monkeypatch, error
+):
+    def refuse(path):
+        raise error
+
+    def save(step, value, read=Manifest.read):
+        checkpoints = Checkpoints(tmp_path, keep=1, keep_best="score")
+        directions = {"score": "lower"}
+        with (
+            checkpoints.open(record(), directions=directions) as opened,
+            monkeypatch.context() as m,
+        ):
+            m.setattr("dist_ens.checkpoint.store.Manifest.read", read)
+            opened.save(step, state_of(1.0), scores={"score": value})
+            opened.wait()
+
+    save(1, 0.2)
+    save(2, 0.4, refuse)
+    assert CheckpointStore(tmp_path, read_only=True).steps() == [1, 2]
+    save(3, 0.3)
+    assert CheckpointStore(tmp_path, read_only=True).steps() == [1, 3]
 
 
 @pytest.mark.parametrize(("direction", "best"), [("lower", {1, 4}), ("higher", {2, 3})])

@@ -3,28 +3,49 @@
 import json
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
+import tensorstore as ts
+from absl.testing import flagsaver
 
 import dist_ens as de
 from commands import dist_ens
 from dist_ens import cluster
-from dist_ens.checkpoint import Checkpoints, CheckpointStore, read_lineages, read_members
-from dist_ens.checkpoint.manifest import MANIFEST, Manifest
-from dist_ens.config import Experiment
-from dist_ens.errors import UserError
-from dist_ens.experiment.members import drop, extend, merge, select
-from dist_ens.experiment.network_files import network_paths
+from dist_ens.checkpoint import (
+    Checkpoints,
+    CheckpointStore,
+    Lineage,
+    SavedMembers,
+    read_lineages,
+    read_members,
+)
+from dist_ens.checkpoint.leaves import named_leaves
+from dist_ens.checkpoint.manifest import MANIFEST, LeafEntry, Manifest
+from dist_ens.checkpoint.reading import check_arrays
+from dist_ens.checkpoint.writing import database_spec
+from dist_ens.config import Experiment, OwnParts
+from dist_ens.errors import RunError, UserError
+from dist_ens.experiment.members import _free_ids, drop, extend, merge, require_folder, select
+from dist_ens.experiment.network_files import (
+    network_paths,
+    parts_from,
+    read_network,
+    require_no_other_networks,
+    write_network,
+)
 from dist_ens.experiment.networks import export_members, import_members
 from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
 from dist_ens.layout import Layout
+from launch import members as launch_members
 
 STEPS = 6
 FIRST = "params.0.b"  # Name of the first array of the network.
@@ -186,6 +207,9 @@ def test_a_run_made_in_python_is_selected_and_resumed(tmp_path):
 def test_an_exported_network_has_names_that_a_person_knows_and_is_imported_again(runs, tmp_path):
     paths = export_members(runs / "four", tmp_path / "nets", member_ids=[1, 3])
     assert [path.name for path in paths] == ["member_01.safetensors", "member_03.safetensors"]
+    assert export_members(runs / "four", tmp_path / "nets", member_ids=[1, 3]) == paths
+    with pytest.raises(UserError, match="is a network that would be mixed with those to export"):
+        export_members(runs / "other", tmp_path / "nets")
     arrays = safetensors.numpy.load_file(paths[1])
     whole = read_members(runs / "four")
     np.testing.assert_array_equal(arrays["0.w"], whole.leaves["params.0.w"][3])
@@ -202,8 +226,6 @@ def test_an_exported_network_has_names_that_a_person_knows_and_is_imported_again
 
 
 def test_networks_of_numpy_and_orbax_are_imported(runs, tmp_path):
-    import orbax.checkpoint as ocp
-
     [path] = export_members(runs / "four", tmp_path / "nets", member_ids=[3])
     arrays = safetensors.numpy.load_file(path)
     np.savez(tmp_path / "net_2.npz", **arrays)
@@ -284,3 +306,191 @@ def test_the_command_line_selects_lists_and_refuses(runs, tmp_path):
     )
     assert refused.returncode == 2
     assert "there is no member 9. The run has the ids 0-3." in refused.stderr
+
+
+def test_a_write_that_was_interrupted_is_done_again_by_the_same_command(
+    runs, tmp_path, monkeypatch
+):
+    def full(*_, before, **__):
+        before()
+        raise OSError(28, "No space left on device")
+
+    to = tmp_path / "two"
+    with monkeypatch.context() as patch:
+        patch.setattr("dist_ens.checkpoint.members.write_checkpoint", full)
+        with pytest.raises(RunError, match="Remove the cause, and run the same command again"):
+            select(runs / "four", [3, 1], to)
+    (to / "checkpoints" / "6.dist_ens-0a-1.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    assert select(runs / "four", [3, 1], to).member_ids == [3, 1]
+    assert sorted(path.name for path in to.iterdir()) == ["checkpoints", "experiment.json"]
+    assert CheckpointStore(to, read_only=True).steps() == [STEPS]
+    with pytest.raises(UserError, match="is not empty"):
+        select(runs / "four", [3, 1], to)
+
+
+def test_trained_members_are_kept_where_they_could_not_be_added(tmp_path):
+    new = tmp_path / "to" / "new_members"
+    new.mkdir(parents=True)
+    (tmp_path / "to" / "checkpoints").mkdir()
+    (tmp_path / "to" / "experiment.json").write_text("{}")
+    require_folder(tmp_path / "to", may_hold=["new_members"])
+    for path in (tmp_path / "to" / ".lock", tmp_path / "to" / "checkpoints" / "6"):
+        path.mkdir()
+        with pytest.raises(UserError, match="is not empty"):
+            require_folder(tmp_path / "to", may_hold=["new_members"])
+        path.rmdir()
+
+
+def orbax_network(folder, **options):
+    """Writes a network with Orbax, and returns its two arrays."""
+    arrays = {"w": np.arange(6, dtype=np.float32).reshape(3, 2), "b": np.zeros(2, np.float32)}
+    with ocp.PyTreeCheckpointer(**options) as checkpointer:
+        checkpointer.save(folder, {"params": {"dense/1": arrays}})
+    return {"params": {"dense.1": arrays}}
+
+
+@pytest.mark.parametrize("options", [{}, {"use_ocdbt": False}, {"use_zarr3": True}], ids=str)
+def test_a_network_of_orbax_is_read_however_it_was_written(tmp_path, options):
+    tree = orbax_network(tmp_path / "net", **options)
+    params, _ = parts_from(read_network(tmp_path / "net"), (tree["params"], ()), tmp_path / "net")
+    jax.tree.map(np.testing.assert_array_equal, params, tree["params"])
+
+
+@pytest.mark.parametrize("length", [2**50, 2**20])
+def test_a_network_that_declares_more_than_it_holds_is_refused_before_it_is_read(tmp_path, length):
+    like = orbax_network(tmp_path / "net")["params"]
+    database = ts.KvStore.open(database_spec(tmp_path / "net")).result()
+    description = json.loads(database.read(b"params.dense/1.w/.zarray").result().value)
+    description |= {"shape": [length, 2], "chunks": [3, 2]}
+    database.write(b"params.dense/1.w/.zarray", json.dumps(description).encode()).result()
+    told = "its arrays declare" if length > 2**20 else r"dense\.1\.w is float32\[1048576, 2\] there"
+    with pytest.raises(UserError, match=told):
+        parts_from(read_network(tmp_path / "net"), (like, ()), tmp_path / "net")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ({"mlp/~/linear_0": {"w": 1.0}}, {}),  # Haiku
+        ({"params": {"w": 1.0}, "w": 2.0}, {"batch_stats": {"params": 3.0}}),
+        ({"model_state": {"w": 1.0}}, {"w": 2.0}),
+        (1.0, ()),
+        ((), 1.0),
+    ],
+    ids=str,
+)
+def test_every_network_that_is_exported_can_be_imported(tmp_path, parts):
+    parts = jax.tree.map(lambda value: np.full((2, 3), value, ml_dtypes.bfloat16), parts)
+    state = de.State((), (), (), *parts, ())
+    write_network(tmp_path / "a.safetensors", named_leaves(state), Lineage(0), STEPS)
+    read = parts_from(read_network(tmp_path / "a.safetensors"), parts, tmp_path)
+    assert jax.tree.structure(read) == jax.tree.structure(parts)
+    jax.tree.map(np.testing.assert_array_equal, read, parts)
+
+
+def test_a_parameter_and_other_state_of_one_name_are_not_imported_as_one(tmp_path):
+    like = ({"mean": np.zeros(2, np.float32)}, {"mean": np.zeros(2, np.float32)})
+    with pytest.raises(UserError, match="Two arrays of the network have the name 'mean'"):
+        parts_from({"mean": np.zeros(2, np.float32)}, like, tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("ids", "others", "groups", "free"),
+    [
+        ([0, 1, 2, 3], [3, 7], 1, [4, 7]),
+        ([0, 1, 2, 3], [4, 5], 1, [4, 5]),
+        ([0, 1], [0, 2, 3], 1, [4, 2, 3]),
+        # Members of two groups: 2 and 3 stay in the groups 0 and 1.
+        ([0, 1, 2, 3], [2, 3], 2, [4, 5]),
+        ([2, 3], [2, 3, 4, 5], 2, [6, 7, 4, 5]),
+    ],
+)
+def test_only_the_ids_that_are_taken_change_when_runs_are_merged(ids, others, groups, free):
+    record = {"num_groups": groups}
+    first, second = (
+        SavedMembers(STEPS, record, tuple(map(Lineage, each)), {}) for each in (ids, others)
+    )
+    assert _free_ids(first, second) == free
+
+
+def test_networks_are_imported_with_the_given_ids_or_not_at_all(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.npz").touch()
+    given = experiment(num_members=2, member_ids=(4, 5))
+    with pytest.raises(UserError, match="member_ids has 2 ids for 3 networks to import"):
+        import_members([str(tmp_path)], given, tmp_path / "imported")
+
+
+def test_networks_are_imported_at_a_step_beyond_32_bits(tmp_path):
+    shapes = {"0.w": (64, 8), "0.b": (8,), "1.w": (8, 10), "1.b": (10,)}
+    np.savez(tmp_path / "a.npz", **{name: np.zeros(s, np.float32) for name, s in shapes.items()})
+    step = 2**32 - 7
+    import_members([str(tmp_path / "a.npz")], experiment(steps=step), tmp_path / "imported")
+    members = read_members(tmp_path / "imported")
+    assert members.step == step
+    assert members.leaves["step"].tolist() == [-7]  # The state counts modulo 2^32.
+
+
+def test_members_of_runs_with_other_policies_for_failures_are_joined():
+    def members(*ids, **leaves):
+        leaves = {"member_id": np.asarray(ids), **leaves}
+        return SavedMembers(STEPS, {}, tuple(map(Lineage, ids)), leaves)
+
+    checked = members(0, 1, **{"failures.is_frozen": np.array([False, True])})
+    joined = checked.joined(members(2))
+    assert joined.leaves["failures.is_frozen"].tolist() == [False, True, False]
+    joined = members(2).joined(checked)
+    assert joined.leaves["failures.is_frozen"].tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "is_right"),
+    [
+        ("float8_e4m3", "uint8", True),
+        ("float8_e4m3", "float8_e4m3", True),
+        ("float8_e4m3fn", "uint8", True),
+        ("float8_e4m3fn", "float8_e4m3", False),
+        ("int8", "uint8", False),
+        ("bfloat16", "uint8", False),
+    ],
+)
+def test_values_of_one_byte_are_read_by_any_version_of_tensorstore(dtype, stored, is_right):
+    leaf = LeafEntry(dtype, (1, 3), (5,))
+    manifest = Manifest(1, {}, {}, (Lineage(0),), {"w": leaf}, {})
+    array = types.SimpleNamespace(dtype=types.SimpleNamespace(name=stored), shape=(1, 3))
+    if is_right:
+        check_arrays({"w": array}, manifest)
+    else:
+        with pytest.raises(ValueError, match="the array of leaf w is not the one that was saved"):
+            check_arrays({"w": array}, manifest)
+
+
+def test_networks_of_several_exports_are_not_mixed_in_one_folder(tmp_path):
+    path = tmp_path / "member_00.safetensors"
+    write_network(path, {"params.w": np.zeros(2)}, Lineage(0, seed=5), STEPS)
+    require_no_other_networks(tmp_path, {path: Lineage(0, seed=5)})
+    for others in ({path: Lineage(0, seed=6)}, {path.with_name("member_01"): Lineage(0, seed=5)}):
+        with pytest.raises(UserError, match="is a network that would be mixed with those"):
+            require_no_other_networks(tmp_path, others)
+
+
+def test_a_word_is_not_taken_for_the_value_of_a_flag():
+    line = ["members", "--to", "nets", "--step", "3", "nets", "export"]
+    with flagsaver.flagsaver():
+        assert launch_members._CommandLine().prepare(line) == line[:5]
+        assert launch_members._CommandLine().prepare([line[0], *line[5:], *line[1:5]]) == line[:5]
+
+
+def test_members_are_added_without_the_callbacks_of_the_config_file(runs, tmp_path, monkeypatch):
+    class StoppedError(Exception):
+        pass
+
+    def stop(*_, parts, **__):
+        assert parts.callbacks == ()
+        raise StoppedError
+
+    own = OwnParts(callbacks=[print])
+    monkeypatch.setattr("dist_ens.experiment.members.parts_of", lambda *_: own)
+    monkeypatch.setattr("dist_ens.experiment.members.train", stop)
+    with pytest.raises(StoppedError):
+        extend(runs / "four", [4], tmp_path / "to")

@@ -8,7 +8,7 @@ import pytest
 
 from dist_ens.errors import UserError
 from dist_ens.randomness import member_key
-from dist_ens.state import select_members, stack_members, unstack_members
+from dist_ens.state import State, select_members, stack_members, unstack_members
 
 pytestmark = pytest.mark.quick
 
@@ -59,6 +59,14 @@ def test_an_empty_list_and_leaves_of_several_lengths_are_refused():
         stack_members([])
     with pytest.raises(UserError, match=re.escape("2 in leaf ['a'], 3 in leaf ['b']")):
         unstack_members({"a": np.zeros(2), "b": np.zeros((3, 1))})
+
+
+def test_members_are_selected_by_the_ids_of_an_array_each_once():
+    state = State(np.zeros(3, np.int32), np.array([4, 1, 2], np.int32), (), {}, (), ())
+    assert state.select(np.array([1, 4])).member_id.tolist() == [1, 4]
+    for ids in ([1, 1], [], np.array([3])):
+        with pytest.raises(UserError, match="Give ids that it has, each once"):
+            state.select(ids)
 
 
 def test_a_members_key_is_its_own():

@@ -1,11 +1,13 @@
 """Disks that are full, read-only or gone, as they really are: training goes on and says so."""
 
+import errno
 import json
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -13,7 +15,8 @@ import pytest
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.checkpoint import Checkpoints, CheckpointStore
+from dist_ens.checkpoint import Checkpoints, CheckpointStore, writing
+from dist_ens.checkpoint.writing import unfinished_name
 from dist_ens.errors import SaveError, UserError
 from dist_ens.exit_codes import ExitCode
 from dist_ens.layout import Layout
@@ -97,6 +100,50 @@ def test_a_link_in_place_of_the_checkpoints_is_refused_and_nothing_behind_it_is_
     ):
         pass
     assert left.is_dir()
+
+
+def test_a_host_that_cannot_look_at_the_folder_waits_for_the_others_before_it_fails(
+    tmp_path, monkeypatch
+):
+    reached = []
+
+    def barrier(key, timeout_ms):
+        reached.append(key)
+
+    monkeypatch.setattr(writing.ocp.multihost, "get_barrier_sync_fn", lambda: barrier)
+
+    def refused():
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    store = CheckpointStore(tmp_path)
+    monkeypatch.setattr(store, "_require_no_link", refused)
+    store.save(1, state_of(1.0), {})
+    with pytest.raises(SaveError, match="stale file handle"):
+        store.wait()
+    assert len(reached) == 3
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_all_hosts_take_the_word_of_process_0_for_whether_a_step_is_complete(
+    tmp_path, monkeypatch, is_complete
+):
+    # This is process 1 of two, to which the disk does not show the new folder yet.
+    said = [(f"dist_ens/complete/{unfinished_name(1, '0a-1')}", "complete")] if is_complete else []
+    client = types.SimpleNamespace(key_value_dir_get=lambda _: said)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(writing.cluster, "client", lambda: client)
+    monkeypatch.setattr(writing.ocp.multihost, "get_barrier_sync_fn", lambda: lambda **_: None)
+
+    def save():
+        writing.write_checkpoint(tmp_path, 1, {}, {}, {}, scores={}, token="0a-1")
+
+    if is_complete:
+        save()
+    else:
+        (tmp_path / "1").mkdir()
+        with pytest.raises(OSError, match="another host could not write its part"):
+            save()
 
 
 def test_the_sweep_deletes_only_what_this_package_left(tmp_path):

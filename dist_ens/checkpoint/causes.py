@@ -22,8 +22,19 @@ _REMEDIES = {
     errno.ENOMEM: "Free some memory",
     errno.EIO: "Check that disk",
     errno.ESTALE: "Put the folder of the run back in its place",
+    errno.ETIMEDOUT: "Check the connection to that disk",
+    errno.ENOTCONN: "Check the connection to that disk",
+    errno.EHOSTDOWN: "Check the connection to that disk",
+    errno.EINTR: "Check that disk",
 }
 _OTHER = "Remove the cause"
+# Errors of reading that say nothing about the content of the files.
+NO_DAMAGE = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+        *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EINTR),
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,3 +77,13 @@ def explained(error: BaseException | None) -> Cause:
         return Cause(first_line(error).rstrip("."), _OTHER, None)
     what = text or os.strerror(code)
     return Cause(what[:1].lower() + what[1:], _REMEDIES.get(code, _OTHER), code)
+
+
+def is_of_disk(error: BaseException) -> bool:
+    """Returns whether an error of reading may pass, so that the content may still be sound.
+
+    >>> is_of_disk(OSError(5, "Input/output error")), is_of_disk(ValueError("a checksum differs"))
+    (True, False)
+    """
+    code = explained(error).code
+    return code == errno.EIO or code in NO_DAMAGE

@@ -80,6 +80,24 @@ def read_host_file(
     return content if mine in files else None
 
 
+def host_files_in(checkpoint: pathlib.Path) -> list[str]:
+    """Returns the paths of the host files in a checkpoint.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+    """
+    return sorted(f"{_FOLDER}/{path.name}" for path in (checkpoint / _FOLDER).glob("*"))
+
+
+def check_host_file(path: pathlib.Path) -> None:
+    """Raises a `ValueError` if a host file does not match its checksum.
+
+    Raises:
+        OSError: If the file cannot be read.
+    """
+    _read(path)
+
+
 def _read(path: pathlib.Path) -> tuple[int, bytes]:
     """Returns the number of hosts that wrote a file, and its content."""
     data = path.read_bytes()

@@ -28,6 +28,11 @@ class Kept:
     best_of_members: str | None = None
     higher_is_better: frozenset[str] = frozenset()
 
+    @property
+    def uses_scores(self) -> bool:
+        """Whether the rule depends on scores."""
+        return self.best is not None or self.best_of_members is not None
+
     def of(self, steps: Sequence[int], scores: Mapping[int, Mapping[str, float]]) -> set[int]:
         """Returns the steps to keep.
 

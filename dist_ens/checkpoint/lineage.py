@@ -74,6 +74,20 @@ class Lineage:
         """Returns the lineage with one more event."""
         return dataclasses.replace(self, events=(*self.events, event))
 
+    def begun_in(self, run: str, seed: int | None) -> Self:
+        """Returns the lineage of a member of a run, which trained it if nothing else is known.
+
+        A checkpoint of an older version has ids only. Such a member may have been renamed since.
+
+        Args:
+            run: Folder of the run.
+            seed: Seed of the run.
+        """
+        is_renamed = self.original_id != self.member_id
+        if self.run is not None or is_renamed or self.events:
+            return self
+        return dataclasses.replace(self, seed=seed, trained_id=self.member_id, run=run)
+
     def to_dict(self) -> JsonDict:
         """Returns the fields by name, in types that JSON can hold."""
         return {

@@ -164,24 +164,54 @@ class Manifest:
             checkpoint: Folder of the checkpoint.
             hashes_data: Whether to hash the files of the arrays, too. Otherwise only their sizes
                 are compared. The other files are small, and always hashed.
+
+        Raises:
+            OSError: If a file cannot be read.
+        """
+        yield from self.linked_folders(checkpoint)
+        for name in sorted(self.files):
+            fault = self.fault_of_file(checkpoint, name, hashes_data=hashes_data)
+            if fault is not None:
+                yield fault
+
+    def linked_folders(self, checkpoint: pathlib.Path) -> list[str]:
+        """Returns a clause for each folder that is a symbolic link.
+
+        Args:
+            checkpoint: Folder of the checkpoint.
         """
         folders = {str(parent) for name in self.files for parent in PurePosixPath(name).parents}
-        for folder in sorted(folders - {"."}):
-            if (checkpoint / folder).is_symlink():
-                yield f"{folder} is a symbolic link"
-        for name, entry in sorted(self.files.items()):
-            path = checkpoint / name
-            try:
-                status = path.lstat()
-            except FileNotFoundError:
-                yield f"the file {name} is missing"
-                continue
-            if not stat.S_ISREG(status.st_mode):
-                yield f"{name} is no regular file"
-            elif status.st_size != entry.num_bytes:
-                yield f"the file {name} has {status.st_size} bytes, and had {entry.num_bytes}"
-            elif (hashes_data or not _holds_arrays(name)) and file_digest(path) != entry.digest:
-                yield f"the file {name} has changed"
+        return [
+            f"{folder} is a symbolic link"
+            for folder in sorted(folders - {"."})
+            if (checkpoint / folder).is_symlink()
+        ]
+
+    def fault_of_file(
+        self, checkpoint: pathlib.Path, name: str, *, hashes_data: bool
+    ) -> str | None:
+        """Returns a clause if a file is missing or changed, and None otherwise.
+
+        Args:
+            checkpoint: Folder of the checkpoint.
+            name: Path of the file in it.
+            hashes_data: Whether to hash a file of the arrays, too; see `changed_files`.
+
+        Raises:
+            OSError: If the file cannot be read.
+        """
+        path, entry = checkpoint / name, self.files[name]
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            return f"the file {name} is missing"
+        if not stat.S_ISREG(status.st_mode):
+            return f"{name} is no regular file"
+        if status.st_size != entry.num_bytes:
+            return f"the file {name} has {status.st_size} bytes, and had {entry.num_bytes}"
+        if (hashes_data or not _holds_arrays(name)) and file_digest(path) != entry.digest:
+            return f"the file {name} has changed"
+        return None
 
     def added_files(self, checkpoint: pathlib.Path) -> list[str]:
         """Returns the paths of the files that the manifest does not list.

@@ -1,19 +1,29 @@
 """Members of saved runs, read and written by their ids, without the program that trained them."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
 from dist_ens.checkpoint.lineage import Event, Lineage, positions_of
+from dist_ens.checkpoint.record import seed_of
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore
-from dist_ens.checkpoint.writing import ID_LEAF, Leaf, write_checkpoint
+from dist_ens.checkpoint.writing import (
+    ID_LEAF,
+    Leaf,
+    is_unfinished,
+    remove_unfinished,
+    write_checkpoint,
+)
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, UserError, code_of_write
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import Piece
+
+_FAILURES = "failures."  # Start of the names of the leaves that record failed updates.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +73,18 @@ class SavedMembers:
     def joined(self, other: "SavedMembers") -> "SavedMembers":
         """Returns these members and then others, with the step and the record of these.
 
+        If only one of them has a record of failed updates, as their policies for failures differ,
+        the others get an empty one.
+
         Raises:
             UserError: If a leaf has another shape or type in the other members.
         """
-        for name in sorted(self.leaves.keys() | other.leaves.keys()):
-            here, there = (_type_of(members.leaves.get(name)) for members in (self, other))
+        ours, theirs = (
+            _with_records(self.leaves, other.leaves),
+            _with_records(other.leaves, self.leaves),
+        )
+        for name in sorted(ours.keys() | theirs.keys()):
+            here, there = _type_of(ours.get(name)), _type_of(theirs.get(name))
             if here != there:
                 raise UserError(
                     f"The members cannot be joined: leaf {name} is {here} in one run and {there} "
@@ -76,10 +93,7 @@ class SavedMembers:
         return dataclasses.replace(
             self,
             lineages=(*self.lineages, *other.lineages),
-            leaves={
-                name: np.concatenate([leaf, other.leaves[name]])
-                for name, leaf in self.leaves.items()
-            },
+            leaves={name: np.concatenate([leaf, theirs[name]]) for name, leaf in ours.items()},
         )
 
     def after(self, what: str) -> "SavedMembers":
@@ -111,11 +125,11 @@ def read_members(
         RunError: If the checkpoint is damaged.
     """
     store, step = saved_step(folder, step)
-    lineages = store.members(step)
+    record, lineages = store.restore_run(step), _lineages(store, folder, step)
     if member_ids is not None:
         lineages = tuple(lineages[position] for position in positions_of(member_ids, lineages))
     leaves = store.restore_leaves(step, member_ids)
-    return SavedMembers(step, store.restore_run(step), lineages, leaves)
+    return SavedMembers(step, record, lineages, leaves)
 
 
 def read_lineages(
@@ -123,7 +137,15 @@ def read_lineages(
 ) -> tuple[int, tuple[Lineage, ...]]:
     """Returns the step of a checkpoint and the lineage of each member; see `read_members`."""
     store, step = saved_step(folder, step)
-    return step, store.members(step)
+    return step, _lineages(store, folder, step)
+
+
+def _lineages(
+    store: CheckpointStore, folder: str | os.PathLike[str], step: int
+) -> tuple[Lineage, ...]:
+    """Returns the lineage of each member; see `Lineage.begun_in`."""
+    run, seed = str(pathlib.Path(folder).resolve()), seed_of(store.restore_run(step))
+    return tuple(each.begun_in(run, seed) for each in store.members(step))
 
 
 def saved_step(
@@ -147,12 +169,16 @@ def saved_step(
     return store, step
 
 
-def write_members(folder: pathlib.Path, members: SavedMembers) -> None:
+def write_members(
+    folder: pathlib.Path, members: SavedMembers, *, before: Callable[[], None] = lambda: None
+) -> None:
     """Writes members as the only checkpoint of a new run.
 
     Args:
         folder: Folder of the new run; see `require_new_folder`.
         members: Members, with the record of the new run.
+        before: Function that writes other files of the run, before the checkpoint is written. An
+            `OSError` of it counts as one of writing.
 
     Raises:
         RunError: If the system cannot write the checkpoint.
@@ -173,26 +199,65 @@ def write_members(folder: pathlib.Path, members: SavedMembers) -> None:
             scores={},
             token=f"{os.urandom(4).hex()}-1",
             lineage_of=known.__getitem__,
+            before=before,
         )
     except (OSError, ValueError) as error:  # TensorStore reports a full disk as a ValueError.
+        with contextlib.suppress(OSError):
+            remove_unfinished(folder.resolve() / FOLDER)
         raise RunError(
-            f"The members could not be written to {quoted(folder)}: {error}. Remove the cause, "
-            "delete that folder, and run the same command again.",
+            f"The members could not be written to {quoted(folder)}: {error}. Remove the cause, and "
+            "run the same command again.",
             exit_code=code_of_write(error),
         ) from error
 
 
-def require_new_folder(folder: pathlib.Path) -> None:
-    """Raises a `UserError` unless a folder is empty or does not exist yet."""
+def require_new_folder(
+    folder: pathlib.Path, *, may_hold: Collection[str] = (), files: Collection[str] = ()
+) -> None:
+    """Raises a `UserError` unless a folder can take a new run.
+
+    It can if it is empty or does not exist yet, or if `write_members` was interrupted in it.
+
+    Args:
+        folder: Folder of the new run.
+        may_hold: Names of other entries that it may have.
+        files: Names of the files that the `before` of `write_members` writes.
+    """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise UserError(
             f"{quoted(folder)} is a file or a link, and not a folder. Give another folder."
         )
-    if folder.is_dir() and any(folder.iterdir()):
+    others = {path.name for path in folder.iterdir()} - {*may_hold} if folder.is_dir() else set()
+    if others and not (others <= {FOLDER, *files} and _is_begun(folder / FOLDER)):
         raise UserError(
             f"{quoted(folder)} is not empty, and members are written into new folders only. Give "
             "another folder."
         )
+
+
+def _is_begun(checkpoints: pathlib.Path) -> bool:
+    """Returns whether a folder of checkpoints has unfinished ones at most.
+
+    A run that trains has a lock beside it, so that its folder is not taken for such a one.
+    """
+    is_folder = checkpoints.is_dir() and not checkpoints.is_symlink()
+    return is_folder and all(map(is_unfinished, checkpoints.iterdir()))
+
+
+def _with_records(
+    leaves: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the leaves of members, with the record of failed updates that other members have.
+
+    The record of a member without a failed update is zero in all its leaves.
+    """
+    num_members = len(leaves[ID_LEAF])
+    empty = {
+        name: np.zeros((num_members, *leaf.shape[1:]), leaf.dtype)
+        for name, leaf in others.items()
+        if name.startswith(_FAILURES)
+    }
+    return {**empty, **leaves}
 
 
 def _type_of(leaf: np.ndarray | None) -> str:

@@ -99,7 +99,7 @@ class OpenCheckpoints:
     def lineage_of(self, member_id: int) -> Lineage:
         """Returns the lineage of a member, with the events that no save has written yet.
 
-        It begins in this run if the saved lineage names no run.
+        It begins in this run if the saved one says nothing else.
 
         Args:
             member_id: Id of the member.
@@ -108,10 +108,8 @@ class OpenCheckpoints:
 
     def _lineage_in(self, lineages: Mapping[int, Lineage], member_id: int) -> Lineage:
         """Returns the lineage of a member, given those that the run knows; see `lineage_of`."""
-        known = lineages.get(member_id)
-        if known is not None and known.run is not None:
-            return known
-        return Lineage(member_id, seed_of(self._record), member_id, str(self._folder.resolve()))
+        known = lineages.get(member_id, Lineage(member_id))
+        return known.begun_in(str(self._folder.resolve()), seed_of(self._record))
 
     def restore_state(
         self, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None = None
@@ -168,7 +166,7 @@ class OpenCheckpoints:
             if not earlier:
                 return None
             state, damage = self._state_at(earlier, abstract, *others, member_ids=member_ids)
-            hosts = cluster.hosts_with(damage is not None)
+            hosts = _hosts_with_damage(earlier, damage)
             if not hosts and state is not None:
                 return state, earlier
             moved = self._store.set_aside(earlier)
@@ -267,25 +265,25 @@ class OpenCheckpoints:
     def _state_at(
         self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None
     ) -> tuple[Tree | None, RunError | None]:
-        """Returns the state at a step, and the damage that this host found; one of them is None."""
+        """Returns the state at a step, and this host's error of reading; one of them is None."""
         try:
             state = self._store.restore_state(step, abstract, *others, member_ids=member_ids)
             return state, None
         except RunError as error:
-            return None, _damage_of(error)
+            return None, error
 
     def _begin_at_newest(self) -> None:
         """Finds the newest checkpoint whose record and files are sound, and reads its record."""
         while True:
             step = cluster.as_main_sees(self._store.latest_step() or 0)
-            record, damage = None, None
+            record, error = None, None
             members: tuple[Lineage, ...] = ()
             if step:
                 try:
                     record, members = self._store.restore_run(step), self._store.members(step)
-                except RunError as error:
-                    damage = _damage_of(error)
-            if not self._is_set_aside(step, damage):
+                except RunError as raised:
+                    error = raised
+            if not self._is_set_aside(step, error):
                 break
         self.saved_step, self.saved_record = step, record
         self.members = members
@@ -316,12 +314,13 @@ class OpenCheckpoints:
 
         Args:
             step: Step of the checkpoint.
-            damage: Damage that this host found; None if it found none.
+            damage: This host's error of reading it; None if it read all that it needs.
 
         Raises:
-            RunError: If no older checkpoint can be used instead.
+            RunError: If no older checkpoint can be used instead. Also if a host cannot read the
+                checkpoint for another reason than damage.
         """
-        hosts = cluster.hosts_with(damage is not None)
+        hosts = _hosts_with_damage(step, damage)
         if not hosts:
             return False
         path = self._folder / FOLDER / str(step)
@@ -375,8 +374,26 @@ def _why(hosts: Sequence[int], damage: RunError | None) -> str:
     return f"process {hosts[0]} found it" if damage is None else explained(damage).what
 
 
-def _damage_of(error: RunError) -> RunError:
-    """Returns an error that says that a checkpoint is damaged, and raises any other."""
-    if error.exit_code != ExitCode.DAMAGED:
-        raise error
-    return error
+def _hosts_with_damage(step: int, error: RunError | None) -> list[int]:
+    """Returns the numbers of the hosts that found a checkpoint damaged. Every host must call this.
+
+    Args:
+        step: Step of the checkpoint.
+        error: This host's error of reading it; None if it read all that it needs.
+
+    Raises:
+        RunError: If a host cannot read it for another reason. All hosts raise an error then.
+    """
+    is_damage = error is not None and error.exit_code == ExitCode.DAMAGED
+    hosts = cluster.hosts_with(error is not None)
+    if not hosts:
+        return []
+    unreadable = cluster.hosts_with(error is not None and not is_damage)
+    if unreadable:
+        if error is not None and not is_damage:
+            raise error
+        raise RunError(
+            f"Process {unreadable[0]} could not read the checkpoint of step {step}. Look at its "
+            "output, then run the same command again to resume."
+        )
+    return hosts

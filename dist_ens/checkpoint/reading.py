@@ -10,13 +10,15 @@ from typing import Protocol
 import numpy as np
 import tensorstore as ts
 
+from dist_ens.checkpoint.causes import is_of_disk
 from dist_ens.checkpoint.digests import member_digests
-from dist_ens.checkpoint.host_files import read_host_file
+from dist_ens.checkpoint.host_files import host_files_in, read_host_file
 from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
-from dist_ens.checkpoint.writing import ID_LEAF, STATE, database_spec, stored_dtype
+from dist_ens.checkpoint.writing import ID_LEAF, STATE, database_spec
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import Reading
+from dist_ens.paths import utf8_path
 
 # Drivers by the name of the file that describes an array. The first version of dist_ens wrote
 # `zarr`, which has no checksums.
@@ -69,8 +71,8 @@ class SavedArray:
             index: Index of the part. It holds whole members.
 
         Returns:
-            The part. Its `result` raises a `ValueError` if a member's values are missing, or differ
-            from those that were saved.
+            The part. Its `result` raises a `ValueError` if a member's values are missing, differ
+            from those that were saved, or cannot be read.
         """
         return _Part(self, index)
 
@@ -102,7 +104,9 @@ class _Part:
                 part = self._reading.result()
                 saved = manifest.leaves[name].digests
                 is_sound = member_digests(part) == [saved[place] for place in self._positions]
-            except ValueError:  # The checksum of a chunk, or the chunk itself, has changed.
+            except ValueError as error:  # The checksum of a chunk, or the chunk, has changed.
+                if is_of_disk(error):
+                    raise
                 is_sound = False
             if not is_sound:
                 damaged = damaged_members(self._whole.array, name, manifest, self._positions)
@@ -162,9 +166,18 @@ def open_step(path: pathlib.Path) -> SavedStep:
     """
     if (path / MANIFEST).exists():
         return _Step(path)
-    if not (path / _OLD_RECORD).exists():
+    if not is_of_first_format(path):
         raise ValueError(f"it has no {MANIFEST}")
     return _OldStep(path)
+
+
+def is_of_first_format(path: pathlib.Path) -> bool:
+    """Returns whether a checkpoint has the first format, which has no manifest.
+
+    Raises:
+        OSError: If the folder cannot be read.
+    """
+    return not (path / MANIFEST).exists() and (path / _OLD_RECORD).exists()
 
 
 class _Step:
@@ -226,8 +239,7 @@ class _OldStep:
         }
 
     def host_file(self, name: str, *, is_shared: bool) -> bytes | None:
-        folder = self._path / "host_files"
-        files = [f"host_files/{path.name}" for path in folder.glob("*")]
+        files = host_files_in(self._path)
         return read_host_file(self._path, name, files, is_shared=is_shared)
 
 
@@ -244,12 +256,17 @@ def damaged_members(
         name: Name of the leaf.
         manifest: Manifest of the checkpoint.
         positions: Positions of the members to read.
+
+    Raises:
+        ValueError: If the system cannot read the files.
     """
     damaged = []
     for place in positions:
         try:
             found = member_digests(array[place : place + 1].read().result())
-        except ValueError:
+        except ValueError as error:
+            if is_of_disk(error):
+                raise
             found = []
         if found != [manifest.leaves[name].digests[place]]:
             damaged.append(manifest.member_ids[place])
@@ -258,29 +275,46 @@ def damaged_members(
 
 def check_arrays(opened: Mapping[str, ts.TensorStore], manifest: Manifest) -> None:
     """Raises a `ValueError` if the opened arrays are not those that a manifest lists."""
-    there = {name: (array.dtype.name, array.shape) for name, array in opened.items()}
-    listed = {
-        name: (stored_dtype(np.dtype(leaf.dtype)).name, leaf.shape)
-        for name, leaf in manifest.leaves.items()
-    }
     num_members = len(manifest.member_ids)
-    for name in sorted(there.keys() | listed.keys()):
-        if there.get(name) != listed.get(name):
+    for name in sorted(opened.keys() | manifest.leaves.keys()):
+        array, leaf = opened.get(name), manifest.leaves.get(name)
+        if (
+            array is None
+            or leaf is None
+            or array.shape != leaf.shape
+            or array.dtype.name not in _stored_as(np.dtype(leaf.dtype))
+        ):
             raise ValueError(f"the array of leaf {name} is not the one that was saved")
-        if not opened[name].shape[:1] == (len(manifest.leaves[name].digests),) == (num_members,):
+        if not array.shape[:1] == (len(leaf.digests),) == (num_members,):
             raise ValueError(f"leaf {name} has another number of members than {MANIFEST}")
 
 
-def open_arrays(path: pathlib.Path) -> dict[str, ts.TensorStore]:
+def _stored_as(dtype: np.dtype) -> set[str]:
+    """Returns the names of the types in which values may be stored; see `stored_dtype`.
+
+    It depends on the TensorStore that has written them whether they are stored as bytes.
+    """
+    is_of_numpy = dtype.isbuiltin == 1
+    return {dtype.name} if is_of_numpy or dtype.itemsize > 1 else {dtype.name, "uint8"}
+
+
+def open_arrays(path: pathlib.Path, *, is_foreign: bool = False) -> dict[str, ts.TensorStore]:
     """Opens the arrays in a folder, and returns them by name. Their content is not read yet.
+
+    Args:
+        path: Folder of the arrays.
+        is_foreign: Whether another program has written them with Orbax. It may have written them
+            without a database, compressed them, and left out parts that are all zero.
 
     Raises:
         FileNotFoundError: If the folder has no arrays.
         ValueError: If a file is damaged, or the arrays are larger than their files.
     """
-    context = ts.Context(_CONTEXT)
+    context, place = ts.Context(_CONTEXT), ""
     database = {**database_spec(path), "cache_pool": "cache_pool#index"}
-    keys = ts.KvStore.open(database, context=context).result().list().result()
+    if is_foreign and not (path / "manifest.ocdbt").exists():
+        database, place = {"driver": "file"}, f"{utf8_path(path)}/"
+    keys = ts.KvStore.open({**database, "path": place}, context=context).result().list().result()
     opened = {}
     for key in map(bytes.decode, keys):
         name, _, file = key.rpartition("/")
@@ -288,8 +322,9 @@ def open_arrays(path: pathlib.Path) -> dict[str, ts.TensorStore]:
             opened[name] = ts.open(
                 {
                     "driver": _DRIVERS[file],
-                    "kvstore": {**database, "path": f"{name}/"},
-                    "fill_missing_data_reads": False,  # A missing chunk is damage, not zeros.
+                    "kvstore": {**database, "path": f"{place}{name}/"},
+                    # In a checkpoint of this package a missing chunk is damage.
+                    "fill_missing_data_reads": is_foreign,
                 },
                 open=True,
                 read=True,
@@ -298,11 +333,17 @@ def open_arrays(path: pathlib.Path) -> dict[str, ts.TensorStore]:
     if not opened:
         raise FileNotFoundError(f"no arrays in {path}")
     arrays = {name: array.result() for name, array in opened.items()}
-    _require_sizes(path, arrays, len(keys))
+    _require_sizes(path, arrays, len(keys), is_foreign=is_foreign)
     return arrays
 
 
-def _require_sizes(path: pathlib.Path, arrays: Mapping[str, ts.TensorStore], num_keys: int) -> None:
+def _require_sizes(
+    path: pathlib.Path,
+    arrays: Mapping[str, ts.TensorStore],
+    num_keys: int,
+    *,
+    is_foreign: bool,
+) -> None:
     """Checks that arrays are no larger than their files allow, before memory is allocated for them.
 
     TensorStore ends the process if it cannot allocate what a damaged description asks for.
@@ -311,6 +352,7 @@ def _require_sizes(path: pathlib.Path, arrays: Mapping[str, ts.TensorStore], num
         path: Folder of the arrays.
         arrays: Opened arrays by name.
         num_keys: Number of keys in the database, at least one for each part of an array.
+        is_foreign: Whether another program may have compressed them; see `open_arrays`.
 
     Raises:
         ValueError: If an array declares a part that is larger than the whole, or all arrays more
@@ -324,7 +366,7 @@ def _require_sizes(path: pathlib.Path, arrays: Mapping[str, ts.TensorStore], num
                 f"leaf {name} declares parts of the shape {list(part)}, and its whole shape is "
                 f"{list(array.shape)}"
             )
-        is_packed = array.spec().to_json()["driver"] == "zarr"
+        is_packed = is_foreign or array.spec().to_json()["driver"] == "zarr"
         num_bytes = math.prod(array.shape) * array.dtype.numpy_dtype.itemsize
         declared += num_bytes // _LARGEST_PACKING if is_packed else num_bytes
     in_files = sum((path / file).lstat().st_size for file in files_in(path))

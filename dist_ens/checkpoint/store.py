@@ -7,19 +7,19 @@ import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Self
+from typing import Self, TypeVar
 
 import jax
 import numpy as np
 
 from dist_ens import cluster
-from dist_ens.checkpoint.causes import explained
+from dist_ens.checkpoint.causes import NO_DAMAGE, explained
 from dist_ens.checkpoint.host_files import check_names
 from dist_ens.checkpoint.kept import Kept
 from dist_ens.checkpoint.leaves import check_leaves, named_leaves, state_of
 from dist_ens.checkpoint.lineage import Lineage, positions_of
 from dist_ens.checkpoint.manifest import Manifest, step_of
-from dist_ens.checkpoint.reading import SavedStep, open_step
+from dist_ens.checkpoint.reading import SavedStep, is_of_first_format, open_step
 from dist_ens.checkpoint.writing import (
     Leaf,
     give_up_checkpoint,
@@ -40,8 +40,7 @@ FOLDER = "checkpoints"
 # A process writes one checkpoint at a time. An interrupted run may have left a thread that still
 # writes its last one.
 _WRITING = threading.Lock()
-# Errors of reading that say nothing about the files: a missing permission, or too many open files.
-_NO_DAMAGE = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+T = TypeVar("T")
 
 
 class _UnwantedError(Exception):
@@ -169,6 +168,7 @@ class CheckpointStore:
         writing: Future[None] = Future()
 
         def before() -> None:
+            self._require_no_link()
             after()
             host_files.update(late_files())
             jax.block_until_ready([p.array for leaf in leaves.values() for p in leaf.pieces])
@@ -178,7 +178,6 @@ class CheckpointStore:
         def write() -> None:
             try:
                 with _WRITING, self._unwritable_is_reported(step, failed):
-                    self._require_no_link()
                     write_checkpoint(
                         self._folder,
                         step,
@@ -242,8 +241,7 @@ class CheckpointStore:
             RunError: If the checkpoint is damaged, or was deleted meanwhile.
         """
         saved = self._saved(step)
-        with self._damage_is_reported(step):
-            return saved.members
+        return self._read(step, lambda: saved.members)
 
     def restore_state(
         self,
@@ -273,15 +271,19 @@ class CheckpointStore:
         """
         saved = self._saved(step)
         positions = self._positions(step, member_ids)
-        with self._damage_is_reported(step):
+
+        def read() -> Tree:
             arrays = saved.open_arrays(positions)
+            like = abstract
             for other in others:
                 if named_leaves(other).keys() == arrays.keys():
-                    abstract = other
-            named = named_leaves(abstract)
+                    like = other
+            named = named_leaves(like)
             check_leaves(self._folder / str(step), arrays, named)
-            read = read_onto_devices(named, lambda name, index: arrays[name].read(index))
-            state = state_of(read, abstract)
+            onto = read_onto_devices(named, lambda name, index: arrays[name].read(index))
+            return state_of(onto, like)
+
+        state = self._read(step, read)
         # A member may take its state from an older step while the run goes on.
         self._newest = max(step, self._newest or 0)
         return state
@@ -300,9 +302,12 @@ class CheckpointStore:
             RunError: If the checkpoint is damaged, or was deleted meanwhile.
         """
         saved, positions = self._saved(step), self._positions(step, member_ids)
-        with self._damage_is_reported(step):
+
+        def read() -> dict[str, np.ndarray]:
             arrays = saved.open_arrays(positions)
             return {name: array.read_whole() for name, array in arrays.items()}
+
+        return self._read(step, read)
 
     def restore_host_file(self, step: int, name: str, *, is_shared: bool = False) -> bytes | None:
         """Returns the bytes that this host saved under a name in a checkpoint.
@@ -320,8 +325,7 @@ class CheckpointStore:
                 saved something under that name that is not shared.
         """
         saved = self._saved(step)
-        with self._damage_is_reported(step):
-            return saved.host_file(name, is_shared=is_shared)
+        return self._read(step, lambda: saved.host_file(name, is_shared=is_shared))
 
     def set_aside(self, step: int) -> pathlib.Path:
         """Renames a damaged checkpoint, so that it is no checkpoint any more.
@@ -370,9 +374,22 @@ class CheckpointStore:
         """Returns a checkpoint after a check of its files, which is done once."""
         if self._opened is None or self._opened[0] != step:
             utf8_path(self._folder)
-            with self._damage_is_reported(step):
-                self._opened = step, open_step(self._folder / str(step))
+            path = self._folder / str(step)
+            self._opened = step, self._read(step, lambda: open_step(path))
         return self._opened[1]
+
+    def _read(self, step: int, read: Callable[[], T]) -> T:
+        """Returns what a function reads from a checkpoint; see `_damage_is_reported`.
+
+        An input/output error may pass. It counts as damage only if a second read fails, too.
+        """
+        with self._damage_is_reported(step):
+            try:
+                return read()
+            except (OSError, ValueError) as error:
+                if explained(error).code != errno.EIO:
+                    raise
+                return read()
 
     def _positions(self, step: int, member_ids: Sequence[int] | None) -> list[int] | None:
         """Returns the positions of members in a checkpoint; None for all of them in order."""
@@ -389,17 +406,23 @@ class CheckpointStore:
             token: Token of the save that has just ended.
         """
         steps = self.steps()
-        for old in {*steps} - self._keep.of(steps, {step: self._scores_at(step) for step in steps}):
+        scores = {step: self._scores_at(step) for step in steps} if self._keep.uses_scores else {}
+        known = {step: at for step, at in scores.items() if at is not None}
+        # A step whose scores cannot be read now may be the best one.
+        unknown = scores.keys() - known.keys()
+        for old in {*steps} - self._keep.of(steps, known) - unknown:
             with contextlib.suppress(OSError):  # The next save tries it again.
                 give_up_checkpoint(self._folder / str(old), token)
 
-    def _scores_at(self, step: int) -> Mapping[str, float]:
-        """Returns the scores in a checkpoint by name; none if they cannot be read."""
+    def _scores_at(self, step: int) -> Mapping[str, float] | None:
+        """Returns the scores in a checkpoint by name; None if they cannot be read."""
         if step not in self._scores:
+            path = self._folder / str(step)
             try:
-                self._scores[step] = Manifest.read(self._folder / str(step)).scores
-            except Exception:  # A damaged or old checkpoint ends no save.
-                self._scores[step] = {}
+                is_old = is_of_first_format(path)
+                self._scores[step] = {} if is_old else Manifest.read(path).scores
+            except Exception:  # A checkpoint that cannot be read ends no save.
+                return None
         return self._scores[step]
 
     def _require_no_link(self) -> None:
@@ -459,12 +482,12 @@ class CheckpointStore:
             raise
         except Exception as error:  # TensorStore has no special error type for damage.
             why = explained(error)
-            if not path.exists():
+            if is_gone(path):
                 raise RunError(
                     f"The checkpoint {quoted(path)} does not exist any more: a run that is "
                     "training has replaced it. Run the same command again."
                 ) from error
-            if why.code in _NO_DAMAGE:
+            if why.code in NO_DAMAGE:
                 raise RunError(
                     f"The checkpoint {quoted(path)} cannot be read: {why.what}. {why.remedy}, then "
                     "run the same command again."
@@ -481,6 +504,17 @@ class CheckpointStore:
                 f"The checkpoint {quoted(path)} is damaged: {why.what}. {remedy}",
                 exit_code=ExitCode.DAMAGED,
             ) from error
+
+
+def is_gone(path: pathlib.Path) -> bool:
+    """Returns whether a file or a folder does not exist, as far as the system can tell."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # The disk cannot be read now.
+        return False
+    return False
 
 
 def read_newest(

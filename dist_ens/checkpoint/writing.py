@@ -5,7 +5,8 @@ their digests from the same memory. Process 0 writes into the database of the wh
 references to the other databases when they are complete, and writes the manifest. All of this
 happens in a folder with a temporary name, which process 0 renames at the end. A checkpoint with its
 final name is therefore complete and on disk. If one host fails, all hosts fail, and none waits for
-it.
+it. Process 0 says through the coordination service of `jax.distributed` that the checkpoint is
+complete, since a host may see the folders of a network disk later than process 0 does.
 """
 
 import contextlib
@@ -48,6 +49,7 @@ _OF_HOST = "ocdbt.process_"
 _WRITTEN_BY = "written_by_host_"
 ID_LEAF = "member_id"  # Leaf that holds the ids of the members.
 _IDS = "ids of members"  # It has spaces, so that no leaf has this name.
+_COMPLETE = "dist_ens/complete"  # Folder of the coordination service; see `_say_complete`.
 _PATIENCE_SECS = 600  # Time limit for a host that writes its part slowly.
 _WITH_A_CHECKSUM = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 # Without a common context, each array would have a separate database and transaction.
@@ -115,7 +117,11 @@ def write_checkpoint(
     name = unfinished_name(step, token)
     whole, unfinished = folder / str(step), folder / name
     arrays, here = unfinished / STATE, jax.process_index()
-    with _ended_on_all(f"{name} is whole"):
+    with (
+        _ended_on_all(f"all hosts know of {name}"),  # Until then, process 0 must not end.
+        _complete_on_all(name),
+        _ended_on_all(f"{name} is whole"),
+    ):
         with _ended_on_all(f"the parts of {name}"):
             before()
             if cluster.is_main():
@@ -152,8 +158,7 @@ def write_checkpoint(
             _write(unfinished / MANIFEST, manifest.to_bytes())
             _sync(arrays)
             _finish(unfinished, whole)
-    if not whole.is_dir():
-        raise OSError("the checkpoint is not complete: another host could not write its part")
+            _say_complete(name)
 
 
 def give_up_checkpoint(path: pathlib.Path, token: str) -> None:
@@ -182,10 +187,15 @@ def remove_unfinished(folder: pathlib.Path, *, apart_from: str | None = None) ->
         apart_from: Name of a folder that other hosts may be writing already. None for none.
     """
     for path in folder.iterdir():
-        is_ours = _UNFINISHED.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-        if is_ours and path.name != apart_from:
+        if is_unfinished(path) and path.name != apart_from:
             # A folder that cannot be deleted only takes room.
             shutil.rmtree(path, ignore_errors=True)
+
+
+def is_unfinished(path: pathlib.Path) -> bool:
+    """Returns whether a path is that of a checkpoint that `remove_unfinished` deletes."""
+    is_ours = _UNFINISHED.fullmatch(path.name) is not None
+    return is_ours and path.is_dir() and not path.is_symlink()
 
 
 def set_aside(path: pathlib.Path) -> pathlib.Path:
@@ -212,6 +222,28 @@ def _finish(unfinished: pathlib.Path, whole: pathlib.Path) -> None:
     except OSError:  # All hosts must agree that this is no checkpoint.
         whole.rename(unfinished)
         raise
+
+
+def _say_complete(name: str) -> None:
+    """Says to the other hosts that a checkpoint is complete. Process 0 calls this.
+
+    Args:
+        name: Name of its unfinished folder, which no other save has.
+    """
+    if jax.process_count() > 1:
+        # Every host has read the word on an earlier save when it begins with this one.
+        cluster.client().key_value_delete(_COMPLETE)
+        cluster.client().key_value_set(f"{_COMPLETE}/{name}", "complete")
+
+
+@contextlib.contextmanager
+def _complete_on_all(name: str) -> Iterator[None]:
+    """Raises an `OSError` at its end unless process 0 has said that a checkpoint is complete."""
+    yield
+    if jax.process_count() > 1:
+        said = cluster.client().key_value_dir_get(_COMPLETE)
+        if f"{_COMPLETE}/{name}" not in [key for key, _ in said]:
+            raise OSError("the checkpoint is not complete: another host could not write its part")
 
 
 def _digests_of(state: Mapping[str, Leaf]) -> ByMember:

@@ -1,6 +1,7 @@
 """New runs made of members of saved runs: some of them, those of several runs, or more of them."""
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ from dist_ens.checkpoint import (
 )
 from dist_ens.commands import quoted
 from dist_ens.config import Experiment, differences_on_resume
+from dist_ens.config.checks import MOST
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source, Spec, open_source
 from dist_ens.ensemble.argument_checks import check_ids_of_groups
@@ -25,7 +27,7 @@ from dist_ens.experiment.config_file import EXPERIMENT
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import parts_of
-from dist_ens.file_writing import replace_file
+from dist_ens.file_writing import UNFINISHED, replace_file
 from dist_ens.json_text import JsonDict
 from dist_ens.report.files import to_json
 
@@ -54,7 +56,7 @@ def select(
         UserError: If there is no such checkpoint or member, or the new folder is in use.
         RunError: If the checkpoint is damaged, or the new one cannot be written.
     """
-    require_new_folder(to)
+    require_folder(to)
     members = read_members(workdir, step, member_ids)
     return write_run(to, members.after(f"selected from {workdir.resolve()}"))
 
@@ -85,7 +87,7 @@ def merge(
     """Writes a new run that has the members of several runs, and returns them.
 
     The runs may differ in their seed and their members. A member whose id is taken by a member of
-    an earlier run gets the next free id.
+    an earlier run gets the next free id. In an ensemble of groups it is one of the same group.
 
     Args:
         workdirs: Folders of the runs, at least two.
@@ -99,7 +101,7 @@ def merge(
     """
     if len(workdirs) < 2:
         raise UserError(f"merge joins several runs, and got {len(workdirs)}. Give at least two.")
-    require_new_folder(to)
+    require_folder(to)
     whole = read_members(workdirs[0], step).after(f"merged from {workdirs[0].resolve()}")
     for workdir in workdirs[1:]:
         other = read_members(workdir, step).after(f"merged from {workdir.resolve()}")
@@ -120,7 +122,7 @@ def extend(
 
     The new members are those that a larger ensemble would have. They are trained in the folder
     `new_members` of the new run, up to the step of the run, and this can be resumed. The members of
-    the run keep every bit.
+    the run keep every bit. The callbacks of the run's config file are not called.
 
     Args:
         workdir: Folder of a run that was started from a config.
@@ -138,8 +140,7 @@ def extend(
             of the run.
         RunError: If a checkpoint is damaged or cannot be written.
     """
-    if not (to.is_dir() and [path.name for path in to.iterdir()] == [NEW_MEMBERS]):
-        require_new_folder(to)
+    require_folder(to, may_hold=[NEW_MEMBERS])
     members = read_members(workdir)
     require_config_record(members.record, workdir)
     taken = [member_id for member_id in member_ids if member_id in members.member_ids]
@@ -155,7 +156,7 @@ def extend(
     trained = train(
         _experiment_of(run, member_ids, members.step),
         to / NEW_MEMBERS,
-        parts=parts,
+        parts=dataclasses.replace(parts, callbacks=()),  # They may end training before that step.
         member_file=run.member_file,
         source=source,
     )
@@ -242,14 +243,39 @@ def _origin(member: Lineage) -> tuple[int | None, int]:
 def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:
     """Returns ids for the members of another run: their own ids, or the next free ones.
 
-    If one id is taken, all of them move by one number, so that members keep their groups.
+    Raises:
+        UserError: If an id would be too large for the state, which holds it in 32 bits.
     """
-    if not {*members.member_ids} & {*other.member_ids}:
-        return other.member_ids
     record = members.record
-    groups = Run.from_dict(record).spec.num_groups if "experiment" in record else 1
-    ahead = -(-(max(members.member_ids) + 1) // groups) * groups
-    return [ahead + member_id for member_id in other.member_ids]
+    is_of_config = "experiment" in record
+    groups = Run.from_dict(record).spec.num_groups if is_of_config else record.get("num_groups")
+    taken = {*members.member_ids}
+    used, ids = taken | {*other.member_ids}, []
+    for member_id in other.member_ids:
+        new = member_id
+        if member_id in taken:
+            # The group of a member is its id modulo their number, and it stays in it.
+            ahead = itertools.count(max(taken) + 1)
+            new = next(n for n in ahead if n not in used and (n - member_id) % (groups or 1) == 0)
+            used.add(new)
+            if new > MOST:
+                raise UserError(
+                    f"Member {member_id} cannot be merged: its id is taken, the next free id is "
+                    f"{new}, and the largest possible id is {MOST}. Give the run with the member "
+                    f"{max(taken)} last."
+                )
+        ids.append(new)
+    return ids
+
+
+def require_folder(to: pathlib.Path, *, may_hold: Sequence[str] = ()) -> None:
+    """Raises a `UserError` unless `write_run` can write into a folder, perhaps again.
+
+    Args:
+        to: Folder of the new run.
+        may_hold: Names of other entries that it may have.
+    """
+    require_new_folder(to, may_hold=may_hold, files=[EXPERIMENT, f"{EXPERIMENT}.{UNFINISHED}"])
 
 
 def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
@@ -273,7 +299,11 @@ def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
         )
         members = dataclasses.replace(members, record=record.to_dict())
         run = None
-    write_members(to, members)
-    if run is not None and not run.has_own_parts:
-        replace_file(to / EXPERIMENT, to_json(run.experiment.to_dict(), indent=2) + "\n")
+
+    def write_experiment() -> None:
+        if run is not None and not run.has_own_parts:
+            replace_file(to / EXPERIMENT, to_json(run.experiment.to_dict(), indent=2) + "\n")
+
+    # The checkpoint comes last: a folder without it can take the run again.
+    write_members(to, members, before=write_experiment)
     return members

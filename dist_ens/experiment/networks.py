@@ -10,9 +10,9 @@ import numpy as np
 from dist_ens.checkpoint import (
     Lineage,
     SavedMembers,
+    positions_of,
     read_lineages,
     read_members,
-    require_new_folder,
 )
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Event
@@ -20,13 +20,14 @@ from dist_ens.commands import quoted
 from dist_ens.config import Experiment
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source
-from dist_ens.errors import RunError, code_of_write
+from dist_ens.errors import RunError, UserError, code_of_write, counted
 from dist_ens.experiment.build import NOTHING, build
-from dist_ens.experiment.members import write_run
+from dist_ens.experiment.members import require_folder, write_run
 from dist_ens.experiment.network_files import (
     network_paths,
     parts_from,
     read_network,
+    require_no_other_networks,
     write_network,
 )
 
@@ -44,20 +45,23 @@ def export_members(
 
     Args:
         workdir: Folder of the run.
-        to: Folder of the files, which is made if it does not exist.
+        to: Folder of the files, which is made if it does not exist. It may hold an older export of
+            these members, which is replaced, and no other networks.
         member_ids: Ids of the members. Default: all.
         step: Step of the checkpoint. Default: the newest.
 
     Raises:
-        UserError: If there is no such checkpoint or member.
+        UserError: If there is no such checkpoint or member, or the folder holds other networks.
         RunError: If the checkpoint is damaged, or a file cannot be written.
     """
     step, every = read_lineages(workdir, step)
     ids = [member.member_id for member in every] if member_ids is None else member_ids
-    digits, paths = max(2, len(str(max(ids, default=0)))), []
-    for member_id in ids:  # One at a time, so that only one is in memory.
+    lineages = [every[position] for position in positions_of(ids, every)]
+    digits = max(2, len(str(max(ids))))
+    paths = [to / f"member_{member_id:0{digits}}.safetensors" for member_id in ids]
+    require_no_other_networks(to, dict(zip(paths, lineages, strict=True)))
+    for member_id, path in zip(ids, paths, strict=True):  # Only one is in memory at a time.
         member = read_members(workdir, step, [member_id])
-        path = to / f"member_{member_id:0{digits}}.safetensors"
         try:
             to.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -67,7 +71,6 @@ def export_members(
             ) from error
         leaves = {name: leaf[0] for name, leaf in member.leaves.items()}
         write_network(path, leaves, member.lineages[0], step)
-        paths.append(path)
     return paths
 
 
@@ -86,20 +89,28 @@ def import_members(
 
     Args:
         networks: Paths of the networks, one for each member; see `network_paths`.
-        experiment: Description of the run. The number of members is that of the networks.
+        experiment: Description of the run. Without `member_ids` the number of members is that of
+            the networks.
         to: Folder of the new run, empty or not there yet.
         parts: Parts in place of those that the experiment names.
         member_file: Path of the config file that gave parts.
         source: Data. Default: the one that `experiment.data` names.
 
     Raises:
-        UserError: If a network cannot be read, or does not fit the experiment.
+        UserError: If a network cannot be read, or does not fit the experiment, or `member_ids` has
+            another number of ids.
         RunError: If the run cannot be written.
     """
-    require_new_folder(to)
+    require_folder(to)
     paths = network_paths(networks)
-    if experiment.member_ids is None or len(experiment.member_ids) != len(paths):
+    if experiment.member_ids is None:
         experiment = experiment.with_members(range(len(paths)))
+    elif len(experiment.member_ids) != len(paths):
+        raise UserError(
+            f"member_ids has {counted(len(experiment.member_ids), 'id')} for "
+            f"{counted(len(paths), 'network')} to import. Give each network one id, or leave "
+            "member_ids out."
+        )
     layout = dataclasses.replace(experiment.layout, ensemble_axis=None, waves=1)
     experiment = dataclasses.replace(experiment, layout=layout)
     built = build(experiment, parts=parts, member_file=member_file, source=source)
@@ -115,7 +126,8 @@ def import_members(
     )
     step = experiment.total_steps(built.run.order.epoch_length)
     leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(state).items()}
-    leaves["step"] = np.full_like(leaves["step"], step)
+    # The state counts steps modulo 2^32.
+    leaves["step"] = np.full(len(paths), step % 2**32, np.uint32).astype(leaves["step"].dtype)
     lineages = tuple(
         Lineage(
             int(member_id),

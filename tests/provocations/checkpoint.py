@@ -16,8 +16,10 @@ from dist_ens.checkpoint import (
     host_files,
     manifest,
     members,
+    opened,
     record,
     store,
+    verify,
 )
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Lineage, positions_of
@@ -226,6 +228,14 @@ def a_checkpoint_that_may_not_be_read(tmp_path, monkeypatch):
     checkpoints.restore_run(5)
 
 
+def a_checkpoint_that_another_process_cannot_read(tmp_path, monkeypatch):
+    _saved(tmp_path)
+    hosts = types.SimpleNamespace(as_main_sees=lambda step: step, hosts_with=lambda _: [1])
+    monkeypatch.setattr(opened, "cluster", hosts)
+    with Checkpoints(tmp_path).open(_RECORD.to_dict()):
+        pass
+
+
 def a_checkpoint_of_a_newer_format(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "FORMAT", 3)
@@ -285,3 +295,16 @@ def a_new_folder_that_is_a_file(tmp_path):
 def a_new_folder_that_is_not_empty(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     members.require_new_folder(tmp_path)
+
+
+def a_checkpoint_that_was_replaced_while_it_is_verified(tmp_path):
+    verify.faults_of(tmp_path / "checkpoints" / "5")
+
+
+def a_checkpoint_that_may_not_be_verified(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    _saved(tmp_path)
+    monkeypatch.setattr(manifest.Manifest, "read", refused)
+    verify.faults_of(tmp_path / "checkpoints" / "5")

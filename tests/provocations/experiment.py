@@ -443,6 +443,14 @@ def one_member_in_both_runs(tmp_path):
     _merge(tmp_path, ids=(1, 2))
 
 
+def no_free_id_for_a_member_to_merge():
+    first, second = (
+        SavedMembers(6, {"member": "Net"}, tuple(map(Lineage, ids)), {})
+        for ids in ((0, 2**31 - 1), (0, 1))
+    )
+    members._free_ids(first, second)
+
+
 def members_that_the_run_has_already(tmp_path):
     members.extend(_saved_members(tmp_path / "run", 0, 1), [1, 2], tmp_path / "new")
 
@@ -485,7 +493,23 @@ def a_network_that_is_no_file_of_arrays(tmp_path, monkeypatch):
     network_files.read_network(tmp_path / "a.safetensors")
 
 
+def a_network_with_one_name_for_two_arrays(tmp_path):
+    leaves = {"params.mean": np.zeros(2), "model_state.mean": np.ones(2)}
+    network_files.write_network(tmp_path / "a.safetensors", leaves, Lineage(3), 6)
+
+
 def a_network_of_another_shape(tmp_path):
     like = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
     arrays = {"w": np.zeros((3, 3), np.float32), "c": np.zeros(2, np.float32)}
     network_files.parts_from(arrays, (like, ()), tmp_path / "a.npz")
+
+
+def networks_for_another_number_of_ids(tmp_path):
+    (tmp_path / "a.npz").touch()
+    experiment = dataclasses.replace(_run().experiment, num_members=2, member_ids=(4, 5))
+    networks.import_members([str(tmp_path / "a.npz")], experiment, tmp_path / "imported")
+
+
+def networks_of_another_export(tmp_path):
+    (tmp_path / "member_07.safetensors").touch()
+    network_files.require_no_other_networks(tmp_path, {})
