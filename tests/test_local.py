@@ -76,7 +76,9 @@ def whole_run(folder, num_processes, devices=1):
     return scores_of(folder, "whole")
 
 
-@pytest.mark.parametrize(("num_processes", "devices"), [(2, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("num_processes", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.faults)]
+)
 def test_several_processes_train_the_same_members_as_one(num_processes, devices, tmp_path):
     write_config(tmp_path, "raising", 99, steps=STEPS)
     ended = [
@@ -88,7 +90,10 @@ def test_several_processes_train_the_same_members_as_one(num_processes, devices,
     assert scores_of(tmp_path, "one") == scores_of(tmp_path, "several")
 
 
-@pytest.mark.parametrize(("fault", "num_processes"), [("killed", 2), ("preempted", 2)])
+@pytest.mark.parametrize(
+    ("fault", "num_processes"),
+    [("killed", 2), pytest.param("preempted", 2, marks=pytest.mark.faults)],
+)
 def test_a_process_that_ends_is_started_again_and_nothing_is_lost(fault, num_processes, tmp_path):
     # The processes agree on a step that comes some steps after the signal.
     steps = STEPS if fault == "killed" else 100 * STEPS
