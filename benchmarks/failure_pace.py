@@ -49,7 +49,7 @@ class _Training:
     """An ensemble that repeats one call of its update.
 
     Args:
-        workload: What is trained.
+        workload: The ensemble to train, and its data.
         execution: Execution of the ensemble.
         failures: Policy for failed updates; None for no checks.
     """

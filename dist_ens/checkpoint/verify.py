@@ -63,7 +63,7 @@ def faults_of(path: pathlib.Path) -> list[str]:
 
 
 class _Findings:
-    """What a verification found.
+    """The findings of a verification.
 
     Attributes:
         faults: Clauses on what differs from what was saved.
