@@ -94,7 +94,8 @@ class _CommandLine:
         if self.others and self.action not in _TAKES_MORE:
             raise UserError(
                 f"dist-ens members RUN {self.action} takes nothing more, and got "
-                f"{shortened(self.others[0])}. Leave it out."
+                f"{shortened(self.others[0])}. Leave it out, or give it by a flag, such "
+                "as --members=3,5 or --step=100."
             )
         overrides = [word for word in argv if word.lstrip("-").startswith("config.")]
         if overrides and self.action != "import":
