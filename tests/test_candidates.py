@@ -99,6 +99,10 @@ def test_many_small_members_may_be_batched_some_at_a_time():
 
     assert chunks(networks.mlp, 20) == ["chunk:10"]
     assert chunks(narrow, 14) == ["chunk:7+aligned"]
-    assert chunks(networks.mlp, 22) == []  # no size from 5 to 10 divides it
+    assert chunks(networks.mlp, 22) == ["chunk:11"]
+    assert chunks(networks.mlp, 100) == ["chunk:50"]
+    assert chunks(networks.mlp, 512) == ["chunk:64"]
+    assert chunks(networks.mlp, 26) == ["chunk:13"]
+    assert chunks(networks.mlp, 23) == []  # no size from 5 to 64 divides it
     assert chunks(networks.mlp, 10) == []  # few
     assert chunks(wide, 20) == []  # a member's own products keep a core busy

@@ -262,7 +262,7 @@ def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
     choice.choose(ensemble, networks.begin(ensemble, inputs), batches, num_steps=10**9)
     assert "unroll" in tried  # 3 copies of a step a core
     assert "unroll on one device" not in tried  # 24
-    assert "chunk:8 on one device" in tried
+    assert "chunk:12 on one device" in tried
 
 
 def test_a_layout_that_somebody_says_is_kept(cores, monkeypatch, tmp_path, capsys):
