@@ -235,3 +235,48 @@ def test_a_signal_to_one_host_before_the_first_step_ends_all_with_its_code(tmp_p
     assert time.monotonic() - since < 10
     assert "Process 1 (host " in log(tmp_path, 0)
     assert "was stopped: Ended by SIGTERM. Nothing is lost." in log(tmp_path, 0)
+
+
+# A config file whose data is slow on process 1: longer than Gloo waits for a new connection.
+SLOW_DATA = """
+import dataclasses, pathlib, runpy, time
+import jax
+from dist_ens.data import open_source
+
+class SlowSplit:
+    in_memory = False  # So that the hosts read the examples of each step.
+
+    def __init__(self, split):
+        self.split, self.has_slept = split, False
+
+    def __len__(self):
+        return len(self.split)
+
+    def take(self, indices):
+        if indices.ndim == 2 and jax.process_index() == 1 and not self.has_slept:
+            self.has_slept = True
+            time.sleep(40)
+        return self.split.take(indices)
+
+def make_source(data):
+    digits = open_source(dataclasses.replace(data, source="digits"))
+    return dataclasses.replace(digits, train=SlowSplit(digits.train))
+
+get_config = runpy.run_path(pathlib.Path("configs") / "digits.py")["get_config"]
+"""
+
+
+@pytest.mark.faults
+def test_a_host_may_be_forty_seconds_late_for_the_first_step(tmp_path):
+    (tmp_path / "config.py").write_text(SLOW_DATA)
+    words = [
+        "num_members=4",
+        "steps=4",
+        "steps_per_call=1",
+        "execution=loop",
+        "logging.every_steps=1",
+    ]
+    flags, port = [f"--config.{word}" for word in words], free_port()
+    # The hosts have other connections for their first agreements if each has several devices.
+    processes = [begin(tmp_path, i, 2, port, *flags, devices=2) for i in range(2)]
+    assert codes(processes, tmp_path) == [0, 0], log(tmp_path, 0) + log(tmp_path, 1)

@@ -14,6 +14,7 @@ from dist_ens.layout.collectives import (
     has_data_axis,
 )
 from dist_ens.layout.columns import differing_leaves
+from dist_ens.layout.connections import connect_hosts
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
@@ -62,6 +63,7 @@ __all__ = [
     "all_members",
     "axis_of",
     "broadcast",
+    "connect_hosts",
     "copied",
     "copied_like",
     "data_index",

@@ -19,7 +19,7 @@ from dist_ens.ensemble.failures import saved_structures
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.errors import UserError, counted
 from dist_ens.json_text import Json
-from dist_ens.layout import MEMBERS, Layout, copied_like, to_host
+from dist_ens.layout import MEMBERS, Layout, connect_hosts, copied_like, to_host
 from dist_ens.members.label_scale import set_label_scale
 from dist_ens.state import State, differing, leaf_types
 from dist_ens.training.data import OrderedSplit
@@ -86,6 +86,7 @@ def begin_run(
     Raises:
         UserError: If the state does not fit, or has more steps than the run.
     """
+    connect_hosts(ensemble.layout)
     ensemble, restored = _resumed(ensemble, train, opened, say)
     saved: Mapping[str, Json] = (opened.saved_record or {}) if opened else {}
     saved_step = opened.saved_step if opened else 0
