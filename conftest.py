@@ -27,6 +27,7 @@ DEVICES = 8
 _CACHE = tempfile.TemporaryDirectory(prefix="dist_ens_tests_")
 _CACHING = {
     "XDG_CACHE_HOME": _CACHE.name,
+    "XDG_CONFIG_HOME": _CACHE.name,  # Matplotlib makes a folder for its settings there.
     "JAX_COMPILATION_CACHE_DIR": _CACHE.name,
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

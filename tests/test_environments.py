@@ -28,7 +28,7 @@ LIMIT_SECS = 180
 # The encoding is ASCII, which Python replaces by UTF-8 unless it is told not to.
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 # Without a home folder there is no cache either.
-NO_HOME = {"HOME": None, "XDG_CACHE_HOME": None, "JAX_COMPILATION_CACHE_DIR": None}
+NO_HOME = dict.fromkeys(["HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "JAX_COMPILATION_CACHE_DIR"])
 NEEDED = ("PATH", "PYTHONPATH", "JAX_PLATFORMS", "XLA_FLAGS")
 ODD = {
     "LC_ALL=C": {"environ": {"LC_ALL": "C"}},
