@@ -12,8 +12,8 @@ def connect_hosts(layout: Layout) -> None:
     """Opens the connections that collectives over the axes of the mesh use between hosts.
 
     On CPUs the arrays travel by Gloo. It gives a host 30 s to come when a connection is opened,
-    and half an hour afterwards. The first collective may follow a compilation, for which the hosts
-    can need times that differ by more than 30 s. So the connections are opened before it, when the
+    and more time afterwards. The first collective may follow a compilation, for which the hosts can
+    need times that differ by more than 30 s. So the connections are opened before it, when the
     hosts have just met.
 
     Args:
