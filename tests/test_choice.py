@@ -231,20 +231,42 @@ def test_cores_are_devices_for_members_and_never_for_data(cores):
     assert len(cluster.devices_for(8, 2)) == 2
 
 
-def test_the_fastest_is_tried_on_one_core_too(cores, monkeypatch):
-    # Turns would replace the seconds by which it was the fastest.
-    monkeypatch.setattr(autotune._Contest, "_that_take_turns", lambda *_, **__: [])
+def on_four_cores(num_members):
+    """An ensemble on four devices, its state and the batches of a call."""
     member, inputs, label_shape = networks.mlp()
-    layout = Layout.make(4, devices=cluster.devices_for(4))
+    layout = Layout.make(num_members, devices=cluster.devices_for(4))
     ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout)
     batches = networks.batches_for(inputs, label_shape, 2)
-    state = networks.begin(ensemble, inputs)
-    batches = layout.put(batches, BATCHES)
-    chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
-    *on_all, on_one = why.step_secs
-    assert on_all == candidates(ensemble, state, batches)
-    assert on_one == f"{min(on_all, key=why.step_secs.get)} on one device"
-    assert chosen.layout.mesh.size == (1 if why.option == on_one else 4)
+    return ensemble, networks.begin(ensemble, inputs), layout.put(batches, BATCHES)
+
+
+@pytest.mark.parametrize(
+    ("num_members", "fastest", "on_one"),
+    [(4, "vmap", "vmap"), (8, "map", "map"), (4, "vmap+single", "vmap")],
+    ids=["the rule's", "another", "no candidate on one device"],
+)
+def test_the_fastest_is_tried_on_one_core_too(cores, monkeypatch, num_members, fastest, on_one):
+    time = autotune._Contest._time
+
+    def timed(self, name, *others):
+        time(self, name, *others)
+        self.step_secs[name] = 1.0 if name == fastest else 2.0
+
+    monkeypatch.setattr(autotune._Contest, "_time", timed)
+    ensemble, state, batches = on_four_cores(num_members)
+    _, why = choice.choose(ensemble, state, batches, num_steps=10**9)
+    on_all = candidates(ensemble, state, batches)
+    assert fastest in on_all
+    assert [*why.step_secs] == [*on_all, f"{on_one} on one device"]
+
+
+@pytest.mark.parametrize(("name", "num_devices"), [("vmap", 4), ("vmap on one device", 1)])
+def test_one_core_is_used_where_it_is_the_fastest(cores, monkeypatch, name, num_devices):
+    timing = autotune.Timing(name, {name: 1.0}, {}, True, 1.0)
+    monkeypatch.setattr(autotune, "timed", lambda *_: timing)
+    chosen, why = choice.choose(*on_four_cores(4), num_steps=10**9)
+    assert why.option == name
+    assert chosen.layout.mesh.size == num_devices
 
 
 def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
