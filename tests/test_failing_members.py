@@ -27,6 +27,8 @@ from dist_ens.ensemble.failures import (
     CAUSES,
     HISTORY,
     FailedMember,
+    _are_finite_in_one,
+    _are_sums_finite,
     _cause_of,
     _with_loss,
     failed_members,
@@ -478,6 +480,23 @@ def updated_record(losses, record):
         cause = int(_cause_of(policy, record, loss, ()))
         record = _with_loss(record, loss, cause == 0)
     return record, cause
+
+
+@pytest.mark.parametrize("are_finite", [_are_sums_finite, _are_finite_in_one])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_number_of_any_gradient_that_is_not_finite_is_seen(are_finite, value):
+    largest = float(jnp.finfo(jnp.bfloat16).max)
+    leaves = [
+        jnp.ones((2, 3)),
+        jnp.float32(1),
+        jnp.full((5,), largest / 8, jnp.bfloat16),
+        jnp.ones((2, 2), jnp.complex64),
+    ]
+    assert are_finite(leaves)
+    for number, leaf in enumerate(leaves):
+        for index in np.ndindex(leaf.shape):
+            assert not are_finite([*leaves[:number], leaf.at[index].set(value)])
+            assert not are_finite([leaf.at[index].set(value), *leaves[number + 1 :]])
 
 
 def test_a_loss_that_differs_by_a_rounding_from_equal_ones_is_no_failure():
