@@ -13,6 +13,7 @@ import os
 import pathlib
 import runpy
 import sys
+from unittest import mock
 
 import numpy as np
 
@@ -81,6 +82,37 @@ class Grid:
         """
         import jax
 
+        ensemble, state, batches, position = self._put(execution, num_members, num_devices)
+        losses = []
+        for _ in range(CALLS):
+            state, metrics = ensemble.update_steps(state, batches)
+            losses.append(float(jax.device_get(metrics["loss"])[0, position]))
+        whole = jax.device_get((state.params, state.model_state, state.opt_state, losses))
+        arrays = [leaf if np.ndim(leaf) == 0 else leaf[position] for leaf in jax.tree.leaves(whole)]
+        return [np.asarray(array).tobytes() for array in arrays], losses
+
+    def smooth_gradient(self, execution, num_members, num_devices):
+        """The gradient of the first step, as one vector, with softplus in the place of ReLU.
+
+        The gradient of a ReLU jumps at zero. So executions whose roundings differ can have
+        gradients that differ by more, if an input of a ReLU is as near to zero as a rounding.
+        """
+        import flax.linen as nn
+        import jax
+
+        from dist_ens.layout import MEMBERS
+
+        ensemble, state, batches, position = self._put(execution, num_members, num_devices)
+        ensemble = dataclasses.replace(ensemble, optimizer=keeping_gradients())
+        zeros = jax.tree.map(np.zeros_like, jax.device_get(state.params))
+        state = state._replace(opt_state=ensemble.layout.put(zeros, MEMBERS))
+        with mock.patch("jax.nn.relu", jax.nn.softplus), mock.patch.object(nn, "relu", nn.softplus):
+            state, _ = ensemble.update_steps(state, batches)
+        kept = jax.tree.leaves(jax.device_get(state.opt_state))
+        return np.concatenate([leaf[position].ravel() for leaf in kept], dtype=np.float64)
+
+    def _put(self, execution, num_members, num_devices):
+        """The ensemble, its state and its batches on devices, and the member's position."""
         from dist_ens.experiment.build import build_ensemble
         from dist_ens.layout import BATCHES, MEMBERS, Layout
         from dist_ens.state import select_members
@@ -94,46 +126,58 @@ class Grid:
             ids, position = (MEMBER,), 0
             ensemble = dataclasses.replace(ensemble, member_ids=ids)
         state = layout.moved(select_members(self.born, ids), MEMBERS)
-        batches = layout.put(self.batches, BATCHES)
-        losses = []
-        for _ in range(CALLS):
-            state, metrics = ensemble.update_steps(state, batches)
-            losses.append(float(jax.device_get(metrics["loss"])[0, position]))
-        whole = jax.device_get((state.params, state.model_state, state.opt_state, losses))
-        arrays = [leaf if np.ndim(leaf) == 0 else leaf[position] for leaf in jax.tree.leaves(whole)]
-        return [np.asarray(array).tobytes() for array in arrays], losses
+        return ensemble, state, layout.put(self.batches, BATCHES), position
 
 
-def largest_difference(losses, reference):
-    """The largest difference of two losses of a call, divided by the largest loss."""
-    return float(np.max(np.abs(np.subtract(losses, reference))) / np.max(np.abs(reference)))
+def keeping_gradients():
+    """An optimizer that changes nothing, and whose state is the last gradient."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    def update(gradients, state, params=None):
+        return jax.tree.map(jnp.zeros_like, gradients), gradients
+
+    return optax.GradientTransformation(lambda params: params, update)
 
 
-def compared(grid, execution, reference):
-    """The bits of the member, and the largest difference of its losses, for each mesh.
+def relative_difference(value, reference):
+    """The length of the difference of two vectors or numbers, divided by the reference's."""
+    difference, reference = np.subtract(value, reference), np.asarray(reference)
+    return float(np.linalg.norm(difference.ravel()) / np.linalg.norm(reference.ravel()))
+
+
+def compared(grid, execution, loss, gradient):
+    """The bits of the member, and how far its first step is from the reference's.
 
     Args:
         grid: Members of a config.
         execution: Name of the execution.
-        reference: Losses of the member by the execution `loop`.
+        loss: Loss of the member's first step by the execution `loop`.
+        gradient: Its smooth gradient by the execution `loop`.
 
     Returns:
-        A list of `[num_members, num_devices, hash, difference from the reference]`.
+        A dict with `bits`, a list of `[num_members, num_devices, hash, difference of the loss]`,
+        and `gradient`, the relative difference of the gradient on the first mesh with several
+        members.
     """
-    found = []
-    for num_members, num_devices in MESHES.get(execution, [PAIR]):
+    meshes, bits = MESHES.get(execution, [PAIR]), []
+    for num_members, num_devices in meshes:
         arrays, losses = grid.trained(execution, num_members, num_devices)
-        bits = hashlib.sha256(b"".join(arrays)).hexdigest()[:8]
-        found.append([num_members, num_devices, bits, largest_difference(losses, reference)])
-    return found
+        digest = hashlib.sha256(b"".join(arrays)).hexdigest()[:8]
+        bits.append([num_members, num_devices, digest, relative_difference(losses[0], loss)])
+    several = next(mesh for mesh in meshes if mesh[0] > 1)
+    found = grid.smooth_gradient(execution, *several)
+    return {"bits": bits, "gradient": relative_difference(found, gradient)}
 
 
 def main(config, file):
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
     os.environ["JAX_PLATFORMS"] = "cpu"
     grid = Grid(config)
-    _, reference = grid.trained("loop", *PAIR)
-    found = {name: compared(grid, name, reference) for name in executions_of(config)}
+    _, (loss, *_) = grid.trained("loop", *PAIR)
+    gradient = grid.smooth_gradient("loop", *PAIR)
+    found = {name: compared(grid, name, loss, gradient) for name in executions_of(config)}
     pathlib.Path(file).write_text(json.dumps(found))
 
 
