@@ -1,24 +1,10 @@
-"""Every message for a user, in one file to read: as the code writes it, and as a person reads it.
+"""Messages for a user, as a person reads them: `provocations` has a function for each."""
 
-`provocations` has a function for each message. After a change of a message, write the file anew and
-review the difference:
-
-    python tests/test_messages.py
-"""
-
-import pathlib
 import re
-import sys
 
-ROOT = pathlib.Path(__file__).parent.parent
-GOLDEN = ROOT / "tests" / "messages.txt"
-if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    import conftest  # noqa: F401  # The command has the devices that the tests have.
+import pytest
 
-import pytest  # noqa: E402
-
-from provocations import Provocation, Site, provocations, provoked, sites  # noqa: E402
+from provocations import Provocation, provocations, provoked
 
 # What no message has, with the reason.
 SLIPS = {
@@ -39,40 +25,6 @@ pytestmark = pytest.mark.quick
 each = pytest.mark.parametrize("provocation", provocations(), ids=lambda each: each.name)
 
 
-def written() -> str:
-    """Returns the file: each message below the file that writes it, with what was provoked."""
-    texts: dict[Site, set[str]] = {site: set() for site in sites()}
-    for provocation in provocations():
-        message = provoked(provocation)
-        texts[message.site].add(message.text)
-    lines = []
-    for file in sorted({site.file for site in texts}):
-        lines += [f"== {file}", ""]
-        for site in sorted(site for site in texts if site.file == file):
-            lines += [site.template, *(f"    {text}" for text in sorted(texts[site])), ""]
-    return "\n".join(lines)
-
-
-@each
-def test_a_message_reads_as_in_the_file(provocation: Provocation):
-    message = provoked(provocation)
-    is_in_file = f"    {message.text}" in GOLDEN.read_text().splitlines()
-    assert is_in_file, (
-        f"{message.site.file} says: {message.text}\n"
-        "If that reads well: python tests/test_messages.py writes the file anew."
-    )
-
-
-def test_the_file_has_every_message_and_no_other():
-    assert written() == GOLDEN.read_text(), "python tests/test_messages.py writes the file anew"
-
-
-def test_every_message_is_provoked():
-    missing = {*sites()} - {provoked(provocation).site for provocation in provocations()}
-    listed = [f"{site.file}:{sites()[site][0]}: {site.template}" for site in sorted(missing)]
-    assert not missing, "\n".join(["Add to tests/provocations what provokes:", *listed])
-
-
 @each
 def test_a_message_ends_as_a_sentence(provocation: Provocation):
     text = provoked(provocation).text
@@ -84,7 +36,3 @@ def test_a_message_ends_as_a_sentence(provocation: Provocation):
 def test_a_message_has_no_slip(provocation: Provocation):
     text = provoked(provocation).text
     assert not {reason for pattern, reason in SLIPS.items() if re.search(pattern, text)}, text
-
-
-if __name__ == "__main__":
-    GOLDEN.write_text(written())

@@ -1,4 +1,4 @@
-"""How each message for the user is provoked: a function of a few lines, in the file of its room.
+"""How messages for the user are provoked: a function of a few lines, in the file of its room.
 
 Every function without a leading underscore is a provocation. It has `tmp_path`, `monkeypatch` or
 both as parameters if it needs them, and ends with the error, or prints it as a command does. What
