@@ -27,7 +27,9 @@ def held_dtype(dtype: DTypeLike) -> np.dtype:
     return dtype.newbyteorder("=")
 
 
-def narrowed(array: np.ndarray, dtype: DTypeLike, where: str, *, exact: bool = False) -> np.ndarray:
+def narrowed(
+    array: np.ndarray, dtype: DTypeLike, where: object, *, exact: bool = False
+) -> np.ndarray:
     """Returns an array in another type, without changing a value beyond ordinary rounding.
 
     0 and 1 fit in bool. A whole number fits in an integer type if it lies in its range. A number
@@ -36,7 +38,8 @@ def narrowed(array: np.ndarray, dtype: DTypeLike, where: str, *, exact: bool = F
     Args:
         array: Array of booleans, integers or floats, of any shape and byte order.
         dtype: NumPy type to convert to: bool, integer or float.
-        where: Name of the array in error messages, such as `npz:a.npz, split train, inputs`.
+        where: Name of the array in error messages, such as `npz:a.npz, split train, inputs`: a
+            text, or an object that becomes one.
         exact: Whether to refuse whole numbers that a float type would round. Default: False.
 
     Returns:

@@ -277,13 +277,24 @@ def as_held(tree: Tree, name: str = "") -> Tree:
             silently wrap such a number around.
     """
 
-    def held(path: KeyPath, leaf: Leaf) -> Array:
-        if isinstance(leaf, jax.Array):
-            return leaf
-        place = f"{name}{jax.tree_util.keystr(path)}" if name else f"Leaf {leaf_name(path)}"
-        return held_array(leaf, place)
+    leaves, structure = jax.tree.flatten(tree)
+    held = [
+        leaf if isinstance(leaf, jax.Array) else held_array(leaf, _Place(tree, number, name))
+        for number, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, held)
 
-    return jax.tree_util.tree_map_with_path(held, tree)
+
+class _Place:
+    """The name of a leaf for an error message. It is made when it is read, since that is slow."""
+
+    def __init__(self, tree: PyTree, number: int, name: str) -> None:
+        self._tree, self._number, self._name = tree, number, name
+
+    def __str__(self) -> str:
+        path, _ = jax.tree_util.tree_leaves_with_path(self._tree)[self._number]
+        named = f"{self._name}{jax.tree_util.keystr(path)}"
+        return named if self._name else f"Leaf {leaf_name(path)}"
 
 
 def require_arrays(tree: PyTree) -> None:
@@ -416,12 +427,12 @@ def described(tree: PyTree) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in leaf_types(tree).items()) or "no arrays"
 
 
-def held_array(leaf: Leaf, where: str, way_out: str | None = None) -> np.ndarray:
+def held_array(leaf: Leaf, where: object, way_out: str | None = None) -> np.ndarray:
     """Returns a NumPy array in the type in which JAX holds it.
 
     Args:
         leaf: Array of any library, or a number.
-        where: Name of the array, for error messages.
+        where: Name of the array, for error messages, a text or an object that becomes one.
         way_out: Sentence that says what to do with an array whose type is not numeric. Default:
             convert it, or leave it out.
 

@@ -400,3 +400,45 @@ def test_members_have_different_keys():
         in_specs=("members", "shared"),
     )
     assert len(set(shared(np.ones(MEMBERS, np.float32), jax.random.key(5)).tolist())) == 1
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_buffer_may_be_filled_again_after_a_call(devices):
+    layout = layout_of(1, devices, num_members=1)
+
+    def late_sum(w, x):  # The sum is computed after many products, when the buffer has changed.
+        for _ in range(30):
+            w = jnp.tanh(w @ w)
+        return x.sum() + 0 * w.sum()
+
+    lifted = de.lift(
+        lambda w, x: jax.lax.psum(late_sum(w, x), "data"),
+        layout=layout,
+        in_specs=("members", "batch"),
+    )
+    w, buffer = layout.put(np.ones((1, 400, 400)), "members"), np.ones((4096, 8), np.float32)
+    lifted(w, buffer)  # It compiles.
+    for _ in range(3):
+        buffer[:] = 1
+        total = lifted(w, buffer)
+        buffer[:] = 7
+        assert total == 4096 * 8
+
+
+def test_arguments_are_checked_at_every_call():
+    layout = layout_of(1, 1, num_members=2)
+    lifted = de.lift(
+        lambda w, batch: w * batch["x"].sum() * batch["y"].sum(),
+        layout=layout,
+        in_specs=("members", "batch"),
+    )
+    w, x = np.ones(2, np.float32), np.ones(4, np.float32)
+    assert lifted(w, {"x": x, "y": x}).tolist() == [16, 16]
+    with pytest.raises(UserError, match=r"Argument 0 has the shape \[3\]"):
+        lifted(np.ones(3, np.float32), {"x": x, "y": x})
+    with pytest.raises(UserError, match="4 in leaf \\['x'\\], 3 in leaf \\['y'\\]"):
+        lifted(w, {"x": x, "y": x[:3]})
+    with pytest.raises(UserError, match="1099511627776"):
+        lifted(w, {"x": x, "y": np.full(4, 2**40)})
+    with pytest.raises(UserError, match="outside the mesh"):
+        lifted(w, {"x": x, "y": jax.device_put(x, jax.devices()[1])})

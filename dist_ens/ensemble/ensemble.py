@@ -37,7 +37,7 @@ from dist_ens.ensemble.waves import results_in_waves, update_in_waves
 from dist_ens.errors import UserError, counted, kind_of
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.heuristics import candidates
-from dist_ens.execution.lift import lift, require_equal_columns, sharded
+from dist_ens.execution.lift import Lifted, require_equal_columns, sharded
 from dist_ens.layout import (
     BATCH,
     BATCHES,
@@ -525,22 +525,23 @@ class Ensemble:
         return {}
 
     def _one_step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        placed = self.layout.placed(batch, BATCH, "The batch")
         if "step" not in self._programs:
+            placed = self.layout.placed(batch, BATCH, "The batch")
             with explained_errors():
                 self.check_loss(state, placed)
             execution = self._rule(state, placed) if self.execution == AUTO else self.execution
-            # A single step is neither scanned nor dispatched with others.
-            way = str(dataclasses.replace(Execution.parse(execution), steps=None))
-            self._programs["step"] = lift(
+            self._programs["step"] = Lifted(
                 self.gradient_step,
                 layout=self.layout,
-                in_specs=("members", "batch"),
-                execution=way,
-                donate_argnums=0,
+                in_specs=(MEMBERS, BATCH),
+                out_specs=MEMBERS,
+                # A single step is neither scanned nor dispatched with others.
+                execution=dataclasses.replace(Execution.parse(execution), steps=None),
+                donate_argnums=(0,),
+                names=("The state", "The batch"),
             )
         with explained_errors():
-            return self._programs["step"](state, placed)
+            return self._programs["step"](state, batch)
 
     def _one_step_in_waves(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         if self.checks_columns_of_loss and "checked" not in self._programs:

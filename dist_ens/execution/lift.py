@@ -14,6 +14,7 @@ from dist_ens.layout import (
     ENSEMBLE,
     Layout,
     axis_of,
+    check_lengths,
     differing_leaves,
     is_spec,
     members_axes,
@@ -138,15 +139,27 @@ class Lifted:
         out_specs: Specs,
         execution: Execution,
         donate_argnums: tuple[int, ...] = (),
+        names: Sequence[str] | None = None,
     ) -> None:
         self._layout, self._in_specs, self._out_specs = layout, in_specs, out_specs
+        self._names = names or [f"Argument {number}" for number in range(len(in_specs))]
         self._is_checked = layout.data_axis == 1
 
         def program_on(layout: Layout, way: Execution) -> Callable[..., PyTree]:
             program = sharded(lowered(fn, execution), layout, in_specs, out_specs, way)
-            return jax.jit(program, donate_argnums=donate_argnums)
 
-        if execution.members == "loop":
+            def checked(*args: PyTree) -> PyTree:
+                # Shapes are known when a call is traced, so that they are checked once for all.
+                for arg, spec, name in zip(args, in_specs, self._names, strict=True):
+                    check_lengths(layout, arg, spec, name)
+                return program(*args)
+
+            return jax.jit(checked, donate_argnums=donate_argnums)
+
+        # The programs of `loop` see one member each, so that the arguments are checked before.
+        is_loop = execution.members == "loop"
+        self._place = layout.placed if is_loop else layout.as_arguments
+        if is_loop:
             alone = Execution(members="unroll")
             self._program: Any = Loop(
                 layout,
@@ -160,8 +173,12 @@ class Lifted:
 
     def __call__(self, *args: PyTree) -> PyTree:
         """Returns the results of all members; see `lift`."""
-        placed = self._placed(args)
-        results = self._program(*placed)
+        arguments = self._placed(args, self._place)
+        try:
+            results = self._program(*arguments)
+        except ValueError:
+            self._placed(args, self._layout.placed)  # It says which array is on another device.
+            raise
         if not self._is_checked:
             require_equal_columns(self._layout, results, self._out_specs)
             self._is_checked = True
@@ -172,17 +189,18 @@ class Lifted:
 
         The execution `loop` dispatches several programs, so it has no lowered program.
         """
-        return self._program.lower(*self._placed(args))
+        return self._program.lower(*self._placed(args, self._place))
 
-    def _placed(self, args: tuple[PyTree, ...]) -> list[PyTree]:
+    def _placed(self, args: tuple[PyTree, ...], place: Callable[..., PyTree]) -> list[PyTree]:
+        """Returns the arguments as `Layout.as_arguments` or `Layout.placed` returns them."""
         if len(args) != len(self._in_specs):
             raise UserError(
                 f"The lifted function takes as many arguments as in_specs has specs, "
                 f"{len(self._in_specs)}: got {len(args)}. Give one argument for each spec."
             )
         return [
-            self._layout.placed(arg, spec, f"Argument {number}")
-            for number, (arg, spec) in enumerate(zip(args, self._in_specs, strict=True))
+            place(arg, spec, name)
+            for arg, spec, name in zip(args, self._in_specs, self._names, strict=True)
         ]
 
 

@@ -18,6 +18,7 @@ from dist_ens.layout.connections import connect_hosts
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
+    check_lengths,
     copied,
     copied_like,
     device_bytes,
@@ -63,6 +64,7 @@ __all__ = [
     "all_members",
     "axis_of",
     "broadcast",
+    "check_lengths",
     "connect_hosts",
     "copied",
     "copied_like",

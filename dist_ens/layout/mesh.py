@@ -362,6 +362,29 @@ class Layout:
         ]
         return jax.tree.unflatten(structure, on_mesh)
 
+    def as_arguments(self, tree: PyTree, specs: Specs, where: str) -> PyTree:
+        """Returns the arguments of a jitted program on this mesh.
+
+        A program moves arrays to its only device itself, in a tenth of the time of `placed`. On
+        several devices the arrays are placed.
+
+        Args:
+            tree: Pytree of arrays.
+            specs: Specs of the arrays, a tree prefix.
+            where: Name of the arguments, for error messages.
+
+        Raises:
+            UserError: If the type of an array is not numeric, or a number does not fit in 32 bits.
+                On several devices also as in `placed`.
+        """
+        if self.mesh.size > 1:
+            return self.placed(tree, specs, where)
+        return jax.tree.map(
+            # A copy, as in `put_batch`.
+            lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf),
+            as_held(tree, where),
+        )
+
     def holds(self, leaf: Leaf) -> bool:
         """Returns whether an array is on this mesh, so that a program can use it without a copy."""
         if not isinstance(leaf, jax.Array):

@@ -75,7 +75,9 @@ def put_batch(layout: "Layout", host_tree: PyTree, spec: PartitionSpec) -> PyTre
             for along, (length, of_host) in sharded.items():
                 start = of_host.index((index[along].start or 0) // length) * length
                 here[along] = slice(start, start + length)
-            parts.append(jax.device_put(host_array[tuple(here)], device))
+            # On a CPU an array of JAX may share the memory of a NumPy array, so that it changes when
+            # a loader fills its buffer again. So the part is copied.
+            parts.append(jax.device_put(np.array(host_array[tuple(here)]), device))
         return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts)
 
     return jax.tree.map(put, as_held(host_tree))
@@ -108,7 +110,7 @@ def put_members(layout: "Layout", tree: PyTree) -> PyTree:
     def put(leaf: Leaf) -> jax.Array:
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.device_put(leaf, sharding)
-        whole = np.asarray(leaf)
+        whole = np.array(leaf)  # A copy, as in `put_batch`.
         return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
 
     return jax.tree.map(put, as_held(tree))
