@@ -1,5 +1,6 @@
 """JAX's compilation cache, kept between runs in the user's cache folder."""
 
+import functools
 import logging
 import os
 import pathlib
@@ -11,6 +12,13 @@ import platformdirs
 
 _SPARED = "/jax/compilation_cache/compile_time_saved_sec"
 _MAX_BYTES = 2 * 2**30
+
+
+@functools.cache
+def use_compile_cache_by_default() -> None:
+    """Sets up JAX's compilation cache, unless this process has chosen a cache folder already."""
+    if jax.config.jax_compilation_cache_dir is None and compiled_folder() is not None:
+        use_compile_cache()
 
 
 def use_compile_cache() -> None:

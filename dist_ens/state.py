@@ -10,7 +10,6 @@ import numpy as np
 from dist_ens.errors import UserError, counted
 from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.types import (
-    Array,
     Key,
     KeyPath,
     Leaf,

@@ -6,9 +6,13 @@ import re
 import subprocess
 import sys
 
+import flax.linen as nn
 import jax
+import numpy as np
+import optax
 import pytest
 
+import dist_ens as de
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens import compile_cache
 from dist_ens.compile_cache import access_of_others
@@ -178,3 +182,40 @@ def test_a_user_without_a_home_folder_has_no_cache(platform, monkeypatch, caplog
     assert "disabled, because this user has no home folder. Set XDG_CACHE_HOME" in caplog.text
     keep_execution("program", "loop")
     assert kept_execution("program") is None
+
+
+@pytest.mark.parametrize(
+    ("members", "devices", "options"),
+    [
+        (4, 1, {}),
+        (4, 1, {"execution": "loop"}),
+        (4, 1, {"waves": 2}),
+        (2, 4, {"failures": "skip"}),
+    ],
+    ids=["auto", "loop", "waves", "data axis"],
+)
+def test_a_second_fit_of_an_ensemble_compiles_nothing(members, devices, options):
+    ensemble = de.Ensemble(
+        nn.Dense(2),
+        optax.adam(0.01),
+        de.losses.gaussian(standardize=True),
+        num_members=members,
+        layout=de.Layout.make(members, devices=jax.devices()[:devices]),
+        **options,
+    )
+    x = np.random.default_rng(0).normal(size=(64, 3))
+    lowered: list[str] = []
+
+    def note(event: str, secs: float, **facts: str) -> None:
+        if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
+            lowered.append(facts["fun_name"])
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    for has_run in (False, True):
+        lowered.clear()
+        data = {"inputs": x, "labels": x[:, 0] + has_run}
+        result = de.fit(ensemble, data, steps=6, validation=0.25, progress=False)
+        ensemble.predict(result.state, x[:3])
+        assert bool(lowered) is not has_run, lowered
+    de.fit(ensemble, data, steps=12, state=result.state, validation=0.25, progress=False)
+    assert not lowered

@@ -7,10 +7,11 @@ import numpy as np
 import optax
 import pytest
 
+import dist_ens as de
 import networks
 from dist_ens.config import Experiment, ModelConfig
 from dist_ens.data import Spec
-from dist_ens.errors import UserError
+from dist_ens.errors import RunError, UserError
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
@@ -193,3 +194,22 @@ def test_a_config_says_precision_and_memory():
         UserError, match=r"microbatches=3 must divide a device's part of the batch, which has 16"
     ):
         check_training(run, ensemble)
+
+
+def test_an_update_without_enough_memory_is_explained():
+    def loss(params, model_state, batch, key):
+        # A sorted array of 2^48 numbers, 2^50 bytes, which no machine has.
+        numbers = jnp.arange(2**24)[None]
+        large = jnp.broadcast_to(params["w"] * batch.sum(), (2**20, 2**24)) * numbers
+        return jnp.sort(jax.lax.stop_gradient(large), axis=0).sum() + params["w"], (model_state, {})
+
+    member = de.as_member(init=lambda key: {"w": jnp.ones(())})
+    layout = Layout.make(2, devices=jax.devices()[:1])
+    ensemble = de.Ensemble(member, optax.sgd(0.1), loss, num_members=2, layout=layout)
+    message = (
+        r"too little memory for an update: XLA asked for [\d,]+ MiB at once, and a device "
+        r"has [\d,]+ MiB free. A device takes 2 members at once. These need less memory: .*more "
+        "waves, now 1, more microbatches, now 1, a smaller batch"
+    )
+    with pytest.raises(RunError, match=message):
+        de.fit(ensemble, np.ones((4, 3), np.float32), steps=3, progress=False)

@@ -10,6 +10,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from dist_ens import cluster
+from dist_ens.compile_cache import use_compile_cache_by_default
 from dist_ens.config.execution_spec import AUTO, Execution
 from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble import initial_state
@@ -26,13 +27,14 @@ from dist_ens.ensemble.column_checks import check_columns_of_loss
 from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.loss_checks import check_signature, explained_errors
+from dist_ens.ensemble.memory import explained_memory
 from dist_ens.ensemble.optimizer import (
     evaluation_params,
     is_schedule_free,
     require_optimizer,
 )
 from dist_ens.ensemble.padding import padded_inputs, unpadded
-from dist_ens.ensemble.update_steps import Update, dispatched, steps_of_all
+from dist_ens.ensemble.update_steps import Step, Update, dispatched, steps_of_all
 from dist_ens.ensemble.waves import results_in_waves, update_in_waves
 from dist_ens.errors import UserError, counted, kind_of
 from dist_ens.execution.apply import lowered
@@ -147,6 +149,7 @@ class Ensemble:
     failures: FailurePolicy | str | None = None
 
     def __post_init__(self) -> None:
+        use_compile_cache_by_default()
         require_optimizer(self.optimizer)
         if self.objective is None:
             if not callable(self.loss):
@@ -213,12 +216,11 @@ class Ensemble:
         Raises:
             UserError: If the batch has no inputs for the objective.
         """
-        make = self._state_of_one(batch)
-        return initial_state.born(make, self.layout, self.ids, self.seed, self.waves)
+        return self._initializer(batch)(self.ids, self.seed)
 
     def abstract_state(self, batch: Batch) -> State:
         """Returns shapes, types and shardings of the state; see `init`."""
-        return initial_state.abstract_state(self._state_of_one(batch), self.layout, self.waves)
+        return self._initializer(batch).abstract_state
 
     def state_of(
         self, params: Sequence[Params], model_states: Sequence[ModelState] | None = None
@@ -288,7 +290,7 @@ class Ensemble:
         """
         if self.waves > 1:
             return update_in_waves(self._in_waves, self.of_wave.update_steps)
-        return dispatched(self.gradient_step, self.layout, self._execution)
+        return dispatched(self.step, self.layout, self._execution)
 
     def predict(self, state: State, inputs: Inputs) -> Prediction:
         """Returns the pooled prediction of the members, with its uncertainty.
@@ -339,14 +341,17 @@ class Ensemble:
         """Checks that all columns of the mesh hold the same members.
 
         Args:
-            state: State after an update. Every host must call this. One call after the first update
-                is enough.
+            state: State after an update. Every host must call this. Later calls check nothing, as
+                one check of the compiled update is enough.
 
         Raises:
             UserError: If a leaf differs between columns; the message names the leaf.
         """
+        if "columns" in self._programs:
+            return
         layout, state = self._first_wave(state)
         require_equal_columns(layout, state, MEMBERS)
+        self._programs["columns"] = True
 
     @property
     def checks_columns_of_loss(self) -> bool:
@@ -388,9 +393,7 @@ class Ensemble:
         Raises:
             Exception: Any error that the network, or a lowering of one of its operations, raises.
         """
-        jax.eval_shape(
-            steps_of_all(self.gradient_step, self.layout, self._execution), state, batches
-        )
+        jax.eval_shape(steps_of_all(self.step, self.layout, self._execution), state, batches)
 
     def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
         """Returns the traced update of one member after another, without lowerings.
@@ -399,20 +402,30 @@ class Ensemble:
             state: State of the ensemble, or its shapes and types.
             batches: Batches of a call, or their shapes and types.
         """
-        plain = Execution.parse("map+scanned")
-        return jax.make_jaxpr(steps_of_all(self.gradient_step, self.layout, plain))(state, batches)
+        return self._plain_update.trace(state, batches).jaxpr
+
+    @cached_property
+    def _plain_update(self) -> Any:
+        return jax.jit(steps_of_all(self.step, self.layout, Execution.parse("map+scanned")))
 
     @cached_property
     def of_wave(self) -> "Ensemble":
         """The ensemble of the members of one wave, on the devices."""
         of_one = self._in_waves.layout_of_one
-        return dataclasses.replace(
-            self, layout=of_one, num_members=of_one.num_members, member_ids=None, waves=1
-        )
+        return self._with(layout=of_one, num_members=of_one.num_members, member_ids=None, waves=1)
 
     def on(self, layout: Layout, execution: str | None = None) -> "Ensemble":
-        """Returns the same ensemble on another layout and, if given, with another execution."""
-        return dataclasses.replace(self, layout=layout, execution=execution or self.execution)
+        """Returns the same ensemble on another layout and, if given, with another execution.
+
+        The same arguments return the same object, whose programs are compiled once.
+        """
+        execution = execution or self.execution
+        key = layout, layout.is_fixed, execution
+        variants = self.__dict__.setdefault("_variants", {})
+        if key not in variants:
+            variants[key] = self._with(layout=layout, execution=execution)
+            variants[key].__dict__["_variants"] = variants
+        return variants[key]
 
     def with_members(self, member_ids: Sequence[int]) -> "Ensemble":
         """Returns the same ensemble with other members, on a new layout.
@@ -422,9 +435,13 @@ class Ensemble:
         """
         count = len(member_ids)
         layout = Layout.make(count, devices=cluster.devices_for(count))
-        return dataclasses.replace(
-            self, layout=layout, num_members=count, member_ids=tuple(member_ids), waves=1
-        )
+        return self._with(layout=layout, num_members=count, member_ids=tuple(member_ids), waves=1)
+
+    def _with(self, **changes: Any) -> "Ensemble":
+        """Returns an ensemble of other members or another layout, which shares the traced step."""
+        other = dataclasses.replace(self, **changes)
+        other.__dict__["step"] = self.step
+        return other
 
     def with_record(self, state: State) -> State:
         """Returns a state with a record of failed updates if this ensemble checks updates.
@@ -487,13 +504,21 @@ class Ensemble:
             loss, self.optimizer, self.objective, self.microbatches, self.failure_policy
         )
 
-    def _state_of_one(self, batch: Batch) -> Callable[..., State]:
-        return initial_state.state_of_one(
-            self.network,
-            self.optimizer,
-            initial_state.shapes_of(self.inputs_of(batch)),
-            is_checked=self.failure_policy.is_checked,
-        )
+    @cached_property
+    def step(self) -> Step:
+        """The step of one member, which is traced once for all programs that contain it."""
+        return jax.jit(self.gradient_step, inline=True)
+
+    def _initializer(self, batch: Batch) -> initial_state.Initializer:
+        """Returns the program that makes the state for batches of such shapes and types."""
+        shapes = initial_state.shapes_of(self.inputs_of(batch))
+        key = (jax.tree.structure(shapes), *jax.tree.leaves(shapes))
+        if key not in self._programs:
+            make = initial_state.state_of_one(
+                self.network, self.optimizer, shapes, is_checked=self.failure_policy.is_checked
+            )
+            self._programs[key] = initial_state.Initializer(make, self.layout, self.waves)
+        return self._programs[key]
 
     def inputs_of(self, batch: Batch) -> Inputs | Batch:
         """Returns the part of a batch that the network's `init` is given.
@@ -531,7 +556,7 @@ class Ensemble:
                 self.check_loss(state, placed)
             execution = self._rule(state, placed) if self.execution == AUTO else self.execution
             self._programs["step"] = Lifted(
-                self.gradient_step,
+                self.step,
                 layout=self.layout,
                 in_specs=(MEMBERS, BATCH),
                 out_specs=MEMBERS,
@@ -540,7 +565,7 @@ class Ensemble:
                 donate_argnums=(0,),
                 names=("The state", "The batch"),
             )
-        with explained_errors():
+        with explained_errors(), explained_memory(self):
             return self._programs["step"](state, batch)
 
     def _one_step_in_waves(self, state: State, batch: Batch) -> tuple[State, Metrics]:

@@ -1,7 +1,7 @@
 """The state of an ensemble before its first step, created on the devices that hold it."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -52,44 +52,52 @@ def state_of_one(
     return make
 
 
-def born(
-    make: Callable[..., State], layout: Layout, ids: np.ndarray, seed: int, waves: int
-) -> State:
-    """Returns the state of all members, each created on the device that will hold it.
+class Initializer:
+    """The program that makes the state of all members, each on the device that will hold it.
 
     Args:
         make: Function that makes one member's state.
         layout: Layout of the members.
-        ids: Ids of the members, int32[members].
-        seed: Seed, in [0, 2**32).
         waves: Number of waves. If it is above 1, the state is in the hosts' memory.
     """
-    if waves == 1:
-        return layout.born(make, np.uint32(seed), numbers=ids)
-    in_waves = Waves(layout, waves)
-    by_wave = ids.reshape(layout.ensemble_axis, waves, -1).swapaxes(0, 1)
-    of_one = in_waves.layout_of_one
-    waiting = [
-        in_waves.off_devices(of_one.born(make, np.uint32(seed), numbers=wave.ravel()))
-        for wave in by_wave
-    ]
-    return in_waves.join(waiting, MEMBERS)
 
+    def __init__(self, make: Callable[..., State], layout: Layout, waves: int) -> None:
+        self._layout, self._waves = layout, Waves(layout, waves)
+        self._of_wave = layout if waves == 1 else self._waves.layout_of_one
+        self._program = self._of_wave.born_by(make)
 
-def abstract_state(make: Callable[..., State], layout: Layout, waves: int) -> State:
-    """Returns shapes, types and shardings of the state of all members; see `born`."""
-    one = jax.eval_shape(
-        make, jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.uint32)
-    )
-    in_waves = Waves(layout, waves)
+    def __call__(self, ids: np.ndarray, seed: int) -> State:
+        """Returns the state at step 0, leaves [members, ...].
 
-    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        waits = in_waves.resting_sharding(leaf.dtype) if waves > 1 else None
-        sharding = waits or layout.sharding(MEMBERS)
-        shape = (layout.num_members, *leaf.shape)
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
+        Args:
+            ids: Ids of the members, int32[members].
+            seed: Seed, in [0, 2**32).
+        """
+        count = self._waves.count
+        by_wave = ids.reshape(self._layout.ensemble_axis, count, -1).swapaxes(0, 1)
+        states = (
+            self._program(self._of_wave.put(wave.ravel(), MEMBERS), np.uint32(seed))
+            for wave in by_wave
+        )
+        if count == 1:
+            return next(states)
+        return self._waves.join([self._waves.off_devices(state) for state in states], MEMBERS)
 
-    return jax.tree.map(placed, one)
+    @cached_property
+    def abstract_state(self) -> State:
+        """Shapes, types and shardings of the state."""
+        of_wave = self._program.eval_shape(
+            jax.ShapeDtypeStruct((self._of_wave.num_members,), np.int32),
+            jax.ShapeDtypeStruct((), np.uint32),
+        )
+
+        def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            waits = self._waves.count > 1 and self._waves.resting_sharding(leaf.dtype)
+            sharding = waits or self._layout.sharding(MEMBERS)
+            shape = (self._layout.num_members, *leaf.shape[1:])
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
+
+        return jax.tree.map(placed, of_wave)
 
 
 def state_from(

@@ -96,7 +96,7 @@ def choose(
         )
         of_all = {name: secs * ensemble.waves for name, secs in choice.step_secs.items()}
         choice = dataclasses.replace(choice, step_secs=of_all)
-        return dataclasses.replace(ensemble, execution=choice.option), choice
+        return ensemble.on(ensemble.layout, choice.option), choice
     layout, traced = ensemble.layout, ensemble.traced_update(state, batches)
     names = candidates(layout, traced, steps_in(batches))
     options = {name: ensemble.on(layout, name) for name in names}

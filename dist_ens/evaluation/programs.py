@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -170,20 +170,24 @@ class Programs:
         """The program of `score`, whose second argument is the group of each member."""
         distribution, several = self._distribution, self._num_groups > 1
 
+        @partial(jax.jit, inline=True)  # It is traced once for groups and members.
+        def of_one(
+            prediction: Values, labels: jax.Array, counts: jax.Array
+        ) -> tuple[Values, jax.Array]:
+            values = _in_rows(self.statistics(prediction, labels), labels)
+            return values, distribution.classwise(prediction, labels, counts)
+
         def of_group(
             outputs: jax.Array, labels: jax.Array, counts: jax.Array
         ) -> tuple[Values, jax.Array]:
             predictions = jax.vmap(distribution.from_outputs)(outputs)
-            pooled = distribution.pool(predictions)
-            values = self.statistics(pooled, labels) | distribution.diversity(predictions)
-            return _in_rows(values, labels), distribution.classwise(pooled, labels, counts)
+            values, sums = of_one(distribution.pool(predictions), labels, counts)
+            return values | _in_rows(distribution.diversity(predictions), labels), sums
 
         def of_member(
             outputs: jax.Array, labels: jax.Array, counts: jax.Array
         ) -> tuple[Values, jax.Array]:
-            prediction = distribution.from_outputs(outputs)
-            values = _in_rows(self.statistics(prediction, labels), labels)
-            return values, distribution.classwise(prediction, labels, counts)
+            return of_one(distribution.from_outputs(outputs), labels, counts)
 
         def score(
             outputs: jax.Array,

@@ -234,6 +234,14 @@ class Layout:
             One pytree with leaves [members, ...] on the mesh.
         """
         numbers = np.arange(self.num_members, dtype=np.int32) if numbers is None else numbers
+        return self.born_by(fn)(put_members(self, numbers), *arrays)
+
+    def born_by(self, fn: Callable[..., Tree]) -> Callable[..., Tree]:
+        """Returns the program of `born`, which takes the numbers of the members on this mesh.
+
+        Args:
+            fn: Function of a member's number, int32[], and of arrays.
+        """
 
         def make(numbers: jax.Array, *arrays: PyTree) -> Tree:
             # The members are made one after another. This runs only once, and batched random
@@ -244,7 +252,7 @@ class Layout:
                 out_specs=MEMBERS,
             )(numbers, *arrays)
 
-        return jax.jit(make)(put_members(self, numbers), *arrays)
+        return jax.jit(make)
 
     def check_batch_size(self, field: str, global_batch_size: int) -> None:
         """Raises a `UserError` unless the batch divides over the data axis.

@@ -75,7 +75,7 @@ def put_batch(layout: "Layout", host_tree: PyTree, spec: PartitionSpec) -> PyTre
             for along, (length, of_host) in sharded.items():
                 start = of_host.index((index[along].start or 0) // length) * length
                 here[along] = slice(start, start + length)
-            # On a CPU an array of JAX may share the memory of a NumPy array, so that it changes when
+            # On a CPU a JAX array may share the memory of a NumPy array, and changes with it when
             # a loader fills its buffer again. So the part is copied.
             parts.append(jax.device_put(np.array(host_array[tuple(here)]), device))
         return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts)
@@ -126,7 +126,7 @@ def device_bytes(tree: PyTree) -> int:
 
 def copied(tree: Tree) -> Tree:
     """Returns copies of global arrays on the same devices, to donate instead of the originals."""
-    return jax.tree.map(lambda leaf: leaf.copy(), tree)
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding, may_alias=False), tree)
 
 
 def copied_like(tree: Tree, like: Shapes) -> Tree:

@@ -219,7 +219,7 @@ def check_ensemble(ensemble: Ensemble, batch: Batch) -> None:
     step = layout.shard_map(
         lambda state, batch, index: jax.tree.map(
             lambda leaf: leaf[None],
-            ensemble.gradient_step(jax.tree.map(lambda leaf: leaf[0], state), batch, index),
+            ensemble.step(jax.tree.map(lambda leaf: leaf[0], state), batch, index),
         ),
         in_specs=(MEMBERS, BATCH, BATCH),
         out_specs=MEMBERS,

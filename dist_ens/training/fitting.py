@@ -16,6 +16,7 @@ from dist_ens.callbacks import ProgressBar, RunInfo
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import FailedMember
+from dist_ens.ensemble.memory import explained_memory
 from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.json_text import Json, JsonDict
@@ -240,9 +241,8 @@ def fit(
     check_ensemble(ensemble, train.batch)
     directions = {} if eval_data is None else eval_data.check(ensemble, train.batch)
     last_step = _last_step(steps, epochs, train)
-    if record is None:
-        made = record_of(ensemble, train.batch)
-        record = made if checkpoints is None else made.with_data(train, validation)
+    if record is None and checkpoints is not None:
+        record = record_of(ensemble, train.batch).with_data(train, validation)
     callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
 
     with contextlib.ExitStack() as stack:
@@ -250,13 +250,14 @@ def fit(
         if Peers.current is not None:
             Peers.current.hold(ensemble.layout.holdings())
         opened = None
-        if checkpoints is not None:
+        if checkpoints is not None and record is not None:
             opened = stack.enter_context(
                 checkpoints.open(
                     record.to_dict(), check=check_resume, say=report, directions=directions
                 )
             )
         # 2. The state is born on the mesh, or restored onto it; then the execution is chosen.
+        stack.enter_context(explained_memory(ensemble))
         begun = begin_run(
             ensemble,
             train,
@@ -283,9 +284,10 @@ def fit(
             stored = opened.restore_host_file(_CALLBACKS_FILE, is_shared=True)
             if stored is not None:
                 restore_states(callbacks, stored, checkpoints.folder, checkpoints.resume)
-        record = record.chosen(
-            begun.execution, begun.ensemble.layout.mesh.size, begun.steps_per_call
-        )
+        if record is not None:
+            record = record.chosen(
+                begun.execution, begun.ensemble.layout.mesh.size, begun.steps_per_call
+            )
         run = RunInfo(
             begun.ensemble,
             begun.ensemble.ids.tolist(),
@@ -307,7 +309,7 @@ def fit(
             eval_every=eval_every,
             log_every=log_every,
             opened=opened,
-            record=record.to_dict(),
+            record={} if record is None else record.to_dict(),
             host_files=partial(_host_files, train, callbacks),
             failures=failures,
             owes_evaluation=owes_evaluation,
