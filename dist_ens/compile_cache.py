@@ -17,7 +17,7 @@ _MAX_BYTES = 2 * 2**30
 @functools.cache
 def use_compile_cache_by_default() -> None:
     """Sets up JAX's compilation cache, unless this process has chosen a cache folder already."""
-    if jax.config.jax_compilation_cache_dir is None and compiled_folder() is not None:
+    if jax.config.values["jax_compilation_cache_dir"] is None and compiled_folder() is not None:
         use_compile_cache()
 
 

@@ -1,7 +1,7 @@
 """`Ensemble`: the network, optimizer and loss of one member, lifted over the mesh."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, reduce
 from typing import Any
 
@@ -540,7 +540,7 @@ class Ensemble:
         return batch[key]
 
     @cached_property
-    def _programs(self) -> dict[str, Any]:
+    def _programs(self) -> dict[Hashable, Any]:
         """Cache of values that are known once there is a state, such as the program of one step."""
         return {}
 

@@ -86,7 +86,8 @@ class Initializer:
     @cached_property
     def abstract_state(self) -> State:
         """Shapes, types and shardings of the state."""
-        of_wave = self._program.eval_shape(
+        of_wave = jax.eval_shape(
+            self._program,
             jax.ShapeDtypeStruct((self._of_wave.num_members,), np.int32),
             jax.ShapeDtypeStruct((), np.uint32),
         )

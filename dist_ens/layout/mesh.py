@@ -236,7 +236,7 @@ class Layout:
         numbers = np.arange(self.num_members, dtype=np.int32) if numbers is None else numbers
         return self.born_by(fn)(put_members(self, numbers), *arrays)
 
-    def born_by(self, fn: Callable[..., Tree]) -> Callable[..., Tree]:
+    def born_by(self, fn: Callable[..., Tree]) -> jax.stages.Wrapped:
         """Returns the program of `born`, which takes the numbers of the members on this mesh.
 
         Args:
