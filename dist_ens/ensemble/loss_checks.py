@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ from jax.extend.core import Jaxpr, Literal, Var
 
 from dist_ens.errors import UserError, first_line, kind_of
 from dist_ens.execution.rewrite import nested
-from dist_ens.losses import Objective
+from dist_ens.losses import Objective, Ratio
+from dist_ens.members.modes import switch_arguments
 from dist_ens.signatures import call_error
 from dist_ens.state import described, leaf_type, leaf_types
 from dist_ens.types import Metrics, ModelState
@@ -31,7 +33,7 @@ def check_signature(fn: Callable[..., object]) -> None:
             f"The loss is the function {name}, which makes an objective and was not called. Give "
             f"{name}(...)."
         )
-    error = call_error(fn, 4)
+    error = call_error(fn, 4, [*switch_arguments(fn, True, given=4)])
     if error is not None:
         raise UserError(
             f"The loss {name}{inspect.signature(fn)} cannot be called with four arguments: "
@@ -50,7 +52,7 @@ def check_loss_outputs(
 
     Returns:
         The loss, the model state, and metrics by name, float32[]: the loss and its auxiliary
-        values.
+        values. A `Ratio` stays one, unless `averaged` was applied to the results before.
 
     Raises:
         UserError: If the results have another structure, the loss or an auxiliary value is not a
@@ -67,13 +69,14 @@ def check_loss_outputs(
             "(loss, (model_state, {})) if there are no auxiliary values."
         )
     new_state, aux = rest
-    loss = jnp.asarray(loss)
-    if loss.shape != ():
-        raise UserError(
-            f"The loss has the shape {list(loss.shape)}, and it must be one number. Average over "
-            "the examples with dist_ens.losses.batch_mean(loss)."
-        )
-    if not jnp.issubdtype(loss.dtype, jnp.floating):
+    loss = _as_arrays(loss)
+    for part in jax.tree.leaves(loss):
+        if part.shape != ():
+            raise UserError(
+                f"The loss has the shape {list(part.shape)}, and it must be one number. Average "
+                "over the examples with dist_ens.losses.batch_mean(loss)."
+            )
+    if not isinstance(loss, Ratio) and not jnp.issubdtype(loss.dtype, jnp.floating):
         raise UserError(
             f"The loss has the type {loss.dtype}, which has no gradient. Return a floating-point "
             "number."
@@ -88,7 +91,7 @@ def check_loss_outputs(
             "The auxiliary output of the loss has a key 'loss', which is the name of the loss "
             "itself. Rename it."
         )
-    for name, value in aux.items():
+    for name, value in [(n, v) for n, each in aux.items() for v in _parts_of(each)]:
         if not isinstance(value, bool | int | float | complex) and not hasattr(value, "dtype"):
             raise UserError(
                 f"The auxiliary value {name!r} of the loss is {_kind(value)}, and it must be one "
@@ -105,8 +108,16 @@ def check_loss_outputs(
             f"of {described(model_state)}. Return it with the structure, shapes and types that "
             "it has after init."
         )
-    metrics = {"loss": loss} | {name: jnp.asarray(value) for name, value in aux.items()}
-    return loss, new_state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
+    metrics = {"loss": loss} | {name: _as_arrays(value) for name, value in aux.items()}
+    return loss, new_state, jax.tree.map(lambda value: value.astype(jnp.float32), metrics)
+
+
+def _parts_of(value: object) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, Ratio) else (value,)
+
+
+def _as_arrays(value: Any) -> Any:
+    return Ratio(*map(jnp.asarray, value)) if isinstance(value, Ratio) else jnp.asarray(value)
 
 
 @contextlib.contextmanager
