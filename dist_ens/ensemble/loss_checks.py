@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Set
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from dist_ens.losses import Objective, Ratio
 from dist_ens.members.modes import switch_arguments
 from dist_ens.signatures import call_error
 from dist_ens.state import described, leaf_type, leaf_types
-from dist_ens.types import Metrics, ModelState
+from dist_ens.types import Leaf, Metrics, ModelState, PyTree
 
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
 _COLLECTIVES = {"psum", "psum_invariant", "pmean", "pmax", "pmin", "all_gather", "all_to_all"}
@@ -33,12 +32,17 @@ def check_signature(fn: Callable[..., object]) -> None:
             f"The loss is the function {name}, which makes an objective and was not called. Give "
             f"{name}(...)."
         )
-    error = call_error(fn, 4, [*switch_arguments(fn, True, given=4)])
+    error = loss_call_error(fn)
     if error is not None:
         raise UserError(
             f"The loss {name}{inspect.signature(fn)} cannot be called with four arguments: "
             f"{error}. A loss is {_SIGNATURE}."
         )
+
+
+def loss_call_error(fn: Callable[..., object]) -> str | None:
+    """Returns why a function cannot be called as a loss; None if it can."""
+    return call_error(fn, 4, [*switch_arguments(fn, True, given=4)])
 
 
 def check_loss_outputs(
@@ -112,11 +116,11 @@ def check_loss_outputs(
     return loss, new_state, jax.tree.map(lambda value: value.astype(jnp.float32), metrics)
 
 
-def _parts_of(value: object) -> tuple[Any, ...]:
+def _parts_of(value: Leaf | Ratio) -> tuple[Leaf, ...]:
     return tuple(value) if isinstance(value, Ratio) else (value,)
 
 
-def _as_arrays(value: Any) -> Any:
+def _as_arrays(value: Leaf | Ratio) -> PyTree:
     return Ratio(*map(jnp.asarray, value)) if isinstance(value, Ratio) else jnp.asarray(value)
 
 

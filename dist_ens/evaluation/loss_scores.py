@@ -5,7 +5,6 @@ set as one batch. If the set does not fit in memory, only a `Ratio` can be summe
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -143,8 +142,8 @@ class _Programs:
     def whole(self, state: State, shapes: Shapes) -> Callable[[State, Batch], _Values] | None:
         """Returns the program for a whole set as one batch; None if it must be divided.
 
-        It is divided if the program would need more than half of the free memory of a device. The
-        answer is kept, so that all evaluations of a set are alike.
+        It is divided if the program would need more than half of the free memory of a device. This
+        is decided once for a set, so that all of its evaluations are alike.
 
         Args:
             state: State of the members, or its shapes and shardings.
@@ -173,8 +172,11 @@ class _Programs:
         compiled, needed = None, np.inf
         try:
             compiled = self.of_batch.lower(state, placed).compile()
-            memory: Any = compiled.memory_analysis()
-            needed = memory.temp_size_in_bytes + memory.output_size_in_bytes + device_bytes(placed)
+            memory = compiled.memory_analysis()
+            if memory is not None:
+                needed = (
+                    memory.temp_size_in_bytes + memory.output_size_in_bytes + device_bytes(placed)
+                )
         except jax.errors.JaxRuntimeError as error:
             # The compiler of an accelerator refuses a program that is too large for it.
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -191,9 +193,8 @@ def _programs_of(ensemble: Ensemble) -> _Programs:
 
 def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
     """Returns the function of a member and a batch that computes the loss and its scalars."""
-    given: Any = ensemble.loss
-    loss, num_groups = ensemble.bare_loss, ensemble.num_groups
-    takes_train = bool(switch_arguments(given, False, given=4))
+    loss, num_groups, given = ensemble.bare_loss, ensemble.num_groups, ensemble.loss
+    takes_train = callable(given) and switch_arguments(given, False, given=4)
 
     @pinned_generator()
     def of_one(state: State, batch: Batch) -> Metrics:

@@ -58,17 +58,20 @@ def evaluate(
             holds the weights of the examples, if they have any. Scores of a source that
             standardises its targets are in the targets' own unit.
         metrics: Metrics in addition to those of the objective.
-        batch_size: Number of examples at a time.
+        batch_size: Number of examples at a time. A loss function takes all examples as one batch,
+            unless this needs more than half of the free memory of a device.
         intervals: Whether to compute 95 % bootstrap intervals.
 
     Returns:
         The scores, which print as a table: `.ensemble` and `.mean_member` by name, `.members` for
-        each member, and `.intervals`. Without an objective they are the means of the loss function
-        and of its auxiliary scalars for each member, and `.ensemble` is empty.
+        each member, and `.intervals`. Without an objective they are the loss function and its
+        auxiliary scalars of the whole data for each member, and `.ensemble` is empty.
 
     Raises:
         UserError: If the data or a metric does not fit the ensemble, or `batch_size` is not a
-            positive whole number.
+            positive whole number. Also if a loss function draws random numbers or changes the model
+            state without taking `train`, or the data does not fit in memory as one batch and a
+            value of the loss function is no `losses.Ratio`.
 
     >>> import optax
     >>> from dist_ens.losses import categorical
@@ -159,7 +162,12 @@ def without_failed(evaluator: Evaluator, ensemble: Ensemble, state: State) -> Ev
 
 
 def check_score(
-    ensemble: Ensemble, batch: Batch, examples: Examples, *, metrics: Sequence[Metric] = ()
+    ensemble: Ensemble,
+    batch: Batch,
+    examples: Examples,
+    *,
+    metrics: Sequence[Metric] = (),
+    batch_size: int = BATCH_SIZE,
 ) -> dict[str, str | None]:
     """Checks by shapes alone that examples can be scored; see `evaluate`.
 
@@ -168,6 +176,7 @@ def check_score(
         batch: Shapes and types of a training batch.
         examples: Examples to score.
         metrics: Metrics in addition to those of the objective.
+        batch_size: Number of examples at a time.
 
     Returns:
         Direction of each score by its name: "lower", "higher" or None.
@@ -180,13 +189,13 @@ def check_score(
     _check_groups(ensemble, examples.spec)
     if ensemble.objective is None:
         _check_no_metrics(metrics)
-        return check_loss_scores(of_wave, state, examples.split, BATCH_SIZE)
+        return check_loss_scores(of_wave, state, examples.split, batch_size)
     objective = ensemble.objective
     split = _parts_of_objective(objective, examples.split)
     if objective.standardize:
         split = LabelScaledSplit(split, objective.LABELS, 0.0, 1.0)
     evaluator = Evaluator(
-        ensemble, BATCH_SIZE, distribution=objective.distribution, metrics=metrics
+        ensemble, batch_size, distribution=objective.distribution, metrics=metrics
     )
     return evaluator.check(state, split)
 

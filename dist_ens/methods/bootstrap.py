@@ -4,7 +4,6 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -131,7 +130,7 @@ def _example_by_example(
 
     def of_example(
         example: PyTree, row: jax.Array, position: Leaf
-    ) -> tuple[Any, Mapping[str, ArrayLike | Ratio]]:
+    ) -> tuple[jax.Array | Ratio, Mapping[str, ArrayLike | Ratio]]:
         alone = jax.tree.map(lambda leaf: leaf[None], example)
         # With one key for all, every example would have the same dropout mask.
         key = jax.random.fold_in(info.key, row)

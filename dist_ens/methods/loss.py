@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 from jax.typing import ArrayLike
@@ -43,7 +43,9 @@ class LossInfo(NamedTuple):
 
 
 # The loss, float[] or a `Ratio`, and the new model state with a dict of auxiliary scalars.
-LossResults: TypeAlias = tuple[Any, tuple[ModelState, Mapping[str, ArrayLike | Ratio]]]
+LossResults: TypeAlias = tuple[
+    jax.Array | Ratio, tuple[ModelState, Mapping[str, ArrayLike | Ratio]]
+]
 # The loss of a user takes a key, and the loss that methods wrap takes `LossInfo` instead.
 LossFunction = Callable[..., LossResults]
 MemberLoss = Callable[[Params, ModelState, Batch, LossInfo], LossResults]
