@@ -13,6 +13,8 @@ import dist_ens as de
 from dist_ens.errors import UserError
 from dist_ens.losses import Ratio, batch_mean
 
+pytestmark = pytest.mark.quick
+
 ROWS = 2501
 
 
@@ -72,7 +74,9 @@ def ensemble_of(loss, mesh=(1, 1), num_members=2, **options):
     ("mesh", "waves"), [((1, 1), 1), ((2, 2), 1), ((1, 4), 1), ((1, 2), 2)], ids=str
 )
 def test_the_loss_of_a_set_is_that_of_all_its_rows(mesh, waves):
-    rows, ensemble = rows_of(), ensemble_of(loss_fn, mesh, num_members=4, waves=waves)
+    methods = [de.methods.adversarial(0.1, key="x")]  # Methods are for training alone.
+    ensemble = ensemble_of(loss_fn, mesh, num_members=4, waves=waves, methods=methods)
+    rows = rows_of()
     state = ensemble.init(rows)
     scores = de.evaluate(ensemble, state, rows)
     for member, w in zip(scores.members, np.asarray(state.params["w"]), strict=True):
@@ -104,6 +108,7 @@ def loss_with_much_memory(ratio):
     return loss
 
 
+@pytest.mark.slow
 def test_a_set_that_does_not_fit_in_memory_is_scored_in_parts():
     rows = rows_of(MANY + 1)
     ensemble = ensemble_of(loss_with_much_memory(ratio=True), (1, 2), waves=2)
@@ -141,6 +146,7 @@ def test_each_group_of_members_is_scored_on_its_own_examples():
         assert member["root"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_evaluations_during_training_score_the_whole_set():
     rows, ensemble = rows_of(), ensemble_of(loss_fn)
     stopping = de.callbacks.EarlyStopping("loss", patience=1, min_delta=1e9)
@@ -188,6 +194,7 @@ def loss_of(network):
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [(2, 1), (1, 2)], ids=str)
 def test_a_loss_that_takes_train_is_evaluated_in_the_mode_of_evaluation(mesh):
     network, data = Network(), examples()

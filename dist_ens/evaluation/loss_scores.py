@@ -52,22 +52,19 @@ def loss_scores(ensemble: Ensemble, state: State, split: Split, batch_size: int)
             `_require_evaluation_mode`.
     """
     waves, length = Waves(ensemble.layout, ensemble.waves), len(split) // ensemble.num_groups
-    one = ensemble if waves.count == 1 else ensemble.of_wave
-    programs = _programs_of(one)
-    program: Callable[[State, Batch], _Values] = programs.of_batch
-    if length > batch_size:
-        with explained_errors():
-            of_wave = state if waves.count == 1 else waves.take(state, 0)
-            whole = programs.whole(of_wave, _shapes(one, split, length))
-        program, batch_size = (program, batch_size) if whole is None else (whole, length)
-    if waves.count > 1:
+    if waves.count == 1:
+        program, batch_size = _programs_of(ensemble).for_set(state, split, batch_size)
+    else:
+        of_wave = waves.take(state, 0)
+        program, batch_size = _programs_of(ensemble.of_wave).for_set(of_wave, split, batch_size)
         program = results_in_waves(waves, program, MEMBERS)
     sums: PyTree = None
     for first in range(0, length, batch_size):
         progress.made()
         if StopSignal.current is not None:
             StopSignal.current.stop_evaluation()
-        batch = _rows(ensemble, split, np.arange(first, min(first + batch_size, length)))
+        rows = np.arange(first, min(first + batch_size, length))
+        batch = _examples(split, rows, ensemble.num_groups)
         with explained_errors():
             values = to_host(program(state, ensemble.layout.put(batch, "shared")))
         values = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), values)
@@ -94,13 +91,13 @@ def check_loss_scores(
     Raises:
         UserError: If the loss does not take the examples; see also `loss_scores`.
     """
-    length = len(split) // ensemble.num_groups
-    shapes, programs = _shapes(ensemble, split, length), _programs_of(ensemble)
+    programs = _programs_of(ensemble)
+    shapes = programs.shapes_of_set(split)
     try:
         with explained_errors():
             values = jax.eval_shape(programs.of_batch, state, shapes)
-            if length > batch_size:
-                programs.whole(state, shapes)
+        if _without_ratio(values):
+            programs.for_set(state, split, batch_size)
     except UserError:
         raise
     except Exception as error:  # A loss function may raise any error.
@@ -127,7 +124,7 @@ class _Programs:
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
-        self._layout = ensemble.layout
+        self._layout, self._num_groups = ensemble.layout, ensemble.num_groups
         self._whole: dict[object, Callable[[State, Batch], _Values] | None] = {}
         self.of_batch: jax.stages.Wrapped = jax.jit(
             sharded(
@@ -139,26 +136,54 @@ class _Programs:
             )
         )
 
-    def whole(self, state: State, shapes: Shapes) -> Callable[[State, Batch], _Values] | None:
-        """Returns the program for a whole set as one batch; None if it must be divided.
+    def for_set(
+        self, state: State, split: Split, batch_size: int
+    ) -> tuple[Callable[[State, Batch], _Values], int]:
+        """Returns the program for a set, and the number of examples that it takes at a time.
 
-        It is divided if the program would need more than half of the free memory of a device. This
-        is decided once for a set, so that all of its evaluations are alike.
+        The set is one batch unless its program would need more than half of the free memory of a
+        device. This is decided once for a set, so that all of its evaluations are alike.
 
         Args:
             state: State of the members, or its shapes and shardings.
-            shapes: Shapes of the set.
+            split: Examples of the set.
+            batch_size: Number of examples at a time, for a set that must be divided.
 
         Raises:
             UserError: If the set must be divided, and a value of the loss is not a `Ratio`.
         """
+        length = len(split) // self._num_groups
+        if length <= batch_size:
+            return self.of_batch, batch_size
+        shapes = self.shapes_of_set(split)
         leaves, structure = jax.tree.flatten((shapes_of(state), shapes))
         key = structure, tuple(leaves)
-        if key not in self._whole:
-            self._whole[key] = self._program_that_fits(state, shapes)
-        if self._whole[key] is None:
-            _require_ratios(jax.eval_shape(self.of_batch, state, shapes), shapes)
-        return self._whole[key]
+        with explained_errors():
+            if key not in self._whole:
+                self._whole[key] = self._program_that_fits(state, shapes)
+            whole = self._whole[key]
+            if whole is not None:
+                return whole, length
+            others = _without_ratio(jax.eval_shape(self.of_batch, state, shapes))
+        if others:
+            raise UserError(
+                f"The evaluation data has {len(split):,} examples, which need more than half of "
+                "the free memory as one batch. Values that are no Ratio cannot be computed in "
+                f"parts: {', '.join(others)}. Return batch_mean(values, weights, ratio=True) or "
+                "dist_ens.losses.Ratio(total, weight) as the loss and in aux, or score fewer "
+                "examples."
+            )
+        return self.of_batch, batch_size
+
+    def shapes_of_set(self, split: Split) -> Shapes:
+        """Returns the shapes and types of a set as one batch."""
+        axis, length = min(self._num_groups, 2) - 1, len(split) // self._num_groups
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                (*leaf.shape[:axis], length, *leaf.shape[axis + 1 :]), leaf.dtype
+            ),
+            shapes_of(_examples(split, np.zeros(1, np.int64), self._num_groups)),
+        )
 
     def _program_that_fits(
         self, state: State, shapes: Shapes
@@ -243,36 +268,17 @@ def _require_evaluation_mode(values: Callable[..., PyTree], *args: PyTree) -> No
         )
 
 
-def _require_ratios(values: _Values, shapes: Shapes) -> None:
-    """Raises a `UserError` if a value of the loss cannot be summed over the batches of a set."""
-    others = [repr(name) for name, value in values.items() if not isinstance(value, Ratio)]
-    if others:
-        rows = jax.tree.leaves(shapes)[0].shape[0]
-        raise UserError(
-            f"The evaluation data has {rows:,} examples, which need more than half of the free "
-            f"memory as one batch. Values that are no Ratio cannot be computed in parts: "
-            f"{', '.join(others)}. Return batch_mean(values, weights, ratio=True) or "
-            "dist_ens.losses.Ratio(total, weight) as the loss and in aux, or score fewer examples."
-        )
+def _without_ratio(values: _Values) -> list[str]:
+    """Returns the names, in quotes, of values that cannot be summed over the batches of a set."""
+    return [repr(name) for name, value in values.items() if not isinstance(value, Ratio)]
 
 
-def _rows(ensemble: Ensemble, split: Split, rows: np.ndarray) -> Batch:
+def _examples(split: Split, rows: np.ndarray, num_groups: int) -> Batch:
     """Returns some rows of a split, with a leading axis [groups] for several groups."""
-    if ensemble.num_groups == 1:
+    if num_groups == 1:
         return split.take(rows)
-    begins = np.arange(ensemble.num_groups) * (len(split) // ensemble.num_groups)
-    return split.take(begins[:, None] + rows)
-
-
-def _shapes(ensemble: Ensemble, split: Split, length: int) -> Shapes:
-    """Returns the shapes and types of a batch with `length` examples of each group."""
-    axis = min(ensemble.num_groups, 2) - 1
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            (*leaf.shape[:axis], length, *leaf.shape[axis + 1 :]), leaf.dtype
-        ),
-        shapes_of(_rows(ensemble, split, np.zeros(1, np.int64))),
-    )
+    begins = np.arange(num_groups) * (len(split) // num_groups)
+    return split.take(begins[:, None] + rows[None])
 
 
 def _mean(values: np.ndarray | Ratio) -> np.ndarray:
