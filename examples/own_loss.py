@@ -39,8 +39,7 @@ def init(key, batch):
 
 
 def loss_fn(params, model_state, batch, key, train):
-    inputs = batch["tokens"], batch["segments"]
-    logits = Model().apply(params, *inputs, train, rngs={"dropout": key})
+    logits = Model().apply(params, batch["tokens"], batch["segments"], train, rngs={"dropout": key})
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, batch["next"])
     loss = de.losses.batch_mean(nll, weights=batch["mask"])
     return loss, (model_state, {"perplexity": jnp.exp(loss)})
