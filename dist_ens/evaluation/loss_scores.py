@@ -142,7 +142,7 @@ class _Programs:
         """Returns the program for a set, and the number of examples that it takes at a time.
 
         The set is one batch unless its program would need more than half of the free memory of a
-        device. This is decided once for a set, so that all of its evaluations are alike.
+        device. The decision is kept, so every evaluation of the set uses the same program.
 
         Args:
             state: State of the members, or its shapes and shardings.
