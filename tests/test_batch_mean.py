@@ -208,7 +208,8 @@ def test_outside_a_lifted_function_it_is_the_plain_weighted_mean():
     assert batch_mean(VALUES, weights=jnp.zeros(2)) == 0
     assert batch_mean(VALUES, weights=jnp.array([False, True]), ratio=True) == (13, 2)
     # A sum of 2,501 ones in bfloat16 would be 2,496.
-    assert batch_mean(jnp.ones(2501, jnp.bfloat16), ratio=True) == (2501, 2501)
+    ones = batch_mean(jnp.ones(2501, jnp.bfloat16), ratio=True)
+    assert [float(part) for part in ones] == [2501, 2501]
     # Gradient: weights / sum of weights
     gradient = jax.grad(batch_mean)(VALUES, jnp.array([[1.0, 0.0], [3.0, 0.0]]))
     assert gradient.tolist() == [[0.25, 0], [0.75, 0]]
