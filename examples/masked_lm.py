@@ -29,7 +29,7 @@ def init(key, batch):
     return Encoder().init(key, batch["tokens"], batch["segments"]), ()
 
 
-def loss_fn(params, model_state, batch, key):
+def loss_fn(params, model_state, batch, key, train):  # `train`: evaluation may draw masks, too.
     is_masked = jax.random.bernoulli(key, 0.2, batch["tokens"].shape)
     masked = jnp.where(is_masked, MASK, batch["tokens"])
     logits = Encoder().apply(params, masked, batch["segments"])

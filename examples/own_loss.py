@@ -17,12 +17,12 @@ WORDS = ("red ", "green ", "blue ", "yellow ")
 
 class Model(nn.Module):
     @nn.compact
-    def __call__(self, tokens, segments):
+    def __call__(self, tokens, segments, train):
         x = nn.Embed(128, 16)(tokens) + nn.Embed(16, 16)(jnp.arange(16))
         same = segments[:, None, :, None] == segments[:, None, None, :]
         mask = nn.combine_masks(nn.make_causal_mask(tokens), same)
         x = x + nn.MultiHeadDotProductAttention(num_heads=2)(x, mask=mask)
-        return nn.Dense(128)(nn.Dropout(0.1, deterministic=False)(nn.gelu(nn.Dense(64)(x))))
+        return nn.Dense(128)(nn.Dropout(0.1, deterministic=not train)(nn.gelu(nn.Dense(64)(x))))
 
 
 def loader():
@@ -35,11 +35,11 @@ def loader():
 
 
 def init(key, batch):
-    return Model().init(key, batch["tokens"], batch["segments"]), ()
+    return Model().init(key, batch["tokens"], batch["segments"], False), ()
 
 
-def loss_fn(params, model_state, batch, key):
-    logits = Model().apply(params, batch["tokens"], batch["segments"], rngs={"dropout": key})
+def loss_fn(params, model_state, batch, key, train):
+    logits = Model().apply(params, batch["tokens"], batch["segments"], train, rngs={"dropout": key})
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, batch["next"])
     loss = de.losses.batch_mean(nll, weights=batch["mask"])
     return loss, (model_state, {"perplexity": jnp.exp(loss)})

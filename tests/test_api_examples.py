@@ -241,7 +241,7 @@ def test_own_loss_is_a_loop_over_members(layout):
     def loss(params, model_state, parts, keys):
         nll = [
             cross_entropy(
-                model.apply(params, part["tokens"], part["segments"], rngs={"dropout": key}),
+                model.apply(params, part["tokens"], part["segments"], True, rngs={"dropout": key}),
                 part["next"],
             )
             for part, key in zip(parts, keys, strict=True)

@@ -13,7 +13,7 @@ import pytest
 import dist_ens as de
 from dist_ens.errors import UserError
 from dist_ens.layout import DATA
-from dist_ens.losses import batch_mean, data_mean
+from dist_ens.losses import Ratio, batch_mean, data_mean
 from dist_ens.randomness import INIT, member_key
 
 STEPS, BATCH, LENGTH, VOCABULARY, SEED = 4, 8, 5, 7, 3
@@ -174,6 +174,25 @@ def test_a_mean_inside_jit_or_remat_is_the_same_mean():
         assert_close(jax.tree.map(lambda leaf: leaf[1], state.params), member_by_hand(1).params)
 
 
+def ratio_by_hand(values, weights):
+    return Ratio((values * weights).sum(), weights.sum())
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("ratio", [functools.partial(batch_mean, ratio=True), ratio_by_hand])
+def test_a_ratio_is_trained_as_the_mean_of_the_global_batch(ratio, microbatches):
+    def loss(params, model_state, batch, key):
+        nll = nll_of_tokens(params, batch)
+        parts = jax.jit(ratio)(nll, batch["mask"])
+        return parts, (model_state, {"double": parts._replace(total=2 * parts.total)})
+
+    state, metrics = trained(ensemble_of(loss, microbatches=microbatches))
+    expected = member_by_hand(1)
+    assert_close(jax.tree.map(lambda leaf: leaf[1], state.params), expected.params)
+    doubled = [of_step["double"][1] for of_step in metrics]
+    np.testing.assert_allclose(doubled, 2 * np.array(expected.losses), rtol=1e-5)
+
+
 # A mean of four values, worked by hand.
 
 VALUES = jnp.array([[1.0, 2.0], [3.0, 10.0]])
@@ -187,6 +206,10 @@ def test_outside_a_lifted_function_it_is_the_plain_weighted_mean():
     # Weights [batch] count both values of a row: (3 + 10) / 2 = 6.5
     assert batch_mean(VALUES, weights=jnp.array([False, True])) == 6.5
     assert batch_mean(VALUES, weights=jnp.zeros(2)) == 0
+    assert batch_mean(VALUES, weights=jnp.array([False, True]), ratio=True) == (13, 2)
+    # A sum of 2,501 ones in bfloat16 would be 2,496.
+    ones = batch_mean(jnp.ones(2501, jnp.bfloat16), ratio=True)
+    assert [float(part) for part in ones] == [2501, 2501]
     # Gradient: weights / sum of weights
     gradient = jax.grad(batch_mean)(VALUES, jnp.array([[1.0, 0.0], [3.0, 0.0]]))
     assert gradient.tolist() == [[0.25, 0], [0.75, 0]]
@@ -403,11 +426,12 @@ def test_the_data_axis_is_the_one_that_losses_may_name():
     assert_close(jax.tree.map(lambda leaf: leaf[1], state.params), member_by_hand(1).params)
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_adversarial_training_takes_weights(microbatches):
+@pytest.mark.parametrize(("microbatches", "ratio"), [(1, False), (2, False), (2, True)])
+def test_adversarial_training_takes_weights(microbatches, ratio):
     def loss(params, model_state, batch, key):
         hidden = jnp.tanh(batch["inputs"] @ params["w"])
-        return batch_mean(jnp.square(hidden - 1), batch["weights"]), (model_state, {})
+        mean = batch_mean(jnp.square(hidden - 1), batch["weights"], ratio=ratio)
+        return mean, (model_state, {})
 
     def init(key, batch):
         return {"w": jnp.array([0.5, -1.0, 2.0])}, ()
@@ -455,5 +479,7 @@ def test_a_jitted_mean_counts_examples_as_bootstrap_drew_them():
         data = {name: np.concatenate([b[name] for b in BATCHES]) for name in BATCHES[0]}
         return de.fit(ensemble, data, steps=3, batch_size=BATCH, progress=False).state
 
-    found, expected = trained_with(jax.jit(mean)), trained_with(mean)
-    assert_close(jax.device_get(found.params), jax.device_get(expected.params))
+    expected = trained_with(mean)
+    for other in (jax.jit(mean), functools.partial(batch_mean, ratio=True), ratio_by_hand):
+        found = trained_with(other)
+        assert_close(jax.device_get(found.params), jax.device_get(expected.params))

@@ -294,9 +294,8 @@ def test_weights_of_several_groups_are_refused():
 
 
 def test_means_of_a_loss_function_are_those_of_each_member_and_of_the_mean_member():
-    # Batches of 4 and of 1 example, with losses 1 and 6 of member 5: (4 * 1 + 1 * 6) / 5.
-    sums = {"loss": np.array([10.0, 20.0]), "perplexity": np.array([5.0, 15.0])}
-    scores = scores_of_means([5, 9], sums, count=5)
+    means = {"loss": np.array([2.0, 4.0]), "perplexity": np.array([1.0, 3.0])}
+    scores = scores_of_means([5, 9], means)
     assert scores.members == [
         {"member_id": 5, "loss": 2.0, "perplexity": 1.0},
         {"member_id": 9, "loss": 4.0, "perplexity": 3.0},

@@ -40,7 +40,7 @@ def make_member(spec):
     return nn.Dense(spec.num_classes)
 
 def make_loss(spec):
-    def squares(params, model_state, batch, key):
+    def squares(params, model_state, batch, key, train):
         return 0.0, (model_state, {})
     return squares
 
@@ -83,7 +83,7 @@ def test_a_file_makes_every_part_of_a_run(tmp_path):
     file = file_with(tmp_path, PARTS)
     parts = file.own_parts(SPEC)
     assert parts.member.name == "Dense"
-    assert parts.loss({}, (), None, None) == (0.0, ((), {}))
+    assert parts.loss({}, (), None, None, True) == (0.0, ((), {}))
     updates, _ = parts.optimizer.update(jnp.ones(()), parts.optimizer.init(jnp.ones(())), 1.0)
     assert updates == pytest.approx(-0.1 * (1 + 1e-3))  # the sign, and Lion's decay of 1e-3
     assert [metric.name for metric in parts.metrics] == ["top3"]

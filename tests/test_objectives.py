@@ -11,9 +11,11 @@ from scipy.special import gammaln
 
 import networks
 from dist_ens.data import ArraySplit, Spec
+from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, curves_of
 from dist_ens.evaluation.out_of_bag import held_out_scores
+from dist_ens.evaluation.scoring import evaluate
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.losses import (
     Distribution,
@@ -66,6 +68,35 @@ def test_an_objective_has_the_loss_and_scores_worked_by_hand(
     # The distribution reads what the loss trains.
     found = objective.distribution.predict(outputs[None])
     assert found.mean.shape == ((1, 2) if objective.num_classes else (1,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "objective",
+    [categorical(3), gaussian(standardize=True), beta_gaussian(0.5), quantiles((0.1, 0.5, 0.9))],
+    ids=lambda objective: objective.name,
+)
+def test_weighted_scores_do_not_depend_on_how_the_set_is_divided(objective):
+    random, count = np.random.default_rng(0), 21
+    labels = random.integers(0, 3, count) if objective.num_classes else random.normal(size=count)
+    data = {
+        "inputs": random.normal(size=(count, 4)).astype(np.float32),
+        "labels": labels.astype(np.int32 if objective.num_classes else np.float32),
+        # Nearly all of the weight is in the last batch of 8.
+        "weights": np.where(np.arange(count) < 16, 0.01, random.random(count)).astype(np.float32),
+    }
+    member = from_functions(
+        lambda key: {"w": jax.random.normal(key, (4, objective.num_outputs))},
+        lambda params, inputs: inputs @ params["w"],
+    )
+    layout = Layout.make(2, ensemble_axis=2, devices=jax.devices()[:4])
+    ensemble = Ensemble(member, optax.identity(), objective, num_members=2, layout=layout)
+    state = ensemble.init(data)
+    parts, whole = (evaluate(ensemble, state, data, batch_size=size) for size in (8, count))
+    for found, expected in zip(
+        [parts.ensemble, *parts.members], [whole.ensemble, *whole.members], strict=True
+    ):
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_standardising_is_asked_of_the_objective_of_real_targets():

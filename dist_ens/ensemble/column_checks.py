@@ -11,7 +11,7 @@ from dist_ens.ensemble.loss_checks import (
 from dist_ens.errors import UserError
 from dist_ens.execution.rewrite import nested
 from dist_ens.layout import BATCH, MEMBERS, Layout, data_index, differing_leaves
-from dist_ens.losses.averaging import traced_anew, tracing_loss
+from dist_ens.losses.averaging import averaged, traced_anew, tracing_loss
 from dist_ens.methods import LossInfo, MemberLoss
 from dist_ens.randomness import UPDATE, pinned_generator
 from dist_ens.state import State
@@ -48,7 +48,7 @@ def check_columns_of_loss(layout: Layout, loss: MemberLoss, state: State, batch:
 
         def of_column(params: Params, model_state: ModelState, batch: Batch) -> jax.Array:
             with tracing_loss() as scope, explained_errors():
-                results = loss(params, model_state, batch, info)
+                results = averaged(loss(params, model_state, batch, info))
                 value, *_ = check_loss_outputs(results, model_state)
             uses_batch_mean.append(scope.uses_batch_mean)
             return value

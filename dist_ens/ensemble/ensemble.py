@@ -90,7 +90,8 @@ class Ensemble:
         member: Network of one member, in any form that `as_member` accepts.
         optimizer: Optimizer of one member, with `init` and `update` like Optax's optimizers.
         loss: Objective, such as `losses.categorical(10)`, or a function
-            `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`.
+            `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`. If it also
+            takes `train`, it is given True in training and False in evaluation.
         num_members: Number of members, at least 1.
         seed: Seed of all random numbers, in [0, 2**32).
         layout: Layout of members and data. Default: all devices, with the largest ensemble axis

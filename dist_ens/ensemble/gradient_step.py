@@ -15,7 +15,7 @@ from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.optimizer import update_of
 from dist_ens.layout import data_index, data_mean, data_size, data_sum
 from dist_ens.losses import Objective
-from dist_ens.losses.averaging import traced_anew, tracing_loss
+from dist_ens.losses.averaging import averaged, traced_anew, tracing_loss
 from dist_ens.methods import LossInfo, MemberLoss
 from dist_ens.methods.loss import LossResults
 from dist_ens.randomness import OPTIMIZER, UPDATE, pinned_generator
@@ -126,7 +126,7 @@ class GradientStep:
                     tracing_loss(totals, is_of_part=self.microbatches > 1) as scope,
                     explained_errors(),
                 ):
-                    results = self.loss(params, model_state, batch, info)
+                    results = averaged(self.loss(params, model_state, batch, info))
                     loss, new_state, metrics = check_loss_outputs(results, model_state)
                 if scope.all_zero:
                     zero = jnp.stack(scope.all_zero).any().astype(jnp.float32)
@@ -205,7 +205,7 @@ class GradientStep:
 
             def weights(params: Params, model_state: ModelState, batch: Batch) -> list[jax.Array]:
                 with tracing_loss(is_of_part=True) as scope, explained_errors():
-                    self.loss(params, model_state, batch, info)
+                    averaged(self.loss(params, model_state, batch, info))
                 return list(scope.weights)
 
             return traced_anew(weights)(state.params, state.model_state, batch)

@@ -10,10 +10,11 @@ from jax.extend.core import Jaxpr, Literal, Var
 
 from dist_ens.errors import UserError, first_line, kind_of
 from dist_ens.execution.rewrite import nested
-from dist_ens.losses import Objective
+from dist_ens.losses import Objective, Ratio
+from dist_ens.members.modes import switch_arguments
 from dist_ens.signatures import call_error
 from dist_ens.state import described, leaf_type, leaf_types
-from dist_ens.types import Metrics, ModelState
+from dist_ens.types import Leaf, Metrics, ModelState, PyTree
 
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
 _COLLECTIVES = {"psum", "psum_invariant", "pmean", "pmax", "pmin", "all_gather", "all_to_all"}
@@ -31,12 +32,17 @@ def check_signature(fn: Callable[..., object]) -> None:
             f"The loss is the function {name}, which makes an objective and was not called. Give "
             f"{name}(...)."
         )
-    error = call_error(fn, 4)
+    error = loss_call_error(fn)
     if error is not None:
         raise UserError(
             f"The loss {name}{inspect.signature(fn)} cannot be called with four arguments: "
             f"{error}. A loss is {_SIGNATURE}."
         )
+
+
+def loss_call_error(fn: Callable[..., object]) -> str | None:
+    """Returns why a function cannot be called as a loss; None if it can."""
+    return call_error(fn, 4, [*switch_arguments(fn, True, given=4)])
 
 
 def check_loss_outputs(
@@ -50,7 +56,7 @@ def check_loss_outputs(
 
     Returns:
         The loss, the model state, and metrics by name, float32[]: the loss and its auxiliary
-        values.
+        values. A `Ratio` stays one, unless `averaged` was applied to the results before.
 
     Raises:
         UserError: If the results have another structure, the loss or an auxiliary value is not a
@@ -67,13 +73,14 @@ def check_loss_outputs(
             "(loss, (model_state, {})) if there are no auxiliary values."
         )
     new_state, aux = rest
-    loss = jnp.asarray(loss)
-    if loss.shape != ():
-        raise UserError(
-            f"The loss has the shape {list(loss.shape)}, and it must be one number. Average over "
-            "the examples with dist_ens.losses.batch_mean(loss)."
-        )
-    if not jnp.issubdtype(loss.dtype, jnp.floating):
+    loss = _as_arrays(loss)
+    for part in jax.tree.leaves(loss):
+        if part.shape != ():
+            raise UserError(
+                f"The loss has the shape {list(part.shape)}, and it must be one number. Average "
+                "over the examples with dist_ens.losses.batch_mean(loss)."
+            )
+    if not isinstance(loss, Ratio) and not jnp.issubdtype(loss.dtype, jnp.floating):
         raise UserError(
             f"The loss has the type {loss.dtype}, which has no gradient. Return a floating-point "
             "number."
@@ -88,7 +95,7 @@ def check_loss_outputs(
             "The auxiliary output of the loss has a key 'loss', which is the name of the loss "
             "itself. Rename it."
         )
-    for name, value in aux.items():
+    for name, value in [(n, v) for n, each in aux.items() for v in _parts_of(each)]:
         if not isinstance(value, bool | int | float | complex) and not hasattr(value, "dtype"):
             raise UserError(
                 f"The auxiliary value {name!r} of the loss is {_kind(value)}, and it must be one "
@@ -105,8 +112,16 @@ def check_loss_outputs(
             f"of {described(model_state)}. Return it with the structure, shapes and types that "
             "it has after init."
         )
-    metrics = {"loss": loss} | {name: jnp.asarray(value) for name, value in aux.items()}
-    return loss, new_state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
+    metrics = {"loss": loss} | {name: _as_arrays(value) for name, value in aux.items()}
+    return loss, new_state, jax.tree.map(lambda value: value.astype(jnp.float32), metrics)
+
+
+def _parts_of(value: Leaf | Ratio) -> tuple[Leaf, ...]:
+    return tuple(value) if isinstance(value, Ratio) else (value,)
+
+
+def _as_arrays(value: Leaf | Ratio) -> PyTree:
+    return Ratio(*map(jnp.asarray, value)) if isinstance(value, Ratio) else jnp.asarray(value)
 
 
 @contextlib.contextmanager

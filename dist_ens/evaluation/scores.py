@@ -102,24 +102,20 @@ class Scores:
         return {name: float(reduce([scores[name] for scores in self.groups])) for name in names}
 
 
-def scores_of_means(
-    member_ids: Sequence[int], sums: Mapping[str, np.ndarray], count: float
-) -> Scores:
+def scores_of_means(member_ids: Sequence[int], means: Mapping[str, np.ndarray]) -> Scores:
     """Returns the scores of members whose loss is a function, without an objective.
 
     Args:
         member_ids: Ids of the members.
-        sums: Sums over the batches of the loss and of each auxiliary scalar, by name, each times
-            the number of examples of its batch; float64[members].
-        count: Number of all examples, positive.
+        means: The loss and each auxiliary scalar of the whole set by name; float64[members].
 
     Returns:
-        The means of each member and their mean. `ensemble` is empty, because the members' outputs
+        The values of each member and their mean. `ensemble` is empty, because the members' outputs
         are not pooled.
     """
     members = [
         {"member_id": int(member_id)}
-        | {name: float(values[position]) / count for name, values in sums.items()}
+        | {name: float(values[position]) for name, values in means.items()}
         for position, member_id in enumerate(member_ids)
     ]
     return Scores([{}], members)

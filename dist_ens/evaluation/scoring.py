@@ -1,7 +1,7 @@
 """The function `evaluate`, which scores an ensemble and its members on some data."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -10,27 +10,19 @@ import numpy as np
 from dist_ens.data import LabelScaledSplit, Source, Spec, Split, Standardization, TreeSplit
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import frozen_positions
-from dist_ens.ensemble.initial_state import shapes_of
-from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
-from dist_ens.ensemble.optimizer import evaluation_params
-from dist_ens.ensemble.waves import results_in_waves
-from dist_ens.errors import UserError, first_line, kind_of
+from dist_ens.errors import UserError, kind_of
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.label_checks import check_keys
+from dist_ens.evaluation.loss_scores import check_loss_scores, loss_scores
 from dist_ens.evaluation.row_scores import Evaluation
-from dist_ens.evaluation.scores import Scores, scores_of_means
-from dist_ens.execution.lift import lift
-from dist_ens.layout import MEMBERS, Waves, named_specs, to_host
+from dist_ens.evaluation.scores import Scores
+from dist_ens.layout import to_host
 from dist_ens.losses import Objective
-from dist_ens.losses.averaging import traced_anew, tracing_loss
 from dist_ens.members.label_scale import label_scale
-from dist_ens.methods import LossInfo
 from dist_ens.metrics import Metric
-from dist_ens.metrics.catalogue import direction_of
 from dist_ens.metrics.metric import checked_metrics
-from dist_ens.randomness import PREDICT, pinned_generator
 from dist_ens.state import State, refuse_lists, structure_text
-from dist_ens.types import Batch, Data, Metrics, ModelState, Params, PyTree, Structure
+from dist_ens.types import Batch, Data, PyTree, Structure
 
 BATCH_SIZE = 1000
 
@@ -66,17 +58,20 @@ def evaluate(
             holds the weights of the examples, if they have any. Scores of a source that
             standardises its targets are in the targets' own unit.
         metrics: Metrics in addition to those of the objective.
-        batch_size: Number of examples at a time.
+        batch_size: Number of examples at a time. A loss function takes all examples as one batch,
+            unless this needs more than half of the free memory of a device.
         intervals: Whether to compute 95 % bootstrap intervals.
 
     Returns:
         The scores, which print as a table: `.ensemble` and `.mean_member` by name, `.members` for
-        each member, and `.intervals`. Without an objective they are the means of the loss function
-        and of its auxiliary scalars for each member, and `.ensemble` is empty.
+        each member, and `.intervals`. Without an objective they are the loss function and its
+        auxiliary scalars of the whole data for each member, and `.ensemble` is empty.
 
     Raises:
         UserError: If the data or a metric does not fit the ensemble, or `batch_size` is not a
-            positive whole number.
+            positive whole number. Also if a loss function draws random numbers or changes the model
+            state without taking `train`, or the data does not fit in memory as one batch and a
+            value of the loss function is no `losses.Ratio`.
 
     >>> import optax
     >>> from dist_ens.losses import categorical
@@ -130,7 +125,7 @@ def score(
     _check_groups(here, examples.spec)
     if here.objective is None:
         _check_no_metrics(metrics)
-        scores = _mean_losses(here, state, examples.split, int(batch_size))
+        scores = loss_scores(here, state, examples.split, int(batch_size))
         left_out = to_host(state.member_id)[positions_left_out(here, state)]
         return dataclasses.replace(scores, left_out=left_out.tolist()), None
     examples = examples._replace(split=_parts_of_objective(here.objective, examples.split))
@@ -167,7 +162,12 @@ def without_failed(evaluator: Evaluator, ensemble: Ensemble, state: State) -> Ev
 
 
 def check_score(
-    ensemble: Ensemble, batch: Batch, examples: Examples, *, metrics: Sequence[Metric] = ()
+    ensemble: Ensemble,
+    batch: Batch,
+    examples: Examples,
+    *,
+    metrics: Sequence[Metric] = (),
+    batch_size: int = BATCH_SIZE,
 ) -> dict[str, str | None]:
     """Checks by shapes alone that examples can be scored; see `evaluate`.
 
@@ -176,6 +176,7 @@ def check_score(
         batch: Shapes and types of a training batch.
         examples: Examples to score.
         metrics: Metrics in addition to those of the objective.
+        batch_size: Number of examples at a time.
 
     Returns:
         Direction of each score by its name: "lower", "higher" or None.
@@ -188,13 +189,13 @@ def check_score(
     _check_groups(ensemble, examples.spec)
     if ensemble.objective is None:
         _check_no_metrics(metrics)
-        return _checked_means(of_wave, state, examples.split)
+        return check_loss_scores(of_wave, state, examples.split, batch_size)
     objective = ensemble.objective
     split = _parts_of_objective(objective, examples.split)
     if objective.standardize:
         split = LabelScaledSplit(split, objective.LABELS, 0.0, 1.0)
     evaluator = Evaluator(
-        ensemble, BATCH_SIZE, distribution=objective.distribution, metrics=metrics
+        ensemble, batch_size, distribution=objective.distribution, metrics=metrics
     )
     return evaluator.check(state, split)
 
@@ -348,80 +349,3 @@ def _check_batch(kind: str, number: int, batch: Batch) -> None:
                 f"array {leaf.dtype}{list(leaf.shape)}, which is no batch of examples. Give a dict "
                 "of arrays [examples, ...], or an iterable of such batches."
             )
-
-
-def _means_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
-    """Returns the function of a member and a batch that computes the loss and its scalars."""
-    loss = ensemble.bare_loss
-
-    @pinned_generator()
-    def of_one(state: State, batch: Batch) -> Metrics:
-        params = evaluation_params(state.params, state.opt_state)
-        key = jax.random.fold_in(state.key, PREDICT)
-        info = LossInfo(key, state.key, state.member_id, None, None)
-
-        def means(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
-            with tracing_loss(), explained_errors():
-                results = loss(params, model_state, batch, info)
-                return check_loss_outputs(results, model_state)[2]
-
-        return traced_anew(means)(params, state.model_state, batch)
-
-    return of_one
-
-
-def _checked_means(ensemble: Ensemble, state: State, split: Split) -> dict[str, str | None]:
-    """Traces a loss function on a batch, and returns the directions of its scores."""
-    size = min(len(split), BATCH_SIZE)
-    examples = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype),
-        shapes_of(split.take(np.zeros(1, np.int64))),
-    )
-    program = ensemble.layout.shard_map(
-        lambda state, batch: jax.vmap(_means_of_one(ensemble), (0, None))(state, batch),
-        in_specs=named_specs(("members", "shared")),
-        out_specs=named_specs("members"),
-    )
-    try:
-        with explained_errors():
-            means = jax.eval_shape(program, state, examples)
-    except UserError:
-        raise
-    except Exception as error:  # A loss function may raise any error.
-        listed = ", ".join(
-            f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(examples)
-        )
-        raise UserError(
-            f"The loss function does not take the evaluation data, {listed}: "
-            f"{type(error).__name__}: {first_line(error)} Give data with the keys and shapes of "
-            "the training data."
-        ) from error
-    return {name: direction_of(name) for name in means}
-
-
-def _mean_losses(ensemble: Ensemble, state: State, split: Split, batch_size: int) -> Scores:
-    """Returns the means of a loss function and its auxiliary scalars over the batches."""
-    kept = ensemble.evaluation_programs
-    if "mean_losses" not in kept:
-        kept["mean_losses"] = _mean_losses_program(ensemble)
-    program = kept["mean_losses"]
-    sums: dict[str, np.ndarray] = {}
-    for first in range(0, len(split), batch_size):
-        rows = np.arange(first, min(first + batch_size, len(split)))
-        with explained_errors():
-            means = to_host(program(state, split.take(rows)))
-        for name, values in means.items():
-            total = len(rows) * np.asarray(values, np.float64)
-            sums[name] = sums[name] + total if name in sums else total
-    return scores_of_means(to_host(state.member_id).tolist(), sums, len(split))
-
-
-def _mean_losses_program(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
-    """Returns the program from a state and a batch to each member's means, float32[members]."""
-    waves = Waves(ensemble.layout, ensemble.waves)
-    # Every column gets the whole batch, so that the last batch can have any size.
-    program: Callable[[State, Batch], Metrics] = lift(
-        _means_of_one(ensemble), layout=waves.layout_of_one, in_specs=("members", "shared")
-    )
-    return results_in_waves(waves, program, MEMBERS) if waves.count > 1 else program

@@ -184,7 +184,8 @@ def eval_data_of(run: Run, source: Source, parts: OwnParts) -> EvalData:
 
     def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
         if ensemble.objective is None:
-            return check_score(ensemble, batch, examples)
+            size = run.experiment.evaluation.global_batch_size
+            return check_score(ensemble, batch, examples, batch_size=size)
         of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
         evaluator = evaluator_of_run(run, ensemble, parts=parts)
         return evaluator.check(of_wave.abstract_state(batch), source.test)

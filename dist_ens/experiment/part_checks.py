@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from dist_ens.ensemble.loss_checks import loss_call_error
 from dist_ens.errors import UserError, kind_of
-from dist_ens.signatures import call_error
 
 
 def _has(part: object, *names: str) -> bool:
@@ -26,7 +26,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "make_loss": (
         "a function loss(params, model_state, batch, key) of four arguments",
-        lambda part: call_error(part, 4) is None,
+        lambda part: callable(part) and loss_call_error(part) is None,
     ),
     "make_optimizer": (
         "an optimizer with init and update, such as optax.adam(1e-3)",

@@ -5,7 +5,7 @@ predictive distribution is an `Objective` that holds your subclass of `Distribut
 """
 
 from dist_ens.layout import data_mean
-from dist_ens.losses.averaging import batch_mean
+from dist_ens.losses.averaging import Ratio, batch_mean
 from dist_ens.losses.categorical import (
     Categorical,
     accuracy,
@@ -45,6 +45,7 @@ __all__ = [
     "Point",
     "Prediction",
     "Quantiles",
+    "Ratio",
     "TrainingScores",
     "accuracy",
     "batch_mean",

@@ -8,17 +8,49 @@ weighted mean is correct only if the weights are summed over all columns first.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
+from jax.typing import ArrayLike
 
 from dist_ens.errors import UserError
 from dist_ens.layout import data_sum
-from dist_ens.types import Tree
+from dist_ens.types import PyTree, Tree
 
 
-def batch_mean(values: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+class Ratio(NamedTuple):
+    """A (weighted) mean in two parts, which a loss may return as its value and in `aux`.
+
+    Totals and weights of several batches can be summed before they are divided, so a set that does
+    not fit in memory as one batch has the loss of the whole set. In training a ratio is
+    `total / weight` over the global batch, and 0 where the weight is 0.
+
+    Attributes:
+        total: Sum of the weighted values; float[]. A term without examples, such as a penalty of
+            the parameters, is added as `weight * term`.
+        weight: Sum of the weights, not negative; float[].
+
+    >>> Ratio(total=jnp.float32(3.0), weight=jnp.float32(2.0)).weight
+    Array(2., dtype=float32)
+    """
+
+    total: jax.Array
+    weight: jax.Array
+
+
+@overload
+def batch_mean(
+    values: jax.Array, weights: jax.Array | None = None, *, ratio: Literal[False] = False
+) -> jax.Array: ...
+@overload
+def batch_mean(
+    values: jax.Array, weights: jax.Array | None = None, *, ratio: Literal[True]
+) -> Ratio: ...
+def batch_mean(
+    values: jax.Array, weights: jax.Array | None = None, *, ratio: bool = False
+) -> jax.Array | Ratio:
     """Returns the mean over the global batch, the same number in every column of the mesh.
 
         psum(sum(weights * values)) / psum(sum(weights))
@@ -31,9 +63,11 @@ def batch_mean(values: jax.Array, weights: jax.Array | None = None) -> jax.Array
         values: Values, such as the loss of each example, in any unit; float[batch, ...].
         weights: Weights, not negative: the shape of `values`, or [batch]. Default: all ones.
             Weights that are all zero give 0, and gradient 0.
+        ratio: Whether to return the mean as a `Ratio`, for a loss that is evaluated on sets that do
+            not fit in memory as one batch.
 
     Returns:
-        The mean, in the unit of the values; float[].
+        The mean, in the unit of the values; float[]. It is computed at least in float32.
 
     Raises:
         UserError: If the weights have neither the shape of the values nor [batch], or are given
@@ -42,16 +76,37 @@ def batch_mean(values: jax.Array, weights: jax.Array | None = None) -> jax.Array
     >>> float(batch_mean(jnp.array([1.0, 2.0, 6.0]), weights=jnp.array([1, 1, 0])))
     1.5
     """
-    values = jnp.asarray(values)
-    scope = _SCOPES[-1] if _SCOPES else _Scope()
-    scope.uses_batch_mean = True
-    if not jnp.issubdtype(values.dtype, jnp.floating):
-        values = values.astype(jnp.float32)
+    values = _at_least_float32(values)
+    if _SCOPES:
+        _SCOPES[-1].uses_batch_mean = True
     counted = counted_as_drawn(values)
     if weights is None:
-        total = counted.sum()
-        weight = jnp.asarray(values.size, values.dtype)
-        return data_sum(total) / data_sum(weight)
+        total, weight = counted.sum(), jnp.asarray(values.size, values.dtype)
+        return Ratio(total, weight) if ratio else data_sum(total) / data_sum(weight)
+    weights = _as_wide_as(values, weights)
+    parts = Ratio((weights * counted).sum(), weights.sum())
+    return parts if ratio else _mean_of(parts)
+
+
+def averaged(results: PyTree) -> PyTree:
+    """Returns a pytree with the mean over the global batch in place of every `Ratio`.
+
+    Args:
+        results: Results of a loss in training, any pytree.
+    """
+
+    def is_ratio(part: object) -> bool:
+        return isinstance(part, Ratio)
+
+    return jax.tree.map(
+        lambda part: _mean_of(part) if is_ratio(part) else part, results, is_leaf=is_ratio
+    )
+
+
+def _mean_of(ratio: Ratio) -> jax.Array:
+    """Returns the mean over the global batch, and records its weight."""
+    scope = _SCOPES[-1] if _SCOPES else _Scope()
+    scope.uses_batch_mean = True
     is_inside = scope.place != get_opaque_trace_state()
     if is_inside and scope.is_of_part:
         raise UserError(
@@ -59,8 +114,7 @@ def batch_mean(values: jax.Array, weights: jax.Array | None = None) -> jax.Array
             "jit, so that the weights cannot be summed over microbatches. Call it outside, or set "
             "microbatches=1."
         )
-    weights = _as_wide_as(values, weights)
-    total, weight = data_sum((weights * counted).sum()), data_sum(weights.sum())
+    total, weight = (data_sum(_at_least_float32(part)) for part in ratio)
     scope.weights.append(weight)
     if scope.totals is not None:
         weight = scope.totals[len(scope.weights) - 1]
@@ -179,6 +233,12 @@ def counting_examples(counts: jax.Array) -> Iterator[None]:
         yield
     finally:
         scope.counts = before
+
+
+def _at_least_float32(values: ArrayLike) -> jax.Array:
+    """Returns values in a type whose sums are right for more than a few hundred examples."""
+    values = jnp.asarray(values)
+    return values.astype(jnp.promote_types(values.dtype, jnp.float32))
 
 
 def _as_wide_as(values: jax.Array, weights: jax.Array) -> jax.Array:

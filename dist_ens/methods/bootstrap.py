@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dist_ens.errors import UserError
-from dist_ens.losses.averaging import counting_examples, traced_anew, tracing_loss
+from dist_ens.losses.averaging import Ratio, counting_examples, traced_anew, tracing_loss
 from dist_ens.methods.loss import LossInfo, LossResults, MemberLoss, Method
 from dist_ens.randomness import EXAMPLES, pinned_generator
 from dist_ens.types import Batch, Key, Leaf, ModelState, Params, PyTree
@@ -130,7 +130,7 @@ def _example_by_example(
 
     def of_example(
         example: PyTree, row: jax.Array, position: Leaf
-    ) -> tuple[jax.Array, Mapping[str, ArrayLike]]:
+    ) -> tuple[jax.Array | Ratio, Mapping[str, ArrayLike | Ratio]]:
         alone = jax.tree.map(lambda leaf: leaf[None], example)
         # With one key for all, every example would have the same dropout mask.
         key = jax.random.fold_in(info.key, row)
@@ -139,4 +139,8 @@ def _example_by_example(
         return value, aux
 
     values, aux = jax.vmap(of_example)(batch, jnp.arange(len(counts)), info.positions)
-    return (values * counts).mean(), (model_state, jax.tree.map(jnp.mean, aux))
+    if isinstance(values, Ratio):
+        values = values._replace(total=values.total * counts)
+    else:
+        values = values * counts
+    return jax.tree.map(jnp.mean, values), (model_state, jax.tree.map(jnp.mean, aux))

@@ -9,10 +9,11 @@ from jax.typing import ArrayLike
 
 from dist_ens.errors import UserError, kind_of
 from dist_ens.losses import Objective
-from dist_ens.losses.averaging import batch_mean, counted_as_drawn
+from dist_ens.losses.averaging import Ratio, batch_mean, counted_as_drawn
 from dist_ens.members import Member
 from dist_ens.members.label_scale import standardized
 from dist_ens.members.member import floats_as
+from dist_ens.members.modes import switch_arguments
 from dist_ens.types import Batch, Key, ModelState, Params
 
 
@@ -26,6 +27,7 @@ class LossInfo(NamedTuple):
         positions: Positions of the batch's examples in the training split, int32[batch]. None if
             the batches come from an iterator.
         objective: Objective of the ensemble. None if its loss is a function of the user.
+        train: Whether the member is trained, and not evaluated.
 
     >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(3), None, None)
     >>> int(info.member_id)
@@ -37,12 +39,15 @@ class LossInfo(NamedTuple):
     member_id: jax.Array
     positions: jax.Array | None
     objective: Objective | None
+    train: bool = True
 
 
-# The loss, float[], and the new model state with a dict of auxiliary scalars.
-LossResults: TypeAlias = tuple[jax.Array, tuple[ModelState, Mapping[str, ArrayLike]]]
+# The loss, float[] or a `Ratio`, and the new model state with a dict of auxiliary scalars.
+LossResults: TypeAlias = tuple[
+    jax.Array | Ratio, tuple[ModelState, Mapping[str, ArrayLike | Ratio]]
+]
 # The loss of a user takes a key, and the loss that methods wrap takes `LossInfo` instead.
-LossFunction = Callable[[Params, ModelState, Batch, Key], LossResults]
+LossFunction = Callable[..., LossResults]
 MemberLoss = Callable[[Params, ModelState, Batch, LossInfo], LossResults]
 Method = Callable[[MemberLoss], MemberLoss]
 
@@ -81,7 +86,7 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
         if objective.standardize:
             labels = standardized(labels, model_state)
         inputs = batch[objective.INPUTS]
-        outputs, model_state = member.apply(params, model_state, inputs, info.key, True)
+        outputs, model_state = member.apply(params, model_state, inputs, info.key, info.train)
         losses = objective.example_loss(outputs, labels)
         if losses.shape != outputs.shape[:-1]:
             raise UserError(
@@ -106,7 +111,8 @@ def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> Memb
     """Returns a user's `loss_fn(params, model_state, batch, key)` as a loss that methods wrap.
 
     Args:
-        fn: Loss function of the user.
+        fn: Loss function of the user. An argument after the first four that switches between
+            training and evaluation is set if it has a usual name, such as `train`.
         compute_dtype: Type to which the floating-point parameters and batch are converted before
             the call of `fn`. Default: no conversion.
 
@@ -126,7 +132,7 @@ def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> Memb
     def loss(params: Params, model_state: ModelState, batch: Batch, info: LossInfo) -> LossResults:
         if compute_dtype is not None:
             params, batch = floats_as((params, batch), compute_dtype)
-        return fn(params, model_state, batch, info.key)
+        return fn(params, model_state, batch, info.key, **switch_arguments(fn, info.train, given=4))
 
     return loss
 

@@ -1,0 +1,289 @@
+"""Scores of an ensemble whose loss is a function: the loss and its auxiliary scalars of a set.
+
+A loss may be anything, such as the root of a mean or a loss of pairs, and is computed on the whole
+set as one batch. If the set does not fit in memory, only a `Ratio` can be summed over its batches.
+"""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from dist_ens import cluster, progress
+from dist_ens.config.execution_spec import Execution
+from dist_ens.data import Split
+from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.initial_state import shapes_of
+from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
+from dist_ens.ensemble.optimizer import evaluation_params
+from dist_ens.ensemble.waves import results_in_waves
+from dist_ens.errors import UserError, first_line
+from dist_ens.evaluation.scores import Scores, scores_of_means
+from dist_ens.execution.lift import sharded
+from dist_ens.execution.rewrite import rewritten
+from dist_ens.layout import DATA, MEMBERS, REPLICATED, Waves, device_bytes, to_host
+from dist_ens.losses import Ratio
+from dist_ens.losses.averaging import traced_anew, tracing_loss
+from dist_ens.members.modes import on_one_column, switch_arguments
+from dist_ens.methods import LossInfo
+from dist_ens.metrics.catalogue import direction_of
+from dist_ens.randomness import PREDICT, pinned_generator
+from dist_ens.state import State
+from dist_ens.stop_signal import StopSignal
+from dist_ens.types import Batch, Key, Metrics, ModelState, Params, PyTree, Shapes
+
+# The loss and the auxiliary scalars of each member by name, float32[members] or a `Ratio` of them.
+_Values = Mapping[str, jax.Array | Ratio]
+
+
+def loss_scores(ensemble: Ensemble, state: State, split: Split, batch_size: int) -> Scores:
+    """Returns the loss and the auxiliary scalars of each member on a whole set.
+
+    Args:
+        ensemble: Ensemble whose loss is a function.
+        state: State of the ensemble.
+        split: Examples. Those of several groups follow one another, group by group.
+        batch_size: Number of examples at a time, for a set that does not fit in memory.
+
+    Raises:
+        UserError: If the set does not fit in memory and a value of the loss is not a `Ratio`, or
+            the loss draws random numbers or changes the model state in evaluation; see
+            `_require_evaluation_mode`.
+    """
+    waves, length = Waves(ensemble.layout, ensemble.waves), len(split) // ensemble.num_groups
+    if waves.count == 1:
+        program, batch_size = _programs_of(ensemble).for_set(state, split, batch_size)
+    else:
+        of_wave = waves.take(state, 0)
+        program, batch_size = _programs_of(ensemble.of_wave).for_set(of_wave, split, batch_size)
+        program = results_in_waves(waves, program, MEMBERS)
+    sums: PyTree = None
+    for first in range(0, length, batch_size):
+        progress.made()
+        if StopSignal.current is not None:
+            StopSignal.current.stop_evaluation()
+        rows = np.arange(first, min(first + batch_size, length))
+        batch = _examples(split, rows, ensemble.num_groups)
+        with explained_errors():
+            values = to_host(program(state, ensemble.layout.put(batch, "shared")))
+        values = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), values)
+        sums = values if sums is None else jax.tree.map(np.add, sums, values)
+    return scores_of_means(
+        to_host(state.member_id).tolist(), {n: _mean(v) for n, v in sums.items()}
+    )
+
+
+def check_loss_scores(
+    ensemble: Ensemble, state: State, split: Split, batch_size: int
+) -> dict[str, str | None]:
+    """Checks that a loss function can score a set, and computes nothing.
+
+    Args:
+        ensemble: Ensemble of the members that are on the devices at once.
+        state: Shapes of its state.
+        split: Examples; see `loss_scores`.
+        batch_size: See `loss_scores`.
+
+    Returns:
+        Direction of each score by its name: "lower", "higher" or None.
+
+    Raises:
+        UserError: If the loss does not take the examples; see also `loss_scores`.
+    """
+    programs = _programs_of(ensemble)
+    shapes = programs.shapes_of_set(split)
+    try:
+        with explained_errors():
+            values = jax.eval_shape(programs.of_batch, state, shapes)
+        if _without_ratio(values):
+            programs.for_set(state, split, batch_size)
+    except UserError:
+        raise
+    except Exception as error:  # A loss function may raise any error.
+        listed = ", ".join(
+            f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
+        )
+        raise UserError(
+            f"The loss function does not take the evaluation data, {listed}: "
+            f"{type(error).__name__}: {first_line(error)} Give data with the keys and shapes of "
+            "the training data."
+        ) from error
+    return {name: direction_of(name) for name in values}
+
+
+class _Programs:
+    """The compiled evaluation of a loss function, for the members on the devices at once.
+
+    The members of a device run one after another, so that it needs the memory of one member only.
+    Every column of the mesh gets all examples.
+
+    Args:
+        ensemble: Ensemble of these members.
+    """
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        self._layout, self._num_groups = ensemble.layout, ensemble.num_groups
+        self._whole: dict[object, Callable[[State, Batch], _Values] | None] = {}
+        self.of_batch: jax.stages.Wrapped = jax.jit(
+            sharded(
+                on_one_column(_values_of_one(ensemble), DATA),
+                ensemble.layout,
+                (MEMBERS, REPLICATED),
+                MEMBERS,
+                Execution(members="map"),
+            )
+        )
+
+    def for_set(
+        self, state: State, split: Split, batch_size: int
+    ) -> tuple[Callable[[State, Batch], _Values], int]:
+        """Returns the program for a set, and the number of examples that it takes at a time.
+
+        The set is one batch unless its program would need more than half of the free memory of a
+        device. The decision is kept, so every evaluation of the set uses the same program.
+
+        Args:
+            state: State of the members, or its shapes and shardings.
+            split: Examples of the set.
+            batch_size: Number of examples at a time, for a set that must be divided.
+
+        Raises:
+            UserError: If the set must be divided, and a value of the loss is not a `Ratio`.
+        """
+        length = len(split) // self._num_groups
+        if length <= batch_size:
+            return self.of_batch, batch_size
+        shapes = self.shapes_of_set(split)
+        leaves, structure = jax.tree.flatten((shapes_of(state), shapes))
+        key = structure, tuple(leaves)
+        with explained_errors():
+            if key not in self._whole:
+                self._whole[key] = self._program_that_fits(state, shapes)
+            whole = self._whole[key]
+            if whole is not None:
+                return whole, length
+            others = _without_ratio(jax.eval_shape(self.of_batch, state, shapes))
+        if others:
+            raise UserError(
+                f"The evaluation data has {len(split):,} examples, which need more than half of "
+                "the free memory as one batch. Values that are no Ratio cannot be computed in "
+                f"parts: {', '.join(others)}. Return batch_mean(values, weights, ratio=True) or "
+                "dist_ens.losses.Ratio(total, weight) as the loss and in aux, or score fewer "
+                "examples."
+            )
+        return self.of_batch, batch_size
+
+    def shapes_of_set(self, split: Split) -> Shapes:
+        """Returns the shapes and types of a set as one batch."""
+        axis, length = min(self._num_groups, 2) - 1, len(split) // self._num_groups
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                (*leaf.shape[:axis], length, *leaf.shape[axis + 1 :]), leaf.dtype
+            ),
+            shapes_of(_examples(split, np.zeros(1, np.int64), self._num_groups)),
+        )
+
+    def _program_that_fits(
+        self, state: State, shapes: Shapes
+    ) -> Callable[[State, Batch], _Values] | None:
+        placed = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=self._layout.sharding(REPLICATED)
+            ),
+            shapes,
+        )
+        compiled, needed = None, np.inf
+        try:
+            compiled = self.of_batch.lower(state, placed).compile()
+            memory = compiled.memory_analysis()
+            if memory is not None:
+                needed = (
+                    memory.temp_size_in_bytes + memory.output_size_in_bytes + device_bytes(placed)
+                )
+        except jax.errors.JaxRuntimeError as error:
+            # The compiler of an accelerator refuses a program that is too large for it.
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+        return None if cluster.any_host(needed > self._layout.free_bytes() / 2) else compiled
+
+
+def _programs_of(ensemble: Ensemble) -> _Programs:
+    kept = ensemble.evaluation_programs
+    if "loss" not in kept:
+        kept["loss"] = _Programs(ensemble)
+    return kept["loss"]
+
+
+def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
+    """Returns the function of a member and a batch that computes the loss and its scalars."""
+    loss, num_groups, given = ensemble.bare_loss, ensemble.num_groups, ensemble.loss
+    takes_train = callable(given) and switch_arguments(given, False, given=4)
+
+    @pinned_generator()
+    def of_one(state: State, batch: Batch) -> Metrics:
+        if num_groups > 1:
+            batch = jax.tree.map(lambda leaf: leaf[state.member_id % num_groups], batch)
+
+        def values(
+            params: Params, model_state: ModelState, batch: Batch, key: Key
+        ) -> tuple[Metrics, ModelState]:
+            info = LossInfo(key, state.key, state.member_id, None, None, train=False)
+            with tracing_loss(), explained_errors():
+                results = loss(params, model_state, batch, info)
+                _, new_state, values = check_loss_outputs(results, model_state)
+            return values, new_state
+
+        params = evaluation_params(state.params, state.opt_state)
+        args = params, state.model_state, batch, jax.random.fold_in(state.key, PREDICT)
+        if not takes_train:
+            _require_evaluation_mode(values, *args)
+        return traced_anew(values)(*args)[0]
+
+    return of_one
+
+
+def _require_evaluation_mode(values: Callable[..., PyTree], *args: PyTree) -> None:
+    """Raises a `UserError` if a loss computes in evaluation what only training should.
+
+    Args:
+        values: Function of parameters, model state, batch and key. It returns the values of the
+            loss and its model state.
+        *args: Its arguments.
+    """
+    jaxpr = jax.make_jaxpr(rewritten(values, {}))(*args).jaxpr
+    params, model_state = (len(jax.tree.leaves(arg)) for arg in args[:2])
+    num_values = len(jaxpr.outvars) - model_state
+    given, returned = jaxpr.invars[params : params + model_state], jaxpr.outvars[num_values:]
+    _, used = dce_jaxpr(jaxpr, [True] * num_values + [False] * model_state)
+    found = ["draws from its key"] if used[-1] else []
+    if any(a is not b for a, b in zip(given, returned, strict=True)):
+        found.append("changes the model state")
+    if found:
+        raise UserError(
+            f"The loss function {' and '.join(found)} in evaluation, as dropout and batch "
+            "statistics do in training. Give it the argument train, which is False in evaluation, "
+            "and pass it to the network: loss_fn(params, model_state, batch, key, train)."
+        )
+
+
+def _without_ratio(values: _Values) -> list[str]:
+    """Returns the names, in quotes, of values that cannot be summed over the batches of a set."""
+    return [repr(name) for name, value in values.items() if not isinstance(value, Ratio)]
+
+
+def _examples(split: Split, rows: np.ndarray, num_groups: int) -> Batch:
+    """Returns some rows of a split, with a leading axis [groups] for several groups."""
+    if num_groups == 1:
+        return split.take(rows)
+    begins = np.arange(num_groups) * (len(split) // num_groups)
+    return split.take(begins[:, None] + rows[None])
+
+
+def _mean(values: np.ndarray | Ratio) -> np.ndarray:
+    """Returns the values of the members, and 0 for a mean whose weights are all 0."""
+    if not isinstance(values, Ratio):
+        return values
+    total, weight = values
+    return np.divide(total, weight, out=np.zeros_like(total), where=weight != 0)
