@@ -31,9 +31,11 @@ def curves_of(evaluation: Evaluation) -> JsonDict:
         Curves by name: `reliability` for classes; `coverage_curve` and `pit` for real targets with
         a distribution; `risk_coverage` for predictions with an uncertainty;
         `score_against_members`; `disagreement` of pairs of members; and the `hardest` and the
-        `most_uncertain` examples. The disagreement is the share of rows with different classes, or
-        the root mean square of the difference. The result is empty if a pooled prediction is NaN.
-        Rows of weight 0 are left out, and all other rows have equal weights.
+        `most_uncertain` examples. The hardest examples have the largest errors; an example whose
+        class is predicted rightly is never among them. The disagreement is the share of rows with
+        different classes, or the root mean square of the difference. The result is empty if a
+        pooled prediction is NaN. Rows of weight 0 are left out, and all other rows have equal
+        weights.
     """
     if not evaluation.is_sound:
         return {}
@@ -72,10 +74,13 @@ def curves_of(evaluation: Evaluation) -> JsonDict:
     if evaluation.num_groups == evaluation.rows_per_example == 1:
         values = {name: rows[0] for name, rows in evaluation.groups.items()}
         distribution = evaluation.distribution
-        curves["hardest"] = _examples(evaluation, values[distribution.error_statistic])
+        hardest = _highest_first(values[distribution.error_statistic])
+        if "correct" in values:
+            hardest = hardest[values["correct"][hardest] == 0]
+        curves["hardest"] = _examples(evaluation, hardest)
         if distribution.uncertainty_statistic in values:
-            uncertainty = values[distribution.uncertainty_statistic]
-            curves["most_uncertain"] = _examples(evaluation, uncertainty)
+            order = _highest_first(values[distribution.uncertainty_statistic])
+            curves["most_uncertain"] = _examples(evaluation, order)
     return curves
 
 
@@ -152,12 +157,16 @@ def _disagreement(evaluation: Evaluation) -> list[list[float]]:
     ]
 
 
-def _examples(evaluation: Evaluation, by: np.ndarray) -> list[dict[str, float]]:
-    """Returns the rows with the highest values, the highest first, real targets in their unit."""
+def _highest_first(values: np.ndarray) -> np.ndarray:
+    """Returns the positions of values in descending order, int[rows]; NaN is the highest."""
+    return np.argsort(-np.nan_to_num(values, nan=np.inf), kind="stable")
+
+
+def _examples(evaluation: Evaluation, order: np.ndarray) -> list[dict[str, float]]:
+    """Returns the first rows in an order, with real targets in their unit."""
     unit, zero = evaluation.units[0], evaluation.zeros[0]
     rows = {"label": evaluation.labels[0]}
     rows |= {name: each[0] for name, each in evaluation.groups.items() if name in EXAMPLE_FIELDS}
-    highest = np.argsort(-np.nan_to_num(by, nan=np.inf), kind="stable")[:_EXAMPLES]
     return [
         {
             "index": int(evaluation.example_of_row[at]),
@@ -167,5 +176,5 @@ def _examples(evaluation: Evaluation, by: np.ndarray) -> list[dict[str, float]]:
                 if name in rows
             },
         }
-        for at in highest
+        for at in order[:_EXAMPLES]
     ]
