@@ -355,7 +355,7 @@ def _disagreement(shown: Sequence[Shown]) -> Section:
         "The difference between the predictions of every two members. A stronger colour is a "
         "larger difference. The members of a pale pair are nearly copies of each other and add "
         "little to the ensemble. A strong row and column are a member that differs from all "
-        "others.",
+        "others. Of more than 100 members, 100 are compared.",
         [
             Panel(
                 figures.heat_map(
