@@ -680,17 +680,17 @@ def test_more_runs_than_colours_still_have_a_colour_each():
     assert all(len(set(figures.colours(count))) == count for count in (2, 6, 7, 20))
 
 
-def hardest_of(logits, labels):
-    """The hardest examples of a member that returns its inputs as logits."""
+def curves_of_copies(logits, labels, num_members=2):
+    """The curves of members that all return their inputs as logits."""
     member = from_functions(
         lambda key: {"b": jnp.zeros(3)}, lambda params, x: x + params["b"][None]
     )
-    layout = Layout.make(2, devices=jax.devices()[:1])
+    layout = Layout.make(num_members, devices=jax.devices()[:1])
     ensemble = networks.ensemble_of(member, optax.identity(), layout)
     state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 3), np.float32))
     evaluator = Evaluator(ensemble, 8, Spec((3,), "float32", (), 3), Categorical())
     split = ArraySplit(np.float32(logits), np.int32(labels))
-    return curves_of(evaluator.evaluate(state, split, by_size=True))["hardest"]
+    return curves_of(evaluator.evaluate(state, split, by_size=True))
 
 
 def test_the_hardest_examples_are_wrongly_predicted_and_the_worst_is_first(tmp_path):
@@ -698,14 +698,21 @@ def test_the_hardest_examples_are_wrongly_predicted_and_the_worst_is_first(tmp_p
     # than that of example 2: log(1 + exp(0.2) + exp(-9)) = 0.798. Example 4 is more wrong than 0.
     logits = [[2, 0, -9], [0, -0.01, -0.01], [0.2, 0, -9], [5, 0, 0], [3, 0, -9]]
     labels = [1, 0, 1, 0, 1]
-    hardest = hardest_of(logits, labels)
+    hardest = curves_of_copies(logits, labels)["hardest"]
     assert [example["index"] for example in hardest] == [4, 0, 2]
     assert hardest[2]["nll"] == pytest.approx(0.798, abs=1e-3)
 
-    none = hardest_of(logits, [0] * 5)
+    none = curves_of_copies(logits, [0] * 5)["hardest"]
     assert none == []
     page = page_of(tmp_path, RunReport("run", minimal().summary, [], {"hardest": none}, []))
     assert "Every test example is predicted rightly." in page.words
+
+
+def test_of_many_members_a_hundred_are_compared_from_the_first_to_the_last():
+    curves = curves_of_copies([[2, 0, -9]], [0], num_members=103)
+    assert np.shape(curves["disagreement"]) == (100, 100)
+    assert len(set(curves["member_id"])) == 100
+    assert (curves["member_id"][0], curves["member_id"][-1]) == (0, 102)
 
 
 def test_pictures_are_shown_where_every_example_has_one_and_a_table_where_not(tmp_path):
