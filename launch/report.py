@@ -5,7 +5,7 @@ import pathlib
 from rich.console import Console
 
 from dist_ens.commands import quoted
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, counted
 from dist_ens.paths import given_path
 from dist_ens.report import read_run
 from dist_ens.report.page import write_page
@@ -41,7 +41,7 @@ def main() -> None:
     runs = [read_run(workdir) for workdir in _RUNS.workdirs]
     cli.write_file(_OUTPUT, lambda path: write_page(path, runs))
     Console(markup=False, highlight=False).print(
-        f"{quoted(_OUTPUT.value)}: {len(runs)} runs.", soft_wrap=True
+        f"{quoted(_OUTPUT.value)}: {counted(len(runs), 'run')}.", soft_wrap=True
     )
 
 

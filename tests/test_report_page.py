@@ -9,15 +9,25 @@ import math
 import re
 import xml.etree.ElementTree as ElementTree
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from PIL import Image
 
+import networks
+from dist_ens.data import ArraySplit, Spec
 from dist_ens.errors import UserError
+from dist_ens.evaluation import Evaluator, curves_of
+from dist_ens.layout import Layout
+from dist_ens.losses import Categorical
+from dist_ens.members import from_functions
 from dist_ens.report import figures
 from dist_ens.report.page import write_page
 from dist_ens.report.panels import SECTIONS as MAKERS
 from dist_ens.report.panels import Shown
+from dist_ens.report.pictures import picture_url
 from dist_ens.report.run_files import RunReport, read_run
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta"}
@@ -331,10 +341,24 @@ def test_a_page_can_be_read_on_a_phone(page):
     for svg in page.of("svg"):
         assert "width" not in svg
         assert float(svg["viewbox"].split()[2]) < 400
-    # Every table stands in a box of its own that scrolls.
-    boxed = re.findall(r'class="scroll[^"]*"[^>]*>\s*<table', page.text)
-    assert len(boxed) == len(page.of("table"))
-    assert re.search(r"\.scroll \{[^}]*overflow-x: auto;", page.text)
+    # A table of more than seven columns is stacked there, and each of its cells has its name.
+    for kind, inside in re.findall(r"<table([^>]*)>(.*?)</table>", page.text, re.DOTALL):
+        columns = len(re.findall(r"<th[^>]*scope=\"col\"", inside))
+        assert (columns > 6) == ("wide" in kind)
+        cells = re.findall(r"<t[hd][^>]*>", inside.partition("</thead>")[2])
+        assert "wide" not in kind or all("data-name=" in cell for cell in cells)
+
+
+def test_every_colour_of_a_page_fits_a_dark_screen_too(page):
+    style = page.text.partition("<style>")[2].partition("</style>")[0]
+    bright, _, dark = style.partition("(prefers-color-scheme: dark)")
+    set_in = [set(re.findall(r"(--[\w-]+):", part.partition("}")[0])) for part in (bright, dark)]
+    used = set(re.findall(r"var\((--[\w-]+)\)", page.text))
+    assert used <= set_in[0]
+    assert set_in[0] == set_in[1] | {"--font"}
+    # A colour that is given as it is would be the same on both.
+    for svg in page.svgs:
+        assert not re.search(r"(fill|stroke|color): #", svg)
 
 
 def test_every_picture_is_told_in_words_and_has_a_caption(page):
@@ -395,23 +419,39 @@ def test_a_page_with_one_run_has_its_scores_and_its_first_members(tmp_path):
     assert rows["RMSE ↓"][0] == ["5.410", "±", "0.5410"]
     assert [key for key in rows if key.isdigit()] == [str(i) for i in range(20)]
     words = " ".join(page.words)
-    assert "80 more members in summary.json." in words
+    assert "20 of 100 members. All their scores are in summary.json." in words
     assert "100 in 20 groups of 5" in words
     assert "12.3 s" in words
     assert "1 min 15 s" in page_of(tmp_path, without_pictures(classification())).words
 
 
-def test_several_runs_stand_side_by_side_in_one_table(tmp_path):
-    page = page_of(tmp_path, without_pictures(classification("one")), minimal("two"))
-    rows = page.rows()
-    assert rows[0][1:] == [["one"], ["two"]]
-    assert rows[1] == [["score"], *2 * [["ensemble"], ["mean", "member"]]]
-    accuracy, entropy = rows[2], rows[6]
-    assert accuracy[0] == ["accuracy", "↑"]
-    assert [cell[0] for cell in accuracy[1:]][::2] == ["0.9861", "0.5000"]
-    assert entropy[0] == ["entropy"]
-    assert entropy[3:] == [["—"], ["—"]]
-    assert len(page.of("table")) == 1  # and none of the members
+def test_several_runs_stand_below_each_other_in_a_table_for_each_score(tmp_path):
+    runs = [without_pictures(classification("one")), minimal("two"), minimal("three")]
+    rows = page_of(tmp_path, *runs).rows()
+    header = [["ensemble"], ["mean", "member"]]
+    assert [row[0] for row in rows if row[1:] == header] == [
+        ["accuracy", "↑"],
+        ["NLL", "↓"],
+        ["Brier", "↓"],
+        ["ECE", "↓"],
+        ["entropy"],
+    ]
+    accuracies = [[cell[0] for cell in row[:2]] for row in rows[1:4]]
+    assert accuracies == [["one", "0.9861"], ["two", "0.5000"], ["three", "0.5000"]]
+    assert rows[-2:] == [[["two"], ["—"], ["—"]], [["three"], ["—"], ["—"]]]
+    assert {len(row) for row in rows} == {3}  # which fits on a phone
+
+
+def test_among_several_runs_a_colour_is_a_run(page):
+    mixed = r"color-mix\(in srgb, (#\w{6}),"
+    runs = re.findall(rf'border-color: {mixed}[^"]*"></span>(\w+)</h2>', page.text)
+    assert bool(runs) == ("side by side" in page.text)
+    of_run = {name: colour for colour, name in runs}
+    figures_of_one = re.findall(r"<h3>(\w+)</h3>\s*(<svg.*?</svg>)", page.text, re.DOTALL)
+    assert {name for name, _ in figures_of_one} >= {*of_run}
+    for name, svg in figures_of_one:
+        if name in of_run:  # and is not a kind of shift
+            assert {*re.findall(mixed, svg)} & {*figures.COLOURS} <= {of_run[name]}
 
 
 def test_runs_in_one_picture_have_a_key_and_pictures_of_one_run_its_name(tmp_path):
@@ -461,7 +501,7 @@ def test_the_better_of_ensemble_and_mean_member_stands_out(tmp_path):
     mean = {"accuracy": 0.8, "nll": 0.4, "brier": 0.1, "ece": 0.2, "entropy": 0.2}
     run.summary["mean_member"] = mean
     text = page_of(tmp_path, run).text
-    assert re.findall(r'<td class="[^"]*better">([^<]*)', text) == ["0.9000", "0.4000"]
+    assert re.findall(r'<td class="better">([^<]*)', text) == ["0.9000", "0.4000"]
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -470,23 +510,22 @@ def test_a_section_is_there_exactly_when_its_key_is(tmp_path, section):
     keys = (section, "member_id")[: 1 + (section == "disagreement")]
     run = RunReport("run", minimal().summary, [], {key: curves[key] for key in keys}, [])
     ids = page_of(tmp_path, run).ids
-    assert [name for name in ids if name in (*SECTIONS, "training")] == [section]
+    assert [name for name in ids if name in SECTIONS] == [section]
 
 
 def test_what_was_written_more_than_once_in_training_is_drawn(tmp_path):
-    def panels(metrics):
-        run = minimal()
-        page = page_of(tmp_path, RunReport("run", run.summary, metrics, {}, []))
-        return [svg["aria-label"].partition(" of ")[0] for svg in page.of("svg")]
+    def training(num_records):
+        metrics = classification(num_lines=8).metrics[:num_records]
+        text = page_of(tmp_path, RunReport("run", minimal().summary, metrics, {}, [])).text
+        section = text.partition('<section id="training">')[2].partition("</section>")[0]
+        told = re.findall(r'<p class="note">(This run [^.]*)', section)
+        return re.findall(r'aria-label="(\w+ \w+) of', section), told
 
-    once = classification(num_lines=4).metrics
-    assert panels(once[:1]) == []
-    assert panels(once) == ["train loss"]
-    assert panels(classification(num_lines=8).metrics) == [
-        "train loss",
-        "test accuracy",
-        "test NLL",
-    ]
+    assert training(0) == ([], ["This run has no record in metrics"])
+    # A run that is shorter than `log_every` has one record, of its last step.
+    assert training(1) == ([], ["This run has one record (step 10) in metrics"])
+    assert training(5) == (["train loss"], [])
+    assert training(10) == (["train loss", "test accuracy", "test NLL"], [])
 
 
 def test_a_name_that_is_html_is_shown_as_text(tmp_path):
@@ -524,12 +563,31 @@ def test_a_hundred_members_at_most_are_drawn_and_a_few_as_vectors():
     assert [drawn(count) for count in (40, 41, 100, 101)] == [(40, 0), (41, 1), (100, 1), (100, 1)]
 
 
-def test_a_heat_map_of_more_than_forty_members_is_one_picture():
-    def images(count):  # the bar beside it is one as well
-        figure = figures.heat_map(np.eye(count) + 1, range(count), label="disagreement")
-        return figures.svg(figure, "alt", "name").count("<image")
+def test_no_member_and_no_legend_hides_the_curve_of_the_ensemble():
+    ones = np.ones(5)
+    both = [
+        figures.Curve(ones, ones, "#000000", "ensemble"),
+        figures.Curve(ones, ones, "#000000", "mean member", dashed=True),
+    ]
+    drawn = figures.training(range(5), np.ones((5, 200)), both, y_label="loss", y_values=ones).axes[
+        0
+    ]
+    *others, ensemble = sorted(drawn.lines, key=lambda line: line.zorder)
+    assert ensemble.get_label() == "ensemble"
+    assert all(line.zorder < ensemble.zorder for line in others)
+    assert [text.get_text() for text in drawn.texts] == ["ensemble", "mean member"]
 
-    assert [images(40), images(41)] == [1, 2]
+    beside = figures.histograms(
+        [dataclasses.replace(curve, x=np.arange(6)) for curve in both], x_label="x"
+    )
+    reliability = figures.reliability([(curve, ones) for curve in both])
+    diagonal = figures.against_diagonal(both, x_label="x", y_label="y")
+    for figure, num_labels in ((reliability, 3), (diagonal, 3), (beside, 2)):
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        assert len(legend.get_texts()) == num_labels
+        top = figure.axes[0].get_window_extent().y1
+        assert legend.get_window_extent().y0 >= top
 
 
 @pytest.mark.parametrize(
@@ -584,8 +642,8 @@ def test_numbers_of_members_are_named_where_there_is_room(counts, named):
 
 
 def test_a_point_of_many_examples_is_larger():
-    bins = {"confidence": [0.3, None, 0.9], "accuracy": [0.3, None, 0.9], "count": [1, 0, 3]}
-    (points,) = figures.reliability({"ensemble": bins}).axes[0].collections
+    curve = figures.Curve([0.3, None, 0.9], [0.3, None, 0.9], "#000000")
+    (points,) = figures.reliability([(curve, [1, 0, 3])]).axes[0].collections
     small, large = points.get_sizes()
     assert large - small == pytest.approx(2 * (small - 12))  # of shares 1/4 and 3/4
 
@@ -622,6 +680,41 @@ def test_more_runs_than_colours_still_have_a_colour_each():
     assert all(len(set(figures.colours(count))) == count for count in (2, 6, 7, 20))
 
 
+def curves_of_copies(logits, labels, num_members=2):
+    """The curves of members that all return their inputs as logits."""
+    member = from_functions(
+        lambda key: {"b": jnp.zeros(3)}, lambda params, x: x + params["b"][None]
+    )
+    layout = Layout.make(num_members, devices=jax.devices()[:1])
+    ensemble = networks.ensemble_of(member, optax.identity(), layout)
+    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 3), np.float32))
+    evaluator = Evaluator(ensemble, 8, Spec((3,), "float32", (), 3), Categorical())
+    split = ArraySplit(np.float32(logits), np.int32(labels))
+    return curves_of(evaluator.evaluate(state, split, by_size=True))
+
+
+def test_the_hardest_examples_are_wrongly_predicted_and_the_worst_is_first(tmp_path):
+    # Example 1 is predicted rightly with an NLL of log(1 + 2 exp(-0.01)) = 1.092, which is more
+    # than that of example 2: log(1 + exp(0.2) + exp(-9)) = 0.798. Example 4 is more wrong than 0.
+    logits = [[2, 0, -9], [0, -0.01, -0.01], [0.2, 0, -9], [5, 0, 0], [3, 0, -9]]
+    labels = [1, 0, 1, 0, 1]
+    hardest = curves_of_copies(logits, labels)["hardest"]
+    assert [example["index"] for example in hardest] == [4, 0, 2]
+    assert hardest[2]["nll"] == pytest.approx(0.798, abs=1e-3)
+
+    none = curves_of_copies(logits, [0] * 5)["hardest"]
+    assert none == []
+    page = page_of(tmp_path, RunReport("run", minimal().summary, [], {"hardest": none}, []))
+    assert "Every test example is predicted rightly." in page.words
+
+
+def test_of_many_members_a_hundred_are_compared_from_the_first_to_the_last():
+    curves = curves_of_copies([[2, 0, -9]], [0], num_members=103)
+    assert np.shape(curves["disagreement"]) == (100, 100)
+    assert len(set(curves["member_id"])) == 100
+    assert (curves["member_id"][0], curves["member_id"][-1]) == (0, 102)
+
+
 def test_pictures_are_shown_where_every_example_has_one_and_a_table_where_not(tmp_path):
     run = classification()
     curves = {name: run.curves[name] for name in ("hardest", "most_uncertain")}
@@ -652,7 +745,7 @@ def test_pictures_are_shown_where_every_example_has_one_and_a_table_where_not(tm
     ],
 )
 def test_a_picture_keeps_its_bytes_and_stretches_what_is_no_byte(values, pixels):
-    kind, _, data = figures.picture_url(values).partition(",")
+    kind, _, data = picture_url(values).partition(",")
     assert kind == "data:image/png;base64"
     image = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
     np.testing.assert_array_equal(image, pixels)
@@ -669,7 +762,7 @@ def test_the_fields_of_an_example_are_told_as_the_scores_are(tmp_path):
 
 
 def test_a_large_picture_is_made_small():
-    _, _, data = figures.picture_url(np.zeros((300, 600, 3), np.uint8)).partition(",")
+    _, _, data = picture_url(np.zeros((300, 600, 3), np.uint8)).partition(",")
     assert Image.open(io.BytesIO(base64.b64decode(data))).size == (96, 48)
 
 

@@ -30,10 +30,12 @@ def curves_of(evaluation: Evaluation) -> JsonDict:
     Returns:
         Curves by name: `reliability` for classes; `coverage_curve` and `pit` for real targets with
         a distribution; `risk_coverage` for predictions with an uncertainty;
-        `score_against_members`; `disagreement` of pairs of members; and the `hardest` and the
-        `most_uncertain` examples. The disagreement is the share of rows with different classes, or
-        the root mean square of the difference. The result is empty if a pooled prediction is NaN.
-        Rows of weight 0 are left out, and all other rows have equal weights.
+        `score_against_members`; `disagreement` of pairs of at most 100 members, whose ids are
+        `member_id`; and the `hardest` and the `most_uncertain` examples. The hardest examples have
+        the largest errors; an example whose class is predicted rightly is never among them. The
+        disagreement is the share of rows with different classes, or the root mean square of the
+        difference. The result is empty if a pooled prediction is NaN. Rows of weight 0 are left
+        out, and all other rows have equal weights.
     """
     if not evaluation.is_sound:
         return {}
@@ -65,17 +67,22 @@ def curves_of(evaluation: Evaluation) -> JsonDict:
         counts = np.histogram(flat["ensemble"]["pit"], _PIT_BINS, (0, 1))[0]
         curves["pit"] = {"ensemble": counts.tolist()}
     member_ids = evaluation.member_ids[evaluation.is_pooled]
-    is_paired = 1 < len(member_ids) <= _MOST_PAIRED and evaluation.num_groups == 1
+    is_paired = len(member_ids) > 1 and evaluation.num_groups == 1
     if is_paired and "prediction" in evaluation.members:
-        curves["disagreement"] = _disagreement(evaluation)
-        curves["member_id"] = member_ids.tolist()
+        count = min(len(member_ids), _MOST_PAIRED)
+        paired = np.linspace(0, len(member_ids) - 1, count).round().astype(int)
+        curves["disagreement"] = _disagreement(evaluation, paired)
+        curves["member_id"] = member_ids[paired].tolist()
     if evaluation.num_groups == evaluation.rows_per_example == 1:
         values = {name: rows[0] for name, rows in evaluation.groups.items()}
         distribution = evaluation.distribution
-        curves["hardest"] = _examples(evaluation, values[distribution.error_statistic])
+        hardest = _highest_first(values[distribution.error_statistic])
+        if "correct" in values:
+            hardest = hardest[values["correct"][hardest] == 0]
+        curves["hardest"] = _examples(evaluation, hardest)
         if distribution.uncertainty_statistic in values:
-            uncertainty = values[distribution.uncertainty_statistic]
-            curves["most_uncertain"] = _examples(evaluation, uncertainty)
+            order = _highest_first(values[distribution.uncertainty_statistic])
+            curves["most_uncertain"] = _examples(evaluation, order)
     return curves
 
 
@@ -141,9 +148,14 @@ def _risk_coverage(
     }
 
 
-def _disagreement(evaluation: Evaluation) -> list[list[float]]:
-    """Returns the disagreement of every pair of pooled members, as a square matrix."""
-    predictions = evaluation.pooled_members["prediction"].astype(np.float64)
+def _disagreement(evaluation: Evaluation, paired: np.ndarray) -> list[list[float]]:
+    """Returns the disagreement of every pair of members, as a square matrix.
+
+    Args:
+        evaluation: Evaluation of the members.
+        paired: Positions among the pooled members.
+    """
+    predictions = evaluation.pooled_members["prediction"][paired].astype(np.float64)
     if "correct" in evaluation.members:
         return [(predictions != one).mean(axis=1).tolist() for one in predictions]
     unit = evaluation.units[0]
@@ -152,12 +164,16 @@ def _disagreement(evaluation: Evaluation) -> list[list[float]]:
     ]
 
 
-def _examples(evaluation: Evaluation, by: np.ndarray) -> list[dict[str, float]]:
-    """Returns the rows with the highest values, the highest first, real targets in their unit."""
+def _highest_first(values: np.ndarray) -> np.ndarray:
+    """Returns the positions of values in descending order, int[rows]; NaN is the highest."""
+    return np.argsort(-np.nan_to_num(values, nan=np.inf), kind="stable")
+
+
+def _examples(evaluation: Evaluation, order: np.ndarray) -> list[dict[str, float]]:
+    """Returns the first rows in an order, with real targets in their unit."""
     unit, zero = evaluation.units[0], evaluation.zeros[0]
     rows = {"label": evaluation.labels[0]}
     rows |= {name: each[0] for name, each in evaluation.groups.items() if name in EXAMPLE_FIELDS}
-    highest = np.argsort(-np.nan_to_num(by, nan=np.inf), kind="stable")[:_EXAMPLES]
     return [
         {
             "index": int(evaluation.example_of_row[at]),
@@ -167,5 +183,5 @@ def _examples(evaluation: Evaluation, by: np.ndarray) -> list[dict[str, float]]:
                 if name in rows
             },
         }
-        for at in highest
+        for at in order[:_EXAMPLES]
     ]

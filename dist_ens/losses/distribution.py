@@ -52,7 +52,8 @@ class Distribution(Protocol):
         metrics: Metrics, in the order of the scores. A metric is computed if its row statistics
             exist.
         error_statistic: Row statistic that measures the error of a prediction. It is NaN where the
-            prediction is NaN. The hardest examples are those where it is highest.
+            prediction is NaN. The hardest examples of a report are the wrong ones where it is
+            highest.
         uncertainty_statistic: Row statistic that measures the uncertainty of a prediction. None if
             there is no such statistic.
         poolings: Ways to pool members, the default first.

@@ -4,14 +4,13 @@ A figure is about as wide as a phone, so that its text can be read there. Conten
 room is divided among several figures side by side.
 """
 
-import base64
 import dataclasses
 import html
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -25,7 +24,6 @@ from matplotlib.ticker import (
     NullFormatter,
     PercentFormatter,
 )
-from PIL import Image
 
 Numbers = Sequence[float | None] | np.ndarray
 
@@ -38,10 +36,10 @@ _MOST_WITH_NUMBERS = 10
 _MOST_MEMBERS_NAMED = 10
 _MOST_POINTS_NAMED = 8
 _LONGEST_LABEL = 18
-_PICTURE_PIXELS = 96
-_VISIBLE = 32  # A uint8 picture whose pixels are all below this value would look black.
 
-_INK, _MUTED, _GRID, _FAINT = "#1d2329", "#5b6570", "#e4e7eb", "#8d97a3"
+INK, _MUTED, _GRID, _FAINT = "#1d2329", "#5b6570", "#e4e7eb", "#8d97a3"
+# The page's style sheet sets these colours, for a bright and for a dark screen.
+_OF_THE_PAGE = {INK: "var(--ink)", _MUTED: "var(--muted)", _GRID: "var(--rule)"}
 _WIDTH = 5.4  # In inches, each of 72 units in the SVG.
 _SPAN_OF_LOG_AXIS = 10**1.5
 _PNG_DPI = 200
@@ -61,7 +59,7 @@ _STYLE: Any = {
     "legend.handlelength": 1.4,
     "lines.linewidth": 2,
     "svg.fonttype": "none",
-    "text.color": _INK,
+    "text.color": INK,
     "text.parse_math": False,  # A run may be called a$b$.
     "xtick.color": _MUTED,
     "ytick.color": _MUTED,
@@ -84,7 +82,7 @@ class Curve:
         y: Heights of the points. A value that is missing or not finite leaves a gap.
         colour: Colour of the line.
         label: Text beside the line. Empty for no text.
-        dashed: Whether the line is dashed.
+        dashed: Whether the line is dashed. Dashed lines are drawn below solid ones.
         band: Heights of the lower and the upper edge of a band around the line. None for no band.
     """
 
@@ -102,6 +100,11 @@ def colours(count: int) -> list[str]:
         return list(COLOURS[:count])
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.8, count))
     return [matplotlib.colors.to_hex(shade) for shade in shades]
+
+
+def on_any_screen(colour: str) -> str:
+    """Returns a colour as CSS, which the page's style sheet makes lighter on a dark screen."""
+    return _OF_THE_PAGE.get(colour, f"color-mix(in srgb, {colour}, #fff var(--lift))")
 
 
 def finite(values: Numbers | Sequence[Numbers]) -> np.ndarray:
@@ -156,38 +159,39 @@ def against_diagonal(curves: Sequence[Curve], *, x_label: str, y_label: str) -> 
     for curve in curves:
         _draw(axes, curve, marker="o" if len(curve.x) <= 20 else None)
     axes.set(xlabel=x_label, ylabel=y_label)
-    _legend(axes, "upper left")
+    _legend(figure)
     return figure
 
 
 @_styled
-def reliability(bins: Mapping[str, Mapping[str, Numbers]]) -> Figure:
+def reliability(bins: Sequence[tuple[Curve, Numbers]]) -> Figure:
     """Draws accuracy over confidence in bins of equal width, and the share of examples in each bin.
 
     Args:
-        bins: The arrays `confidence`, `accuracy` and `count` of the bins, by label; at most six
-            labels.
+        bins: Curves of accuracy over confidence with a point for each bin, each with the number of
+            examples in its bins.
     """
-    figure = _figure(5.2)
+    figure = _figure(5.4)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
     _diagonal(above)
-    for colour, (label, points) in zip(COLOURS, bins.items(), strict=False):
-        count, confidence, accuracy = (
-            finite(points[name]) for name in ("count", "confidence", "accuracy")
-        )
+    for curve, count in bins:
+        confidence, accuracy, counts = finite(curve.x), finite(curve.y), finite(count)
         filled = np.isfinite(confidence) & np.isfinite(accuracy)
-        share = np.nan_to_num(count) / max(np.nansum(count), 1)
-        # A point of few examples is small, so that it does not stand out.
-        above.plot(confidence[filled], accuracy[filled], color=colour, linewidth=1, alpha=0.5)
+        share = np.nan_to_num(counts) / max(np.nansum(counts), 1)
+        above.plot(confidence[filled], accuracy[filled], **_line(curve), linewidth=1, alpha=0.5)
         above.scatter(
-            confidence[filled], accuracy[filled], 12 + 80 * share[filled], colour, label=label
+            confidence[filled],
+            accuracy[filled],
+            12 + 80 * share[filled],  # A point of few examples is small, so as not to stand out.
+            facecolors="none" if curve.dashed else curve.colour,
+            edgecolors=curve.colour,
+            zorder=_line(curve)["zorder"],
+            label=curve.label,
         )
         edges = np.linspace(0, 1, len(share) + 1)
-        if colour == COLOURS[0]:  # Two overlapping fills would show a third colour.
-            below.stairs(share, edges, color=colour, fill=True, alpha=0.25, linewidth=0)
-        below.stairs(share, edges, color=colour, linewidth=1.2)
+        _stairs(below, Curve(edges, share, curve.colour, dashed=curve.dashed))
     above.set_ylabel("accuracy")
-    _legend(above, "upper left")
+    _legend(figure)
     below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     below.yaxis.set_major_locator(MaxNLocator(2))
     below.set(xlabel="confidence", ylabel="examples")
@@ -195,31 +199,25 @@ def reliability(bins: Mapping[str, Mapping[str, Numbers]]) -> Figure:
 
 
 @_styled
-def histograms(
-    edges: Numbers, densities: Mapping[str, Numbers], *, x_label: str, level: float | None = None
-) -> Figure:
-    """Draws densities over the same bins.
+def histograms(curves: Sequence[Curve], *, x_label: str, level: float | None = None) -> Figure:
+    """Draws densities over bins. A solid curve is filled.
 
     Args:
-        edges: Edges of the bins.
-        densities: Density in each bin, by label; at most six labels.
+        curves: Curves whose `x` are the edges of the bins, and whose `y` is the density in each.
         x_label: Label of the horizontal axis.
         level: Height of a dashed horizontal line, the ideal density. Default: no line.
     """
-    figure = _figure(3.4)
+    figure = _figure(3.7)
     axes = figure.add_subplot()
-    bin_edges = finite(edges)
-    if np.isfinite(bin_edges).all():
-        for colour, (label, density) in zip(COLOURS, densities.items(), strict=False):
-            heights = np.nan_to_num(finite(density))
-            axes.stairs(heights, bin_edges, color=colour, fill=True, alpha=0.25, linewidth=0)
-            axes.stairs(heights, bin_edges, color=colour, linewidth=1.6, label=_short(label))
+    drawn = [curve for curve in curves if np.isfinite(finite(curve.x)).all()]
+    for curve in drawn:
+        _stairs(axes, curve)
     if level is not None:
         axes.axhline(level, color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
     axes.set_ylim(bottom=0)
     axes.set(xlabel=x_label, ylabel="density")
-    if len(densities) > 1:
-        _legend(axes, "best")
+    if len(drawn) > 1:
+        _legend(figure)
     return figure
 
 
@@ -273,44 +271,39 @@ def training(
 
 
 @_styled
-def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str) -> Figure:
-    """Draws a number for every pair of members. A larger number is darker.
+def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str, colour: str) -> Figure:
+    """Draws a number for every pair of members. A larger number has a stronger colour.
 
     Args:
         matrix: Numbers, float[members, members]. The diagonal is left out, and cells that are not
             finite are grey.
         member_ids: Ids of the members, in their order.
         label: Label of the colour bar.
+        colour: Colour of the largest number. Zero is transparent.
     """
     figure = _figure(4.4)
     axes = figure.add_subplot()
     values, count = finite(matrix), len(member_ids)
     np.fill_diagonal(values, np.nan)
     most = np.nanmax(values) if np.isfinite(values).any() else 1.0
-    cells = axes.pcolormesh(
-        np.arange(count + 1) - 0.5,
-        np.arange(count + 1) - 0.5,
+    shades = LinearSegmentedColormap.from_list("", [(colour, 0.0), (colour, 1.0)])
+    cells = axes.imshow(
         np.ma.masked_invalid(values),
-        cmap=LinearSegmentedColormap.from_list("", ["white", COLOURS[0]]).with_extremes(bad=_GRID),
+        cmap=shades.with_extremes(bad=(_FAINT, 0.25)),
         vmin=0,
         vmax=most or 1.0,
-        rasterized=count > _MOST_AS_VECTORS,
-        edgecolor="face",
-        linewidth=0.3,
     )
     if count <= _MOST_WITH_NUMBERS:
         digits = max(1 - math.floor(math.log10(most or 1.0)), 0)
         for row, column in zip(*np.nonzero(np.isfinite(values)), strict=True):
             value = values[row, column]
-            dark = value > 0.8 * most
             number = f"{value:.{digits}f}".removeprefix("0")
-            colour = "white" if dark else _INK
-            axes.text(column, row, number, color=colour, ha="center", va="center", fontsize=9)
+            on_it = "white" if value > 0.8 * most else INK
+            axes.text(column, row, number, color=on_it, ha="center", va="center", fontsize=9)
     every = math.ceil(count / _MOST_MEMBERS_NAMED)
     ticks = range(0, count, every)
     axes.set_xticks(ticks, [str(member_ids[tick]) for tick in ticks])
     axes.set_yticks(ticks, [str(member_ids[tick]) for tick in ticks])
-    axes.invert_yaxis()
     axes.set(xlabel="member", ylabel="member")
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
@@ -344,6 +337,8 @@ def svg(figure: Figure, alt: str, name: str) -> str:
     inside = re.sub(r'<g id="[^"]*"', "<g", inside)
     # Coordinates are cut to a hundredth of a unit, which is finer than any screen.
     inside = re.sub(r'(?<= d=")[^"]*', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), inside)
+    # A bare colour would be the same on a bright and on a dark screen.
+    inside = re.sub(r"#[0-9a-f]{6}(?=[;\"])", lambda colour: on_any_screen(colour[0]), inside)
     width, height = (72 * inches for inches in figure.get_size_inches())
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
@@ -352,35 +347,18 @@ def svg(figure: Figure, alt: str, name: str) -> str:
     )
 
 
-def picture_url(values: np.ndarray) -> str:
-    """Returns a picture as a `data:` URL, at most 96 pixels wide and high.
-
-    Args:
-        values: Pixels, [h, w] or [h, w, c]. A uint8 picture is shown unchanged if a pixel is at
-            least 32. All other pictures are scaled, so that the smallest value is black and the
-            largest white. With any number of channels except three, the mean over the channels is
-            shown.
-    """
-    values = np.asarray(values)
-    as_it_is = values.dtype == np.uint8 and values.max() >= _VISIBLE
-    if values.ndim == 3 and values.shape[-1] != 3:
-        values = values.mean(axis=-1)
-    if as_it_is:
-        values = values.astype(np.uint8)
-    else:
-        values = np.nan_to_num(finite(values))
-        low, high = values.min(), values.max()
-        values = (255 * (values - low) / max(high - low, 1e-30)).round().astype(np.uint8)
-    image = Image.fromarray(values)
-    image.thumbnail((_PICTURE_PIXELS, _PICTURE_PIXELS))
-    file = io.BytesIO()
-    image.save(file, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
 def _figure(height: float) -> Figure:
     """Returns an empty figure of the common width; `height` is in inches."""
     return Figure(figsize=(_WIDTH, height), layout="constrained")
+
+
+def _line(curve: Curve) -> dict[str, Any]:
+    """Returns the style of a curve's line."""
+    return {
+        "color": curve.colour,
+        "linestyle": (0, (3, 1.5)) if curve.dashed else "-",
+        "zorder": 2 if curve.dashed else 3,
+    }
 
 
 def _draw(axes: Axes, curve: Curve, *, marker: str | None) -> None:
@@ -388,16 +366,29 @@ def _draw(axes: Axes, curve: Curve, *, marker: str | None) -> None:
     x = finite(curve.x)
     if curve.band is not None:
         low, high = (finite(edge) for edge in curve.band)
-        axes.fill_between(x, low, high, color=curve.colour, alpha=0.18, linewidth=0)
+        axes.fill_between(x, low, high, color=curve.colour, alpha=0.1, linewidth=0)
+        axes.plot(x, np.column_stack([low, high]), color=curve.colour, linewidth=0.7, alpha=0.5)
     axes.plot(
         x,
         finite(curve.y),
-        color=curve.colour,
+        **_line(curve),
         label=_short(curve.label),
-        linestyle=(0, (3, 1.5)) if curve.dashed else "-",
         marker=marker,
         markersize=5,
     )
+
+
+def _stairs(axes: Axes, curve: Curve) -> None:
+    """Draws the heights of bins, filled if the curve is solid: two fills would show a third colour.
+
+    Args:
+        axes: Axes to draw on.
+        curve: Curve whose `x` are the edges of the bins.
+    """
+    edges, heights = finite(curve.x), np.nan_to_num(finite(curve.y))
+    if not curve.dashed:
+        axes.stairs(heights, edges, color=curve.colour, fill=True, alpha=0.25, linewidth=0)
+    axes.stairs(heights, edges, **_line(curve), linewidth=1.5, label=_short(curve.label))
 
 
 def _diagonal(axes: Axes) -> None:
@@ -406,10 +397,9 @@ def _diagonal(axes: Axes) -> None:
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
 
 
-def _legend(axes: Axes, place: Literal["best", "upper left"]) -> None:
-    """Adds a legend if there are labels."""
-    if any(axes.get_legend_handles_labels()):
-        axes.legend(loc=place)
+def _legend(figure: Figure) -> None:
+    """Adds a legend above the axes, where it hides no curve."""
+    figure.legend(loc="outside upper left", ncols=3, fontsize=10, columnspacing=1.4)
 
 
 def _count_axis(axes: Axes, counts: Sequence[float]) -> None:
@@ -425,7 +415,10 @@ def _count_axis(axes: Axes, counts: Sequence[float]) -> None:
 
 
 def _label_ends(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Writes each curve's label beside its last point, moved if labels would overlap."""
+    """Writes each curve's label beside its last point, moved if labels would overlap.
+
+    A line in the curve's colour leads to the label.
+    """
     ends = []
     axes.get_ylim()  # This call computes the limits from the data.
     to_axes = axes.transData + axes.transAxes.inverted()
@@ -435,14 +428,23 @@ def _label_ends(axes: Axes, curves: Sequence[Curve]) -> None:
         if curve.label and len(y):
             ends.append((float(to_axes.transform((axes.get_xlim()[1], y[-1]))[1]), curve))
     ends.sort(key=lambda end: end[0])
-    for height, (_, curve) in zip(_apart([end[0] for end in ends], 0.08), ends, strict=True):
-        axes.text(
-            1.02,
-            height,
+    for height, (end, curve) in zip(_apart([end[0] for end in ends], 0.08), ends, strict=True):
+        axes.annotate(
             _short(curve.label),
-            color=curve.colour,
+            (1.0, end),
+            (1.08, height),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
             va="center",
-            transform=axes.transAxes,
+            annotation_clip=False,
+            arrowprops={
+                **_line(curve),
+                "arrowstyle": "-",
+                "linewidth": 1.2,
+                "relpos": (0, 0.5),
+                "shrinkA": 1,
+                "shrinkB": 0,
+            },
         )
 
 

@@ -15,7 +15,7 @@ from dist_ens.errors import UserError, counted
 from dist_ens.file_writing import replace_file
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
-from dist_ens.metrics.catalogue import COMPARED, described, has_unit, label_of
+from dist_ens.metrics.catalogue import COMPARED, described, has_unit, in_table, label_of
 from dist_ens.report import figures
 from dist_ens.report.panels import (
     MEAN_MEMBER,
@@ -24,18 +24,21 @@ from dist_ens.report.panels import (
     Shown,
     having,
 )
+from dist_ens.report.pictures import picture_url
 from dist_ens.report.run_files import RunReport
 
 _TEMPLATE = "page.html.jinja"
 
 _DASH = "—"
 _MEMBERS_SHOWN = 20
+# Lists of examples: name, title, captions for classes and for real targets, and what follows both.
 _EXAMPLES = (
     (
         "hardest",
         "Hardest examples",
-        "The test examples with the largest errors, the largest first. Look among them for wrong "
-        "labels, and for kinds of inputs that the training data lacks.",
+        "The wrongly predicted test examples with the highest NLL, the highest first.",
+        "The test examples with the largest errors, the largest first.",
+        "Look among them for wrong labels, and for kinds of inputs that the training data lacks.",
     ),
     (
         "most_uncertain",
@@ -43,6 +46,8 @@ _EXAMPLES = (
         "The test examples that the ensemble is least certain of. High mutual information means "
         "that the members contradict each other, which more data can settle. High entropy with low "
         "mutual information means that the input itself is ambiguous.",
+        "The test examples with the largest predicted variance, or the widest predicted interval.",
+        "",
     ),
 )
 
@@ -69,13 +74,13 @@ def write_page(path: pathlib.Path, runs: Sequence[RunReport]) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    sections = [section for make in SECTIONS if (section := make(shown)).panels]
+    sections = [section for make in SECTIONS if (section := make(shown)).panels or section.note]
     page = environment.get_template(_TEMPLATE).render(
         title=f"{len(runs)} runs side by side" if several else runs[0].name,
         runs=[
             {
                 "name": each.run.name,
-                "colour": each.colour,
+                "colour": each.colour and figures.on_any_screen(each.colour),
                 "result": _result(each.run.summary),
                 "facts": _facts(each.run.summary),
             }
@@ -97,6 +102,7 @@ def _rendered(section: Section) -> JsonDict:
         "title": section.title,
         "caption": section.caption,
         "key": section.key,
+        "note": section.note,
         "panels": [
             {
                 "title": panel.title,
@@ -216,15 +222,15 @@ def _duration(seconds: float) -> str:
 
 
 def _score_rows(runs: Sequence[RunReport]) -> list[JsonDict]:
-    """Returns a row for each score of any run, with two cells for each run."""
+    """Returns the scores of any run, each with a pair of cells for each run."""
     names = dict.fromkeys(name for run in runs for name in run.summary.get("test", {}))
     others = {name: own for run in runs for name, own in run.summary.get("metrics", {}).items()}
     rows = []
     for name in names:
         label, direction = described(name, others)
-        cells = [cell for run in runs for cell in _cells(run.summary, name, direction)]
-        arrow = {"higher": "↑", "lower": "↓"}.get(direction or "", "")
-        rows.append({"name": label, "direction": arrow, "cells": cells})
+        cells = [_cells(run.summary, name, direction) for run in runs]
+        arrow = {"higher": " ↑", "lower": " ↓"}.get(direction or "", "")
+        rows.append({"name": label + arrow, "cells": cells})
     return rows
 
 
@@ -275,16 +281,19 @@ def _interval(intervals: Mapping[str, Json] | None, name: str, scores: Mapping[s
 def _member_rows(summary: Mapping[str, Json]) -> JsonDict | None:
     """Returns the scores of the first members as a table, or None if no member has scores."""
     members = summary.get("members", [])
-    names = [name for name in summary.get("test", {}) if any(name in m for m in members)]
-    if not names:
+    scores = [name for name in summary.get("test", {}) if any(name in m for m in members)]
+    if not scores:
         return None
+    names = [name for name in in_table(scores) if name in scores]
+    rows = [
+        (m["member_id"], [_number(m.get(name), summary["test"]) for name in names])
+        for m in members[:_MEMBERS_SHOWN]
+    ]
     return {
         "names": [described(name, summary.get("metrics", {}))[0] for name in names],
-        "rows": [
-            (m["member_id"], [_number(m.get(name), summary["test"]) for name in names])
-            for m in members[:_MEMBERS_SHOWN]
-        ],
-        "left_out": max(len(members) - _MEMBERS_SHOWN, 0),
+        "rows": rows,
+        "note": f"{len(rows)} of {counted(len(members), 'member')}. All their scores are in "
+        "summary.json.",
     }
 
 
@@ -305,9 +314,13 @@ def _is_number(value: Json) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _examples(shown: Sequence[Shown], name: str, title: str, caption: str) -> JsonDict:
+def _examples(
+    shown: Sequence[Shown], name: str, title: str, of_classes: str, of_targets: str, advice: str
+) -> JsonDict:
     """Returns single examples for the template, with pictures if every example has one."""
     lists = []
+    has_classes = any("accuracy" in each.run.summary.get("test", {}) for each in shown)
+    caption = f"{of_classes if has_classes else of_targets} {advice}"
     for each, examples in having(shown, name):
         scores = each.run.summary.get("test", {})
         fields = list(dict.fromkeys(field for example in examples for field in example))
@@ -322,7 +335,7 @@ def _examples(shown: Sequence[Shown], name: str, title: str, caption: str) -> Js
                     [_told(field, example.get(field), scores) for field in fields]
                     for example in examples
                 ],
-                "urls": [figures.picture_url(values) for values in pictures if has_pictures],
+                "urls": [picture_url(values) for values in pictures if has_pictures],
             }
         )
     return {"name": name, "title": title, "caption": caption, "lists": lists}

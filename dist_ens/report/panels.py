@@ -10,7 +10,7 @@ from dist_ens.json_text import Json
 from dist_ens.layout import ENSEMBLE
 from dist_ens.metrics.catalogue import COMPARED, label_of
 from dist_ens.report import figures
-from dist_ens.report.figures import Curve
+from dist_ens.report.figures import Curve, Numbers
 from dist_ens.report.run_files import RunReport
 
 MEAN_MEMBER = "mean_member"
@@ -33,6 +33,13 @@ class Shown:
 
     run: RunReport
     colour: str | None
+
+    def colour_of(self, who: str) -> str:
+        """Returns the colour of the ensemble or of its mean member.
+
+        Only a single run has two: among several runs, a colour is a run everywhere on the page.
+        """
+        return self.colour or figures.COLOURS[_BOTH.index(who)]
 
     @property
     def title(self) -> str:
@@ -66,6 +73,7 @@ class Section:
         panels: Figures of the section.
         key: Explanation of the line styles in the legend of several runs. None if each run has
             separate figures, which need no legend.
+        note: Sentences about what is not drawn. They are shown even if there is no figure.
     """
 
     name: str
@@ -73,6 +81,7 @@ class Section:
     caption: str
     panels: list[Panel]
     key: str | None = None
+    note: str = ""
 
 
 def having(shown: Sequence[Shown], name: str) -> Iterator[tuple[Shown, Json]]:
@@ -80,24 +89,43 @@ def having(shown: Sequence[Shown], name: str) -> Iterator[tuple[Shown, Json]]:
     return ((each, each.run.curves[name]) for each in shown if name in each.run.curves)
 
 
-def _of_both(
-    each: Shown, x: figures.Numbers, heights: Mapping[str, figures.Numbers]
-) -> list[Curve]:
-    """Returns the curves of the ensemble and of its mean member.
+def _of_both(each: Shown, points: Mapping[str, tuple[Numbers, Numbers]]) -> list[Curve]:
+    """Returns the curves of the ensemble and of its mean member, which is dashed.
 
-    They have two colours, or the run's colour with the mean member dashed.
+    Args:
+        each: Run of the curves.
+        points: Horizontal and vertical positions of the points, for those of the two that exist.
     """
     return [
-        Curve(x, heights[who], each.colour, dashed=who == MEAN_MEMBER)
-        if each.colour
-        else Curve(x, heights[who], colour, _words(who))
-        for who, colour in zip(_BOTH, figures.COLOURS, strict=False)
-        if who in heights
+        Curve(*points[who], each.colour_of(who), _words(who), dashed=who == MEAN_MEMBER)
+        for who in _BOTH
+        if who in points
+    ]
+
+
+def _in_one_figure(runs: Sequence[tuple[Shown, Json]], x: str) -> list[Curve]:
+    """Returns the curves of both of several runs, without labels if a legend tells the runs apart.
+
+    Args:
+        runs: Runs, each with the data of the section.
+        x: Name of the horizontal positions in the data.
+    """
+    return [
+        dataclasses.replace(curve, label="" if each.colour else curve.label)
+        for each, of in runs
+        for curve in _of_both(each, {who: (of[x], of[who]) for who in _BOTH if who in of})
     ]
 
 
 def _reliability(shown: Sequence[Shown]) -> Section:
     """Returns the section with reliability diagrams."""
+    panels = []
+    for each, of in having(shown, "reliability"):
+        points = {who: (bins["confidence"], bins["accuracy"]) for who, bins in of.items()}
+        counts = (of[who]["count"] for who in _BOTH if who in of)
+        figure = figures.reliability([*zip(_of_both(each, points), counts, strict=True)])
+        alt = "Accuracy over confidence in bins, for the ensemble and for the mean member."
+        panels.append(Panel(figure, alt, each.title))
     return Section(
         "reliability",
         "Reliability",
@@ -105,24 +133,13 @@ def _reliability(shown: Sequence[Shown]) -> Section:
         "diagonal, predictions with a confidence of 80 % are right 80 % of the time. Below it the "
         "model is overconfident, above it underconfident. The bars show the share of the examples "
         "in each bin. A point over a low bar is uncertain.",
-        [
-            Panel(
-                figures.reliability({_words(who): of[who] for who in _BOTH if who in of}),
-                "Accuracy over confidence in bins, for the ensemble and for the mean member.",
-                each.title,
-            )
-            for each, of in having(shown, "reliability")
-        ],
+        panels,
     )
 
 
 def _coverage_curve(shown: Sequence[Shown]) -> Section:
     """Returns the section with the coverage of intervals."""
-    curves = [
-        curve
-        for each, of in having(shown, "coverage_curve")
-        for curve in _of_both(each, of["nominal"], of)
-    ]
+    curves = _in_one_figure([*having(shown, "coverage_curve")], "nominal")
     return Section(
         "coverage_curve",
         "Coverage of intervals",
@@ -144,13 +161,18 @@ def _pit(shown: Sequence[Shown]) -> Section:
     """Returns the section with the histograms of PIT values."""
     panels = []
     for each, of in having(shown, "pit"):
-        counts = {_words(who): figures.finite(of[who]) for who in _BOTH if who in of}
+        counts = {who: figures.finite(of[who]) for who in _BOTH if who in of}
         densities = {
-            who: len(count) * count / max(np.nansum(count), 1) for who, count in counts.items()
+            who: (
+                np.linspace(0, 1, len(count) + 1),
+                len(count) * count / max(np.nansum(count), 1),
+            )
+            for who, count in counts.items()
         }
-        edges = np.linspace(0, 1, len(next(iter(densities.values()))) + 1)
         figure = figures.histograms(
-            edges, densities, x_label="predicted probability of less than the target", level=1.0
+            _of_both(each, densities),
+            x_label="predicted probability of less than the target",
+            level=1.0,
         )
         alt = "Density of the predicted probability of less than the target."
         panels.append(Panel(figure, alt, each.title))
@@ -167,7 +189,7 @@ def _pit(shown: Sequence[Shown]) -> Section:
 def _risk_coverage(shown: Sequence[Shown]) -> Section:
     """Returns the section with the risk-coverage curves."""
     runs = list(having(shown, "risk_coverage"))
-    curves = [curve for each, of in runs for curve in _of_both(each, of["coverage"], of)]
+    curves = _in_one_figure(runs, "coverage")
     score = " or ".join(dict.fromkeys(str(of["score"]) for _, of in runs))
     return Section(
         "risk_coverage",
@@ -226,20 +248,34 @@ def _training(shown: Sequence[Shown]) -> Section:
         label = f"{name.partition('/')[0]} {label_of(name.partition('/')[2])}"
         for each, steps, whole, members in series:
             most_members = max(most_members, members.shape[1])
-            median = Curve(steps, _median(members), figures.COLOURS[is_test], "median member")
+            colour = each.colour_of(MEAN_MEMBER)
+            median = Curve(steps, _median(members), colour, "median member", dashed=True)
             curves = [median] if members.shape[1] else []
             if is_test or not curves:
-                curves.append(Curve(steps, whole, figures.COLOURS[0], _words(ENSEMBLE)))
+                curves.append(Curve(steps, whole, each.colour_of(ENSEMBLE), _words(ENSEMBLE)))
             figure = figures.training(steps, members, curves, y_label=label, y_values=y_values)
             panels.append(Panel(figure, f"{label} of every member over the step.", each.title))
     caption = (
-        "Each faint line is a member, and the bold line is their median. A member far from the "
+        "Each faint line is a member, and the dashed line is their median. A member far from the "
         "others is stuck or has diverged. A test score that becomes worse while the training loss "
         "still falls is a sign of overfitting."
     )
     if most_members > figures.MOST_MEMBER_LINES:
         caption += f" {figures.MOST_MEMBER_LINES} of {most_members:,} members are drawn."
-    return Section("training", "Training", caption, panels)
+    return Section("training", "Training", caption, panels, note=_undrawn_training(shown))
+
+
+def _undrawn_training(shown: Sequence[Shown]) -> str:
+    """Returns sentences about the runs that have too few records for a training curve."""
+    notes = []
+    for each in shown:
+        steps = [line["step"] for line in each.run.metrics if _TRAINING[0] in line]
+        if len(steps) < 2:
+            records = f"one record (step {steps[0]:,})" if steps else "no record"
+            run = each.title or "This run"
+            notes.append(f"{run} has {records} in metrics.jsonl, and a curve needs two.")
+    advice = "A smaller logging.every_steps, in Python log_every, writes more in the next run."
+    return " ".join([*notes, advice]) if notes else ""
 
 
 def _shift(shown: Sequence[Shown]) -> Section:
@@ -252,6 +288,8 @@ def _shift(shown: Sequence[Shown]) -> Section:
     panels = []
     # A single run has all kinds of shift in one figure. Several runs have one figure for each kind.
     for group in [[kind] for kind in kinds] if len(shown) > 1 else [kinds]:
+        # The first two colours are those of the ensemble and of its mean member.
+        kind_colours = figures.colours(len(_BOTH) + len(group))[len(_BOTH) :]
         for name in scores:
             curves = [
                 Curve(
@@ -261,7 +299,7 @@ def _shift(shown: Sequence[Shown]) -> Section:
                     "" if each.colour else _words(kind),
                 )
                 for each, of in runs
-                for kind, colour in zip(group, figures.colours(len(group)), strict=True)
+                for kind, colour in zip(group, kind_colours, strict=True)
                 if name in of.get(kind, {})
             ]
             if curves:
@@ -287,8 +325,10 @@ def _ood(shown: Sequence[Shown]) -> Section:
     panels = [
         Panel(
             figures.histograms(
-                density["edges"],
-                {"test split": density["in"], str(of["name"]): density["out"]},
+                [
+                    Curve(density["edges"], density["in"], each.colour_of(ENSEMBLE), "test split"),
+                    Curve(density["edges"], density["out"], figures.INK, of["name"], dashed=True),
+                ],
                 x_label=label_of(score),
             ),
             f"Density of {label_of(score)} on the test split and on {of['name']}.",
@@ -312,12 +352,18 @@ def _disagreement(shown: Sequence[Shown]) -> Section:
     return Section(
         "disagreement",
         "Disagreement of members",
-        "The difference between the predictions of every two members. A darker cell is a larger "
-        "difference. The members of a pale pair are nearly copies of each other and add little to "
-        "the ensemble. A dark row and column are a member that differs from all others.",
+        "The difference between the predictions of every two members. A stronger colour is a "
+        "larger difference. The members of a pale pair are nearly copies of each other and add "
+        "little to the ensemble. A strong row and column are a member that differs from all "
+        "others. Of more than 100 members, 100 are compared.",
         [
             Panel(
-                figures.heat_map(of, each.run.curves["member_id"], label="disagreement"),
+                figures.heat_map(
+                    of,
+                    each.run.curves["member_id"],
+                    label="disagreement",
+                    colour=each.colour_of(ENSEMBLE),
+                ),
                 "Disagreement of every two members.",
                 each.title,
             )
