@@ -210,7 +210,8 @@ class _Programs:
 
 
 def _programs_of(ensemble: Ensemble) -> _Programs:
-    kept = ensemble.evaluation_programs
+    # They do not depend on the execution, so that the ensemble that `fit` makes has the same.
+    kept = ensemble.on(ensemble.layout, "map").evaluation_programs
     if "loss" not in kept:
         kept["loss"] = _Programs(ensemble)
     return kept["loss"]
