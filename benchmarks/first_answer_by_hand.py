@@ -51,7 +51,8 @@ for number in range(STEPS):
 @jax.jit
 def predict(params: Any, inputs: jax.Array) -> Any:
     """Returns the mean probabilities, the uncertainty, and the probabilities of the members."""
-    log_probs = jax.nn.log_softmax(jax.vmap(mlp.apply, in_axes=(0, None))(params, inputs))
+    logits = jnp.asarray(jax.vmap(mlp.apply, in_axes=(0, None))(params, inputs))
+    log_probs = jax.nn.log_softmax(logits)
     members = jnp.exp(log_probs)
     mean = members.mean(axis=0)
     total = -(mean * jnp.log(mean)).sum(axis=-1)

@@ -86,6 +86,9 @@ class Ensemble:
     the number of members, their layout or their execution. Dropout masks also depend on the length
     of the data axis, because each column draws its own masks.
 
+    The programs of an ensemble are compiled once and found again by later calls. If the process has
+    chosen no folder for JAX's compilation cache, it is that of the command line, `~/.cache/dist_ens`.
+
     Attributes:
         member: Network of one member, in any form that `as_member` accepts.
         optimizer: Optimizer of one member, with `init` and `update` like Optax's optimizers.
