@@ -390,6 +390,26 @@ def test_a_state_that_has_all_steps_already_is_returned(steps):
     np.testing.assert_array_equal(result.state.params["w"], state.params["w"])
 
 
+@pytest.mark.parametrize(
+    ("validation", "ends"),
+    [
+        (None, [3, 6]),  # An epoch of 16 examples in batches of 6 is 2.67 steps, two are 5.33.
+        (0.25, [2, 4]),  # 12 examples are trained on.
+    ],
+)
+def test_epochs_of_arrays_end_at_the_step_that_sees_their_last_example(validation, ends, tmp_path):
+    options = {"steps": None, "batch_size": 6, "eval_every": "epoch", "validation": validation}
+    if validation is None:
+        options["eval_data"] = DATA
+    scored = []
+    for epochs in (1, 2):  # The second run resumes the first.
+        checkpoints = de.Checkpoints(tmp_path)
+        result = fit(classifier(), epochs=epochs, checkpoints=checkpoints, **options)
+        assert result.step == ends[epochs - 1]
+        scored += [record["step"] for record in result.history if "train/loss" not in record]
+    assert scored == ends
+
+
 def test_a_run_that_was_saved_without_a_step_chooses_its_execution_when_it_is_resumed(tmp_path):
     state = fit(classifier(), steps=2).state
     auto, checkpoints = classifier(execution="auto"), de.Checkpoints(tmp_path, every_secs=None)

@@ -118,6 +118,20 @@ def test_evaluation_and_saving_come_at_the_first_call_boundary_at_or_after_their
     assert saved == [10, 15, 23]
 
 
+def test_epochs_end_and_are_evaluated_at_the_step_that_sees_their_last_example(tmp_path):
+    # A fold leaves 1437 - 288 = 1149 examples: 2.298 batches of 500 are an epoch. Two epochs are
+    # 4.596 steps. So 1.5 epochs are 3.447 steps, and 3 are 6.894.
+    changes = {
+        "steps": None,
+        "steps_per_call": 1,
+        "data": {"global_batch_size": 500, "std": (16.0,), "examples": "kfold", "num_folds": 5},
+        "evaluation": {"every_epoch": True},
+    }
+    ended = [train(experiment(epochs=epochs, **changes), tmp_path).step for epochs in (1.5, 3.0)]
+    assert ended == [4, 7]
+    assert [line["step"] for line in lines(tmp_path) if "test/nll" in line] == [3, 4, 5, 7]
+
+
 @pytest.mark.slow
 def test_a_run_that_goes_on_ends_as_one_never_stopped(tmp_path):
     def run(steps, name):  # a network with a state of its own and keys

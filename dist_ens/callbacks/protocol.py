@@ -28,6 +28,7 @@ on all hosts as soon as a callback of one of them returns `STOP`.
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -93,7 +94,8 @@ class RunInfo(NamedTuple):
         batch_size: Number of examples of a step, over all hosts.
         directions: Direction of each score by its name: "lower" or "higher" is better, or None
             if neither is. Empty if there is no data to score.
-        eval_every: Number of steps between two evaluations. None evaluates only at the end.
+        eval_every: Number of steps between two evaluations, which need not be whole if they are
+            those of an epoch. None evaluates only at the end.
 
     >>> run = RunInfo(None, member_ids=[0, 1, 2], first_step=200, last_step=1000, batch_size=32)
     >>> run.last_step - run.first_step  # steps that are left to train
@@ -106,7 +108,7 @@ class RunInfo(NamedTuple):
     last_step: int
     batch_size: int
     directions: Mapping[str, str | None] = MappingProxyType({})
-    eval_every: int | None = None
+    eval_every: int | Fraction | None = None
 
 
 # Methods of a callback that `fit` calls by name.

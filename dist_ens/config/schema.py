@@ -324,7 +324,10 @@ class EvaluationConfig:
     """Evaluation on the test split.
 
     Attributes:
-        every_steps: Number of steps between evaluations. None evaluates once, after training.
+        every_steps: Number of steps between evaluations. With None and without `every_epoch`, the
+            split is evaluated once, after training.
+        every_epoch: Whether to evaluate at the end of each pass over a member's training examples,
+            in place of `every_steps`.
         global_batch_size: Number of examples in an evaluation batch. A device holds the outputs of
             all its members for them.
         pooling: Rule that combines the members' predictions.
@@ -339,12 +342,18 @@ class EvaluationConfig:
     """
 
     every_steps: int | None = None
+    every_epoch: bool = False
     global_batch_size: int = 1000
     pooling: str = "probs"
     dropout_samples: int | None = None
 
     def __post_init__(self) -> None:
         require_positive("evaluation.every_steps", self.every_steps)
+        require(
+            self.every_steps is None or not self.every_epoch,
+            f"evaluation.every_steps={self.every_steps} and evaluation.every_epoch=True exclude "
+            "each other. Set --config.evaluation.every_epoch=False, or leave every_steps out.",
+        )
         require_positive("evaluation.global_batch_size", self.global_batch_size, most=2**20)
         require_positive("evaluation.dropout_samples", self.dropout_samples, MOST_DROPOUT_SAMPLES)
         require_one_of("evaluation.pooling", self.pooling, POOLINGS)

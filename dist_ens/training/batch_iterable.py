@@ -59,11 +59,6 @@ class BatchIterable(TrainingData):
     def batch(self) -> Shapes:
         return _of_all_columns(self._layout, self._shapes)
 
-    @property
-    @override
-    def epoch_steps(self) -> int | None:
-        return None  # The length of an iterable is not known.
-
     @override
     def first_batch(self, layout: Layout) -> Batch:
         return layout.put(self._first, BATCH)

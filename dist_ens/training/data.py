@@ -2,8 +2,8 @@
 
 import collections.abc
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from dist_ens.training.data_protocol import TrainingData
 from dist_ens.types import Batch, Data, Shapes
 
 DEFAULT_BATCH_SIZE = 128
+EPOCH = "epoch"  # Value of `eval_every` for an evaluation at the end of each epoch.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +45,6 @@ class OrderedSplit(TrainingData):
             lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
             example_shapes_of(self.split),
         )
-
-    @property
-    @override
-    def epoch_steps(self) -> int | None:
-        # Examples of the next epoch fill up a last partial batch.
-        return math.ceil(self.order.epoch_length / self.order.global_batch_size)
 
     @override
     def first_batch(self, layout: Layout) -> Batch:
@@ -125,6 +120,39 @@ def training_data(
             "size. Leave it out, or give the data as arrays."
         )
     return BatchIterable(data, layout)
+
+
+def last_step_of(data: TrainingData, steps: int | None, epochs: float | None) -> int:
+    """Returns the number of steps of the whole run, given `steps` and `epochs` of `fit`.
+
+    Raises:
+        UserError: If `epochs` is given with an iterable.
+    """
+    if epochs is None:
+        return int(steps or 0)
+    return _order_of(data, f"epochs={epochs}", "steps").num_steps(epochs)
+
+
+def eval_steps_of(data: TrainingData, eval_every: int | str | None) -> int | Fraction | None:
+    """Returns the number of steps between two evaluations, given `eval_every` of `fit`.
+
+    The number of an epoch need not be whole.
+
+    Raises:
+        UserError: If `eval_every` is "epoch" and the data is an iterable.
+    """
+    if not isinstance(eval_every, str):
+        return eval_every
+    return _order_of(data, f"eval_every={eval_every!r}", "a number of steps").epoch_steps
+
+
+def _order_of(data: TrainingData, given: str, instead: str) -> Order:
+    """Returns the order of the examples; raises a `UserError` if the data is an iterable."""
+    if not isinstance(data, OrderedSplit):
+        raise UserError(
+            f"{given} was given with an iterable, whose length is not known. Give {instead}."
+        )
+    return data.order
 
 
 def is_tree_of_arrays(data: Data) -> bool:

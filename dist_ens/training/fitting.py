@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -33,7 +32,7 @@ from dist_ens.training.checks import (
     check_labels,
     check_scoring,
 )
-from dist_ens.training.data import training_data
+from dist_ens.training.data import eval_steps_of, last_step_of, training_data
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.evaluation_data import EvalData
 from dist_ens.training.failures import FAILURES_FILE, FailedMembers
@@ -126,7 +125,7 @@ def fit(
     callbacks: Sequence[Callback] = (),
     checkpoints: Checkpoints | None = None,
     eval_data: Data | EvalData | None = None,
-    eval_every: int | None = None,
+    eval_every: int | str | None = None,
     validation: float | None = None,
     metrics: Sequence[Metric] = (),
     steps_per_call: int | None = None,
@@ -153,7 +152,9 @@ def fit(
               number of devices, all hosts share the only column.
         steps: Number of steps that the state will have seen at the end. It includes the steps of a
             given or restored state. Exactly one of `steps` and `epochs` must be given.
-        epochs: Number of passes over the training examples, positive.
+        epochs: Number of passes over the training examples, positive. A batch that a pass does not
+            fill has examples of the next one, so `epochs * examples / batch_size` steps are
+            taken, rounded up.
         batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
             there are fewer.
         state: State to start from, of any layout. It is copied and not donated. Arrays and sources
@@ -168,7 +169,8 @@ def fit(
             in the first run. Default: nothing is saved.
         eval_data: Data to score, with the keys of the training data. Default: nothing is scored,
             unless `validation` is given or a source has a validation split.
-        eval_every: Number of steps between two evaluations. Default: only at the end.
+        eval_every: Number of steps between two evaluations, or "epoch" for one at the end of each
+            pass over the training examples. Default: only at the end.
         validation: Share of the training examples that is held out and scored, in (0, 1). It
             excludes `eval_data`.
         metrics: Metrics of the scores beside those of the objective.
@@ -239,7 +241,8 @@ def fit(
     check_labels(ensemble, train, say)
     check_ensemble(ensemble, train.batch)
     directions = {} if eval_data is None else eval_data.check(ensemble, train.batch)
-    last_step = _last_step(steps, epochs, train)
+    last_step = last_step_of(train, steps, epochs)
+    eval_steps = eval_steps_of(train, eval_every)
     if record is None:
         made = record_of(ensemble, train.batch)
         record = made if checkpoints is None else made.with_data(train, validation)
@@ -264,7 +267,7 @@ def fit(
             opened=opened,
             last_step=last_step,
             steps_per_call=steps_per_call,
-            cadences=(eval_every, log_every, checkpoints.every_steps if checkpoints else None),
+            cadences=(eval_steps, log_every, checkpoints.every_steps if checkpoints else None),
             folder=checkpoints.folder if checkpoints else None,
             say=say,
         )
@@ -293,7 +296,7 @@ def fit(
             last_step,
             jax.tree.leaves(train.batch)[0].shape[0],
             directions,
-            eval_every,
+            eval_steps,
         )
         part = part_of_column(train.batch, begun.ensemble.layout)
         restarts = MemberRestarts(begun.ensemble, part, opened)
@@ -304,7 +307,7 @@ def fit(
             run,
             callbacks=callbacks,
             eval_data=eval_data,
-            eval_every=eval_every,
+            eval_every=eval_steps,
             log_every=log_every,
             opened=opened,
             record=record.to_dict(),
@@ -351,22 +354,6 @@ def _host_files(train: TrainingData, callbacks: Sequence[Callback]) -> dict[str,
     if states is not None:
         files[_CALLBACKS_FILE] = states
     return files
-
-
-def _last_step(steps: int | None, epochs: float | None, train: TrainingData) -> int:
-    """Returns the number of steps of the whole run.
-
-    Raises:
-        UserError: If `epochs` is given with data of unknown length.
-    """
-    if steps is not None:
-        return int(steps)
-    if train.epoch_steps is None or epochs is None:
-        raise UserError(
-            f"epochs={epochs} was given with an iterable, whose length is not known. Give steps."
-        )
-    # A rounding error must not add a step.
-    return max(1, math.ceil(round(epochs * train.epoch_steps, 6)))
 
 
 def _result(ensemble: Ensemble, outcome: Outcome) -> FitResult:

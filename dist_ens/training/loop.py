@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -73,7 +74,7 @@ class Loop:
         *,
         callbacks: Sequence[Callback],
         eval_data: EvalData | None,
-        eval_every: int | None,
+        eval_every: int | Fraction | None,
         log_every: int,
         opened: OpenCheckpoints | None,
         record: Mapping[str, Json],
@@ -388,7 +389,7 @@ def _finite_scores(scores: Scores, member_score: str | None) -> dict[str, float]
     return {name: float(value) for name, value in values.items() if np.isfinite(value)}
 
 
-def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:
+def _crossed(every_steps: int | Fraction | None, previous_step: int, step: int) -> bool:
     """Returns whether a multiple of `every_steps` lies in (previous_step, step]."""
     return every_steps is not None and step // every_steps > previous_step // every_steps
 
