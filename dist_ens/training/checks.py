@@ -124,12 +124,8 @@ def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], N
             f"{objective.INPUTS!r} and {objective.LABELS!r}: got {described(examples)}. Give "
             f"{{{objective.INPUTS!r}: x, {objective.LABELS!r}: y}}."
         )
-    if objective.WEIGHTS in examples:
-        label_checks.check_weights(np.ravel(examples[objective.WEIGHTS]))
+    label_checks.check_examples(objective, examples)
     labels = np.asarray(examples[objective.LABELS])
-    if objective.num_classes is not None:
-        label_checks.check_classes(labels, objective.num_classes)
-    label_checks.check_finite(objective, labels)
     if objective.num_classes is not None:
         return
     if objective.standardize and labels.min() == labels.max():

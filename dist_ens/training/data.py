@@ -10,6 +10,7 @@ import numpy as np
 from typing_extensions import override
 
 from dist_ens.data import Source, Split, TreeSplit, example_shapes_of
+from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import UserError, kind_of
 from dist_ens.feed import feed
@@ -82,7 +83,7 @@ class OrderedSplit(TrainingData):
 
 
 def training_data(
-    data: Data, batch_size: int | None, seed: int, layout: Layout
+    data: Data, batch_size: int | None, ensemble: Ensemble
 ) -> OrderedSplit | BatchIterable:
     """Returns the data of `fit` as training data.
 
@@ -91,8 +92,7 @@ def training_data(
             or a function that returns an iterator.
         batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
             there are fewer, rounded down to a multiple of the data axis.
-        seed: Seed of the order of the examples.
-        layout: Layout of the members and the data.
+        ensemble: Ensemble to train. Its seed is that of the order of the examples.
 
     Raises:
         UserError: If the data is none of these, or `batch_size` is out of range or is given with an
@@ -100,6 +100,7 @@ def training_data(
     """
     if isinstance(data, OrderedSplit):
         return data
+    seed, layout = ensemble.seed, ensemble.layout
     if isinstance(data, Source):
         return _ordered(data.train, batch_size, seed, layout, data.spec.num_groups)
     if is_tree_of_arrays(data):
@@ -119,7 +120,7 @@ def training_data(
             f"batch_size={batch_size} was given with an iterable, whose batches have their own "
             "size. Leave it out, or give the data as arrays."
         )
-    return BatchIterable(data, layout)
+    return BatchIterable(data, layout, ensemble.objective)
 
 
 def last_step_of(data: TrainingData, steps: int | None, epochs: float | None) -> int:

@@ -233,7 +233,7 @@ def fit(
             "Leave one of them out."
         )
     data, held_out = with_validation(data, validation)
-    train = training_data(data, batch_size, ensemble.seed, ensemble.layout)
+    train = training_data(data, batch_size, ensemble)
     if eval_data is not None or held_out is not None:
         eval_data = eval_data_of(eval_data, held_out, checked_metrics(metrics))
     check_scoring(eval_data, eval_every, metrics)
