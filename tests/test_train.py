@@ -41,6 +41,7 @@ from dist_ens.losses import softmax_cross_entropy
 from dist_ens.members import Member, from_functions
 from dist_ens.sampling import Order
 from dist_ens.state import unstack_members
+from dist_ens.training.best_state import BestState
 from dist_ens.training.evaluation_data import EvalData
 from dist_ens.training.failures import FailedMembers
 from dist_ens.training.loop import Loop
@@ -593,6 +594,7 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
         record={},
         host_files=dict,
         failures=FailedMembers(Slow(), restarts=None, say=print),
+        best=BestState(Slow(), None, [], None, print),
     )
     state = types.SimpleNamespace(failures=())
     outcome = loop.run(state, iter([None] * 3), Slow())

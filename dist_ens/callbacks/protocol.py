@@ -9,6 +9,7 @@ A callback is any object with some of these methods; `fit` calls those that it h
     sync() -> None                                     before a checkpoint: records must be on disk
     finished(step, scores, evaluation, split) -> None  after the last evaluation
     close() -> None                                    at the end, also after an error
+    best_step() -> int | None                          step of the best evaluation so far
     state() -> JSON data, restore(state)               saved with the checkpoint
     reason() -> str                                    why it returned STOP, to be printed
 
@@ -21,6 +22,10 @@ One call of the update takes `steps_per_call` steps, and callbacks are called on
 Give `fit` `steps_per_call=1` to call them after every step. After a callback has returned `STOP`,
 all callbacks are called once more, with `is_last`. A state that they then return is not used.
 `fit` then prints the name of the callback and its `reason()`, a clause such as "nll is below 0.1".
+
+`fit` returns the state of the step that `best_step()` names, and not the last one. It is called
+after each evaluation, whose step it may name, and at the end. If several callbacks name a step, the
+first one decides.
 
 On several hosts, every host has its own callbacks, and only process 0 calls `write`. The run ends
 on all hosts as soon as a callback of one of them returns `STOP`.
@@ -112,7 +117,18 @@ class RunInfo(NamedTuple):
 
 
 # Methods of a callback that `fit` calls by name.
-HOOKS = ("begin", "evaluated", "write", "sync", "finished", "close", "state", "restore", "reason")
+HOOKS = (
+    "begin",
+    "evaluated",
+    "write",
+    "sync",
+    "finished",
+    "close",
+    "best_step",
+    "state",
+    "restore",
+    "reason",
+)
 
 
 def name_of_callback(callback: Callback) -> str:

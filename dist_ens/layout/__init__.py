@@ -20,6 +20,7 @@ from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_ont
 from dist_ens.layout.placing import (
     copied,
     copied_like,
+    copied_off_devices,
     device_bytes,
     put_everywhere,
     put_members,
@@ -66,6 +67,7 @@ __all__ = [
     "connect_hosts",
     "copied",
     "copied_like",
+    "copied_off_devices",
     "data_index",
     "data_mean",
     "data_size",

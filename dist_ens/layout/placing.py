@@ -139,6 +139,21 @@ def copied_like(tree: Tree, like: Shapes) -> Tree:
     )
 
 
+def copied_off_devices(tree: Tree) -> Tree:
+    """Returns copies of global arrays in the hosts' memory, from where `copied_like` brings them.
+
+    A host has a copy of each part that its devices hold. Keys are small and stay on the devices.
+    The function starts the copies and does not wait for them. The arrays may be donated at once.
+    """
+
+    def copied(leaf: jax.Array) -> jax.Array:
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        there = leaf.sharding if is_key else leaf.sharding.with_memory_kind(HOST_MEMORY)
+        return jax.device_put(leaf, there, may_alias=False)
+
+    return jax.tree.map(copied, tree)
+
+
 def to_host(tree: PyTree) -> PyTree:
     """Returns global arrays as whole NumPy arrays, on every host. Every host must call this."""
     if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):

@@ -24,6 +24,7 @@ from dist_ens.peers import Peers
 from dist_ens.state import State, refuse_lists
 from dist_ens.stop_signal import StopSignal
 from dist_ens.training.beginning import POSITION_FILE, begin_run, part_of_column
+from dist_ens.training.best_state import BestState
 from dist_ens.training.callback_states import restore_states, saved_states
 from dist_ens.training.checks import (
     check_arguments,
@@ -58,9 +59,11 @@ class FitResult:
         history: Records of metrics, one for each logging interval and evaluation. A record is a
             dict from names such as "train/loss" or "test/nll/member_03" to numbers, with the
             "step".
-        scores: Scores of the evaluation data at the end. None without evaluation data, or if the
+        scores: Scores of the state on the evaluation data. None without evaluation data, or if the
             run was stopped before its end.
         step: Number of steps that the state has seen.
+        best_step: Step of the best evaluation, whose state and scores these are, if a callback such
+            as `EarlyStopping` chose one. None if they are those of the last step.
         signal: Number of the signal that stopped the run; None without one.
         stopped_by: Name of the callback that stopped the run, such as "EarlyStopping"; None if no
             callback did.
@@ -78,6 +81,7 @@ class FitResult:
     history: list[dict[str, float]]
     scores: Scores | None
     step: int
+    best_step: int | None = None
     signal: int | None = None
     stopped_by: str | None = None
     seconds: float = 0.0
@@ -186,8 +190,9 @@ def fit(
             resume from it. Default: no check beside that of `checkpoints`.
 
     Returns:
-        The result of the run. After Ctrl-C or SIGTERM, `fit` saves the state so far, if it has
-        `checkpoints`, and returns it.
+        The result of the run. Its state is the last one, or that of the best evaluation if a
+        callback such as `EarlyStopping` chooses it. After Ctrl-C or SIGTERM, `fit` saves the state
+        so far, if it has `checkpoints`, and returns it.
 
     Raises:
         UserError: If an argument cannot be used. Most arguments are checked before anything is
@@ -303,6 +308,7 @@ def fit(
         failures = FailedMembers(begun.ensemble, restarts, warn, opened)
         if opened is not None and opened.saved_step:
             failures.restore(opened.restore_host_file(FAILURES_FILE, is_shared=True))
+        best = BestState(begun.ensemble, part, callbacks, opened, say)
         loop = Loop(
             run,
             callbacks=callbacks,
@@ -313,6 +319,7 @@ def fit(
             record=record.to_dict(),
             host_files=partial(_host_files, train, callbacks),
             failures=failures,
+            best=best,
             owes_evaluation=owes_evaluation,
         )
 
@@ -338,6 +345,8 @@ def fit(
         say(_told_of_failures(outcome.failed))
     if outcome.stopped_by is not None:
         say(_end_of(outcome, run))
+    if outcome.best_step not in (None, outcome.step):
+        say(f"The result is the state of step {outcome.best_step:,}, which was scored best.")
     return _result(begun.ensemble, outcome)
 
 
@@ -363,7 +372,8 @@ def _result(ensemble: Ensemble, outcome: Outcome) -> FitResult:
         state=outcome.state,
         history=outcome.history,
         scores=outcome.scores,
-        step=outcome.step,
+        step=outcome.step if outcome.best_step is None else outcome.best_step,
+        best_step=outcome.best_step,
         signal=outcome.signal,
         stopped_by=outcome.stopped_by,
         seconds=outcome.seconds,

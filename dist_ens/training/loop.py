@@ -13,7 +13,7 @@ from dist_ens import cluster, progress
 from dist_ens.callbacks import STOP, RunInfo, StepInfo
 from dist_ens.callbacks.protocol import call_after_update, call_hook, name_of_callback
 from dist_ens.callbacks.records import score_record
-from dist_ens.checkpoint import Leaf, OpenCheckpoints
+from dist_ens.checkpoint import RESULT_FILE, Leaf, OpenCheckpoints
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.failures import FailedMember
 from dist_ens.errors import SaveError, UserError, kind_of
@@ -22,6 +22,7 @@ from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout
 from dist_ens.state import State, differing, leaf_types
 from dist_ens.stop_signal import EvaluationStoppedError, StopSignal
+from dist_ens.training.best_state import BestState
 from dist_ens.training.evaluation_data import EvalData
 from dist_ens.training.failures import FailedMembers
 from dist_ens.training.finite_members import finite_members, has_finite_member
@@ -37,7 +38,8 @@ class Outcome:
     """The result of a loop, with the fields of `FitResult` but the ensemble."""
 
     state: State
-    step: int
+    step: int  # Last step that was trained.
+    best_step: int | None  # Step of the state and the scores; None if it is the last one.
     history: list[dict[str, float]]
     scores: Scores | None
     evaluation: Evaluation | None
@@ -64,6 +66,7 @@ class Loop:
         record: Record that is saved with each checkpoint, in types that JSON can hold.
         host_files: Function that returns the files that this host saves beside the state.
         failures: Members of the run that have failed.
+        best: State of the best evaluation.
         owes_evaluation: Whether a signal stopped the evaluation of the first step, in the run that
             is resumed.
     """
@@ -80,6 +83,7 @@ class Loop:
         record: Mapping[str, Json],
         host_files: Callable[[], dict[str, bytes]],
         failures: FailedMembers,
+        best: BestState,
         owes_evaluation: bool = False,
     ) -> None:
         self._info, self._callbacks = run, callbacks
@@ -94,7 +98,7 @@ class Loop:
             write=self._write,
             on_read=failures.read,
         )
-        self._failures = failures
+        self._failures, self._best = failures, best
         self._scores: Scores | None = None
         self._evaluation: Evaluation | None = None
         # Last step whose scores are written. A resumed run has written those of its first step.
@@ -177,8 +181,9 @@ class Loop:
                 except EvaluationStoppedError:
                     is_last, stopping = False, True
             due = self._opened is not None and self._opened.is_due(step)
+            due = due or self._best.is_due(step)
             if is_last or (stopping and step) or (due and step > self._info.first_step):
-                self._save(step, state, is_last=is_last or stopping, is_due=due)
+                self._save(step, state, is_last=is_last or stopping, is_due=due, is_end=is_last)
             if is_last or stopping:
                 break
             with jax.transfer_guard("allow"):
@@ -202,13 +207,16 @@ class Loop:
         if self._opened is not None:
             self._opened.wait()
         self._reader.catch_up()
+        best = None if stopping else self._best.at_end(step, state)
+        if best is not None and self._eval_data is not None and best[0] != step:
+            self._scores, self._evaluation = self._eval_data.evaluate(ensemble, best[1], True)
         self._reader.end()
         if self._eval_data is not None and not stopping:
             for callback in self._callbacks:
                 call_hook(
                     callback,
                     "finished",
-                    step,
+                    best[0] if best else step,
                     self._scores,
                     self._evaluation,
                     self._eval_data.split,
@@ -217,8 +225,9 @@ class Loop:
         has_stopper = not (stopping or all_failed or step >= last_step)
         stopped_by = self._name_of_stopper() if has_stopper else None
         return Outcome(
-            state=state,
+            state=best[1] if best else state,
             step=step,
+            best_step=best[0] if best else None,
             history=self._history,
             scores=None if stopping else self._scores,
             evaluation=None if stopping else self._evaluation,
@@ -290,7 +299,9 @@ class Loop:
         self._scored_step = step
         values = self._scores.ensemble or self._scores.mean_member
         self._write(step, score_record(eval_data.name, values, self._scores.members))
-        return self._any_stops("evaluated", step, self._scores)
+        has_stop = self._any_stops("evaluated", step, self._scores)
+        self._best.evaluated(step, state, self._saved_scores(step))
+        return has_stop
 
     def _any_stops(self, hook: str, *args: object) -> bool:
         """Calls a method of all callbacks, and returns whether one of any host returns `STOP`."""
@@ -315,14 +326,23 @@ class Loop:
             return "a callback of another host"
         return name_of_callback(self._stopper)
 
-    def _save(self, step: int, state: State, *, is_last: bool, is_due: bool = False) -> None:
+    def _save(
+        self,
+        step: int,
+        state: State,
+        *,
+        is_last: bool,
+        is_due: bool = False,
+        is_end: bool = False,
+    ) -> None:
         """Starts to save a checkpoint, if the run has checkpoints.
 
         Args:
             step: Number of steps that the state has seen.
             state: State of the ensemble.
-            is_last: Whether the run ends with this save.
-            is_due: Whether the cadence asks for this save.
+            is_last: Whether nothing is saved after it.
+            is_due: Whether the cadence or the best evaluation asks for this save.
+            is_end: Whether the run is complete.
         """
         if self._opened is None:
             return
@@ -346,13 +366,15 @@ class Loop:
             for callback in self._callbacks:
                 call_hook(callback, "sync")
 
-        scores = self._scores if step == self._scored_step else None
         host_files = self._host_files() | ({OWED_FILE: b"1"} if self._owes_evaluation else {})
+        kept_step = self._best.step
+        if is_end and kept_step is not None:
+            host_files[RESULT_FILE] = str(kept_step).encode()
         self._opened.save(
             step,
             state,
             record=self._record,
-            scores=None if scores is None else _finite_scores(scores, self._opened.member_score),
+            scores=self._saved_scores(step),
             host_files=host_files,
             # Only `rollback` asks for it.
             is_due=is_due or self._info.ensemble.failure_policy.policy != "rollback",
@@ -360,7 +382,14 @@ class Loop:
             late_files=self._failures.file_at(step),
             is_wanted=is_wanted,
             is_last=is_last,
+            kept_step=kept_step,
         )
+
+    def _saved_scores(self, step: int) -> dict[str, float]:
+        """Returns the scores to save at a step, by name; empty if it was not evaluated."""
+        if self._scores is None or step != self._scored_step:
+            return {}
+        return _finite_scores(self._scores, self._opened.member_score if self._opened else None)
 
     def _write(self, step: int, record: dict[str, float]) -> None:
         """Adds a record to the history and passes it to the writers."""
