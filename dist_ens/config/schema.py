@@ -299,10 +299,12 @@ class CheckpointConfig:
             new one is written, so the disk needs room for `keep + 1`.
         keep_every_steps: Number of steps. The first checkpoint at or after each multiple of it is
             kept for ever. None for none.
-        keep_best: Name of a score of the test split, such as `nll`. The checkpoint with the best
-            value of the ensemble is kept, among those of a step that is evaluated. None for none.
-        keep_best_of_members: Name of a score of the test split. For each member, the checkpoint
-            with its best value is kept, too. None for none.
+        keep_best: Name of a score of the test split, such as `nll`. An evaluation in which the
+            ensemble has its best value so far is saved, and the best checkpoint is kept. None for
+            none.
+        keep_best_of_members: Name of a score of the test split. An evaluation in which a member has
+            its best value so far is saved, and each member's best checkpoint is kept. None for
+            none.
     """
 
     every_steps: int | None = None

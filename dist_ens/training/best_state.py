@@ -7,7 +7,7 @@ from dist_ens.callbacks.protocol import call_hook
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import saved_structures
-from dist_ens.layout import copied_like, copied_off_devices
+from dist_ens.layout import copied_off_devices, copied_onto_devices
 from dist_ens.state import State
 from dist_ens.types import Callback, Shapes
 
@@ -80,7 +80,7 @@ class BestState:
         if best is None or best == step:
             return None if best is None else (step, state)
         kept_step, kept = self._kept or (None, None)
-        found = copied_like(kept, state) if kept_step == best else self._saved_state(best)
+        found = copied_onto_devices(kept, state) if kept_step == best else self._saved_state(best)
         if found is None:
             self._say(
                 f"The best evaluation was that of step {best:,}, which is in no sound checkpoint. "
