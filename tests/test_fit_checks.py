@@ -15,6 +15,7 @@ from dist_ens.data import ArraySplit, Source, Spec
 from dist_ens.errors import RunError, UserError
 from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.metrics import Metric
+from dist_ens.sampling import Order
 from test_bad_input import CLASSES, DATA, classifier, fit, layout_of, loss_fn, with_loss
 from test_bad_input import no_update as no_update
 
@@ -165,6 +166,28 @@ def test_an_objective_may_take_labels_that_are_missing():
 def test_shares_of_classes_are_labels_too():
     shares = np.eye(CLASSES, dtype=np.float32)[CLASS_LABELS]
     assert fit(classifier(), DATA | {"labels": shares}, steps=1).history is not None
+
+
+@pytest.mark.parametrize("steps", [1, 8])  # A run of 1 step streams the split, 8 put it on devices.
+def test_labels_of_a_split_that_is_not_in_memory_are_checked_when_they_are_read(steps):
+    class Files:
+        in_memory = False
+
+        def __len__(self):
+            return EXAMPLES
+
+        def take(self, indices):
+            labels = np.where(indices == wrong, -1, CLASS_LABELS[indices])
+            return {"inputs": DATA["inputs"][indices], "labels": labels.astype(np.int32)}
+
+    source = Source(Spec((4,), "float32", (), CLASSES), Files(), Files())
+    wrong = None
+    first = fit(classifier(), source, steps=steps, batch_size=4)
+    assert first.step == steps
+    order = Order(EXAMPLES, 4)
+    wrong = order.indices(order.cursor(0, range(1)), np.arange(4))[0, 2]  # of the first batch
+    with pytest.raises(UserError, match=r"^The labels of the training data lie in \[-1, [012]\]"):
+        fit(classifier(), source, steps=steps, batch_size=4)
 
 
 @pytest.mark.parametrize("offset", [-1, CLASSES])

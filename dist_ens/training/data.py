@@ -13,8 +13,10 @@ from dist_ens.data import Source, Split, TreeSplit, example_shapes_of
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import UserError, kind_of
+from dist_ens.evaluation.label_checks import check_examples
 from dist_ens.feed import feed
 from dist_ens.layout import BATCH, Layout
+from dist_ens.losses import Objective
 from dist_ens.sampling import Order
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data_protocol import TrainingData
@@ -82,6 +84,40 @@ class OrderedSplit(TrainingData):
         pass  # The seed and the step determine the examples.
 
 
+@dataclasses.dataclass(frozen=True)
+class _CheckedSplit(Split):
+    """A split that is not in memory, whose labels are checked when they are read.
+
+    Attributes:
+        whole: Split with the examples.
+        objective: Objective that is trained.
+    """
+
+    whole: Split
+    objective: Objective
+
+    @property
+    @override
+    def in_memory(self) -> bool:
+        return False
+
+    @override
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    @override
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        examples = self.whole.take(indices)
+        if self.objective.LABELS in examples:
+            rows = {
+                name: leaf.reshape(-1, *leaf.shape[indices.ndim :])
+                for name, leaf in examples.items()
+                if name in (self.objective.LABELS, self.objective.WEIGHTS)
+            }
+            check_examples(self.objective, rows, "the training data")
+        return examples
+
+
 def training_data(
     data: Data, batch_size: int | None, ensemble: Ensemble
 ) -> OrderedSplit | BatchIterable:
@@ -98,11 +134,14 @@ def training_data(
         UserError: If the data is none of these, or `batch_size` is out of range or is given with an
             iterable of batches.
     """
+    seed, layout, objective = ensemble.seed, ensemble.layout, ensemble.objective
     if isinstance(data, OrderedSplit):
-        return data
-    seed, layout = ensemble.seed, ensemble.layout
+        if objective is None or data.split.in_memory:
+            return data
+        return dataclasses.replace(data, split=_CheckedSplit(data.split, objective))
     if isinstance(data, Source):
-        return _ordered(data.train, batch_size, seed, layout, data.spec.num_groups)
+        ordered = _ordered(data.train, batch_size, seed, layout, data.spec.num_groups)
+        return training_data(ordered, None, ensemble)
     if is_tree_of_arrays(data):
         return _ordered(TreeSplit(data), batch_size, seed, layout)
     if isinstance(data, type):
