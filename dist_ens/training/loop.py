@@ -12,7 +12,7 @@ import numpy as np
 from dist_ens import cluster, progress
 from dist_ens.callbacks import STOP, RunInfo, StepInfo
 from dist_ens.callbacks.protocol import call_after_update, call_hook, name_of_callback
-from dist_ens.callbacks.records import score_record
+from dist_ens.callbacks.records import finite_scores, score_record
 from dist_ens.checkpoint import RESULT_FILE, Leaf, OpenCheckpoints
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.failures import FailedMember
@@ -389,7 +389,7 @@ class Loop:
         """Returns the scores to save at a step, by name; empty if it was not evaluated."""
         if self._scores is None or step != self._scored_step:
             return {}
-        return _finite_scores(self._scores, self._opened.member_score if self._opened else None)
+        return finite_scores(self._scores, self._opened.member_score if self._opened else None)
 
     def _write(self, step: int, record: dict[str, float]) -> None:
         """Adds a record to the history and passes it to the writers."""
@@ -398,24 +398,6 @@ class Loop:
             with jax.transfer_guard("allow"):  # A user's writer may transfer what it likes.
                 for callback in self._callbacks:
                     call_hook(callback, "write", step, record)
-
-
-def _finite_scores(scores: Scores, member_score: str | None) -> dict[str, float]:
-    """Returns the scores of the ensemble, or of its mean member, that are finite numbers.
-
-    Args:
-        scores: Scores of an evaluation.
-        member_score: Name of a score that is returned of each member, too; None for none.
-    """
-    values = dict(scores.ensemble or scores.mean_member)
-    if member_score is not None:
-        of_members = score_record("", {}, scores.members)
-        values |= {
-            name.removeprefix("/"): value
-            for name, value in of_members.items()
-            if name.startswith(f"/{member_score}/")
-        }
-    return {name: float(value) for name, value in values.items() if np.isfinite(value)}
 
 
 def _crossed(every_steps: int | Fraction | None, previous_step: int, step: int) -> bool:
