@@ -105,6 +105,7 @@ class Loop:
         is_scored = run.first_step > 0 and not owes_evaluation
         self._scored_step = run.first_step if is_scored else None
         self._owes_evaluation = owes_evaluation
+        self._ended_step: int | None = None  # Step of the last evaluation if it was a final one.
         # First callback of this host that returned `STOP`.
         self._stopper: Callback | None = None
 
@@ -173,11 +174,10 @@ class Loop:
                 try:
                     with stop.stopping_evaluations():
                         ends_here = self._evaluate(step, state, is_last=is_last) and not is_last
-                        if ends_here:  # The last evaluation also computes intervals.
+                        if ends_here:
                             self._call_callbacks(step, state, is_last=True)
                             is_last, stopping = True, False
                             all_failed = self._failures.end(step, state)
-                            self._evaluate(step, state, is_last=True)
                 except EvaluationStoppedError:
                     is_last, stopping = False, True
             due = self._opened is not None and self._opened.is_due(step)
@@ -208,15 +208,16 @@ class Loop:
             self._opened.wait()
         self._reader.catch_up()
         best = None if stopping else self._best.at_end(step, state)
-        if best is not None and self._eval_data is not None and best[0] != step:
-            self._scores, self._evaluation = self._eval_data.evaluate(ensemble, best[1], True)
+        final_step, final_state = best or (step, state)
+        if self._eval_data is not None and not stopping and final_step != self._ended_step:
+            self._scores, self._evaluation = self._eval_data.evaluate(ensemble, final_state, True)
         self._reader.end()
         if self._eval_data is not None and not stopping:
             for callback in self._callbacks:
                 call_hook(
                     callback,
                     "finished",
-                    best[0] if best else step,
+                    final_step,
                     self._scores,
                     self._evaluation,
                     self._eval_data.split,
@@ -225,9 +226,9 @@ class Loop:
         has_stopper = not (stopping or all_failed or step >= last_step)
         stopped_by = self._name_of_stopper() if has_stopper else None
         return Outcome(
-            state=best[1] if best else state,
+            state=final_state,
             step=step,
-            best_step=best[0] if best else None,
+            best_step=best and final_step,
             history=self._history,
             scores=None if stopping else self._scores,
             evaluation=None if stopping else self._evaluation,
@@ -294,6 +295,7 @@ class Loop:
         since = time.monotonic()
         self._scores, self._evaluation = eval_data.evaluate(self._info.ensemble, state, is_last)
         self._reader.paused(time.monotonic() - since)
+        self._ended_step = step if is_last else None
         if step == self._scored_step:
             return False
         self._scored_step = step
