@@ -114,9 +114,9 @@ class CheckpointStore:
             RunError: If the newest checkpoint is damaged.
         """
         newest = max(self.steps())
-        stored = self.restore_host_file(newest, RESULT_FILE, is_shared=True)
-        step = int(stored) if stored else newest
-        return step if step in self.steps() else newest
+        stored = self.restore_host_file(newest, RESULT_FILE, is_shared=True) or b""
+        step = step_of(stored.decode(errors="replace"))
+        return step if step is not None and step in self.steps() else newest
 
     def require_step(self, step: int) -> None:
         """Raises a `UserError` on every host unless a checkpoint of a step is saved."""
