@@ -111,7 +111,7 @@ def _training_set(run: Run, in_memory: bool) -> TrainingSet | None:
     )
     is_kept = training_set.is_worth_keeping(
         in_memory=in_memory,
-        last_step=experiment.total_steps(order.epoch_length),
+        last_step=run.num_steps,
         batch_size=batch_size,
     )
     return training_set if is_kept else None

@@ -57,7 +57,10 @@ _LEAVE_OUT_BROKEN = flags.DEFINE_bool(
     "leave_out_broken", False, "Whether to leave out members that predict NaN."
 )
 _STEP = flags.DEFINE_integer(
-    "step", None, "Step of the checkpoint. Default: the newest.", lower_bound=1
+    "step",
+    None,
+    "Step of the checkpoint. Default: the newest, or the best if the run ended with its state.",
+    lower_bound=1,
 )
 _CONFIG = ConfigFlags(overridable=False)
 

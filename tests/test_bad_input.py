@@ -235,6 +235,11 @@ def test_an_iterable_that_cannot_be_started_again_is_an_error():
         (DATA, {"batch_size": 17}, "batch_size=17 is not between 1 and the 16 training examples"),
         (DATA, {"batch_size": 2.5}, "batch_size is 2.5. Give a whole number of at least 1."),
         ([DATA], {"steps": None, "epochs": 1}, "epochs=1 was given with an iterable, whose len"),
+        (
+            [DATA],
+            {"eval_data": DATA, "eval_every": "epoch"},
+            "eval_every='epoch' was given with an",
+        ),
         ([DATA], {"validation": 0.5}, "validation=0.5 holds examples out of arrays, and the da"),
         (DATA, {"validation": 1.5}, "validation is 1.5. Give a share of the examples in (0, 1)."),
         (DATA, {"epochs": 1}, "fit takes exactly one of steps and epochs: got steps=8, epochs=1."),

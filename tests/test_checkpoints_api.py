@@ -192,6 +192,16 @@ def test_two_hosts_are_both_refused_a_folder_that_is_locked(seen_by_two):
     assert all("Another run is training in" in s["refusal"] for s in saw)
 
 
+def test_two_hosts_return_the_state_of_the_best_evaluation_also_when_they_resume(seen_by_two):
+    folder, saw = seen_by_two
+    assert saw[0]["early_stopping"] == saw[1]["early_stopping"]
+    (step, nll, total, of_steps), again = saw[0]["early_stopping"]
+    assert of_steps[str(step)] == min(of_steps.values()) == pytest.approx(nll)
+    assert 2 < step == max(map(int, of_steps)) - 6
+    assert again == [step, nll, total, {}]
+    assert CheckpointStore(folder / "early_stopping", read_only=True).steps() == [step, step + 6]
+
+
 # What a folder holds
 
 

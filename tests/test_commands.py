@@ -226,7 +226,7 @@ def test_a_platform_that_is_not_here_is_told(run):
 
 
 def test_steps_and_epochs_on_the_command_line_replace_each_other(tmp_path):
-    # digits.py says steps; 1437 examples are 12 batches of 128, so 0.5 epochs 6 steps.
+    # digits.py says steps; 0.5 epochs of 1437 examples are 5.6 batches of 128, which 6 steps see.
     ended = dist_ens("train", *SMALL, f"--workdir={tmp_path}", "--config.epochs=0.5")
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 6

@@ -152,21 +152,6 @@ def test_every_loss_that_a_config_names_is_built():
         assert objective.num_outputs == of_targets.get(name, 7)
 
 
-def test_epochs_are_as_many_steps_as_with_partial_batches():
-    # 10 examples in batches of 4 are 3 batches; 12 examples would be no more.
-    for epochs, steps in [(2.0, 6), (0.5, 2), (1e-9, 1)]:
-        experiment = Experiment.from_dict({"epochs": epochs, "data": {"global_batch_size": 4}})
-        assert experiment.total_steps(10) == experiment.total_steps(12) == steps
-        assert experiment.total_steps(13) == {6: 8, 2: 2, 1: 1}[steps]
-    assert Experiment(steps=7).total_steps(10) == 7
-
-
-def test_rounding_adds_no_step():
-    experiment = Experiment.from_dict({"epochs": 2.2, "data": {"global_batch_size": 4}})
-    assert 2.2 * 25 > 55
-    assert experiment.total_steps(100) == 55
-
-
 def test_only_listed_fields_may_change_on_resume():
     saved = Experiment.from_dict({"steps": 10})
     may = {
@@ -202,4 +187,4 @@ def test_a_shipped_config_has_every_field_and_one_length(path):
     assert (config.steps is None) != (config.epochs is None)
     config.steps, config.epochs = 3, None
     config.layout.ensemble_axis = 2
-    assert Experiment.from_dict(config.to_dict()).total_steps(1000) == 3
+    assert Experiment.from_dict(config.to_dict()).steps == 3

@@ -98,6 +98,26 @@ def test_a_batch_may_lie_in_two_epochs_and_is_the_same_however_long_the_run():
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize(
+    ("order", "epochs", "steps"),
+    [
+        (Order(129, 128), 10, 11),  # 1290 / 128 = 10.08
+        (Order(100, 32), 3, 10),  # 300 / 32 = 9.4
+        (Order(128, 128), 3, 3),
+        (Order(10, 4), 0.5, 2),  # 5 / 4
+        (Order(10, 4), 1e-9, 1),
+        (Order(100, 4), 2.2, 55),  # 220 / 4, while 2.2 * 25 > 55 in floating point
+        # Each member leaves out 25 of 100: 2 * 75 / 16 = 9.4.
+        (Order(100, 16, per_member=True, num_folds=4), 2, 10),
+        (Order(50, 20, per_member=True, num_groups=3), 2, 5),  # 2 * 50 / 20
+    ],
+)
+def test_the_steps_of_some_epochs_are_those_that_their_examples_fill(order, epochs, steps):
+    assert 2.2 * 25 > 55
+    assert order.num_steps(epochs) == steps
+
+
+@pytest.mark.quick
 def test_the_order_is_one_of_seed_epoch_and_member_and_stays_what_it_was():
     order = Order(10, 10)
     first = order.indices(order.cursor(0, range(2)), np.arange(10))

@@ -68,7 +68,8 @@ def test_early_stopping_of_an_auxiliary_scalar_takes_the_direction_that_is_given
     options = {"eval_data": DATA, "eval_every": 1, "steps_per_call": 1}
     assert fit(with_loss(with_scalar), callbacks=[stopping], **options).step == 8
     stopping = EarlyStopping("minus_loss", patience=1, direction="lower")
-    assert fit(with_loss(with_scalar), callbacks=[stopping], **options).step == 2
+    result = fit(with_loss(with_scalar), callbacks=[stopping], **options)
+    assert (result.step, result.history[-1]["step"]) == (1, 2)
 
 
 def impatient():
@@ -98,7 +99,7 @@ def test_a_run_says_which_callback_stopped_it_and_why(tmp_path):
         assert result.stopped_by == "EarlyStopping"
     reason = (
         r"at step 4 of 8 by EarlyStopping: loss has not improved by more than 1000 for 1 "
-        r"evaluation \(best \S+ at step 2; patience=1\)\."
+        r"evaluation \(best \S+ at step 4; patience=1\)\."
     )
     assert re.fullmatch(f"Stopped {reason}", said[0])
     assert re.fullmatch(
@@ -126,9 +127,9 @@ def test_early_stopping_gives_the_reason_of_scores_without_a_best_one():
     assert stopped_at(stopping, "nll", [np.nan] * 5) == 3
     assert stopping.reason() == "nll was not finite in 3 evaluations (patience=3)"
     stopping = EarlyStopping("accuracy", patience=1, direction="higher")
-    stopping.restore({"best": -0.75, "num_without": 0})  # An older version wrote this state.
-    assert stopped_at(stopping, "accuracy", [0.5]) == 1
-    assert stopping.reason() == "accuracy has not improved for 1 evaluation (best 0.75; patience=1)"
+    assert stopped_at(stopping, "accuracy", [0.75, 0.5]) == 2
+    reason = "accuracy has not improved for 1 evaluation (best 0.75 at step 1; patience=1)"
+    assert stopping.reason() == reason
 
 
 def test_early_stopping_forgets_the_scores_of_a_run_that_is_not_resumed():

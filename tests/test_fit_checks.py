@@ -15,6 +15,7 @@ from dist_ens.data import ArraySplit, Source, Spec
 from dist_ens.errors import RunError, UserError
 from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.metrics import Metric
+from dist_ens.sampling import Order
 from test_bad_input import CLASSES, DATA, classifier, fit, layout_of, loss_fn, with_loss
 from test_bad_input import no_update as no_update
 
@@ -165,6 +166,28 @@ def test_an_objective_may_take_labels_that_are_missing():
 def test_shares_of_classes_are_labels_too():
     shares = np.eye(CLASSES, dtype=np.float32)[CLASS_LABELS]
     assert fit(classifier(), DATA | {"labels": shares}, steps=1).history is not None
+
+
+@pytest.mark.parametrize("steps", [1, 8])  # A run of 1 step streams the split, 8 put it on devices.
+def test_labels_of_a_split_that_is_not_in_memory_are_checked_when_they_are_read(steps):
+    class Files:
+        in_memory = False
+
+        def __len__(self):
+            return EXAMPLES
+
+        def take(self, indices):
+            labels = np.where(indices == wrong, -1, CLASS_LABELS[indices])
+            return {"inputs": DATA["inputs"][indices], "labels": labels.astype(np.int32)}
+
+    source = Source(Spec((4,), "float32", (), CLASSES), Files(), Files())
+    wrong = None
+    first = fit(classifier(), source, steps=steps, batch_size=4)
+    assert first.step == steps
+    order = Order(EXAMPLES, 4)
+    wrong = order.indices(order.cursor(0, range(1)), np.arange(4))[0, 2]  # of the first batch
+    with pytest.raises(UserError, match=r"^The labels of the training data lie in \[-1, [012]\]"):
+        fit(classifier(), source, steps=steps, batch_size=4)
 
 
 @pytest.mark.parametrize("offset", [-1, CLASSES])
@@ -388,6 +411,26 @@ def test_a_state_that_has_all_steps_already_is_returned(steps):
     result = fit(auto, steps=steps, state=state)
     assert result.step == steps
     np.testing.assert_array_equal(result.state.params["w"], state.params["w"])
+
+
+@pytest.mark.parametrize(
+    ("validation", "ends"),
+    [
+        (None, [3, 6]),  # An epoch of 16 examples in batches of 6 is 2.67 steps, two are 5.33.
+        (0.25, [2, 4]),  # 12 examples are trained on.
+    ],
+)
+def test_epochs_of_arrays_end_at_the_step_that_sees_their_last_example(validation, ends, tmp_path):
+    options = {"steps": None, "batch_size": 6, "eval_every": "epoch", "validation": validation}
+    if validation is None:
+        options["eval_data"] = DATA
+    scored = []
+    for epochs in (1, 2):  # The second run resumes the first.
+        checkpoints = de.Checkpoints(tmp_path)
+        result = fit(classifier(), epochs=epochs, checkpoints=checkpoints, **options)
+        assert result.step == ends[epochs - 1]
+        scored += [record["step"] for record in result.history if "train/loss" not in record]
+    assert scored == ends
 
 
 def test_a_run_that_was_saved_without_a_step_chooses_its_execution_when_it_is_resumed(tmp_path):

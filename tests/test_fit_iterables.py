@@ -3,12 +3,18 @@
 import json
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import dist_ens as de
-from test_bad_input import DATA, classifier
+from dist_ens.checkpoint import CheckpointStore
+from dist_ens.errors import UserError
+from test_bad_input import CLASSES, DATA, EXAMPLES, classifier, with_loss
+from test_bad_input import fit as train
+from test_bad_input import loss_fn as loss_of_pytree
 from test_cluster import finish, free_port, start
+from test_fit_checks import regression
 
 
 def loss_fn(params, model_state, batch, key):
@@ -82,6 +88,58 @@ def test_a_resumed_run_that_began_from_a_given_state_skips_only_its_own_batches(
     assert sum("advanced by 3 batches" in sentence for sentence in said) == 1
 
 
+def with_labels(labels, at=3, **others):
+    """Batches of which one has other labels."""
+
+    def batches():
+        for number in range(8):
+            yield DATA | others | ({"labels": labels} if number == at else {})
+
+    return batches
+
+
+@pytest.mark.parametrize(("at", "steps_per_call"), [(0, 1), (3, 1), (3, 4)])
+@pytest.mark.parametrize("label", [-1, CLASSES, -100])
+def test_labels_of_an_iterable_that_are_no_classes_are_refused(label, at, steps_per_call):
+    labels = DATA["labels"].copy()
+    labels[5] = label
+    low, high = min(label, 0), max(label, CLASSES - 1)
+    message = (
+        f"^The labels of batch {at} lie in \\[{low}, {high}\\], and the objective has 3 classes"
+    )
+    for data in (with_labels(labels, at), with_labels(jnp.asarray(labels), at)):
+        with pytest.raises(UserError, match=message):
+            train(classifier(), data, steps_per_call=steps_per_call)
+    # A loss function may take any labels.
+    assert train(with_loss(loss_of_pytree), with_labels(labels, at), steps=4).step == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"labels": np.full(EXAMPLES, np.nan)}, "The labels of batch 3 have NaN in row 0 of 16"),
+        ({"weights": -np.ones(EXAMPLES)}, "16 of 16 weights of batch 3 are negative or not fin"),
+    ],
+)
+def test_targets_and_weights_of_a_later_batch_are_checked_like_those_of_arrays(wrong, message):
+    right = {"inputs": DATA["inputs"], "labels": np.ones(EXAMPLES, np.float32)}
+    right["weights"] = np.ones(EXAMPLES, np.float32)
+    wrong = {name: leaf.astype(np.float32) for name, leaf in wrong.items()}
+    data = [right, right, right | {"weights": 0 * right["weights"]}, right | wrong]
+    with pytest.raises(UserError, match=f"^{message}"):
+        train(regression(standardize=False), data)
+
+
+def test_a_run_resumes_from_its_last_checkpoint_when_wrong_labels_are_corrected(tmp_path):
+    saved = de.Checkpoints(tmp_path, every_secs=None, every_steps=1)
+    with pytest.raises(UserError, match="^The labels of batch 3 lie in"):
+        train(classifier(), with_labels(DATA["labels"] - 1), checkpoints=saved)
+    assert CheckpointStore(tmp_path, read_only=True).latest_step() == 3
+    resumed = train(classifier(), with_labels(DATA["labels"]), checkpoints=saved)
+    never_stopped = train(classifier(), with_labels(DATA["labels"]))
+    np.testing.assert_array_equal(resumed.state.params["w"], never_stopped.state.params["w"])
+
+
 @pytest.fixture(scope="module")
 def said_by_two(tmp_path_factory):
     """What `fit` said on each of two hosts, of each pair of iterators."""
@@ -107,6 +165,11 @@ def test_a_batch_has_the_examples_of_each_column_once(said_by_two):
         # 4 examples of each host: of columns of its own, and of one column that both feed.
         assert of_host["alike"] == {"batch_size": 8}
         assert of_host["shared"] == {"batch_size": 4}
+
+
+def test_labels_that_are_no_classes_on_one_host_end_the_run_on_both(said_by_two):
+    assert said_by_two[0]["labels"].startswith("Process 1 has no batch for the next step. Its ")
+    assert said_by_two[1]["labels"].startswith("The labels of batch 1 lie in [-1, -1], and the obj")
 
 
 def test_hosts_that_yield_different_examples_for_one_column_are_both_refused(said_by_two):

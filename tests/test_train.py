@@ -41,6 +41,7 @@ from dist_ens.losses import softmax_cross_entropy
 from dist_ens.members import Member, from_functions
 from dist_ens.sampling import Order
 from dist_ens.state import unstack_members
+from dist_ens.training.best_state import BestState
 from dist_ens.training.evaluation_data import EvalData
 from dist_ens.training.failures import FailedMembers
 from dist_ens.training.loop import Loop
@@ -116,6 +117,20 @@ def test_evaluation_and_saving_come_at_the_first_call_boundary_at_or_after_their
     assert [line["step"] for line in lines(tmp_path) if "test/nll" in line] == [10, 15, 23]
     saved = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
     assert saved == [10, 15, 23]
+
+
+def test_epochs_end_and_are_evaluated_at_the_step_that_sees_their_last_example(tmp_path):
+    # A fold leaves 1437 - 288 = 1149 examples: 2.298 batches of 500 are an epoch. Two epochs are
+    # 4.596 steps. So 1.5 epochs are 3.447 steps, and 3 are 6.894.
+    changes = {
+        "steps": None,
+        "steps_per_call": 1,
+        "data": {"global_batch_size": 500, "std": (16.0,), "examples": "kfold", "num_folds": 5},
+        "evaluation": {"every_epoch": True},
+    }
+    ended = [train(experiment(epochs=epochs, **changes), tmp_path).step for epochs in (1.5, 3.0)]
+    assert ended == [4, 7]
+    assert [line["step"] for line in lines(tmp_path) if "test/nll" in line] == [3, 4, 5, 7]
 
 
 @pytest.mark.slow
@@ -579,6 +594,7 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
         record={},
         host_files=dict,
         failures=FailedMembers(Slow(), restarts=None, say=print),
+        best=BestState(Slow(), None, [], None, print),
     )
     state = types.SimpleNamespace(failures=())
     outcome = loop.run(state, iter([None] * 3), Slow())

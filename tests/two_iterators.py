@@ -22,6 +22,8 @@ PAIRS = {
     "width": ({"inputs": (4, 3), "labels": (4,)}, {"inputs": (4, 2), "labels": (4,)}),
     # 3 examples do not divide over the columns, of which only one host knows.
     "length": ({"inputs": (4, 3), "labels": (4,)}, {"inputs": (3, 3), "labels": (3,)}),
+    # The second batch of host 1 has labels that are no classes.
+    "labels": ALIKE,
     "keys": ({"inputs": (4, 3), "labels": (4,)}, {"inputs": (4, 3), "targets": (4,)}),
     # Both hosts feed the only column of the mesh.
     "shared": ALIKE,
@@ -38,7 +40,7 @@ def main(coordinator, process_id, folder):
 
     import dist_ens as de
     from dist_ens import cluster
-    from dist_ens.errors import UserError
+    from dist_ens.errors import RunError, UserError
 
     cluster.start(coordinator, 2, int(process_id))
     network = (
@@ -63,10 +65,13 @@ def main(coordinator, process_id, folder):
         ensemble = de.Ensemble(
             network, optax.sgd(0.1), objective, num_members=8, layout=layout, execution="vmap"
         )
+        batches = [batch]
+        if name == "labels" and process_id == "1":
+            batches.append(batch | {"labels": batch["labels"] - 1})
         try:
-            data, callbacks = (lambda batch=batch: iter([batch])), [Remembers()]
+            data, callbacks = (lambda batches=batches: iter(batches)), [Remembers()]
             de.fit(ensemble, data, steps=2, progress=False, callbacks=callbacks)
-        except UserError as error:
+        except (UserError, RunError) as error:
             said[name] = str(error)
     (pathlib.Path(folder) / f"said_{process_id}.json").write_text(json.dumps(said))
 

@@ -29,6 +29,44 @@ RECORD = {
 }
 
 
+def results_of_early_stopping(folder):
+    """Step, NLL and parameters' sum of a run that learns by heart, and of it when it has ended."""
+    import jax
+    import optax
+
+    import dist_ens as de
+    from dist_ens.layout import to_host
+
+    random = np.random.default_rng(0)
+    train, others = (
+        {"inputs": random.normal(size=(16, 20)), "labels": random.integers(0, 2, 16)}
+        for _ in range(2)
+    )
+    network = (
+        lambda key: {"w": jax.random.normal(key, (20, 2))},
+        lambda params, inputs: inputs @ params["w"],
+    )
+    objective = de.losses.categorical(2)
+    ensemble = de.Ensemble(network, optax.sgd(0.2), objective, num_members=8, execution="vmap")
+    results = []
+    for _ in range(2):
+        result = de.fit(
+            ensemble,
+            train,
+            steps=60,
+            eval_data=others,
+            eval_every=2,
+            steps_per_call=2,
+            callbacks=[de.callbacks.EarlyStopping("nll", patience=3)],
+            checkpoints=de.Checkpoints(folder, every_secs=None, keep=1),
+            progress=False,
+        )
+        total = float(np.abs(to_host(result.state.params["w"])).sum())
+        nll = {at["step"]: at["test/nll"] for at in result.history if "test/nll" in at}
+        results.append((result.step, result.scores.ensemble["nll"], total, nll))
+    return results
+
+
 def main(coordinator, process_id, folder):
     os.environ["XLA_FLAGS"] = fast_xla.flags(4)
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -97,6 +135,7 @@ def main(coordinator, process_id, folder):
         "position": position,
         "absent": absent,
         "refusal": refusal,
+        "early_stopping": results_of_early_stopping(folder / "early_stopping"),
         "said": said,
         "resumed_step": damaged.saved_step,
         "resumed_position": resumed_position,

@@ -13,8 +13,9 @@ from dist_ens.metrics.catalogue import direction_of
 class EarlyStopping:
     """A callback that ends a run when a score of the ensemble no longer improves.
 
-    The run needs `eval_data` or `validation`, and `eval_every`. A run that has ended is not trained
-    further when it is started again with the same patience.
+    The run needs `eval_data` or `validation`, and `eval_every`. `fit` returns the state of the best
+    evaluation and its scores, whether it was stopped early or reached its last step. A run that has
+    ended is not trained further when it is started again with the same patience.
 
     Args:
         metric: Name of the score, such as "nll" or "accuracy".
@@ -22,6 +23,8 @@ class EarlyStopping:
         min_delta: Smallest change that counts as an improvement, in the unit of the score.
         direction: Whether a "lower" or a "higher" score is better. Default: the metric's own
             direction. Auxiliary scalars of a loss function have none.
+        restore_best: Whether `fit` returns the state of the best evaluation. A copy of it waits in
+            the host's memory, and a run with checkpoints saves it. False returns the last state.
 
     Raises:
         UserError: If `patience`, `min_delta` or `direction` is out of range; when the run begins,
@@ -35,6 +38,8 @@ class EarlyStopping:
     200 None
     300 None
     400 Stop.STOP
+    >>> stopping.best_step()
+    200
     >>> stopping.reason()
     'nll has not improved for 2 evaluations (best 0.7 at step 200; patience=2)'
     """
@@ -46,6 +51,7 @@ class EarlyStopping:
         patience: int = 5,
         min_delta: float = 0.0,
         direction: str | None = None,
+        restore_best: bool = True,
     ) -> None:
         if patience < 1 or min_delta < 0:
             raise UserError(
@@ -58,10 +64,12 @@ class EarlyStopping:
                 "the metric's own."
             )
         self.metric, self.patience, self.min_delta = metric, patience, min_delta
-        self.direction = direction
+        self.direction, self.restore_best = direction, restore_best
         self._direction = direction
-        self._best, self._num_without, self._is_restored = math.inf, 0, False
+        self._is_restored = False
+        self._best = self._to_beat = math.inf  # The score to beat is the last that improved enough.
         self._best_step: int | None = None
+        self._num_without = 0
 
     def begin(self, run: RunInfo) -> Stop | None:
         """Checks the score, and returns `STOP` if the run that is resumed has ended already.
@@ -69,7 +77,8 @@ class EarlyStopping:
         A run that does not resume another one forgets the best score of an earlier run.
         """
         if not self._is_restored:
-            self._best, self._best_step, self._num_without = math.inf, None, 0
+            self._best = self._to_beat = math.inf
+            self._best_step, self._num_without = None, 0
         self._is_restored = False
         if not run.directions or run.eval_every is None:
             missing = "eval_every" if run.directions else "eval_data or validation, and eval_every"
@@ -88,11 +97,17 @@ class EarlyStopping:
         self._require(values)
         self._direction = self._direction or direction_of(self.metric, scores.metrics)
         value = self._sign() * values[self.metric]
-        if value < self._best - self.min_delta:
-            self._best, self._best_step, self._num_without = value, step, 0
+        if value < self._best:
+            self._best, self._best_step = value, step
+        if value < self._to_beat - self.min_delta:
+            self._to_beat, self._num_without = value, 0
             return None
         self._num_without += 1
         return STOP if self._num_without >= self.patience else None
+
+    def best_step(self) -> int | None:
+        """Returns the step of the best evaluation; None without `restore_best`."""
+        return self._best_step if self.restore_best else None
 
     def reason(self) -> str:
         """Returns why the run ends, as a clause."""
@@ -100,22 +115,29 @@ class EarlyStopping:
         if math.isinf(self._best):
             return f"{self.metric} was not finite in {evaluations} (patience={self.patience})"
         by = f" by more than {self.min_delta:.4g}" if self.min_delta else ""
-        at = "" if self._best_step is None else f" at step {self._best_step:,}"
         return (
             f"{self.metric} has not improved{by} for {evaluations} (best "
-            f"{self._sign() * self._best:.4g}{at}; patience={self.patience})"
+            f"{self._sign() * self._best:.4g} at step {self._best_step:,}; "
+            f"patience={self.patience})"
         )
 
     def state(self) -> dict[str, float | None]:
-        """Returns the best score, its step and the number of evaluations since it."""
-        best = None if math.isinf(self._best) else self._best
-        return {"best": best, "best_step": self._best_step, "num_without": self._num_without}
+        """Returns the best score and its step, the score to beat and the evaluations since it."""
+        best, to_beat = (None if math.isinf(x) else x for x in (self._best, self._to_beat))
+        return {
+            "best": best,
+            "best_step": self._best_step,
+            "to_beat": to_beat,
+            "num_without": self._num_without,
+        }
 
     def restore(self, state: JsonDict) -> None:
         """Restores a state that `state` returned."""
-        self._best = math.inf if state["best"] is None else state["best"]
-        self._best_step = state.get("best_step")  # An older version did not save it.
-        self._num_without, self._is_restored = state["num_without"], True
+        self._best, self._to_beat = (
+            math.inf if state[name] is None else state[name] for name in ("best", "to_beat")
+        )
+        self._best_step, self._num_without = state["best_step"], state["num_without"]
+        self._is_restored = True
 
     def _require(self, names: Iterable[str]) -> None:
         """Raises a `UserError` unless the score is among some names."""

@@ -9,6 +9,7 @@ A callback is any object with some of these methods; `fit` calls those that it h
     sync() -> None                                     before a checkpoint: records must be on disk
     finished(step, scores, evaluation, split) -> None  after the last evaluation
     close() -> None                                    at the end, also after an error
+    best_step() -> int | None                          step of the best evaluation so far
     state() -> JSON data, restore(state)               saved with the checkpoint
     reason() -> str                                    why it returned STOP, to be printed
 
@@ -22,12 +23,17 @@ Give `fit` `steps_per_call=1` to call them after every step. After a callback ha
 all callbacks are called once more, with `is_last`. A state that they then return is not used.
 `fit` then prints the name of the callback and its `reason()`, a clause such as "nll is below 0.1".
 
+`fit` returns the state of the step that `best_step()` names, and not the last one. It is called
+after each evaluation, whose step it may name, and at the end. If several callbacks name a step, the
+first one decides.
+
 On several hosts, every host has its own callbacks, and only process 0 calls `write`. The run ends
 on all hosts as soon as a callback of one of them returns `STOP`.
 """
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -93,7 +99,8 @@ class RunInfo(NamedTuple):
         batch_size: Number of examples of a step, over all hosts.
         directions: Direction of each score by its name: "lower" or "higher" is better, or None
             if neither is. Empty if there is no data to score.
-        eval_every: Number of steps between two evaluations. None evaluates only at the end.
+        eval_every: Number of steps between two evaluations, which need not be whole if they are
+            those of an epoch. None evaluates only at the end.
 
     >>> run = RunInfo(None, member_ids=[0, 1, 2], first_step=200, last_step=1000, batch_size=32)
     >>> run.last_step - run.first_step  # steps that are left to train
@@ -106,11 +113,22 @@ class RunInfo(NamedTuple):
     last_step: int
     batch_size: int
     directions: Mapping[str, str | None] = MappingProxyType({})
-    eval_every: int | None = None
+    eval_every: int | Fraction | None = None
 
 
 # Methods of a callback that `fit` calls by name.
-HOOKS = ("begin", "evaluated", "write", "sync", "finished", "close", "state", "restore", "reason")
+HOOKS = (
+    "begin",
+    "evaluated",
+    "write",
+    "sync",
+    "finished",
+    "close",
+    "best_step",
+    "state",
+    "restore",
+    "reason",
+)
 
 
 def name_of_callback(callback: Callback) -> str:

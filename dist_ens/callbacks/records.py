@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dist_ens.ensemble.failures import FAILED_UPDATES, IS_FROZEN
+from dist_ens.evaluation import Scores
 
 
 def score_record(
@@ -28,6 +29,24 @@ def score_record(
             if name != "member_id"
         }
     return record
+
+
+def finite_scores(scores: Scores, member_score: str | None) -> dict[str, float]:
+    """Returns the scores of the ensemble, or of its mean member, that are finite numbers.
+
+    Args:
+        scores: Scores of an evaluation.
+        member_score: Name of a score that is returned of each member, too; None for none.
+    """
+    values = dict(scores.ensemble or scores.mean_member)
+    if member_score is not None:
+        of_members = score_record("", {}, scores.members)
+        values |= {
+            name.removeprefix("/"): value
+            for name, value in of_members.items()
+            if name.startswith(f"/{member_score}/")
+        }
+    return {name: float(value) for name, value in values.items() if np.isfinite(value)}
 
 
 def training_record(

@@ -42,11 +42,12 @@ from dist_ens.checkpoint.record import (
     listed,
     require_config_record,
 )
-from dist_ens.checkpoint.store import FOLDER, CheckpointStore, read_newest
+from dist_ens.checkpoint.store import FOLDER, RESULT_FILE, CheckpointStore, read_newest
 from dist_ens.checkpoint.writing import Leaf
 
 __all__ = [
     "FOLDER",
+    "RESULT_FILE",
     "CheckpointStore",
     "Checkpoints",
     "Lineage",

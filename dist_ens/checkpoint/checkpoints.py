@@ -41,7 +41,8 @@ class Checkpoints:
     """The folder of a run and the times at which it is saved.
 
     A run that is given a folder with checkpoints resumes from the newest one. The last step is
-    always saved. With neither `every_secs` nor `every_steps`, only the last step is saved.
+    always saved. With neither `every_secs` nor `every_steps`, only the last step is saved, and the
+    best evaluation where `keep_best` or a callback such as `EarlyStopping` asks for it.
 
     Attributes:
         folder: Folder of the run, made if it does not exist. On several hosts all of them must see
@@ -54,11 +55,12 @@ class Checkpoints:
             one more.
         keep_every_steps: Number of steps, at least 1. The first checkpoint at or after each
             multiple of it is kept for ever. None for none.
-        keep_best: Name of a score of the evaluation data, such as "nll". The checkpoint with the
-            best value of the ensemble is kept, among those of a step that is evaluated. None for
+        keep_best: Name of a score of the evaluation data, such as "nll". An evaluation in which the
+            ensemble has its best value so far is saved, and the best checkpoint is kept. None for
             none.
-        keep_best_of_members: Name of a score of the evaluation data. For each member, the
-            checkpoint with its best value is kept, too. None for none.
+        keep_best_of_members: Name of a score of the evaluation data. An evaluation in which a
+            member has its best value so far is saved, and each member's best checkpoint is kept.
+            None for none.
         resume: Rule for a folder that holds a run. "same" refuses to resume a run whose parts
             differ from those given, and "anyway" resumes it. A damaged newest checkpoint is set
             aside, and the one before it is resumed. "strict" is "same", and refuses damage, too.

@@ -53,11 +53,15 @@ class Kept:
         if self.every_steps is not None:
             first_of = {step // self.every_steps: step for step in reversed(steps)}
             kept |= {step for interval, step in first_of.items() if interval}
+        return kept | self.best_of(steps, scores)
+
+    def best_of(self, steps: Sequence[int], scores: Mapping[int, Mapping[str, float]]) -> set[int]:
+        """Returns the steps to keep for their scores; see `of`."""
         names = {self.best} if self.best is not None else set()
         if self.best_of_members is not None:
             of_members = f"{self.best_of_members}{OF_MEMBER}"
             names |= {name for at in scores.values() for name in at if name.startswith(of_members)}
-        return kept.union(*(self._best_step(name, steps, scores) for name in names))
+        return set().union(*(self._best_step(name, steps, scores) for name in names))
 
     def _best_step(
         self, name: str, steps: Sequence[int], scores: Mapping[int, Mapping[str, float]]

@@ -151,20 +151,19 @@ def _lineages(
 def saved_step(
     folder: str | os.PathLike[str], step: int | None = None
 ) -> tuple[CheckpointStore, int]:
-    """Returns the checkpoints of a run, and a step of them: the given one, or the newest.
+    """Returns the checkpoints of a run, and a step of them; see `CheckpointStore.result_step`.
 
     Raises:
         UserError: If there is no checkpoint, or none of that step.
     """
     store = CheckpointStore(folder, read_only=True)
-    newest = store.latest_step()
-    if newest is None:
+    if store.latest_step() is None:
         raise UserError(
             f"There is no checkpoint in {quoted(folder)}. Give the folder of a run, which has a "
             f"folder {FOLDER}/."
         )
     if step is None:
-        return store, newest
+        step = store.result_step()
     store.require_step(step)
     return store, step
 

@@ -175,6 +175,30 @@ class OpenCheckpoints:
                 f"as {quoted(moved)}, and training continues without it."
             )
 
+    def restore_at(
+        self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int]
+    ) -> Tree | None:
+        """Returns the state of any step; None if it is not saved, or is damaged on some host.
+
+        The function waits for the last save. Every host must call this.
+
+        Args:
+            step: Step of the state.
+            abstract: The state's structure with shapes, types and shardings as leaves.
+            others: Other structures that the state may have.
+            member_ids: Ids of the members to restore.
+        """
+        with contextlib.suppress(SaveError):  # It was said when it happened.
+            self.wait()
+        if not cluster.as_main_sees(step in self._store.steps()):
+            return None
+        state, error = self._state_at(step, abstract, *others, member_ids=member_ids)
+        return None if cluster.any_host(error is not None) else state
+
+    def is_best(self, step: int, scores: Mapping[str, float]) -> bool:
+        """Returns whether a step is to be kept for its scores; see `CheckpointStore.is_best`."""
+        return self._store.is_best(step, scores)
+
     def restore_host_file(self, name: str, *, is_shared: bool = False) -> bytes | None:
         """Returns this host's bytes at `saved_step`; see `CheckpointStore.restore_host_file`."""
         return self._store.restore_host_file(self.saved_step, name, is_shared=is_shared)
@@ -202,6 +226,7 @@ class OpenCheckpoints:
         late_files: Callable[[], Mapping[str, bytes]] = dict,
         is_wanted: Callable[[Mapping[str, Leaf]], bool] = lambda _: True,
         is_last: bool = False,
+        kept_step: int | None = None,
     ) -> None:
         """Starts to save a checkpoint; see `CheckpointStore.save`.
 
@@ -221,6 +246,7 @@ class OpenCheckpoints:
             is_wanted: Function of the leaves that returns whether to write them; see
                 `CheckpointStore.save`.
             is_last: Whether the run ends with this save.
+            kept_step: Step that is kept in any case. None for none.
         """
         if step == self.saved_step:
             return
@@ -243,6 +269,7 @@ class OpenCheckpoints:
             late_files=late_files,
             is_wanted=is_wanted,
             failed=(lambda _: None) if is_last else partial(self._say_failure, step),
+            kept_step=kept_step,
         )
 
     def wait(self) -> None:

@@ -37,6 +37,8 @@ from dist_ens.state import State
 from dist_ens.types import Tree
 
 FOLDER = "checkpoints"
+# Name of the file of a run's last checkpoint that holds the step whose state the run returned.
+RESULT_FILE = "result_step"
 # A process writes one checkpoint at a time. An interrupted run may have left a thread that still
 # writes its last one.
 _WRITING = threading.Lock()
@@ -71,6 +73,7 @@ class CheckpointStore:
         self._read_only = read_only
         self._newest: int | None = None
         self._writing: Future[None] | None = None
+        self._writing_step = 0
         self._opened: tuple[int, SavedStep] | None = None
         self._saves = 0
         with _WRITING:  # Waits for a checkpoint that an interrupted run is still writing.
@@ -102,6 +105,19 @@ class CheckpointStore:
         """Returns the step of the newest finished checkpoint, or None if there is none."""
         return max(self.steps(), default=None)
 
+    def result_step(self) -> int:
+        """Returns the step whose state the run returned, which may be that of its best evaluation.
+
+        It is the newest step while the run lasts. There must be a checkpoint.
+
+        Raises:
+            RunError: If the newest checkpoint is damaged.
+        """
+        newest = max(self.steps())
+        stored = self.restore_host_file(newest, RESULT_FILE, is_shared=True) or b""
+        step = step_of(stored.decode(errors="replace"))
+        return step if step is not None and step in self.steps() else newest
+
     def require_step(self, step: int) -> None:
         """Raises a `UserError` on every host unless a checkpoint of a step is saved."""
         saved = self.steps()
@@ -125,6 +141,7 @@ class CheckpointStore:
         late_files: Callable[[], Mapping[str, bytes]] = dict,
         is_wanted: Callable[[Mapping[str, Leaf]], bool] = lambda _: True,
         failed: Callable[[BaseException], None] = lambda _: None,
+        kept_step: int | None = None,
     ) -> None:
         """Starts to save a checkpoint. Training may continue at once.
 
@@ -149,6 +166,7 @@ class CheckpointStore:
                 return the same on every host.
             failed: Function that the writing thread calls with an error of writing, which `wait`
                 raises later.
+            kept_step: Step that is kept in any case. None for none.
 
         Raises:
             UserError: If a name in `host_files` has other characters.
@@ -190,9 +208,8 @@ class CheckpointStore:
                         before=before,
                     )
                     self._newest = step
-                    self._scores[step] = scores or {}
                     if cluster.is_main():
-                        self._delete_oldest(token)
+                        self._delete_oldest(token, kept_step)
             except _UnwantedError:
                 writing.set_result(None)
             except BaseException as error:  # `wait` raises it.
@@ -201,8 +218,24 @@ class CheckpointStore:
                 writing.set_result(None)
 
         # Python does not wait for a daemon thread at exit, so that a second Ctrl-C ends a save.
+        self._scores[step] = scores or {}
+        self._writing, self._writing_step = writing, step
         threading.Thread(target=write, daemon=True).start()
-        self._writing = writing
+
+    def is_best(self, step: int, scores: Mapping[str, float]) -> bool:
+        """Returns whether a step is to be kept for its scores. Every host must call this.
+
+        Args:
+            step: Step that is not saved yet.
+            scores: Scores at this step, by name.
+        """
+        if not self._keep.uses_scores:
+            return False
+        steps = {*self.steps(), step}
+        if self._writing is not None and not self._writing.done():
+            steps.add(self._writing_step)
+        known = {each: self._scores_at(each) or {} for each in steps - {step}} | {step: scores}
+        return bool(cluster.as_main_sees(step in self._keep.best_of(sorted(steps), known)))
 
     def wait(self) -> bool:
         """Waits until the last save is on disk, and returns whether there was one to wait for.
@@ -399,18 +432,19 @@ class CheckpointStore:
         positions = positions_of(member_ids, members)
         return None if positions == [*range(len(members))] else positions
 
-    def _delete_oldest(self, token: str) -> None:
+    def _delete_oldest(self, token: str, kept_step: int | None) -> None:
         """Marks the checkpoints for deletion that are not to be kept.
 
         Args:
             token: Token of the save that has just ended.
+            kept_step: Step that is kept in any case. None for none.
         """
         steps = self.steps()
         scores = {step: self._scores_at(step) for step in steps} if self._keep.uses_scores else {}
         known = {step: at for step, at in scores.items() if at is not None}
         # A step whose scores cannot be read now may be the best one.
         unknown = scores.keys() - known.keys()
-        for old in {*steps} - self._keep.of(steps, known) - unknown:
+        for old in {*steps} - self._keep.of(steps, known) - unknown - {kept_step}:
             with contextlib.suppress(OSError):  # The next save tries it again.
                 give_up_checkpoint(self._folder / str(old), token)
 
@@ -526,7 +560,7 @@ def read_newest(
 
     Args:
         workdir: Folder of the run, which need not exist.
-        step: Step of the checkpoint. Default: the newest.
+        step: Step of the checkpoint. Default: `CheckpointStore.result_step`.
 
     Returns:
         The step and the record; 0 and None if there is no checkpoint at all.
@@ -536,10 +570,9 @@ def read_newest(
         RunError: If the record is damaged.
     """
     store = CheckpointStore(workdir, read_only=True)
-    newest = cluster.as_main_sees(store.latest_step() or 0)
-    if not newest:
+    if not cluster.as_main_sees(store.latest_step() or 0):
         return 0, None
     if step is None:
-        return newest, store.restore_run(newest)
+        step = cluster.as_main_sees(store.result_step())
     store.require_step(step)
     return step, store.restore_run(step)

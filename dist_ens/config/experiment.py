@@ -42,6 +42,7 @@ MAY_CHANGE_ON_RESUME = (
     "failures",
     "checkpoint",
     "evaluation.every_steps",
+    "evaluation.every_epoch",
     "evaluation.global_batch_size",
     "logging",
 )
@@ -63,9 +64,9 @@ class Experiment:
         seed: Seed of initialisation, dropout and data order, in [0, 2**32). A member's random
             numbers depend on the seed and its id.
         steps: Number of updates. None if `epochs` is given.
-        epochs: Number of passes over a member's training examples. An epoch has as many steps as
-            batches, with the last partial batch counted; that batch is filled up with examples of
-            the next epoch. None if `steps` is given.
+        epochs: Number of passes over a member's training examples. A batch that an epoch does not
+            fill has examples of the next one, so `epochs * examples / data.global_batch_size`
+            updates are made, rounded up. None if `steps` is given.
         steps_per_call: Number of updates in one call of the compiled program. More are faster for
             small networks, because a call costs about a millisecond. Saving, evaluating and logging
             happen between calls.
@@ -207,19 +208,6 @@ class Experiment:
             f"--config.num_members={math.ceil(self.num_members / num_groups) * num_groups}.",
         )
         return self.num_members
-
-    def total_steps(self, epoch_length: int) -> int:
-        """Returns the number of updates of the whole run.
-
-        Args:
-            epoch_length: Number of training examples of one member.
-        """
-        if self.steps is not None:
-            return self.steps
-        if self.epochs is None:
-            raise RuntimeError("The experiment has neither steps nor epochs.")
-        steps = self.epochs * math.ceil(epoch_length / self.data.global_batch_size)
-        return max(1, math.ceil(round(steps, 6)))  # A rounding error must not add a step.
 
 
 def differences_on_resume(saved: Experiment, asked: Experiment) -> list[tuple[str, Json, Json]]:

@@ -299,10 +299,12 @@ class CheckpointConfig:
             new one is written, so the disk needs room for `keep + 1`.
         keep_every_steps: Number of steps. The first checkpoint at or after each multiple of it is
             kept for ever. None for none.
-        keep_best: Name of a score of the test split, such as `nll`. The checkpoint with the best
-            value of the ensemble is kept, among those of a step that is evaluated. None for none.
-        keep_best_of_members: Name of a score of the test split. For each member, the checkpoint
-            with its best value is kept, too. None for none.
+        keep_best: Name of a score of the test split, such as `nll`. An evaluation in which the
+            ensemble has its best value so far is saved, and the best checkpoint is kept. None for
+            none.
+        keep_best_of_members: Name of a score of the test split. An evaluation in which a member has
+            its best value so far is saved, and each member's best checkpoint is kept. None for
+            none.
     """
 
     every_steps: int | None = None
@@ -324,7 +326,10 @@ class EvaluationConfig:
     """Evaluation on the test split.
 
     Attributes:
-        every_steps: Number of steps between evaluations. None evaluates once, after training.
+        every_steps: Number of steps between evaluations. With None and without `every_epoch`, the
+            split is evaluated once, after training.
+        every_epoch: Whether to evaluate at the end of each pass over a member's training examples,
+            in place of `every_steps`.
         global_batch_size: Number of examples in an evaluation batch. A device holds the outputs of
             all its members for them.
         pooling: Rule that combines the members' predictions.
@@ -339,12 +344,18 @@ class EvaluationConfig:
     """
 
     every_steps: int | None = None
+    every_epoch: bool = False
     global_batch_size: int = 1000
     pooling: str = "probs"
     dropout_samples: int | None = None
 
     def __post_init__(self) -> None:
         require_positive("evaluation.every_steps", self.every_steps)
+        require(
+            self.every_steps is None or not self.every_epoch,
+            f"evaluation.every_steps={self.every_steps} and evaluation.every_epoch=True exclude "
+            "each other. Set --config.evaluation.every_epoch=False, or leave every_steps out.",
+        )
         require_positive("evaluation.global_batch_size", self.global_batch_size, most=2**20)
         require_positive("evaluation.dropout_samples", self.dropout_samples, MOST_DROPOUT_SAMPLES)
         require_one_of("evaluation.pooling", self.pooling, POOLINGS)

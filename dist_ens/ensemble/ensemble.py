@@ -266,6 +266,9 @@ class Ensemble:
         Labels are not standardised here, even with `standardize=True`, unless `fit` has set their
         mean and standard deviation in the state. Only `fit` knows all training labels.
 
+        The values of labels are not checked here, as they may be on a device. A class of -1 counts
+        as the last one, and a class that does not exist makes the loss NaN. `fit` refuses both.
+
         Args:
             state: State of the ensemble. It is donated and must not be used again.
             batch: Batch of the step, any pytree with leaves [batch, ...]. On several hosts, each

@@ -1,7 +1,7 @@
 """Checks that labels and weights match the outputs of members."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -62,6 +62,30 @@ def check_labels(
             f"The labels have the type {labels.dtype}, and classes are whole numbers. Convert the "
             "labels with astype(int)."
         )
+
+
+def check_examples(
+    objective: Objective, examples: Mapping[str, np.ndarray], batch: str | None = None
+) -> None:
+    """Checks the values of the labels and the weights of training examples.
+
+    Args:
+        objective: Objective that is trained.
+        examples: Examples with labels, and weights if they have any.
+        batch: Name of the batch of the examples, such as "batch 3". Default: the examples are a
+            whole data set.
+
+    Raises:
+        UserError: If a label is not a class or not finite, a weight is negative or not finite, or
+            all weights of a data set are 0.
+    """
+    labels = np.asarray(examples[objective.LABELS])
+    if objective.WEIGHTS in examples:
+        check_weights(np.ravel(examples[objective.WEIGHTS]), batch)
+    subject = f"The labels of {batch}" if batch else "The labels"
+    if objective.num_classes is not None:
+        check_classes(labels, objective.num_classes, subject)
+    check_finite(objective, labels, subject)
 
 
 def check_classes(labels: np.ndarray, num_classes: int, subject: str = "The labels") -> None:
@@ -138,22 +162,25 @@ def _check_shapes(
         )
 
 
-def check_weights(weights: np.ndarray) -> None:
+def check_weights(weights: np.ndarray, batch: str | None = None) -> None:
     """Checks that weights can weight a mean.
 
     Args:
         weights: Weights of the rows, float[rows].
+        batch: Name of the batch of the rows, whose weights may all be 0. Default: the rows are a
+            whole data set.
 
     Raises:
-        UserError: If a weight is negative or not finite, or all are 0.
+        UserError: If a weight is negative or not finite, or all weights of a data set are 0.
     """
+    of_batch = f" of {batch}" if batch else ""
     wrong = ~np.isfinite(weights) | (weights < 0)
     if wrong.any():
         raise UserError(
-            f"{wrong.sum()} of {len(weights)} weights are negative or not finite, such as "
-            f"{weights[wrong][0]}. Give weights of 0 or more."
+            f"{wrong.sum()} of {len(weights)} weights{of_batch} are negative or not finite, such "
+            f"as {weights[wrong][0]}. Give weights of 0 or more."
         )
-    if not weights.any():
+    if batch is None and not weights.any():
         raise UserError("All weights are 0, so no example counts. Give some a positive weight.")
 
 

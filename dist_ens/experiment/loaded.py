@@ -152,7 +152,8 @@ def load(
 
     Args:
         folder: Folder of the run.
-        step: Step of the checkpoint. Default: the newest.
+        step: Step of the checkpoint. Default: the newest, or that of the best evaluation if `fit`
+            returned its state.
         members: Ids of the members to load, in the order of the loaded state. Only their bytes are
             read. Default: all.
         ensemble: Ensemble of the run, if it was made in Python. None for a run from a config.

@@ -124,7 +124,7 @@ def import_members(
     state = ensemble.state_of(
         [params for params, _ in members], [model_state for _, model_state in members]
     )
-    step = experiment.total_steps(built.run.order.epoch_length)
+    step = built.run.num_steps
     leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(state).items()}
     # The state counts steps modulo 2^32.
     leaves["step"] = np.full(len(paths), step % 2**32, np.uint32).astype(leaves["step"].dtype)

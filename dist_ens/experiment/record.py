@@ -167,6 +167,14 @@ class Run:
         )
 
     @property
+    def num_steps(self) -> int:
+        """Number of updates of the whole run."""
+        experiment = self.experiment
+        if experiment.epochs is not None:
+            return self.order.num_steps(experiment.epochs)
+        return experiment.steps or 0
+
+    @property
     def per_member(self) -> bool:
         """Whether each member has different batches from the others."""
         examples = self.experiment.data.examples

@@ -104,10 +104,12 @@ def train(
         before.append(Run.from_dict(dict(saved)))
         built.run.check_resumes(before[-1], workdir)
 
+    evaluation = experiment.evaluation
     result = fit(
         built.ensemble,
         built.data,
-        steps=experiment.total_steps(built.run.order.epoch_length),
+        steps=experiment.steps,
+        epochs=experiment.epochs,
         callbacks=[
             _Announcement(built, console, before),
             *([] if built.run.has_own_parts else [_StoredExperiment(experiment, workdir)]),
@@ -119,7 +121,7 @@ def train(
             workdir, **dataclasses.asdict(experiment.checkpoint), resume=resume
         ),
         eval_data=built.eval_data,
-        eval_every=experiment.evaluation.every_steps,
+        eval_every="epoch" if evaluation.every_epoch else evaluation.every_steps,
         steps_per_call=experiment.steps_per_call,
         log_every=experiment.logging.every_steps,
         progress=False,
@@ -130,7 +132,7 @@ def train(
     ensemble = result.ensemble
     run = built.run.chosen(ensemble.execution, ensemble.layout.mesh.size, experiment.steps_per_call)
     if result.signal is not None:
-        _say_where_it_stopped(console, result, experiment, built, workdir)
+        _say_where_it_stopped(console, result, built, workdir)
     elif result.scores is not None and cluster.is_main():
         report.write_summary(workdir, _summary(built, result, result.scores, workdir))
         _print_scores(console, result.scores)
@@ -214,12 +216,11 @@ class _StoredExperiment:
 def _say_where_it_stopped(
     console: Console,
     result: FitResult,
-    experiment: Experiment,
     built: Built,
     workdir: pathlib.Path,
 ) -> None:
     """Prints the step at which a signal stopped the run, and how to resume it."""
-    last_step = experiment.total_steps(built.run.order.epoch_length)
+    last_step = built.run.num_steps
     console.print(
         f"Stopped at step {result.step:,} of {last_step:,}; it is saved in "
         f"{quoted(workdir / FOLDER)}. Run the same command again to resume."

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from dist_ens.errors import UserError, counted
 from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of, is_spec
@@ -139,6 +139,39 @@ def copied_like(tree: Tree, like: Shapes) -> Tree:
     return jax.tree.map(
         lambda leaf, other: jax.device_put(leaf, other.sharding, may_alias=False), tree, like
     )
+
+
+def copied_off_devices(tree: Tree) -> Tree:
+    """Returns copies of global arrays in the hosts' memory; the inverse of `copied_onto_devices`.
+
+    A host has a copy of each part that its devices hold. Keys are small and stay on the devices.
+    The function starts the copies and does not wait for them. The arrays may be donated at once.
+    """
+
+    def copied(leaf: jax.Array) -> jax.Array:
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        there = leaf.sharding if is_key else leaf.sharding.with_memory_kind(HOST_MEMORY)
+        return _copied_to(leaf, there)
+
+    return jax.tree.map(copied, tree)
+
+
+def copied_onto_devices(tree: Tree, like: Tree) -> Tree:
+    """Returns copies of the arrays of `copied_off_devices`, in the memory of those of `like`."""
+    return jax.tree.map(lambda leaf, other: _copied_to(leaf, other.sharding), tree, like)
+
+
+def _copied_to(leaf: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Returns a copy of a global array in the memory of a sharding with the same parts."""
+    parts = [
+        jax.device_put(
+            shard.data,
+            SingleDeviceSharding(shard.device, memory_kind=sharding.memory_kind),
+            may_alias=False,
+        )
+        for shard in leaf.addressable_shards
+    ]
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
 
 
 def to_host(tree: PyTree) -> PyTree:

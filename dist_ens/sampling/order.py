@@ -7,6 +7,8 @@ save, and the order does not depend on where the examples are stored.
 """
 
 import dataclasses
+import math
+from fractions import Fraction
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -78,6 +80,25 @@ class Order:
         if self.num_folds:
             return kfold.epoch_length(self.num_examples, self.num_folds)
         return self.num_examples
+
+    @property
+    def epoch_steps(self) -> Fraction:
+        """Number of steps of an epoch. It need not be whole, as a batch may lie in two epochs."""
+        return Fraction(self.epoch_length, self.global_batch_size)
+
+    def num_steps(self, epochs: float) -> int:
+        """Returns the number of steps in which a member sees some epochs.
+
+            steps = ceil(epochs * epoch_length / global_batch_size)
+
+        Args:
+            epochs: Number of epochs, positive. It is taken as the decimal number that is printed of
+                it, so that a rounding error adds no step.
+
+        >>> Order(129, 128).num_steps(10)  # 10.08 batches
+        11
+        """
+        return math.ceil(Fraction(str(epochs)) * self.epoch_steps)
 
     def cursor(self, seed: int, steps: range) -> np.ndarray:
         """Returns the positions of some steps in the stream of examples.

@@ -2,7 +2,8 @@
 
 import collections.abc
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,10 +13,12 @@ from dist_ens.data import calls
 from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import RunError, UserError, counted
+from dist_ens.evaluation.label_checks import check_examples
 from dist_ens.layout import BATCH, BATCHES, Layout
+from dist_ens.losses import Objective
 from dist_ens.state import held_array, leaf_name, leaf_type, refuse_lists, structure_text
 from dist_ens.training.data_protocol import TrainingData
-from dist_ens.training.host_batches import check_columns_agree, check_hosts_agree
+from dist_ens.training.host_batches import check_columns_agree, check_hosts_agree, read_together
 from dist_ens.types import Batch, Data, KeyPath, Leaf, Shapes, Structure
 
 # Prefix of the position of an iterator without `get_state` that was first used after step 0.
@@ -32,21 +35,22 @@ class BatchIterable(TrainingData):
     Args:
         source: Iterable of batches. It is started again when it ends, unless it is an iterator.
         layout: Layout of the members and the data.
+        objective: Objective whose labels are checked in each batch. None for a loss function, which
+            may take any labels.
 
     Raises:
-        UserError: If the iterable yields no batch, or the first batch is not a pytree of arrays. On
-            several hosts also if batches have different shapes, or differ in a shared column.
+        UserError: If the iterable yields no batch, or the first batch is not a pytree of arrays or
+            has labels that are not valid. On several hosts also if batches have different shapes,
+            or differ in a shared column.
     """
 
-    def __init__(self, source: Data, layout: Layout) -> None:
-        self._source, self._layout = source, layout
+    def __init__(self, source: Data, layout: Layout, objective: Objective | None = None) -> None:
+        self._source, self._layout, self._objective = source, layout, objective
         self._is_iterator = isinstance(source, collections.abc.Iterator)
         self._iterator = self._start()
         self._num_passes, self._num_batches = 0, 0
         self._has_dropped = False
-        self._first = self._next_of_pass()
-        if self._first is None:
-            raise UserError("The data yielded no batch. Give an iterable of at least one.")
+        self._first = read_together(self._first_of_all)
         self._shapes = _shapes(self._first)
         check_hosts_agree(self._shapes)
         check_columns_agree(layout, self._first)
@@ -58,11 +62,6 @@ class BatchIterable(TrainingData):
     @override
     def batch(self) -> Shapes:
         return _of_all_columns(self._layout, self._shapes)
-
-    @property
-    @override
-    def epoch_steps(self) -> int | None:
-        return None  # The length of an iterable is not known.
 
     @override
     def first_batch(self, layout: Layout) -> Batch:
@@ -81,8 +80,7 @@ class BatchIterable(TrainingData):
         if self._began_at is None:
             self._began_at = first_step
         for steps in calls(first_step, last_step, steps_per_call):
-            host_batches = [self._next(step, last_step, say) for step in steps]
-            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *host_batches)
+            stacked = read_together(partial(self._next_of_call, steps, last_step, say))
             yield Batches(layout.put(stacked, BATCHES))
 
     @override
@@ -114,8 +112,7 @@ class BatchIterable(TrainingData):
             f"The data iterator has no state to restore (get_state and set_state): it is started "
             f"anew and advanced by {counted(step - self._began_at, 'batch')}."
         )
-        for number in range(self._began_at, step):
-            self._next(number, step, say)
+        read_together(partial(self._skip, range(self._began_at, step), say))
 
     def _start(self) -> Iterator[Batch]:
         """Returns a new iterator, or the given one."""
@@ -124,13 +121,37 @@ class BatchIterable(TrainingData):
             return source
         return iter(source() if callable(source) and not hasattr(source, "__iter__") else source)
 
+    def _first_of_all(self) -> Batch:
+        """Returns the first batch; raises a `UserError` if there is none."""
+        batch = self._next_of_pass()
+        if batch is None:
+            raise UserError("The data yielded no batch. Give an iterable of at least one.")
+        return batch
+
+    def _next_of_call(self, steps: range, last_step: int, say: Callable[[str], None]) -> Batch:
+        """Returns the batches of the steps of a call, leaves [steps, batch, ...]; see `_next`."""
+        host_batches = [self._next(step, last_step, say) for step in steps]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *host_batches)
+
+    def _skip(self, steps: range, say: Callable[[str], None]) -> None:
+        """Draws the batches of some steps; see `_next`."""
+        for step in steps:
+            self._next(step, steps.stop, say)
+
     def _next_of_pass(self) -> Batch | None:
-        """Returns the next batch as NumPy arrays; None at the end of the iterator."""
+        """Returns the next batch as NumPy arrays; None at the end of the iterator.
+
+        Raises:
+            UserError: If the batch is not a pytree of arrays, or has labels that are not valid.
+        """
         try:
-            batch = next(self._iterator)
+            batch = _as_arrays(next(self._iterator), self._num_batches)
         except StopIteration:
             return None
-        return _as_arrays(batch, self._num_batches)
+        objective = self._objective
+        if objective is not None and isinstance(batch, Mapping) and objective.LABELS in batch:
+            check_examples(objective, batch, f"batch {self._num_batches:,}")
+        return batch
 
     def _next(self, step: int, last_step: int, say: Callable[[str], None]) -> Batch:
         """Returns the batch of a step. It has the shapes of the first batch.

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -65,7 +66,7 @@ def begin_run(
     opened: OpenCheckpoints | None,
     last_step: int,
     steps_per_call: int | None,
-    cadences: tuple[int | None, ...],
+    cadences: tuple[int | Fraction | None, ...],
     folder: Any,
     say: Callable[[str], None],
 ) -> Begun:
@@ -325,7 +326,10 @@ def _with_label_scale(ensemble: Ensemble, state: State, train: TrainingData) -> 
 
 
 def _steps_per_call(
-    ensemble: Ensemble, state: State, train: TrainingData, cadences: tuple[int | None, ...]
+    ensemble: Ensemble,
+    state: State,
+    train: TrainingData,
+    cadences: tuple[int | Fraction | None, ...],
 ) -> int:
     """Returns the number of steps in one call of the update, if it was not given."""
     if not isinstance(train, OrderedSplit) or ensemble.waves > 1:
@@ -335,7 +339,9 @@ def _steps_per_call(
     )
     index = jax.ShapeDtypeStruct((1, train.order.global_batch_size), jnp.int32)
     traced = ensemble.traced_update(state, Batches(batch, index))
-    return choose_steps_per_call(ensemble.layout, traced, *cadences)
+    # Only calls of one step can end where an epoch of a fractional number of steps ends.
+    multiples = [int(each) if each.denominator == 1 else 1 for each in cadences if each is not None]
+    return choose_steps_per_call(ensemble.layout, traced, *multiples)
 
 
 def part_of_column(batch: Shapes, layout: Layout) -> Shapes:

@@ -9,6 +9,7 @@ import numpy as np
 from dist_ens.callbacks.protocol import HOOKS
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.config import MOST_STEPS, whole_number
+from dist_ens.config.checks import require_coefficient
 from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.argument_checks import check_microbatches
@@ -20,7 +21,7 @@ from dist_ens.losses import Objective
 from dist_ens.members import check_modes
 from dist_ens.metrics import Metric
 from dist_ens.state import State, described
-from dist_ens.training.data import OrderedSplit
+from dist_ens.training.data import EPOCH, OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.evaluation_data import EvalData
 from dist_ens.types import Batch, Callback, Inputs, Outputs
@@ -35,7 +36,7 @@ def check_arguments(
     steps: int | None,
     epochs: float | None,
     steps_per_call: int | None,
-    eval_every: int | None,
+    eval_every: int | str | None,
     log_every: int,
     checkpoints: Checkpoints | None,
     state: State | None,
@@ -53,14 +54,14 @@ def check_arguments(
         )
     if steps is not None:
         whole_number("steps", steps, least=0, most=MOST_STEPS)
-    if epochs is not None and not epochs > 0:
-        raise UserError(f"epochs is {epochs}. Give a positive number.")
+    if epochs is not None:
+        require_coefficient("epochs", epochs, "Give the number of passes over the data.")
     for name, value in (
         ("steps_per_call", steps_per_call),
         ("eval_every", eval_every),
         ("log_every", log_every),
     ):
-        if value is not None:
+        if value is not None and (name, value) != ("eval_every", EPOCH):
             whole_number(name, value, least=1)
     if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
         raise UserError(
@@ -123,12 +124,8 @@ def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], N
             f"{objective.INPUTS!r} and {objective.LABELS!r}: got {described(examples)}. Give "
             f"{{{objective.INPUTS!r}: x, {objective.LABELS!r}: y}}."
         )
-    if objective.WEIGHTS in examples:
-        label_checks.check_weights(np.ravel(examples[objective.WEIGHTS]))
+    label_checks.check_examples(objective, examples)
     labels = np.asarray(examples[objective.LABELS])
-    if objective.num_classes is not None:
-        label_checks.check_classes(labels, objective.num_classes)
-    label_checks.check_finite(objective, labels)
     if objective.num_classes is not None:
         return
     if objective.standardize and labels.min() == labels.max():
@@ -173,7 +170,7 @@ def check_groups(ensemble: Ensemble, train: TrainingData) -> None:
 
 
 def check_scoring(
-    eval_data: EvalData | None, eval_every: int | None, metrics: Sequence[Metric]
+    eval_data: EvalData | None, eval_every: int | str | None, metrics: Sequence[Metric]
 ) -> None:
     """Raises a `UserError` if evaluations are configured and there is no data to score."""
     if eval_data is not None:

@@ -2,24 +2,28 @@
 
 import collections.abc
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 
 import jax
 import numpy as np
 from typing_extensions import override
 
 from dist_ens.data import Source, Split, TreeSplit, example_shapes_of
+from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import UserError, kind_of
+from dist_ens.evaluation.label_checks import check_examples
 from dist_ens.feed import feed
 from dist_ens.layout import BATCH, Layout
+from dist_ens.losses import Objective
 from dist_ens.sampling import Order
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.types import Batch, Data, Shapes
 
 DEFAULT_BATCH_SIZE = 128
+EPOCH = "epoch"  # Value of `eval_every` for an evaluation at the end of each epoch.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +48,6 @@ class OrderedSplit(TrainingData):
             lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
             example_shapes_of(self.split),
         )
-
-    @property
-    @override
-    def epoch_steps(self) -> int | None:
-        # Examples of the next epoch fill up a last partial batch.
-        return math.ceil(self.order.epoch_length / self.order.global_batch_size)
 
     @override
     def first_batch(self, layout: Layout) -> Batch:
@@ -86,8 +84,42 @@ class OrderedSplit(TrainingData):
         pass  # The seed and the step determine the examples.
 
 
+@dataclasses.dataclass(frozen=True)
+class _CheckedSplit(Split):
+    """A split that is not in memory, whose labels are checked when they are read.
+
+    Attributes:
+        whole: Split with the examples.
+        objective: Objective that is trained.
+    """
+
+    whole: Split
+    objective: Objective
+
+    @property
+    @override
+    def in_memory(self) -> bool:
+        return False
+
+    @override
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    @override
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        examples = self.whole.take(indices)
+        if self.objective.LABELS in examples:
+            rows = {
+                name: leaf.reshape(-1, *leaf.shape[indices.ndim :])
+                for name, leaf in examples.items()
+                if name in (self.objective.LABELS, self.objective.WEIGHTS)
+            }
+            check_examples(self.objective, rows, "the training data")
+        return examples
+
+
 def training_data(
-    data: Data, batch_size: int | None, seed: int, layout: Layout
+    data: Data, batch_size: int | None, ensemble: Ensemble
 ) -> OrderedSplit | BatchIterable:
     """Returns the data of `fit` as training data.
 
@@ -96,17 +128,20 @@ def training_data(
             or a function that returns an iterator.
         batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
             there are fewer, rounded down to a multiple of the data axis.
-        seed: Seed of the order of the examples.
-        layout: Layout of the members and the data.
+        ensemble: Ensemble to train. Its seed is that of the order of the examples.
 
     Raises:
         UserError: If the data is none of these, or `batch_size` is out of range or is given with an
             iterable of batches.
     """
+    seed, layout, objective = ensemble.seed, ensemble.layout, ensemble.objective
     if isinstance(data, OrderedSplit):
-        return data
+        if objective is None or data.split.in_memory:
+            return data
+        return dataclasses.replace(data, split=_CheckedSplit(data.split, objective))
     if isinstance(data, Source):
-        return _ordered(data.train, batch_size, seed, layout, data.spec.num_groups)
+        ordered = _ordered(data.train, batch_size, seed, layout, data.spec.num_groups)
+        return training_data(ordered, None, ensemble)
     if is_tree_of_arrays(data):
         return _ordered(TreeSplit(data), batch_size, seed, layout)
     if isinstance(data, type):
@@ -124,7 +159,40 @@ def training_data(
             f"batch_size={batch_size} was given with an iterable, whose batches have their own "
             "size. Leave it out, or give the data as arrays."
         )
-    return BatchIterable(data, layout)
+    return BatchIterable(data, layout, ensemble.objective)
+
+
+def last_step_of(data: TrainingData, steps: int | None, epochs: float | None) -> int:
+    """Returns the number of steps of the whole run, given `steps` and `epochs` of `fit`.
+
+    Raises:
+        UserError: If `epochs` is given with an iterable.
+    """
+    if epochs is None:
+        return int(steps or 0)
+    return _order_of(data, f"epochs={epochs}", "steps").num_steps(epochs)
+
+
+def eval_steps_of(data: TrainingData, eval_every: int | str | None) -> int | Fraction | None:
+    """Returns the number of steps between two evaluations, given `eval_every` of `fit`.
+
+    The number of an epoch need not be whole.
+
+    Raises:
+        UserError: If `eval_every` is "epoch" and the data is an iterable.
+    """
+    if not isinstance(eval_every, str):
+        return eval_every
+    return _order_of(data, f"eval_every={eval_every!r}", "a number of steps").epoch_steps
+
+
+def _order_of(data: TrainingData, given: str, instead: str) -> Order:
+    """Returns the order of the examples; raises a `UserError` if the data is an iterable."""
+    if not isinstance(data, OrderedSplit):
+        raise UserError(
+            f"{given} was given with an iterable, whose length is not known. Give {instead}."
+        )
+    return data.order
 
 
 def is_tree_of_arrays(data: Data) -> bool:

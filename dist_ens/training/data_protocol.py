@@ -16,11 +16,6 @@ class TrainingData(Protocol):
         """Shapes and types of a global batch, a pytree of `jax.ShapeDtypeStruct`."""
         ...
 
-    @property
-    def epoch_steps(self) -> int | None:
-        """Number of steps of an epoch; None if it is not known."""
-        ...
-
     def first_batch(self, layout: Layout) -> Batch:
         """Returns a batch of real examples on the layout, leaves [batch, ...]."""
         ...

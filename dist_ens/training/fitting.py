@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -26,6 +25,7 @@ from dist_ens.peers import Peers
 from dist_ens.state import State, refuse_lists
 from dist_ens.stop_signal import StopSignal
 from dist_ens.training.beginning import POSITION_FILE, begin_run, part_of_column
+from dist_ens.training.best_state import BestState
 from dist_ens.training.callback_states import restore_states, saved_states
 from dist_ens.training.checks import (
     check_arguments,
@@ -34,7 +34,7 @@ from dist_ens.training.checks import (
     check_labels,
     check_scoring,
 )
-from dist_ens.training.data import training_data
+from dist_ens.training.data import eval_steps_of, last_step_of, training_data
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.evaluation_data import EvalData
 from dist_ens.training.failures import FAILURES_FILE, FailedMembers
@@ -60,9 +60,11 @@ class FitResult:
         history: Records of metrics, one for each logging interval and evaluation. A record is a
             dict from names such as "train/loss" or "test/nll/member_03" to numbers, with the
             "step".
-        scores: Scores of the evaluation data at the end. None without evaluation data, or if the
+        scores: Scores of the state on the evaluation data. None without evaluation data, or if the
             run was stopped before its end.
         step: Number of steps that the state has seen.
+        best_step: Step of the best evaluation, whose state and scores these are, if a callback such
+            as `EarlyStopping` chose one. None if they are those of the last step.
         signal: Number of the signal that stopped the run; None without one.
         stopped_by: Name of the callback that stopped the run, such as "EarlyStopping"; None if no
             callback did.
@@ -80,6 +82,7 @@ class FitResult:
     history: list[dict[str, float]]
     scores: Scores | None
     step: int
+    best_step: int | None = None
     signal: int | None = None
     stopped_by: str | None = None
     seconds: float = 0.0
@@ -127,7 +130,7 @@ def fit(
     callbacks: Sequence[Callback] = (),
     checkpoints: Checkpoints | None = None,
     eval_data: Data | EvalData | None = None,
-    eval_every: int | None = None,
+    eval_every: int | str | None = None,
     validation: float | None = None,
     metrics: Sequence[Metric] = (),
     steps_per_call: int | None = None,
@@ -154,7 +157,9 @@ def fit(
               number of devices, all hosts share the only column.
         steps: Number of steps that the state will have seen at the end. It includes the steps of a
             given or restored state. Exactly one of `steps` and `epochs` must be given.
-        epochs: Number of passes over the training examples, positive.
+        epochs: Number of passes over the training examples, positive. A batch that a pass does not
+            fill has examples of the next one, so `epochs * examples / batch_size` steps are
+            taken, rounded up.
         batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
             there are fewer.
         state: State to start from, of any layout. It is copied and not donated. Arrays and sources
@@ -169,7 +174,8 @@ def fit(
             in the first run. Default: nothing is saved.
         eval_data: Data to score, with the keys of the training data. Default: nothing is scored,
             unless `validation` is given or a source has a validation split.
-        eval_every: Number of steps between two evaluations. Default: only at the end.
+        eval_every: Number of steps between two evaluations, or "epoch" for one at the end of each
+            pass over the training examples. Default: only at the end.
         validation: Share of the training examples that is held out and scored, in (0, 1). It
             excludes `eval_data`.
         metrics: Metrics of the scores beside those of the objective.
@@ -185,8 +191,9 @@ def fit(
             resume from it. Default: no check beside that of `checkpoints`.
 
     Returns:
-        The result of the run. After Ctrl-C or SIGTERM, `fit` saves the state so far, if it has
-        `checkpoints`, and returns it.
+        The result of the run. Its state is the last one, or that of the best evaluation if a
+        callback such as `EarlyStopping` chooses it. After Ctrl-C or SIGTERM, `fit` saves the state
+        so far, if it has `checkpoints`, and returns it.
 
     Raises:
         UserError: If an argument cannot be used. Most arguments are checked before anything is
@@ -232,7 +239,7 @@ def fit(
             "Leave one of them out."
         )
     data, held_out = with_validation(data, validation)
-    train = training_data(data, batch_size, ensemble.seed, ensemble.layout)
+    train = training_data(data, batch_size, ensemble)
     if eval_data is not None or held_out is not None:
         eval_data = eval_data_of(eval_data, held_out, checked_metrics(metrics))
     check_scoring(eval_data, eval_every, metrics)
@@ -240,7 +247,8 @@ def fit(
     check_labels(ensemble, train, say)
     check_ensemble(ensemble, train.batch)
     directions = {} if eval_data is None else eval_data.check(ensemble, train.batch)
-    last_step = _last_step(steps, epochs, train)
+    last_step = last_step_of(train, steps, epochs)
+    eval_steps = eval_steps_of(train, eval_every)
     if record is None and checkpoints is not None:
         record = record_of(ensemble, train.batch).with_data(train, validation)
     callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
@@ -265,7 +273,7 @@ def fit(
             opened=opened,
             last_step=last_step,
             steps_per_call=steps_per_call,
-            cadences=(eval_every, log_every, checkpoints.every_steps if checkpoints else None),
+            cadences=(eval_steps, log_every, checkpoints.every_steps if checkpoints else None),
             folder=checkpoints.folder if checkpoints else None,
             say=say,
         )
@@ -295,23 +303,25 @@ def fit(
             last_step,
             jax.tree.leaves(train.batch)[0].shape[0],
             directions,
-            eval_every,
+            eval_steps,
         )
         part = part_of_column(train.batch, begun.ensemble.layout)
         restarts = MemberRestarts(begun.ensemble, part, opened)
         failures = FailedMembers(begun.ensemble, restarts, warn, opened)
         if opened is not None and opened.saved_step:
             failures.restore(opened.restore_host_file(FAILURES_FILE, is_shared=True))
+        best = BestState(begun.ensemble, part, callbacks, opened, say)
         loop = Loop(
             run,
             callbacks=callbacks,
             eval_data=eval_data,
-            eval_every=eval_every,
+            eval_every=eval_steps,
             log_every=log_every,
             opened=opened,
             record={} if record is None else record.to_dict(),
             host_files=partial(_host_files, train, callbacks),
             failures=failures,
+            best=best,
             owes_evaluation=owes_evaluation,
         )
 
@@ -337,6 +347,8 @@ def fit(
         say(_told_of_failures(outcome.failed))
     if outcome.stopped_by is not None:
         say(_end_of(outcome, run))
+    if outcome.best_step not in (None, outcome.step):
+        say(f"The result is the state of step {outcome.best_step:,}, which was scored best.")
     return _result(begun.ensemble, outcome)
 
 
@@ -355,22 +367,6 @@ def _host_files(train: TrainingData, callbacks: Sequence[Callback]) -> dict[str,
     return files
 
 
-def _last_step(steps: int | None, epochs: float | None, train: TrainingData) -> int:
-    """Returns the number of steps of the whole run.
-
-    Raises:
-        UserError: If `epochs` is given with data of unknown length.
-    """
-    if steps is not None:
-        return int(steps)
-    if train.epoch_steps is None or epochs is None:
-        raise UserError(
-            f"epochs={epochs} was given with an iterable, whose length is not known. Give steps."
-        )
-    # A rounding error must not add a step.
-    return max(1, math.ceil(round(epochs * train.epoch_steps, 6)))
-
-
 def _result(ensemble: Ensemble, outcome: Outcome) -> FitResult:
     """Returns the outcome of a loop as the result of `fit`."""
     return FitResult(
@@ -378,7 +374,8 @@ def _result(ensemble: Ensemble, outcome: Outcome) -> FitResult:
         state=outcome.state,
         history=outcome.history,
         scores=outcome.scores,
-        step=outcome.step,
+        step=outcome.step if outcome.best_step is None else outcome.best_step,
+        best_step=outcome.best_step,
         signal=outcome.signal,
         stopped_by=outcome.stopped_by,
         seconds=outcome.seconds,

@@ -1,17 +1,47 @@
 """Checks of the batches that the hosts of a run yield."""
 
 import hashlib
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from dist_ens.errors import UserError
+from dist_ens import cluster
+from dist_ens.errors import RunError, UserError
 from dist_ens.layout import Layout
 from dist_ens.state import described
 from dist_ens.types import Batch, Shapes
 
 _DIGEST_NUMBERS = 4
+T = TypeVar("T")
+
+
+def read_together(read: Callable[[], T]) -> T:
+    """Returns what a function reads on this host. If it fails on one host, it fails on all.
+
+    Otherwise the other hosts would wait for that host in the next step. Every host must call this.
+
+    Raises:
+        RunError: If it raises an exception on another host only. Its own exceptions are unchanged.
+    """
+    if jax.process_count() == 1:
+        return read()
+    error: Exception | None = None
+    try:
+        result = read()
+    except Exception as raised:  # The iterator of a user may raise anything.
+        error = raised
+    failed = cluster.hosts_with(error is not None)
+    if error is not None:
+        raise error
+    if failed:
+        raise RunError(
+            f"Process {failed[0]} has no batch for the next step. Its output says why. Correct its "
+            "data, then run the same command again."
+        )
+    return result
 
 
 def check_columns_agree(layout: Layout, batch: Batch) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -11,8 +12,8 @@ import numpy as np
 from dist_ens import cluster, progress
 from dist_ens.callbacks import STOP, RunInfo, StepInfo
 from dist_ens.callbacks.protocol import call_after_update, call_hook, name_of_callback
-from dist_ens.callbacks.records import score_record
-from dist_ens.checkpoint import Leaf, OpenCheckpoints
+from dist_ens.callbacks.records import finite_scores, score_record
+from dist_ens.checkpoint import RESULT_FILE, Leaf, OpenCheckpoints
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.failures import FailedMember
 from dist_ens.errors import SaveError, UserError, kind_of
@@ -21,6 +22,7 @@ from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout
 from dist_ens.state import State, differing, leaf_types
 from dist_ens.stop_signal import EvaluationStoppedError, StopSignal
+from dist_ens.training.best_state import BestState
 from dist_ens.training.evaluation_data import EvalData
 from dist_ens.training.failures import FailedMembers
 from dist_ens.training.finite_members import finite_members, has_finite_member
@@ -36,7 +38,8 @@ class Outcome:
     """The result of a loop, with the fields of `FitResult` but the ensemble."""
 
     state: State
-    step: int
+    step: int  # Last step that was trained.
+    best_step: int | None  # Step of the state and the scores; None if it is the last one.
     history: list[dict[str, float]]
     scores: Scores | None
     evaluation: Evaluation | None
@@ -63,6 +66,7 @@ class Loop:
         record: Record that is saved with each checkpoint, in types that JSON can hold.
         host_files: Function that returns the files that this host saves beside the state.
         failures: Members of the run that have failed.
+        best: State of the best evaluation.
         owes_evaluation: Whether a signal stopped the evaluation of the first step, in the run that
             is resumed.
     """
@@ -73,12 +77,13 @@ class Loop:
         *,
         callbacks: Sequence[Callback],
         eval_data: EvalData | None,
-        eval_every: int | None,
+        eval_every: int | Fraction | None,
         log_every: int,
         opened: OpenCheckpoints | None,
         record: Mapping[str, Json],
         host_files: Callable[[], dict[str, bytes]],
         failures: FailedMembers,
+        best: BestState,
         owes_evaluation: bool = False,
     ) -> None:
         self._info, self._callbacks = run, callbacks
@@ -93,13 +98,14 @@ class Loop:
             write=self._write,
             on_read=failures.read,
         )
-        self._failures = failures
+        self._failures, self._best = failures, best
         self._scores: Scores | None = None
         self._evaluation: Evaluation | None = None
         # Last step whose scores are written. A resumed run has written those of its first step.
         is_scored = run.first_step > 0 and not owes_evaluation
         self._scored_step = run.first_step if is_scored else None
         self._owes_evaluation = owes_evaluation
+        self._ended_step: int | None = None  # Step of the last evaluation if it was a final one.
         # First callback of this host that returned `STOP`.
         self._stopper: Callback | None = None
 
@@ -168,16 +174,16 @@ class Loop:
                 try:
                     with stop.stopping_evaluations():
                         ends_here = self._evaluate(step, state, is_last=is_last) and not is_last
-                        if ends_here:  # The last evaluation also computes intervals.
+                        if ends_here:
                             self._call_callbacks(step, state, is_last=True)
                             is_last, stopping = True, False
                             all_failed = self._failures.end(step, state)
-                            self._evaluate(step, state, is_last=True)
                 except EvaluationStoppedError:
                     is_last, stopping = False, True
             due = self._opened is not None and self._opened.is_due(step)
+            due = due or self._best.is_due(step)
             if is_last or (stopping and step) or (due and step > self._info.first_step):
-                self._save(step, state, is_last=is_last or stopping, is_due=due)
+                self._save(step, state, is_last=is_last or stopping, is_due=due, is_end=is_last)
             if is_last or stopping:
                 break
             with jax.transfer_guard("allow"):
@@ -201,13 +207,17 @@ class Loop:
         if self._opened is not None:
             self._opened.wait()
         self._reader.catch_up()
+        best = None if stopping else self._best.at_end(step, state)
+        final_step, final_state = best or (step, state)
+        if self._eval_data is not None and not stopping and final_step != self._ended_step:
+            self._scores, self._evaluation = self._eval_data.evaluate(ensemble, final_state, True)
         self._reader.end()
         if self._eval_data is not None and not stopping:
             for callback in self._callbacks:
                 call_hook(
                     callback,
                     "finished",
-                    step,
+                    final_step,
                     self._scores,
                     self._evaluation,
                     self._eval_data.split,
@@ -216,8 +226,9 @@ class Loop:
         has_stopper = not (stopping or all_failed or step >= last_step)
         stopped_by = self._name_of_stopper() if has_stopper else None
         return Outcome(
-            state=state,
+            state=final_state,
             step=step,
+            best_step=best and final_step,
             history=self._history,
             scores=None if stopping else self._scores,
             evaluation=None if stopping else self._evaluation,
@@ -284,12 +295,15 @@ class Loop:
         since = time.monotonic()
         self._scores, self._evaluation = eval_data.evaluate(self._info.ensemble, state, is_last)
         self._reader.paused(time.monotonic() - since)
+        self._ended_step = step if is_last else None
         if step == self._scored_step:
             return False
         self._scored_step = step
         values = self._scores.ensemble or self._scores.mean_member
         self._write(step, score_record(eval_data.name, values, self._scores.members))
-        return self._any_stops("evaluated", step, self._scores)
+        has_stop = self._any_stops("evaluated", step, self._scores)
+        self._best.evaluated(step, state, self._saved_scores(step))
+        return has_stop
 
     def _any_stops(self, hook: str, *args: object) -> bool:
         """Calls a method of all callbacks, and returns whether one of any host returns `STOP`."""
@@ -314,14 +328,23 @@ class Loop:
             return "a callback of another host"
         return name_of_callback(self._stopper)
 
-    def _save(self, step: int, state: State, *, is_last: bool, is_due: bool = False) -> None:
+    def _save(
+        self,
+        step: int,
+        state: State,
+        *,
+        is_last: bool,
+        is_due: bool = False,
+        is_end: bool = False,
+    ) -> None:
         """Starts to save a checkpoint, if the run has checkpoints.
 
         Args:
             step: Number of steps that the state has seen.
             state: State of the ensemble.
-            is_last: Whether the run ends with this save.
-            is_due: Whether the cadence asks for this save.
+            is_last: Whether nothing is saved after it.
+            is_due: Whether the cadence or the best evaluation asks for this save.
+            is_end: Whether the run is complete.
         """
         if self._opened is None:
             return
@@ -345,13 +368,15 @@ class Loop:
             for callback in self._callbacks:
                 call_hook(callback, "sync")
 
-        scores = self._scores if step == self._scored_step else None
         host_files = self._host_files() | ({OWED_FILE: b"1"} if self._owes_evaluation else {})
+        kept_step = self._best.step
+        if is_end and kept_step is not None:
+            host_files[RESULT_FILE] = str(kept_step).encode()
         self._opened.save(
             step,
             state,
             record=self._record,
-            scores=None if scores is None else _finite_scores(scores, self._opened.member_score),
+            scores=self._saved_scores(step),
             host_files=host_files,
             # Only `rollback` asks for it.
             is_due=is_due or self._info.ensemble.failure_policy.policy != "rollback",
@@ -359,7 +384,14 @@ class Loop:
             late_files=self._failures.file_at(step),
             is_wanted=is_wanted,
             is_last=is_last,
+            kept_step=kept_step,
         )
+
+    def _saved_scores(self, step: int) -> dict[str, float]:
+        """Returns the scores to save at a step, by name; empty if it was not evaluated."""
+        if self._scores is None or step != self._scored_step:
+            return {}
+        return finite_scores(self._scores, self._opened.member_score if self._opened else None)
 
     def _write(self, step: int, record: dict[str, float]) -> None:
         """Adds a record to the history and passes it to the writers."""
@@ -370,25 +402,7 @@ class Loop:
                     call_hook(callback, "write", step, record)
 
 
-def _finite_scores(scores: Scores, member_score: str | None) -> dict[str, float]:
-    """Returns the scores of the ensemble, or of its mean member, that are finite numbers.
-
-    Args:
-        scores: Scores of an evaluation.
-        member_score: Name of a score that is returned of each member, too; None for none.
-    """
-    values = dict(scores.ensemble or scores.mean_member)
-    if member_score is not None:
-        of_members = score_record("", {}, scores.members)
-        values |= {
-            name.removeprefix("/"): value
-            for name, value in of_members.items()
-            if name.startswith(f"/{member_score}/")
-        }
-    return {name: float(value) for name, value in values.items() if np.isfinite(value)}
-
-
-def _crossed(every_steps: int | None, previous_step: int, step: int) -> bool:
+def _crossed(every_steps: int | Fraction | None, previous_step: int, step: int) -> bool:
     """Returns whether a multiple of `every_steps` lies in (previous_step, step]."""
     return every_steps is not None and step // every_steps > previous_step // every_steps
 
