@@ -65,8 +65,8 @@ def failing(loss):
     return multiplied
 
 
-def own_loss(params, model_state, batch, key):
-    outputs, model_state = apply(params, model_state, batch["inputs"], key, True)
+def own_loss(params, model_state, batch, key, train):
+    outputs, model_state = apply(params, model_state, batch["inputs"], key, train)
     losses = optax.softmax_cross_entropy_with_integer_labels(outputs, batch["labels"])
     return batch_mean(losses), (model_state, {"largest": outputs.max()})
 

@@ -87,7 +87,7 @@ class Ensemble:
     of the data axis, because each column draws its own masks.
 
     The programs of an ensemble are compiled once and found again by later calls. If the process has
-    chosen no folder for JAX's compilation cache, it is that of the command line, `~/.cache/dist_ens`.
+    no folder for JAX's compilation cache, it takes that of the command line, `~/.cache/dist_ens`.
 
     Attributes:
         member: Network of one member, in any form that `as_member` accepts.
@@ -348,17 +348,14 @@ class Ensemble:
         """Checks that all columns of the mesh hold the same members.
 
         Args:
-            state: State after an update. Every host must call this. Later calls check nothing, as
-                one check of the compiled update is enough.
+            state: State after an update. Every host must call this. One call after the first update
+                is enough.
 
         Raises:
             UserError: If a leaf differs between columns; the message names the leaf.
         """
-        if "columns" in self._programs:
-            return
         layout, state = self._first_wave(state)
         require_equal_columns(layout, state, MEMBERS)
-        self._programs["columns"] = True
 
     @property
     def checks_columns_of_loss(self) -> bool:

@@ -15,7 +15,6 @@ from jax.extend.core import ClosedJaxpr
 
 import dist_ens
 from dist_ens.ensemble.ensemble import Ensemble
-from dist_ens.errors import UserError
 from dist_ens.types import Shapes
 
 # Version of the operations that dist_ens itself adds to a step. Raise it when they change.
@@ -69,12 +68,6 @@ def _captured(value: object) -> Iterator[np.ndarray]:
     """Yields the arrays that a traced function and the functions nested in it capture."""
     if isinstance(value, ClosedJaxpr):
         for array in value.consts:
-            if isinstance(array, jax.core.Tracer):
-                raise UserError(
-                    "The loss uses an array of another traced function: it closes over the array, "
-                    "or keeps it from an earlier call. Pass it through the batch, the parameters "
-                    "or the model state."
-                )
             is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
             yield np.asarray(jax.random.key_data(array) if is_key else array)
         value = value.jaxpr

@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +122,15 @@ def _parts_of(value: Leaf | Ratio) -> tuple[Leaf, ...]:
 
 def _as_arrays(value: Leaf | Ratio) -> PyTree:
     return Ratio(*map(jnp.asarray, value)) if isinstance(value, Ratio) else jnp.asarray(value)
+
+
+def refuse_tracers(arrays: Sequence[object]) -> None:
+    """Raises a `UserError` if a traced step captures an array of another traced function."""
+    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+        raise UserError(
+            "The loss uses an array of another traced function: it closes over the array, or keeps "
+            "it from an earlier call. Pass it through the batch, the parameters or the model state."
+        )
 
 
 @contextlib.contextmanager

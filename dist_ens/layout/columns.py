@@ -1,8 +1,12 @@
 """Comparison of values that every column of the mesh should hold."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.placing import to_host
@@ -37,6 +41,16 @@ def differing_leaves(layout: Layout, tree: PyTree, specs: Specs = MEMBERS) -> li
     if not named:
         return []
     leaves = {name: leaf for name, (leaf, _) in named.items()}
+    specs_of_leaves = tuple((name, spec) for name, (_, spec) in named.items())
+    answers = _comparison(layout, specs_of_leaves)(leaves)
+    return [name for name, rows in to_host(answers).items() if np.any(rows)]
+
+
+@functools.lru_cache(maxsize=16)  # A run compares after its first update, a second run does too.
+def _comparison(
+    layout: Layout, specs: tuple[tuple[str, PartitionSpec], ...]
+) -> Callable[[PyTree], PyTree]:
+    """Returns the program that compares the columns of arrays with these names and specs."""
 
     def differ(tree: PyTree) -> PyTree:
         def differs(leaf: jax.Array) -> jax.Array:
@@ -46,11 +60,7 @@ def differing_leaves(layout: Layout, tree: PyTree, specs: Specs = MEMBERS) -> li
         # Every column has the answer of its row.
         return jax.tree.map(differs, tree)
 
-    program = layout.shard_map(
-        differ, in_specs=({name: spec for name, (_, spec) in named.items()},), out_specs=MEMBERS
-    )
-    answers = jax.jit(program)(leaves)
-    return [name for name, rows in to_host(answers).items() if np.any(rows)]
+    return jax.jit(layout.shard_map(differ, in_specs=(dict(specs),), out_specs=MEMBERS))
 
 
 def _words(leaf: jax.Array) -> jax.Array:

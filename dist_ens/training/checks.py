@@ -13,7 +13,7 @@ from dist_ens.config.checks import require_coefficient
 from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.argument_checks import check_microbatches
-from dist_ens.ensemble.loss_checks import explained_errors
+from dist_ens.ensemble.loss_checks import explained_errors, refuse_tracers
 from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.evaluation import label_checks
 from dist_ens.layout import BATCH, DATA, MEMBER_BATCH, MEMBERS
@@ -223,7 +223,7 @@ def check_ensemble(ensemble: Ensemble, batch: Batch) -> None:
     )
     try:
         with explained_errors():
-            jax.eval_shape(step, state, batch, index)
+            refuse_tracers(jax.make_jaxpr(step)(state, batch, index).consts)
     except UserError:
         raise
     except Exception as error:  # The network and the loss of a user may raise anything.
