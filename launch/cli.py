@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
-from rich.console import Console
-from rich.table import Table
 
 from dist_ens import cluster
 from dist_ens.checkpoint.causes import explained
@@ -65,7 +63,6 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, er
 _LONGEST_FLAG = 200  # Largest number of characters in the name of a flag or a config field.
 _HELP = ("help", "h", "?", "helpshort")
 _SHOWN_TWICE = 40  # Largest number of characters of a value that a message may show twice.
-_WIDEST_TABLE = 1000  # Largest width of a table, in columns of text.
 
 
 def run(
@@ -269,15 +266,6 @@ def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
                 f"among {', '.join(known)}, or leave the flag out for all."
             )
     return flag.value
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Prints a table without cutting its cells, even on a narrow console."""
-    widest = console.options.update(width=_WIDEST_TABLE)
-    width = console.width
-    console.width = max(width, console.measure(table, options=widest).maximum)
-    console.print(table)
-    console.width = width
 
 
 def check_outputs(*of_files: flags.FlagHolder) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.errors import UserError
-from launch import cli
+from dist_ens.metrics.table import print_table
 from launch.config_flags import ConfigFlags
 
 # A thread that is in the middle of something when the command is interrupted.
@@ -36,7 +36,7 @@ def test_figures_are_not_cut_however_narrow_the_console():
     figures = [f"{number:,}" for number in range(10**9, 10**9 + 20)]
     table.add_row("1024 x 1024", *figures)
     console = Console(file=io.StringIO(), width=40)
-    cli.print_table(console, table)
+    print_table(console, table)
     printed = console.file.getvalue()
     assert all(printed.count(figure) == 1 for figure in figures)
     assert "1024 x 1024" in printed
