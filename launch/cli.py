@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import re
 import signal
 import sys
 import traceback
@@ -240,6 +241,22 @@ def required(flag: flags.FlagHolder, example: str) -> Any:
     """
     if not flag.value:
         raise UserError(f"--{flag.name} is missing. Add it, such as --{flag.name}={example}.")
+    return flag.value
+
+
+def in_form(flag: flags.FlagHolder, pattern: str, what: str) -> str | None:
+    """Returns the value of a flag that has a form; None if it was not given.
+
+    Args:
+        flag: The flag.
+        pattern: Regular expression that the whole value matches.
+        what: Noun with its article for the error message, and an example.
+
+    Raises:
+        UserError: If the value has another form.
+    """
+    if flag.value is not None and not re.fullmatch(pattern, flag.value):
+        raise UserError(f"--{flag.name}={shortened(flag.value)} is not {what}.")
     return flag.value
 
 

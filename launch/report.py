@@ -22,8 +22,18 @@ class _Runs:
         self.workdirs: list[pathlib.Path] = []
 
     def prepare(self, argv: list[str]) -> list[str]:
-        """Returns the command line without the folders, and stores them."""
-        _, *paths = cli.parsed(argv, known_only=True)
+        """Returns the command line without the folders, and stores them.
+
+        Raises:
+            UserError: If there are none.
+        """
+        _, *words = cli.parsed(argv, known_only=True)
+        paths = [word for word in words if not word.startswith("-")]
+        if not paths or any(word.startswith("--workdir") for word in words):
+            raise UserError(
+                "No folder of a run was given. Give at least one, without a flag: dist-ens report "
+                "runs/digits runs/other --output=report.html."
+            )
         self.workdirs = [given_path(path, "RUN") for path in paths]
         return [argument for argument in argv if argument not in paths]
 
@@ -33,11 +43,6 @@ _RUNS = _Runs()
 
 def main() -> None:
     """Reads the files of the runs, and writes the page."""
-    if not _RUNS.workdirs:
-        raise UserError(
-            "No folder of a run was given. Give at least one: dist-ens report runs/digits "
-            "runs/other --output=report.html."
-        )
     runs = [read_run(workdir) for workdir in _RUNS.workdirs]
     cli.write_file(_OUTPUT, lambda path: write_page(path, runs))
     Console(markup=False, highlight=False).print(
