@@ -1,6 +1,7 @@
 """What the commands share."""
 
 import io
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+import dist_ens
+import launch
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.errors import UserError
 from dist_ens.metrics.table import print_table
@@ -52,6 +55,20 @@ def ended_process(code):
         text=True,
         timeout=300,
     )
+
+
+def test_help_has_a_line_for_each_verb_and_leads_to_its_flags():
+    def printed(*words):
+        ended = ended_process(f"import launch, sys; sys.argv[1:] = {words}; launch.main()")
+        assert (ended.returncode, ended.stderr) == (0, "")
+        return ended.stdout
+
+    lines = re.findall(r"^  (\w+) +(\w.+\w)$", printed("--help"), re.MULTILINE)
+    assert [verb for verb, _ in lines] == [*launch.VERBS]
+    assert ("train", "Trains an ensemble") in lines
+    assert printed("help") == printed("--help")
+    assert printed("help", "report") == printed("report", "--help")
+    assert printed("--version") == f"dist_ens {dist_ens.__version__}\n"
 
 
 def test_an_interrupted_command_ends_at_once_with_a_sentence():
