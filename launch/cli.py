@@ -164,6 +164,23 @@ def parsed(argv: Sequence[str], *, known_only: bool = False) -> list[str]:
         raise UserError(f"{why}{end} --help lists the flags.") from error
 
 
+def without_runs(argv: Sequence[str], example: str) -> tuple[list[pathlib.Path], list[str]]:
+    """Returns the folders of runs in a command line, which have no flag, and the other arguments.
+
+    Args:
+        argv: Command line, with the program's name first.
+        example: Command for the error message.
+
+    Raises:
+        UserError: If there is no folder, or the flag of other commands is given.
+    """
+    _, *words = parsed(argv, known_only=True)
+    runs = [word for word in words if not word.startswith("-")]
+    if not runs or any(word.startswith("--workdir") for word in words):
+        raise UserError(f"The folder of a run is missing. Type it without a flag: {example}.")
+    return [given_path(run, "RUN") for run in runs], [word for word in argv if word not in runs]
+
+
 def _refusal(error: flags.IllegalFlagValueError) -> str:
     """Returns the message for a value that a flag refuses."""
     cause = error.__context__

@@ -147,7 +147,7 @@ def test_other_verbs_end_in_silence_too(run, tmp_path, out):
         (["plan", CONFIG, f"--topology={LONG}"], "(20,000 characters)"),
         (
             ["report", "--workdir=runs/a"],
-            "No folder of a run was given. Give at least one, without",
+            "The folder of a run is missing. Type it without a flag: ",
         ),
         ([*K8S, "--memory=64GB", *STARTS], "--memory='64GB' is not an amount of memory in"),
         (["slurm", "--time=4hours", *STARTS], "--time='4hours' is not a time that sbatch reads."),

@@ -58,10 +58,14 @@ def test_the_line_says_compiling_only_before_the_first_call_has_ended():
     assert "loss 0.5000" in printed(bar, 80)
 
 
-def test_a_run_without_steps_shows_its_progress():
+@pytest.mark.parametrize("steps", [0, 2**62])
+def test_a_run_of_any_length_shows_its_progress(steps):
     bar = ProgressBar(Console(file=io.StringIO()))
-    bar.begin(RUN._replace(last_step=0))
-    assert printed(bar, 80).startswith("step 0/0")
+    bar.begin(RUN._replace(last_step=steps))
+    assert printed(bar, 80).startswith("step ")
+    for step in (1, 2):
+        bar(after(step, [0.25, 0.75]))
+    assert re.search(r" [\d,-]+:\d\d:\d\d left ", printed(bar, 200))
 
 
 def test_a_pipe_gets_a_line_at_each_interval_and_one_for_each_evaluation(monkeypatch):

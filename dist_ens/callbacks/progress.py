@@ -1,6 +1,5 @@
 """Progress of a run on the terminal, or in a notebook."""
 
-import datetime
 import time
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -46,13 +45,15 @@ class ProgressBar:
         """Starts the line."""
         if self._console is None:
             self._console = Console(quiet=not cluster.is_main(), markup=False, highlight=False)
-        self._step = run.first_step
         self._last_step = run.last_step
         self._state = "compiling"
-        self._printed_at = self._now = time.monotonic()
-        # Step and time at which the first call ended. It compiles, so the pace leaves it out.
+        self._printed_at = time.monotonic()
+        # Step and time at which the last call ended. The thread of `Live` reads them together.
+        self._now = (run.first_step, self._printed_at)
+        # Those of the first call, which compiles, so that the pace leaves it out.
         self._since: tuple[int, float] | None = None
-        if self._console.is_interactive or self._console.is_jupyter:
+        is_renewed = self._console.is_interactive or self._console.is_jupyter
+        if is_renewed and not self._console.quiet:
             self._live = Live(self, console=self._console, transient=True)
             self._live.start()
 
@@ -60,13 +61,14 @@ class ProgressBar:
         """Notes how many steps are done, and the loss."""
         if self._console is None:
             return
-        self._step, self._now = info.metrics_step, time.monotonic()
+        now = time.monotonic()
+        self._now = (info.metrics_step, now)
         if "loss" in info.metrics:
             self._state = f"loss {shown_loss(info.metrics):#.4g}"
         if self._since is None:
-            self._since = (self._step, self._now)
-        if self._live is None and self._now - self._printed_at >= _LINE_EVERY_SECS:
-            self._printed_at = self._now
+            self._since = self._now
+        if self._live is None and now - self._printed_at >= _LINE_EVERY_SECS:
+            self._printed_at = now
             self._console.print("  ".join(self._parts()), soft_wrap=True)
 
     def evaluated(self, step: int, scores: Scores) -> None:
@@ -88,7 +90,7 @@ class ProgressBar:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the parts of the line that fit, with a bar if all of them do."""
         parts: list[RenderableType] = [*self._parts()]
-        bar = Bar(self._last_step, self._step, width=_BAR_WIDTH)
+        bar = Bar(self._last_step, self._now[0], width=_BAR_WIDTH)
         unbounded = options.update(width=_WIDEST)
         fewer = (parts[:count] for count in range(len(parts), 0, -1))
         for shown in ([parts[0], bar, *parts[1:]], *fewer):
@@ -101,11 +103,12 @@ class ProgressBar:
     def _parts(self) -> list[str]:
         """Returns the parts of the line, the most important one first."""
         total = f"{self._last_step:,}"
-        share = self._step / max(self._last_step, 1)
-        parts = [f"step {self._step:>{len(total)},}/{total}", f"{share:.0%}", self._state]
-        if self._since is None or self._step == self._since[0]:
+        (step, now), since = self._now, self._since
+        share = step / max(self._last_step, 1)
+        parts = [f"step {step:>{len(total)},}/{total}", f"{share:.0%}", self._state]
+        if since is None or step == since[0]:
             return parts
-        step, at = self._since
-        pace = (self._step - step) / (self._now - at)
-        left = datetime.timedelta(seconds=round((self._last_step - self._step) / pace))
-        return [*parts, f"{left} left", f"{pace:,.1f} steps/s"]
+        pace = (step - since[0]) / (now - since[1])
+        minutes, secs = divmod(round((self._last_step - step) / pace), 60)
+        hours, minutes = divmod(minutes, 60)
+        return [*parts, f"{hours:,}:{minutes:02}:{secs:02} left", f"{pace:,.1f} steps/s"]
