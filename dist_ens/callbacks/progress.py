@@ -106,7 +106,7 @@ class ProgressBar:
         (step, now), since = self._now, self._since
         share = step / max(self._last_step, 1)
         parts = [f"step {step:>{len(total)},}/{total}", f"{share:.0%}", self._state]
-        if since is None or step == since[0]:
+        if since is None or step <= since[0] or now <= since[1]:
             return parts
         pace = (step - since[0]) / (now - since[1])
         minutes, secs = divmod(round((self._last_step - step) / pace), 60)
