@@ -59,6 +59,8 @@ def test_a_field_that_is_none_remembers_its_type():
         ("n_estimators", "num_members"),
         ("checkpoints.every_steps", "checkpoint.every_steps"),
         ("model", "model.name"),
+        ("data", "data.source"),
+        ("data.name", "data.source"),
         ("optimizer.b3", None),  # Nothing is near in the section.
     ],
 )

@@ -19,7 +19,6 @@ _ELSEWHERE = {
     "batch_size": "global_batch_size",
     "bs": "global_batch_size",
     "clip": "clip_norm",
-    "data": "source",
     "data.name": "data.source",
     "dataset": "source",
     "ensemble_size": "num_members",
@@ -185,7 +184,8 @@ def fields_named(name: str, known: Iterable[str]) -> list[str]:
     ['optimizer.learning_rate']
     """
     section, dot, field = name.rpartition(".")
-    field = _ELSEWHERE.get(name) or _ELSEWHERE.get(field, field)
-    ends = (f".{field}", f".{name}.name")
+    named_by_section = f"{name}.name"
+    field = _ELSEWHERE.get(named_by_section) or _ELSEWHERE.get(name) or _ELSEWHERE.get(field, field)
+    ends = (f".{field}", f".{named_by_section}")
     named = [path for path in known if f".{path}".endswith(ends)]
     return difflib.get_close_matches(section + dot + field, named, n=len(named) or 1, cutoff=0.0)
