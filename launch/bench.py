@@ -26,6 +26,7 @@ from dist_ens.errors import UserError, counted
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.layout import Layout
+from dist_ens.metrics.table import print_table
 from dist_ens.paths import shortened
 from launch import cli
 from launch.config_flags import ConfigFlags
@@ -96,7 +97,7 @@ def main() -> None:
 
 def _tell(console: Console, points: Sequence[Point]) -> None:
     """Prints the table and the conclusion."""
-    cli.print_table(console, _table(points))
+    print_table(console, _table(points))
     in_doubt = [point for point in points if not all(map(point.is_conclusive, point.ratios))]
     if in_doubt and points[-1] not in in_doubt:  # Otherwise the conclusion says so.
         console.print("?: the spread is too wide to conclude.")

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import re
 import signal
 import sys
 import traceback
@@ -12,8 +13,6 @@ from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
-from rich.console import Console
-from rich.table import Table
 
 from dist_ens import cluster
 from dist_ens.checkpoint.causes import explained
@@ -65,7 +64,6 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, er
 _LONGEST_FLAG = 200  # Largest number of characters in the name of a flag or a config field.
 _HELP = ("help", "h", "?", "helpshort")
 _SHOWN_TWICE = 40  # Largest number of characters of a value that a message may show twice.
-_WIDEST_TABLE = 1000  # Largest width of a table, in columns of text.
 
 
 def run(
@@ -166,6 +164,23 @@ def parsed(argv: Sequence[str], *, known_only: bool = False) -> list[str]:
         raise UserError(f"{why}{end} --help lists the flags.") from error
 
 
+def without_runs(argv: Sequence[str], example: str) -> tuple[list[pathlib.Path], list[str]]:
+    """Returns the folders of runs in a command line, which have no flag, and the other arguments.
+
+    Args:
+        argv: Command line, with the program's name first.
+        example: Command for the error message.
+
+    Raises:
+        UserError: If there is no folder, or the flag of other commands is given.
+    """
+    _, *words = parsed(argv, known_only=True)
+    runs = [word for word in words if not word.startswith("-")]
+    if not runs or any(word.startswith("--workdir") for word in words):
+        raise UserError(f"The folder of a run is missing. Type it without a flag: {example}.")
+    return [given_path(run, "RUN") for run in runs], [word for word in argv if word not in runs]
+
+
 def _refusal(error: flags.IllegalFlagValueError) -> str:
     """Returns the message for a value that a flag refuses."""
     cause = error.__context__
@@ -246,6 +261,22 @@ def required(flag: flags.FlagHolder, example: str) -> Any:
     return flag.value
 
 
+def in_form(flag: flags.FlagHolder, pattern: str, what: str) -> str | None:
+    """Returns the value of a flag that has a form; None if it was not given.
+
+    Args:
+        flag: The flag.
+        pattern: Regular expression that the whole value matches.
+        what: Noun with its article for the error message, and an example.
+
+    Raises:
+        UserError: If the value has another form.
+    """
+    if flag.value is not None and not re.fullmatch(pattern, flag.value):
+        raise UserError(f"--{flag.name}={shortened(flag.value)} is not {what}.")
+    return flag.value
+
+
 def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
     """Returns the names in the list of a flag.
 
@@ -269,15 +300,6 @@ def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
                 f"among {', '.join(known)}, or leave the flag out for all."
             )
     return flag.value
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Prints a table without cutting its cells, even on a narrow console."""
-    widest = console.options.update(width=_WIDEST_TABLE)
-    width = console.width
-    console.width = max(width, console.measure(table, options=widest).maximum)
-    console.print(table)
-    console.width = width
 
 
 def check_outputs(*of_files: flags.FlagHolder) -> None:

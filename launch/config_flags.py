@@ -16,6 +16,7 @@ from dist_ens.config import (
     OptimizerConfig,
     OwnParts,
     did_you_mean,
+    fields_named,
 )
 from dist_ens.data import Source, Spec, open_source
 from dist_ens.errors import UserError
@@ -28,7 +29,8 @@ from dist_ens.paths import shortened
 _CONFIG, _EXPERIMENT = "config", "experiment"
 _OF_NEW_RUN = (
     "Config file, the path of a Python file. --config.FIELD=VALUE overrides one of its fields, "
-    "such as --config.optimizer.learning_rate=0.01."
+    "such as --config.optimizer.learning_rate=0.01. The fields are the arguments of the network in "
+    "model, those of the optimizer in optimizer, and: "
 )
 _OF_EXPERIMENT = (
     "Experiment in JSON instead of a config file, such as the experiment.json in the folder of a "
@@ -62,7 +64,9 @@ class ConfigFlags:
     def __init__(self, *, overridable: bool = True) -> None:
         # The flag stands here for the list of flags alone. `prepare` reads it, and defines it anew.
         if _CONFIG not in flags.FLAGS:
-            flags.DEFINE_string(_CONFIG, None, _OF_NEW_RUN if overridable else _OF_FINISHED_RUN)
+            fields = ", ".join(_paths(Experiment(steps=1).to_config_dict()))
+            meaning = f"{_OF_NEW_RUN}{fields}." if overridable else _OF_FINISHED_RUN
+            flags.DEFINE_string(_CONFIG, None, meaning)
         if overridable and _EXPERIMENT not in flags.FLAGS:
             flags.DEFINE_string(_EXPERIMENT, None, _OF_EXPERIMENT)
         self.file: ConfigFile | None = None
@@ -131,16 +135,17 @@ class ConfigFlags:
         for name in sorted(self._given):
             if name not in known:
                 raise UserError(
-                    f"The config has no field {shortened(name)}.{did_you_mean(name, known)} The "
-                    f"fields are: {', '.join(known)}."
+                    f"The config has no field {shortened(name)}.{did_you_mean(name, known)} "
+                    f"{_fields_near(name, known)} --help lists all fields."
                 )
         for argument in rest:
             name = argument.lstrip("-").partition("=")[0]
-            is_field = argument.startswith("-") and name in known and name not in flags.FLAGS
-            if is_field and self._overridable:
+            is_flag = not argument.startswith("-") or name in flags.FLAGS or "config." in name
+            meant = [] if is_flag or not self._overridable else fields_named(name, known)
+            if meant:
                 raise UserError(
-                    f"--{name} is a field of the config, and not a flag. Write "
-                    f"--config.{name}=VALUE."
+                    f"--{name} is no flag, but the config has the field {meant[0]}. Write "
+                    f"--config.{meant[0]}=VALUE."
                 )
         self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
         return rest
@@ -231,6 +236,21 @@ def _complete(
             section[option] = placeholder(kind) if default is None else default
             added.append(f"{name}.{option}")
     return added
+
+
+def _fields_near(name: str, known: list[str]) -> str:
+    """Returns a sentence with the fields of the section of an unknown field, or the sections.
+
+    Args:
+        name: Path of the unknown field.
+        known: Paths of all fields.
+    """
+    prefix = f"{name.rpartition('.')[0]}."
+    within = [path.removeprefix(prefix) for path in known if path.startswith(prefix)]
+    if within:
+        return f"The fields of {prefix[:-1]} are: {', '.join(within)}."
+    top = dict.fromkeys(f"{path.partition('.')[0]}{'.…' * ('.' in path)}" for path in known)
+    return f"The fields are: {', '.join(top)}."
 
 
 def _paths(config: ConfigDict, prefix: str = "") -> list[str]:

@@ -28,6 +28,7 @@ from dist_ens.compile_cache import compiled_folder
 from dist_ens.errors import counted
 from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import JsonDict
+from dist_ens.metrics.table import print_table
 from launch import cli, diagnosis
 from launch.config_flags import ConfigFlags
 from launch.diagnosis import Finding
@@ -201,7 +202,7 @@ def _first_error(log: str) -> str:
 def _print(findings: list[Finding], process_id: int) -> None:
     """Prints the findings. Only process 0 prints those that are sound."""
     if process_id == 0:
-        cli.print_table(Console(markup=False, highlight=False), diagnosis.table_of(findings))
+        print_table(Console(markup=False, highlight=False), diagnosis.table_of(findings))
         for line in diagnosis.remedies_of(findings):
             print(line)
         if not any(each.is_bad for each in findings):

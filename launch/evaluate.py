@@ -28,6 +28,7 @@ from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.workdir import Finished, open_finished
 from dist_ens.file_writing import require_regular_files
 from dist_ens.json_text import JsonDict
+from dist_ens.metrics.table import print_table
 from dist_ens.paths import shortened
 from dist_ens.report.files import REPORT_FILES
 from launch import cli
@@ -135,7 +136,7 @@ def main() -> None:
         return
     console, scores = Console(markup=False, highlight=False), found.scores
     console.print(_told_of(finished))
-    console.print(scores.table())
+    print_table(console, scores.table())
     for sentence in found.sentences():
         console.print(sentence, soft_wrap=True)
     as_json: JsonDict = found.to_dict()
@@ -184,7 +185,7 @@ def _tell_mean_losses(finished: Finished, source: Source) -> None:
         return
     console = Console(markup=False, highlight=False)
     console.print(_told_of(finished))
-    console.print(scores.table())
+    print_table(console, scores.table())
     if _JSON.value is not None:
         as_json = Assessment(scores, {}, {}, ()).to_dict()
         cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))

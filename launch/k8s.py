@@ -56,6 +56,8 @@ _GRACE_SECS = flags.DEFINE_integer(
 _OUTPUT = define_path("output", None, "File to write. Default: standard output.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Whether to print the file and write nothing.")
 _COMMAND = StartedCommand()
+# A quantity of Kubernetes that is not negative.
+_QUANTITY = r"(\d+\.?\d*|\.\d+)([KMGTPE]i|[mkMGTPE]|[eE][+-]?\d+)?"
 _OF_TPUS: tuple[str, ...] = ("tpu_accelerator", "tpu_topology", "chips_per_node", "num_slices")
 _OF_NODES: tuple[str, ...] = ("num_nodes", "gpus_per_node")
 
@@ -73,8 +75,12 @@ def main() -> None:
         mount_path=_MOUNT_PATH.value,
         secrets=tuple(map(SecretVariable.parse, _SECRET_ENV.value)),
         node_selector=tuple(map(_label, _NODE_SELECTOR.value)),
-        cpu=_CPU.value,
-        memory=_MEMORY.value,
+        cpu=cli.in_form(_CPU, _QUANTITY, "a number of CPU cores. Use a number, such as 8 or 500m"),
+        memory=cli.in_form(
+            _MEMORY,
+            _QUANTITY,
+            "an amount of memory in Kubernetes. Use a number with a unit, such as 64Gi or 500M",
+        ),
         grace_secs=_GRACE_SECS.value,
     )
     check_workdir(settings.arguments, _VOLUME_CLAIM, settings.mount_path)

@@ -15,6 +15,7 @@ from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
 from dist_ens.feed import TrainingSet
 from dist_ens.layout import Layout
+from dist_ens.metrics.table import print_table
 from dist_ens.plan import HERE, Planner, Topology, mesh_line, plan_table
 from launch import cli
 from launch.config_flags import ConfigFlags
@@ -36,7 +37,7 @@ def main() -> None:
     planner = make_planner(_CONFIG, Topology.parse(_TOPOLOGY.value))
     plan = planner.plan()
     if cluster.is_main():
-        cli.print_table(Console(markup=False, highlight=False), plan_table(plan))
+        print_table(Console(markup=False, highlight=False), plan_table(plan))
         for mesh in plan.meshes:
             print(mesh_line(mesh))
         if _JSON.value is not None:

@@ -9,7 +9,6 @@ from rich.console import Console
 from dist_ens.errors import UserError, counted
 from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.replay import Replay, replay
-from dist_ens.paths import given_path
 from launch import cli
 from launch.config_flags import ConfigFlags
 
@@ -30,10 +29,10 @@ _RUN: list[pathlib.Path] = []
 
 def prepare(argv: list[str]) -> list[str]:
     """Returns the command line without the folder of the run, and stores it."""
-    argv = _CONFIG.prepare(argv)
-    _, *paths = cli.parsed(argv, known_only=True)
-    _RUN[:] = [given_path(path, "RUN") for path in paths]
-    return [argument for argument in argv if argument not in paths]
+    _RUN[:], rest = cli.without_runs(
+        _CONFIG.prepare(argv), "dist-ens replay runs/digits --member=0"
+    )
+    return rest
 
 
 def main() -> int:

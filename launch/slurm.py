@@ -153,7 +153,12 @@ def _job() -> Job:
         gpus_per_node=_GPUS_PER_NODE.value,
         tasks_per_node=_TASKS_PER_NODE.value,
         cpus_per_task=_CPUS_PER_TASK.value,
-        time=_TIME.value,
+        time=cli.in_form(
+            _TIME,
+            r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE",
+            "a time that sbatch reads. Use hours, minutes and seconds such as 4:00:00, days and "
+            "hours such as 1-12, or minutes such as 240",
+        ),
         partition=_PARTITION.value,
         account=_ACCOUNT.value,
         name=_NAME.value,

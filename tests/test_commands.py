@@ -395,9 +395,10 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         ([*train, f"--config={tmp_path / 'raises.py'}"], "ZeroDivisionError: division by zero (l"),
         ([*train, f"--config={tmp_path / 'syntax.py'}"], "SyntaxError: "),
         ([*train, SMALL[0], "--config.optimizer.learnin_rate=1"], "mean 'optimizer.learning_rate'"),
+        ([*train, SMALL[0], "--lr=1"], "Write --config.optimizer.learning_rate=VALUE."),
         (
             [*train, SMALL[0], "--num_members=4"],
-            "--num_members is a field of the config, and not a",
+            "--num_members is no flag, but the config has the field num_members.",
         ),
         ([*train, SMALL[0], "--config.steps=many"], "--config.steps cannot be 'many'"),
         ([*train, SMALL[0], "--config.num_members=0"], "num_members must be positive:"),

@@ -12,8 +12,10 @@ from dist_ens.config import (
     MAY_CHANGE_ON_RESUME,
     Experiment,
     LossConfig,
+    did_you_mean,
     differences_on_resume,
 )
+from dist_ens.config.reading import leaves
 from dist_ens.errors import UserError
 from dist_ens.experiment.objectives import make_objective
 
@@ -43,6 +45,37 @@ def test_a_field_that_is_none_remembers_its_type():
     config.layout.ensemble_axis = 4
     with pytest.raises(TypeError):
         config.data.data_dir = 3
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("optimizer.lr", "optimizer.learning_rate"),
+        ("lr", "optimizer.learning_rate"),
+        ("data.bs", "data.global_batch_size"),
+        ("evaluation.batch_size", "evaluation.global_batch_size"),
+        ("num_epochs", "epochs"),
+        ("wd", "optimizer.weight_decay"),
+        ("n_estimators", "num_members"),
+        ("checkpoints.every_steps", "checkpoint.every_steps"),
+        ("model", "model.name"),
+        ("data", "data.source"),
+        ("data.name", "data.source"),
+        ("optimizer.b3", None),  # Nothing is near in the section.
+    ],
+)
+def test_the_name_of_a_field_in_another_library_is_understood(name, meant):
+    known = [path for path, _ in leaves(Experiment(steps=1).to_dict())]
+    assert did_you_mean(name, known) == (f" Did you mean {meant!r}?" if meant else "")
+
+
+def test_a_letter_too_few_in_any_field_is_understood():
+    known = [path for path, _ in leaves(Experiment(steps=1).to_dict())]
+    for path in known:
+        section, dot, field = path.rpartition(".")
+        for place in range(len(field)):
+            typed = section + dot + field[:place] + field[place + 1 :]
+            assert did_you_mean(typed, known) == f" Did you mean {path!r}?"
 
 
 @pytest.mark.parametrize(

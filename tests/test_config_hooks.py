@@ -245,7 +245,10 @@ def test_another_optimizer_on_the_command_line_drops_the_arguments_in_the_file(t
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        ("--config.optimizer.b3=1", "no field 'optimizer.b3'. Did you mean 'optimizer.b"),
+        (
+            "--config.optimizer.b3=1",
+            "no field 'optimizer.b3'. The fields of optimizer are: b1, b2",
+        ),
         ("--config.optimizer.name=adm", "'adm' is not an optimizer of Optax. Did you mean 'adam'"),
         ("--config.optimizer.learnig_rate=1", "Did you mean 'optimizer.learning_rate'?"),
     ],

@@ -13,7 +13,7 @@ import pytest
 import commands
 import dist_ens
 import launch
-from dist_ens.config import Experiment
+from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment
 from dist_ens.exit_codes import ExitCode
 from dist_ens.metrics import CATALOGUE
 
@@ -25,8 +25,8 @@ DOCS = "\n".join(PAGES.values())
 pytestmark = pytest.mark.quick
 
 SETUP = [
-    "python3 -m venv .venv && .venv/bin/pip install -e . && "
-    ".venv/bin/dist-ens train --config=configs/digits.py --workdir=runs/digits",
+    "python3 -m venv .venv && . .venv/bin/activate && pip install -e . && "
+    "dist-ens train --config=configs/digits.py --workdir=runs/digits",
     ".venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest",
 ]
 
@@ -47,6 +47,35 @@ def test_every_verb_and_every_config_stands_in_the_documentation():
         assert f"dist-ens {verb} --" in DOCS or f"dist-ens {verb} " in DOCS
     for path in (ROOT / "configs").glob("*.py"):
         assert f"configs/{path.name}" in DOCS, path
+
+
+def blocks(text, *languages):
+    return re.findall(rf"```(?:{'|'.join(languages)})\n(.*?)\n```", text, re.DOTALL)
+
+
+def test_code_on_a_page_fits_a_screen_of_1280_pixels():
+    for page, text in PAGES.items():
+        for line in "\n".join(blocks(text, "sh", "python")).splitlines():
+            assert len(line) <= 110, f"{page}: {line}"
+
+
+def test_the_commands_of_all_pages_can_be_typed_in_one_clone():
+    runs = {}
+    for page, text in [("README.md", README), *PAGES.items()]:
+        lines = "\n".join(blocks(text, "sh")).replace("\\\n", "").splitlines()
+        for line in lines + re.findall(r"`(dist-ens .*?)`", text):
+            words = line.split()
+            if "train" not in words or "…" in line:
+                continue
+            given = dict(word.split("=", 1) for word in words if word.startswith("--config"))
+            workdir = re.search(r"--workdir=(runs/\S+)", line)
+            run = {
+                name: value
+                for name, value in given.items()
+                if not name.removeprefix("--config.").startswith(MAY_CHANGE_ON_RESUME)
+            }
+            if workdir and given:  # Another run in the same folder would be refused.
+                assert runs.setdefault(workdir[1], run) == run, f"{page}: {line}"
 
 
 def test_every_path_in_the_documentation_exists():

@@ -22,6 +22,8 @@ DIST_ENS = f"{sys.executable} -c 'import launch; launch.main()'"
 UNWRITTEN = "error: Some of the output could not be written: No space left on device. "
 TINY = [CONFIG, "--config.num_members=2", "--config.execution=vmap"]
 LONG = "x" * 20_000
+K8S = ("k8s", "--name=a", "--image=b")
+STARTS = ("--", "train", CONFIG)
 
 
 def in_bash(line, **variables):
@@ -143,6 +145,12 @@ def test_other_verbs_end_in_silence_too(run, tmp_path, out):
         (["evaluate", f"--level={LONG}"], "(20,000 characters): could not convert string to float"),
         (["evaluate", f"--pooling={LONG}"], "(20,000 characters): value should be one of"),
         (["plan", CONFIG, f"--topology={LONG}"], "(20,000 characters)"),
+        (
+            ["report", "--workdir=runs/a"],
+            "The folder of a run is missing. Type it without a flag: ",
+        ),
+        ([*K8S, "--memory=64GB", *STARTS], "--memory='64GB' is not an amount of memory in"),
+        (["slurm", "--time=4hours", *STARTS], "--time='4hours' is not a time that sbatch reads."),
         (["report", LONG], "RUN cannot be used as a path: File name too long"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",

@@ -1,6 +1,7 @@
 """What the commands share."""
 
 import io
+import re
 import signal
 import subprocess
 import sys
@@ -9,9 +10,11 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+import dist_ens
+import launch
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.errors import UserError
-from launch import cli
+from dist_ens.metrics.table import print_table
 from launch.config_flags import ConfigFlags
 
 # A thread that is in the middle of something when the command is interrupted.
@@ -36,7 +39,7 @@ def test_figures_are_not_cut_however_narrow_the_console():
     figures = [f"{number:,}" for number in range(10**9, 10**9 + 20)]
     table.add_row("1024 x 1024", *figures)
     console = Console(file=io.StringIO(), width=40)
-    cli.print_table(console, table)
+    print_table(console, table)
     printed = console.file.getvalue()
     assert all(printed.count(figure) == 1 for figure in figures)
     assert "1024 x 1024" in printed
@@ -52,6 +55,20 @@ def ended_process(code):
         text=True,
         timeout=300,
     )
+
+
+def test_help_has_a_line_for_each_verb_and_leads_to_its_flags():
+    def printed(*words):
+        ended = ended_process(f"import launch, sys; sys.argv[1:] = {words}; launch.main()")
+        assert (ended.returncode, ended.stderr) == (0, "")
+        return ended.stdout
+
+    lines = re.findall(r"^  (\w+) +(\w.+\w)$", printed("--help"), re.MULTILINE)
+    assert [verb for verb, _ in lines] == [*launch.VERBS]
+    assert ("train", "Trains an ensemble") in lines
+    assert printed("help") == printed("--help")
+    assert printed("help", "report") == printed("report", "--help")
+    assert printed("--version") == f"dist_ens {dist_ens.__version__}\n"
 
 
 def test_an_interrupted_command_ends_at_once_with_a_sentence():

@@ -503,7 +503,7 @@ def test_an_unknown_topology_is_told(text, sentence):
 @pytest.mark.quick
 def test_without_libtpu_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs the package libtpu.*dist-ens\[tpu-plan\]"):
+    with pytest.raises(UserError, match=r"needs libtpu.*dist-ens\[tpu-plan\]"):
         Topology.parse("v5e:4x4").run_module("launch.plan", [])
 
 

@@ -6,7 +6,7 @@ device is touched. Names and arguments of networks and optimizers are checked in
 and `dist_ens.optimizers`.
 """
 
-from dist_ens.config.checks import MOST_STEPS, did_you_mean, whole_number
+from dist_ens.config.checks import MOST_STEPS, did_you_mean, fields_named, whole_number
 from dist_ens.config.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
 from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.config.own_parts import OwnParts
@@ -46,6 +46,7 @@ __all__ = [
     "OwnParts",
     "checked_type",
     "did_you_mean",
+    "fields_named",
     "differences_on_resume",
     "fields_from_record",
     "whole_number",

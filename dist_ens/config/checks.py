@@ -13,6 +13,29 @@ MOST = 2**31 - 1
 MOST_STEPS = 2**62  # Largest number of steps of a run.
 MOST_SEED = 2**32 - 1
 MOST_DROPOUT_SAMPLES = 2**16
+# Names of fields elsewhere, and the fields that mean the same in a config.
+_ELSEWHERE = {
+    "batch": "global_batch_size",
+    "batch_size": "global_batch_size",
+    "bs": "global_batch_size",
+    "clip": "clip_norm",
+    "data.name": "data.source",
+    "dataset": "source",
+    "ensemble_size": "num_members",
+    "eval_every": "evaluation.every_steps",
+    "grad_clip": "clip_norm",
+    "hidden": "hidden_sizes",
+    "iterations": "steps",
+    "l2": "weight_decay",
+    "layers": "hidden_sizes",
+    "log_every": "logging.every_steps",
+    "lr": "learning_rate",
+    "members": "num_members",
+    "n_estimators": "num_members",
+    "precision": "dtype",
+    "random_state": "seed",
+    "wd": "weight_decay",
+}
 
 
 def require(holds: bool, message: str) -> None:
@@ -131,10 +154,38 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     Args:
         name: Name that is unknown.
-        known: Names that are known.
+        known: Names that are known. Those with dots are paths of fields.
 
     >>> did_you_mean("learnig_rate", ["learning_rate", "momentum"])
     " Did you mean 'learning_rate'?"
+    >>> did_you_mean("optimizer.lr", ["optimizer.b2", "optimizer.learning_rate"])
+    " Did you mean 'optimizer.learning_rate'?"
     """
-    near = difflib.get_close_matches(name, list(known), n=1)
+    known = list(known)
+    near = fields_named(name, known)
+    if not near:  # A field is compared with its own section, because a long prefix fits any.
+        section, dot, field = name.rpartition(".")
+        prefix = section + dot
+        within = {path.removeprefix(prefix): path for path in known if path.startswith(prefix)}
+        fields = within or dict(zip(known, known, strict=True))
+        found = difflib.get_close_matches(field if within else name, fields, n=1)
+        near = [fields[each] for each in found]
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def fields_named(name: str, known: Iterable[str]) -> list[str]:
+    """Returns the paths of the fields that a name stands for in any section, the nearest first.
+
+    Args:
+        name: Name or path of a field, or its name in another library.
+        known: Paths of the fields.
+
+    >>> fields_named("lr", ["epochs", "optimizer.learning_rate", "optimizer.name"])
+    ['optimizer.learning_rate']
+    """
+    section, dot, field = name.rpartition(".")
+    named_by_section = f"{name}.name"
+    field = _ELSEWHERE.get(named_by_section) or _ELSEWHERE.get(name) or _ELSEWHERE.get(field, field)
+    ends = (f".{field}", f".{named_by_section}")
+    named = [path for path in known if f".{path}".endswith(ends)]
+    return difflib.get_close_matches(section + dot + field, named, n=len(named) or 1, cutoff=0.0)

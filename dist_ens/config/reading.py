@@ -81,7 +81,7 @@ def from_mapping(cls: type, values: Mapping[str, Json], prefix: str) -> Any:
     for name, value in values.items():
         if name not in hints:
             raise UserError(
-                f"The config has no field {prefix + name!r}.{_nearest(name, hints)} "
+                f"The config has no field {prefix + name!r}.{did_you_mean(name, _paths(hints))} "
                 f"The fields here are: {', '.join(hints)}."
             )
         if dataclasses.is_dataclass(hints[name]):
@@ -91,19 +91,19 @@ def from_mapping(cls: type, values: Mapping[str, Json], prefix: str) -> Any:
     return cls(**arguments)
 
 
-def _nearest(name: str, hints: Mapping[str, Any]) -> str:
-    """Returns a question with the field that an unknown name stands for, or the empty string.
+def _paths(hints: Mapping[str, Any]) -> list[str]:
+    """Returns the names of some fields, and the paths of the fields inside those with fields.
 
     Args:
-        name: Name that is unknown.
-        hints: Annotations of the fields that are known; some are sections with fields.
+        hints: Annotations of the fields by name.
     """
-    in_sections = [
-        f"{section}.{name}"
-        for section, hint in hints.items()
-        if dataclasses.is_dataclass(hint) and name in typing.get_type_hints(hint)
+    sections = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    inside = [
+        f"{name}.{field}"
+        for name, hint in sections.items()
+        for field in typing.get_type_hints(hint)
     ]
-    return f" Did you mean {in_sections[0]!r}?" if in_sections else did_you_mean(name, hints)
+    return [*hints, *inside]
 
 
 def _with_options(

@@ -25,6 +25,7 @@ from dist_ens.file_writing import replace_file, require_regular_files
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
+from dist_ens.metrics.table import print_table
 from dist_ens.paths import given_path
 from dist_ens.report.files import REPORT_FILES, to_json
 from dist_ens.report.metrics_file import METRICS
@@ -171,7 +172,8 @@ class _Announcement:
             f"{counted(run.last_step, 'step')} of {counted(run.batch_size, 'example')} "
             f"({self._built.source.spec}) on "
             f"{counted(layout.mesh.size, f'{layout.platform} device')}, mesh "
-            f"{layout}{in_waves}{resumes}."
+            f"{layout}{in_waves}{resumes}.",
+            soft_wrap=True,
         )
         for note in self._built.source.notes:
             self._console.print(f"Note: {note}", soft_wrap=True)
@@ -227,6 +229,7 @@ def _say_where_it_stopped(
         if result.step
         else f"Stopped before the first of {counted(last_step, 'step')}; nothing is saved. Run the "
         "same command again to start.",
+        soft_wrap=True,
     )
 
 
@@ -285,11 +288,12 @@ def _are_all_diverged(scores: Scores | None) -> bool:
 
 def _print_scores(console: Console, scores: Scores) -> None:
     """Prints the table of scores, and a note if members have diverged."""
-    console.print(scores.table())
+    print_table(console, scores.table())
     diverged = diverged_members(scores)
     if diverged:
         console.print(
             f"Members {diverged} have diverged: their scores are not finite, and neither are the "
             "averages over all members. Try a lower --config.optimizer.learning_rate, or "
             "--config.optimizer.clip_norm=1.0.",
+            soft_wrap=True,
         )

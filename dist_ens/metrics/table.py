@@ -1,4 +1,4 @@
-"""The table of scores that is printed on the terminal."""
+"""Tables that are printed on the terminal."""
 
 import io
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +12,7 @@ from dist_ens.metrics.metric import Metric
 _MEMBERS_SHOWN = 20
 _MOST_COLUMNS = 10
 _WIDTH = 160
+_WIDEST = 1000  # Largest width of a table on the terminal, in columns of text.
 
 
 def scores_table(
@@ -60,6 +61,15 @@ def scores_table(
     if len(members) > _MEMBERS_SHOWN:
         table.add_row(f"… {len(members) - _MEMBERS_SHOWN} more {others}", style="dim")
     return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Prints a table without cutting its cells, even on a narrow console."""
+    widest = console.options.update(width=_WIDEST)
+    width = console.width
+    console.width = max(width, console.measure(table, options=widest).maximum)
+    console.print(table)
+    console.width = width
 
 
 def as_text(table: Table) -> str:

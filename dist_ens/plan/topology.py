@@ -104,8 +104,7 @@ class Topology:
                 f"where they are. Try --topology={HERE} on the machine that has them."
             )
         if kind not in CHIPS or match is None:
-            known = ["cpu", HERE, *CHIPS]
-            hint = "" if kind in known else did_you_mean(kind, known)
+            hint = did_you_mean(kind, CHIPS) if match and kind not in CHIPS else ""
             raise UserError(
                 f"--topology={shortened(text)} is not a topology.{hint} Give here, cpu:N, or a "
                 "TPU's CHIP:AxB[xC] with *SLICES if there are several, such as v5e:4x4. The chips "
@@ -145,8 +144,8 @@ class Topology:
         """
         if self.kind in CHIPS and importlib.util.find_spec("libtpu") is None:
             raise UserError(
-                f"--topology={quoted(self.text)} needs the package libtpu, which compiles for TPUs "
-                "without one, and it is not installed. Run pip install 'dist-ens[tpu-plan]'."
+                f"--topology={quoted(self.text)} needs libtpu, the compiler for TPUs, which is not "
+                "installed. Install it: pip install 'dist-ens[tpu-plan]'."
             )
         code = subprocess.run(
             [sys.executable, "-m", module, *arguments], env=os.environ | self._environment()

@@ -1,0 +1,92 @@
+"""The line that shows the progress of a run."""
+
+import io
+import re
+import time
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from dist_ens.callbacks import ProgressBar, RunInfo, StepInfo, progress
+from dist_ens.evaluation import Scores
+
+RUN = RunInfo(None, member_ids=[0, 1], first_step=0, last_step=20_000, batch_size=8)
+
+
+def after(step, losses):
+    metrics = {} if losses is None else {"loss": np.array([losses], np.float32)}
+    return StepInfo(step, None, metrics, is_last=False, metrics_step=step)
+
+
+def printed(bar, width):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(bar)
+    return console.file.getvalue().rstrip()
+
+
+ALL = r"step  5,000/20,000  ━━╸ +  25%  loss 0\.5000  0:00:0\d left  [\d,.]+ steps/s"
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (80, ALL),
+        (40, r"step  5,000/20,000  25%  loss 0\.5000"),
+        (30, r"step  5,000/20,000  25%"),
+        (20, r"step  5,000/20,000"),
+        (10, r""),
+    ],
+    ids=lambda value: value if isinstance(value, int) else "",
+)
+def test_what_does_not_fit_is_left_out_from_the_right(width, shown):
+    bar = ProgressBar(Console(file=io.StringIO()))
+    bar.begin(RUN)
+    bar(after(4_000, [2.0, 2.0]))
+    time.sleep(0.01)
+    bar(after(5_000, [0.25, 0.75]))  # 5,000 of 20,000 steps are 25 %, and the mean loss is 0.5.
+    assert re.fullmatch(shown, printed(bar, width))
+
+
+def test_the_line_says_compiling_only_before_the_first_call_has_ended():
+    bar = ProgressBar(Console(file=io.StringIO()))
+    bar.begin(RUN)
+    assert printed(bar, 80).endswith("  0%  compiling")
+    bar(after(10, [0.25, 0.75]))
+    bar(after(20, None))
+    assert "compiling" not in printed(bar, 80)
+    assert "loss 0.5000" in printed(bar, 80)
+
+
+@pytest.mark.parametrize("steps", [0, 2**62])
+def test_a_run_of_any_length_shows_its_progress(steps):
+    bar = ProgressBar(Console(file=io.StringIO()))
+    bar.begin(RUN._replace(last_step=steps))
+    assert printed(bar, 80).startswith("step ")
+    for step in (1, 2):
+        bar(after(step, [0.25, 0.75]))
+    assert re.search(r" [\d,-]+:\d\d:\d\d left ", printed(bar, 200))
+
+
+def test_a_pipe_gets_a_line_at_each_interval_and_one_for_each_evaluation(monkeypatch):
+    monkeypatch.setattr(progress, "_LINE_EVERY_SECS", 0.05)
+    scores = Scores([{"accuracy": 0.75, "nll": 0.5}], [{"member_id": 0, "accuracy": 0.5, "nll": 1}])
+    file = io.StringIO()
+    bar = ProgressBar(Console(file=file, width=40))
+    bar.begin(RUN._replace(last_step=20))
+    for step in range(1, 21):
+        bar(after(step, [0.25, 0.75]))
+        time.sleep(0.01)
+        if step % 2 == 0:  # Evaluations come sooner than lines are due.
+            bar.evaluated(step, scores)
+    bar.evaluated(21, Scores([{}], [{"member_id": 0, "loss": 0.125}]))  # A loss of the user's own.
+    lines = file.getvalue().splitlines()
+    evaluated = [line for line in lines if " of the " in line]
+    expected = [f"step {n}: accuracy 0.7500, NLL 0.5000 of the ensemble" for n in range(2, 21, 2)]
+    assert evaluated == [*expected, "step 21: loss 0.1250 of the mean member"]
+    # The 20 calls take at least 0.2 s, in which a line is due every 0.05 s or so.
+    steps = [line for line in lines if line not in evaluated]
+    assert len(steps) >= 3
+    # A line is longer than the 40 columns, and not wrapped.
+    line = r"step [ \d]\d/20  \d+%  loss 0\.5000  0:00:0\d left  [\d.]+ steps/s"
+    assert all(re.fullmatch(line, step) for step in steps)
