@@ -27,7 +27,7 @@ from dist_ens.commands import quoted
 from dist_ens.errors import RunError, UserError, code_of_write, counted, first_line
 from dist_ens.file_writing import replaced_file
 from dist_ens.json_text import Json
-from dist_ens.paths import shortened
+from dist_ens.paths import given_path, shortened
 from dist_ens.types import ModelState, Params, PyTree
 
 SUFFIXES = (".safetensors", ".npz")
@@ -122,7 +122,7 @@ def network_paths(given: Sequence[str]) -> list[pathlib.Path]:
         )
     found: list[pathlib.Path] = []
     for text in given:
-        path = pathlib.Path(text).expanduser()
+        path = given_path(text, "FILE")
         if path.is_dir() and not _is_orbax(path):
             inside = [each for each in path.iterdir() if _is_network(each)]
         elif path.exists():
