@@ -128,6 +128,9 @@ def _verify(workdir: pathlib.Path) -> int:
     store, step = saved_step(workdir, _STEP.value)
     steps = store.steps() if _STEP.value is None else [step]
     console, code = _console(), ExitCode.DONE
+    for sentence in store.unread_steps():
+        console.print(sentence, soft_wrap=True)
+        code = ExitCode.DAMAGED
     for step in steps:
         path = workdir.resolve() / FOLDER / str(step)
         try:

@@ -45,6 +45,7 @@ FLOORS = {
     "dist_ens.narrowing": -1,  # `host_keys`, which imports JAX, takes it from here.
     "dist_ens.host_keys": 0,
     "dist_ens.file_writing": 0,
+    "dist_ens.file_reading": 0,
     "dist_ens.data_workers": 0,
     "dist_ens.mutual_tls": 0,
     "dist_ens.paths": 0,

@@ -288,7 +288,8 @@ class OpenCheckpoints:
         self.saved_step, self.saved_record = step, record
         self.members = members
         self._lineages = {member.member_id: member for member in members}
-        self.notes = [] if record is None else self._check(record)
+        self.notes = self._store.unread_steps()
+        self.notes += [] if record is None else self._check(record)
         if step and (added := self._store.added_files(step)):
             self.notes.append(
                 f"The checkpoint of step {step} has files that do not belong to it, and that are "

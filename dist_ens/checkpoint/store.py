@@ -357,18 +357,24 @@ class CheckpointStore:
         return path
 
     def steps(self) -> list[int]:
-        """Returns the steps of the finished checkpoints, the oldest first.
+        """Returns the steps of the finished checkpoints, the oldest first."""
+        return sorted(step for _, step in self._numbered() if step is not None)
 
-        Their names are plain decimal numbers. Other folders, files and links are passed over.
-        """
-        if not self._folder.is_dir():
-            return []
-        found = [
-            step_of(path.name)
-            for path in self._folder.iterdir()
-            if path.is_dir() and not path.is_symlink()
+    def unread_steps(self) -> list[str]:
+        """Returns a sentence for each entry with a number for its name that is no checkpoint."""
+        return [
+            f"{quoted(path)} is not read: a checkpoint is a folder and no link, and its name is a "
+            "number without leading zeros."
+            for path, step in sorted(self._numbered())
+            if step is None
         ]
-        return sorted(step for step in found if step is not None)
+
+    def _numbered(self) -> Iterator[tuple[pathlib.Path, int | None]]:
+        """Yields each entry that is named like a step, with its step; None if it is none."""
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if path.name.isdecimal():
+                is_step = path.is_dir() and not path.is_symlink()
+                yield path, step_of(path.name) if is_step else None
 
     def _saved(self, step: int) -> SavedStep:
         """Returns a checkpoint after a check of its files, which is done once."""

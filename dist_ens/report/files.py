@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from dist_ens.file_reading import bytes_in
 from dist_ens.file_writing import replace_file
 from dist_ens.json_text import Json, from_json, is_number
 
@@ -50,7 +51,7 @@ def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
         The two numbers by name. Empty if there is no summary of this step, or it is damaged.
     """
     try:
-        before = from_json((workdir / SUMMARY).read_bytes())
+        before = from_json(bytes_in(workdir / SUMMARY))
     except (OSError, ValueError):
         return {}
     names = ("seconds", "member_examples_per_second")

@@ -11,6 +11,7 @@ import numpy as np
 from dist_ens.array_files import read_npy
 from dist_ens.commands import command_line, quoted
 from dist_ens.errors import UserError
+from dist_ens.file_reading import opened_to_read
 from dist_ens.file_writing import replace_file, replaced_file
 from dist_ens.json_text import Json, JsonDict, from_json
 from dist_ens.paths import given_path
@@ -145,12 +146,13 @@ def _read(path: pathlib.Path, parse: Callable[[BinaryIO], Any], writer: str) -> 
         UserError: If the file cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with opened_to_read(path) as file:
             return parse(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, EOFError) as error:
+        why = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise UserError(
-            f"{quoted(path)} cannot be read for the report: {str(error).rstrip('.')}. Remove it; "
+            f"{quoted(path)} cannot be read for the report: {why}. Remove it; "
             f"{writer} writes it again."
         ) from error
