@@ -128,7 +128,7 @@ def test_metrics_are_not_written_through_a_link_that_comes_before_or_during_a_ru
     path.rename(folder / "moved")
     path.symlink_to(folder / "moved")  # It still leads to the open file.
     writer.write(1, {"train/loss": 0.5})
-    with pytest.raises(SaveError, match="removed or replaced"):
+    with pytest.raises(SaveError, match=r"metrics\.jsonl was replaced"):
         writer.sync()
 
 

@@ -64,7 +64,7 @@ class JsonLines:
             records = records_in(self._path)
             kept = [line for line, record in records if record["step"] <= run.first_step]
             replace_file(self._path, b"".join(kept))
-            self._file = opened_in_place(self._path, "a")
+            self._file = opened_in_place(self._path, "a+")
 
     def close(self) -> None:
         """Closes the file after its lines are on disk.
@@ -109,9 +109,20 @@ class JsonLines:
                 self._write_lines()
                 os.fsync(self._file.fileno())
                 if not _is_same(self._file, self._path):
-                    raise OSError(
-                        errno.ESTALE, "that file was removed or replaced while it was written"
-                    )
+                    self._write_again(self._file)
+
+    def _write_again(self, removed: io.FileIO) -> None:
+        """Writes the lines of a file that was removed. They are there as long as it is open.
+
+        Raises:
+            OSError: If another file is in its place.
+        """
+        if os.path.lexists(self._path):
+            raise OSError(errno.ESTALE, f"{self._path.name} was replaced while it was written")
+        number = removed.fileno()
+        replace_file(self._path, os.pread(number, os.fstat(number).st_size, 0))
+        self._file = opened_in_place(self._path, "a+")
+        removed.close()
 
     def _write_lines(self) -> None:
         """Writes the lines that are not written yet. A part of them may stay unwritten."""

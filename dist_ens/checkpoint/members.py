@@ -1,6 +1,5 @@
 """Members of saved runs, read and written by their ids, without the program that trained them."""
 
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -202,8 +201,7 @@ def write_members(
             before=before,
         )
     except (OSError, ValueError) as error:  # TensorStore reports a full disk as a ValueError.
-        with contextlib.suppress(OSError):
-            remove_unfinished(folder.resolve() / FOLDER)
+        remove_unfinished(folder.resolve() / FOLDER)
         raise RunError(
             f"The members could not be written to {quoted(folder)}: {error}. Remove the cause, and "
             "run the same command again.",

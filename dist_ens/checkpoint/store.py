@@ -56,6 +56,9 @@ class CheckpointStore:
             of a deleted checkpoint stay until the next save, or until the context ends.
         read_only: Whether nothing will be saved. Unfinished checkpoints are then left alone.
 
+    Attributes:
+        newest_step: Newest step that was saved or restored here; None if there is none.
+
     Raises:
         UserError: If something will be saved, and the folder `checkpoints` is a symbolic link, or
             its path is not UTF-8.
@@ -69,7 +72,7 @@ class CheckpointStore:
         self._keep = Kept(keep) if isinstance(keep, int) else keep
         self._scores: dict[int, Mapping[str, float]] = {}  # Of the saved steps, once they are read.
         self._read_only = read_only
-        self._newest: int | None = None
+        self.newest_step: int | None = None
         self._writing: Future[None] | None = None
         self._opened: tuple[int, SavedStep] | None = None
         self._saves = 0
@@ -158,7 +161,7 @@ class CheckpointStore:
         host_files = dict(host_files or {})
         check_names(host_files)
         self.wait()
-        if step == self._newest:
+        if step == self.newest_step:
             return
         named = named_leaves(state)
         pieces = pieces_off_devices(named)
@@ -189,7 +192,7 @@ class CheckpointStore:
                         lineage_of=lineage_of,
                         before=before,
                     )
-                    self._newest = step
+                    self.newest_step = step
                     self._scores[step] = scores or {}
                     if cluster.is_main():
                         self._delete_oldest(token)
@@ -285,7 +288,7 @@ class CheckpointStore:
 
         state = self._read(step, read)
         # A member may take its state from an older step while the run goes on.
-        self._newest = max(step, self._newest or 0)
+        self.newest_step = max(step, self.newest_step or 0)
         return state
 
     def restore_leaves(
@@ -347,6 +350,8 @@ class CheckpointStore:
                 path = set_aside(path)
             except OSError as refused:
                 error = refused
+        if step == self.newest_step:
+            self.newest_step = None
         if cluster.any_host(error is not None):
             raise RunError(
                 f"The damaged checkpoint {quoted(path)} could not be renamed: "
@@ -432,11 +437,12 @@ class CheckpointStore:
         return self._scores[step]
 
     def _require_no_link(self) -> None:
-        """Raises a `UserError` if the folder of the checkpoints is a symbolic link."""
-        if self._folder.is_symlink():
+        """Raises a `UserError` if the folder of the checkpoints is a symbolic link or a file."""
+        if self._folder.is_symlink() or self._folder.is_file():
+            kind = "symbolic link" if self._folder.is_symlink() else "file"
             raise UserError(
-                f"{quoted(self._folder)} is a symbolic link, through which nothing is saved or "
-                "deleted. Replace the link by the folder itself."
+                f"{quoted(self._folder)} is a {kind}, and nothing is saved or deleted there. Put "
+                "the folder itself in its place."
             )
 
     @contextlib.contextmanager
@@ -456,8 +462,7 @@ class CheckpointStore:
         # TensorStore reports a full disk as a ValueError.
         except (OSError, ValueError, SaveError) as error:
             if cluster.is_main():
-                with contextlib.suppress(OSError):  # The disk may be gone.
-                    remove_unfinished(self._folder)
+                remove_unfinished(self._folder)
             why = explained(error)
             failed(error)
             raise SaveError(
