@@ -52,6 +52,10 @@ class RunError(RuntimeError):
         self.exit_code = exit_code
 
 
+class ReplacedError(RunError):
+    """An error of reading a checkpoint that a run which is training has replaced meanwhile."""
+
+
 class SaveError(RunError):
     """An error of writing a checkpoint or metrics, after which training can continue."""
 

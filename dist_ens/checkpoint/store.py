@@ -28,7 +28,7 @@ from dist_ens.checkpoint.writing import (
     write_checkpoint,
 )
 from dist_ens.commands import quoted
-from dist_ens.errors import RunError, SaveError, UserError, code_of_write
+from dist_ens.errors import ReplacedError, RunError, SaveError, UserError, code_of_write
 from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import pieces_off_devices, read_onto_devices
@@ -57,6 +57,7 @@ class CheckpointStore:
         read_only: Whether nothing will be saved. Unfinished checkpoints are then left alone.
 
     Attributes:
+        workdir: Folder of the run.
         newest_step: Newest step that was saved or restored here; None if there is none.
 
     Raises:
@@ -67,8 +68,8 @@ class CheckpointStore:
     def __init__(
         self, workdir: str | os.PathLike[str], *, keep: Kept | int = 1, read_only: bool = False
     ) -> None:
-        self._workdir = pathlib.Path(workdir)
-        self._folder = self._workdir.resolve() / FOLDER  # TensorStore refuses a path with `..`
+        self.workdir = pathlib.Path(workdir)
+        self._folder = self.workdir.resolve() / FOLDER  # TensorStore refuses a path with `..`
         self._keep = Kept(keep) if isinstance(keep, int) else keep
         self._scores: dict[int, Mapping[str, float]] = {}  # Of the saved steps, once they are read.
         self._read_only = read_only
@@ -110,7 +111,7 @@ class CheckpointStore:
         saved = self.steps()
         if not cluster.as_main_sees(step in saved):
             raise UserError(
-                f"There is no checkpoint of step {step} in {quoted(self._workdir)}: the saved "
+                f"There is no checkpoint of step {step} in {quoted(self.workdir)}: the saved "
                 f"steps are {', '.join(map(str, saved))}. Give one of them, or leave step "
                 "out for the newest."
             )
@@ -466,7 +467,7 @@ class CheckpointStore:
             why = explained(error)
             failed(error)
             raise SaveError(
-                f"Could not write the checkpoint of step {step} in {quoted(self._workdir)}: "
+                f"Could not write the checkpoint of step {step} in {quoted(self.workdir)}: "
                 f"{why.what}. {self.last_saved()} {why.remedy}, then run the same command again to "
                 "resume.",
                 exit_code=code_of_write(error),
@@ -494,7 +495,7 @@ class CheckpointStore:
         except Exception as error:  # TensorStore has no special error type for damage.
             why = explained(error)
             if is_gone(path):
-                raise RunError(
+                raise ReplacedError(
                     f"The checkpoint {quoted(path)} does not exist any more: a run that is "
                     "training has replaced it. Run the same command again."
                 ) from error
@@ -526,31 +527,3 @@ def is_gone(path: pathlib.Path) -> bool:
     except OSError:  # The disk cannot be read now.
         return False
     return False
-
-
-def read_newest(
-    workdir: str | os.PathLike[str], step: int | None = None
-) -> tuple[int, JsonDict | None]:
-    """Returns the step and the record of a checkpoint in a folder.
-
-    Every host must call this. All hosts get the step that process 0 sees.
-
-    Args:
-        workdir: Folder of the run, which need not exist.
-        step: Step of the checkpoint. Default: the newest.
-
-    Returns:
-        The step and the record; 0 and None if there is no checkpoint at all.
-
-    Raises:
-        UserError: If the folder has checkpoints, but none of that step.
-        RunError: If the record is damaged.
-    """
-    store = CheckpointStore(workdir, read_only=True)
-    newest = cluster.as_main_sees(store.latest_step() or 0)
-    if not newest:
-        return 0, None
-    if step is None:
-        return newest, store.restore_run(newest)
-    store.require_step(step)
-    return step, store.restore_run(step)
