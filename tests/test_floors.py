@@ -46,6 +46,7 @@ FLOORS = {
     "dist_ens.host_keys": 0,
     "dist_ens.file_writing": 0,
     "dist_ens.file_reading": 0,
+    "dist_ens.run_digests": 0,
     "dist_ens.data_workers": 0,
     "dist_ens.mutual_tls": 0,
     "dist_ens.paths": 0,

@@ -21,13 +21,14 @@ from dist_ens.execution.decision_cache import CHOICES
 from dist_ens.experiment.build import NOTHING, Built, build
 from dist_ens.experiment.config_file import EXPERIMENT
 from dist_ens.experiment.record import Run
-from dist_ens.file_writing import replace_file, require_regular_files
+from dist_ens.file_writing import require_regular_files
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
 from dist_ens.paths import given_path
 from dist_ens.report.files import REPORT_FILES, to_json
 from dist_ens.report.metrics_file import METRICS
+from dist_ens.run_digests import write_run_file
 from dist_ens.state import State
 from dist_ens.training import FitResult, fit
 
@@ -201,7 +202,7 @@ class _StoredExperiment:
         if not cluster.is_main():
             return
         try:
-            replace_file(self._path, to_json(self._experiment.to_dict(), indent=2) + "\n")
+            write_run_file(self._path, to_json(self._experiment.to_dict(), indent=2) + "\n")
         except OSError as error:
             why = explained(error)
             raise RunError(
