@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Sequence
 
+from dist_ens.commands import printable
 from dist_ens.exit_codes import ExitCode
 
 
@@ -19,7 +20,7 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.USAGE) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.exit_code = exit_code
 
 
@@ -48,7 +49,7 @@ class RunError(RuntimeError):
     """
 
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.FAULT) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.exit_code = exit_code
 
 

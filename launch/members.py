@@ -32,6 +32,7 @@ from dist_ens.experiment.members import drop, extend, merge, select
 from dist_ens.experiment.networks import export_members, import_members
 from dist_ens.paths import given_path, shortened
 from dist_ens.run_digests import changed_files
+from dist_ens.terminal import PlainConsole
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
@@ -258,7 +259,7 @@ def _ids() -> list[int]:
 
 
 def _console() -> Console:
-    return Console(markup=False, highlight=False)
+    return PlainConsole()
 
 
 def main() -> int:

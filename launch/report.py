@@ -2,13 +2,12 @@
 
 import pathlib
 
-from rich.console import Console
-
 from dist_ens.commands import quoted
 from dist_ens.errors import UserError
 from dist_ens.paths import given_path
 from dist_ens.report import read_run
 from dist_ens.report.page import write_page
+from dist_ens.terminal import PlainConsole
 from launch import cli
 from launch.path_flags import define_path
 
@@ -40,9 +39,7 @@ def main() -> None:
         )
     runs = [read_run(workdir) for workdir in _RUNS.workdirs]
     cli.write_file(_OUTPUT, lambda path: write_page(path, runs))
-    Console(markup=False, highlight=False).print(
-        f"{quoted(_OUTPUT.value)}: {len(runs)} runs.", soft_wrap=True
-    )
+    PlainConsole().print(f"{quoted(_OUTPUT.value)}: {len(runs)} runs.", soft_wrap=True)
 
 
 def run() -> None:

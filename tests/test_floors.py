@@ -50,6 +50,7 @@ FLOORS = {
     "dist_ens.data_workers": 0,
     "dist_ens.mutual_tls": 0,
     "dist_ens.paths": 0,
+    "dist_ens.terminal": 0,
     "dist_ens.commands": 0,
     "dist_ens.json_text": 0,
     "dist_ens.signatures": 0,

@@ -9,6 +9,7 @@ from dist_ens import cluster
 from dist_ens.callbacks.protocol import RunInfo, StepInfo
 from dist_ens.callbacks.records import shown_loss
 from dist_ens.evaluation import Scores
+from dist_ens.terminal import PlainConsole
 
 _LINE_EVERY_SECS, _BAR_EVERY_SECS = 10.0, 1.0
 
@@ -38,7 +39,7 @@ class ProgressBar:
     def begin(self, run: RunInfo) -> None:
         """Starts the bar."""
         if self._console is None:
-            self._console = Console(quiet=not cluster.is_main(), markup=False, highlight=False)
+            self._console = PlainConsole(quiet=not cluster.is_main())
         console = self._console
         self._shows_bar = console.is_terminal or console.is_jupyter
         self._last_step = run.last_step

@@ -30,6 +30,7 @@ from dist_ens.report.files import REPORT_FILES, to_json
 from dist_ens.report.metrics_file import METRICS
 from dist_ens.run_digests import write_run_file
 from dist_ens.state import State
+from dist_ens.terminal import PlainConsole
 from dist_ens.training import FitResult, fit
 
 
@@ -90,7 +91,7 @@ def train(
         RunError: If a checkpoint or a file of metrics cannot be read or written.
     """
     workdir = given_path(workdir, "workdir")
-    console = Console(quiet=not cluster.is_main(), markup=False, highlight=False)
+    console = PlainConsole(quiet=not cluster.is_main())
     if not isinstance(experiment, Experiment):
         raise UserError(
             f"experiment is {kind_of(experiment)}, not a dist_ens.config.Experiment. Make "

@@ -3,11 +3,11 @@
 import io
 from collections.abc import Collection, Mapping, Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from dist_ens.metrics.catalogue import formatted, in_table
 from dist_ens.metrics.metric import Metric
+from dist_ens.terminal import PlainConsole
 
 _MEMBERS_SHOWN = 20
 _MOST_COLUMNS = 10
@@ -64,6 +64,6 @@ def scores_table(
 
 def as_text(table: Table) -> str:
     """Returns a table as plain text."""
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+    console = PlainConsole(file=io.StringIO(), width=_WIDTH, color_system=None)
     console.print(table)
     return console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
