@@ -20,7 +20,8 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.USAGE) -> None:
-        super().__init__(printable(message))
+        message = printable(message)
+        super().__init__(message)
         self.exit_code = exit_code
 
 
@@ -49,7 +50,8 @@ class RunError(RuntimeError):
     """
 
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.FAULT) -> None:
-        super().__init__(printable(message))
+        message = printable(message)
+        super().__init__(message)
         self.exit_code = exit_code
 
 
