@@ -55,6 +55,23 @@ def quoted(value: str | os.PathLike[str]) -> str:
     return "$'" + "".join(map(_escaped, text)) + "'"
 
 
+def printable(text: str) -> str:
+    r"""Returns a text that is safe to show on a terminal.
+
+    Characters that cannot be printed are escaped, except the ends of lines. A text from a file may
+    hold any characters, such as those with which a terminal changes its colours or its title.
+
+    Args:
+        text: Text to show.
+
+    >>> printable("no folder \x1b[31mruns")
+    'no folder \\x1b[31mruns'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 def _escaped(character: str) -> str:
     if character in "\\'":
         return "\\" + character

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Sequence
 
+from dist_ens.commands import printable
 from dist_ens.exit_codes import ExitCode
 
 
@@ -19,6 +20,7 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.USAGE) -> None:
+        message = printable(message)
         super().__init__(message)
         self.exit_code = exit_code
 
@@ -48,8 +50,13 @@ class RunError(RuntimeError):
     """
 
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.FAULT) -> None:
+        message = printable(message)
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class ReplacedError(RunError):
+    """An error of reading a checkpoint that a run which is training has replaced meanwhile."""
 
 
 class SaveError(RunError):

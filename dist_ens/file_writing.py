@@ -35,7 +35,7 @@ def replaced_file(path: pathlib.Path, *, beside: str = UNFINISHED) -> Iterator[B
         OSError: If the file cannot be written, or the path is that of something other than a
             regular file, such as a symbolic link.
     """
-    _require_regular(path)
+    require_regular(path)
     unfinished = path.with_name(f"{path.name}.{beside}")
     unfinished.unlink(missing_ok=True)
     # The mode "x" fails where a file or a link already is, such as one that somebody has just made.
@@ -73,13 +73,13 @@ def opened_in_place(path: pathlib.Path, mode: str) -> io.FileIO:
 
     Args:
         path: Path of the file.
-        mode: "a" to append to the file, or "w" to empty it first.
+        mode: "a" to append to the file, "a+" to read it, too, or "w" to empty it first.
 
     Raises:
         OSError: If the file cannot be written, or the path is that of something other than a
             regular file, such as a symbolic link.
     """
-    _require_regular(path)
+    require_regular(path)
     # Windows has no such flag.
     no_link = getattr(os, "O_NOFOLLOW", 0)
     return io.FileIO(path, mode, opener=lambda name, flags: os.open(name, flags | no_link, 0o666))
@@ -97,7 +97,7 @@ def require_regular_files(folder: pathlib.Path, names: Iterable[str]) -> None:
     """
     for name in names:
         try:
-            _require_regular(folder / name)
+            require_regular(folder / name)
         except OSError as error:
             raise UserError(
                 f"{quoted(folder / name)} cannot be written: {error.strerror}. Move it away, or "
@@ -105,7 +105,7 @@ def require_regular_files(folder: pathlib.Path, names: Iterable[str]) -> None:
             ) from error
 
 
-def _require_regular(path: pathlib.Path) -> None:
+def require_regular(path: pathlib.Path) -> None:
     """Raises an `OSError` if a path is that of something other than a regular file."""
     try:
         mode = path.lstat().st_mode

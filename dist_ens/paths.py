@@ -8,6 +8,8 @@ from dist_ens.errors import UserError
 
 # Orbax begins some of its names with an underscore.
 _PLAIN_NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+# One letter before the colon is a drive of Windows. `pathlib` makes one slash of two.
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
@@ -22,14 +24,16 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
         typed as `./~x`, is made absolute, so that nothing expands it later.
 
     Raises:
-        UserError: If the path is empty, names an unknown user, or has a null byte, a part that is
-            too long or a loop of symbolic links. Also if a parent folder cannot be entered.
+        UserError: If the path is empty, is an address such as `gs://bucket/run`, names an unknown
+            user, or has a null byte, a part that is too long or a loop of symbolic links. Also if a
+            parent folder cannot be entered.
 
     >>> given_path("runs/digits", "--workdir").name
     'digits'
     """
     if not os.fspath(text):
         raise UserError(f"{name} is empty. Give a path; the current folder is '.'.")
+    require_local(text, name)
     try:
         path = pathlib.Path(text)
         if os.fspath(text).startswith("~"):
@@ -45,6 +49,20 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
             f"{name} cannot be used as a path: {why}: {shortened(str(text))}. Correct {name}."
         ) from error
     return path
+
+
+def require_local(path: str | os.PathLike[str], name: str) -> None:
+    """Raises a `UserError` if a path is the address of something that is no local file.
+
+    Args:
+        path: Path as it was typed, perhaps for another machine.
+        name: Name of the path in error messages.
+    """
+    if isinstance(text := os.fspath(path), str) and _SCHEME.match(text):
+        raise UserError(
+            f"{name} is {shortened(text)}, an address and not a local path. Only local paths are "
+            "taken for now. Give the path of a file or folder that this machine sees."
+        )
 
 
 def is_plain(path: str) -> bool:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError, counted
+from dist_ens.host_keys import generator_of, host_array
 from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.types import (
     Key,
@@ -427,7 +428,7 @@ def described(tree: PyTree) -> str:
 
 
 def held_array(leaf: Leaf, where: object, way_out: str | None = None) -> np.ndarray:
-    """Returns a NumPy array in the type in which JAX holds it.
+    """Returns a NumPy array in the type in which JAX holds it; for typed keys see `host_array`.
 
     Args:
         leaf: Array of any library, or a number.
@@ -438,7 +439,9 @@ def held_array(leaf: Leaf, where: object, way_out: str | None = None) -> np.ndar
     Raises:
         UserError: If the array's type is not numeric, or a number does not fit in 32 bits.
     """
-    array = np.asarray(leaf)
+    array = host_array(leaf)
+    if generator_of(array.dtype):
+        return array
     if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != bool:
         way_out = way_out or "Convert it to an array of numbers, or leave it out."
         raise UserError(f"{where} has the type {array.dtype}, which holds no numbers. {way_out}")

@@ -28,6 +28,7 @@ from dist_ens.experiment.record import Run
 from dist_ens.layout import Layout
 from dist_ens.metrics.table import print_table
 from dist_ens.paths import shortened
+from dist_ens.terminal import PlainConsole
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
@@ -59,7 +60,7 @@ def main() -> None:
             "its own devices. Start one."
         )
     cli.check_outputs(_PLOT, _JSON)
-    console = Console(markup=False, highlight=False)
+    console = PlainConsole()
     source = _CONFIG.open_source(experiment.data)
     num_examples = len(source.train)
     source = with_examples_that_fit(source, Layout.make(1))

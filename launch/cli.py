@@ -16,7 +16,7 @@ from absl import app, flags, logging
 
 from dist_ens import cluster
 from dist_ens.checkpoint.causes import explained
-from dist_ens.commands import quoted
+from dist_ens.commands import printable, quoted
 from dist_ens.compile_cache import use_compile_cache
 from dist_ens.config import did_you_mean
 from dist_ens.errors import RunError, UserError, code_of_write, first_line
@@ -125,6 +125,7 @@ def run(
         """Runs the command and ends the process with its exit code."""
         if not flags.FLAGS["verbosity"].present:  # Messages of libraries are not for the user.
             logging.set_verbosity(logging.WARNING)
+        logging.get_absl_handler().setFormatter(_Printable())
         hosts.catch_abort()
         with _told_as_sentences():
             code = main() or 0
@@ -133,6 +134,14 @@ def run(
         sys.exit(ends.exit_code(code))
 
     app.run(command, flags_parser=parse)
+
+
+class _Printable(logging.PythonFormatter):
+    """A formatter of log messages, in which text from a file is escaped."""
+
+    def format(self, record: Any) -> str:
+        """Returns the line of a message."""
+        return printable(super().format(record))
 
 
 def parsed(argv: Sequence[str], *, known_only: bool = False) -> list[str]:

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import IO, cast
 
 from absl import flags
-from rich.console import Console
 
 from dist_ens.cluster_environment import (
     Detected,
@@ -24,11 +23,13 @@ from dist_ens.cluster_environment import (
     num_gpus,
     visible_gpus,
 )
+from dist_ens.commands import printable
 from dist_ens.compile_cache import compiled_folder
 from dist_ens.errors import counted
 from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import JsonDict
 from dist_ens.metrics.table import print_table
+from dist_ens.terminal import PlainConsole
 from launch import cli, diagnosis
 from launch.config_flags import ConfigFlags
 from launch.diagnosis import Finding
@@ -202,15 +203,15 @@ def _first_error(log: str) -> str:
 def _print(findings: list[Finding], process_id: int) -> None:
     """Prints the findings. Only process 0 prints those that are sound."""
     if process_id == 0:
-        print_table(Console(markup=False, highlight=False), diagnosis.table_of(findings))
+        print_table(PlainConsole(), diagnosis.table_of(findings))
         for line in diagnosis.remedies_of(findings):
-            print(line)
+            print(printable(line))
         if not any(each.is_bad for each in findings):
             print("A run can start. Next: dist-ens train with the same --config and --workdir.")
     else:
         where = f"process {process_id} on {socket.gethostname()}"
         for line in diagnosis.remedies_of(each for each in findings if each.is_bad):
-            print(f"{where}: {line}")
+            print(printable(f"{where}: {line}"))
 
 
 def run() -> None:

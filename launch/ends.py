@@ -10,6 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
+from dist_ens.commands import printable
 from dist_ens.paths import shortened
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def harmless(message: str) -> str:
         for text in (argument, name, value):
             if len(text) > _LONGEST_ARGUMENT:
                 message = message.replace(repr(text), text).replace(text, shortened(text))
-    message = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in message)
+    message = printable(message)
     if len(message) <= _LONGEST:
         return message
     return f"{message[: _LONGEST // 2]}…{message[-_LONGEST // 2 :]}"

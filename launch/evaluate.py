@@ -8,7 +8,6 @@ dist-ens evaluate --workdir=DIR [--json=FILE] [--ood=SOURCE] [--shift] [--poolin
 import os
 
 from absl import flags
-from rich.console import Console
 
 from dist_ens import cluster, report
 from dist_ens.commands import quoted
@@ -31,6 +30,7 @@ from dist_ens.json_text import JsonDict
 from dist_ens.metrics.table import print_table
 from dist_ens.paths import shortened
 from dist_ens.report.files import REPORT_FILES
+from dist_ens.terminal import PlainConsole
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
@@ -134,7 +134,7 @@ def main() -> None:
     found = assess(run, evaluator, state, source, questions)
     if not cluster.is_main():
         return
-    console, scores = Console(markup=False, highlight=False), found.scores
+    console, scores = PlainConsole(), found.scores
     console.print(_told_of(finished))
     print_table(console, scores.table())
     for sentence in found.sentences():
@@ -183,7 +183,7 @@ def _tell_mean_losses(finished: Finished, source: Source) -> None:
     scores, _ = score(finished.ensemble, finished.state, source.test, batch_size=batch_size)
     if not cluster.is_main():
         return
-    console = Console(markup=False, highlight=False)
+    console = PlainConsole()
     console.print(_told_of(finished))
     print_table(console, scores.table())
     if _JSON.value is not None:

@@ -2,8 +2,8 @@
 
 - `list` shows each member with its seed, its steps and its history.
 - `verify` compares every byte of the checkpoints with what was saved, and names each member and
-  leaf that has changed. It ends with exit code 44 if it finds a change, and with 1 if it finds none
-  and cannot read all of it.
+  leaf that has changed. So it does with the metrics, the summary and the report of the run. It ends
+  with exit code 44 if it finds a change, and with 1 if it finds none and cannot read all of it.
 - `select` and `drop` write a new run that has the members in --members, or all but these.
 - `merge` writes a new run that also has the members of other runs: RUN merge OTHER ….
 - `extend` trains the members in --members, and writes a new run that has all of them.
@@ -31,6 +31,8 @@ from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.members import drop, extend, merge, select
 from dist_ens.experiment.networks import export_members, import_members
 from dist_ens.paths import given_path, shortened
+from dist_ens.run_digests import changed_files
+from dist_ens.terminal import PlainConsole
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
@@ -128,6 +130,9 @@ def _verify(workdir: pathlib.Path) -> int:
     store, step = saved_step(workdir, _STEP.value)
     steps = store.steps() if _STEP.value is None else [step]
     console, code = _console(), ExitCode.DONE
+    for sentence in store.unread_steps():
+        console.print(sentence, soft_wrap=True)
+        code = ExitCode.DAMAGED
     for step in steps:
         path = workdir.resolve() / FOLDER / str(step)
         try:
@@ -141,6 +146,10 @@ def _verify(workdir: pathlib.Path) -> int:
         for fault in faults:
             console.print(f"  {fault}", soft_wrap=True)
             code = ExitCode.DAMAGED
+    faults = [] if _STEP.value is not None else changed_files(workdir)
+    for fault in faults:
+        console.print(f"Beside the checkpoints: {fault}.", soft_wrap=True)
+        code = ExitCode.DAMAGED
     return code
 
 
@@ -250,7 +259,7 @@ def _ids() -> list[int]:
 
 
 def _console() -> Console:
-    return Console(markup=False, highlight=False)
+    return PlainConsole()
 
 
 def main() -> int:

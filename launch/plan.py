@@ -4,7 +4,6 @@ import sys
 
 import numpy as np
 from absl import flags
-from rich.console import Console
 
 from dist_ens import cluster, report
 from dist_ens.data import comes_in_memory, describe_source
@@ -17,6 +16,7 @@ from dist_ens.feed import TrainingSet
 from dist_ens.layout import Layout
 from dist_ens.metrics.table import print_table
 from dist_ens.plan import HERE, Planner, Topology, mesh_line, plan_table
+from dist_ens.terminal import PlainConsole
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
@@ -37,7 +37,7 @@ def main() -> None:
     planner = make_planner(_CONFIG, Topology.parse(_TOPOLOGY.value))
     plan = planner.plan()
     if cluster.is_main():
-        print_table(Console(markup=False, highlight=False), plan_table(plan))
+        print_table(PlainConsole(), plan_table(plan))
         for mesh in plan.meshes:
             print(mesh_line(mesh))
         if _JSON.value is not None:

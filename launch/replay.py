@@ -4,11 +4,11 @@ import math
 import pathlib
 
 from absl import flags
-from rich.console import Console
 
 from dist_ens.errors import UserError, counted
 from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.replay import Replay, replay
+from dist_ens.terminal import PlainConsole
 from launch import cli
 from launch.config_flags import ConfigFlags
 
@@ -45,7 +45,7 @@ def main() -> int:
     if _MEMBER.value is None:
         raise UserError("--member is missing. Give the id of one member, such as --member=0.")
     found = replay(_RUN[0], _MEMBER.value, until=_UNTIL.value, own_parts=_CONFIG.own_parts)
-    Console(markup=False, highlight=False).print(_sentence(found), soft_wrap=True)
+    PlainConsole().print(_sentence(found), soft_wrap=True)
     is_same = found.largest[1] <= _TOLERANCE.value  # False for NaN.
     return ExitCode.DONE if is_same else ExitCode.FAULT
 

@@ -2,12 +2,11 @@
 
 import pathlib
 
-from rich.console import Console
-
 from dist_ens.commands import quoted
 from dist_ens.errors import counted
 from dist_ens.report import read_run
 from dist_ens.report.page import write_page
+from dist_ens.terminal import PlainConsole
 from launch import cli
 from launch.path_flags import define_path
 
@@ -27,9 +26,7 @@ def main() -> None:
     """Reads the files of the runs, and writes the page."""
     runs = [read_run(workdir) for workdir in _RUNS]
     cli.write_file(_OUTPUT, lambda path: write_page(path, runs))
-    Console(markup=False, highlight=False).print(
-        f"{quoted(_OUTPUT.value)}: {counted(len(runs), 'run')}.", soft_wrap=True
-    )
+    PlainConsole().print(f"{quoted(_OUTPUT.value)}: {counted(len(runs), 'run')}.", soft_wrap=True)
 
 
 def run() -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dist_ens.commands import quoted
 from dist_ens.config import did_you_mean
 from dist_ens.errors import UserError
-from dist_ens.paths import shortened
+from dist_ens.paths import require_local, shortened
+from launch.arguments import value_of
 
 # Verbs that the processes of a cluster can run together.
 STARTED = ("train", "evaluate", "predict")
@@ -31,8 +32,8 @@ class StartedCommand:
             argv: Command line of the launcher, with the program's name first.
 
         Raises:
-            UserError: If there is no command, it is not a verb of dist-ens, or an argument cannot
-                be passed on.
+            UserError: If there is no command, it is not a verb of dist-ens, or its --workdir is no
+                local path.
         """
         before, after = split_at_dashes(argv)
         if not after:
@@ -46,6 +47,8 @@ class StartedCommand:
                 f"{shortened(verb)} cannot be started after --.{did_you_mean(verb, STARTED)} "
                 f"Choose one of {', '.join(STARTED)}."
             )
+        if workdir := value_of(after, "workdir"):
+            require_local(workdir, "--workdir")
         self.arguments, self.launcher = tuple(after), tuple(before[1:])
         return before
 

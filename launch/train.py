@@ -4,7 +4,6 @@ import pathlib
 
 import numpy as np
 from absl import flags
-from rich.console import Console
 
 from dist_ens import cluster, report
 from dist_ens.checkpoint import FOLDER
@@ -17,6 +16,7 @@ from dist_ens.experiment.assess import EvaluationRequest, assess
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import Trained, train
 from dist_ens.metrics.catalogue import formatted, headlines
+from dist_ens.terminal import PlainConsole
 from launch import cli, hosts, signals, watchdog
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
@@ -86,7 +86,7 @@ def _leave_report(
     ensemble, mean, count = scores.ensemble, scores.mean_member, len(scores.groups)
     shown = headlines(mean)[:2]
     over_groups = f" (means over {count} groups)" if count > 1 else ""
-    console = Console(markup=False, highlight=False)
+    console = PlainConsole()
     left = f"In {quoted(workdir)}: {report.PAGE}, {report.SUMMARY}, {report.METRICS}, {FOLDER}/."
     if np.isnan([ensemble[metric.name] for metric in shown]).any():  # The reason was printed.
         if len(found.broken) < len(scores.members) and count == 1:

@@ -240,14 +240,35 @@ def test_a_file_that_a_link_replaces_is_told(run):
 )
 def test_a_folder_with_another_name_is_no_step(run, name):
     shutil.copytree(step_folder(run, 200), run / "checkpoints" / name)
-    assert resumed(run)[0] == 200
+    step, _, _, said = resumed(run)
+    assert step == 200
+    assert len(said) == name.isdecimal()  # A number is told, since it may be meant for a step.
     assert (run / "checkpoints" / name).is_dir()
 
 
-def test_a_link_and_a_file_are_no_steps(run):
+def test_a_link_a_file_and_a_number_with_a_zero_are_no_steps_and_told(run, monkeypatch, capsys):
+    monkeypatch.setattr(members, "_STEP", types.SimpleNamespace(value=None))
     (run / "checkpoints" / "300").symlink_to(step_folder(run, 200))
     (run / "checkpoints" / "400").write_text("")
-    assert resumed(run)[0] == 200
+    step_folder(run, 200).rename(run / "checkpoints" / "0200")
+    step, _, _, said = resumed(run)
+    assert step == 100
+    for name, sentence in zip(["0200", "300", "400"], said, strict=True):
+        assert sentence.startswith(f"{run / 'checkpoints' / name} is not read: a checkpoint is a")
+    assert members._verify(run) == ExitCode.DAMAGED
+    assert capsys.readouterr().out.splitlines() == [*said, "Step 100: sound."]
+
+
+@pytest.mark.parametrize("file", ["state/manifest.ocdbt", "manifest.json", "host_files/position.0"])
+def test_a_pipe_in_a_checkpoint_is_damage_and_never_waited_for(run, file, monkeypatch, capsys):
+    monkeypatch.setattr(members, "_STEP", types.SimpleNamespace(value=None))
+    (step_folder(run, 200) / file).unlink()
+    os.mkfifo(step_folder(run, 200) / file)
+    assert members._verify(run) == ExitCode.DAMAGED
+    told = capsys.readouterr().out
+    assert "Step 200: damaged" in told
+    assert "regular file" in told
+    assert resumed(run)[0] == 100
 
 
 def test_steps_beyond_32_bits_are_saved_and_resumed(tmp_path):

@@ -221,11 +221,11 @@ def test_a_save_that_ends_between_any_two_writes_to_the_disk_leaves_a_whole_chec
 
 
 def test_a_save_that_cannot_be_written_is_told_by_the_next_with_what_is_kept(tmp_path, monkeypatch):
-    state = state_on(Layout.make(4))
-    saves = CheckpointStore(tmp_path, keep=2).__enter__()
+    state, run = state_on(Layout.make(4)), tmp_path / "run"
+    saves = CheckpointStore(run, keep=2).__enter__()
     saves.save(1, state, {})
     saves.wait()
-    (tmp_path / "checkpoints").rename(tmp_path / "moved")
+    run.rename(tmp_path / "moved")
     saves.save(2, state, {})
     with pytest.raises(
         RunError,
@@ -233,7 +233,7 @@ def test_a_save_that_cannot_be_written_is_told_by_the_next_with_what_is_kept(tmp
     ):
         saves.save(3, state, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["moved"]
-    (tmp_path / "moved").rename(tmp_path / "checkpoints")
+    (tmp_path / "moved").rename(run)
     saves.save(2, state, {})  # In the same process, the same step.
     saves.wait()
     assert saves.steps() == [1, 2]

@@ -1,12 +1,19 @@
 """`evaluate` and `predict` use the newest step or the one that is asked for, and say which."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
+import safetensors
 
+import dist_ens as de
 from commands import dist_ens
+from dist_ens.checkpoint import read_members, store
+from dist_ens.checkpoint.reading import open_step
+from dist_ens.errors import ReplacedError, UserError
 from dist_ens.experiment.build import evaluator_of_run
+from dist_ens.experiment.networks import export_members
 from dist_ens.experiment.workdir import open_finished
 from test_replay import trained
 
@@ -70,3 +77,42 @@ def test_a_step_that_is_not_saved_is_refused_with_those_that_are(workdir, tmp_pa
     assert ended.returncode == 2
     assert "There is no checkpoint of step 4" in ended.stderr
     assert "the saved steps are 3, 6" in ended.stderr
+
+
+@pytest.mark.parametrize("moment", ["before it is read", "before its arrays are read"])
+@pytest.mark.parametrize("door", [open_finished, de.load, read_members, export_members])
+def test_a_reader_moves_on_once_to_the_step_by_which_a_run_replaces_the_newest(
+    workdir, tmp_path, monkeypatch, door, moment
+):
+    run, ahead = tmp_path / "run", tmp_path / "6"
+    shutil.copytree(workdir, run)
+    (run / "checkpoints" / "6").rename(ahead)
+
+    def replacing(path):
+        saved = open_step(path) if moment == "before its arrays are read" else None
+        if ahead.exists():  # The run saves step 6, and deletes step 3.
+            ahead.rename(run / "checkpoints" / "6")
+            shutil.rmtree(run / "checkpoints" / "3")
+        return saved or open_step(path)
+
+    monkeypatch.setattr(store, "open_step", replacing)
+    if door is export_members:
+        door(run, tmp_path / "exported")
+        metadata = safetensors.safe_open(tmp_path / "exported" / "member_00.safetensors", "np")
+        assert metadata.metadata()["step"] == "6"
+        return
+    assert door(run).step == 6
+    with pytest.raises(UserError, match="no checkpoint of step 3"):
+        door(run, step=3)
+
+
+def test_a_step_that_was_asked_for_is_not_exchanged_for_another(workdir, tmp_path, monkeypatch):
+    shutil.copytree(workdir, tmp_path / "run")
+
+    def replacing(path):
+        shutil.rmtree(path)
+        return open_step(path)
+
+    monkeypatch.setattr(store, "open_step", replacing)
+    with pytest.raises(ReplacedError, match="checkpoints/3 does not exist any more"):
+        read_members(tmp_path / "run", step=3)

@@ -497,6 +497,22 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_an_address_is_refused_before_anything_is_made(tmp_path):
+    small, address = SMALL[0], "s3://bucket/x.npz"
+    for words in (
+        ["train", small, f"--workdir={address}"],
+        ["train", small, f"--workdir={tmp_path / 'run'}", f"--config.data.source=npz:{address}"],
+        ["predict", f"--workdir={tmp_path}", "--input=x.npy", f"--output={address}"],
+        ["report", address],
+        ["slurm", "render", "--nodes=2", "--", "train", small, f"--workdir={address}"],
+    ):
+        ended = dist_ens(*words)
+        assert ended.returncode == 2, (words, ended.stderr)
+        assert "an address and not a local path" in ended.stderr, (words, ended.stderr)
+        assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_full_disk_is_told_and_nothing_saved_is_lost(tmp_path):
     workdir = tmp_path / "run"
     assert start_training(workdir, tmp_path / "log", "--config.steps=10").wait(LIMIT_SECS) == 0

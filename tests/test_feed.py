@@ -11,10 +11,12 @@ import networks
 from dist_ens.data import ArraySplit, Source, Spec
 from dist_ens.ensemble import Batches, Drawn, Ensemble, MemberBatches
 from dist_ens.errors import UserError
+from dist_ens.evaluation import evaluate
 from dist_ens.feed import Placement, TrainingSet, call_batches, feed
 from dist_ens.feed.sharded import ShardedFeed
 from dist_ens.layout import BATCH, BATCHES, Layout, dealing_program
-from dist_ens.losses import categorical
+from dist_ens.losses import batch_mean, categorical
+from dist_ens.members import as_member
 from dist_ens.methods import bootstrap
 from dist_ens.plan import collectives
 from dist_ens.sampling import Order
@@ -346,3 +348,41 @@ def test_batches_of_the_next_calls_are_read_while_one_is_trained_on():
     next(calls)
     # Nobody asks for a second call, and yet its batch and a third are read.
     assert all(taken.acquire(timeout=30) for _ in range(3))
+
+
+KEYS = jax.random.split(jax.random.key(5), 8)
+
+
+def noise_loss(params, model_state, batch, key):
+    noise = jax.vmap(jax.random.normal)(batch["keys"])
+    assert batch["keys"].dtype == KEYS.dtype
+    return batch_mean(params["w"] * noise * batch["y"]), (model_state, {})
+
+
+@pytest.mark.parametrize(
+    ("door", "waves"),
+    [("arrays", 1), ("divided", 1), ("streamed", 1), ("list", 1), ("update", 2), ("evaluate", 1)],
+)
+def test_typed_keys_in_a_batch_are_typed_keys_in_the_loss(monkeypatch, door, waves):
+    layout = Layout.make(4, ensemble_axis=1, devices=jax.devices()[:2])
+    member = as_member(init=lambda key, batch: ({"w": jax.numpy.ones(())}, ()))
+    ensemble = Ensemble(
+        member, optax.sgd(0.5), noise_loss, num_members=4, layout=layout, waves=waves
+    )
+    data = {"keys": KEYS, "y": np.arange(8, dtype=np.float32)}
+    draws = np.array([jax.random.normal(key) for key in KEYS])
+    slope = np.mean(draws * data["y"])  # The loss is w * slope, and w is 1 at first.
+    if door == "evaluate":
+        # Batches of 5 and 3 rows, which weigh as many as they have.
+        scores = evaluate(ensemble, ensemble.init(data), data, batch_size=5)
+        assert scores.members[3]["loss"] == pytest.approx(slope, rel=1e-5)
+        return
+    if door == "update":
+        state, _ = ensemble.update(ensemble.init(data), data)
+    else:
+        if door in ("divided", "streamed"):
+            place = Placement.SHARDED if door == "divided" else Placement.STREAMED
+            monkeypatch.setattr(TrainingSet, "place_on", lambda *_: place)
+        given = [data] if door == "list" else data
+        state = fit(ensemble, given, steps=1, progress=False).state
+    np.testing.assert_allclose(state.params["w"], np.full(4, 1 - 0.5 * slope), rtol=1e-5)

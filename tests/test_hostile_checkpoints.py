@@ -2,20 +2,25 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import numpy as np
 import psutil
 import pytest
 import tensorstore as ts
+from rich.table import Table
 
 from dist_ens.checkpoint import CheckpointStore
+from dist_ens.checkpoint.lineage import Event
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.checkpoint.writing import database_spec
-from dist_ens.errors import RunError
+from dist_ens.errors import RunError, UserError
 from dist_ens.exit_codes import ExitCode
 from dist_ens.layout import MEMBERS, Layout
+from dist_ens.metrics.table import as_text
+from launch import members as commands
 from test_checkpoint import reseal
 from test_golden_checkpoints import copied
 
@@ -145,3 +150,29 @@ def test_many_small_parts_that_the_index_compresses_are_read(tmp_path):
     )
     restored = CheckpointStore(tmp_path, read_only=True).restore_state(1, shapes)
     jax.tree.map(np.testing.assert_array_equal, *jax.device_get((state, restored)))
+
+
+def test_text_from_files_is_escaped_on_the_terminal(tmp_path, monkeypatch, capsys):
+    # A terminal would clear itself, or take another title.
+    clear, title = "\x1b[2J", "\x1b]0;title\x07"
+    step = copied("format_2", tmp_path)
+    manifest = Manifest.read(step)
+    members = [
+        dataclasses.replace(each, run=f"{clear}a", events=(Event(1, f"{title}:smile: [b]"),))
+        for each in manifest.members
+    ]
+    changed = dataclasses.replace(manifest, members=tuple(members))
+    (step / MANIFEST).write_bytes(changed.to_bytes())
+    (step / f"{clear}b").touch()
+    monkeypatch.setattr(commands, "_STEP", types.SimpleNamespace(value=None))
+    commands._list(tmp_path)
+    commands._verify(tmp_path)
+    printed = capsys.readouterr().out
+    assert printed.replace("\n", "").isprintable()
+    assert ":smile: [b]" in printed
+    assert r"the file \x1b[2Jb does not belong to it" in printed
+    assert str(UserError(f"The class {clear}.")) == str(RunError(f"The class {clear}."))
+    assert str(UserError(f"The class {clear}.")) == r"The class \x1b[2J."
+    table = Table(title=title)
+    table.add_column(clear)
+    assert as_text(table).replace("\n", "").isprintable()

@@ -17,7 +17,10 @@ from dist_ens.array_files import read_npy
 from dist_ens.config import DataConfig
 from dist_ens.data import describe_source, open_source
 from dist_ens.errors import UserError
+from dist_ens.experiment.config_file import ExperimentFile
+from dist_ens.experiment.network_files import read_network
 from dist_ens.report import read_run
+from dist_ens.report.files import pace_before
 
 pytestmark = pytest.mark.quick
 
@@ -400,6 +403,26 @@ def test_pictures_that_are_none_are_refused(tmp_path, array):
     (tmp_path / "curves.json").write_text("{}")
     np.save(tmp_path / "pictures.npy", array)
     assert "not pictures" in refusal(read_run, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["curves.json", "summary.json", "metrics.jsonl", "pictures.npy"])
+@pytest.mark.parametrize("place", ["pipe", "zero"])
+def test_a_pipe_or_a_device_in_the_folder_of_a_run_is_refused(tmp_path, folder, name, place):
+    (tmp_path / "curves.json").write_text("{}")
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to(folder / place)
+    assert "it is not a regular file" in refusal(read_run, tmp_path)
+
+
+def test_a_pipe_or_a_device_is_no_file_of_a_run_for_other_readers_either(tmp_path, folder):
+    for place in ("pipe", "zero"):
+        assert "regular file" in refusal(ExperimentFile, str(folder / place))
+        network = tmp_path / f"{place}.safetensors"
+        network.symlink_to(folder / place)
+        assert "regular file" in refusal(read_network, network)
+        (tmp_path / "summary.json").unlink(missing_ok=True)
+        (tmp_path / "summary.json").symlink_to(folder / place)
+        assert pace_before(tmp_path, 3) == {}
 
 
 @pytest.mark.parametrize("kind", ["npz", "idx", "text", "uci"])

@@ -21,6 +21,7 @@ from dist_ens.file_writing import opened_in_place, replace_file
 from dist_ens.layout import Layout
 from dist_ens.paths import is_plain
 from dist_ens.report import write_report
+from dist_ens.run_digests import changed_files
 from test_golden_checkpoints import GOLDEN, copied
 from two_savers import RECORD
 
@@ -77,7 +78,10 @@ def test_the_names_above_are_those_that_a_run_writes(tmp_path):
     found = assess(trained.run, evaluator, trained.state, source, EvaluationRequest())
     write_report(tmp_path, found.to_dict(), found.curves, found.pictures)
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {*NAMES, ".lock", "checkpoints"}
+    assert written == {*NAMES, ".lock", "checkpoints", ".digests"}
+    with_digest = {path.name for path in (tmp_path / ".digests").iterdir()}
+    assert with_digest == {*NAMES} - {"executions.json"}  # Any other execution trains as well.
+    assert changed_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("target", ["outside", "absent"])
@@ -128,7 +132,7 @@ def test_metrics_are_not_written_through_a_link_that_comes_before_or_during_a_ru
     path.rename(folder / "moved")
     path.symlink_to(folder / "moved")  # It still leads to the open file.
     writer.write(1, {"train/loss": 0.5})
-    with pytest.raises(SaveError, match="removed or replaced"):
+    with pytest.raises(SaveError, match=r"metrics\.jsonl was replaced"):
         writer.sync()
 
 

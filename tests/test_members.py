@@ -322,7 +322,8 @@ def test_a_write_that_was_interrupted_is_done_again_by_the_same_command(
             select(runs / "four", [3, 1], to)
     (to / "checkpoints" / "6.dist_ens-0a-1.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
     assert select(runs / "four", [3, 1], to).member_ids == [3, 1]
-    assert sorted(path.name for path in to.iterdir()) == ["checkpoints", "experiment.json"]
+    names = sorted(path.name for path in to.iterdir())
+    assert names == [".digests", "checkpoints", "experiment.json"]
     assert CheckpointStore(to, read_only=True).steps() == [STEPS]
     with pytest.raises(UserError, match="is not empty"):
         select(runs / "four", [3, 1], to)

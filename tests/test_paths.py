@@ -4,8 +4,15 @@ import pathlib
 
 import pytest
 
+import dist_ens as de
+from dist_ens.callbacks import JsonLines, Report
+from dist_ens.config import DataConfig
+from dist_ens.data import open_source
 from dist_ens.errors import UserError
+from dist_ens.experiment.config_file import ConfigFile, ExperimentFile
+from dist_ens.experiment.network_files import network_paths
 from dist_ens.paths import given_path, shortened, utf8_path
+from dist_ens.report import read_run
 
 pytestmark = pytest.mark.quick
 
@@ -43,6 +50,41 @@ def test_what_the_system_refuses_is_one_short_message(text):
 def test_an_empty_path_is_not_the_current_folder():
     with pytest.raises(UserError, match="^--workdir is empty. Give a path"):
         given_path("", "--workdir")
+
+
+@pytest.mark.parametrize(
+    "text", ["gs://bucket/run", "S3://b", "file:///tmp/run", "htp://x", pathlib.Path("az://b/run")]
+)
+def test_an_address_is_no_local_path(text):
+    with pytest.raises(UserError, match="^--workdir is '.*', an address and not a local path. Onl"):
+        given_path(text, "--workdir")
+
+
+@pytest.mark.parametrize("text", ["a:b/c", "C:/runs", "./gs:/run", "/runs/gs:/x", "runs//a"])
+def test_a_name_with_a_colon_is_a_local_path(text):
+    assert given_path(text, "--workdir") == pathlib.Path(text)
+
+
+@pytest.mark.parametrize(
+    "door",
+    [
+        de.Checkpoints,
+        de.load,
+        JsonLines,
+        Report,
+        read_run,
+        ConfigFile,
+        ExperimentFile,
+        lambda path: network_paths([path]),
+        lambda path: open_source(DataConfig(source=f"npz:{path}")),
+        lambda path: open_source(DataConfig(source=f"idx:{path}")),
+        lambda path: open_source(DataConfig(source=f"text:{path}")),
+        lambda path: open_source(DataConfig(source=f"uci:{path}")),
+    ],
+)
+def test_an_address_is_refused_wherever_python_takes_a_path(door):
+    with pytest.raises(UserError, match="address and not a local path"):
+        door("gs://bucket/x.npz")
 
 
 def test_a_loop_of_links_is_refused(tmp_path):

@@ -55,7 +55,9 @@ def test_another_member_is_another_network(workdir, monkeypatch):
     opened = replaying.open_finished
 
     def one_further(*arguments, member_ids, **others):
-        return opened(*arguments, member_ids=[member_ids[0] + 1], **others)
+        own = opened(*arguments, member_ids=member_ids, **others)
+        other = opened(*arguments, member_ids=[member_ids[0] + 1], **others)
+        return own._replace(state=other.state)
 
     monkeypatch.setattr(replaying, "open_finished", one_further)
     found = replay(workdir, 1, progress=False)

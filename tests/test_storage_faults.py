@@ -7,19 +7,25 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 import types
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens.callbacks import JsonLines
 from dist_ens.checkpoint import Checkpoints, CheckpointStore, writing
 from dist_ens.checkpoint.writing import unfinished_name
+from dist_ens.ensemble import Ensemble
 from dist_ens.errors import SaveError, UserError
 from dist_ens.exit_codes import ExitCode
 from dist_ens.layout import Layout
+from dist_ens.losses import categorical
+from dist_ens.training import fit
 from two_savers import RECORD
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -67,6 +73,114 @@ def test_a_folder_that_is_removed_while_training_is_noticed_and_not_made_anew(tm
         "after the run began to use it. No step is saved yet. Training continues, and the next "
         "save tries again. Put the folder of the run back in its place."
     )
+
+
+def train(run, spoil):
+    """Trains four steps, saves each, and spoils something when step 2 is saved."""
+
+    def callback(info):
+        if info.step == 3:
+            while 2 not in CheckpointStore(run, read_only=True).steps():
+                time.sleep(0.01)
+            spoil()
+
+    network = (lambda key: {"w": jax.random.normal(key, (3, 2))}, lambda params, x: x @ params["w"])
+    return fit(
+        Ensemble(network, optax.sgd(0.1), categorical(2), num_members=2),
+        {"inputs": np.ones((8, 3)), "labels": np.ones(8, int)},
+        steps=4,
+        steps_per_call=1,
+        callbacks=[callback, JsonLines(run / "metrics.jsonl")],
+        checkpoints=Checkpoints(run, every_steps=1, keep=9),
+        progress=False,
+    )
+
+
+def test_no_second_error_hides_that_the_last_step_could_not_be_saved(tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(SaveError, match="step 4 in .*: that folder was removed or replaced"):
+        train(run, lambda: run.rename(tmp_path / "moved"))
+    assert not run.exists()
+
+
+def test_a_run_whose_checkpoints_or_lock_or_metrics_are_removed_saves_its_next_steps(
+    tmp_path, caplog
+):
+    run = tmp_path / "run"
+
+    def remove():
+        (run / "checkpoints").rename(tmp_path / "removed")
+        (run / ".lock").unlink()
+        (run / "metrics.jsonl").unlink()
+
+    train(run, remove)
+    assert CheckpointStore(run, read_only=True).steps()[-1] == 4
+    assert "was removed. Training continues, and the next save is written there." in caplog.text
+    assert (run / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "symbolic link"])
+def test_what_is_no_folder_in_place_of_the_checkpoints_is_told_by_its_kind(tmp_path, kind):
+    run, moved = tmp_path / "run", tmp_path / "moved"
+
+    def replace():
+        (run / "checkpoints").rename(moved)
+        if kind == "file":
+            (run / "checkpoints").touch()
+        else:
+            (run / "checkpoints").symlink_to(moved)
+
+    with pytest.raises(SaveError, match=f"step 4 in .*checkpoints is a {kind}, and nothing is"):
+        train(run, replace)
+    assert not (moved / "4").exists()
+
+
+def test_the_checkpoints_of_another_run_are_not_written_to(tmp_path):
+    run, said = tmp_path / "run", []
+    with Checkpoints(tmp_path / "other").open({**RECORD, "seed": 7}) as opened:
+        opened.save(1, state_of(7.0))
+    with Checkpoints(run).open(RECORD, say=said.append) as opened:
+        opened.save(1, state_of(1.0))
+        opened.wait()
+        (run / "checkpoints").rename(tmp_path / "moved")
+        shutil.copytree(tmp_path / "other" / "checkpoints", run / "checkpoints")
+        opened.save(2, state_of(2.0))
+        with pytest.raises(SaveError, match="its folder checkpoints was replaced by that of anot"):
+            opened.wait()
+        assert [path.name for path in (run / "checkpoints").iterdir()] == ["1"]
+        assert restored(run, 1) == 7.0
+        (run / "checkpoints").rename(tmp_path / "copy")
+        (tmp_path / "moved").rename(run / "checkpoints")
+        opened.save(2, state_of(2.0))
+    assert restored(run, 2) == 2.0
+
+
+def test_a_lock_that_was_removed_is_made_again(tmp_path):
+    with Checkpoints(tmp_path).open(RECORD) as opened:
+        (tmp_path / ".lock").unlink()
+        opened.save(1, state_of(1.0))
+        opened.wait()
+        assert restored(tmp_path, 1) == 1.0
+        with (
+            pytest.raises(UserError, match="Another run is training in"),
+            Checkpoints(tmp_path).open(RECORD),
+        ):
+            pass
+
+
+def test_a_run_that_lost_its_lock_to_another_run_saves_no_more(tmp_path):
+    with Checkpoints(tmp_path).open(RECORD) as opened:
+        (tmp_path / ".lock").unlink()
+        with Checkpoints(tmp_path).open(RECORD) as other:
+            other.save(5, state_of(5.0))
+            for _ in range(2):
+                opened.save(1, state_of(1.0))
+                with pytest.raises(SaveError, match="was removed or replaced, and another run has"):
+                    opened.wait()
+        opened.save(1, state_of(1.0))  # The other run has ended.
+        with pytest.raises(SaveError, match="another run has locked it since"):
+            opened.wait()
+    assert CheckpointStore(tmp_path, read_only=True).steps() == [5]
 
 
 def test_a_folder_that_is_replaced_is_not_written_to_and_saving_works_when_it_is_back(tmp_path):

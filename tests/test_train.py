@@ -529,15 +529,22 @@ def test_metrics_that_cannot_be_written_stay_in_memory_and_are_told_at_the_end(t
     assert full.closed
 
 
-def test_metrics_in_a_file_that_was_removed_are_told(tmp_path):
+def test_metrics_in_a_file_that_was_removed_are_written_again_and_not_into_another(tmp_path):
     path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 9}\n')
     writer = JsonLines(path)
-    writer.begin(RunInfo(None, [0], 0, 8, 8))
+    writer.begin(RunInfo(None, [0], 2, 8, 8))
+    writer.write(3, {})
     path.unlink()
-    writer.write(1, {"train/loss": 0.5})
-    with pytest.raises(SaveError, match="that file was removed or replaced while it was written"):
+    writer.write(4, {})
+    writer.sync()
+    writer.write(5, {})
+    assert path.read_text() == "".join(f'{{"step": {step}}}\n' for step in range(1, 6))
+    path.unlink()
+    path.write_text("another")
+    with pytest.raises(SaveError, match="metrics.jsonl was replaced while it was written"):
         writer.close()
-    assert not path.exists()
+    assert path.read_text() == "another"
 
 
 def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monkeypatch):

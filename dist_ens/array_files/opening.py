@@ -3,13 +3,13 @@
 import contextlib
 import os
 import pathlib
-import stat
 from collections.abc import Iterator
 from typing import BinaryIO
 
 import psutil
 
 from dist_ens.errors import UserError
+from dist_ens.file_reading import opened_to_read
 from dist_ens.paths import given_path, shortened
 
 
@@ -30,12 +30,7 @@ def opened_file(path: str | os.PathLike[str], name: str) -> Iterator[BinaryIO]:
     given = given_path(path, name)
     shown = shortened(str(given))
     try:
-        with open(given, "rb", opener=_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UserError(
-                    f"{name} is not a regular file: {shown}. Save the data in a file, and give "
-                    "its path."
-                )
+        with opened_to_read(given) as file:
             yield file
     except OSError as error:
         raise UserError(
@@ -69,8 +64,3 @@ def require_memory(num_bytes: int, what: str) -> None:
             f"{what} needs {num_bytes:,} bytes of memory, and {free:,} bytes are free. Use a "
             "smaller file, or a machine with more memory."
         )
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Opens a file without waiting for the other end of a pipe, unlike `os.open` alone."""
-    return os.open(path, flags | os.O_NONBLOCK)

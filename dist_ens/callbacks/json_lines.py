@@ -7,6 +7,7 @@ import logging
 import os
 import pathlib
 import threading
+import zlib
 from collections.abc import Iterator, Mapping
 
 from dist_ens import cluster
@@ -18,6 +19,7 @@ from dist_ens.file_writing import opened_in_place, replace_file
 from dist_ens.paths import given_path
 from dist_ens.report.files import to_json
 from dist_ens.report.metrics_file import records_in
+from dist_ens.run_digests import fault_of, write_digest, write_run_file
 
 
 class JsonLines:
@@ -52,6 +54,7 @@ class JsonLines:
         self._path = given_path(path, "path")
         self._file: io.FileIO | None = None
         self._unwritten = b""
+        self._num_bytes, self._digest = 0, 0  # Those of the lines in the file.
         self._warned: str | None = None  # Cause of the last warning.
         self._using = threading.Lock()
 
@@ -63,8 +66,12 @@ class JsonLines:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             records = records_in(self._path)
             kept = [line for line, record in records if record["step"] <= run.first_step]
-            replace_file(self._path, b"".join(kept))
-            self._file = opened_in_place(self._path, "a")
+            if fault := fault_of(self._path):
+                logging.warning("%s: %s.", quoted(self._path), fault)
+            content = b"".join(kept)
+            write_run_file(self._path, content)
+            self._digest, self._num_bytes = zlib.crc32(content), len(content)
+            self._file = opened_in_place(self._path, "a+")
 
     def close(self) -> None:
         """Closes the file after its lines are on disk.
@@ -109,14 +116,28 @@ class JsonLines:
                 self._write_lines()
                 os.fsync(self._file.fileno())
                 if not _is_same(self._file, self._path):
-                    raise OSError(
-                        errno.ESTALE, "that file was removed or replaced while it was written"
-                    )
+                    self._write_again(self._file)
+                write_digest(self._path, self._num_bytes, self._digest)
+
+    def _write_again(self, removed: io.FileIO) -> None:
+        """Writes the lines of a file that was removed. They are there as long as it is open.
+
+        Raises:
+            OSError: If another file is in its place.
+        """
+        if os.path.lexists(self._path):
+            raise OSError(errno.ESTALE, f"{self._path.name} was replaced while it was written")
+        number = removed.fileno()
+        replace_file(self._path, os.pread(number, os.fstat(number).st_size, 0))
+        self._file = opened_in_place(self._path, "a+")
+        removed.close()
 
     def _write_lines(self) -> None:
         """Writes the lines that are not written yet. A part of them may stay unwritten."""
         while self._file is not None and self._unwritten:
-            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+            count = self._file.write(self._unwritten)
+            self._digest = zlib.crc32(self._unwritten[:count], self._digest)
+            self._num_bytes, self._unwritten = self._num_bytes + count, self._unwritten[count:]
 
     def _warn(self, error: OSError) -> None:
         """Warns of an error of writing, unless the last warning had the same cause."""

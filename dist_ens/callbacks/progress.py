@@ -13,6 +13,7 @@ from dist_ens.callbacks.protocol import RunInfo, StepInfo
 from dist_ens.callbacks.records import shown_loss
 from dist_ens.evaluation import Scores
 from dist_ens.metrics.catalogue import formatted, headlines, label_of
+from dist_ens.terminal import PlainConsole
 
 _LINE_EVERY_SECS = 10.0
 _BAR_WIDTH, _WIDEST = 10, 1000  # In columns of text.
@@ -44,7 +45,7 @@ class ProgressBar:
     def begin(self, run: RunInfo) -> None:
         """Starts the line."""
         if self._console is None:
-            self._console = Console(quiet=not cluster.is_main(), markup=False, highlight=False)
+            self._console = PlainConsole(quiet=not cluster.is_main())
         self._last_step = run.last_step
         self._state = "compiling"
         self._printed_at = time.monotonic()

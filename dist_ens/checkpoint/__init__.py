@@ -28,12 +28,15 @@ from dist_ens.checkpoint.checkpoints import Checkpoints
 from dist_ens.checkpoint.lineage import Lineage, ids_text, positions_of
 from dist_ens.checkpoint.members import (
     SavedMembers,
+    lineages_at,
+    members_at,
     read_lineages,
     read_members,
     require_new_folder,
     saved_step,
     write_members,
 )
+from dist_ens.checkpoint.newest import moving_on, read_newest
 from dist_ens.checkpoint.opened import OpenCheckpoints
 from dist_ens.checkpoint.record import (
     StepRecord,
@@ -42,7 +45,7 @@ from dist_ens.checkpoint.record import (
     listed,
     require_config_record,
 )
-from dist_ens.checkpoint.store import FOLDER, RESULT_FILE, CheckpointStore, read_newest
+from dist_ens.checkpoint.store import FOLDER, RESULT_FILE, CheckpointStore
 from dist_ens.checkpoint.writing import Leaf
 
 __all__ = [
@@ -58,7 +61,10 @@ __all__ = [
     "check_resumes",
     "differing_versions",
     "ids_text",
+    "lineages_at",
     "listed",
+    "members_at",
+    "moving_on",
     "positions_of",
     "read_lineages",
     "read_members",

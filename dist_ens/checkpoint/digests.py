@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from dist_ens.file_reading import opened_to_read
 from dist_ens.types import Array
 
 _BLOCK_BYTES = 2**20
@@ -38,7 +39,7 @@ def file_digest(path: pathlib.Path) -> int:
         OSError: If the file cannot be read.
     """
     digest = 0
-    with path.open("rb", buffering=0) as file:
+    with opened_to_read(path) as file:
         while block := file.read(_BLOCK_BYTES):
             digest = zlib.crc32(block, digest)
     return digest

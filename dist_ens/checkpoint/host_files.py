@@ -15,6 +15,7 @@ import jax
 
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, UserError, counted
+from dist_ens.file_reading import bytes_in
 from dist_ens.paths import shortened
 
 _FOLDER = "host_files"
@@ -100,7 +101,7 @@ def check_host_file(path: pathlib.Path) -> None:
 
 def _read(path: pathlib.Path) -> tuple[int, bytes]:
     """Returns the number of hosts that wrote a file, and its content."""
-    data = path.read_bytes()
+    data = bytes_in(path)
     size = _NUMBER.size
     if len(data) < 2 * size or _NUMBER.unpack(data[:size])[0] != zlib.crc32(data[size:]):
         raise ValueError(f"{path} does not match its checksum")

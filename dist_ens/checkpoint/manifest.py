@@ -30,6 +30,7 @@ from typing import Self
 from dist_ens.checkpoint.digests import file_digest
 from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.errors import RunError
+from dist_ens.file_reading import bytes_in
 from dist_ens.json_text import Json, JsonDict, is_whole
 from dist_ens.paths import is_plain, shortened
 
@@ -152,7 +153,7 @@ class Manifest:
         path = checkpoint / MANIFEST
         if not stat.S_ISREG(path.lstat().st_mode):
             raise ValueError(f"{MANIFEST} is no regular file")
-        manifest = cls.from_bytes(path.read_bytes())
+        manifest = cls.from_bytes(bytes_in(path))
         if str(manifest.step) != checkpoint.name:
             raise ValueError(f"its {MANIFEST} is that of step {manifest.step}")
         return manifest

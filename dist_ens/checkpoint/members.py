@@ -1,6 +1,5 @@
 """Members of saved runs, read and written by their ids, without the program that trained them."""
 
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -9,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from dist_ens.checkpoint.lineage import Event, Lineage, positions_of
+from dist_ens.checkpoint.newest import moving_on
 from dist_ens.checkpoint.record import seed_of
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore
 from dist_ens.checkpoint.writing import (
@@ -124,27 +124,34 @@ def read_members(
         UserError: If there is no checkpoint, none of that step, or an id is not in it.
         RunError: If the checkpoint is damaged.
     """
-    store, step = saved_step(folder, step)
-    record, lineages = store.restore_run(step), _lineages(store, folder, step)
-    if member_ids is not None:
-        lineages = tuple(lineages[position] for position in positions_of(member_ids, lineages))
-    leaves = store.restore_leaves(step, member_ids)
-    return SavedMembers(step, record, lineages, leaves)
+    return moving_on(step, lambda: members_at(*saved_step(folder, step), member_ids))
 
 
 def read_lineages(
     folder: str | os.PathLike[str], step: int | None = None
 ) -> tuple[int, tuple[Lineage, ...]]:
     """Returns the step of a checkpoint and the lineage of each member; see `read_members`."""
-    store, step = saved_step(folder, step)
-    return step, _lineages(store, folder, step)
+
+    def read() -> tuple[int, tuple[Lineage, ...]]:
+        store, at = saved_step(folder, step)
+        return at, lineages_at(store, at)
+
+    return moving_on(step, read)
 
 
-def _lineages(
-    store: CheckpointStore, folder: str | os.PathLike[str], step: int
-) -> tuple[Lineage, ...]:
-    """Returns the lineage of each member; see `Lineage.begun_in`."""
-    run, seed = str(pathlib.Path(folder).resolve()), seed_of(store.restore_run(step))
+def members_at(
+    store: CheckpointStore, step: int, member_ids: Sequence[int] | None = None
+) -> SavedMembers:
+    """Reads members in a checkpoint; see `read_members`."""
+    record, lineages = store.restore_run(step), lineages_at(store, step)
+    if member_ids is not None:
+        lineages = tuple(lineages[position] for position in positions_of(member_ids, lineages))
+    return SavedMembers(step, record, lineages, store.restore_leaves(step, member_ids))
+
+
+def lineages_at(store: CheckpointStore, step: int) -> tuple[Lineage, ...]:
+    """Returns the lineage of each member in a checkpoint; see `Lineage.begun_in`."""
+    run, seed = str(store.workdir.resolve()), seed_of(store.restore_run(step))
     return tuple(each.begun_in(run, seed) for each in store.members(step))
 
 
@@ -201,8 +208,7 @@ def write_members(
             before=before,
         )
     except (OSError, ValueError) as error:  # TensorStore reports a full disk as a ValueError.
-        with contextlib.suppress(OSError):
-            remove_unfinished(folder.resolve() / FOLDER)
+        remove_unfinished(folder.resolve() / FOLDER)
         raise RunError(
             f"The members could not be written to {quoted(folder)}: {error}. Remove the cause, and "
             "run the same command again.",

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +12,12 @@ from dist_ens import cluster
 from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.lineage import Event, Lineage, ids_text
+from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.checkpoint.record import STRICT, seed_of
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore
 from dist_ens.checkpoint.writing import Leaf
 from dist_ens.commands import quoted
-from dist_ens.errors import RunError, SaveError
+from dist_ens.errors import RunError, SaveError, UserError
 from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.state import State
@@ -81,6 +83,7 @@ class OpenCheckpoints:
         self.saved_record: JsonDict | None
         self.notes: list[str]
         self._lineages: dict[int, Lineage]
+        self._place = self._place_of_steps()
         self._begin_at_newest()
 
     def add_event(self, member_id: int, event: Event, *, is_dropped: bool = False) -> None:
@@ -255,6 +258,8 @@ class OpenCheckpoints:
 
         def checked_after() -> None:
             self._require_same_folder()
+            if cluster.is_main():
+                self._require_own_steps()
             after()
 
         self._store.save(
@@ -281,6 +286,40 @@ class OpenCheckpoints:
         if self._store.wait() and self._said is not None:
             self._said = None
             self._tell(f"Saving in {quoted(self._folder)} works again. {self._store.last_saved()}")
+
+    def _require_own_steps(self) -> None:
+        """Raises an `OSError` if the folder of the steps is that of another run by now.
+
+        Steps that were only removed are said, and the run saves its next one there.
+        """
+        newest, steps, place = self._store.newest_step, self._store.steps(), self._place_of_steps()
+        is_removed = newest is not None and newest not in steps
+        if place == self._place and not is_removed:
+            return
+        try:
+            if steps:
+                last = self._folder / FOLDER / str(steps[-1])
+                self._check(dict(Manifest.read(last).run))
+        except (UserError, RunError):
+            what = f"its folder {FOLDER} was replaced by that of another run"
+            raise OSError(errno.ESTALE, what) from None
+        self._place = place
+        if is_removed:
+            self._tell(
+                f"The checkpoint of step {newest} in {quoted(self._folder)} was removed. Training "
+                "continues, and the next save is written there."
+            )
+
+    def _place_of_steps(self) -> tuple[int, int] | None:
+        """Returns the numbers by which the disk knows the folder of the steps; None if it cannot.
+
+        They change where it is replaced. On some disks they also change by themselves.
+        """
+        try:
+            status = (self._folder / FOLDER).stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
 
     def _was_due(self, step: int) -> bool:
         """Returns whether the cadence asked for the save of a step, as far as it can be read."""
@@ -315,7 +354,8 @@ class OpenCheckpoints:
         self.saved_step, self.saved_record = step, record
         self.members = members
         self._lineages = {member.member_id: member for member in members}
-        self.notes = [] if record is None else self._check(record)
+        self.notes = self._store.unread_steps()
+        self.notes += [] if record is None else self._check(record)
         if step and (added := self._store.added_files(step)):
             self.notes.append(
                 f"The checkpoint of step {step} has files that do not belong to it, and that are "

@@ -16,6 +16,7 @@ from dist_ens.checkpoint.host_files import host_files_in, read_host_file
 from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
 from dist_ens.checkpoint.writing import ID_LEAF, STATE, database_spec
+from dist_ens.file_reading import bytes_in, require_readable
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import Reading
 from dist_ens.paths import utf8_path
@@ -218,7 +219,7 @@ class _OldStep:
         linked = next((name for name in files_in(path) if (path / name).is_symlink()), None)
         if linked is not None:
             raise ValueError(f"{linked} is a symbolic link")
-        self.run = json.loads((path / _OLD_RECORD).read_bytes())
+        self.run = json.loads(bytes_in(path / _OLD_RECORD))
         self.added: list[str] = []
         written = self.run.pop(_OLD_CHECKSUM, None)
         if written is None and _has_checksums(path):
@@ -310,6 +311,8 @@ def open_arrays(path: pathlib.Path, *, is_foreign: bool = False) -> dict[str, ts
         FileNotFoundError: If the folder has no arrays.
         ValueError: If a file is damaged, or the arrays are larger than their files.
     """
+    for file in files_in(path):  # TensorStore would wait for the other end of a pipe.
+        require_readable(path / file)
     context, place = ts.Context(_CONTEXT), ""
     database = {**database_spec(path), "cache_pool": "cache_pool#index"}
     if is_foreign and not (path / "manifest.ocdbt").exists():
@@ -378,4 +381,4 @@ def _require_sizes(
 
 def _has_checksums(path: pathlib.Path) -> bool:
     """Returns whether the arrays of a checkpoint of the first format have checksums."""
-    return json.loads((path / STATE / "_METADATA").read_bytes()).get("use_zarr3", False)
+    return json.loads(bytes_in(path / STATE / "_METADATA")).get("use_zarr3", False)

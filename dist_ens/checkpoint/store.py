@@ -28,7 +28,7 @@ from dist_ens.checkpoint.writing import (
     write_checkpoint,
 )
 from dist_ens.commands import quoted
-from dist_ens.errors import RunError, SaveError, UserError, code_of_write
+from dist_ens.errors import ReplacedError, RunError, SaveError, UserError, code_of_write
 from dist_ens.exit_codes import ExitCode
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import pieces_off_devices, read_onto_devices
@@ -58,6 +58,10 @@ class CheckpointStore:
             of a deleted checkpoint stay until the next save, or until the context ends.
         read_only: Whether nothing will be saved. Unfinished checkpoints are then left alone.
 
+    Attributes:
+        workdir: Folder of the run.
+        newest_step: Newest step that was saved or restored here; None if there is none.
+
     Raises:
         UserError: If something will be saved, and the folder `checkpoints` is a symbolic link, or
             its path is not UTF-8.
@@ -66,12 +70,12 @@ class CheckpointStore:
     def __init__(
         self, workdir: str | os.PathLike[str], *, keep: Kept | int = 1, read_only: bool = False
     ) -> None:
-        self._workdir = pathlib.Path(workdir)
-        self._folder = self._workdir.resolve() / FOLDER  # TensorStore refuses a path with `..`
+        self.workdir = pathlib.Path(workdir)
+        self._folder = self.workdir.resolve() / FOLDER  # TensorStore refuses a path with `..`
         self._keep = Kept(keep) if isinstance(keep, int) else keep
         self._scores: dict[int, Mapping[str, float]] = {}  # Of the saved steps, once they are read.
         self._read_only = read_only
-        self._newest: int | None = None
+        self.newest_step: int | None = None
         self._writing: Future[None] | None = None
         self._writing_step = 0
         self._opened: tuple[int, SavedStep] | None = None
@@ -123,7 +127,7 @@ class CheckpointStore:
         saved = self.steps()
         if not cluster.as_main_sees(step in saved):
             raise UserError(
-                f"There is no checkpoint of step {step} in {quoted(self._workdir)}: the saved "
+                f"There is no checkpoint of step {step} in {quoted(self.workdir)}: the saved "
                 f"steps are {', '.join(map(str, saved))}. Give one of them, or leave step "
                 "out for the newest."
             )
@@ -176,7 +180,7 @@ class CheckpointStore:
         host_files = dict(host_files or {})
         check_names(host_files)
         self.wait()
-        if step == self._newest:
+        if step == self.newest_step:
             return
         named = named_leaves(state)
         pieces = pieces_off_devices(named)
@@ -207,7 +211,7 @@ class CheckpointStore:
                         lineage_of=lineage_of,
                         before=before,
                     )
-                    self._newest = step
+                    self.newest_step = step
                     if cluster.is_main():
                         self._delete_oldest(token, kept_step)
             except _UnwantedError:
@@ -318,7 +322,7 @@ class CheckpointStore:
 
         state = self._read(step, read)
         # A member may take its state from an older step while the run goes on.
-        self._newest = max(step, self._newest or 0)
+        self.newest_step = max(step, self.newest_step or 0)
         return state
 
     def restore_leaves(
@@ -380,6 +384,8 @@ class CheckpointStore:
                 path = set_aside(path)
             except OSError as refused:
                 error = refused
+        if step == self.newest_step:
+            self.newest_step = None
         if cluster.any_host(error is not None):
             raise RunError(
                 f"The damaged checkpoint {quoted(path)} could not be renamed: "
@@ -390,18 +396,24 @@ class CheckpointStore:
         return path
 
     def steps(self) -> list[int]:
-        """Returns the steps of the finished checkpoints, the oldest first.
+        """Returns the steps of the finished checkpoints, the oldest first."""
+        return sorted(step for _, step in self._numbered() if step is not None)
 
-        Their names are plain decimal numbers. Other folders, files and links are passed over.
-        """
-        if not self._folder.is_dir():
-            return []
-        found = [
-            step_of(path.name)
-            for path in self._folder.iterdir()
-            if path.is_dir() and not path.is_symlink()
+    def unread_steps(self) -> list[str]:
+        """Returns a sentence for each entry with a number for its name that is no checkpoint."""
+        return [
+            f"{quoted(path)} is not read: a checkpoint is a folder and no link, and its name is a "
+            "number without leading zeros."
+            for path, step in sorted(self._numbered())
+            if step is None
         ]
-        return sorted(step for step in found if step is not None)
+
+    def _numbered(self) -> Iterator[tuple[pathlib.Path, int | None]]:
+        """Yields each entry that is named like a step, with its step; None if it is none."""
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if path.name.isdecimal():
+                is_step = path.is_dir() and not path.is_symlink()
+                yield path, step_of(path.name) if is_step else None
 
     def _saved(self, step: int) -> SavedStep:
         """Returns a checkpoint after a check of its files, which is done once."""
@@ -460,11 +472,12 @@ class CheckpointStore:
         return self._scores[step]
 
     def _require_no_link(self) -> None:
-        """Raises a `UserError` if the folder of the checkpoints is a symbolic link."""
-        if self._folder.is_symlink():
+        """Raises a `UserError` if the folder of the checkpoints is a symbolic link or a file."""
+        if self._folder.is_symlink() or self._folder.is_file():
+            kind = "symbolic link" if self._folder.is_symlink() else "file"
             raise UserError(
-                f"{quoted(self._folder)} is a symbolic link, through which nothing is saved or "
-                "deleted. Replace the link by the folder itself."
+                f"{quoted(self._folder)} is a {kind}, and nothing is saved or deleted there. Put "
+                "the folder itself in its place."
             )
 
     @contextlib.contextmanager
@@ -484,12 +497,11 @@ class CheckpointStore:
         # TensorStore reports a full disk as a ValueError.
         except (OSError, ValueError, SaveError) as error:
             if cluster.is_main():
-                with contextlib.suppress(OSError):  # The disk may be gone.
-                    remove_unfinished(self._folder)
+                remove_unfinished(self._folder)
             why = explained(error)
             failed(error)
             raise SaveError(
-                f"Could not write the checkpoint of step {step} in {quoted(self._workdir)}: "
+                f"Could not write the checkpoint of step {step} in {quoted(self.workdir)}: "
                 f"{why.what}. {self.last_saved()} {why.remedy}, then run the same command again to "
                 "resume.",
                 exit_code=code_of_write(error),
@@ -517,7 +529,7 @@ class CheckpointStore:
         except Exception as error:  # TensorStore has no special error type for damage.
             why = explained(error)
             if is_gone(path):
-                raise RunError(
+                raise ReplacedError(
                     f"The checkpoint {quoted(path)} does not exist any more: a run that is "
                     "training has replaced it. Run the same command again."
                 ) from error
@@ -549,30 +561,3 @@ def is_gone(path: pathlib.Path) -> bool:
     except OSError:  # The disk cannot be read now.
         return False
     return False
-
-
-def read_newest(
-    workdir: str | os.PathLike[str], step: int | None = None
-) -> tuple[int, JsonDict | None]:
-    """Returns the step and the record of a checkpoint in a folder.
-
-    Every host must call this. All hosts get the step that process 0 sees.
-
-    Args:
-        workdir: Folder of the run, which need not exist.
-        step: Step of the checkpoint. Default: `CheckpointStore.result_step`.
-
-    Returns:
-        The step and the record; 0 and None if there is no checkpoint at all.
-
-    Raises:
-        UserError: If the folder has checkpoints, but none of that step.
-        RunError: If the record is damaged.
-    """
-    store = CheckpointStore(workdir, read_only=True)
-    if not cluster.as_main_sees(store.latest_step() or 0):
-        return 0, None
-    if step is None:
-        step = cluster.as_main_sees(store.result_step())
-    store.require_step(step)
-    return step, store.restore_run(step)

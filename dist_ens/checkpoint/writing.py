@@ -125,8 +125,9 @@ def write_checkpoint(
             before()
             if cluster.is_main():
                 remove_unfinished(folder, apart_from=name)
-            # The parents are not made: if they are gone, the folder of the run was removed.
-            unfinished.mkdir(exist_ok=True)  # The fastest host makes it.
+            # The fastest host makes them. If the parent is gone, the folder of the run was removed.
+            folder.mkdir(exist_ok=True)
+            unfinished.mkdir(exist_ok=True)
             arrays.mkdir(exist_ok=True)
             written = host_file_contents(host_files)
             for path, content in written.items():
@@ -179,16 +180,16 @@ def remove_unfinished(folder: pathlib.Path, *, apart_from: str | None = None) ->
     """Deletes the checkpoints that are marked for deletion, or were not written completely.
 
     Only folders with the names that this package gives them are deleted. A symbolic link is left
-    alone.
+    alone. What cannot be deleted only takes room, so that it is no error.
 
     Args:
         folder: Folder of the checkpoints.
         apart_from: Name of a folder that other hosts may be writing already. None for none.
     """
-    for path in folder.iterdir():
-        if is_unfinished(path) and path.name != apart_from:
-            # A folder that cannot be deleted only takes room.
-            shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # Somebody may have removed the folder itself.
+        for path in folder.iterdir():
+            if is_unfinished(path) and path.name != apart_from:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def is_unfinished(path: pathlib.Path) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 
 from dist_ens.data import Split
 from dist_ens.errors import UserError
-from dist_ens.narrowing import held_dtype
+from dist_ens.host_keys import dtype_in_jax
 from dist_ens.state import held_array
 from dist_ens.types import KeyPath, Leaf, PyTree, Shapes
 
@@ -98,5 +98,5 @@ def example_shapes_of(split: Split) -> Shapes:
     """Returns the shapes and types of one example, as a pytree of `jax.ShapeDtypeStruct`."""
     example = split.take(np.zeros(1, np.int64))
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], held_dtype(leaf.dtype)), example
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], dtype_in_jax(leaf.dtype)), example
     )

@@ -40,6 +40,7 @@ from dist_ens.errors import UserError, counted, kind_of
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.heuristics import candidates
 from dist_ens.execution.lift import Lifted, require_equal_columns, sharded
+from dist_ens.host_keys import host_array
 from dist_ens.layout import (
     BATCH,
     BATCHES,
@@ -577,7 +578,7 @@ class Ensemble:
             with explained_errors():
                 self.check_loss(state, self.layout.placed(batch, BATCH, "The batch"))
             self._programs["checked"] = True
-        of_step = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
+        of_step = jax.tree.map(lambda leaf: host_array(leaf)[None], batch)
         state, metrics = self.update_steps(state, self.layout.put(of_step, BATCHES))
         return state, {name: values[0] for name, values in metrics.items()}
 

@@ -10,10 +10,10 @@ import numpy as np
 from dist_ens.ensemble.failures import no_failures
 from dist_ens.ensemble.optimizer import optimizer_state
 from dist_ens.errors import UserError, counted, kind_of
+from dist_ens.host_keys import dtype_in_jax
 from dist_ens.layout import DATA, MEMBERS, Layout, Waves
 from dist_ens.members import Member
 from dist_ens.members.modes import on_one_column
-from dist_ens.narrowing import held_dtype
 from dist_ens.randomness import INIT, member_key, pinned_generator
 from dist_ens.state import State, differing, leaf_types, stack_members, without_weak_types
 from dist_ens.types import Leaf, ModelState, Optimizer, Params, PyTree, Shapes
@@ -209,6 +209,6 @@ def shapes_of(tree: PyTree) -> Shapes:
         if isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         array = np.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
-        return jax.ShapeDtypeStruct(array.shape, held_dtype(array.dtype))
+        return jax.ShapeDtypeStruct(array.shape, dtype_in_jax(array.dtype))
 
     return jax.tree.map(shape_of, tree)

@@ -16,6 +16,7 @@ from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.evaluation.loss_scores import check_loss_scores, loss_scores
 from dist_ens.evaluation.row_scores import Evaluation
 from dist_ens.evaluation.scores import Scores
+from dist_ens.host_keys import generator_of, host_array
 from dist_ens.layout import to_host
 from dist_ens.losses import Objective
 from dist_ens.members.label_scale import label_scale
@@ -323,7 +324,7 @@ def arrays_of(data: Data) -> PyTree:
     batches = []
     for number, batch in enumerate(data):
         refuse_lists(batch, f"batch {number} of the data", and_numbers=False)
-        batches.append(jax.tree.map(np.asarray, batch))
+        batches.append(jax.tree.map(host_array, batch))
     if not batches:
         raise UserError("The data has no batches. Give at least one.")
     first: Structure = jax.tree.structure(batches[0])
@@ -342,7 +343,7 @@ def _check_batch(kind: str, number: int, batch: Batch) -> None:
     """Raises a `UserError` unless every leaf of a batch is an array of numbers [batch, ...]."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         is_number = jax.numpy.issubdtype(leaf.dtype, jax.numpy.number) or leaf.dtype == bool
-        if not leaf.ndim or not is_number:
+        if not leaf.ndim or not (is_number or generator_of(leaf.dtype)):
             name = jax.tree_util.keystr(path)
             raise UserError(
                 f"The data is {kind}, and its item {number} holds{name and f' at {name}'} an "

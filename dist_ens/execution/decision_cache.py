@@ -6,6 +6,7 @@ import os
 import pathlib
 
 from dist_ens.compile_cache import cache_folder
+from dist_ens.file_reading import bytes_in
 from dist_ens.file_writing import replace_file
 from dist_ens.json_text import JsonDict, from_json
 
@@ -57,7 +58,7 @@ def keep_execution(program: str, execution: str, folder: pathlib.Path | None = N
 def _kept(path: pathlib.Path) -> JsonDict:
     """Returns the choices in a file; an empty dict if it is absent or damaged."""
     try:
-        kept = from_json(path.read_bytes())
+        kept = from_json(bytes_in(path))
     except (OSError, ValueError):
         return {}
     return kept if isinstance(kept, dict) else {}

@@ -14,6 +14,7 @@ from dist_ens.config import DataConfig, Experiment, OwnParts
 from dist_ens.data import Source, Spec, check_source, open_source
 from dist_ens.errors import UserError, kind_of
 from dist_ens.experiment.part_checks import FUNCTIONS, check_part
+from dist_ens.file_reading import bytes_in
 from dist_ens.json_text import from_json
 from dist_ens.losses import Objective
 from dist_ens.members import Member, as_member
@@ -231,7 +232,7 @@ class ExperimentFile:
         file = given_path(path, "--experiment")
         self.path = str(file)
         try:
-            self._values = from_json(file.read_bytes())
+            self._values = from_json(bytes_in(file))
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise UserError(

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from dist_ens.checkpoint import CheckpointStore, StepRecord, listed, positions_of, read_newest
+from dist_ens.checkpoint import (
+    CheckpointStore,
+    StepRecord,
+    listed,
+    moving_on,
+    positions_of,
+    read_newest,
+)
 from dist_ens.commands import quoted
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs, open_source
@@ -184,7 +191,18 @@ def load(
     >>> run.step, run.predict(data["inputs"]).mean.shape
     (3, (8, 2))
     """
-    folder = given_path(folder, "folder")
+    place = given_path(folder, "folder")
+    return moving_on(step, lambda: _loaded(place, step, members, ensemble, config))
+
+
+def _loaded(
+    folder: pathlib.Path,
+    step: int | None,
+    members: Sequence[int] | None,
+    ensemble: Ensemble | None,
+    config: str | pathlib.Path | None,
+) -> LoadedRun:
+    """Loads a run; see `load`."""
     at, record = read_newest(folder, step)
     if record is None:
         raise UserError(

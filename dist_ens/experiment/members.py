@@ -27,9 +27,10 @@ from dist_ens.experiment.config_file import EXPERIMENT
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import parts_of
-from dist_ens.file_writing import UNFINISHED, replace_file
+from dist_ens.file_writing import UNFINISHED
 from dist_ens.json_text import JsonDict
 from dist_ens.report.files import to_json
+from dist_ens.run_digests import DIGESTS, write_run_file
 
 # Folder of the run that trains more members, in the folder of the new run.
 NEW_MEMBERS = "new_members"
@@ -275,7 +276,9 @@ def require_folder(to: pathlib.Path, *, may_hold: Sequence[str] = ()) -> None:
         to: Folder of the new run.
         may_hold: Names of other entries that it may have.
     """
-    require_new_folder(to, may_hold=may_hold, files=[EXPERIMENT, f"{EXPERIMENT}.{UNFINISHED}"])
+    require_new_folder(
+        to, may_hold=may_hold, files=[EXPERIMENT, f"{EXPERIMENT}.{UNFINISHED}", DIGESTS]
+    )
 
 
 def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
@@ -302,7 +305,7 @@ def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
 
     def write_experiment() -> None:
         if run is not None and not run.has_own_parts:
-            replace_file(to / EXPERIMENT, to_json(run.experiment.to_dict(), indent=2) + "\n")
+            write_run_file(to / EXPERIMENT, to_json(run.experiment.to_dict(), indent=2) + "\n")
 
     # The checkpoint comes last: a folder without it can take the run again.
     write_members(to, members, before=write_experiment)

@@ -25,9 +25,10 @@ from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.reading import SavedArray, open_arrays
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, UserError, code_of_write, counted, first_line
+from dist_ens.file_reading import require_readable
 from dist_ens.file_writing import replaced_file
 from dist_ens.json_text import Json
-from dist_ens.paths import shortened
+from dist_ens.paths import given_path, shortened
 from dist_ens.types import ModelState, Params, PyTree
 
 SUFFIXES = (".safetensors", ".npz")
@@ -122,7 +123,7 @@ def network_paths(given: Sequence[str]) -> list[pathlib.Path]:
         )
     found: list[pathlib.Path] = []
     for text in given:
-        path = pathlib.Path(text).expanduser()
+        path = given_path(text, "FILE")
         if path.is_dir() and not _is_orbax(path):
             inside = [each for each in path.iterdir() if _is_network(each)]
         elif path.exists():
@@ -154,6 +155,7 @@ def read_network(path: pathlib.Path) -> dict[str, NetworkArray]:
     """
     arrays: Mapping[str, NetworkArray]
     with _errors_are_reported(path):
+        require_readable(path)
         if path.suffix == ".npz":
             names = names_in_npz(path, "network")
             with opened_npz(path, names, "network") as stored:
@@ -275,6 +277,7 @@ def _require_different(names: Iterable[str]) -> None:
 def _lineage_in(path: pathlib.Path) -> Json:
     """Returns the lineage in the metadata of a network; None if it has none."""
     try:
+        require_readable(path)
         with safetensors.safe_open(path, "np") as file:
             return json.loads(file.metadata()["lineage"])
     except Exception:  # Whoever has written the file may have written anything.

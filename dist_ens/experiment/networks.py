@@ -10,9 +10,11 @@ import numpy as np
 from dist_ens.checkpoint import (
     Lineage,
     SavedMembers,
+    lineages_at,
+    members_at,
+    moving_on,
     positions_of,
-    read_lineages,
-    read_members,
+    saved_step,
 )
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Event
@@ -54,14 +56,22 @@ def export_members(
         UserError: If there is no such checkpoint or member, or the folder holds other networks.
         RunError: If the checkpoint is damaged, or a file cannot be written.
     """
-    step, every = read_lineages(workdir, step)
+    return moving_on(step, lambda: _exported(workdir, to, member_ids, step))
+
+
+def _exported(
+    workdir: pathlib.Path, to: pathlib.Path, member_ids: Sequence[int] | None, step: int | None
+) -> list[pathlib.Path]:
+    """Writes each member as a file; see `export_members`."""
+    store, at = saved_step(workdir, step)
+    every = lineages_at(store, at)
     ids = [member.member_id for member in every] if member_ids is None else member_ids
     lineages = [every[position] for position in positions_of(ids, every)]
     digits = max(2, len(str(max(ids))))
     paths = [to / f"member_{member_id:0{digits}}.safetensors" for member_id in ids]
     require_no_other_networks(to, dict(zip(paths, lineages, strict=True)))
     for member_id, path in zip(ids, paths, strict=True):  # Only one is in memory at a time.
-        member = read_members(workdir, step, [member_id])
+        member = members_at(store, at, [member_id])
         try:
             to.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -70,7 +80,7 @@ def export_members(
                 exit_code=code_of_write(error),
             ) from error
         leaves = {name: leaf[0] for name, leaf in member.leaves.items()}
-        write_network(path, leaves, member.lineages[0], step)
+        write_network(path, leaves, member.lineages[0], at)
     return paths
 
 

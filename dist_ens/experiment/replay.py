@@ -7,7 +7,6 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from dist_ens.checkpoint import positions_of, read_lineages
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import FAILED, Lineage
 from dist_ens.commands import quoted
@@ -84,14 +83,13 @@ def replay(
             member was rolled back, or its training ends early because its loss is not finite.
         RunError: If the checkpoint is damaged.
     """
-    until, members = read_lineages(workdir, until)
-    lineage = members[positions_of([member], members)[0]]
+    finished = open_finished(workdir, own_parts, step=until, member_ids=[member])
+    [lineage] = finished.members
     if lineage.seed is None and lineage.run is not None:
         raise UserError(
             f"Member {member} was imported from {quoted(lineage.run)}, so its training is not "
             "known here. Replay a member that dist_ens has trained."
         )
-    finished = open_finished(workdir, own_parts, step=until, member_ids=[member])
     run = finished.run
     _require_no_rollback(lineage, run.experiment.failures)
     source = open_source(run.experiment.data) if source is None else source

@@ -21,7 +21,7 @@ from dist_ens.execution.decision_cache import CHOICES
 from dist_ens.experiment.build import NOTHING, Built, build
 from dist_ens.experiment.config_file import EXPERIMENT
 from dist_ens.experiment.record import Run
-from dist_ens.file_writing import replace_file, require_regular_files
+from dist_ens.file_writing import require_regular_files
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
@@ -29,7 +29,9 @@ from dist_ens.metrics.table import print_table
 from dist_ens.paths import given_path
 from dist_ens.report.files import REPORT_FILES, to_json
 from dist_ens.report.metrics_file import METRICS
+from dist_ens.run_digests import write_run_file
 from dist_ens.state import State
+from dist_ens.terminal import PlainConsole
 from dist_ens.training import FitResult, fit
 
 
@@ -90,7 +92,7 @@ def train(
         RunError: If a checkpoint or a file of metrics cannot be read or written.
     """
     workdir = given_path(workdir, "workdir")
-    console = Console(quiet=not cluster.is_main(), markup=False, highlight=False)
+    console = PlainConsole(quiet=not cluster.is_main())
     if not isinstance(experiment, Experiment):
         raise UserError(
             f"experiment is {kind_of(experiment)}, not a dist_ens.config.Experiment. Make "
@@ -205,7 +207,7 @@ class _StoredExperiment:
         if not cluster.is_main():
             return
         try:
-            replace_file(self._path, to_json(self._experiment.to_dict(), indent=2) + "\n")
+            write_run_file(self._path, to_json(self._experiment.to_dict(), indent=2) + "\n")
         except OSError as error:
             why = explained(error)
             raise RunError(

@@ -10,6 +10,7 @@ from dist_ens.checkpoint import (
     CheckpointStore,
     Lineage,
     ids_text,
+    moving_on,
     positions_of,
     read_newest,
     require_config_record,
@@ -107,7 +108,18 @@ def open_finished(
             part is needed and not given, or given and not needed.
         RunError: If the checkpoint is damaged.
     """
-    workdir = given_path(workdir, "workdir")
+    folder = given_path(workdir, "workdir")
+    return moving_on(step, lambda: _opened(folder, own_parts, dropout_samples, step, member_ids))
+
+
+def _opened(
+    workdir: pathlib.Path,
+    own_parts: Callable[[Spec], OwnParts] | None,
+    dropout_samples: int | None,
+    step: int | None,
+    member_ids: Sequence[int] | None,
+) -> Finished:
+    """Opens a checkpoint; see `open_finished`."""
     saved = saved_run(workdir, step)
     if saved is None:
         raise UserError(

@@ -10,6 +10,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from dist_ens.errors import UserError, counted
+from dist_ens.host_keys import generator_of
 from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of, is_spec
 from dist_ens.state import as_held
 from dist_ens.types import Leaf, PyTree, Shapes, Specs, Tree
@@ -77,7 +78,7 @@ def put_batch(layout: "Layout", host_tree: PyTree, spec: PartitionSpec) -> PyTre
                 here[along] = slice(start, start + length)
             # On a CPU a JAX array may share the memory of a NumPy array, and changes with it when
             # a loader fills its buffer again. So the part is copied.
-            parts.append(jax.device_put(np.array(host_array[tuple(here)]), device))
+            parts.append(_on_device(np.array(host_array[tuple(here)]), device))
         return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts)
 
     return jax.tree.map(put, as_held(host_tree))
@@ -88,7 +89,8 @@ def put_everywhere(layout: "Layout", host_tree: PyTree) -> PyTree:
     everywhere = layout.sharding(REPLICATED)
 
     def put(leaf: Leaf) -> jax.Array:
-        here = [jax.device_put(leaf, device) for device in everywhere.addressable_devices]
+        devices = everywhere.addressable_devices_indices_map(np.shape(leaf))  # In JAX's order.
+        here = [_on_device(leaf, device) for device in devices]
         return jax.make_array_from_single_device_arrays(np.shape(leaf), everywhere, here)
 
     return jax.tree.map(put, as_held(host_tree))
@@ -114,6 +116,14 @@ def put_members(layout: "Layout", tree: PyTree) -> PyTree:
         return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
 
     return jax.tree.map(put, as_held(tree))
+
+
+def _on_device(array: Leaf, device: jax.Device) -> jax.Array:
+    """Returns an array on a device. Keys in the host's memory become typed keys again."""
+    generator = generator_of(array.dtype) if isinstance(array, np.ndarray) else None
+    if generator is None:
+        return jax.device_put(array, device)
+    return jax.random.wrap_key_data(jax.device_put(array[generator], device), impl=generator)
 
 
 def device_bytes(tree: PyTree) -> int:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from dist_ens.metrics.catalogue import formatted, in_table
 from dist_ens.metrics.metric import Metric
+from dist_ens.terminal import PlainConsole
 
 _MEMBERS_SHOWN = 20
 _MOST_COLUMNS = 10
@@ -74,6 +75,6 @@ def print_table(console: Console, table: Table) -> None:
 
 def as_text(table: Table) -> str:
     """Returns a table as plain text."""
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+    console = PlainConsole(file=io.StringIO(), width=_WIDTH, color_system=None)
     console.print(table)
     return console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]

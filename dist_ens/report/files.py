@@ -6,8 +6,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from dist_ens.file_reading import bytes_in
 from dist_ens.file_writing import replace_file
 from dist_ens.json_text import Json, from_json, is_number
+from dist_ens.run_digests import write_run_file
 
 SUMMARY = "summary.json"
 CURVES = "curves.json"
@@ -36,7 +38,7 @@ def to_json(value: Json, **options: Any) -> str:
 
 def write_summary(workdir: pathlib.Path, summary: Mapping[str, Json]) -> None:
     """Writes `summary.json` atomically."""
-    write_scores(workdir / SUMMARY, summary)
+    write_run_file(workdir / SUMMARY, to_json(summary, indent=2) + "\n")
 
 
 def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
@@ -50,7 +52,7 @@ def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
         The two numbers by name. Empty if there is no summary of this step, or it is damaged.
     """
     try:
-        before = from_json((workdir / SUMMARY).read_bytes())
+        before = from_json(bytes_in(workdir / SUMMARY))
     except (OSError, ValueError):
         return {}
     names = ("seconds", "member_examples_per_second")

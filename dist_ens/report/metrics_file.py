@@ -4,6 +4,7 @@ import logging
 import pathlib
 
 from dist_ens.commands import quoted
+from dist_ens.file_reading import bytes_in
 from dist_ens.json_text import JsonDict, from_json, is_number, is_whole
 
 METRICS = "metrics.jsonl"
@@ -33,7 +34,7 @@ def records_in(path: pathlib.Path) -> list[tuple[bytes, JsonDict]]:
         path: Path of the file.
     """
     try:
-        *lines, _ = path.read_bytes().split(b"\n")
+        *lines, _ = bytes_in(path).split(b"\n")
     except FileNotFoundError:
         return []
     read = [(line + b"\n", _record(line)) for line in lines]

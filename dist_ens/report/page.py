@@ -6,7 +6,7 @@ trained or evaluated again.
 
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jinja2
 import numpy as np
@@ -52,12 +52,17 @@ _EXAMPLES = (
 )
 
 
-def write_page(path: pathlib.Path, runs: Sequence[RunReport]) -> None:
+def write_page(
+    path: pathlib.Path,
+    runs: Sequence[RunReport],
+    write: Callable[[pathlib.Path, str], None] = replace_file,
+) -> None:
     """Writes the report of one run, or of several runs side by side.
 
     Args:
         path: Path of the HTML file, which is replaced atomically.
         runs: Runs to report, at least one.
+        write: Function that writes the page.
 
     Raises:
         UserError: If there is no run.
@@ -81,7 +86,7 @@ def write_page(path: pathlib.Path, runs: Sequence[RunReport]) -> None:
             {
                 "name": each.run.name,
                 "colour": each.colour and figures.on_any_screen(each.colour),
-                "result": _result(each.run.summary),
+                "result": " ".join([*each.run.faults, _result(each.run.summary)]),
                 "facts": _facts(each.run.summary),
             }
             for each in shown
@@ -92,7 +97,7 @@ def write_page(path: pathlib.Path, runs: Sequence[RunReport]) -> None:
         sections=[_rendered(section) for section in sections],
         example_sections=[s for texts in _EXAMPLES if (s := _examples(shown, *texts))["lists"]],
     )
-    replace_file(path, page)
+    write(path, page)
 
 
 def _rendered(section: Section) -> JsonDict:

@@ -1,6 +1,8 @@
 """The files of a run from which its report is made."""
 
 import dataclasses
+import io
+import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,12 +13,13 @@ import numpy as np
 from dist_ens.array_files import read_npy
 from dist_ens.commands import command_line, quoted
 from dist_ens.errors import UserError
-from dist_ens.file_writing import replace_file, replaced_file
+from dist_ens.file_reading import opened_to_read
 from dist_ens.json_text import Json, JsonDict, from_json
 from dist_ens.paths import given_path
 from dist_ens.report.files import CURVES, PAGE, PICTURES, SUMMARY, to_json
 from dist_ens.report.forms import require_curves, require_summary
 from dist_ens.report.metrics_file import METRICS, read_metrics
+from dist_ens.run_digests import fault_of, write_run_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,7 @@ class RunReport:
         pictures: Inputs of the examples in `curves["hardest"]`, followed by those in
             `curves["most_uncertain"]`; uint8 or float, [h, w] or [h, w, c]. A list of examples is
             shown as a table if pictures are missing.
+        faults: Sentences on files that differ from what the run wrote. Default: none.
     """
 
     name: str
@@ -38,6 +42,7 @@ class RunReport:
     metrics: Sequence[Mapping[str, Json]]
     curves: Mapping[str, Json]
     pictures: Sequence[np.ndarray]
+    faults: Sequence[str] = ()
 
 
 def write_report(
@@ -57,12 +62,13 @@ def write_report(
     """
     from dist_ens.report.page import write_page  # This import takes a second.
 
-    replace_file(workdir / CURVES, to_json(curves) + "\n")
-    with replaced_file(workdir / PICTURES) as file:
-        np.save(file, np.array(pictures))
+    write_run_file(workdir / CURVES, to_json(curves) + "\n")
+    file = io.BytesIO()
+    np.save(file, np.array(pictures))
+    write_run_file(workdir / PICTURES, file.getvalue())
     run = read_run(workdir)
     run = dataclasses.replace(run, summary={**run.summary, **scores})
-    write_page(workdir / PAGE, [run])
+    write_page(workdir / PAGE, [run], write_run_file)
 
 
 def read_run(workdir: pathlib.Path) -> RunReport:
@@ -83,12 +89,21 @@ def read_run(workdir: pathlib.Path) -> RunReport:
             f"or type {evaluate} first."
         )
     train = "dist-ens train with the flags of the run"
+    clauses = [fault_of(workdir / name) for name in (SUMMARY, METRICS, CURVES, PICTURES)]
+    faults = [
+        f"Of {quoted(workdir)} {clause}, so what is shown of it may be wrong."
+        for clause in clauses
+        if clause is not None
+    ]
+    for fault in faults:
+        logging.warning(fault)
     return RunReport(
         name=workdir.resolve().name,
         summary=_read(workdir / SUMMARY, partial(_object, require=require_summary), train) or {},
         metrics=_read(workdir / METRICS, lambda _: read_metrics(workdir), train) or [],
         curves=curves,
         pictures=_read_pictures(workdir / PICTURES, evaluate),
+        faults=faults,
     )
 
 
@@ -145,12 +160,13 @@ def _read(path: pathlib.Path, parse: Callable[[BinaryIO], Any], writer: str) -> 
         UserError: If the file cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with opened_to_read(path) as file:
             return parse(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, EOFError) as error:
+        why = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise UserError(
-            f"{quoted(path)} cannot be read for the report: {str(error).rstrip('.')}. Remove it; "
+            f"{quoted(path)} cannot be read for the report: {why}. Remove it; "
             f"{writer} writes it again."
         ) from error

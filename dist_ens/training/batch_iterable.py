@@ -14,6 +14,7 @@ from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import RunError, UserError, counted
 from dist_ens.evaluation.label_checks import check_examples
+from dist_ens.host_keys import dtype_in_jax
 from dist_ens.layout import BATCH, BATCHES, Layout
 from dist_ens.losses import Objective
 from dist_ens.state import held_array, leaf_name, leaf_type, refuse_lists, structure_text
@@ -213,7 +214,9 @@ class BatchIterable(TrainingData):
                 f"was {structure_text(expected)}. Yield batches of one structure."
             )
         named = zip(
-            jax.tree_util.tree_leaves_with_path(batch), jax.tree.leaves(self._shapes), strict=True
+            jax.tree_util.tree_leaves_with_path(_shapes(batch)),
+            jax.tree.leaves(self._shapes),
+            strict=True,
         )
         is_shorter = False
         for (path, leaf), first in named:
@@ -267,7 +270,9 @@ def _as_arrays(batch: Batch, number: int) -> Batch:
 
 def _shapes(batch: Batch) -> Shapes:
     """Returns the shapes and types of a batch."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype_in_jax(leaf.dtype)), batch
+    )
 
 
 def _of_all_columns(layout: Layout, host_shapes: Shapes) -> Shapes:

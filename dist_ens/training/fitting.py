@@ -8,7 +8,6 @@ from functools import partial
 from typing import Protocol
 
 import jax
-from rich.console import Console
 
 from dist_ens import cluster
 from dist_ens.callbacks import ProgressBar, RunInfo
@@ -24,6 +23,7 @@ from dist_ens.metrics.metric import checked_metrics
 from dist_ens.peers import Peers
 from dist_ens.state import State, refuse_lists
 from dist_ens.stop_signal import StopSignal
+from dist_ens.terminal import PlainConsole
 from dist_ens.training.beginning import POSITION_FILE, begin_run, part_of_column
 from dist_ens.training.best_state import BestState
 from dist_ens.training.callback_states import restore_states, saved_states
@@ -410,7 +410,7 @@ def _told_of_failures(failed: Sequence[FailedMember]) -> str:
 
 def _print(sentence: str) -> None:
     """Prints a sentence on the console."""
-    Console(markup=False, highlight=False).print(sentence, soft_wrap=True)
+    PlainConsole().print(sentence, soft_wrap=True)
 
 
 def _be_silent(sentence: str) -> None:

@@ -27,7 +27,7 @@ from dist_ens.errors import RunError, UserError
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 # Calls whose argument at a position is a message. `super().__init__` is one in errors.py only.
-_RAISING = {"UserError": 0, "RunError": 0, "SaveError": 0, "require": 1}
+_RAISING = {"UserError": 0, "RunError": 0, "SaveError": 0, "ReplacedError": 0, "require": 1}
 # The function `require` passes on the message of its caller.
 
 _PASSED_ON = "{message}"

@@ -49,7 +49,7 @@ def a_disk_that_is_full(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("dist_ens.callbacks.json_lines.replace_file", full)
+    monkeypatch.setattr("dist_ens.callbacks.json_lines.write_run_file", full)
     lines.begin(_run())
 
 

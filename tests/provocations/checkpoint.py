@@ -12,12 +12,12 @@ import numpy as np
 from dist_ens.checkpoint import (
     Checkpoints,
     CheckpointStore,
-    checkpoints,
     host_files,
     manifest,
     members,
     opened,
     record,
+    run_folder,
     store,
     verify,
 )
@@ -69,8 +69,8 @@ def seconds_that_are_not_positive(tmp_path):
 
 
 def a_folder_in_which_another_run_trains(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints.socket, "gethostname", lambda: "n1")
-    monkeypatch.setattr(checkpoints.os, "getpid", lambda: 100)
+    monkeypatch.setattr(run_folder.socket, "gethostname", lambda: "n1")
+    monkeypatch.setattr(run_folder.os, "getpid", lambda: 100)
     with Checkpoints(tmp_path).open({}), Checkpoints(tmp_path).open({}):
         pass
 
@@ -79,22 +79,22 @@ def a_lock_that_may_not_be_opened(tmp_path, monkeypatch):
     def refused(*_, **__):
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(checkpoints.FileLock, "acquire", refused)
+    monkeypatch.setattr(run_folder.FileLock, "acquire", refused)
     with Checkpoints(tmp_path).open({}):
         pass
 
 
 def a_folder_that_one_host_does_not_see(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(checkpoints, "_SHARED_SECS", 0)
+    monkeypatch.setattr(run_folder, "_SHARED_SECS", 0)
     hosts = types.SimpleNamespace(
         is_main=lambda: False,
         as_main_sees=bool,
         bytes_of_main=lambda token: token,
         hosts_with=lambda _: [1],
     )
-    monkeypatch.setattr(checkpoints, "cluster", hosts)
-    checkpoints._is_marked(tmp_path, "host n1, pid 100", "0a")
+    monkeypatch.setattr(run_folder, "cluster", hosts)
+    run_folder._is_marked(tmp_path, "host n1, pid 100", "0a")
 
 
 def a_file_in_place_of_the_folder(tmp_path):

@@ -1,0 +1,42 @@
+"""Reading of files. A pipe, a socket or a device is never opened, because it may have no end."""
+
+import errno
+import os
+import pathlib
+import stat
+from typing import BinaryIO
+
+
+def require_readable(path: str | os.PathLike[str]) -> None:
+    """Raises an `OSError` if a path leads to a pipe, a socket or a device, or to nothing.
+
+    Args:
+        path: Path of a file that a library is about to open. A folder raises no error here.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+def opened_to_read(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a regular file for reading, at its first byte.
+
+    Args:
+        path: Path of the file, or of a link to it.
+
+    Raises:
+        OSError: If there is no regular file, or it cannot be read.
+    """
+    require_readable(path)
+    return open(path, "rb", opener=_without_waiting)
+
+
+def bytes_in(path: pathlib.Path) -> bytes:
+    """Returns the content of a regular file; see `opened_to_read`."""
+    with opened_to_read(path) as file:
+        return file.read()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file without waiting for the other end of a pipe that has just taken its place."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -1,0 +1,28 @@
+"""The console on which a run and the commands print."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from dist_ens.commands import printable
+
+
+class PlainConsole(Console):
+    r"""A console that prints each text as it is, and control characters in it as escapes.
+
+    Neither markup nor emoji in a text are replaced, and no number is highlighted.
+
+    Args:
+        **options: Options of `rich.console.Console`.
+
+    >>> PlainConsole(width=40).print("[b] :smile: \x1b]0;title")
+    [b] :smile: \x1b]0;title
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, highlight=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Returns a text for printing. Rich calls this for each string, also in a table."""
+        return super().render_str(printable(text), **options)

@@ -1,0 +1,99 @@
+"""Digests of what a run writes beside its checkpoints: a change is told where it is read."""
+
+import os
+import types
+
+import numpy as np
+import pytest
+
+from dist_ens.callbacks import JsonLines, RunInfo
+from dist_ens.exit_codes import ExitCode
+from dist_ens.report import read_run, write_report, write_summary
+from dist_ens.run_digests import changed_files, write_run_file
+from launch import members
+from test_bit_rot import flip, save
+
+FILES = ("summary.json", "metrics.jsonl", "curves.json", "pictures.npy", "report.html")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of one checkpoint with a report, whose metrics still grow."""
+    save(tmp_path, steps=(100,))
+    writer = JsonLines(tmp_path / "metrics.jsonl")
+    writer.begin(RunInfo(None, [0], 0, 200, 8))
+    writer.write(100, {"train/loss": 0.5})
+    writer.sync()
+    writer.write(110, {"train/loss": 0.25})
+    scores = {"test": {"nll": 0.5}, "mean_member": {"nll": 0.75}}
+    write_summary(tmp_path, scores)
+    write_report(tmp_path, scores, {"a later section": 0.5}, [np.full((2, 2), 0.5)])
+    return tmp_path
+
+
+def verified(run, monkeypatch, capsys):
+    monkeypatch.setattr(members, "_STEP", types.SimpleNamespace(value=None))
+    code = members._verify(run)
+    return code, capsys.readouterr().out.splitlines()
+
+
+def test_a_run_as_it_was_written_is_sound_while_its_metrics_grow(run, monkeypatch, capsys):
+    assert verified(run, monkeypatch, capsys) == (ExitCode.DONE, ["Step 100: sound."])
+    assert read_run(run).faults == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_changed_digit_is_told_by_verify_and_in_the_report(
+    run, name, monkeypatch, capsys, caplog
+):
+    # 0.5 becomes 0.4: in a file of JSON, it is another valid number.
+    path = run / name
+    place = path.read_bytes().find(b"0.5") + 2 if name != "pictures.npy" else -1
+    flip(path, place)
+    fault = f"the file {name} has changed since it was written"
+    code, told = verified(run, monkeypatch, capsys)
+    assert (code, told[-1]) == (ExitCode.DAMAGED, f"Beside the checkpoints: {fault}.")
+    if name != "report.html":
+        [sentence] = read_run(run).faults
+        assert sentence == f"Of {run} {fault}, so what is shown of it may be wrong."
+        assert sentence in caplog.text
+        if name in ("summary.json", "metrics.jsonl"):
+            write_report(run, {}, {}, [])  # Another evaluation draws the page anew.
+            assert sentence in (run / "report.html").read_text()
+
+
+def test_a_missing_file_is_told_and_one_without_a_digest_is_not(run, monkeypatch, capsys):
+    (run / "notes.txt").write_text("mine")
+    (run / "summary.json").unlink()
+    _, told = verified(run, monkeypatch, capsys)
+    assert told[1:] == ["Beside the checkpoints: the file summary.json is missing."]
+
+
+def test_metrics_that_have_changed_are_told_when_their_run_resumes(run, caplog):
+    flip(run / "metrics.jsonl", (run / "metrics.jsonl").read_bytes().find(b"0.5") + 2)
+    JsonLines(run / "metrics.jsonl").begin(RunInfo(None, [0], 100, 200, 8))
+    assert "the file metrics.jsonl has changed since it was written" in caplog.text
+
+
+def test_a_file_whose_new_content_could_not_be_written_keeps_its_digest(tmp_path):
+    path = tmp_path / "summary.json"
+    write_run_file(path, "old")
+    path.rename(tmp_path / "moved")
+    path.symlink_to(tmp_path / "moved")
+    for content in ("new", "newer"):
+        with pytest.raises(OSError, match="it is a symbolic link"):
+            write_run_file(path, content)
+    assert changed_files(tmp_path) == []
+    path.unlink()
+    os.rename(tmp_path / "moved", path)
+    path.write_text("other")
+    assert changed_files(tmp_path) == ["the file summary.json has changed since it was written"]
+
+
+def test_digests_are_not_written_through_a_link(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".digests").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match=r"its \.digests is a symbolic link"):
+        write_run_file(tmp_path / "run" / "summary.json", "{}")
+    assert [*(tmp_path / "outside").iterdir()] == []
