@@ -421,7 +421,12 @@ WITH_NAN = np.where(FLOATS == 5, np.nan, FLOATS)
             None,
             "labels float64[12, 3], which are not",
         ),
-        ((WITH_NAN, LABELS), (FLOATS, LABELS), None, "in 1 of 12 examples, the first at index 1"),
+        (
+            (WITH_NAN, LABELS),
+            (FLOATS, LABELS),
+            None,
+            "NaN, in 1 of 12 examples, the first at index (1, ",
+        ),
         ((IMAGES, LABELS), (IMAGES[:0], LABELS[:0]), None, "arrays, split test has no examples"),
         ((IMAGES, LABELS), (IMAGES[:, 0], LABELS), None, "uint8[2, 2] and test examples uint8[2]"),
         (
@@ -611,7 +616,11 @@ def test_inputs_are_converted_where_their_values_fit(spec, dtype):
         (FLOAT, np.ones((3, 2), complex), "inputs of type complex128, which holds no real numbers"),
         (FLOAT, np.ones((3, 3)), "shape [3, 3], and the members take [examples, 2]"),
         (FLOAT, np.ones(2), "shape [2], and the members take [examples, 2]"),
-        (FLOAT, np.float32([[1, np.inf]]), "NaN or infinity in 1 of 1 examples"),
+        (
+            FLOAT,
+            np.float32([[1, np.inf]]),
+            "infinity in column 1, in 1 of 1 examples, the first at index (0, 1)",
+        ),
         (FLOAT, np.ones((0, 2)), "has no examples"),
         (FLOAT, np.full((3, 2), 1e300), "the value 1e+300 at index (0, 0) does not fit in float32"),
         (TOKENS, np.int64([[0, 2], [0, 3]]), "the token 3 at index (1, 1), outside [0, 3)"),

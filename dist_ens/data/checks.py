@@ -2,10 +2,15 @@
 
 from typing import Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError
 from dist_ens.narrowing import first_index, held_dtype
+from dist_ens.types import Inputs
+
+_MOST_NAMED = 5  # Largest number of columns that a message names.
 
 
 class Header(Protocol):
@@ -85,14 +90,39 @@ def check_finite(where: str, inputs: np.ndarray) -> None:
 
     Args:
         where: Name of the inputs in error messages.
-        inputs: Inputs, [examples, ...].
+        inputs: Inputs, [examples, ...]. Only floats are read.
     """
-    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-        bad = np.flatnonzero(~np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1))
-        raise UserError(
-            f"{where} has NaN or infinity in {len(bad):,} of {len(inputs):,} examples, the first "
-            f"at index {bad[0]}. Remove these examples, or replace the values."
-        )
+    if not jnp.issubdtype(inputs.dtype, jnp.inexact) or np.isfinite(inputs).all():
+        return
+    bad = ~np.isfinite(inputs)
+    rows = np.flatnonzero(bad.reshape(len(inputs), -1).any(axis=1))
+    column = f" in {_columns(np.flatnonzero(bad.any(axis=0)))}" if inputs.ndim == 2 else ""
+    raise UserError(
+        f"{where} has {'NaN' if np.isnan(inputs).any() else 'infinity'}{column}, in {len(rows):,} "
+        f"of {len(inputs):,} examples, the first at index {first_index(bad)}. Remove these "
+        "examples, or replace the values."
+    )
+
+
+def check_finite_inputs(name: str, inputs: Inputs) -> None:
+    """Raises a `UserError` if inputs on the host are NaN or infinite.
+
+    Args:
+        name: Name of the inputs in error messages.
+        inputs: Pytree of arrays, leaves [examples, ...]. Arrays of JAX are not read, because that
+            would wait for their devices.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
+        if isinstance(leaf, np.ndarray):
+            check_finite(f"{name}{jax.tree_util.keystr(path)}", leaf)
+
+
+def _columns(numbers: np.ndarray) -> str:
+    """Returns the numbers of columns in words, the first few of many."""
+    listed = ", ".join(map(str, numbers[:_MOST_NAMED]))
+    more = len(numbers) - _MOST_NAMED
+    others = f" and {more:,} more" if more > 0 else ""
+    return f"column{'' if len(numbers) == 1 else 's'} {listed}{others}"
 
 
 def count_classes(where: str, labels: np.ndarray) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr
 from dist_ens import cluster
 from dist_ens.config.execution_spec import AUTO, Execution
 from dist_ens.config.failure_policy import FailurePolicy
+from dist_ens.data.checks import check_finite_inputs
 from dist_ens.ensemble import initial_state
 from dist_ens.ensemble.argument_checks import (
     checked_counts,
@@ -20,6 +21,7 @@ from dist_ens.ensemble.argument_checks import (
     checked_methods,
     checked_policy,
     explained_inputs,
+    require_rows,
 )
 from dist_ens.ensemble.batches import CallBatches, as_batches
 from dist_ens.ensemble.column_checks import check_columns_of_loss
@@ -73,6 +75,7 @@ from dist_ens.types import (
     Outputs,
     Params,
     PyTree,
+    Shapes,
 )
 
 
@@ -306,7 +309,7 @@ class Ensemble:
                 ensemble has several groups.
         """
         here, needed, placed, size = self._placed(state, inputs)
-        with explained_inputs(inputs):
+        with explained_inputs(inputs, partial(here._outputs_of_one, needed)):
             return here._predict(needed, placed).first(size)
 
     def apply(self, state: State, inputs: Inputs) -> Outputs:
@@ -320,7 +323,7 @@ class Ensemble:
             UserError: If the network was given without `apply`, or does not take the inputs.
         """
         here, needed, placed, size = self._placed(state, inputs)
-        with explained_inputs(inputs):
+        with explained_inputs(inputs, partial(here._outputs_of_one, needed)):
             return unpadded(here.outputs(needed, placed), size)
 
     @cached_property
@@ -568,7 +571,8 @@ class Ensemble:
                 own = jax.tree.map(lambda leaf: leaf[group], inputs)
 
             def sample(key: Key | None) -> Outputs:
-                return self.network.apply(params, state.model_state, own, key, False)[0]
+                outputs = self.network.apply(params, state.model_state, own, key, False)[0]
+                return require_rows(self.objective, outputs, own)
 
             if self.dropout_samples is None:
                 return sample(None)
@@ -578,6 +582,19 @@ class Ensemble:
         specs = (MEMBERS, BATCHES if in_groups else BATCH)
         way = self._execution
         return sharded(lowered(of_one, way), self.layout, specs, MEMBER_BATCH, way)(state, inputs)
+
+    def _outputs_of_one(self, state: State, inputs: Shapes) -> Outputs:
+        """Returns the shapes of one member's outputs, from those of the state and of a batch."""
+
+        def outputs(params: Params, model_state: ModelState, inputs: Inputs) -> Outputs:
+            found = self.network.apply(params, model_state, inputs, None, False)[0]
+            return require_rows(self.objective, found, inputs)
+
+        of_one = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
+            (state.params, state.model_state),
+        )
+        return jax.eval_shape(outputs, *of_one, inputs)
 
     @cached_property
     def _predict(self) -> Callable[[State, Inputs], Prediction]:
@@ -617,6 +634,8 @@ class Ensemble:
                 "what fit returned."
             )
         _require_alive(state)
+        if self.objective is not None:  # A loss function may take inputs that are missing.
+            check_finite_inputs("The argument inputs", inputs)
         here, state = self.at(state)
         placed, size = padded_inputs(here.layout, inputs)
         return here, here._needed(state), placed, size

@@ -16,7 +16,7 @@ from dist_ens.ensemble.optimizer import evaluation_params
 from dist_ens.ensemble.waves import results_in_waves
 from dist_ens.errors import UserError, first_line, kind_of
 from dist_ens.evaluation.evaluator import Evaluator
-from dist_ens.evaluation.label_checks import check_keys
+from dist_ens.evaluation.label_checks import check_inputs, check_keys
 from dist_ens.evaluation.row_scores import Evaluation
 from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.lift import lift
@@ -90,9 +90,11 @@ def evaluate(
     >>> round(scores.ensemble["nll"], 4)  # log 2, because the two classes are equally probable
     0.6931
     """
-    own = checked_metrics(metrics or ())
+    own, examples = checked_metrics(metrics or ()), examples_of(data)
+    if isinstance(examples.split, TreeSplit):
+        check_inputs(ensemble.objective, examples.split.tree)
     scores, _ = score(
-        ensemble, state, data, metrics=own, batch_size=batch_size, intervals=intervals
+        ensemble, state, examples, metrics=own, batch_size=batch_size, intervals=intervals
     )
     return scores
 

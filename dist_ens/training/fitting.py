@@ -18,6 +18,7 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import FailedMember
 from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Evaluation, Scores
+from dist_ens.evaluation.label_checks import check_inputs
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import checked_metrics
@@ -230,6 +231,7 @@ def fit(
             f"fit scores one set of examples, and got both eval_data and validation={validation}. "
             "Leave one of them out."
         )
+    check_inputs(ensemble.objective, data)
     data, held_out = with_validation(data, validation)
     train = training_data(data, batch_size, ensemble.seed, ensemble.layout)
     if eval_data is not None or held_out is not None:
@@ -237,7 +239,7 @@ def fit(
     check_scoring(eval_data, eval_every, metrics)
     check_groups(ensemble, train)
     check_labels(ensemble, train, say)
-    check_ensemble(ensemble, train.batch)
+    check_ensemble(ensemble, train)
     directions = {} if eval_data is None else eval_data.check(ensemble, train.batch)
     last_step = _last_step(steps, epochs, train)
     if record is None:

@@ -9,6 +9,7 @@ from dist_ens.data.source import num_held_out
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Scores
+from dist_ens.evaluation.label_checks import check_inputs
 from dist_ens.evaluation.scoring import Examples, check_score, examples_of, score
 from dist_ens.metrics import Metric
 from dist_ens.state import State
@@ -77,6 +78,8 @@ def eval_data_of(
 
     def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
         directions = check_score(ensemble, batch, examples, metrics=metrics)
+        if isinstance(examples.split, TreeSplit):
+            check_inputs(ensemble.objective, examples.split.tree, "eval_data")
         if ensemble.objective is not None and examples.split.in_memory:
             check_eval_labels(ensemble.objective, examples.split)
         return directions
