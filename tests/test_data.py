@@ -419,7 +419,7 @@ WITH_NAN = np.where(FLOATS == 5, np.nan, FLOATS)
             (IMAGES, np.eye(3)[LABELS]),
             (IMAGES, LABELS),
             None,
-            "labels float64[12, 3], which are not",
+            "labels float64[12, 3]. Give one label for each example: a class number",
         ),
         (
             (WITH_NAN, LABELS),
@@ -772,7 +772,7 @@ def test_a_split_that_is_none_is_refused(split):
         (((x for x in range(3)), [0, 1]), "inputs is a generator, which NumPy converts to object"),
         ((np.zeros((3, 2)), [0, 1]), "3 inputs and labels of shape"),
         ((np.zeros((3, 2)), {"y": 1}), "labels is a dict, which NumPy converts to object"),
-        ((np.zeros((3, 2)), ["a", "b", "c"]), "labels is a list, which NumPy converts to <U1"),
+        ((np.zeros((3, 2)), ["a", "b", "c"]), "training labels <U1 and test labels int64. Give both as class numbers"),
         ((3.0, 1), "no examples"),
         ((None, None), "inputs is None, which NumPy"),
     ],

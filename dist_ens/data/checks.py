@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dist_ens.data.class_names import are_names
 from dist_ens.errors import UserError
 from dist_ens.narrowing import first_index, held_dtype
 from dist_ens.types import Inputs
@@ -28,7 +29,9 @@ class Header(Protocol):
 
 
 def check_headers(where: str, inputs: Header, labels: Header) -> None:
-    """Raises a `UserError` unless two arrays are numeric inputs and one class number for each.
+    """Raises a `UserError` unless two arrays are numeric inputs and one label for each.
+
+    Labels are class numbers, names of classes or real targets, [examples] or [examples, 1].
 
     Args:
         where: Name of the split in error messages.
@@ -41,16 +44,10 @@ def check_headers(where: str, inputs: Header, labels: Header) -> None:
             f"{where} has {inputs.shape[0]} inputs and labels of shape {list(labels.shape)}. Give "
             "each input one label."
         )
-    if len(labels.shape) != 1 or labels.dtype.kind not in "iu":
-        remedy = (
-            "Take the column: labels[:, 0]."
-            if labels.shape[1:] == (1,)
-            else "Convert one-hot rows with argmax, and booleans or floats with astype(int). Real "
-            "targets come in a table, uci:FILE."
-        )
+    if labels.shape[1:] not in ((), (1,)) or labels.dtype.kind not in "iufOSTU":
         raise UserError(
-            f"{where} has labels {labels.dtype}{list(labels.shape)}, which are not class numbers, "
-            f"int[examples]. {remedy}"
+            f"{where} has labels {labels.dtype}{list(labels.shape)}. Give one label for each "
+            "example: a class number (int), the name of a class (text), or a real target (float)."
         )
 
 
@@ -82,6 +79,25 @@ def check_alike(name: str, train: Header, test: Header) -> None:
         raise UserError(
             f"{name} has training examples {train.dtype}{list(train.shape[1:])} and test examples "
             f"{test.dtype}{list(test.shape[1:])}. Give both the same shape and type."
+        )
+
+
+def check_label_forms(name: str, train: Header, test: Header) -> None:
+    """Raises a `UserError` unless training and test labels have the same form.
+
+    Args:
+        name: Name of the source in error messages.
+        train: Shape and type of the training labels.
+        test: Shape and type of the test labels.
+    """
+    forms = [
+        "names" if are_names(each) else "targets" if each.dtype.kind == "f" else "numbers"
+        for each in (train, test)
+    ]
+    if forms[0] != forms[1]:
+        raise UserError(
+            f"{name} has training labels {train.dtype} and test labels {test.dtype}. Give both as "
+            "class numbers (int), as names of classes (text), or as real targets (float)."
         )
 
 
@@ -141,7 +157,7 @@ def count_classes(where: str, labels: np.ndarray) -> int:
         raise UserError(
             f"{where} has {len(present)} different labels from {present[0]} to {present[-1]}, not "
             "all of 0, 1, 2, … Correct the labels, or say how many classes there are: "
-            "num_classes, in a config data.num_classes."
+            "num_classes, in a config data.num_classes. Save real targets as floats."
         )
     if count == 1:
         raise UserError(
