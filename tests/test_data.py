@@ -772,7 +772,10 @@ def test_a_split_that_is_none_is_refused(split):
         (((x for x in range(3)), [0, 1]), "inputs is a generator, which NumPy converts to object"),
         ((np.zeros((3, 2)), [0, 1]), "3 inputs and labels of shape"),
         ((np.zeros((3, 2)), {"y": 1}), "labels is a dict, which NumPy converts to object"),
-        ((np.zeros((3, 2)), ["a", "b", "c"]), "training labels <U1 and test labels int64. Give both as class numbers"),
+        (
+            (np.zeros((3, 2)), ["a", "b", "c"]),
+            "labels (<U1|int64) and test labels (<U1|int64). Give both as class numbers",
+        ),
         ((3.0, 1), "no examples"),
         ((None, None), "inputs is None, which NumPy"),
     ],

@@ -65,8 +65,8 @@ def class_numbers(labels: np.ndarray, names: Sequence[str], where: str) -> np.nd
     if unknown.any():
         name = str(text[unknown][0])
         raise UserError(
-            f"{where} has the class {shortened(name)}, which training did not see; "
-            f"{np.count_nonzero(unknown):,} such labels in all.{did_you_mean(name, names)} The "
+            f"{where} has the class {shortened(name)}, which training did not see "
+            f"({counted(int(unknown.sum()), 'such label')} in all).{did_you_mean(name, names)} The "
             f"classes are {listed(names)}."
         )
     return numbers.astype(np.int32)
@@ -116,8 +116,8 @@ def _as_text(labels: np.ndarray, where: str) -> np.ndarray:
         if no_text:
             raise UserError(
                 f"{where} has {shortened(repr(no_text[0]))} among its names of classes, which is "
-                f"no text; {len(no_text):,} such labels in all. Remove these examples, or give "
-                "text or numbers alone."
+                f"no text ({counted(len(no_text), 'such label')} in all). Remove these examples, "
+                "or give text or numbers alone."
             )
     try:
         return labels.astype(str)

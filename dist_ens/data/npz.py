@@ -7,6 +7,7 @@ import numpy as np
 
 from dist_ens.array_files import names_in_npz, opened_npz, require_memory
 from dist_ens.data.arrays import source_of_arrays
+from dist_ens.data.checks import check_finite
 from dist_ens.data.class_names import are_names
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
@@ -50,10 +51,15 @@ def open_npz(file: str, num_classes: int | None) -> Source:
     with _stored(file) as splits:
         first = splits[0]
         if len(splits) == 2 and first.labels.dtype.kind != "f":
-            return source_of_stored(*splits, num_classes)
+            return source_of_stored(first, splits[1], num_classes)
         require_memory(_COPIES * sum(split.num_bytes for split in splits), first.name)
         arrays = [split.arrays() for split in splits]
-    train, test = arrays if len(arrays) == 2 else _divided(*arrays[0])
+    if len(arrays) == 1:
+        # The messages give the rows of the file, and not those of a part.
+        for part, array in zip(("inputs", "labels"), arrays[0], strict=True):
+            check_finite(f"{first.where}, {part}", array)
+        arrays = _divided(*arrays[0])
+    train, test = arrays
     source = source_of_arrays(train, test, num_classes=num_classes, name=first.name)
     if source.spec.num_classes is not None:
         return source
@@ -82,7 +88,7 @@ def describe_npz(file: str, num_classes: int | None) -> tuple[Spec, int]:
     """
     with _stored(file) as splits:
         if len(splits) == 2 and splits[0].labels.dtype.kind != "f":
-            return describe_stored(*splits, num_classes)
+            return describe_stored(splits[0], splits[1], num_classes)
     source = open_npz(file, num_classes)
     return source.spec, source.num_train_examples
 
@@ -101,9 +107,7 @@ def _stored(file: str) -> Iterator[list[StoredSplit]]:
         ]
 
 
-def _divided(
-    inputs: np.ndarray, labels: np.ndarray
-) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def _divided(inputs: np.ndarray, labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns training and test examples: a random fifth is held out, of classes a fifth of each.
 
     The choice is the same each time.
@@ -119,7 +123,7 @@ def _divided(
         place = place - np.searchsorted(of_order, of_order)  # among the examples of the class
     is_test = place % _TEST_EVERY == _TEST_EVERY - 1
     test, train = np.sort(order[is_test]), np.sort(order[~is_test])
-    return (inputs[train], labels[train]), (inputs[test], labels[test])
+    return [(inputs[train], labels[train]), (inputs[test], labels[test])]
 
 
 def _examples(inputs: np.ndarray, targets: np.ndarray, name: str) -> Examples:

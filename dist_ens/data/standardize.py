@@ -59,11 +59,12 @@ def standardized_source(
         )
     else:
         means = stds = [[]] * num_splits
-        joined = [each.inputs.reshape(-1, *shape) for each in (train, test)]
-        inputs = tuple(
-            narrowed(each, held_dtype(each.dtype), f"{where}, inputs") for each in joined
+        held = held_dtype(train.inputs.dtype)
+        inputs = (
+            narrowed(train.inputs.reshape(-1, *shape), held, f"{where}, inputs"),
+            narrowed(test.inputs.reshape(-1, *shape), held, f"{where}, inputs"),
         )
-        notes = notes_on_digits(joined[0])
+        notes = notes_on_digits(train.inputs.reshape(-1, *shape))
     targets = _scaled(where, train.targets[..., None], test.targets[..., None], "target", names)
     constant = np.flatnonzero(~targets.varies)
     if len(constant):

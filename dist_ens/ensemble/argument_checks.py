@@ -184,7 +184,8 @@ def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) 
     Raises:
         ValueError: If the outputs do not have the shape [batch, ..., outputs].
     """
-    size, shape = jax.tree.leaves(inputs)[0].shape[0], getattr(outputs, "shape", ())
+    size: int = jax.tree.leaves(inputs)[0].shape[0]
+    shape: tuple[int, ...] = getattr(outputs, "shape", ())
     if objective is not None and (len(shape) < 2 or shape[0] != size):
         raise ValueError(
             f"The outputs are {described(outputs)}, and {objective.name} takes [{size}, ..., "

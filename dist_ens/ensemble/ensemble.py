@@ -310,7 +310,10 @@ class Ensemble:
         """
         here, needed, placed, size = self._placed(state, inputs)
         with explained_inputs(inputs, partial(here._outputs_of_one, needed)):
-            return here._predict(needed, placed).first(size)
+            prediction = here._predict(needed, placed).first(size)
+        if not state.class_names:
+            return prediction
+        return dataclasses.replace(prediction, class_names=state.class_names)
 
     def apply(self, state: State, inputs: Inputs) -> Outputs:
         """Returns the outputs of every member's network, leaves [members, batch, ...].
@@ -648,8 +651,8 @@ class Ensemble:
         if "is_schedule_free" not in self._programs:
             self._programs["is_schedule_free"] = is_schedule_free(state.opt_state)
         if self._programs["is_schedule_free"] or self.waves > 1:
-            return state
-        return state._replace(opt_state=(), failures=())
+            return state._replace(class_names=())
+        return state._replace(opt_state=(), failures=(), class_names=())
 
     def at(self, state: State) -> tuple["Ensemble", State]:
         """Returns this ensemble and a state on one layout, the state's own layout if possible.

@@ -152,17 +152,23 @@ def _disagreement(evaluation: Evaluation) -> list[list[float]]:
     ]
 
 
-def _examples(evaluation: Evaluation, by: np.ndarray) -> list[dict[str, float]]:
-    """Returns the rows with the highest values, the highest first, real targets in their unit."""
+def _examples(evaluation: Evaluation, by: np.ndarray) -> list[dict[str, float | str]]:
+    """Returns the rows with the highest values, the highest first.
+
+    Real targets are in their own unit, and classes have their names.
+    """
     unit, zero = evaluation.units[0], evaluation.zeros[0]
     rows = {"label": evaluation.labels[0]}
     rows |= {name: each[0] for name, each in evaluation.groups.items() if name in EXAMPLE_FIELDS}
+    names = evaluation.class_names
     highest = np.argsort(-np.nan_to_num(by, nan=np.inf), kind="stable")[:_EXAMPLES]
     return [
         {
             "index": int(evaluation.example_of_row[at]),
             **{
-                name: in_own_unit(of, float(rows[name][at]), unit, zero)
+                name: names[int(rows[name][at])]
+                if names and of == "position"
+                else in_own_unit(of, float(rows[name][at]), unit, zero)
                 for name, of in EXAMPLE_FIELDS.items()
                 if name in rows
             },

@@ -189,6 +189,7 @@ class Evaluator:
             by_size_metrics=programs.by_size,
             units=self.units,
             zeros=given.target_mean if given else (0.0,) * self._num_groups,
+            class_names=(self._spec and self._spec.class_names) or (),
             member_ids=member_ids,
             left_out=member_ids[list(self.left_out)].tolist(),
             rows_per_example=rows_per_example,

@@ -34,6 +34,7 @@ from dist_ens.training.checks import (
     check_labels,
     check_scoring,
 )
+from dist_ens.training.class_names import numbered_classes
 from dist_ens.training.data import training_data
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.evaluation_data import EvalData
@@ -144,7 +145,8 @@ def fit(
         data: Training data, in one of three forms:
 
             - a dict (or another pytree) of arrays [examples, ...], which stay on the devices if
-              they fit;
+              they fit. Labels of classes may be their names, an array of text: the classes are
+              numbered in the order of the sorted names, which the state keeps;
             - a source of `dist_ens.data`;
             - an iterable of batches, such as a Grain dataset, a PyTorch DataLoader, or a function
               that returns an iterator. On several hosts, it yields the examples of the mesh columns
@@ -231,11 +233,14 @@ def fit(
             f"fit scores one set of examples, and got both eval_data and validation={validation}. "
             "Leave one of them out."
         )
+    data, names = numbered_classes(ensemble.objective, data, state)
+    if state is not None:
+        state = state._replace(class_names=())  # The result has them again.
     check_inputs(ensemble.objective, data)
     data, held_out = with_validation(data, validation)
     train = training_data(data, batch_size, ensemble.seed, ensemble.layout)
     if eval_data is not None or held_out is not None:
-        eval_data = eval_data_of(eval_data, held_out, checked_metrics(metrics))
+        eval_data = eval_data_of(eval_data, held_out, checked_metrics(metrics), names)
     check_scoring(eval_data, eval_every, metrics)
     check_groups(ensemble, train)
     check_labels(ensemble, train, say)
@@ -244,7 +249,7 @@ def fit(
     last_step = _last_step(steps, epochs, train)
     if record is None:
         made = record_of(ensemble, train.batch)
-        record = made if checkpoints is None else made.with_data(train, validation)
+        record = made if checkpoints is None else made.with_data(train, validation, names)
     callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
 
     with contextlib.ExitStack() as stack:
@@ -337,7 +342,8 @@ def fit(
         say(_told_of_failures(outcome.failed))
     if outcome.stopped_by is not None:
         say(_end_of(outcome, run))
-    return _result(begun.ensemble, outcome)
+    result = _result(begun.ensemble, outcome)
+    return dataclasses.replace(result, state=result.state._replace(class_names=names))
 
 
 def _host_files(train: TrainingData, callbacks: Sequence[Callback]) -> dict[str, bytes]:

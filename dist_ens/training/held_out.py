@@ -58,7 +58,10 @@ def _held_out_of(source: Source) -> Examples | None:
 
 
 def eval_data_of(
-    given: Data | EvalData | None, held_out: Examples | None, metrics: Sequence[Metric]
+    given: Data | EvalData | None,
+    held_out: Examples | None,
+    metrics: Sequence[Metric],
+    names: Sequence[str] = (),
 ) -> EvalData:
     """Returns the data that is scored during and after training.
 
@@ -66,10 +69,11 @@ def eval_data_of(
         given: Argument `eval_data` of `fit`. None scores the held-out examples.
         held_out: Examples that were held out; None if there are none.
         metrics: Metrics beside those of the objective.
+        names: Names of the classes of the training labels; empty if they are numbers.
     """
     if isinstance(given, EvalData):
         return given
-    examples = examples_of(held_out if given is None else given)
+    examples = examples_of(held_out if given is None else given, names)
 
     def evaluate(
         ensemble: Ensemble, state: State, is_last: bool
