@@ -99,7 +99,7 @@ def listed(names: Sequence[str]) -> str:
     """Returns names in words, the first of many.
 
     >>> listed(("cat", "dog"))
-    'cat, dog'
+    "'cat', 'dog'"
     """
     shown = ", ".join(map(shortened, names[:_MOST_NAMED]))
     more = len(names) - _MOST_NAMED

@@ -66,17 +66,16 @@ class LoadedRun:
         Raises:
             UserError: If the inputs do not fit the run, or its members belong to several groups.
         """
-        if self.run is None or self.ensemble.objective is None:
-            return self.ensemble.predict(self._pooled_state(), inputs)
-        inputs = convert_inputs(self.run.spec, np.asarray(inputs), "The argument inputs")
-        given = self.run.spec.standardization
-        if given is None:
-            return self.ensemble.predict(self._pooled_state(), inputs)
-        if len(given.target_mean) > 1:
+        given = self.run.spec.standardization if self.run else None
+        if given is not None and len(given.target_mean) > 1:
             raise UserError(
                 f"This run has {len(given.target_mean)} groups of members, each trained on a split "
                 "of its own, so that their predictions are not pooled. Use dist-ens predict."
             )
+        if self.run is not None and self.ensemble.objective is not None:
+            inputs = convert_inputs(self.run.spec, np.asarray(inputs), "The argument inputs")
+        if given is None:
+            return self.ensemble.predict(self._pooled_state(), inputs)
         prediction = self.ensemble.predict(self._pooled_state(), given.of_inputs(inputs)[0])
         return prediction.in_unit(given.target_mean[0], given.target_std[0])
 
