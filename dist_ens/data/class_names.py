@@ -12,7 +12,7 @@ from dist_ens.paths import shortened
 
 def are_names(labels: Any) -> bool:
     """Returns whether labels are an array of text or of Python objects, and so not of numbers."""
-    return getattr(getattr(labels, "dtype", None), "kind", "") in "OSTU"
+    return getattr(getattr(labels, "dtype", None), "kind", None) in ("O", "S", "T", "U")
 
 
 def names_in(labels: np.ndarray, where: str) -> tuple[str, ...]:
