@@ -305,8 +305,8 @@ class Ensemble:
             predictive distribution. With a loss function, they are computed leaf by leaf.
 
         Raises:
-            UserError: If the network was given without `apply` or does not take the inputs, or the
-                ensemble has several groups.
+            UserError: If the network was given without `apply` or does not take the inputs, inputs
+                on the host are NaN or infinite, or the ensemble has several groups.
         """
         here, needed, placed, size = self._placed(state, inputs)
         with explained_inputs(inputs, partial(here._outputs_of_one, needed)):
@@ -323,7 +323,8 @@ class Ensemble:
             inputs: Inputs, any pytree with leaves [batch, ...].
 
         Raises:
-            UserError: If the network was given without `apply`, or does not take the inputs.
+            UserError: If the network was given without `apply` or does not take the inputs, or
+                inputs on the host are NaN or infinite.
         """
         here, needed, placed, size = self._placed(state, inputs)
         with explained_inputs(inputs, partial(here._outputs_of_one, needed)):

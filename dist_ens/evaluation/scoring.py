@@ -42,10 +42,12 @@ class Examples(NamedTuple):
     Attributes:
         split: Examples with random access.
         spec: Description of the source of the examples. None if they do not come from a source.
+        class_names: Names of the classes of arrays; empty if they have none.
     """
 
     split: Split
     spec: Spec | None = None
+    class_names: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -232,7 +234,9 @@ def evaluator_of(
     objective = ensemble.objective
     if objective is None:
         raise RuntimeError("The ensemble has no objective, which an evaluator needs.")
-    split, spec = examples
+    split, spec, names = examples
+    if spec is None and names:
+        spec = Spec((), "float32", (), len(names), ensemble.num_groups, class_names=names)
     if objective.standardize:
         mean, std = label_scale(state)
         split = LabelScaledSplit(split, objective.LABELS, mean, std)
@@ -305,14 +309,12 @@ def examples_of(data: Data | Examples, names: Sequence[str] = ()) -> Examples:
                 f"members were trained on {listed(names)}. Give a source of the same classes."
             )
         return Examples(data.test, data.spec)
-    if not isinstance(data, Examples):
-        if not isinstance(data, Split):
-            arrays = with_class_numbers(arrays_of(data), Objective.LABELS, names, "The data")
-            data = TreeSplit(arrays)
-        data = Examples(data)
-    if not names or data.spec is not None:
-        return data
-    return data._replace(spec=Spec((), "float32", (), len(names), class_names=tuple(names)))
+    if isinstance(data, Examples):
+        return data._replace(class_names=tuple(names)) if names else data
+    if not isinstance(data, Split):
+        arrays = with_class_numbers(arrays_of(data), Objective.LABELS, names, "The data")
+        data = TreeSplit(arrays)
+    return Examples(data, class_names=tuple(names))
 
 
 def arrays_of(data: Data) -> PyTree:
