@@ -23,6 +23,11 @@ from dist_ens.types import (
 )
 
 
+@jax.tree_util.register_static
+class ClassNames(tuple[str, ...]):
+    """The names of classes in the order of their numbers, as a pytree without leaves."""
+
+
 class State(NamedTuple):
     """The state of a member. In the state of an ensemble, every leaf has a leading members axis.
 
@@ -35,6 +40,8 @@ class State(NamedTuple):
         opt_state: State of the optimizer, a pytree.
         failures: Record of failed updates, a `FailureRecord`. It is empty for an ensemble whose
             updates are not checked.
+        class_names: `ClassNames` of the labels that `fit` was given, such as ("cat", "dog"). It is
+            empty if the labels were numbers.
 
     >>> state = State(np.int32(3), np.int32(0), jax.random.key(0), {"w": 1.0}, (), ())
     >>> state._replace(params={"w": 2.0}).params
@@ -48,6 +55,7 @@ class State(NamedTuple):
     model_state: ModelState
     opt_state: OptState
     failures: Any = ()
+    class_names: tuple[str, ...] = ()
 
     def select(self, member_ids: Sequence[int]) -> "State":
         """Returns the state of some members of an ensemble.
@@ -101,6 +109,12 @@ class State(NamedTuple):
         """
         if not states:
             raise UserError("The list of states is empty. Give at least one state.")
+        names = list(dict.fromkeys(state.class_names for state in states))
+        if len(names) > 1:
+            raise UserError(
+                f"The members of the states were trained on different names of classes: "
+                f"{str(names)[:200]}. Give states of the same classes."
+            )
         whole = concatenate_members(states)
         ids = np.asarray(whole.member_id).tolist()
         if len(set(ids)) < len(ids):

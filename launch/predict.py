@@ -10,6 +10,7 @@ The first form predicts the examples in a file. It writes these arrays:
   quantiles               of the loss pinball: [examples, levels]
   member_probs, ...       each of these by member: [members, examples, ...]
   member_id               ids of the members: [members]
+  class_names             names of the classes, if they have any: [classes]
 
 The second form writes the ensemble's prediction for each training example, by the members that were
 not trained on it. It is NaN if all members were trained on it. `position` is the example's position
@@ -83,8 +84,9 @@ def main() -> None:
         cli.check_outputs(_OUTPUT)
         finished = open_finished(workdir, _CONFIG.own_parts, step=_STEP.value)
         finished.require_own_members()
-        source = _CONFIG.open_source(finished.run.experiment.data)
-        predictions, told = _out_of_bag(finished.run, _evaluator(finished), finished.state, source)
+        run = finished.run
+        source = _CONFIG.open_source(run.experiment.data)
+        predictions, told = _out_of_bag(run, _evaluator(finished), finished.state, source)
     else:
         path = cli.required(_INPUT, "x.npy")
         inputs = read_npy(path, "--input")
@@ -97,6 +99,8 @@ def main() -> None:
         run = finished.run
         inputs = convert_inputs(run.spec, inputs, f"--input {shortened(str(path))}")
         predictions, told = _of_inputs(run, _evaluator(finished), finished.state, inputs)
+    if run.spec.class_names is not None:
+        predictions["class_names"] = np.array(run.spec.class_names)
     if not cluster.is_main():
         return
 

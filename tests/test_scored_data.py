@@ -44,44 +44,123 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("data_axis", [1, 2])
 @pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("intervals", [True, False])
-def test_a_column_of_labels_is_refused_whatever_is_predicted(name, intervals):
+def test_a_column_of_labels_is_trained_on_and_scored_like_its_numbers(name, data_axis):
     objective, labels = OBJECTIVES[name]
-    ensemble = ensemble_of(objective)
-    state = ensemble.init(data_with(labels))
-    message = (
-        r"^The labels have the shape \[examples, 1\], and the outputs of a member have the shape "
-        rf"\[examples, {objective.num_outputs}\]\. Take the column: labels\[:, 0\]\."
-    )
-    with pytest.raises(UserError, match=message):
-        de.evaluate(ensemble, state, data_with(labels[:, None]), intervals=intervals)
+    labels = labels + np.arange(EXAMPLES, dtype=labels.dtype) % 3
+    layout = de.Layout.make(2, ensemble_axis=1, devices=jax.devices()[:data_axis])
+    ensemble, weights = ensemble_of(objective, layout=layout), np.arange(1.0, EXAMPLES + 1)
+    flat = data_with(labels, weights=weights)
+    column = data_with(labels[:, None], weights=weights[:, None])
+    states, scores = [], []
+    for data in (flat, column):
+        result = de.fit(ensemble, data, steps=2, eval_data=data, progress=False)
+        states.append(np.asarray(result.state.params["w"]))
+        scores += [result.scores.ensemble, de.evaluate(ensemble, result.state, flat).ensemble]
+        scores.append(de.evaluate(ensemble, result.state, column).ensemble)
+    np.testing.assert_allclose(states[0], states[1], rtol=1e-6)
+    for each in scores:
+        assert each == pytest.approx(scores[0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outputs, targets: de.losses.mse(outputs[:, :1], targets),
+        lambda outputs, targets: de.losses.gaussian_nll(outputs[:, :2], targets),
+        lambda outputs, targets: de.losses.beta_nll(outputs[:, :2], targets, beta=0.5),
+        lambda outputs, targets: de.losses.pinball(outputs, targets, levels=(0.1, 0.5, 0.9)),
+        lambda outputs, targets: de.metrics.regression_values(
+            outputs[None, :, 0], jnp.ones((1, EXAMPLES)), targets, as_one=True
+        )["nll"],
+    ],
+    ids=["mse", "gaussian_nll", "beta_nll", "pinball", "regression_values"],
+)
+def test_a_column_of_targets_never_broadcasts_to_a_square(loss):
+    targets = jnp.arange(1.0, EXAMPLES + 1)
+    np.testing.assert_array_equal(loss(INPUTS, targets[:, None]), loss(INPUTS, targets))
+    with pytest.raises(UserError, match=r"together they would have \[8, 8\]"):
+        loss(INPUTS, targets[:, None, None])
 
 
 def test_labels_that_do_not_fit_are_refused_before_anything_is_trained():
     objective, labels = OBJECTIVES["gaussian"]
     steps = []
-    with pytest.raises(UserError, match=r"^The labels have the shape \[examples, 1\]"):
+    with pytest.raises(UserError, match=r"^The labels have the shape \[examples, 2\]"):
         de.fit(
             ensemble_of(objective),
             data_with(labels),
             steps=1,
-            eval_data=data_with(labels[:, None]),
+            eval_data=data_with(np.stack([labels, labels], axis=1)),
             callbacks=[steps.append],
             progress=False,
         )
     assert not steps
 
 
-def test_labels_of_classes_are_whole_numbers_and_not_one_hot():
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_rows_that_mark_several_classes_are_not_taken_for_one_hot_rows(dtype):
     ensemble = ensemble_of(de.losses.categorical(3))
     labels = np.arange(EXAMPLES) % 3
     state = ensemble.init(data_with(labels))
-    with pytest.raises(UserError, match="Convert one-hot rows with argmax"):
-        de.evaluate(ensemble, state, data_with(np.eye(3, dtype=np.float32)[labels]))
+    one_hot = np.eye(3, dtype=dtype)[labels]
+    with pytest.raises(UserError, match="They are one-hot rows, which argmax"):
+        de.evaluate(ensemble, state, data_with(one_hot))
+    several = one_hot.copy()
+    several[1] = 1  # All three tags.
+    message = "(mark several classes or none|do not sum to 1).* needs one"
+    for use in (
+        lambda data: de.fit(ensemble, data, steps=1, progress=False),
+        lambda data: de.evaluate(ensemble, state, data),
+    ):
+        with pytest.raises(UserError, match=message) as refused:
+            use(data_with(several))
+        assert "argmax" not in str(refused.value)
+
+
+def test_labels_of_classes_are_whole_numbers():
+    ensemble = ensemble_of(de.losses.categorical(3))
+    labels = np.arange(EXAMPLES) % 3
+    state = ensemble.init(data_with(labels))
     with pytest.raises(UserError, match="^The labels have the type float32, and classes are whole"):
         de.evaluate(ensemble, state, data_with(labels.astype(np.float32)))
+
+
+@pytest.mark.parametrize("num_inputs", [3, 4])
+def test_one_example_without_its_batch_is_told_and_a_batch_of_one_is_predicted(num_inputs):
+    # The network takes 4 inputs of one example as well as a batch, and returns no row for each.
+    network = (
+        lambda key: {"w": np.ones((num_inputs, 2), np.float32)},
+        lambda params, inputs: inputs @ params["w"],
+    )
+    ensemble = de.Ensemble(network, optax.sgd(0.1), de.losses.gaussian(), num_members=2)
+    inputs = np.ones((EXAMPLES, num_inputs), np.float32)
+    state = ensemble.init({"inputs": inputs, "labels": np.zeros(EXAMPLES)})
+    for use in (ensemble.predict, ensemble.apply):
+        for one in (inputs[0], jnp.asarray(inputs[0])):
+            with pytest.raises(
+                UserError, match=rf"^The inputs float32\[{num_inputs}\] are one exam"
+            ):
+                use(state, one)
+    assert ensemble.predict(state, inputs[:1]).mean.tolist() == [num_inputs]
+
+
+@pytest.mark.parametrize(("value", "told"), [(np.nan, "NaN"), (-np.inf, "infinity")])
+def test_inputs_that_are_not_finite_are_refused_with_their_column(value, told):
+    ensemble = ensemble_of(de.losses.categorical(3))
+    right = data_with(np.arange(EXAMPLES) % 3)
+    state, wrong = ensemble.init(right), right | {"inputs": INPUTS.copy()}
+    wrong["inputs"][2:4, 1] = value
+    message = rf" has {told} in column 1, in 2 of 8 examples, the first at index \(2, 1\)\. Remove"
+    for name, use in (
+        ("data", lambda: de.fit(ensemble, wrong, steps=1, validation=0.5, progress=False)),
+        ("eval_data", lambda: de.fit(ensemble, right, steps=1, eval_data=wrong, progress=False)),
+        ("data", lambda: de.evaluate(ensemble, state, wrong)),
+        ("inputs", lambda: ensemble.predict(state, wrong["inputs"])),
+    ):
+        with pytest.raises(UserError, match=f"{name}.*{message}"):
+            use()
 
 
 def test_weights_are_of_examples_or_of_labels():

@@ -25,6 +25,7 @@ Source: zlib technical details, https://zlib.net/zlib_tech.html.
 """
 _CHUNK_BYTES = 2**20
 _LONGEST_REASON = 200  # In characters. zipfile quotes whatever it read as a name.
+_CODE_POINTS = 0x110000  # Number of code points of Unicode.
 _MOST_AXES = 64  # The limit of NumPy.
 _LARGEST_BYTES = 2**62  # The sum of two such numbers fits in int64.
 
@@ -73,22 +74,34 @@ class StoredArray:
         """Number of bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def require_numbers(self) -> None:
-        """Raises a `UserError` if the values are not booleans, integers or floats."""
+    def require_numbers(self, *, or_text: bool = False) -> None:
+        """Raises a `UserError` if the values are not booleans, integers or floats.
+
+        Args:
+            or_text: Whether text is allowed too.
+        """
+        if or_text and self.dtype.kind == "O":
+            raise UserError(
+                f"{self.where} holds Python objects, which are not read. Save text with "
+                "astype(str), and numbers with astype(float)."
+            )
         if self.dtype.kind == "O":
             raise UserError(
                 f"{self.where} holds Python objects, as NumPy makes of rows of unequal length. "
                 "Make all rows equally long, convert them with numpy.asarray(rows, "
                 "dtype='float32'), and save the file again."
             )
-        if self.dtype.kind not in "biuf":
+        if self.dtype.kind not in ("biufSU" if or_text else "biuf"):
             raise UserError(
                 f"{self.where} has the type {self.dtype}, which holds no real numbers. Convert it "
                 "with astype, and save the file again."
             )
 
-    def read(self) -> np.ndarray:
+    def read(self, *, or_text: bool = False) -> np.ndarray:
         """Reads the values.
+
+        Args:
+            or_text: Whether text is allowed too.
 
         Returns:
             Array in the type of the file.
@@ -97,7 +110,7 @@ class StoredArray:
             UserError: If the values are not numbers, are damaged, do not fit in the free memory,
                 or are not as many as the header declares.
         """
-        self.require_numbers()
+        self.require_numbers(or_text=or_text)
         require_memory(self.num_bytes, self.where)
         is_bool = self.dtype.kind == "b"
         lengths = self.shape[::-1] if self.fortran_order else self.shape
@@ -112,7 +125,19 @@ class StoredArray:
             self._fill(array.reshape(-1).view(np.uint8), file)
         if is_bool:  # NumPy and JAX would read a byte other than 0 and 1 differently.
             array = narrowed(array, bool, self.where)
+        if self.dtype.kind == "U":
+            self._require_characters(array)
         return array.T if self.fortran_order else array
+
+    def _require_characters(self, array: np.ndarray) -> None:
+        """Raises a `UserError` if an array of text holds numbers that are no characters."""
+        order = np.dtype(np.uint32).newbyteorder(self.dtype.byteorder)
+        codes = np.frombuffer(array.tobytes(), order)
+        if codes.size and codes.max() >= _CODE_POINTS:
+            raise UserError(
+                f"{self.where} has the number {codes.max():,} in place of a character. The file is "
+                "damaged: fetch or write it again."
+            )
 
     def _fill(self, body: np.ndarray, file: Readable) -> None:
         """Fills an array of bytes from a file, and checks that the file ends there."""

@@ -34,6 +34,7 @@ _DATA = {
     "num_examples": "the number of training examples",
     "num_groups": "num_groups of the data",
     "validation": "validation",
+    "class_names": "the names of the classes",
 }
 _EXAMPLES = "the hash of the training examples"
 _OF_DATA = {*_DATA.values(), _EXAMPLES}
@@ -77,6 +78,7 @@ class StepRecord:
         examples: Hash of the training examples; None if they change each time they are read.
         leaves: Hash of the names, types and shapes of the state's leaves; None if an older version
             wrote the record.
+        class_names: Names of the classes in the order of their numbers; None if they have none.
 
     Raises:
         UserError: If a number is out of its range, or the ids are not as many as the members.
@@ -100,6 +102,7 @@ class StepRecord:
     validation: float | None = None
     examples: str | None = None
     leaves: str | None = None
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         whole_number("num_members", self.num_members, least=1)
@@ -122,6 +125,7 @@ class StepRecord:
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "methods": list(self.methods),
             "member_ids": list(self.member_ids),
+            "class_names": self.class_names and list(self.class_names),
             "versions": dict(self.versions),
         }
 

@@ -2,10 +2,16 @@
 
 from typing import Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from dist_ens.data.class_names import are_names
 from dist_ens.errors import UserError
 from dist_ens.narrowing import first_index, held_dtype
+from dist_ens.types import Inputs
+
+_MOST_NAMED = 5  # Largest number of columns that a message names.
 
 
 class Header(Protocol):
@@ -23,7 +29,9 @@ class Header(Protocol):
 
 
 def check_headers(where: str, inputs: Header, labels: Header) -> None:
-    """Raises a `UserError` unless two arrays are numeric inputs and one class number for each.
+    """Raises a `UserError` unless two arrays are numeric inputs and one label for each.
+
+    Labels are class numbers, names of classes or real targets, [examples] or [examples, 1].
 
     Args:
         where: Name of the split in error messages.
@@ -36,16 +44,10 @@ def check_headers(where: str, inputs: Header, labels: Header) -> None:
             f"{where} has {inputs.shape[0]} inputs and labels of shape {list(labels.shape)}. Give "
             "each input one label."
         )
-    if len(labels.shape) != 1 or labels.dtype.kind not in "iu":
-        remedy = (
-            "Take the column: labels[:, 0]."
-            if labels.shape[1:] == (1,)
-            else "Convert one-hot rows with argmax, and booleans or floats with astype(int). Real "
-            "targets come in a table, uci:FILE."
-        )
+    if labels.shape[1:] not in ((), (1,)) or labels.dtype.kind not in "iufOSTU":
         raise UserError(
-            f"{where} has labels {labels.dtype}{list(labels.shape)}, which are not class numbers, "
-            f"int[examples]. {remedy}"
+            f"{where} has labels {labels.dtype}{list(labels.shape)}. Give one label for each "
+            "example: a class number (int), the name of a class (text), or a real target (float)."
         )
 
 
@@ -80,19 +82,63 @@ def check_alike(name: str, train: Header, test: Header) -> None:
         )
 
 
+def check_label_forms(name: str, train: Header, test: Header) -> None:
+    """Raises a `UserError` unless training and test labels have the same form.
+
+    Args:
+        name: Name of the source in error messages.
+        train: Shape and type of the training labels.
+        test: Shape and type of the test labels.
+    """
+    forms = [
+        "names" if are_names(each) else "targets" if each.dtype.kind == "f" else "numbers"
+        for each in (train, test)
+    ]
+    if forms[0] != forms[1]:
+        raise UserError(
+            f"{name} has training labels {train.dtype} and test labels {test.dtype}. Give both as "
+            "class numbers (int), as names of classes (text), or as real targets (float)."
+        )
+
+
 def check_finite(where: str, inputs: np.ndarray) -> None:
     """Raises a `UserError` if an input is NaN or infinite.
 
     Args:
         where: Name of the inputs in error messages.
-        inputs: Inputs, [examples, ...].
+        inputs: Inputs, [examples, ...]. Only floats are read.
     """
-    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-        bad = np.flatnonzero(~np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1))
-        raise UserError(
-            f"{where} has NaN or infinity in {len(bad):,} of {len(inputs):,} examples, the first "
-            f"at index {bad[0]}. Remove these examples, or replace the values."
-        )
+    if not jnp.issubdtype(inputs.dtype, jnp.inexact) or np.isfinite(inputs).all():
+        return
+    bad = ~np.isfinite(inputs)
+    rows = np.flatnonzero(bad.reshape(len(inputs), -1).any(axis=1))
+    column = f" in {_columns(np.flatnonzero(bad.any(axis=0)))}" if inputs.ndim == 2 else ""
+    raise UserError(
+        f"{where} has {'NaN' if np.isnan(inputs).any() else 'infinity'}{column}, in {len(rows):,} "
+        f"of {len(inputs):,} examples, the first at index {first_index(bad)}. Remove these "
+        "examples, or replace the values."
+    )
+
+
+def check_finite_inputs(name: str, inputs: Inputs) -> None:
+    """Raises a `UserError` if inputs on the host are NaN or infinite.
+
+    Args:
+        name: Name of the inputs in error messages.
+        inputs: Pytree of arrays, leaves [examples, ...]. Arrays of JAX are not read, because that
+            would wait for their devices.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
+        if isinstance(leaf, np.ndarray):
+            check_finite(f"{name}{jax.tree_util.keystr(path)}", leaf)
+
+
+def _columns(numbers: np.ndarray) -> str:
+    """Returns the numbers of columns in words, the first few of many."""
+    listed = ", ".join(map(str, numbers[:_MOST_NAMED]))
+    more = len(numbers) - _MOST_NAMED
+    others = f" and {more:,} more" if more > 0 else ""
+    return f"column{'' if len(numbers) == 1 else 's'} {listed}{others}"
 
 
 def count_classes(where: str, labels: np.ndarray) -> int:
@@ -111,7 +157,7 @@ def count_classes(where: str, labels: np.ndarray) -> int:
         raise UserError(
             f"{where} has {len(present)} different labels from {present[0]} to {present[-1]}, not "
             "all of 0, 1, 2, … Correct the labels, or say how many classes there are: "
-            "num_classes, in a config data.num_classes."
+            "num_classes, in a config data.num_classes. Save real targets as floats."
         )
     if count == 1:
         raise UserError(

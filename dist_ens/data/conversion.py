@@ -28,7 +28,8 @@ def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
         UserError: If the inputs have another shape, are not finite numbers, or have a value that
             does not fit. The message names the first such value and its index.
     """
-    to = np.dtype("float64" if spec.standardization else spec.input_dtype)
+    is_scaled = spec.standardization is not None and spec.standardization.has_inputs
+    to = np.dtype("float64" if is_scaled else spec.input_dtype)
     if not inputs.ndim or inputs.shape[1:] != spec.input_shape:
         wanted = ", ".join(map(str, ("examples", *spec.input_shape)))
         raise UserError(
@@ -37,7 +38,7 @@ def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
         )
     check_numbers(where, inputs)
     check_finite(where, inputs)
-    converted = narrowed(inputs, to, where, exact=spec.standardization is not None)
+    converted = narrowed(inputs, to, where, exact=is_scaled)
     if spec.label_shape and spec.num_classes and to.kind in "iu":
         _check_tokens(where, converted, spec.num_classes)
     return converted

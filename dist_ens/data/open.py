@@ -71,7 +71,8 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
     """Describes the examples of a data set, and reads as little of it as possible.
 
     For `idx` and `npz` the headers of all files are read. The training labels are read if
-    `num_classes` is None, and the inputs if their type is wider than 32 bits. For `tfds` the
+    `num_classes` is None, and the inputs if their type is wider than 32 bits. An `npz` file with
+    real targets or without a test split is read whole. For `tfds` the
     metadata are read, and the training labels if nothing else states the number of classes. The
     digits, texts and tables are read whole. A header that `open_source` refuses is refused here.
 

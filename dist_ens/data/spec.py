@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from dist_ens.config import fields_from_record, whole_number
+from dist_ens.data.class_names import listed, require_printable
 from dist_ens.errors import UserError, counted
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.narrowing import held_dtype, narrowed
@@ -22,6 +23,7 @@ class Standardization:
 
     Attributes:
         input_mean: Mean of each feature in each group, in the original units, [groups, features].
+            [groups, 0] if only the targets are standardised.
         input_std: Standard deviation of each feature in each group, in the original units; 1 for a
             constant feature, [groups, features].
         target_mean: Mean of the targets in each group, in the original unit, [groups].
@@ -71,6 +73,11 @@ class Standardization:
                     "finite, positive standard deviations."
                 )
 
+    @property
+    def has_inputs(self) -> bool:
+        """Whether the inputs are standardised too, and not the targets alone."""
+        return bool(self.input_mean[0])
+
     def of_inputs(self, inputs: np.ndarray) -> np.ndarray:
         """Returns inputs standardised for each group.
 
@@ -78,11 +85,14 @@ class Standardization:
             inputs: Inputs in the original units, [examples, features].
 
         Returns:
-            Standardised inputs, float32[groups, examples, features].
+            Standardised inputs, float32[groups, examples, features]; the inputs themselves for each
+            group if only the targets are standardised.
 
         Raises:
             UserError: If a standardised input does not fit in float32.
         """
+        if not self.has_inputs:
+            return np.stack([inputs] * len(self.input_mean))
         mean, std = (np.array(rows)[:, None] for rows in (self.input_mean, self.input_std))
         with np.errstate(over="ignore"):
             standard = (inputs - mean) / std
@@ -124,10 +134,12 @@ class Spec:
             splits.
         standardization: Means and standard deviations with which the source standardised its inputs
             and targets. None if it did not.
+        class_names: Names of the classes, in the order of their numbers. None if they have none.
 
     Raises:
         UserError: If a length or a number is not a whole number above 0, or `input_dtype` does not
-            name a type of real numbers. Also if `standardization` has another number of groups.
+            name a type of real numbers. Also if `standardization` has another number of groups, or
+            `class_names` is not one printable name for each class.
 
     >>> spec = Spec((8, 8), "float64", (), 10)
     >>> spec.input_dtype, spec.example_bytes  # 8 * 8 * 4 bytes and a label of 4
@@ -140,6 +152,7 @@ class Spec:
     num_classes: int | None
     num_groups: int = 1
     standardization: Standardization | None = None
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("input_shape", "label_shape"):
@@ -154,6 +167,14 @@ class Spec:
                 f"{len(self.standardization.target_mean)}. Give means and deviations for each "
                 "group."
             )
+        if self.class_names is not None:
+            object.__setattr__(self, "class_names", tuple(self.class_names))
+            require_printable(self.class_names, "class_names")
+            if len(self.class_names) != self.num_classes:
+                raise UserError(
+                    f"num_classes={self.num_classes}, and there are {len(self.class_names)} names "
+                    f"of classes: {listed(self.class_names)}. Give each class one name."
+                )
         object.__setattr__(self, "input_dtype", _held_dtype(self.input_dtype))
 
     @classmethod
@@ -204,6 +225,10 @@ class Spec:
         Returns:
             Descriptions of this spec and of `other`.
         """
+        if str(self) == str(other) and self.class_names != other.class_names:
+            names = (spec.class_names or ("no names",) for spec in (self, other))
+            here, there = (f"{self}: {listed(each)}" for each in names)
+            return here, there
         if str(self) != str(other) or not (self.standardization and other.standardization):
             return str(self), str(other)
         for field in dataclasses.fields(Standardization):

@@ -5,9 +5,12 @@ Opening a source and describing it use the same checks of the headers.
 
 import dataclasses
 
+import numpy as np
+
 from dist_ens.array_files import StoredArray, require_memory
-from dist_ens.data.arrays import checked_split, source_of_arrays
-from dist_ens.data.checks import check_alike, check_headers, count_classes
+from dist_ens.data.arrays import checked_split, classes_of, source_of_arrays
+from dist_ens.data.checks import check_alike, check_headers, check_label_forms
+from dist_ens.data.class_names import are_names, names_in
 from dist_ens.data.source import ArraySplit, Source
 from dist_ens.data.spec import Spec
 from dist_ens.narrowing import held_dtype, narrowed
@@ -21,7 +24,7 @@ class StoredSplit:
         name: Name of the source in error messages.
         split: Name of the split in error messages, `train` or `test`.
         inputs: Inputs, [examples, ...].
-        labels: Class numbers, [examples].
+        labels: Class numbers, names of classes or real targets, [examples] or [examples, 1].
 
     Raises:
         UserError: If the headers cannot be those of inputs and labels.
@@ -33,8 +36,8 @@ class StoredSplit:
     labels: StoredArray
 
     def __post_init__(self) -> None:
-        for array in (self.inputs, self.labels):
-            array.require_numbers()
+        self.inputs.require_numbers()
+        self.labels.require_numbers(or_text=True)
         check_headers(self.where, self.inputs, self.labels)
 
     @property
@@ -68,7 +71,11 @@ class StoredSplit:
             UserError: If the split does not fit in memory, or its values cannot be used.
         """
         require_memory(self.num_bytes, self.where)
-        return checked_split(self.where, self.inputs.read(), self.labels.read())
+        return checked_split(self.where, *self.arrays())
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Reads inputs and labels, and checks nothing but the file."""
+        return self.inputs.read(), self.labels.read(or_text=True)
 
 
 def source_of_stored(train: StoredSplit, test: StoredSplit, num_classes: int | None) -> Source:
@@ -88,12 +95,7 @@ def source_of_stored(train: StoredSplit, test: StoredSplit, num_classes: int | N
     """
     check_alike(train.name, train.inputs, test.inputs)
     require_memory(train.num_bytes + test.num_bytes, train.name)
-    return source_of_arrays(
-        (train.inputs.read(), train.labels.read()),
-        (test.inputs.read(), test.labels.read()),
-        num_classes=num_classes,
-        name=train.name,
-    )
+    return source_of_arrays(train.arrays(), test.arrays(), num_classes=num_classes, name=train.name)
 
 
 def describe_stored(
@@ -119,6 +121,12 @@ def describe_stored(
     check_alike(train.name, train.inputs, test.inputs)
     for split in (train, test):
         split.check_narrowing()
-    num_classes = num_classes or count_classes(train.where, train.labels.read())
+    check_label_forms(train.name, train.labels, test.labels)
+    names = None
+    if num_classes is None or are_names(train.labels):
+        labels = train.labels.read(or_text=True)
+        names = names_in(labels, f"{train.where}, labels") if are_names(labels) else None
+        num_classes = classes_of(train.where, labels, num_classes, names)
     count, *shape = train.inputs.shape
-    return Spec(tuple(shape), held_dtype(train.inputs.dtype).name, (), num_classes), count
+    dtype = held_dtype(train.inputs.dtype).name
+    return Spec(tuple(shape), dtype, (), num_classes, class_names=names), count

@@ -1,14 +1,12 @@
 """A source of tables with real targets and several splits, as in the UCI benchmarks."""
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from dist_ens.array_files import StoredArray, opened_npz, require_memory
-from dist_ens.data.notes import notes_on_columns
-from dist_ens.data.source import ArraySplit, Source
-from dist_ens.data.spec import Spec, Standardization
+from dist_ens.data.source import Source
+from dist_ens.data.standardize import Examples, standardized_source
 from dist_ens.errors import UserError
 from dist_ens.narrowing import narrowed
 from dist_ens.paths import given_path, shortened
@@ -54,86 +52,11 @@ def open_uci(file: str) -> Source:
     data, features, target, train_rows, test_rows = _read(file, where)
     _check_values(where, data, features, target, train_rows, test_rows)
     inputs, targets = data[:, features], data[:, int(target.item())]
-    scaled = _scaled(where, inputs, train_rows, test_rows, "input")
-    target_scaled = _scaled(where, targets[:, None], train_rows, test_rows, "target")
-    constant = np.flatnonzero(~target_scaled.varies)
-    if len(constant):
-        raise UserError(
-            f"{where}: the target is constant in the training rows of split {constant[0]}. Check "
-            "index_target, or leave the split out."
-        )
-
-    standardization = Standardization(
-        input_mean=tuple(map(tuple, scaled.mean.tolist())),
-        input_std=tuple(map(tuple, scaled.std.tolist())),
-        target_mean=tuple(target_scaled.mean[:, 0].tolist()),
-        target_std=tuple(target_scaled.std[:, 0].tolist()),
+    train, test = (
+        Examples(inputs[rows], targets[rows], part)
+        for rows, part in ((train_rows, "train_idx"), (test_rows, "test_idx"))
     )
-    spec = Spec((len(features),), "float32", (), None, len(train_rows), standardization)
-    return Source(
-        spec,
-        train=ArraySplit(scaled.train, target_scaled.train[:, 0]),
-        test=ArraySplit(scaled.test, target_scaled.test[:, 0]),
-        notes=notes_on_columns(
-            inputs[train_rows],
-            inputs[test_rows],
-            scaled.mean,
-            scaled.std,
-            scaled.varies,
-            features.tolist(),
-        ),
-    )
-
-
-class _Scaled(NamedTuple):
-    """Columns, standardised on each split's training rows.
-
-    Attributes:
-        train: Standardised training rows, float32[splits * training rows, columns].
-        test: Standardised test rows, float32[splits * test rows, columns].
-        mean: Training means, [splits, columns].
-        std: Training standard deviations, [splits, columns]. A constant column has 1.
-        varies: Whether a column is not constant, bool[splits, columns].
-    """
-
-    train: np.ndarray
-    test: np.ndarray
-    mean: np.ndarray
-    std: np.ndarray
-    varies: np.ndarray
-
-
-def _scaled(
-    where: str, values: np.ndarray, train_rows: np.ndarray, test_rows: np.ndarray, name: str
-) -> _Scaled:
-    """Standardises columns [rows, columns] as scikit-learn's `StandardScaler` does."""
-    train = values[train_rows]
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean, variance = train.mean(axis=1), train.var(axis=1)
-        # The deviation of a constant column is a rounding error, which must not be a divisor.
-        num_rows, eps = train.shape[1], np.finfo(np.float64).eps
-        varies = variance > num_rows * eps * variance + (num_rows * mean * eps) ** 2
-        std = np.where(varies, np.sqrt(variance), 1.0)
-    finite = np.isfinite(mean) & np.isfinite(variance)
-    if not finite.all():
-        split, column = np.argwhere(~finite)[0]
-        raise UserError(
-            f"{where}: the mean or deviation of {name} {column} in split {split} is too large for "
-            "float64. Divide the column by a large number."
-        )
-
-    def standardised(rows: np.ndarray, part: str) -> np.ndarray:
-        standard = (values[rows] - mean[:, None]) / std[:, None]
-        told = f"{where}, standardised {name}s of {part}, [split, row, column]"
-        return narrowed(standard, np.float32, told).reshape(-1, values.shape[1])
-
-    return _Scaled(
-        standardised(train_rows, "train_idx"),
-        standardised(test_rows, "test_idx"),
-        mean,
-        std,
-        varies,
-    )
+    return standardized_source(where, train, test, features.tolist())
 
 
 def _check_headers(

@@ -1,9 +1,10 @@
 """Checks of the arguments of an `Ensemble`."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import jax
 import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
@@ -21,7 +22,7 @@ from dist_ens.losses import Objective
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
 from dist_ens.signatures import call_error, name_of
 from dist_ens.state import described
-from dist_ens.types import Inputs
+from dist_ens.types import Inputs, Outputs, Shapes
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
@@ -140,17 +141,26 @@ def checked_dtype(dtype: DTypeLike | None) -> str | None:
 
 
 @contextlib.contextmanager
-def explained_inputs(inputs: Inputs) -> Iterator[None]:
+def explained_inputs(inputs: Inputs, takes: Callable[[Shapes], object]) -> Iterator[None]:
     """Turns what a network raises for inputs that it does not take into a `UserError`.
 
     Args:
         inputs: Inputs of the network, for the message.
+        takes: Function of shapes and types of inputs that raises an error unless the network takes
+            them.
     """
     try:
         yield
     except (UserError, RuntimeError):  # A device may be full, or an array deleted.
         raise
     except Exception as error:  # The network of a user may raise anything.
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), inputs)
+        if _accepts(takes, one):
+            raise UserError(
+                f"The inputs {described(inputs)} are one example, and the members take a batch "
+                f"such as {described(one)}. Reshape the array; a single example is an array of "
+                "length 1."
+            ) from error
         is_dict = isinstance(inputs, Mapping) and Objective.INPUTS in inputs
         remedy = (
             f"Give data[{Objective.INPUTS!r}] alone, if the network was trained on that."
@@ -161,6 +171,35 @@ def explained_inputs(inputs: Inputs) -> Iterator[None]:
             f"The network does not take the inputs {described(inputs)}: {type(error).__name__}: "
             f"{first_line(error)} {remedy}"
         ) from error
+
+
+def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) -> Outputs:
+    """Returns the outputs of a network after a check that they have a row for each example.
+
+    Args:
+        objective: Objective that reads the outputs. None for a loss function, which takes any.
+        outputs: Outputs of one member.
+        inputs: Inputs of one member, leaves [batch, ...].
+
+    Raises:
+        ValueError: If the outputs do not have the shape [batch, ..., outputs].
+    """
+    size: int = jax.tree.leaves(inputs)[0].shape[0]
+    shape: tuple[int, ...] = getattr(outputs, "shape", ())
+    if objective is not None and (len(shape) < 2 or shape[0] != size):
+        raise ValueError(
+            f"The outputs are {described(outputs)}, and {objective.name} takes [{size}, ..., "
+            "outputs]."
+        )
+    return outputs
+
+
+def _accepts(takes: Callable[[Shapes], object], inputs: Shapes) -> bool:
+    """Returns whether a function takes inputs without an error."""
+    with contextlib.suppress(Exception):
+        takes(inputs)
+        return True
+    return False
 
 
 def check_microbatches(field: str, count: int, device_batch_size: int) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from dist_ens import cluster
 from dist_ens.compile_cache import use_compile_cache_by_default
 from dist_ens.config.execution_spec import AUTO, Execution
 from dist_ens.config.failure_policy import FailurePolicy
+from dist_ens.data.checks import check_finite_inputs
 from dist_ens.ensemble import initial_state
 from dist_ens.ensemble.argument_checks import (
     checked_counts,
@@ -21,6 +22,7 @@ from dist_ens.ensemble.argument_checks import (
     checked_methods,
     checked_policy,
     explained_inputs,
+    require_rows,
 )
 from dist_ens.ensemble.batches import CallBatches, as_batches
 from dist_ens.ensemble.column_checks import check_columns_of_loss
@@ -76,6 +78,7 @@ from dist_ens.types import (
     Outputs,
     Params,
     PyTree,
+    Shapes,
 )
 
 
@@ -312,12 +315,15 @@ class Ensemble:
             predictive distribution. With a loss function, they are computed leaf by leaf.
 
         Raises:
-            UserError: If the network was given without `apply` or does not take the inputs, or the
-                ensemble has several groups.
+            UserError: If the network was given without `apply` or does not take the inputs, inputs
+                on the host are NaN or infinite, or the ensemble has several groups.
         """
         here, needed, placed, size = self._placed(state, inputs)
-        with explained_inputs(inputs):
-            return here._predict(needed, placed).first(size)
+        with explained_inputs(inputs, partial(here._outputs_of_one, needed)):
+            prediction = here._predict(needed, placed).first(size)
+        if not state.class_names:
+            return prediction
+        return dataclasses.replace(prediction, class_names=state.class_names)
 
     def apply(self, state: State, inputs: Inputs) -> Outputs:
         """Returns the outputs of every member's network, leaves [members, batch, ...].
@@ -327,10 +333,11 @@ class Ensemble:
             inputs: Inputs, any pytree with leaves [batch, ...].
 
         Raises:
-            UserError: If the network was given without `apply`, or does not take the inputs.
+            UserError: If the network was given without `apply` or does not take the inputs, or
+                inputs on the host are NaN or infinite.
         """
         here, needed, placed, size = self._placed(state, inputs)
-        with explained_inputs(inputs):
+        with explained_inputs(inputs, partial(here._outputs_of_one, needed)):
             return unpadded(here.outputs(needed, placed), size)
 
     @cached_property
@@ -599,7 +606,8 @@ class Ensemble:
                 own = jax.tree.map(lambda leaf: leaf[group], inputs)
 
             def sample(key: Key | None) -> Outputs:
-                return self.network.apply(params, state.model_state, own, key, False)[0]
+                outputs = self.network.apply(params, state.model_state, own, key, False)[0]
+                return require_rows(self.objective, outputs, own)
 
             if self.dropout_samples is None:
                 return sample(None)
@@ -609,6 +617,19 @@ class Ensemble:
         specs = (MEMBERS, BATCHES if in_groups else BATCH)
         way = self._execution
         return sharded(lowered(of_one, way), self.layout, specs, MEMBER_BATCH, way)(state, inputs)
+
+    def _outputs_of_one(self, state: State, inputs: Shapes) -> Outputs:
+        """Returns the shapes of one member's outputs, from those of the state and of a batch."""
+
+        def outputs(params: Params, model_state: ModelState, inputs: Inputs) -> Outputs:
+            found = self.network.apply(params, model_state, inputs, None, False)[0]
+            return require_rows(self.objective, found, inputs)
+
+        of_one = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
+            (state.params, state.model_state),
+        )
+        return jax.eval_shape(outputs, *of_one, inputs)
 
     @cached_property
     def _predict(self) -> Callable[[State, Inputs], Prediction]:
@@ -648,6 +669,8 @@ class Ensemble:
                 "what fit returned."
             )
         _require_alive(state)
+        if self.objective is not None:  # A loss function may take inputs that are missing.
+            check_finite_inputs("The argument inputs", inputs)
         here, state = self.at(state)
         placed, size = padded_inputs(here.layout, inputs)
         return here, here._needed(state), placed, size
@@ -660,8 +683,8 @@ class Ensemble:
         if "is_schedule_free" not in self._programs:
             self._programs["is_schedule_free"] = is_schedule_free(state.opt_state)
         if self._programs["is_schedule_free"] or self.waves > 1:
-            return state
-        return state._replace(opt_state=(), failures=())
+            return state._replace(class_names=())
+        return state._replace(opt_state=(), failures=(), class_names=())
 
     def at(self, state: State) -> tuple["Ensemble", State]:
         """Returns this ensemble and a state on one layout, the state's own layout if possible.

@@ -169,16 +169,19 @@ def _highest_first(values: np.ndarray) -> np.ndarray:
     return np.argsort(-np.nan_to_num(values, nan=np.inf), kind="stable")
 
 
-def _examples(evaluation: Evaluation, order: np.ndarray) -> list[dict[str, float]]:
-    """Returns the first rows in an order, with real targets in their unit."""
+def _examples(evaluation: Evaluation, order: np.ndarray) -> list[dict[str, float | str]]:
+    """Returns the first rows in an order, with targets in their unit and names of classes."""
     unit, zero = evaluation.units[0], evaluation.zeros[0]
     rows = {"label": evaluation.labels[0]}
     rows |= {name: each[0] for name, each in evaluation.groups.items() if name in EXAMPLE_FIELDS}
+    names = evaluation.class_names
     return [
         {
             "index": int(evaluation.example_of_row[at]),
             **{
-                name: in_own_unit(of, float(rows[name][at]), unit, zero)
+                name: names[int(rows[name][at])]
+                if names and of == "position"
+                else in_own_unit(of, float(rows[name][at]), unit, zero)
                 for name, of in EXAMPLE_FIELDS.items()
                 if name in rows
             },

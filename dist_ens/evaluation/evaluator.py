@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from dist_ens.evaluation.row_scores import Evaluation, scores_of_rows
 from dist_ens.layout import BATCH, to_host
 from dist_ens.losses import Categorical, Distribution, Gaussian, Objective
 from dist_ens.metrics import Metric
+from dist_ens.metrics.label_rows import one_a_row
 from dist_ens.state import State
 from dist_ens.stop_signal import StopSignal
 from dist_ens.types import Labels, Leaf, Outputs, PyTree, Weights
@@ -150,6 +152,8 @@ class Evaluator:
             outputs = programs.outputs(state, inputs)
             if not number:
                 self._check_labels(outputs, labels, weights)
+            labels, weights = self._aligned(outputs, labels, weights)
+            if not number:
                 programs.check_metrics(self._own_metrics, outputs, labels)
             values, sums = to_host(programs.score(outputs, labels, batch["mask"], weights))
             of_sizes = to_host(programs.score_by_size(outputs, labels)) if by_size else {}
@@ -185,6 +189,7 @@ class Evaluator:
             by_size_metrics=programs.by_size,
             units=self.units,
             zeros=given.target_mean if given else (0.0,) * self._num_groups,
+            class_names=(self._spec and self._spec.class_names) or (),
             member_ids=member_ids,
             left_out=member_ids[list(self.left_out)].tolist(),
             rows_per_example=rows_per_example,
@@ -205,12 +210,27 @@ class Evaluator:
 
     def _check_labels(self, outputs: Outputs, labels: Labels, weights: Weights) -> None:
         """Checks the labels and weights of a batch against outputs [members, batch, ...]."""
-        shape = list(outputs.shape[1:])
-        if self._ensemble.dropout_samples is not None:
-            del shape[1]  # of the samples
+        shape = (*self._rows_of(outputs), outputs.shape[-1])
         if self._num_groups > 1:
             labels = jax.ShapeDtypeStruct(labels.shape[1:], labels.dtype)
-        check_labels(self.distribution, tuple(shape), labels, weights)
+        check_labels(self.distribution, shape, labels, weights)
+
+    def _aligned(
+        self, outputs: Outputs, labels: Labels, weights: Weights
+    ) -> tuple[Labels, Weights]:
+        """Returns labels and weights of a batch without an axis of length 1 at their end."""
+        rows = self._rows_of(outputs)
+        of_groups = (self._num_groups, *rows) if self._num_groups > 1 else rows
+        if weights is not None:
+            weights = one_a_row(weights, rows)
+        return one_a_row(labels, of_groups), weights
+
+    def _rows_of(self, outputs: Outputs) -> tuple[int, ...]:
+        """Returns the shape of the labels that belong to outputs [members, batch, ...]."""
+        shape = list(outputs.shape[1:-1])
+        if self._ensemble.dropout_samples is not None:
+            del shape[1]  # of the samples
+        return tuple(shape)
 
     def check(self, state: State, split: Split) -> dict[str, str | None]:
         """Checks that a split can be scored, by the shapes of its examples alone.
@@ -238,6 +258,7 @@ class Evaluator:
             outputs = programs.outputs_shape(state, shapes[Objective.INPUTS])
             weights = shapes.get(Objective.WEIGHTS)
             self._check_labels(outputs, labels, weights)
+            labels, weights = jax.eval_shape(partial(self._aligned, outputs), labels, weights)
             programs.check_metrics(self._own_metrics, outputs, labels)
             mask = jax.ShapeDtypeStruct((self._batch_size,), bool)
             return programs.scored(outputs, labels, mask, weights)

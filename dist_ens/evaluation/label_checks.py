@@ -1,16 +1,20 @@
-"""Checks that labels and weights match the outputs of members."""
+"""Checks of inputs, and of labels and weights against the outputs of members."""
 
 import difflib
 from collections.abc import Iterable, Mapping
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dist_ens.data.checks import check_finite_inputs
 from dist_ens.errors import UserError, counted
 from dist_ens.losses import Categorical, Distribution, Objective
-from dist_ens.types import Labels, Weights
+from dist_ens.types import Data, Labels, Weights
 
 Shape = tuple[int, ...]
+# Largest difference between 1 and the sum of shares of classes, which may be rounded to 16 bits.
+_LARGEST_REST = 0.02
 # Least similarity, in [0, 1], of a misspelt key to the right one. "heights" may be a key of its
 # own, and is as similar to "weights" as "wieghts" is (0.86), which has the same letters.
 _SIMILAR = 0.9
@@ -41,6 +45,23 @@ def check_keys(objective: Objective, keys: Iterable[object]) -> None:
             )
 
 
+def check_inputs(objective: Objective | None, data: Data, name: str = "The data") -> None:
+    """Checks that the inputs of a dict of arrays are finite.
+
+    Args:
+        objective: Objective that reads the data. None for a loss function, which may take inputs
+            that are missing.
+        data: Dict of arrays. Other data are not read: a network may replace what is missing there.
+        name: Name of the data in error messages.
+
+    Raises:
+        UserError: If an input is NaN or infinite.
+    """
+    if objective is not None and isinstance(data, Mapping) and objective.INPUTS in data:
+        inputs = jax.tree.map(np.asarray, data[objective.INPUTS])
+        check_finite_inputs(f"{name}[{objective.INPUTS!r}]", inputs)
+
+
 def check_labels(
     distribution: Distribution, outputs: Shape, labels: Labels, weights: Weights = None
 ) -> None:
@@ -53,10 +74,11 @@ def check_labels(
         weights: Weights of the batch, or their shape and type. Default: no weights.
 
     Raises:
-        UserError: If the labels do not have the shape [batch, ...], classes are not whole numbers,
-            or the weights have neither the shape of the labels nor [batch].
+        UserError: If the labels have neither the shape [batch, ...] nor that shape and a last axis
+            of length 1. Also if classes are not whole numbers, or the weights have neither the
+            shape of the labels nor [batch].
     """
-    _check_shapes(distribution, outputs, labels.shape, None if weights is None else weights.shape)
+    _check_shapes(distribution, outputs, labels, None if weights is None else weights.shape)
     if isinstance(distribution, Categorical) and labels.dtype.kind not in "iu":
         raise UserError(
             f"The labels have the type {labels.dtype}, and classes are whole numbers. Convert the "
@@ -97,8 +119,11 @@ def check_classes(labels: np.ndarray, num_classes: int, subject: str = "The labe
         subject: Subject of the message.
 
     Raises:
-        UserError: If an integer label is not in [0, num_classes).
+        UserError: If an integer label is not in [0, num_classes), or shares of classes, float[...,
+            num_classes], are negative or do not sum to 1.
     """
+    if labels.dtype.kind == "f" and labels.shape[1:] and labels.shape[-1] == num_classes:
+        _check_shares(labels, subject)
     if labels.dtype.kind not in "iu" or not labels.size:
         return
     low, high = int(labels.min()), int(labels.max())
@@ -107,6 +132,19 @@ def check_classes(labels: np.ndarray, num_classes: int, subject: str = "The labe
             f"{subject} lie in [{low}, {high}], and the objective has "
             f"{counted(num_classes, 'class')}, 0 to {num_classes - 1}. Correct the labels or the "
             "number of classes."
+        )
+
+
+def _check_shares(labels: np.ndarray, subject: str) -> None:
+    """Raises a `UserError` if shares of classes are negative or do not sum to 1."""
+    wrong = (abs(labels.sum(axis=-1) - 1) > _LARGEST_REST) | (labels < 0).any(axis=-1)
+    if wrong.any():
+        row = np.argwhere(wrong)[0]
+        raise UserError(
+            f"{subject} are shares of classes, and those of row {row[0]:,} are "
+            f"{np.array2string(labels[tuple(row)], threshold=8)}, which are negative or do not sum "
+            f"to 1 ({counted(int(wrong.sum()), 'such row')} in all). An objective of classes needs "
+            "one label for each example, or shares that sum to 1."
         )
 
 
@@ -140,26 +178,34 @@ def check_finite(
 
 
 def _check_shapes(
-    distribution: Distribution,
-    outputs: Shape,
-    labels: Shape,
-    weights: Shape | None,
+    distribution: Distribution, outputs: Shape, labels: Labels, weights: Shape | None
 ) -> None:
     """Raises a `UserError` if the shapes of labels or weights do not match the outputs."""
-    if labels != outputs[:-1]:
-        column = "Take the column: labels[:, 0]. " if labels[1:] == (1,) else ""
-        one_hot = labels == outputs and isinstance(distribution, Categorical)
-        classes = "Convert one-hot rows with argmax. " if one_hot and not column else ""
+    rows = outputs[:-1]
+    if labels.shape not in (rows, (*rows, 1)):
+        of_classes = labels.shape == outputs and isinstance(distribution, Categorical)
         raise UserError(
-            f"The labels have the shape {_shown(labels)}, and the outputs of a member have the "
-            f"shape {_shown(outputs)}. {column}{classes}Give one label for each row of the "
-            f"outputs: shape {_shown(outputs[:-1])}."
+            f"The labels have the shape {_shown(labels.shape)}, and the outputs of a member have "
+            f"the shape {_shown(outputs)}. {_told_of_rows(labels) if of_classes else ''}Give one "
+            f"label for each row of the outputs: shape {_shown(rows)}."
         )
-    if weights is not None and weights not in (labels, labels[:1]):
+    if weights is not None and weights not in (rows, (*rows, 1), rows[:1]):
         raise UserError(
             f"The weights have the shape {_shown(weights)}, and the labels have the shape "
-            f"{_shown(labels)}. Give one weight for each example or for each label."
+            f"{_shown(rows)}. Give one weight for each example or for each label."
         )
+
+
+def _told_of_rows(labels: Labels) -> str:
+    """Returns a sentence about labels with a number for each class; empty if they are not here."""
+    if isinstance(labels, jax.ShapeDtypeStruct) or not getattr(
+        labels, "is_fully_addressable", True
+    ):
+        return ""
+    marked = np.asarray(labels) != 0
+    if (marked.sum(axis=-1) == 1).all():
+        return "They are one-hot rows, which argmax(axis=-1) converts to classes. "
+    return "Their rows mark several classes or none, and an objective of classes needs one. "
 
 
 def check_weights(weights: np.ndarray, batch: str | None = None) -> None:

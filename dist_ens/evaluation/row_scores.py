@@ -18,6 +18,7 @@ _DRAWS = 400
 # Many rows get fewer resamples, and no interval if there would be too few resamples.
 _MOST_DRAWN = 40_000_000
 _FEWEST_DRAWS = 100
+_OF_EACH_CLASS = ("accuracy", "nll", "brier")  # Scores that are means over the examples.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Evaluation:
         sizes: Numbers of members of the ensembles in `by_size`. Empty if these were not scored.
         by_size: First statistic of each of `by_size_metrics`, by name, for ensembles of randomly
             drawn members; float32[sizes, groups, rows].
+        class_names: Names of the classes in the order of their numbers; empty if they have none.
     """
 
     distribution: Distribution
@@ -64,6 +66,7 @@ class Evaluation:
     weights: np.ndarray | None = None
     sizes: Sequence[int] = ()
     by_size: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    class_names: Sequence[str] = ()
 
     @property
     def num_groups(self) -> int:
@@ -115,8 +118,9 @@ class Evaluation:
             for position, member_id in enumerate(self.member_ids)
         ]
         own = tuple(m for m in self.metrics if m.name not in CATALOGUE and m.name in groups[0])
+        by_class = self._by_class() if self.num_groups == 1 else []
         if not intervals or not self._num_draws:
-            return Scores(groups, members, self.left_out, metrics=own)
+            return Scores(groups, members, self.left_out, metrics=own, by_class=by_class)
         of_groups = [self._of_group(g, self._draws[g]) for g in range(self.num_groups)]
         of_members = [
             self._of_member(position, self._draws[position % self.num_groups])
@@ -138,7 +142,21 @@ class Evaluation:
                 )
             ],
         }
-        return Scores(groups, members, self.left_out, found, own)
+        return Scores(groups, members, self.left_out, found, own, by_class)
+
+    def _by_class(self) -> list[JsonDict]:
+        """Returns the ensemble's scores on the examples of each class that has a name."""
+        means = [metric for metric in self.metrics if metric.name in _OF_EACH_CLASS]
+        found: list[JsonDict] = []
+        for number, name in enumerate(self.class_names):
+            of_class = self.labels[0] == number
+            scored: JsonDict = {"class": name, "examples": int(of_class.sum())}
+            if of_class.any():
+                values = {n: rows[0][of_class] for n, rows in self.groups.items()}
+                weights = None if self.weights is None else self.weights[of_class]
+                scored |= scores_of(means, Rows(values, weights=weights))
+            found.append(scored)
+        return found
 
     def score_against_members(self) -> JsonDict:
         """Scores ensembles of 1, 2, … randomly drawn members, with 95 % intervals.

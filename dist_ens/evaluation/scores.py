@@ -26,6 +26,8 @@ class Scores:
             `mean_member`, dicts by name, and `members`, a list of dicts with `member_id`. None if
             they were not requested, or there are too many rows to resample.
         metrics: Metrics outside the catalogue.
+        by_class: Scores of the ensemble on the examples of each class, with the name of the `class`
+            and its number of `examples`. Empty if the classes have no names.
     """
 
     groups: list[dict[str, float]]
@@ -33,6 +35,7 @@ class Scores:
     left_out: Sequence[int] = ()
     intervals: JsonDict | None = None
     metrics: tuple[Metric, ...] = ()
+    by_class: Sequence[JsonDict] = ()
 
     @property
     def ensemble(self) -> dict[str, float]:
@@ -52,7 +55,7 @@ class Scores:
         Returns:
             `test` and `members`; `test_std` for several groups; the intervals as `test_interval`,
             `mean_member_interval` and `members_interval`; and the descriptions of metrics outside
-            the catalogue as `metrics`.
+            the catalogue as `metrics`; and `by_class` if the classes have names.
         """
         scores: JsonDict = {"test": self.ensemble}
         if len(self.groups) > 1:
@@ -62,6 +65,8 @@ class Scores:
             scores["test_interval"] = self.intervals["ensemble"]
             scores["mean_member_interval"] = self.intervals["mean_member"]
             scores["members_interval"] = self.intervals["members"]
+        if self.by_class:
+            scores["by_class"] = list(self.by_class)
         if self.metrics:
             scores["metrics"] = {metric.name: metric.describe() for metric in self.metrics}
         return scores
@@ -77,6 +82,7 @@ class Scores:
             len(self.groups),
             self.left_out,
             metrics=self.metrics,
+            by_class=self.by_class,
         )
 
     def __repr__(self) -> str:
@@ -91,6 +97,7 @@ class Scores:
                 len(self.groups),
                 self.left_out,
                 metrics=self.metrics,
+                by_class=self.by_class,
                 title=None,
                 others="in .members",
             )

@@ -8,11 +8,12 @@ import jax
 import numpy as np
 
 from dist_ens.data import LabelScaledSplit, Source, Spec, Split, Standardization, TreeSplit
+from dist_ens.data.class_names import are_names, listed, with_class_numbers
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.errors import UserError, kind_of
 from dist_ens.evaluation.evaluator import Evaluator
-from dist_ens.evaluation.label_checks import check_keys
+from dist_ens.evaluation.label_checks import check_inputs, check_keys
 from dist_ens.evaluation.loss_scores import check_loss_scores, loss_scores
 from dist_ens.evaluation.row_scores import Evaluation
 from dist_ens.evaluation.scores import Scores
@@ -34,10 +35,12 @@ class Examples(NamedTuple):
     Attributes:
         split: Examples with random access.
         spec: Description of the source of the examples. None if they do not come from a source.
+        class_names: Names of the classes of arrays; empty if they have none.
     """
 
     split: Split
     spec: Spec | None = None
+    class_names: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -56,7 +59,8 @@ def evaluate(
         state: State of the ensemble or of some members, of any layout.
         data: Data with the keys of the training data: a dict of arrays [examples, ...], a source
             of `dist_ens.data` (its test split), or a finite iterable of batches. The key `weights`
-            holds the weights of the examples, if they have any. Scores of a source that
+            holds the weights of the examples, if they have any. Labels may be names of classes if
+            those of training were. Scores of a source that
             standardises its targets are in the targets' own unit.
         metrics: Metrics in addition to those of the objective.
         batch_size: Number of examples at a time. A loss function takes all examples as one batch,
@@ -86,9 +90,11 @@ def evaluate(
     >>> round(scores.ensemble["nll"], 4)  # log 2, because the two classes are equally probable
     0.6931
     """
-    own = checked_metrics(metrics or ())
+    own, examples = checked_metrics(metrics or ()), examples_of(data, state.class_names)
+    if isinstance(examples.split, TreeSplit):
+        check_inputs(ensemble.objective, examples.split.tree)
     scores, _ = score(
-        ensemble, state, data, metrics=own, batch_size=batch_size, intervals=intervals
+        ensemble, state, examples, metrics=own, batch_size=batch_size, intervals=intervals
     )
     return scores
 
@@ -122,7 +128,8 @@ def score(
     """
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UserError(f"batch_size is {batch_size!r}. Give a whole number of at least 1.")
-    (here, state), examples = ensemble.at(state), examples_of(data)
+    examples, state = examples_of(data, state.class_names), state._replace(class_names=())
+    here, state = ensemble.at(state)
     _check_groups(here, examples.spec)
     if here.objective is None:
         _check_no_metrics(metrics)
@@ -229,7 +236,9 @@ def evaluator_of(
     objective = ensemble.objective
     if objective is None:
         raise RuntimeError("The ensemble has no objective, which an evaluator needs.")
-    split, spec = examples
+    split, spec, names = examples
+    if spec is None and names:
+        spec = Spec((), "float32", (), len(names), ensemble.num_groups, class_names=names)
     if objective.standardize:
         mean, std = label_scale(state)
         split = LabelScaledSplit(split, objective.LABELS, mean, std)
@@ -284,23 +293,30 @@ def _with_label_scale(spec: Spec | None, num_groups: int, mean: float, std: floa
     return Spec((), "float32", (), None, num_groups, both)
 
 
-def examples_of(data: Data | Examples) -> Examples:
+def examples_of(data: Data | Examples, names: Sequence[str] = ()) -> Examples:
     """Returns data as examples with random access.
 
     Args:
         data: Examples, a source (its test split), a split, a pytree of arrays, or a finite iterable
             of batches, which is read completely.
+        names: Names of the classes of training; empty if they have none.
 
     Raises:
-        UserError: If the data has another type.
+        UserError: If the data has another type, or other classes than those of training.
     """
-    if isinstance(data, Examples):
-        return data
     if isinstance(data, Source):
+        if names and data.spec.class_names not in (None, tuple(names)):
+            raise UserError(
+                f"The classes of the source are {listed(data.spec.class_names or ())}, and the "
+                f"members were trained on {listed(names)}. Give a source of the same classes."
+            )
         return Examples(data.test, data.spec)
-    if isinstance(data, Split):
-        return Examples(data)
-    return Examples(TreeSplit(arrays_of(data)))
+    if isinstance(data, Examples):
+        return data._replace(class_names=tuple(names)) if names else data
+    if not isinstance(data, Split):
+        arrays = with_class_numbers(arrays_of(data), Objective.LABELS, names, "The data")
+        data = TreeSplit(arrays)
+    return Examples(data, class_names=tuple(names))
 
 
 def arrays_of(data: Data) -> PyTree:
@@ -343,7 +359,7 @@ def _check_batch(kind: str, number: int, batch: Batch) -> None:
     """Raises a `UserError` unless every leaf of a batch is an array of numbers [batch, ...]."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         is_number = jax.numpy.issubdtype(leaf.dtype, jax.numpy.number) or leaf.dtype == bool
-        if not leaf.ndim or not (is_number or generator_of(leaf.dtype)):
+        if not leaf.ndim or not (is_number or generator_of(leaf.dtype) or are_names(leaf)):
             name = jax.tree_util.keystr(path)
             raise UserError(
                 f"The data is {kind}, and its item {number} holds{name and f' at {name}'} an "

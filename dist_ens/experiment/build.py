@@ -283,7 +283,8 @@ def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member
                 f"number, or one for each entry of the inputs' last axis, such as --config.data."
                 f'{name}="(1.0,)".'
             )
-    if spec.standardization and (data.mean, data.std) != ((0.0,), (1.0,)):
+    is_scaled = spec.standardization is not None and spec.standardization.has_inputs
+    if is_scaled and (data.mean, data.std) != ((0.0,), (1.0,)):
         raise UserError(
             f"data.mean={data.mean} and data.std={data.std} were given for a table, whose inputs "
             "its source standardises. Leave them out."

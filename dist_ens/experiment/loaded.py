@@ -19,6 +19,7 @@ from dist_ens.checkpoint import (
 from dist_ens.commands import quoted
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs, open_source
+from dist_ens.data.class_names import with_class_numbers
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import frozen_positions, saved_structures
 from dist_ens.errors import UserError
@@ -32,7 +33,7 @@ from dist_ens.json_text import JsonDict
 from dist_ens.losses import Objective, Prediction
 from dist_ens.metrics import Metric
 from dist_ens.paths import given_path
-from dist_ens.state import State, select_members
+from dist_ens.state import ClassNames, State, select_members
 from dist_ens.training.run_record import record_of
 from dist_ens.types import Data, Inputs
 
@@ -73,15 +74,16 @@ class LoadedRun:
             UserError: If the inputs do not fit the run, or its members belong to several groups.
         """
         given = self.run.spec.standardization if self.run else None
-        if self.run is None or given is None:
-            return self.ensemble.predict(self._pooled_state(), inputs)
-        if len(given.target_mean) > 1:
+        if given is not None and len(given.target_mean) > 1:
             raise UserError(
                 f"This run has {len(given.target_mean)} groups of members, each trained on a split "
                 "of its own, so that their predictions are not pooled. Use dist-ens predict."
             )
-        standard = given.of_inputs(convert_inputs(self.run.spec, np.asarray(inputs), "inputs"))[0]
-        prediction = self.ensemble.predict(self._pooled_state(), standard)
+        if self.run is not None and self.ensemble.objective is not None:
+            inputs = convert_inputs(self.run.spec, np.asarray(inputs), "The argument inputs")
+        if given is None:
+            return self.ensemble.predict(self._pooled_state(), inputs)
+        prediction = self.ensemble.predict(self._pooled_state(), given.of_inputs(inputs)[0])
         return prediction.in_unit(given.target_mean[0], given.target_std[0])
 
     def _pooled_state(self) -> State:
@@ -225,8 +227,9 @@ def _loaded(
         finished = open_finished(
             folder, file.own_parts if file else None, step=step, member_ids=members
         )
+        state = _named(finished.state, finished.run.spec.class_names)
         return LoadedRun(
-            finished.ensemble, finished.state, finished.step, finished.run, finished.parts, file
+            finished.ensemble, state, finished.step, finished.run, finished.parts, file
         )
     return _loaded_in_python(folder, at, record, ensemble, members)
 
@@ -259,7 +262,8 @@ def _examples(spec: Spec, data: Data | None) -> Examples:
                 "the run was trained on. Give its inputs and labels as arrays, in their own units."
             )
         return Examples(found.split, spec)
-    arrays = arrays_of(data)
+    names = spec.class_names or ()
+    arrays = with_class_numbers(arrays_of(data), Objective.LABELS, names, "The data")
     if spec.num_groups == 1 and given is None:
         return Examples(TreeSplit(arrays), spec)
     # Every group of members scores all examples.
@@ -316,4 +320,9 @@ def _loaded_in_python(
         ensemble = ensemble.with_members(ids)
     structures = saved_structures(ensemble.abstract_state(batch))
     state = store.restore_state(step, *structures, member_ids=ids)
-    return LoadedRun(ensemble, ensemble.with_record(state), step)
+    return LoadedRun(ensemble, _named(ensemble.with_record(state), saved.class_names), step)
+
+
+def _named(state: State, names: Sequence[str] | None) -> State:
+    """Returns a state with the names of the classes, if they have any."""
+    return state._replace(class_names=ClassNames(names)) if names else state

@@ -47,10 +47,12 @@ def make_objective(config: LossConfig, num_classes: int | None) -> Objective:
         return _OF_CLASSES[config.name](num_classes)
     if num_classes is None and config.name in _OF_TARGETS:
         return _OF_TARGETS[config.name](config)
-    labels, fitting = (
-        ("real targets", _OF_TARGETS) if num_classes is None else ("classes", _OF_CLASSES)
+    labels, fitting, others = (
+        ("real targets", _OF_TARGETS, "class numbers as integers")
+        if num_classes is None
+        else ("classes", _OF_CLASSES, "real targets as floats")
     )
     raise UserError(
         f"loss.name={config.name!r} does not fit labels that are {labels}: their loss is one of "
-        f"{', '.join(fitting)}. Try --config.loss.name={next(iter(fitting))}."
+        f"{', '.join(fitting)}. Try --config.loss.name={next(iter(fitting))}, or save {others}."
     )

@@ -261,6 +261,7 @@ def _summary(built: Built, result: FitResult, scores: Scores, workdir: pathlib.P
         "left_out_members": list(scores.left_out),
         **scores.to_dict(),
         "mean_member": scores.mean_member,
+        **({"class_names": list(run.spec.class_names)} if run.spec.class_names else {}),
         "experiment": run.experiment.to_dict(),
     }
 

@@ -23,6 +23,7 @@ from dist_ens.losses.distribution import (
 from dist_ens.losses.objective import Objective
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import REGRESSION
+from dist_ens.metrics.label_rows import one_a_row
 from dist_ens.metrics.metric import Metric
 from dist_ens.metrics.regression import mixture_moments, regression_values
 
@@ -70,6 +71,7 @@ def gaussian_nll(outputs: jax.Array, targets: jax.Array) -> jax.Array:
     Source: Lakshminarayanan et al. (2017), https://arxiv.org/abs/1612.01474.
     """
     mean, variance = normal_distribution(outputs)
+    targets = one_a_row(targets, mean.shape)
     return 0.5 * (jnp.log(2 * jnp.pi * variance) + jnp.square(targets - mean) / variance)
 
 
@@ -112,7 +114,8 @@ def squared_error_score(outputs: jax.Array, targets: jax.Array) -> dict[str, jax
     >>> float(squared_error_score(jnp.array([1.0, 0.0]), jnp.array(3.0))["squared_error"])
     4.0
     """
-    return {"squared_error": jnp.square(targets - outputs[..., 0])}
+    mean = outputs[..., 0]
+    return {"squared_error": jnp.square(one_a_row(targets, mean.shape) - mean)}
 
 
 @dataclasses.dataclass(frozen=True)

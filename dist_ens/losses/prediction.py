@@ -23,7 +23,7 @@ from dist_ens.types import Outputs, PyTree
         "std",
         "quantiles",
     ],
-    meta_fields=["unit"],
+    meta_fields=["unit", "class_names"],
 )
 @dataclasses.dataclass(frozen=True, repr=False)
 class Prediction:
@@ -46,6 +46,8 @@ class Prediction:
         std: Square root of `total`, [batch, ...].
         quantiles: Quantiles of the ensemble, ascending, [batch, ..., levels].
         unit: "nats" for classes, "target" for real targets, "" for outputs without an objective.
+        class_names: Names of the classes, in the order of the last axis of `mean`. None if the
+            labels of training were numbers.
 
     >>> prediction = Prediction(
     ...     mean=jnp.array([0.5]),
@@ -69,6 +71,7 @@ class Prediction:
     std: PyTree = None
     quantiles: PyTree = None
     unit: str = ""
+    class_names: tuple[str, ...] | None = None
 
     def in_unit(self, mean: ArrayLike, std: ArrayLike) -> "Prediction":
         """Returns the prediction of standardised targets in the labels' own unit.
@@ -110,7 +113,7 @@ class Prediction:
                 lambda leaf: jax.lax.slice_in_dim(leaf, 0, size, axis=axis), getattr(self, field)
             )
 
-        names = [field.name for field in dataclasses.fields(self) if field.name != "unit"]
+        names = [field.name for field in dataclasses.fields(self) if field.name not in _NO_ARRAYS]
         return dataclasses.replace(self, **{name: cut(name) for name in names})
 
     def __repr__(self) -> str:
@@ -118,11 +121,14 @@ class Prediction:
         lines = [
             f"    {field.name}: {_described(getattr(self, field.name))},"
             for field in dataclasses.fields(self)
-            if field.name != "unit" and getattr(self, field.name) is not None
+            if field.name not in _NO_ARRAYS and getattr(self, field.name) is not None
         ]
+        if self.class_names is not None:
+            lines.append(f"    class_names: {', '.join(self.class_names)},")
         return "\n".join(["Prediction(", *lines, ")"])
 
 
+_NO_ARRAYS = ("unit", "class_names")
 _OF_MEMBERS = ("members", "member_variance")
 _LOCATIONS = ("mean", "members", "quantiles")
 _SPREADS = ("total", "aleatoric", "epistemic", "member_variance", "std")

@@ -15,6 +15,7 @@ from dist_ens.losses.gaussian import squared_error_score
 from dist_ens.losses.objective import Objective
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import REGRESSION
+from dist_ens.metrics.label_rows import one_a_row
 from dist_ens.metrics.metric import Metric
 
 
@@ -36,7 +37,7 @@ def pinball(outputs: jax.Array, targets: jax.Array, *, levels: tuple[float, ...]
 
     Source: Koenker and Bassett (1978), "Regression Quantiles".
     """
-    error = targets[..., None] - outputs
+    error = one_a_row(targets, outputs.shape[:-1])[..., None] - outputs
     level = jnp.broadcast_to(jnp.asarray(levels, outputs.dtype), error.shape)
     return jnp.maximum(level * error, (level - 1) * error).mean(axis=-1)
 

@@ -13,6 +13,7 @@ from dist_ens.losses.gaussian import Gaussian, squared_error_score
 from dist_ens.losses.objective import Objective
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import REGRESSION
+from dist_ens.metrics.label_rows import one_a_row
 from dist_ens.metrics.metric import Metric
 from dist_ens.metrics.regression import regression_values
 
@@ -35,7 +36,8 @@ def mse(outputs: jax.Array, targets: jax.Array) -> jax.Array:
     >>> float(mse(jnp.array([1.0]), jnp.array(3.0)))
     4.0
     """
-    return jnp.square(targets - outputs[..., 0])
+    points = outputs[..., 0]
+    return jnp.square(one_a_row(targets, points.shape) - points)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dist_ens.members import Member
 from dist_ens.members.label_scale import standardized
 from dist_ens.members.member import floats_as
 from dist_ens.members.modes import switch_arguments
+from dist_ens.metrics.label_rows import one_a_row
 from dist_ens.types import Batch, Key, ModelState, Params
 
 
@@ -87,6 +88,7 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
             labels = standardized(labels, model_state)
         inputs = batch[objective.INPUTS]
         outputs, model_state = member.apply(params, model_state, inputs, info.key, info.train)
+        labels = one_a_row(labels, outputs.shape[:-1])
         losses = objective.example_loss(outputs, labels)
         if losses.shape != outputs.shape[:-1]:
             raise UserError(
@@ -100,6 +102,7 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
             loss = counted_as_drawn(losses).mean()
             means = {name: values.mean() for name, values in scores.items()}
         else:
+            weights = one_a_row(weights, losses.shape)
             loss = batch_mean(losses, weights)
             means = {name: batch_mean(values, weights) for name, values in scores.items()}
         return loss, (model_state, means)

@@ -9,6 +9,7 @@ import numpy as np
 from jax.scipy.stats import norm
 
 from dist_ens.metrics.catalogue import INTERVAL_LEVEL, REGRESSION
+from dist_ens.metrics.label_rows import one_a_row
 from dist_ens.metrics.metric import Rows, scores_of
 from dist_ens.types import Score
 
@@ -76,6 +77,7 @@ def regression_values(
         for values in (member_means, member_variances, targets)
     )
     mean, variance = mixture_moments(member_means, member_variances)
+    targets = one_a_row(targets, mean.shape)
     deviations = jnp.sqrt(member_variances)
     densities = norm.logpdf(targets[None], member_means, deviations)
     mixture_nll = math.log(len(member_means)) - jax.nn.logsumexp(densities, axis=0)

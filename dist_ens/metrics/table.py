@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +12,7 @@ from dist_ens.metrics.metric import Metric
 from dist_ens.terminal import PlainConsole
 
 _MEMBERS_SHOWN = 20
+_CLASSES_SHOWN = 20
 _MOST_COLUMNS = 10
 _WIDTH = 160
 _WIDEST = 1000  # Largest width of a table on the terminal, in columns of text.
@@ -24,6 +26,7 @@ def scores_table(
     left_out: Collection[int] = (),
     *,
     metrics: Sequence[Metric] = (),
+    by_class: Sequence[Mapping[str, Any]] = (),
     title: str | None = "test split",
     others: str = "in summary.json",
 ) -> Table:
@@ -37,6 +40,7 @@ def scores_table(
         num_groups: Number of groups of members, each an ensemble.
         left_out: Ids of the members that are not pooled.
         metrics: Metrics outside the catalogue. They follow those of the catalogue.
+        by_class: Scores of the ensemble on the examples of each class, with its name as `class`.
         title: Title of the table.
         others: Text that says where the scores of further members are.
     """
@@ -61,6 +65,12 @@ def scores_table(
         row(f"member {int(member['member_id'])}{out}", member, "dim")
     if len(members) > _MEMBERS_SHOWN:
         table.add_row(f"… {len(members) - _MEMBERS_SHOWN} more {others}", style="dim")
+    if by_class:
+        table.add_section()
+    for each in by_class[:_CLASSES_SHOWN]:
+        row(f"class {each['class']}", each)
+    if len(by_class) > _CLASSES_SHOWN:
+        table.add_row(f"… {len(by_class) - _CLASSES_SHOWN} more classes", style="dim")
     return table
 
 

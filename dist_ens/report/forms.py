@@ -162,6 +162,7 @@ _SUMMARY: Mapping[str, Form] = {
     "test_interval": _object_of(_list_of(is_number)),
     "mean_member_interval": _object_of(_list_of(is_number)),
     "metrics": _object_of(_object_with(label=_is_text, direction=_is_name)),
+    "by_class": _list_of(_object_with(**{"class": _is_text, "examples": is_whole})),
     "members": _list_of(lambda value: _SCORES(value) and is_whole(value.get("member_id"))),
     "broken_members": _list_of(is_whole),
     "left_out_members": _list_of(is_whole),

@@ -95,7 +95,11 @@ def write_page(
         note=_note(runs),
         members=None if several else _member_rows(runs[0].summary),
         sections=[_rendered(section) for section in sections],
-        example_sections=[s for texts in _EXAMPLES if (s := _examples(shown, *texts))["lists"]],
+        example_sections=[
+            section
+            for section in (_classes(shown), *(_examples(shown, *texts) for texts in _EXAMPLES))
+            if section["lists"]
+        ],
     )
     write(path, page)
 
@@ -317,6 +321,23 @@ def _number(value: Json, scores: Mapping[str, Json]) -> str:
 def _is_number(value: Json) -> bool:
     """Returns whether a value is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _classes(shown: Sequence[Shown]) -> JsonDict:
+    """Returns the scores of each class for the template, of runs whose classes have names."""
+    lists = []
+    for each in shown:
+        rows, scores = each.run.summary.get("by_class", []), each.run.summary.get("test", {})
+        names = [name for name in scores if any(name in row for row in rows)]
+        told = [
+            [row["class"], str(row["examples"]), *(_number(row.get(n), scores) for n in names)]
+            for row in rows
+        ]
+        fields = ["class", "examples", *map(label_of, names)]
+        if told:
+            lists.append({"title": each.title, "fields": fields, "rows": told, "urls": []})
+    caption = "Scores of the ensemble on the test examples of each class."
+    return {"name": "classes", "title": "Classes", "caption": caption, "lists": lists}
 
 
 def _examples(

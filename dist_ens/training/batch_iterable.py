@@ -10,6 +10,7 @@ import numpy as np
 from typing_extensions import override
 
 from dist_ens.data import calls
+from dist_ens.data.class_names import are_names
 from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import RunError, UserError, counted
@@ -250,6 +251,8 @@ def _as_arrays(batch: Batch, number: int) -> Batch:
     def held(path: KeyPath, leaf: Leaf) -> np.ndarray:
         name = f"Leaf {leaf_name(path)} of batch {number}"
         way_out = "Yield pytrees of arrays [batch, ...]."
+        if are_names(leaf):
+            way_out += " Convert names with numpy.searchsorted(sorted_names, labels)."
         array = held_array(leaf, name, way_out)
         if not array.ndim:
             raise UserError(f"{name} is one number. {way_out}")

@@ -24,7 +24,7 @@ from dist_ens.state import State, described
 from dist_ens.training.data import EPOCH, OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.evaluation_data import EvalData
-from dist_ens.types import Batch, Callback, Inputs, Outputs
+from dist_ens.types import Callback, Inputs, Outputs
 
 # Training is slow if the mean or the standard deviation of the labels is larger, because the
 # outputs start near 0.
@@ -151,7 +151,8 @@ def check_eval_labels(objective: Objective, split: Split) -> None:
     labels, subject = np.asarray(examples[objective.LABELS]), "The labels of the evaluation data"
     if objective.WEIGHTS in examples:
         weights = np.asarray(examples[objective.WEIGHTS])
-        weights = weights.reshape(*weights.shape, *[1] * (labels.ndim - weights.ndim))
+        ones = [1] * (labels.ndim - weights.ndim)
+        weights = weights.reshape(*weights.shape[: labels.ndim], *ones)
         labels = np.where(weights == 0, labels.dtype.type(0), labels)
     if objective.num_classes is not None:
         label_checks.check_classes(labels, objective.num_classes, subject)
@@ -183,12 +184,12 @@ def check_scoring(
             )
 
 
-def check_ensemble(ensemble: Ensemble, batch: Batch) -> None:
+def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
     """Checks that network, loss and data fit each other, by tracing a step of one member.
 
     Args:
         ensemble: Ensemble to train.
-        batch: Shapes and types of a global batch.
+        train: Training data.
 
     Raises:
         UserError: If the network or the loss does not take the batch, or a column's part of it
@@ -196,7 +197,7 @@ def check_ensemble(ensemble: Ensemble, batch: Batch) -> None:
     """
     if ensemble.waves > 1:
         ensemble = ensemble.of_wave  # The state of all waves is not on the devices.
-    layout = ensemble.layout
+    layout, batch = ensemble.layout, train.batch
     size = jax.tree.leaves(batch)[0].shape[0]
     layout.check_batch_size("batch_size", size)
     check_microbatches("microbatches", ensemble.microbatches, size // layout.data_axis)
@@ -211,7 +212,7 @@ def check_ensemble(ensemble: Ensemble, batch: Batch) -> None:
         ) from error
     objective = ensemble.objective
     if objective is not None and objective.num_outputs is not None:
-        _check_outputs(ensemble, state, batch)
+        _check_outputs(ensemble, state, train)
     index = jax.ShapeDtypeStruct((size,), jnp.int32)
     step = layout.shard_map(
         lambda state, batch, index: jax.tree.map(
@@ -239,9 +240,9 @@ def check_ensemble(ensemble: Ensemble, batch: Batch) -> None:
         check_modes(ensemble.member, inputs, DATA)
 
 
-def _check_outputs(ensemble: Ensemble, state: State, batch: Batch) -> None:
+def _check_outputs(ensemble: Ensemble, state: State, train: TrainingData) -> None:
     """Raises a `UserError` unless the objective takes the network's outputs and the labels."""
-    objective = ensemble.objective
+    objective, batch = ensemble.objective, train.batch
     inputs = ensemble.inputs_of(batch)
 
     def outputs(state: State, inputs: Inputs) -> Outputs:
@@ -271,8 +272,10 @@ def _check_outputs(ensemble: Ensemble, state: State, batch: Batch) -> None:
     if objective is None or not isinstance(batch, Mapping) or objective.LABELS not in batch:
         return  # The loss says which key is absent.
     labels = batch[objective.LABELS]
-    has_shares = labels.shape == found.shape[1:] and jnp.issubdtype(labels.dtype, jnp.floating)
-    if objective.num_classes is None or not has_shares:
-        label_checks.check_labels(
-            objective.distribution, found.shape[1:], labels, batch.get(objective.WEIGHTS)
-        )
+    if objective.num_classes is not None and labels.shape == found.shape[1:]:
+        if jnp.issubdtype(labels.dtype, jnp.floating):
+            return  # They are shares of classes.
+        labels = train.first_batch(ensemble.layout)[objective.LABELS]  # The message reads them.
+    label_checks.check_labels(
+        objective.distribution, found.shape[1:], labels, batch.get(objective.WEIGHTS)
+    )

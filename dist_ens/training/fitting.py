@@ -17,6 +17,7 @@ from dist_ens.ensemble.failures import FailedMember
 from dist_ens.ensemble.memory import explained_memory
 from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Evaluation, Scores
+from dist_ens.evaluation.label_checks import check_inputs
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import checked_metrics
@@ -34,6 +35,7 @@ from dist_ens.training.checks import (
     check_labels,
     check_scoring,
 )
+from dist_ens.training.class_names import numbered_classes
 from dist_ens.training.data import eval_steps_of, last_step_of, training_data
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.evaluation_data import EvalData
@@ -147,7 +149,8 @@ def fit(
         data: Training data, in one of three forms:
 
             - a dict (or another pytree) of arrays [examples, ...], which stay on the devices if
-              they fit;
+              they fit. Labels of classes may be their names, an array of text: the classes are
+              numbered in the order of the sorted names, which the state keeps;
             - a source of `dist_ens.data`;
             - an iterable of batches, such as a Grain dataset, a PyTorch DataLoader, or a function
               that returns an iterator. On several hosts, it yields the examples of the mesh columns
@@ -238,19 +241,23 @@ def fit(
             f"fit scores one set of examples, and got both eval_data and validation={validation}. "
             "Leave one of them out."
         )
+    data, names = numbered_classes(ensemble.objective, data, state)
+    if state is not None:
+        state = state._replace(class_names=())  # The result has them again.
+    check_inputs(ensemble.objective, data)
     data, held_out = with_validation(data, validation)
     train = training_data(data, batch_size, ensemble)
     if eval_data is not None or held_out is not None:
-        eval_data = eval_data_of(eval_data, held_out, checked_metrics(metrics))
+        eval_data = eval_data_of(eval_data, held_out, checked_metrics(metrics), names)
     check_scoring(eval_data, eval_every, metrics)
     check_groups(ensemble, train)
     check_labels(ensemble, train, say)
-    check_ensemble(ensemble, train.batch)
+    check_ensemble(ensemble, train)
     directions = {} if eval_data is None else eval_data.check(ensemble, train.batch)
     last_step = last_step_of(train, steps, epochs)
     eval_steps = eval_steps_of(train, eval_every)
     if record is None and checkpoints is not None:
-        record = record_of(ensemble, train.batch).with_data(train, validation)
+        record = record_of(ensemble, train.batch).with_data(train, validation, names)
     callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
 
     with contextlib.ExitStack() as stack:
@@ -349,7 +356,8 @@ def fit(
         say(_end_of(outcome, run))
     if outcome.best_step not in (None, outcome.step):
         say(f"The result is the state of step {outcome.best_step:,}, which was scored best.")
-    return _result(begun.ensemble, outcome)
+    result = _result(begun.ensemble, outcome)
+    return dataclasses.replace(result, state=result.state._replace(class_names=names))
 
 
 def _host_files(train: TrainingData, callbacks: Sequence[Callback]) -> dict[str, bytes]:

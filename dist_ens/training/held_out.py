@@ -9,6 +9,7 @@ from dist_ens.data.source import num_held_out
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Scores
+from dist_ens.evaluation.label_checks import check_inputs
 from dist_ens.evaluation.scoring import Examples, check_score, examples_of, score
 from dist_ens.metrics import Metric
 from dist_ens.state import State
@@ -57,7 +58,10 @@ def _held_out_of(source: Source) -> Examples | None:
 
 
 def eval_data_of(
-    given: Data | EvalData | None, held_out: Examples | None, metrics: Sequence[Metric]
+    given: Data | EvalData | None,
+    held_out: Examples | None,
+    metrics: Sequence[Metric],
+    names: Sequence[str] = (),
 ) -> EvalData:
     """Returns the data that is scored during and after training.
 
@@ -65,10 +69,11 @@ def eval_data_of(
         given: Argument `eval_data` of `fit`. None scores the held-out examples.
         held_out: Examples that were held out; None if there are none.
         metrics: Metrics beside those of the objective.
+        names: Names of the classes of the training labels; empty if they are numbers.
     """
     if isinstance(given, EvalData):
         return given
-    examples = examples_of(held_out if given is None else given)
+    examples = examples_of(held_out if given is None else given, names)
 
     def evaluate(
         ensemble: Ensemble, state: State, is_last: bool
@@ -77,6 +82,8 @@ def eval_data_of(
 
     def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
         directions = check_score(ensemble, batch, examples, metrics=metrics)
+        if isinstance(examples.split, TreeSplit):
+            check_inputs(ensemble.objective, examples.split.tree, "eval_data")
         if ensemble.objective is not None and examples.split.in_memory:
             check_eval_labels(ensemble.objective, examples.split)
         return directions

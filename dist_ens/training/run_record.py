@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 
 import jax
 
@@ -51,7 +52,9 @@ class PythonRecord:
             )
         )
 
-    def with_data(self, train: TrainingData, validation: float | None) -> "PythonRecord":
+    def with_data(
+        self, train: TrainingData, validation: float | None, names: Sequence[str]
+    ) -> "PythonRecord":
         """Returns the record with the facts of the training data, the same on every host.
 
         The batches of an iterable cannot be read ahead, so the record has no facts of them.
@@ -59,9 +62,11 @@ class PythonRecord:
         Args:
             train: Training data.
             validation: Share of the examples that `fit` holds out; None if it holds out none.
+            names: Names of the classes; empty if they have none.
         """
+        record = dataclasses.replace(self._record, class_names=tuple(names) or None)
         if not isinstance(train, OrderedSplit):
-            return self
+            return PythonRecord(record)
         split = train.split
         digits = fingerprint_of(
             split,
@@ -73,7 +78,7 @@ class PythonRecord:
         of_main = cluster.bytes_of_main(bytes.fromhex(digits or "00" * 32))
         return PythonRecord(
             dataclasses.replace(
-                self._record,
+                record,
                 num_examples=len(split),
                 num_groups=train.order.num_groups,
                 validation=validation,

@@ -66,8 +66,8 @@ def labels_that_are_one_hot():
     _source(labels=np.eye(8))
 
 
-def labels_in_a_column():
-    _source(labels=np.zeros((8, 1), int))
+def labels_with_an_axis_too_many():
+    _source(labels=np.zeros((8, 1, 1), int))
 
 
 def no_examples():

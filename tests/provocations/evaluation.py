@@ -126,8 +126,8 @@ def weights_of_zero():
     check_weights(np.zeros(8))
 
 
-def labels_in_a_column():
-    _checked(_split(labels=np.zeros((8, 1), int)))
+def labels_with_an_axis_too_many():
+    _checked(_split(labels=np.zeros((8, 1, 1), int)))
 
 
 def labels_that_are_one_hot():

@@ -106,10 +106,10 @@ def a_batch_without_labels():
     _lost(loss=loss.loss_of_objective(_OBJECTIVE, network()), batch={"inputs": jnp.zeros((8, 4))})
 
 
-def labels_in_a_column():
-    column = _batch() | {"labels": jnp.zeros((8, 1))}
+def labels_with_an_axis_too_many():
+    batch = _batch() | {"labels": jnp.zeros((8, 1, 1))}
     of_squares = loss.loss_of_objective(losses.squared_error(), network())
-    _lost(loss=of_squares, batch=column)
+    _lost(loss=of_squares, batch=batch)
 
 
 def a_metric_without_a_name():

@@ -1,0 +1,268 @@
+"""Arrays of one's own: real targets and names of classes, from files and in Python."""
+
+import functools
+import json
+
+import flax.linen as nn
+import numpy as np
+import optax
+import pytest
+
+import dist_ens as de
+from commands import dist_ens
+from dist_ens.config import DataConfig, Experiment
+from dist_ens.data import Spec, describe_source, open_source, source_of_arrays
+from dist_ens.errors import UserError
+from dist_ens.experiment.train import train
+
+EXAMPLES = 60
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(5, 3, size=(EXAMPLES, 2))
+# Targets in a unit of their own, far from 0.
+TARGETS = 1000 + 50 * X[:, 0] + RANDOM.normal(size=EXAMPLES)
+CLASSES = np.where(X[:, 0] > 5, 1, 0) + np.where(X[:, 1] > 6, 1, 0)
+NAMES = np.array(["dog", "cat", "ant"])[CLASSES]
+# In the order of the sorted names: ant, cat, dog.
+NUMBERS = np.array([2, 1, 0])[CLASSES]
+
+
+def saved(folder, **arrays):
+    np.savez(folder / "d.npz", **arrays)
+    return DataConfig(source=f"npz:{folder / 'd.npz'}", global_batch_size=16)
+
+
+def experiment(source, loss):
+    return Experiment.from_dict(
+        {
+            "num_members": 2,
+            "steps": 8,
+            "steps_per_call": 8,
+            "execution": "vmap",
+            "data": {"source": source, "global_batch_size": 16},
+            "loss": {"name": loss},
+            "model": {"name": "mlp", "hidden_sizes": (4,)},
+            "optimizer": {"learning_rate": 0.1},
+        }
+    )
+
+
+# Real targets
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [
+        ("gaussian_nll", (EXAMPLES,)),
+        ("beta_nll", (EXAMPLES, 1)),
+        ("mse", (EXAMPLES, 1)),
+        ("pinball", (EXAMPLES,)),
+    ],
+)
+def test_real_targets_of_a_file_are_trained_on_and_scored_in_their_own_unit(tmp_path, loss, shape):
+    config = saved(
+        tmp_path,
+        x_train=X[:40],
+        y_train=TARGETS.reshape(shape)[:40],
+        x_test=X[40:],
+        y_test=TARGETS.reshape(shape)[40:],
+    )
+    train(experiment(config.source, loss), tmp_path / "run")
+    run = de.load(tmp_path / "run")
+    given, (low, high) = run.run.spec.standardization, (TARGETS[:40].min(), TARGETS[:40].max())
+    assert given.target_mean == pytest.approx((TARGETS[:40].mean(),))
+    assert given.input_std[0] == pytest.approx(tuple(X[:40].std(axis=0)))
+    # The prediction of inputs in their own unit, and its error by hand.
+    mean = np.asarray(run.predict(X[40:]).mean, np.float64)
+    assert low < mean.mean() < high
+    rmse = np.sqrt(np.square(TARGETS[40:] - mean).mean())
+    for scores in (run.evaluate(), run.evaluate({"inputs": X[40:], "labels": TARGETS[40:, None]})):
+        assert scores.ensemble["rmse"] == pytest.approx(rmse, rel=1e-4)
+
+
+def test_a_file_of_x_and_y_is_divided_in_the_same_way_each_time(tmp_path):
+    config = saved(tmp_path, x=X, y=TARGETS)
+    first, second = open_source(config), open_source(config)
+    assert describe_source(config) == (first.spec, 48)  # A fifth of 60 are test examples.
+    assert first.fingerprint == second.fingerprint
+    given = first.spec.standardization
+    parts = [
+        np.concatenate([each.labels for each in (source.train, source.test)])
+        for source in (first, second)
+    ]
+    in_own_unit = parts[0] * given.target_std[0] + given.target_mean[0]
+    np.testing.assert_allclose(np.sort(in_own_unit), np.sort(TARGETS), rtol=1e-5)
+    # Of classes a fifth of each is held out: every fifth of 5, 10 and 45 examples.
+    labels = np.repeat([0, 1, 2], [5, 10, 45])[RANDOM.permutation(EXAMPLES)]
+    of_classes = open_source(saved(tmp_path, x=X, y=labels))
+    assert np.bincount(of_classes.test.labels).tolist() == [1, 2, 9]
+    assert np.bincount(of_classes.train.labels).tolist() == [4, 8, 36]
+
+
+def test_pictures_with_real_targets_keep_their_values(tmp_path):
+    pictures = RANDOM.normal(size=(EXAMPLES, 3, 3)).astype(np.float32)
+    config = saved(tmp_path, x=pictures, y=TARGETS)
+    source = open_source(config)
+    assert (source.spec.input_shape, source.spec.standardization.has_inputs) == ((3, 3), False)
+    together = np.concatenate([source.train.inputs, source.test.inputs])
+    np.testing.assert_array_equal(np.sort(together.ravel()), np.sort(pictures.ravel()))
+    train(experiment(config.source, "gaussian_nll"), tmp_path / "run")
+    assert (np.abs(np.asarray(de.load(tmp_path / "run").predict(pictures).mean) - 1250) < 500).all()
+
+
+def test_targets_of_arrays_are_the_labels_of_a_source():
+    # Python has no unit to convert predictions to, so its targets are not standardised.
+    source = source_of_arrays((X, TARGETS), (X, TARGETS[:, None]))
+    assert source.spec == Spec((2,), "float32", (), None)
+    np.testing.assert_array_equal(source.test.labels, TARGETS.astype(np.float32))
+
+
+WITH_NAN = np.where(np.arange(EXAMPLES)[:, None] == [7, 9], np.nan, X)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "told"),
+    [
+        (
+            {"x": WITH_NAN, "y": TARGETS},
+            r"inputs has NaN in columns 0, 1, in 2 of 60 examples, the first at index \(7, 0\)",
+        ),
+        (
+            {"x": X, "y": np.where(np.arange(EXAMPLES) == 7, np.inf, TARGETS)},
+            r"labels has infinity, in 1 of 60 examples, the first at index 7\.",
+        ),
+        ({"x": X, "y": np.ones(EXAMPLES)}, "the target is constant"),
+        (
+            {"x": X, "y": np.stack([CLASSES, CLASSES], 1)},
+            "Give one label for each example: a class",
+        ),
+        ({"x": X, "y": NAMES.astype(object)}, "Python objects, which are not read. Save text with"),
+        ({"x": X, "y": np.where(NAMES == "cat", "c\x1b[1m", NAMES)}, r"'c\\x1b\[1m' of a class"),
+        ({"x": X, "labels": CLASSES}, r"lacks y\. It has 'x, labels'\. Save it again with x, y"),
+        (
+            {"x_train": X, "y_train": NAMES, "x_test": X, "y_test": np.full(EXAMPLES, "cats")},
+            r"test, labels has the class 'cats', .* did not see .* Did you mean 'cat'\?",
+        ),
+        (
+            {"x_train": X, "y_train": TARGETS, "x_test": X, "y_test": CLASSES},
+            "training labels float64 and test labels int64. Give both as class numbers",
+        ),
+    ],
+)
+def test_arrays_of_a_file_that_cannot_be_used_are_told(tmp_path, arrays, told):
+    config = saved(tmp_path, **arrays)
+    with pytest.raises(UserError, match=told):
+        open_source(config)
+
+
+def test_text_with_numbers_that_are_no_characters_is_refused(tmp_path):
+    bad = np.full(EXAMPLES, 0x7FFFFFFF, np.uint32).view("<U1")
+    with pytest.raises(UserError, match="has the number 2,147,483,647 in place of a character"):
+        open_source(saved(tmp_path, x=X, y=bad))
+
+
+# Names of classes
+
+
+def test_names_of_classes_in_a_file_are_kept_and_shown(tmp_path):
+    config = saved(tmp_path, x=X, y=NAMES)
+    (tmp_path / "c.py").write_text(
+        "from ml_collections import ConfigDict\n"
+        "def get_config():\n"
+        f"    return ConfigDict({experiment(config.source, 'softmax_cross_entropy').to_dict()!r})\n"
+    )
+    np.save(tmp_path / "x.npy", X[:4])
+    ended = dist_ens("train", f"--config={tmp_path / 'c.py'}", f"--workdir={tmp_path / 'run'}")
+    assert ended.returncode == 0, ended.stderr
+    assert "class ant" in ended.stdout
+    files = [f"--input={tmp_path / 'x.npy'}", f"--output={tmp_path / 'p.npz'}"]
+    assert dist_ens("predict", f"--workdir={tmp_path / 'run'}", *files).returncode == 0
+    assert np.load(tmp_path / "p.npz")["class_names"].tolist() == ["ant", "cat", "dog"]
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["class_names"] == ["ant", "cat", "dog"]
+    report = (tmp_path / "run/report.html").read_text()
+    assert "<td>ant</td>" in report.partition('<section id="classes">')[2]
+    assert "<td>dog</td>" in report.partition('<section id="hardest">')[2]
+    run = de.load(tmp_path / "run")
+    assert run.predict(X[:4]).class_names == ("ant", "cat", "dog")
+    by_names, by_numbers = (run.evaluate({"inputs": X, "labels": y}) for y in (NAMES, NUMBERS))
+    assert by_names.ensemble == by_numbers.ensemble
+    assert [row["examples"] for row in by_names.by_class] == np.bincount(NUMBERS).tolist()
+
+
+@functools.cache  # Its programs are compiled once.
+def classifier():
+    network = nn.Sequential([nn.Dense(8), nn.relu, nn.Dense(3)])
+    return de.Ensemble(
+        network, optax.adam(0.1), de.losses.categorical(3), num_members=2, execution="vmap"
+    )
+
+
+def fit(labels, x=X, **options):
+    data = {"inputs": x, "labels": labels}
+    return de.fit(classifier(), data, steps=8, progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    """A result of names, and the folder of its run."""
+    folder = tmp_path_factory.mktemp("named")
+    return fit(NAMES.astype(object), validation=0.2, checkpoints=de.Checkpoints(folder)), folder
+
+
+def test_names_are_classes_in_the_order_of_the_sorted_names(named):
+    result, folder = named
+    numbers = fit(NUMBERS, validation=0.2)
+    weights = [np.asarray(each.state.params["layers_0"]["kernel"]) for each in (result, numbers)]
+    np.testing.assert_array_equal(*weights)
+    assert result.scores.ensemble == numbers.scores.ensemble
+    run = de.load(folder, ensemble=classifier())
+    for state in (result.state, run.state, result.state.select([1])):
+        of_names = de.evaluate(classifier(), state, {"inputs": X, "labels": NAMES[:, None]})
+        of_numbers = de.evaluate(classifier(), state, {"inputs": X, "labels": NUMBERS})
+        assert of_names.ensemble == of_numbers.ensemble
+        assert classifier().predict(state, X[:1]).class_names == ("ant", "cat", "dog")
+    # The scores of a class are those of its examples.
+    for row, name in zip(of_names.by_class, ("ant", "cat", "dog"), strict=True):
+        of_class = {"inputs": X[name == NAMES], "labels": NAMES[name == NAMES]}
+        alone = de.evaluate(classifier(), state, of_class).ensemble
+        assert (row["class"], row["examples"]) == (name, (name == NAMES).sum())
+        assert row["nll"] == pytest.approx(alone["nll"], rel=1e-5)
+        assert row["accuracy"] == pytest.approx(alone["accuracy"])
+    # Training goes on with the same numbers, though these rows have fewer names.
+    rows = NAMES != "ant"
+    further = fit(NAMES[rows], X[rows], state=result.state)
+    assert further.state.class_names == ("ant", "cat", "dog")
+
+
+def test_names_that_training_did_not_see_are_refused(named):
+    result, folder = named
+    others = np.where(NAMES == "cat", "cats", NAMES)
+    told = r"has the class 'cats', which training did not see .* Did you mean 'cat'\?"
+    for use in (
+        lambda: de.evaluate(classifier(), result.state, {"inputs": X, "labels": others}),
+        lambda: de.load(folder, ensemble=classifier()).evaluate({"inputs": X, "labels": others}),
+        lambda: fit(NAMES, eval_data={"inputs": X, "labels": others}),
+        lambda: fit(others, state=result.state),
+    ):
+        with pytest.raises(UserError, match=told):
+            use()
+    with pytest.raises(UserError, match="names of the classes is .* there and .*cats.* here"):
+        fit(others, validation=0.2, checkpoints=de.Checkpoints(folder))
+    with pytest.raises(UserError, match="the members were trained on class numbers"):
+        de.evaluate(classifier(), fit(NUMBERS).state, {"inputs": X, "labels": NAMES})
+    other = fit(np.where(NAMES == "cat", "cow", NAMES)).state
+    with pytest.raises(UserError, match="trained on different names of classes"):
+        de.State.concatenate([result.state.select([0]), other.select([1])])
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (np.where(NAMES == "ant", "dog", NAMES), "has 2 classes, 'cat', 'dog', and the objective"),
+        (np.array([*NAMES[1:], None], object), "has 'None' among its names of classes"),
+        (np.full(EXAMPLES, "cat"), "has one class: all labels are 'cat'"),
+    ],
+)
+def test_names_that_are_not_the_classes_of_the_objective_are_told(labels, told):
+    with pytest.raises(UserError, match=told):
+        fit(labels)
