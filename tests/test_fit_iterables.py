@@ -41,6 +41,14 @@ def batches():
         yield {"inputs": DATA["inputs"], "number": np.full(16, number, np.float32)}
 
 
+def batches_in_one_buffer():
+    """The same batches, each written into the memory of the one before."""
+    buffer = np.empty(16, np.float32)
+    for number in range(100):
+        buffer[:] = number
+        yield {"inputs": DATA["inputs"], "number": buffer}
+
+
 def fit(data, steps, *, seen, execution="vmap", **options):
     """Trains, and adds the numbers of the batches that were trained on to a list."""
 
@@ -50,6 +58,12 @@ def fit(data, steps, *, seen, execution="vmap", **options):
 
     options = {"progress": False, "steps_per_call": 1, "callbacks": [looks]} | options
     return de.fit(numbered(execution), data, steps=steps, **options)
+
+
+def test_a_loader_may_fill_the_same_buffer_with_each_batch():
+    seen = []
+    fit(batches_in_one_buffer, 4, seen=seen, steps_per_call=2)
+    assert seen == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("execution", ["vmap", "auto"])

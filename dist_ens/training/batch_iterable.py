@@ -132,7 +132,8 @@ class BatchIterable(TrainingData):
 
     def _next_of_call(self, steps: range, last_step: int, say: Callable[[str], None]) -> Batch:
         """Returns the batches of the steps of a call, leaves [steps, batch, ...]; see `_next`."""
-        host_batches = [self._next(step, last_step, say) for step in steps]
+        # A loader may fill the same buffer with each batch, so that each batch is copied.
+        host_batches = [jax.tree.map(np.array, self._next(step, last_step, say)) for step in steps]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *host_batches)
 
     def _skip(self, steps: range, say: Callable[[str], None]) -> None:
