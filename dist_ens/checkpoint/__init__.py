@@ -42,7 +42,7 @@ from dist_ens.checkpoint.record import (
     listed,
     require_config_record,
 )
-from dist_ens.checkpoint.store import FOLDER, CheckpointStore, read_newest
+from dist_ens.checkpoint.store import FOLDER, CheckpointStore, read_newest, state_digest
 from dist_ens.checkpoint.writing import Leaf
 
 __all__ = [
@@ -65,5 +65,6 @@ __all__ = [
     "require_config_record",
     "require_new_folder",
     "saved_step",
+    "state_digest",
     "write_members",
 ]

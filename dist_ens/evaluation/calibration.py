@@ -1,49 +1,339 @@
-"""Scores of recalibrated and conformal predictions of an ensemble on a test split."""
+"""Calibration of the pooled prediction on validation data, and the predictions that it changes.
 
+The map of probabilities or variances and the conformal rule are both fitted on predictions before
+any calibration. So neither depends on the other, and the coverage of the rule holds.
+"""
+
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Self
 
+import jax
 import numpy as np
 
-from dist_ens import conformal
-from dist_ens.data import Spec, Split
+from dist_ens.conformal import out_of_bag_means, quantile_rank
+from dist_ens.data import Source, Split
+from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
+from dist_ens.evaluation.conformal_rule import SETS, ConformalRule, uniform_of
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.out_of_bag import held_out_means
-from dist_ens.evaluation.row_scores import num_draws
+from dist_ens.evaluation.scoring import (
+    BATCH_SIZE,
+    Examples,
+    check_groups,
+    evaluator_of,
+    examples_of,
+    parts_of_objective,
+)
 from dist_ens.json_text import JsonDict
-from dist_ens.metrics import bootstrap_weights, interval
+from dist_ens.layout import to_host
+from dist_ens.losses import Distribution, Objective, Prediction
 from dist_ens.state import State
-from dist_ens.types import Score
+from dist_ens.types import Data, Inputs
 
-# Number of examples that are scored at a time. Their statistics of each class need much memory.
+_AUTO = "auto"
+# Number of examples whose inputs are read at a time.
 _AT_A_TIME = 1000
-SETS: dict[str, Callable[..., conformal.PredictionSets]] = {
-    "lac": conformal.lac,
-    "aps": conformal.aps,
-    "raps": conformal.raps,
-}
 
 
-def recalibrated(
-    method: str, evaluator: Evaluator, state: State, spec: Spec, valid: Split | None, test: Split
-) -> JsonDict:
-    """Scores the pooled prediction after recalibration on validation data.
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+    """The ensemble at a step, whose pooled prediction a calibration belongs to.
+
+    Attributes:
+        step: Number of updates that the members have seen.
+        member_ids: Ids of the members that are pooled.
+        seed: Seed of the ensemble.
+        objective: Name of the objective.
+        pooling: Way in which members are pooled.
+        dropout_samples: Number of samples of each member; None without.
+    """
+
+    step: int
+    member_ids: tuple[int, ...]
+    seed: int
+    objective: str
+    pooling: str
+    dropout_samples: int | None
+
+    @classmethod
+    def of(cls, ensemble: Ensemble, state: State, left_out: tuple[int, ...] = ()) -> Self:
+        """Returns the predictor of an ensemble; every host must call this.
+
+        Args:
+            ensemble: Ensemble.
+            state: State of the ensemble.
+            left_out: Positions of members that are not pooled.
+
+        Raises:
+            UserError: If the loss of the ensemble is a function.
+        """
+        objective = _objective_of(ensemble)
+        steps, ids = to_host((state.step, state.member_id))
+        return cls(
+            int(steps.max()),
+            tuple(np.delete(ids, left_out).tolist()),
+            ensemble.seed,
+            objective.name,
+            objective.distribution.pooling,
+            ensemble.dropout_samples,
+        )
+
+    def differences(self, other: Self) -> list[str]:
+        """Returns a clause for each field in which another predictor differs."""
+        fields = [field.name for field in dataclasses.fields(self)]
+        return [
+            f"{name} {getattr(self, name)!r} in place of {getattr(other, name)!r}"
+            for name in fields
+            if getattr(self, name) != getattr(other, name)
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """A calibration of an ensemble's pooled prediction, which `calibrate` fits.
+
+    `ensemble.predict(state, inputs, calibration=calibration)` applies it.
+
+    Attributes:
+        predictor: Step, members and objective that it was fitted for. Others are refused.
+        method: Name of the map: `temperature`, `vector` or `isotonic` for classes, `variance` for
+            real targets. None if probabilities and variances are not changed.
+        parameters: Parameters of the map, as JSON values.
+        warnings: Sentences about parameters that the data does not determine.
+        conformal: Rule for conformal sets or intervals. None without.
+        level: Coverage of the sets or intervals, in (0, 1).
+
+    `to_dict` and `from_dict` store it as JSON:
+
+    >>> predictor = Predictor(500, (0, 1), 0, "categorical", "probs", None)
+    >>> calibration = Calibration(
+    ...     predictor=predictor, method="temperature", parameters={"temperature": 1.5}
+    ... )
+    >>> Calibration.from_dict(calibration.to_dict()) == calibration
+    True
+    """
+
+    predictor: Predictor
+    method: str | None = None
+    parameters: JsonDict = dataclasses.field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    conformal: ConformalRule | None = None
+    level: float = 0.9
+
+    def at(self, level: float) -> Self:
+        """Returns this calibration with sets or intervals of another coverage.
+
+        Args:
+            level: Requested coverage, in (0, 1).
+        """
+        return dataclasses.replace(self, level=level)
+
+    def require_of(self, predictor: Predictor) -> None:
+        """Checks that this calibration was fitted for a predictor.
+
+        Raises:
+            UserError: If the two differ.
+        """
+        different = self.predictor.differences(predictor)
+        if different:
+            raise UserError(
+                f"The calibration was fitted for another prediction: {'; '.join(different)}. Fit "
+                "it again for the state that predicts."
+            )
+
+    def applied(
+        self, prediction: Prediction, ensemble: Ensemble, state: State, inputs: Inputs
+    ) -> Prediction:
+        """Returns the calibrated prediction, with its sets or intervals, on the host.
+
+        Args:
+            prediction: Prediction of the ensemble before any calibration.
+            ensemble: Ensemble that predicts.
+            state: State of the ensemble.
+            inputs: Inputs of the examples, leaves [batch, ...].
+
+        Raises:
+            UserError: If it was fitted for another prediction.
+        """
+        self.require_of(Predictor.of(ensemble, state))
+        distribution = _objective_of(ensemble).distribution
+        prediction = jax.tree.map(
+            lambda leaf: to_host(leaf) if isinstance(leaf, jax.Array) else leaf, prediction
+        )
+        shown = {n: v.astype(np.float64) for n, v in distribution.shown_of(prediction).items()}
+        calibrated, conformal = self.arrays(
+            distribution, shown, lambda: np.asarray(prediction.members), inputs
+        )
+        if self.method is not None:
+            prediction = distribution.with_shown(prediction, calibrated)
+        return dataclasses.replace(prediction, **conformal)
+
+    def arrays(
+        self,
+        distribution: Distribution,
+        shown: Mapping[str, np.ndarray],
+        points: Callable[[], np.ndarray],
+        inputs: Inputs,
+    ) -> tuple[Mapping[str, np.ndarray], JsonDict]:
+        """Returns the calibrated arrays of a prediction, and `sets` or `interval` by this name.
+
+        Args:
+            distribution: Predictive distribution.
+            shown: Prediction of the ensemble as `Distribution.shown` returns it.
+            points: Function that returns the members' means or medians, [members, batch].
+            inputs: Inputs of the examples, leaves [batch, ...].
+        """
+        summary = distribution.from_shown(shown)
+        found: JsonDict = {}
+        if self.conformal is not None and self.conformal.method in SETS:
+            probs = distribution.probabilities(summary)
+            found["sets"] = self.conformal.sets(probs, uniform_of(inputs), self.level)
+        elif self.conformal is not None:
+            found["interval"] = self.conformal.own_interval(distribution, shown, points, self.level)
+        if self.method is None:
+            return shown, found
+        return distribution.shown(
+            distribution.calibrated(self.method, self.parameters, summary)
+        ), found
+
+    def to_dict(self) -> JsonDict:
+        """Returns the fields by name, in types that JSON can hold."""
+        return {
+            "predictor": dataclasses.asdict(self.predictor),
+            "method": self.method,
+            "parameters": dict(self.parameters),
+            "warnings": list(self.warnings),
+            "conformal": self.conformal and self.conformal.to_dict(),
+            "level": self.level,
+        }
+
+    @classmethod
+    def from_dict(cls, values: JsonDict) -> Self:
+        """Returns the calibration that `to_dict` wrote, also after a round trip through JSON.
+
+        Args:
+            values: Fields by name.
+
+        Raises:
+            UserError: If a field is absent, or has a value that it cannot have.
+        """
+        try:
+            of = values["predictor"]
+            rule = values["conformal"]
+            return cls(
+                predictor=Predictor(**{**of, "member_ids": tuple(of["member_ids"])}),
+                method=values["method"],
+                parameters=values["parameters"],
+                warnings=tuple(values["warnings"]),
+                conformal=None if rule is None else ConformalRule.from_dict(rule),
+                level=values["level"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"The calibration cannot be read: {type(error).__name__}: {error}. Fit it again."
+            ) from error
+
+
+def calibrate(
+    ensemble: Ensemble,
+    state: State,
+    data: Data,
+    *,
+    method: str | None = _AUTO,
+    conformal: str | None = None,
+    level: float = 0.9,
+    batch_size: int = BATCH_SIZE,
+) -> Calibration:
+    """Fits a calibration of the pooled prediction on data that was not trained on.
+
+    The members' predictions are pooled first, and one map is fitted for the pooled prediction. For
+    the temperature T and for the variance it is
+
+        p(c | x) = softmax_c(log p(c | x) / T),    variance * scale
 
     Args:
-        method: One of the distribution's `calibrations`, such as `temperature` or `variance`.
-        evaluator: Evaluator of an ensemble of one group.
-        state: State of the ensemble.
-        spec: Description of the data.
-        valid: Validation split, on which the map is fitted. None if the run held out no examples.
-        test: Test split, on which the calibrated prediction is scored.
+        ensemble: Ensemble with an objective.
+        state: State of the ensemble, or of some members.
+        data: Held-out data: a dict of arrays with `inputs` and `labels`, an iterable of batches, or
+            a source of `dist_ens.data` (its validation split).
+        method: Map to fit: `temperature`, `vector` or `isotonic` for classes, `variance` for real
+            targets with a predicted variance. Default: the first of these that the objective has.
+            None fits no map.
+        conformal: Method for conformal predictions: `lac`, `aps` or `raps` for sets of classes,
+            `cqr` for intervals of real targets. Default: none.
+        level: Coverage of the sets or intervals, in (0, 1). `calibration.at(level)` changes it.
+        batch_size: Number of examples at a time.
 
     Returns:
-        `method`, `parameters`, `warnings` (sentences about parameters that the validation split
-        does not determine), `test` and, unless there are too many rows, `test_interval`.
+        The calibration, for `ensemble.predict(state, inputs, calibration=…)`.
 
     Raises:
-        UserError: If there is no validation split, or the method does not fit the predictions.
+        UserError: If a method does not fit the objective, the data has weights or does not fit the
+            ensemble, there are too few examples, or there is nothing to fit.
+
+    >>> import optax
+    >>> from dist_ens.losses import categorical
+    >>> network = (
+    ...     lambda key: {"w": np.log(9.0).astype(np.float32) * np.eye(2, dtype=np.float32)},
+    ...     lambda params, inputs: inputs @ params["w"],
+    ... )
+    >>> ensemble = Ensemble(network, optax.sgd(0.1), categorical(2), num_members=1)
+    >>> data = {"inputs": np.eye(2)[[0] * 40], "labels": np.array([0, 0, 0, 1] * 10)}
+    >>> state = ensemble.init(data)
+    >>> calibration = calibrate(ensemble, state, data, conformal="lac")
+    >>> probs = ensemble.predict(state, np.eye(2)[:1]).mean  # right in 3 of 4 examples
+    >>> np.asarray(probs, float).round(2)
+    array([[0.9, 0.1]])
+    >>> p = ensemble.predict(state, np.eye(2)[:1], calibration=calibration)
+    >>> p.mean.round(2), p.sets
+    (array([[0.75, 0.25]]), array([[ True,  True]]))
+
+    Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599; of the pooled prediction: Rahaman
+    and Thiery (2021), https://arxiv.org/abs/2007.08792.
+    """
+    here, state = ensemble.at(state)
+    objective, given = _objective_of(here), examples_of(_held_out(data))
+    check_groups(here, given.spec)
+    # A source that standardises targets is not known to `Ensemble.predict`, whose unit counts here.
+    examples = Examples(parts_of_objective(objective, given.split))
+    if objective.WEIGHTS in examples.split.take(np.zeros(1, np.int64)):
+        raise UserError(
+            "The data has weights, which a calibration does not take. Leave them out, and the "
+            "examples of weight 0 with them."
+        )
+    evaluator, split = evaluator_of(here, state, examples, (), batch_size)
+    distribution = objective.distribution
+    if method == _AUTO:
+        method = next(iter(distribution.calibrations), None)
+    if conformal is None and method is None:
+        raise UserError(
+            f"There is nothing to fit: {type(distribution).__name__} predictions have the "
+            f"calibrations {distribution.calibrations} and the conformal methods "
+            f"{distribution.conformal}. Give one of them as method= or conformal=."
+        )
+    found = Calibration(predictor=Predictor.of(here, state))
+    if method is not None:
+        found = fit_map(method, evaluator, state, split)
+    if conformal is not None:
+        rule = fit_rule(conformal, level, evaluator, state, split)
+        found = dataclasses.replace(found, conformal=rule, level=level)
+    return found
+
+
+def fit_map(method: str, evaluator: Evaluator, state: State, split: Split | None) -> Calibration:
+    """Fits a map of probabilities or variances.
+
+    Args:
+        method: Name of the map.
+        evaluator: Evaluator of an ensemble of one group.
+        state: State of the ensemble.
+        split: Validation split. None if the run held out no examples.
+
+    Raises:
+        UserError: If the method does not fit the predictions, or the split does not determine it.
+        BrokenMembersError: If predictions of pooled members are NaN.
     """
     distribution = evaluator.distribution
     if method not in distribution.calibrations:
@@ -51,155 +341,146 @@ def recalibrated(
         way_out = (
             f"Choose one of {fitting}."
             if fitting
-            else "Train with a loss that predicts a variance, --config.loss.name=gaussian_nll."
+            else "Train with a loss that predicts a variance, such as gaussian_nll."
         )
         raise UserError(
-            f"The calibration {method!r} does not fit {type(distribution).__name__} predictions of "
-            f"{spec}. {way_out}"
+            f"The calibration {method!r} does not fit {type(distribution).__name__} predictions. "
+            f"{way_out}"
         )
-    held, labels = _summary(evaluator, state, spec, valid, "A calibration map is fitted")
-    at_test, test_labels = _summary(evaluator, state, spec, test, "Scores are taken")
-    fitted = distribution.calibrate(method, held, labels)
-    at_test = fitted.apply(at_test)
-    scores, intervals = evaluator.scores_of(
-        (
-            {name: leaf[first : first + _AT_A_TIME] for name, leaf in at_test.items()},
-            test_labels[first : first + _AT_A_TIME],
-            None,
-        )
-        for first in range(0, len(test), _AT_A_TIME)
+    summary, labels, _ = pooled_of(evaluator, state, _required(split))
+    parameters, warnings = distribution.calibrate(method, summary, labels)
+    return Calibration(
+        predictor=Predictor.of(evaluator.ensemble, state, evaluator.left_out),
+        method=method,
+        parameters=parameters,
+        warnings=warnings,
     )
-    found = {
-        "method": method,
-        "parameters": fitted.parameters,
-        "warnings": [*fitted.warnings],
-        "test": scores,
-    }
-    return found if intervals is None else found | {"test_interval": intervals}
 
 
-def conformal_scores(
+def fit_rule(
     method: str,
     level: float,
     evaluator: Evaluator,
     state: State,
-    spec: Spec,
-    splits: Mapping[str, Any],
-    out_of_bag: np.ndarray | None,
-) -> JsonDict:
-    """Scores conformal sets or intervals of the pooled prediction on the test split.
+    split: Split | None,
+    out_of_bag: np.ndarray | None = None,
+) -> ConformalRule:
+    """Fits a conformal rule.
 
     Args:
-        method: One of the distribution's `conformal`. `lac`, `aps` and `raps` make sets of classes.
-            `cqr` makes intervals from quantiles or from normal distributions. `cv+` and
-            `jackknife+` make intervals from members that left examples out.
+        method: Name of the method.
         level: Requested coverage, in (0, 1).
         evaluator: Evaluator of an ensemble of one group.
         state: State of the ensemble.
-        spec: Description of the data.
-        splits: Splits `train`, `valid` and `test`. `valid` is None if no examples were held out.
-        out_of_bag: Whether a member was not trained on an example; bool[members, examples]. None if
-            all members were trained on all examples.
-
-    Returns:
-        `method`, `level`, `coverage` on the test split, and `mean_set_size` or, in the targets' own
-        unit, `mean_width`. Unless there are too many rows, also an `interval` of the two scores.
+        split: Validation split; None if the run held out no examples. For cv+ and jackknife+ the
+            training split.
+        out_of_bag: Whether a member was not trained on an example, for cv+ and jackknife+;
+            bool[members, examples].
 
     Raises:
-        UserError: If the method does not fit the predictions or the run.
+        UserError: If the method does not fit the predictions, or there are too few examples.
+        BrokenMembersError: If predictions of pooled members are NaN.
     """
     distribution = evaluator.distribution
-    if method not in distribution.conformal or spec.label_shape:
+    if method not in distribution.conformal:
         fitting = ", ".join(distribution.conformal)
-        way_out = (
-            f"Choose --conformal from {fitting}."
-            if fitting and not spec.label_shape
-            else "Leave --conformal out."
-        )
+        way_out = f"Choose one of {fitting}." if fitting else "Leave it out."
         raise UserError(
-            f"--conformal={method} does not fit {type(distribution).__name__} predictions of "
-            f"{spec}. {way_out}"
+            f"The conformal method {method!r} does not fit {type(distribution).__name__} "
+            f"predictions. {way_out}"
         )
-    test = splits["test"]
-    at_test, labels = _summary(evaluator, state, spec, test, "Coverage is computed")
-    if method in SETS:
-        held, its_labels = _summary(evaluator, state, spec, splits["valid"], _CALIBRATED)
-        drawn = () if method == "lac" else (np.random.default_rng(0),)
-        held_probs, probs = (distribution.probabilities(of) for of in (held, at_test))
-        sets = SETS[method](held_probs, its_labels, level, *drawn)(probs)
-        return {"method": method, "level": level} | _with_intervals(
-            lambda weights: {
-                "coverage": conformal.coverage_of_sets(sets, labels, weights),
-                "mean_set_size": conformal.mean_set_size(sets, weights),
-            },
-            len(test),
+    split = _required(split)
+    if np.ndim(split.take(np.zeros(1, np.int64))[Objective.LABELS]) > 1:
+        raise UserError(
+            "An example has several labels, as a text has, and a conformal prediction is that of "
+            "one label. Leave the conformal method out."
         )
-    if method == "cqr":
-        held, its_labels = _summary(evaluator, state, spec, splits["valid"], _CALIBRATED)
-        ends = distribution.central_interval(held, level)
-        intervals = conformal.split_cqr(*ends, its_labels, level)
-        low, high = intervals(*distribution.central_interval(at_test, level))
-    else:
-        train = splits["train"]
+    quantile_rank(len(split), level)  # There must be enough examples for the level.
+    scale = evaluator.zeros[0], evaluator.units[0]
+    if method in ("cv+", "jackknife+"):
         if out_of_bag is None:
+            kind = "folds" if method == "cv+" else "bootstrap samples"
+            examples = "kfold" if method == "cv+" else "bootstrap"
             raise UserError(
-                f"--conformal={method} needs members that were trained on "
-                f"{'folds' if method == 'cv+' else 'bootstrap samples'}. Train with "
-                f"--config.data.examples={'kfold' if method == 'cv+' else 'bootstrap'}."
+                f"The conformal method {method!r} needs members that were trained on {kind}. Train "
+                f"a config with --config.data.examples={examples}, and use dist-ens evaluate."
             )
-        at_train = held_out_means(evaluator, state, train)
-        at_test_too = held_out_means(evaluator, state, test)
-        its_labels = train.take(np.arange(len(train)))["labels"]
-        residuals = np.abs(its_labels - conformal.out_of_bag_means(out_of_bag, at_train))
-        low, high = conformal.jackknife_plus(residuals, out_of_bag, at_test_too, level)
-    return {"method": method, "level": level} | _with_intervals(
-        lambda weights: {
-            "coverage": conformal.coverage_of_intervals(low, high, labels, weights),
-            "mean_width": conformal.mean_width(low, high, weights) * evaluator.units[0],
-        },
-        len(test),
-    )
+        pooled = np.setdiff1d(np.arange(len(out_of_bag)), evaluator.left_out)
+        points, mask = held_out_means(evaluator, state, split)[pooled], out_of_bag[pooled]
+        labels = split.take(np.arange(len(split)))[Objective.LABELS]
+        residuals = np.abs(labels - out_of_bag_means(mask, points))
+        return ConformalRule(method, {"residuals": residuals, "out_of_bag": mask}, *scale)
+    summary, labels, u = pooled_of(evaluator, state, split)
+    if method in SETS:
+        return ConformalRule.of_sets(method, distribution.probabilities(summary), labels, u)
+    return ConformalRule(method, {**summary, "labels": labels}, *scale)
 
 
-def _with_intervals(
-    scores: Callable[[np.ndarray | None], dict[str, Score]], num_rows: int
-) -> JsonDict:
-    """Returns scores and, unless there are too many rows, their 95 % intervals as `interval`."""
-    found, draws = scores(None), num_draws(num_rows)
-    if not draws:
-        return found
-    drawn = scores(bootstrap_weights(num_rows, draws, 0))
-    return found | {"interval": {name: interval(values) for name, values in drawn.items()}}
-
-
-_CALIBRATED = "Conformal predictions are calibrated"
-
-
-def _summary(
-    evaluator: Evaluator, state: State, spec: Spec, split: Split | None, what: str
-) -> tuple[Mapping[str, np.ndarray], np.ndarray]:
-    """Returns the summary of the pooled predictions of a split of one group, and its labels.
+def pooled_of(
+    evaluator: Evaluator, state: State, split: Split
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Returns the pooled predictions of a split, its labels, and the numbers of `uniform_of`.
 
     Args:
         evaluator: Evaluator of an ensemble of one group.
         state: State of the ensemble.
-        spec: Description of the data.
-        split: Split; None if the run held out no examples.
-        what: Purpose of the split, which begins a sentence of an error message.
+        split: Split to predict.
+
+    Returns:
+        The summary with leaves [examples, ...] and the labels, both in the unit of the split, and
+        float64[examples].
 
     Raises:
-        UserError: If there are several groups, or no split.
+        UserError: If there are several groups.
+        BrokenMembersError: If predictions of pooled members are NaN.
     """
-    if spec.num_groups > 1:
+    if evaluator.ensemble.num_groups > 1:
         raise UserError(
-            f"{what} on one group of members, and the ensemble has {spec.num_groups}. Train on a "
-            "table with one split, one row in its train_idx and test_idx."
-        )
-    if split is None:
-        raise UserError(
-            f"{what} on validation data, and the run held none out. Train with "
-            "--config.data.validation=0.1."
+            f"A calibration is that of one group of members, and the ensemble has "
+            f"{evaluator.ensemble.num_groups}. Train on a table with one split, one row in its "
+            "train_idx and test_idx."
         )
     summary = evaluator.pooled_predictions(state, split)
-    labels = split.take(np.arange(len(split)))["labels"]
-    return {name: values[0] for name, values in summary.items()}, labels
+    labels, u = [], []
+    for first in range(0, len(split), _AT_A_TIME):
+        part = split.take(np.arange(first, min(first + _AT_A_TIME, len(split))))
+        labels.append(np.asarray(part[Objective.LABELS]))
+        u.append(uniform_of(part[Objective.INPUTS]))
+    summary = {name: values[0] for name, values in summary.items()}
+    return summary, np.concatenate(labels), np.concatenate(u)
+
+
+def _objective_of(ensemble: Ensemble) -> Objective:
+    """Returns the objective of an ensemble; raises a `UserError` if its loss is a function."""
+    if ensemble.objective is None:
+        raise UserError(
+            "The loss of this ensemble is a function, which says nothing of predictions that could "
+            "be calibrated. Make the ensemble with an objective, such as losses.categorical(10)."
+        )
+    return ensemble.objective
+
+
+def _required(split: Split | None) -> Split:
+    """Returns a validation split; raises a `UserError` if the run held out no examples."""
+    if split is None:
+        raise UserError(
+            "Calibrations are fitted on validation data, and the run held none out. Train with "
+            "--config.data.validation=0.1."
+        )
+    return split
+
+
+def _held_out(data: Data) -> Data:
+    """Returns the validation split of a source, and any other data as it is.
+
+    Raises:
+        UserError: If the source has no validation split.
+    """
+    if not isinstance(data, Source):
+        return data
+    if data.valid is None:
+        raise UserError(
+            "The source has no validation split, on which a calibration is fitted. Give "
+            "source.with_validation(0.1) to fit and to calibrate."
+        )
+    return data.valid

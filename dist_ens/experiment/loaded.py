@@ -17,11 +17,13 @@ from dist_ens.ensemble.failures import frozen_positions, saved_structures
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Scores, evaluate
 from dist_ens.evaluation.scoring import BATCH_SIZE, Examples, arrays_of, examples_of
+from dist_ens.experiment.answers import kept_calibration
 from dist_ens.experiment.build import NOTHING
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.workdir import open_finished
 from dist_ens.json_text import JsonDict
+from dist_ens.layout import to_host
 from dist_ens.losses import Objective, Prediction
 from dist_ens.metrics import Metric
 from dist_ens.paths import given_path
@@ -44,6 +46,7 @@ class LoadedRun:
         run: Record of a run that was started from a config; None for one made in Python.
         parts: Parts of the run that its experiment does not name.
         config: Config file of the run; None without one.
+        folder: Folder of the run.
     """
 
     ensemble: Ensemble
@@ -52,19 +55,41 @@ class LoadedRun:
     run: Run | None = None
     parts: OwnParts = NOTHING
     config: "ConfigFile | None" = None
+    folder: pathlib.Path = pathlib.Path()
 
-    def predict(self, inputs: Inputs) -> Prediction:
+    def predict(
+        self, inputs: Inputs, *, calibrated: bool = False, conformal: float | None = None
+    ) -> Prediction:
         """Returns the prediction of the ensemble; see `Ensemble.predict`.
 
-        Inputs and targets of a table are in the units of the table, and not standardised. Frozen
-        members are left out, unless all are frozen.
+        Inputs and targets of a table are in the units of the table, and not standardised, and the
+        prediction is in float64 on the host. Frozen members are left out, unless all are frozen.
 
         Args:
             inputs: Inputs of the examples, in the form of the run's data.
+            calibrated: Whether to apply the calibration that the run keeps, which `dist-ens
+                evaluate --calibration=METHOD` fits.
+            conformal: Coverage of `sets` or `interval`, in (0, 1). They need the rule that the run
+                keeps, which `dist-ens evaluate --conformal=METHOD` fits. Default: neither.
 
         Raises:
             UserError: If the inputs do not fit the run, or its members belong to several groups.
+                Also if the run keeps no such calibration of this step and these members.
         """
+        prediction = self._predict(inputs)
+        if not calibrated and conformal is None:
+            return prediction
+        from dist_ens.evaluation.calibration import Predictor  # It imports scipy.optimize, slowly.
+
+        ensemble, state = self.ensemble.at(self._pooled_state())
+        predictor = Predictor.of(ensemble, state)
+        calibration = kept_calibration(
+            self.folder, predictor, calibrated=calibrated, level=conformal
+        )
+        return calibration.applied(prediction, ensemble, state, inputs)
+
+    def _predict(self, inputs: Inputs) -> Prediction:
+        """Returns the prediction before any calibration; see `predict`."""
         given = self.run.spec.standardization if self.run else None
         if self.run is None or given is None:
             return self.ensemble.predict(self._pooled_state(), inputs)
@@ -75,6 +100,8 @@ class LoadedRun:
             )
         standard = given.of_inputs(convert_inputs(self.run.spec, np.asarray(inputs), "inputs"))[0]
         prediction = self.ensemble.predict(self._pooled_state(), standard)
+        # A mean may be far larger than its deviation, which float32 would lose.
+        prediction = jax.tree.map(lambda leaf: to_host(leaf).astype(np.float64), prediction)
         return prediction.in_unit(given.target_mean[0], given.target_std[0])
 
     def _pooled_state(self) -> State:
@@ -207,7 +234,13 @@ def load(
             folder, file.own_parts if file else None, step=step, member_ids=members
         )
         return LoadedRun(
-            finished.ensemble, finished.state, finished.step, finished.run, finished.parts, file
+            finished.ensemble,
+            finished.state,
+            finished.step,
+            finished.run,
+            finished.parts,
+            file,
+            folder,
         )
     return _loaded_in_python(folder, at, record, ensemble, members)
 
@@ -297,4 +330,4 @@ def _loaded_in_python(
         ensemble = ensemble.with_members(ids)
     structures = saved_structures(ensemble.abstract_state(batch))
     state = store.restore_state(step, *structures, member_ids=ids)
-    return LoadedRun(ensemble, ensemble.with_record(state), step)
+    return LoadedRun(ensemble, ensemble.with_record(state), step, folder=folder)

@@ -22,6 +22,8 @@ from dist_ens.types import Outputs, PyTree
         "member_variance",
         "std",
         "quantiles",
+        "interval",
+        "sets",
     ],
     meta_fields=["unit"],
 )
@@ -45,6 +47,10 @@ class Prediction:
         member_variance: Variances that the members predict, [members, batch, ...].
         std: Square root of `total`, [batch, ...].
         quantiles: Quantiles of the ensemble, ascending, [batch, ..., levels].
+        interval: Ends `(lower, upper)` of the conformal intervals of real targets, [batch] each.
+            None without a conformal rule; see `dist_ens.calibrate`.
+        sets: Whether a class is in the conformal set of an example, bool[batch, classes]. None
+            without a conformal rule.
         unit: "nats" for classes, "target" for real targets, "" for outputs without an objective.
 
     >>> prediction = Prediction(
@@ -68,6 +74,8 @@ class Prediction:
     member_variance: PyTree = None
     std: PyTree = None
     quantiles: PyTree = None
+    interval: PyTree = None
+    sets: PyTree = None
     unit: str = ""
 
     def in_unit(self, mean: ArrayLike, std: ArrayLike) -> "Prediction":
@@ -90,7 +98,7 @@ class Prediction:
             if values is None:
                 return None
             if field in _LOCATIONS:
-                return values * std + mean
+                return jax.tree.map(lambda leaf: leaf * std + mean, values)
             return values * std if field == "std" else values * std**2
 
         return dataclasses.replace(self, **{name: scaled(name) for name in _LOCATIONS + _SPREADS})
@@ -124,7 +132,7 @@ class Prediction:
 
 
 _OF_MEMBERS = ("members", "member_variance")
-_LOCATIONS = ("mean", "members", "quantiles")
+_LOCATIONS = ("mean", "members", "quantiles", "interval")
 _SPREADS = ("total", "aleatoric", "epistemic", "member_variance", "std")
 
 

@@ -12,8 +12,9 @@ from dist_ens.json_text import Json, from_json, is_number
 SUMMARY = "summary.json"
 CURVES = "curves.json"
 PICTURES = "pictures.npy"
+ANSWERS = "answers.json"
 PAGE = "report.html"
-REPORT_FILES = (SUMMARY, CURVES, PICTURES, PAGE)
+REPORT_FILES = (SUMMARY, CURVES, PICTURES, ANSWERS, PAGE)
 
 
 def to_json(value: Json, **options: Any) -> str:
