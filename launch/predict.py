@@ -177,16 +177,17 @@ def _calibrated(
     from dist_ens.evaluation.calibration import Predictor  # It imports scipy.optimize, slowly.
 
     predictor = Predictor.of(evaluator.ensemble, state, evaluator.left_out)
+    distribution = evaluator.distribution
     calibration = kept_calibration(
-        workdir, predictor, calibrated=_CALIBRATED.value, level=_CONFORMAL.value
+        workdir, predictor, distribution, calibrated=_CALIBRATED.value, level=_CONFORMAL.value
     )
     shown = {name: leaf for name, leaf in predictions.items() if f"member_{name}" in predictions}
 
     def points() -> np.ndarray:
         members = {name: predictions[f"member_{name}"] for name in shown}
-        return np.delete(evaluator.distribution.point(members), evaluator.left_out, axis=0)
+        return np.delete(distribution.point(members), evaluator.left_out, axis=0)
 
-    calibrated, found = calibration.arrays(evaluator.distribution, shown, points, inputs)
+    calibrated, found = calibration.arrays(distribution, shown, points, inputs)
     if "interval" in found:
         found["lower"], found["upper"] = found.pop("interval")
     calibrated = {n: leaf.astype(predictions[n].dtype) for n, leaf in calibrated.items()}

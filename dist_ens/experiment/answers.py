@@ -2,21 +2,21 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dist_ens.checkpoint import state_digest
 from dist_ens.commands import command_line, quoted
 from dist_ens.errors import UserError
 from dist_ens.json_text import Json
+from dist_ens.losses import Distribution
 from dist_ens.report import keep_answers, read_answers
 
 if TYPE_CHECKING:
     from dist_ens.evaluation.calibration import Calibration, Predictor
 
-_CALIBRATION, _CONFORMAL = "calibration", "conformal"
-# Values of the flags that a message suggests.
-_EXAMPLES = {_CALIBRATION: "temperature", _CONFORMAL: "aps"}
+# Flags that fit what a run keeps, each with the name of the latter.
+_KINDS = {"calibration": "calibration", "conformal": "conformal rule"}
 
 
 def keep(
@@ -34,13 +34,19 @@ def keep(
 
 
 def kept_calibration(
-    workdir: pathlib.Path, predictor: "Predictor", *, calibrated: bool, level: float | None
+    workdir: pathlib.Path,
+    predictor: "Predictor",
+    distribution: Distribution,
+    *,
+    calibrated: bool,
+    level: float | None,
 ) -> "Calibration":
     """Returns the newest calibration that a run keeps for the step that predicts.
 
     Args:
         workdir: Folder of the run.
         predictor: Step and members that predict.
+        distribution: Predictive distribution.
         calibrated: Whether probabilities or variances are calibrated.
         level: Coverage of the conformal sets or intervals, in (0, 1). None for none.
 
@@ -51,15 +57,24 @@ def kept_calibration(
 
     calibration = Calibration(predictor=predictor)
     if calibrated:
-        calibration = _kept(workdir, predictor, _CALIBRATION)
+        calibration = _kept(workdir, predictor, "calibration", distribution.calibrations)
     if level is not None:
-        rule = _kept(workdir, predictor, _CONFORMAL).conformal
+        rule = _kept(workdir, predictor, "conformal", distribution.conformal).conformal
         calibration = dataclasses.replace(calibration, conformal=rule, level=level)
     return calibration
 
 
-def _kept(workdir: pathlib.Path, predictor: "Predictor", kind: str) -> "Calibration":
-    """Returns the newest calibration of a kind that a run keeps for the step that predicts."""
+def _kept(
+    workdir: pathlib.Path, predictor: "Predictor", kind: str, methods: Sequence[str]
+) -> "Calibration":
+    """Returns the newest calibration of a kind that a run keeps for the step that predicts.
+
+    Args:
+        workdir: Folder of the run.
+        predictor: Step and members that predict.
+        kind: Flag that fits it.
+        methods: Methods of the flag for these predictions.
+    """
     from dist_ens.evaluation.calibration import Calibration
 
     kept, step = read_answers(workdir), predictor.step
@@ -72,8 +87,9 @@ def _kept(workdir: pathlib.Path, predictor: "Predictor", kind: str) -> "Calibrat
         return calibration
     others = [s for s, e in kept.items() if any(q.startswith(f"{kind}=") for q in e["answers"])]
     of_others = f", and has one of step {', '.join(others)}" if others else ""
-    evaluate = command_line("dist-ens", "evaluate", workdir=workdir, **{kind: _EXAMPLES[kind]})
+    method = next(iter(methods), "METHOD")
+    evaluate = command_line("dist-ens", "evaluate", workdir=workdir, **{kind: method})
     raise UserError(
-        f"The run in {quoted(workdir)} has no {kind} of step {step:,}, whose members predict here"
-        f"{of_others}. Fit one first: {evaluate}."
+        f"The run in {quoted(workdir)} has no {_KINDS[kind]} of step {step:,}, whose members "
+        f"predict here{of_others}. Fit one first: {evaluate}."
     )

@@ -79,12 +79,21 @@ class LoadedRun:
         prediction = self._predict(inputs)
         if not calibrated and conformal is None:
             return prediction
+        objective = self.ensemble.objective
+        if self.run is None or objective is None:
+            raise UserError(
+                "This run keeps no calibration: it was made in Python, or its loss is a function. "
+                "Fit one with dist_ens.calibrate, and give it to run.ensemble.predict."
+            )
         from dist_ens.evaluation.calibration import Predictor  # It imports scipy.optimize, slowly.
 
         ensemble, state = self.ensemble.at(self._pooled_state())
-        predictor = Predictor.of(ensemble, state)
         calibration = kept_calibration(
-            self.folder, predictor, calibrated=calibrated, level=conformal
+            self.folder,
+            Predictor.of(ensemble, state),
+            objective.distribution,
+            calibrated=calibrated,
+            level=conformal,
         )
         return calibration.applied(prediction, ensemble, state, inputs)
 
