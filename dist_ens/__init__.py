@@ -21,7 +21,7 @@ _NAMES = {
     "lift": "dist_ens.execution.lift",
     "fit": "dist_ens.training",
     "evaluate": "dist_ens.evaluation",
-    "calibrate": "dist_ens.evaluation.calibration",
+    "calibrate": "dist_ens.evaluation.fit_calibration",
     "Calibration": "dist_ens.evaluation.calibration",
     "load": "dist_ens.experiment",
     "stack_members": "dist_ens.state",
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from dist_ens.config import FailurePolicy
     from dist_ens.ensemble import Ensemble
     from dist_ens.evaluation import evaluate
-    from dist_ens.evaluation.calibration import Calibration, calibrate
+    from dist_ens.evaluation.calibration import Calibration
+    from dist_ens.evaluation.fit_calibration import calibrate
     from dist_ens.execution.lift import lift
     from dist_ens.experiment import load
     from dist_ens.layout import Layout

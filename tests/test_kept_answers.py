@@ -1,5 +1,6 @@
 """Answers that a run keeps: all are on its page, and its predictions are calibrated by them."""
 
+import json
 import shutil
 
 import numpy as np
@@ -136,6 +137,8 @@ def test_answers_of_an_earlier_step_are_marked_and_calibrate_no_later_one(run):
     ended = dist_ens("evaluate", f"--workdir={run}", "--conformal=lac", "--level=0.8")
     assert ended.returncode == 0, ended.stderr
     text = (run / "report.html").read_text()
+    kept = read_run(run).answers["calibration=temperature"]
+    assert f"{kept['before']['test']['nll']:.4f}" in text  # beside the older NLL after it
     older = "Older: of step 30, and the scores above are of step 60."
     assert text.count(older) == 4  # calibration, shift, ood and its detection
     x = load_digits().images[:9]
@@ -169,11 +172,19 @@ def test_a_calibration_belongs_to_its_members_and_not_to_others_of_the_same_step
     assert [*read_answers(run)["30"]["answers"]] == [SCORES, "shift"]
 
 
-def test_a_damaged_file_of_answers_is_told_before_anything_is_computed(run):
-    (run / "answers.json").write_text('{"30": {"state": null}}')
+def test_a_number_that_was_changed_in_the_answers_calibrates_nothing(run):
+    ask(run, calibration="temperature")
+    file = run / "answers.json"
+    content = json.loads(file.read_text())
+    fitted = content["steps"]["30"]["answers"]["calibration=temperature"]["calibration"]
+    fitted["parameters"]["temperature"] *= 2
+    file.write_text(json.dumps(content))
+    message = "answers.json cannot be read for the report: its content does not match its hash"
+    with pytest.raises(UserError, match=message):
+        de.load(run).predict(load_digits().images[:9], calibrated=True)
     ended = dist_ens("evaluate", f"--workdir={run}", "--shift")
     assert ended.returncode == 2
-    assert "answers.json cannot be read for the report: it does not have the form" in ended.stderr
+    assert message in ended.stderr
 
 
 def table(path, offset):

@@ -27,8 +27,8 @@ from dist_ens.data import ArraySplit, Spec, open_source
 from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluation import Evaluator, curves_of
 from dist_ens.evaluation.calibrated_scores import calibrated_scores
-from dist_ens.evaluation.calibration import fit_map
 from dist_ens.evaluation.conformal_rule import SETS
+from dist_ens.evaluation.fit_calibration import fit_map
 from dist_ens.evaluation.ood import Unlabelled, detection
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
 from dist_ens.evaluation.shift import shifted_splits

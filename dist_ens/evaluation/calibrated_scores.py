@@ -6,9 +6,10 @@ import numpy as np
 
 from dist_ens import conformal
 from dist_ens.data import Split
-from dist_ens.evaluation.calibration import Calibration, pooled_of
+from dist_ens.evaluation.calibration import Calibration
 from dist_ens.evaluation.conformal_rule import SETS, ConformalRule
 from dist_ens.evaluation.evaluator import Evaluator
+from dist_ens.evaluation.fit_calibration import pooled_of
 from dist_ens.evaluation.out_of_bag import held_out_means
 from dist_ens.evaluation.row_scores import num_draws
 from dist_ens.json_text import JsonDict

@@ -255,16 +255,22 @@ def _answers(
     if questions.shift:
         extras["shift"] = _under_shift(evaluator, state, source, run)
         answers["shift"] = {"curve": _over_strength(extras["shift"])}
+    scores = evaluation.scores(intervals=True)
+    before: JsonDict = {"test": scores.ensemble}
+    if scores.intervals is not None:
+        before["test_interval"] = scores.intervals["ensemble"]
+    if "reliability" in curves:
+        before["reliability"] = curves["reliability"]["ensemble"]
     for name, question, answer in _calibrations(run, evaluator, state, source, questions):
         made = answer.pop("calibration")
         extras[name] = answer
-        answers[question] = {"scores": answer, "calibration": made}
+        answers[question] = {"scores": answer, "before": before, "calibration": made}
     if questions.out_of_bag:
         out_of_bag = out_of_bag_of(run, evaluator, state)
-        found = held_out_scores(evaluator, state, source.train, out_of_bag)
-        extras["out_of_bag"] = answers["out_of_bag"] = found
+        extras["out_of_bag"] = held_out_scores(evaluator, state, source.train, out_of_bag)
+        answers["out_of_bag"] = {**extras["out_of_bag"], "before": before}
     return Assessment(
-        evaluation.scores(intervals=True),
+        scores,
         extras,
         curves,
         pictures_of(evaluation, source.test, curves),
@@ -292,7 +298,8 @@ def _calibrations(
         return
     # These import scipy.optimize, which takes half a second.
     from dist_ens.evaluation.calibrated_scores import calibrated_scores, conformal_scores
-    from dist_ens.evaluation.calibration import Calibration, Predictor, fit_map, fit_rule
+    from dist_ens.evaluation.calibration import Calibration, Predictor
+    from dist_ens.evaluation.fit_calibration import fit_map, fit_rule
 
     test = source.test
     if (method := questions.calibration) is not None:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 from dist_ens.json_text import Json
-from dist_ens.layout import ENSEMBLE
 from dist_ens.metrics.catalogue import described, formatted, label_of
 from dist_ens.report import figures
 from dist_ens.report.panels import Shown
@@ -90,21 +89,31 @@ def answer_sections(shown: Sequence[Shown]) -> list[AnswerSection]:
 
 
 def _asked(shown: Sequence[Shown], question: str) -> list[tuple[Shown, dict[str, Json]]]:
-    """Returns the runs that were asked a kind of question, each with its answers by option."""
-    found = [(each, each.run.answers_to(question)) for each in shown]
-    return [(each, answers) for each, answers in found if answers]
+    """Returns the runs that were asked a kind of question, each with its answers of one step.
+
+    A run is returned once for each step that it has answers of, the newest first.
+    """
+    found = []
+    for each in shown:
+        answers = each.run.answers_to(question)
+        for step in sorted({of["step"] for of in answers.values()}, reverse=True):
+            found.append(
+                (each, {option: of for option, of in answers.items() if of["step"] == step})
+            )
+    return found
 
 
 def _calibrations(each: Shown, answers: Mapping[str, Json]) -> AnswerTable:
     """Returns the scores before and after each calibration of a run."""
-    run, before = each.run, each.run.summary.get("test", {})
+    run, first = each.run, next(iter(answers.values()))["before"]
+    before = first["test"]
     others = run.summary.get("metrics", {})
     after = {method: of["scores"] for method, of in answers.items()}
     names = [name for name in before if any(name in of["test"] for of in after.values())]
     rows = [
         [
             (described(name, others)[0], ""),
-            (_number(before, name), _ends(run.summary.get("test_interval"), before, name)),
+            (_number(before, name), _ends(first.get("test_interval"), before, name)),
             *(
                 (_number(of["test"], name), _ends(of.get("test_interval"), of["test"], name))
                 for of in after.values()
@@ -116,10 +125,10 @@ def _calibrations(each: Shown, answers: Mapping[str, Json]) -> AnswerTable:
     bins = {method: of["reliability"] for method, of in after.items() if "reliability" in of}
     svg = ""
     if bins:
-        own = run.curves.get("reliability", {}).get(ENSEMBLE)
-        drawn = {**({ENSEMBLE: own} if own else {}), **bins}
+        drawn = {**({"before": first["reliability"]} if "reliability" in first else {}), **bins}
         alt = "Accuracy over confidence in bins, before and after calibration."
-        svg = figures.svg(figures.reliability(drawn), alt, f"calibration-{run.name}")
+        step = next(iter(answers.values()))["step"]
+        svg = figures.svg(figures.reliability(drawn), alt, f"calibration-{run.name}-{step}")
     columns = ["score", "before", *(f"after {method}" for method in after)]
     notes = [*_parameters(after), *warnings, *run.older(answers.values())]
     return AnswerTable(each.title, columns, rows, notes, svg)
@@ -158,12 +167,12 @@ def _conformal(each: Shown, answers: Mapping[str, Json]) -> AnswerTable:
 def _out_of_bag(each: Shown, answers: Mapping[str, Json]) -> AnswerTable:
     """Returns the out-of-bag scores of a run beside those of the test split."""
     [of] = answers.values()
-    scores, test = of["scores"], each.run.summary.get("test", {})
+    scores, test = of["scores"], of["before"]["test"]
     rows = [
         [
             (described(name, each.run.summary.get("metrics", {}))[0], ""),
             (_number(scores, name), _ends(of.get("interval"), scores, name)),
-            (_number(test, name), _ends(each.run.summary.get("test_interval"), test, name)),
+            (_number(test, name), _ends(of["before"].get("test_interval"), test, name)),
         ]
         for name in scores
     ]

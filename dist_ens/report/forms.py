@@ -44,17 +44,6 @@ def require_summary(value: Json) -> None:
     _require(value, _SUMMARY)
 
 
-def require_answers(value: Json) -> None:
-    """Raises a `ValueError` if a file does not hold the answers of a run."""
-    is_answer = _object_with()
-    has_form = _object_with(state=_is_name, answers=_object_of(is_answer))
-    if not _object_of(has_form)(value) or not all(step.isdecimal() for step in value):
-        raise ValueError("it does not have the form that dist-ens writes")
-    for entry in value.values():
-        for question, answer in entry["answers"].items():
-            _require(answer, _ANSWERS.get(question.partition("=")[0], {}))
-
-
 def _is_text(value: Json) -> bool:
     """Returns whether a value is a string."""
     return isinstance(value, str)
@@ -184,17 +173,10 @@ _CURVES: Mapping[str, Form] = {
     "pit": _is_pit,
     "risk_coverage": _is_risk_coverage,
     "score_against_members": _is_score_against_members,
+    "shift": _object_of(_columns_with("strength")),
+    "ood": _is_ood,
     "disagreement": _is_square,
     "member_id": _list_of(is_whole),
     "hardest": _EXAMPLES,
     "most_uncertain": _EXAMPLES,
-}
-_BOTH_ENDS = {"interval": _object_of(_list_of(is_number))}
-_ANSWERS: Mapping[str, Mapping[str, Form]] = {
-    "scores": _SUMMARY,
-    "shift": {"curve": _object_of(_columns_with("strength"))},
-    "ood": {"curve": _is_ood, "scores": _object_of(_SCORES)},
-    "calibration": {"scores": _object_with(test=_SCORES)},
-    "conformal": {"scores": _object_with(method=_is_text, level=is_number, coverage=is_number)},
-    "out_of_bag": {"scores": _SCORES, "not_scored": is_whole, **_BOTH_ENDS},
 }

@@ -1,6 +1,7 @@
 """The files of a run from which its report is made."""
 
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from dist_ens.report.files import (
     SUMMARY,
     to_json,
 )
-from dist_ens.report.forms import require_answers, require_curves, require_summary
+from dist_ens.report.forms import require_curves, require_summary
 from dist_ens.report.metrics_file import METRICS, read_metrics
 
 # Answer that holds the scores of the test split.
@@ -172,28 +173,33 @@ def keep_answers(
     # The last answer to a kind of question is the one by which a run predicts.
     others = {question: answer for question, answer in same.items() if question not in answers}
     kept[str(step)] = {"state": state, "answers": {**others, **answers}}
-    replace_file(workdir / ANSWERS, to_json(kept) + "\n")
+    steps = to_json(kept)
+    replace_file(workdir / ANSWERS, f'{{"sha256": "{_sha256(steps)}", "steps": {steps}}}\n')
 
 
 def read_answers(workdir: pathlib.Path) -> JsonDict:
-    """Returns the content of `answers.json`; empty if there is no file.
+    """Returns the `steps` of `answers.json`; empty if there is no file.
 
     Args:
         workdir: Folder of the run.
+
+    Returns:
+        For each step a dict with `state`, a digest of the members at that step, and `answers`, a
+        dict from a question, such as `conformal=aps level=0.9`, to its answer.
 
     Raises:
         UserError: If the file is damaged.
     """
     evaluate = command_line("dist-ens", "evaluate", workdir=workdir)
-    read = partial(_object, require=require_answers)
-    return _read(workdir / ANSWERS, read, evaluate) or {}
+    read = partial(_object, require=_require_answers)
+    return (_read(workdir / ANSWERS, read, evaluate) or {"steps": {}})["steps"]
 
 
 def newest_answers(kept: Mapping[str, Json]) -> JsonDict:
     """Returns the newest answer to each question, with its `step`.
 
     Args:
-        kept: Content of `answers.json`.
+        kept: Steps of `answers.json`.
 
     >>> kept = {"9": {"state": None, "answers": {"shift": {}}}}
     >>> newest_answers(kept | {"8": {"state": None, "answers": {"shift": {}, "ood=a": {}}}})
@@ -205,6 +211,22 @@ def newest_answers(kept: Mapping[str, Json]) -> JsonDict:
             found.pop(question, None)
             found[question] = {**answer, "step": step}
     return found
+
+
+def _require_answers(value: Json) -> None:
+    """Raises a `ValueError` if a file does not hold the answers that were written.
+
+    A changed number would calibrate predictions, so that the file has a hash of its content.
+    """
+    if not isinstance(value, dict) or {*value} != {"sha256", "steps"}:
+        raise ValueError("it does not hold a hash and steps")
+    if value["sha256"] != _sha256(to_json(value["steps"])):
+        raise ValueError("its content does not match its hash")
+
+
+def _sha256(text: str) -> str:
+    """Returns the SHA-256 of a text, 64 hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _object(file: BinaryIO, require: Callable[[Json], None]) -> JsonDict:

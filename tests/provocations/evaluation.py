@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.data import ArraySplit, Spec, TreeSplit
-from dist_ens.evaluation import Evaluator, calibration, ood, out_of_bag, shift
+from dist_ens.evaluation import Evaluator, fit_calibration, ood, out_of_bag, shift
 from dist_ens.evaluation.label_checks import check_classes, check_finite, check_weights
 from dist_ens.evaluation.scoring import Examples, check_score, evaluate
 from dist_ens.losses import Categorical, Gaussian, Point, gaussian
@@ -55,39 +55,39 @@ def _evaluator(distribution=None, spec=_SPEC, **options):
 
 
 def a_temperature_of_a_table():
-    calibration.fit_map("temperature", _evaluator(Gaussian()), None, None)
+    fit_calibration.fit_map("temperature", _evaluator(Gaussian()), None, None)
 
 
 def a_calibration_of_a_point():
-    calibration.fit_map("variance", _evaluator(Point()), None, None)
+    fit_calibration.fit_map("variance", _evaluator(Point()), None, None)
 
 
 def a_calibration_without_validation_data():
-    calibration.fit_map("temperature", _evaluator(Categorical()), None, None)
+    fit_calibration.fit_map("temperature", _evaluator(Categorical()), None, None)
 
 
 def a_calibration_of_several_groups():
-    calibration.fit_map("temperature", _evaluator(num_groups=2), None, source().test)
+    fit_calibration.fit_map("temperature", _evaluator(num_groups=2), None, source().test)
 
 
 def conformal_sets_of_a_table():
-    calibration.fit_rule("lac", 0.9, _evaluator(Gaussian()), None, None)
+    fit_calibration.fit_rule("lac", 0.9, _evaluator(Gaussian()), None, None)
 
 
 def conformal_sets_of_a_text():
     labels = np.zeros((8, 8), np.int32)
-    calibration.fit_rule("lac", 0.5, _evaluator(Categorical()), None, _split(labels=labels))
+    fit_calibration.fit_rule("lac", 0.5, _evaluator(Categorical()), None, _split(labels=labels))
 
 
 def conformal_intervals_without_folds():
-    calibration.fit_rule("cv+", 0.5, _evaluator(Gaussian()), None, source().train)
+    fit_calibration.fit_rule("cv+", 0.5, _evaluator(Gaussian()), None, source().train)
 
 
 def _to_calibrate(loss=None, **options):
     made = ensemble(loss)
     good = examples()
     data = {"inputs": good[0], "labels": good[1]} | options.pop("more", {})
-    return calibration.calibrate(made, made.init(batch()), data, **options)
+    return fit_calibration.calibrate(made, made.init(batch()), data, **options)
 
 
 def a_calibration_of_a_loss_function():
