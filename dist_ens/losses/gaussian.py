@@ -234,7 +234,7 @@ class Gaussian(Distribution):
 
     @override
     def with_shown(self, prediction: Prediction, shown: Summary) -> Prediction:
-        """Returns the calibrated variance, whose two parts are scaled alike."""
+        """Returns the calibrated variance, whose two parts have the same factor."""
         variance = shown["variance"]
         factor = variance / prediction.total
         return dataclasses.replace(

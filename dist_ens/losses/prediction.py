@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dist_ens.state import leaf_type
 from dist_ens.types import Outputs, PyTree
 
 
@@ -163,6 +162,8 @@ def _described(tree: PyTree) -> str:
     """Returns the types and shapes of a pytree's leaves."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if len(leaves) == 1 and not leaves[0][0]:
-        return leaf_type(tree)
-    named = (f"{jax.tree_util.keystr(path)}: {leaf_type(leaf)}" for path, leaf in leaves)
+        return f"{tree.dtype}{list(tree.shape)}"
+    named = (
+        f"{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves
+    )
     return "{" + ", ".join(named) + "}"

@@ -176,7 +176,7 @@ def _out_of_bag(each: Shown, answers: Mapping[str, Json]) -> AnswerTable:
         ]
         for name in scores
     ]
-    note = f"{of['not_scored']:,} examples no member left out."
+    note = f"No member left out {of['not_scored']:,} of the training examples."
     notes = [note, *each.run.older([of])]
     return AnswerTable(each.title, ["score", "out-of-bag", "test split"], rows, notes)
 
@@ -184,7 +184,7 @@ def _out_of_bag(each: Shown, answers: Mapping[str, Json]) -> AnswerTable:
 def _detection(each: Shown, answers: Mapping[str, Json]) -> list[AnswerTable]:
     """Returns the scores of the detection of each other kind of inputs."""
     tables = []
-    for option, of in answers.items():
+    for of in answers.values():
         rows = [
             [
                 (label_of(measure), ""),
@@ -192,7 +192,8 @@ def _detection(each: Shown, answers: Mapping[str, Json]) -> list[AnswerTable]:
             ]
             for measure, scores in of["scores"].items()
         ]
-        title = f"{each.title}: {option}" if each.title else option
+        name = of["curve"]["name"]
+        title = f"{each.title}: {name}" if each.title else name
         notes = each.run.older([of])
         tables.append(AnswerTable(title, ["measure", "AUROC", "AUPR", "FPR95"], rows, notes))
     return tables
