@@ -9,7 +9,7 @@ from dist_ens.data import Split
 from dist_ens.evaluation.calibration import Calibration
 from dist_ens.evaluation.conformal_rule import SETS, ConformalRule
 from dist_ens.evaluation.evaluator import Evaluator
-from dist_ens.evaluation.fit_calibration import pooled_of
+from dist_ens.evaluation.fit_calibration import pooled_of, uniform_of_split
 from dist_ens.evaluation.out_of_bag import held_out_means
 from dist_ens.evaluation.row_scores import num_draws
 from dist_ens.json_text import JsonDict
@@ -38,7 +38,7 @@ def calibrated_scores(
         does not determine), `test` and, unless there are too many rows, `test_interval`. Also
         `reliability` for classes, the bins of the reliability diagram.
     """
-    summary, labels, _ = pooled_of(evaluator, state, test)
+    summary, labels = pooled_of(evaluator, state, test)
     method, parameters = calibration.method or "", calibration.parameters
     summary = dict(evaluator.distribution.calibrated(method, parameters, summary))
     parts = [
@@ -85,8 +85,9 @@ def conformal_scores(
         `mean_width`. Unless there are too many rows, also an `interval` of the two scores.
     """
     distribution = evaluator.distribution
-    summary, labels, u = pooled_of(evaluator, state, test)
+    summary, labels = pooled_of(evaluator, state, test)
     if rule.method in SETS:
+        u = uniform_of_split(rule.method, test)
         sets = rule.sets(distribution.probabilities(summary), u, level)
 
         def scores(weights: np.ndarray | None) -> dict[str, Score]:

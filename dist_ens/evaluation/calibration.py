@@ -169,7 +169,9 @@ class Calibration:
         found: JsonDict = {}
         if self.conformal is not None and self.conformal.method in SETS:
             probs = distribution.probabilities(summary)
-            found["sets"] = self.conformal.sets(probs, uniform_of(inputs), self.level)
+            is_lac = self.conformal.method == "lac"  # Only the others need a number of each input.
+            u = np.zeros(len(probs)) if is_lac else uniform_of(inputs)
+            found["sets"] = self.conformal.sets(probs, u, self.level)
         elif self.conformal is not None:
             found["interval"] = self.conformal.own_interval(distribution, shown, points, self.level)
         if self.method is None:

@@ -144,7 +144,7 @@ def fit_map(method: str, evaluator: Evaluator, state: State, split: Split | None
             f"The calibration {method!r} does not fit {type(distribution).__name__} predictions. "
             f"{way_out}"
         )
-    summary, labels, _ = pooled_of(evaluator, state, _required(split))
+    summary, labels = pooled_of(evaluator, state, _required(split))
     parameters, warnings = distribution.calibrate(method, summary, labels)
     return Calibration(
         predictor=Predictor.of(evaluator.ensemble, state, evaluator.left_out),
@@ -207,16 +207,17 @@ def fit_rule(
         labels = split.take(np.arange(len(split)))[Objective.LABELS]
         residuals = np.abs(labels - out_of_bag_means(mask, points))
         return ConformalRule(method, {"residuals": residuals, "out_of_bag": mask}, *scale)
-    summary, labels, u = pooled_of(evaluator, state, split)
+    summary, labels = pooled_of(evaluator, state, split)
     if method in SETS:
+        u = uniform_of_split(method, split)
         return ConformalRule.of_sets(method, distribution.probabilities(summary), labels, u)
     return ConformalRule(method, {**summary, "labels": labels}, *scale)
 
 
 def pooled_of(
     evaluator: Evaluator, state: State, split: Split
-) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Returns the pooled predictions of a split, its labels, and the numbers of `uniform_of`.
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns the pooled predictions of a split, and its labels.
 
     Args:
         evaluator: Evaluator of an ensemble of one group.
@@ -224,8 +225,7 @@ def pooled_of(
         split: Split to predict.
 
     Returns:
-        The summary with leaves [examples, ...] and the labels, both in the unit of the split, and
-        float64[examples].
+        The summary with leaves [examples, ...] and the labels, both in the unit of the split.
 
     Raises:
         UserError: If there are several groups.
@@ -238,13 +238,24 @@ def pooled_of(
             "train_idx and test_idx."
         )
     summary = evaluator.pooled_predictions(state, split)
-    labels, u = [], []
+    labels = split.take(np.arange(len(split)))[Objective.LABELS]
+    return {name: values[0] for name, values in summary.items()}, np.asarray(labels)
+
+
+def uniform_of_split(method: str, split: Split) -> np.ndarray:
+    """Returns the numbers of `uniform_of` for the examples of a split; float64[examples].
+
+    Args:
+        method: Conformal method. Only aps and raps need the numbers; others get zeros.
+        split: Split, whose inputs are read a part at a time.
+    """
+    if method == "lac":
+        return np.zeros(len(split))
+    parts = []
     for first in range(0, len(split), _AT_A_TIME):
-        part = split.take(np.arange(first, min(first + _AT_A_TIME, len(split))))
-        labels.append(np.asarray(part[Objective.LABELS]))
-        u.append(uniform_of(part[Objective.INPUTS]))
-    summary = {name: values[0] for name, values in summary.items()}
-    return summary, np.concatenate(labels), np.concatenate(u)
+        rows = np.arange(first, min(first + _AT_A_TIME, len(split)))
+        parts.append(uniform_of(split.take(rows)[Objective.INPUTS]))
+    return np.concatenate(parts)
 
 
 def _required(split: Split | None) -> Split:
