@@ -21,6 +21,8 @@ _NAMES = {
     "lift": "dist_ens.execution.lift",
     "fit": "dist_ens.training",
     "evaluate": "dist_ens.evaluation",
+    "calibrate": "dist_ens.evaluation.fit_calibration",
+    "Calibration": "dist_ens.evaluation.calibration",
     "load": "dist_ens.experiment",
     "stack_members": "dist_ens.state",
     "unstack_members": "dist_ens.state",
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from dist_ens.config import FailurePolicy
     from dist_ens.ensemble import Ensemble
     from dist_ens.evaluation import evaluate
+    from dist_ens.evaluation.calibration import Calibration
+    from dist_ens.evaluation.fit_calibration import calibrate
     from dist_ens.execution.lift import lift
     from dist_ens.experiment import load
     from dist_ens.layout import Layout
@@ -42,12 +46,14 @@ if TYPE_CHECKING:
     from dist_ens.training import fit
 
 __all__ = [
+    "Calibration",
     "Checkpoints",
     "Ensemble",
     "FailurePolicy",
     "Layout",
     "State",
     "as_member",
+    "calibrate",
     "callbacks",
     "evaluate",
     "fit",

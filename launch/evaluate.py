@@ -6,6 +6,7 @@ dist-ens evaluate --workdir=DIR [--json=FILE] [--ood=SOURCE] [--shift] [--poolin
 """
 
 import os
+import pathlib
 
 from absl import flags
 
@@ -15,6 +16,7 @@ from dist_ens.config import POOLINGS
 from dist_ens.data import Source
 from dist_ens.errors import UserError
 from dist_ens.evaluation.scoring import score
+from dist_ens.experiment.answers import keep
 from dist_ens.experiment.assess import (
     CALIBRATIONS,
     CONFORMAL,
@@ -29,7 +31,7 @@ from dist_ens.file_writing import require_regular_files
 from dist_ens.json_text import JsonDict
 from dist_ens.metrics.table import print_table
 from dist_ens.paths import shortened
-from dist_ens.report.files import REPORT_FILES
+from dist_ens.report.files import CURVES, REPORT_FILES
 from dist_ens.terminal import PlainConsole
 from launch import cli
 from launch.config_flags import ConfigFlags
@@ -123,14 +125,16 @@ def main() -> None:
     # samples, or those of another step, must not replace.
     own_pooling = run.experiment.evaluation.pooling
     is_own = _POOLING.value in (None, own_pooling) and _DROPOUT_SAMPLES.value is None
-    draws_page = is_own and _STEP.value is None
-    if draws_page and not os.access(workdir, os.W_OK | os.X_OK):
+    is_newest = _STEP.value is None
+    is_kept = is_own and (is_newest or questions.asks_more)
+    if is_kept and not os.access(workdir, os.W_OK | os.X_OK):
         raise UserError(
             f"Nothing can be written in --workdir={shortened(str(workdir))}, where the report "
             "goes. Make it writable, or copy the run."
         )
-    if draws_page:
+    if is_kept:
         require_regular_files(workdir, REPORT_FILES)
+        report.read_answers(workdir)  # A damaged file is told before anything is computed.
     found = assess(run, evaluator, state, source, questions)
     if not cluster.is_main():
         return
@@ -142,11 +146,9 @@ def main() -> None:
     as_json: JsonDict = found.to_dict()
     if _JSON.value is not None:
         cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))
-    if draws_page:
-        cli.write_file(
-            _WORKDIR,
-            lambda path: report.write_report(path, as_json, found.curves, found.pictures),
-        )
+    if is_kept:
+        cli.write_file(_WORKDIR, lambda path: _keep(path, finished.step, found, is_newest))
+    if is_kept and is_newest:
         console.print(f"Wrote {report.PAGE} in {quoted(workdir)}.", soft_wrap=True)
     elif is_own:
         console.print(f"{report.PAGE} still shows the newest step.", soft_wrap=True)
@@ -158,6 +160,16 @@ def main() -> None:
             "run's own predictions.",
             soft_wrap=True,
         )
+
+
+def _keep(workdir: pathlib.Path, step: int, found: Assessment, is_newest: bool) -> None:
+    """Adds the answers to those that the run keeps, and draws the page with all of them."""
+    answers = {report.SCORES: found.scores_to_dict(), **found.answers}
+    keep(workdir, step, answers, is_newest=is_newest)
+    if is_newest:
+        report.write_report(workdir, found.scores_to_dict(), found.curves, found.pictures)
+    elif (workdir / CURVES).exists():
+        report.redraw(workdir)
 
 
 def _told_of(finished: Finished) -> str:

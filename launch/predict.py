@@ -1,6 +1,7 @@
 """Predicts with a run.
 
-dist-ens predict --workdir=DIR --input=x.npy --output=p.npz [--step=N] [--leave_out_broken]
+dist-ens predict --workdir=DIR --input=x.npy --output=p.npz [--calibrated] [--conformal=0.9]
+                 [--step=N] [--leave_out_broken]
 dist-ens predict --workdir=DIR --out_of_bag --output=p.npz [--step=N] [--leave_out_broken]
 
 The first form predicts the examples in a file. It writes these arrays:
@@ -11,6 +12,10 @@ The first form predicts the examples in a file. It writes these arrays:
   member_probs, ...       each of these by member: [members, examples, ...]
   member_id               ids of the members: [members]
   class_names             names of the classes, if they have any: [classes]
+  sets                    with --conformal, whether a class is in the set: [examples, classes]
+  lower, upper            with --conformal, ends of the intervals of real targets: [examples]
+
+The members' own predictions are never calibrated.
 
 The second form writes the ensemble's prediction for each training example, by the members that were
 not trained on it. It is NaN if all members were trained on it. `position` is the example's position
@@ -30,6 +35,7 @@ from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Evaluator, broken_positions
 from dist_ens.evaluation.out_of_bag import held_out_predictions
 from dist_ens.evaluation.scoring import without_failed
+from dist_ens.experiment.answers import kept_calibration
 from dist_ens.experiment.assess import (
     out_of_bag_of,
     told_of_broken,
@@ -57,6 +63,17 @@ _OUT_OF_BAG = flags.DEFINE_bool(
 _LEAVE_OUT_BROKEN = flags.DEFINE_bool(
     "leave_out_broken", False, "Whether to leave out members that predict NaN."
 )
+_CALIBRATED = flags.DEFINE_bool(
+    "calibrated",
+    False,
+    "Whether to apply the calibration of the run, which evaluate --calibration=METHOD fits.",
+)
+_CONFORMAL = flags.DEFINE_float(
+    "conformal",
+    None,
+    "Coverage of conformal sets or intervals, in (0, 1), such as 0.9. They need the rule of the "
+    "run, which evaluate --conformal=METHOD fits.",
+)
 _STEP = flags.DEFINE_integer(
     "step",
     None,
@@ -76,6 +93,12 @@ def main() -> None:
             f"--output={shortened(str(output.with_suffix('.npz')))}."
         )
     if _OUT_OF_BAG.value:
+        for flag in (_CALIBRATED, _CONFORMAL):
+            if flag.present:
+                raise UserError(
+                    f"--{flag.name} is that of all members together, and --out_of_bag predicts an "
+                    "example by some of them. Leave one of them out."
+                )
         if _INPUT.value is not None:
             raise UserError(
                 "--out_of_bag predicts the run's own training examples, and "
@@ -98,7 +121,7 @@ def main() -> None:
         finished = open_finished(workdir, _CONFIG.own_parts, step=_STEP.value)
         run = finished.run
         inputs = convert_inputs(run.spec, inputs, f"--input {shortened(str(path))}")
-        predictions, told = _of_inputs(run, _evaluator(finished), finished.state, inputs)
+        predictions, told = _of_inputs(run, _evaluator(finished), finished.state, inputs, workdir)
     if run.spec.class_names is not None:
         predictions["class_names"] = np.array(run.spec.class_names)
     if not cluster.is_main():
@@ -124,7 +147,7 @@ def _evaluator(finished: Finished) -> Evaluator:
 
 
 def _of_inputs(
-    run: Run, evaluator: Evaluator, state: State, inputs: np.ndarray
+    run: Run, evaluator: Evaluator, state: State, inputs: np.ndarray, workdir: pathlib.Path
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Returns predictions of the ensemble and its members, and sentences about them."""
     predictions = evaluator.predict(state, inputs)
@@ -132,7 +155,10 @@ def _of_inputs(
         {n: leaf for n, leaf in predictions.items() if n.startswith("member_") and n != "member_id"}
     )
     if broken and _LEAVE_OUT_BROKEN.value:
-        predictions = evaluator.without(broken).predict(state, inputs)
+        evaluator = evaluator.without(broken)
+        predictions = evaluator.predict(state, inputs)
+    if _CALIBRATED.value or _CONFORMAL.value is not None:
+        predictions = _calibrated(evaluator, state, inputs, predictions, workdir)
     member_ids = predictions["member_id"]
     told = [f"{counted(len(member_ids), 'member')}, {counted(len(inputs), 'example')}"]
     if broken:
@@ -145,6 +171,34 @@ def _of_inputs(
             )
         )
     return predictions, told
+
+
+def _calibrated(
+    evaluator: Evaluator,
+    state: State,
+    inputs: np.ndarray,
+    predictions: dict[str, np.ndarray],
+    workdir: pathlib.Path,
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of a prediction after the calibration that the run keeps."""
+    from dist_ens.evaluation.calibration import Predictor  # It imports scipy.optimize, slowly.
+
+    predictor = Predictor.of(evaluator.ensemble, state, evaluator.left_out)
+    distribution = evaluator.distribution
+    calibration = kept_calibration(
+        workdir, predictor, distribution, calibrated=_CALIBRATED.value, level=_CONFORMAL.value
+    )
+    shown = {name: leaf for name, leaf in predictions.items() if f"member_{name}" in predictions}
+
+    def points() -> np.ndarray:
+        members = {name: predictions[f"member_{name}"] for name in shown}
+        return np.delete(distribution.point(members), evaluator.left_out, axis=0)
+
+    calibrated, found = calibration.arrays(distribution, shown, points, inputs)
+    if "interval" in found:
+        found["lower"], found["upper"] = found.pop("interval")
+    calibrated = {n: leaf.astype(predictions[n].dtype) for n, leaf in calibrated.items()}
+    return {**predictions, **calibrated, **found}
 
 
 def _out_of_bag(

@@ -12,6 +12,7 @@ from dist_ens.config.reading import leaves
 from dist_ens.data import Source
 from dist_ens.evaluation import Scores
 from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment.answers import keep
 from dist_ens.experiment.assess import EvaluationRequest, assess
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import Trained, train
@@ -82,6 +83,7 @@ def _leave_report(
     )
     if not cluster.is_main():
         return
+    keep(workdir, trained.step, {report.SCORES: found.scores_to_dict()})
     report.write_report(workdir, found.to_dict(), found.curves, found.pictures)
     ensemble, mean, count = scores.ensemble, scores.mean_member, len(scores.groups)
     shown = headlines(mean)[:2]

@@ -21,7 +21,8 @@ from dist_ens.config import (
 )
 from dist_ens.data import ArraySplit, Spec, Standardization, open_source
 from dist_ens.evaluation import Evaluator, curves_of
-from dist_ens.evaluation.calibration import conformal_scores, recalibrated
+from dist_ens.evaluation.calibrated_scores import calibrated_scores, conformal_scores
+from dist_ens.evaluation.fit_calibration import fit_map, fit_rule
 from dist_ens.evaluation.out_of_bag import held_out_scores
 from dist_ens.experiment.assess import EvaluationRequest, assess
 from dist_ens.experiment.build import evaluator_of_run
@@ -85,14 +86,15 @@ def test_questions_about_targets_far_from_zero_have_the_answers_of_float64():
         UNIT * np.sqrt(np.mean((targets - of_two) ** 2)), rel=1e-5
     )
 
-    calibrated = recalibrated("variance", evaluator, state, spec, split, split)
+    fitted = fit_map("variance", evaluator, state, split)
+    calibrated = calibrated_scores(fitted, evaluator, state, split)
     scale = np.mean((targets - mean) ** 2 / variance)
     assert calibrated["parameters"]["scale"] == pytest.approx(scale, rel=1e-5)
     nll = -norm.logpdf(own_targets, own_mean, np.sqrt(scale * own_variance)).mean()
     assert calibrated["test"]["nll"] == pytest.approx(nll, rel=1e-5)
 
-    splits = {"train": split, "valid": split, "test": split}
-    found = conformal_scores("cqr", 0.8, evaluator, state, spec, splits, None)
+    rule = fit_rule("cqr", 0.8, evaluator, state, split)
+    found = conformal_scores(rule, 0.8, evaluator, state, split)
     # The 33rd smallest of 40 scores, ceil(41 * 0.8), moves the ends of mean -+ 1.2816 deviations.
     half = norm.ppf(0.9) * np.sqrt(own_variance)
     margin = np.sort(np.abs(own_targets - own_mean) - half)[32]

@@ -120,7 +120,7 @@ def test_a_chosen_execution_that_is_damaged_is_forgotten(tmp_path, content):
     assert decision_cache.kept_execution("program", tmp_path) == "vmap"
 
 
-@pytest.mark.parametrize("name", ["curves.json", "summary.json"])
+@pytest.mark.parametrize("name", ["curves.json", "summary.json", "answers.json"])
 @pytest.mark.parametrize("content", NO_OBJECTS, ids=named)
 def test_a_report_names_the_file_that_it_cannot_read(tmp_path, name, content):
     (tmp_path / "curves.json").write_text("{}")

@@ -26,7 +26,9 @@ from dist_ens.config import (
 from dist_ens.data import ArraySplit, Spec, open_source
 from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluation import Evaluator, curves_of
-from dist_ens.evaluation.calibration import SETS, recalibrated
+from dist_ens.evaluation.calibrated_scores import calibrated_scores
+from dist_ens.evaluation.conformal_rule import SETS
+from dist_ens.evaluation.fit_calibration import fit_map
 from dist_ens.evaluation.ood import Unlabelled, detection
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
 from dist_ens.evaluation.shift import shifted_splits
@@ -273,7 +275,8 @@ def test_a_calibration_at_its_bound_is_told_and_kept():
     labels = softmax(np.einsum("nf,mfc->mnc", inputs, weights), -1).mean(0).argmax(-1)
     split, spec = ArraySplit(inputs, labels.astype(np.int32)), Spec((4,), "float32", (), 3)
     evaluator = Evaluator(ensemble, 8, spec)
-    calibrated = recalibrated("temperature", evaluator, state, spec, split, split)
+    fitted = fit_map("temperature", evaluator, state, split)
+    calibrated = calibrated_scores(fitted, evaluator, state, split)
     scores = evaluator.evaluate(state, split).scores()
     found = Assessment(scores, {"calibrated": calibrated}, {}, ())
     (warning,) = json.loads(json.dumps(found.to_dict()))["calibrated"]["warnings"]
@@ -420,7 +423,7 @@ def test_digits_are_calibrated_covered_and_shifted(tmp_path):
     write_report(tmp_path, told, found.curves, found.pictures)
     run = read_run(tmp_path)
     assert len(run.pictures) == 24
-    assert {"reliability", "risk_coverage", "ood", "shift", "disagreement"} <= set(run.curves)
+    assert {"reliability", "risk_coverage", "disagreement"} <= set(run.curves)
 
 
 def test_out_of_bag_predictions_are_of_members_that_never_saw_the_example(tmp_path):
@@ -487,7 +490,7 @@ def test_intervals_of_real_targets_hold_as_often_as_asked(tmp_path, method, loss
     [
         ({"calibration": "temperature"}, "the run held none out."),
         ({"conformal": "aps"}, "the run held none out."),
-        ({"conformal": "cqr"}, "--conformal=cqr does not fit Categorical predictions"),
+        ({"conformal": "cqr"}, "The conformal method 'cqr' does not fit Categorical predictions"),
         ({"out_of_bag": True}, "No member leaves out an example"),
         ({"pooling": "mixture"}, "pooled by one of probs, logits, vote"),
         ({"ood": "idx:nowhere"}, "idx:DIR lacks the file"),
@@ -660,12 +663,12 @@ def test_a_split_of_too_many_rows_has_no_intervals_and_it_is_told():
         (
             {"loss": "mse", "validation": 0.2},
             {"conformal": "cqr"},
-            "--conformal=cqr does not fit Point predictions",
+            "The conformal method 'cqr' does not fit Point predictions",
         ),
         (
             {"loss": "pinball"},
             {"conformal": "cv+"},
-            "--conformal=cv+ needs members that were trained on folds",
+            "The conformal method 'cv+' needs members that were trained on folds",
         ),
         (
             {"loss": "gaussian_nll"},
@@ -686,7 +689,7 @@ def test_questions_that_do_not_fit_real_targets_are_told(tmp_path, changes, ques
 @pytest.mark.quick
 def test_every_calibration_and_every_set_that_can_be_asked_for_is_there():
     assert (*RECALIBRATIONS, "variance") == CALIBRATIONS
-    assert CONFORMAL[:3] == tuple(SETS)
+    assert CONFORMAL[:3] == SETS
 
 
 def test_training_does_not_import_what_only_some_questions_need():

@@ -45,7 +45,7 @@ from dist_ens.checkpoint.record import (
     listed,
     require_config_record,
 )
-from dist_ens.checkpoint.store import FOLDER, RESULT_FILE, CheckpointStore
+from dist_ens.checkpoint.store import FOLDER, RESULT_FILE, CheckpointStore, state_digest
 from dist_ens.checkpoint.writing import Leaf
 
 __all__ = [
@@ -72,5 +72,6 @@ __all__ = [
     "require_config_record",
     "require_new_folder",
     "saved_step",
+    "state_digest",
     "write_members",
 ]

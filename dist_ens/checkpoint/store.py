@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import pathlib
 import threading
@@ -561,3 +562,21 @@ def is_gone(path: pathlib.Path) -> bool:
     except OSError:  # The disk cannot be read now.
         return False
     return False
+
+
+def state_digest(workdir: str | os.PathLike[str], step: int) -> str | None:
+    """Returns a digest of the arrays of all members in a checkpoint, which are not read.
+
+    Args:
+        workdir: Folder of the run.
+        step: Step of the checkpoint.
+
+    Returns:
+        64 hexadecimal digits. None if the checkpoint does not exist or has no digests.
+    """
+    try:
+        leaves = Manifest.read(pathlib.Path(workdir) / FOLDER / str(step)).leaves
+    except (OSError, ValueError):
+        return None
+    digests = [(name, leaves[name].digests) for name in sorted(leaves)]
+    return hashlib.sha256(repr(digests).encode()).hexdigest()

@@ -14,10 +14,11 @@ from dist_ens.conformal.intervals import (
     out_of_bag_means,
     split_cqr,
 )
-from dist_ens.conformal.quantile import conformal_quantile
+from dist_ens.conformal.quantile import conformal_quantile, quantile_rank
 from dist_ens.conformal.sets import (
     PredictionSets,
     aps,
+    class_scores,
     coverage_of_sets,
     lac,
     mean_set_size,
@@ -28,6 +29,7 @@ __all__ = [
     "PredictionIntervals",
     "PredictionSets",
     "aps",
+    "class_scores",
     "conformal_quantile",
     "coverage_of_intervals",
     "coverage_of_sets",
@@ -37,6 +39,7 @@ __all__ = [
     "mean_set_size",
     "mean_width",
     "out_of_bag_means",
+    "quantile_rank",
     "raps",
     "split_cqr",
 ]

@@ -1,7 +1,6 @@
 """Sets of labels from the probabilities of a classifier."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 
@@ -11,6 +10,9 @@ from dist_ens.conformal.quantile import conformal_quantile
 from dist_ens.errors import UserError, counted
 from dist_ens.metrics import mean_of
 from dist_ens.metrics.recalibration import check_labels
+
+# Penalty and number of classes without it, by default.
+_RAPS_OPTIONS = (0.01, 5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +128,8 @@ def raps(
     level: float,
     generator: np.random.Generator,
     *,
-    penalty: float = 0.01,
-    k_reg: int = 5,
+    penalty: float = _RAPS_OPTIONS[0],
+    k_reg: int = _RAPS_OPTIONS[1],
 ) -> PredictionSets:
     """Calibrates regularised adaptive prediction sets (RAPS), smaller than those of `aps`.
 
@@ -167,8 +169,36 @@ def raps(
             f"penalty={penalty}, k_reg={k_reg} are not both finite and at least 0. Try "
             "penalty=0.01 and k_reg=5."
         )
-    scores = functools.partial(_aps_scores, generator=generator, penalty=penalty, k_reg=k_reg)
+
+    def scores(probs: np.ndarray) -> np.ndarray:
+        return _aps_scores(probs, generator.random(len(probs)), penalty, k_reg)
+
     return _calibrated(scores, probs, labels, level)
+
+
+def class_scores(method: str, probs: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    """Computes the score of each class as the label of each row, for a rule that is stored.
+
+    Args:
+        method: "lac", "aps" or "raps", with the default values of their options.
+        probs: Class probabilities; float[rows, classes].
+        uniform: Number u of each row, in [0, 1], for aps and raps; float[rows].
+
+    Returns:
+        Nonconformity scores, float64[rows, classes]. A class is in the set of a row if its score is
+        at most the `conformal_quantile` of the calibration labels' scores.
+
+    Raises:
+        UserError: If a probability is not in [0, 1].
+
+    >>> class_scores("aps", np.array([[0.75, 0.25]]), uniform=np.array([0.5]))  # 0.75 / 2 first
+    array([[0.375, 0.875]])
+    """
+    probs = _checked_probs(probs)
+    if method == "lac":
+        return _lac_scores(probs)
+    penalty, k_reg = _RAPS_OPTIONS if method == "raps" else (0.0, 0)
+    return _aps_scores(probs, uniform, penalty, k_reg)
 
 
 def coverage_of_sets(
@@ -237,15 +267,13 @@ def _lac_scores(probs: np.ndarray) -> np.ndarray:
     return 1 - probs
 
 
-def _aps_scores(
-    probs: np.ndarray, generator: np.random.Generator, penalty: float, k_reg: int
-) -> np.ndarray:
+def _aps_scores(probs: np.ndarray, uniform: np.ndarray, penalty: float, k_reg: int) -> np.ndarray:
     """Returns the score of each class in `raps`; float64[rows, classes]."""
     order = np.argsort(-probs, axis=1, kind="stable")
     ranked = np.take_along_axis(probs, order, axis=1)
-    uniform = generator.random((len(probs), 1))
     after_free = np.maximum(np.arange(1, probs.shape[1] + 1) - k_reg, 0)
-    ranked_scores = np.cumsum(ranked, axis=1) - (1 - uniform) * ranked + penalty * after_free
+    drawn_part = (1 - uniform[:, None]) * ranked
+    ranked_scores = np.cumsum(ranked, axis=1) - drawn_part + penalty * after_free
     scores = np.empty_like(ranked_scores)
     np.put_along_axis(scores, order, ranked_scores, axis=1)
     return scores

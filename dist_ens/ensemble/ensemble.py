@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial, reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -80,6 +80,9 @@ from dist_ens.types import (
     PyTree,
     Shapes,
 )
+
+if TYPE_CHECKING:
+    from dist_ens.evaluation.calibration import Calibration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,27 +306,36 @@ class Ensemble:
             return update_in_waves(self._in_waves, self.of_wave.update_steps)
         return dispatched(self.step, self.layout, self._execution)
 
-    def predict(self, state: State, inputs: Inputs) -> Prediction:
+    def predict(
+        self, state: State, inputs: Inputs, *, calibration: "Calibration | None" = None
+    ) -> Prediction:
         """Returns the pooled prediction of the members, with its uncertainty.
 
         Args:
             state: State of the ensemble or of some members, on any layout.
             inputs: Inputs, any pytree with leaves [batch, ...].
+            calibration: Calibration of the same state, from `dist_ens.calibrate`. Default: none.
 
         Returns:
             The prediction, on the devices. With an objective, its fields are those of the
-            predictive distribution. With a loss function, they are computed leaf by leaf.
+            predictive distribution. With a loss function, they are computed leaf by leaf. With a
+            calibration, the fields of the ensemble are calibrated, in float64 on the host, and
+            `sets` or `interval` hold the conformal prediction. `members` are not calibrated, and
+            the parts of a calibrated entropy are None.
 
         Raises:
             UserError: If the network was given without `apply` or does not take the inputs, inputs
-                on the host are NaN or infinite, or the ensemble has several groups.
+                on the host are NaN or infinite, the ensemble has several groups, or the calibration
+                is that of another prediction.
         """
         here, needed, placed, size = self._placed(state, inputs)
         with explained_inputs(inputs, partial(here._outputs_of_one, needed)):
             prediction = here._predict(needed, placed).first(size)
-        if not state.class_names:
+        if state.class_names:
+            prediction = dataclasses.replace(prediction, class_names=state.class_names)
+        if calibration is None:
             return prediction
-        return dataclasses.replace(prediction, class_names=state.class_names)
+        return calibration.applied(prediction, here, needed, inputs)
 
     def apply(self, state: State, inputs: Inputs) -> Outputs:
         """Returns the outputs of every member's network, leaves [members, batch, ...].

@@ -1,205 +1,228 @@
-"""Scores of recalibrated and conformal predictions of an ensemble on a test split."""
+"""A calibration of the pooled prediction, and the predictions that it changes."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Self
 
+import jax
 import numpy as np
 
-from dist_ens import conformal
-from dist_ens.data import Spec, Split
+from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
-from dist_ens.evaluation.evaluator import Evaluator
-from dist_ens.evaluation.out_of_bag import held_out_means
-from dist_ens.evaluation.row_scores import num_draws
+from dist_ens.evaluation.conformal_rule import SETS, ConformalRule, uniform_of
 from dist_ens.json_text import JsonDict
-from dist_ens.metrics import bootstrap_weights, interval
+from dist_ens.layout import to_host
+from dist_ens.losses import Distribution, Objective, Prediction
 from dist_ens.state import State
-from dist_ens.types import Score
-
-# Number of examples that are scored at a time. Their statistics of each class need much memory.
-_AT_A_TIME = 1000
-SETS: dict[str, Callable[..., conformal.PredictionSets]] = {
-    "lac": conformal.lac,
-    "aps": conformal.aps,
-    "raps": conformal.raps,
-}
+from dist_ens.types import Inputs
 
 
-def recalibrated(
-    method: str, evaluator: Evaluator, state: State, spec: Spec, valid: Split | None, test: Split
-) -> JsonDict:
-    """Scores the pooled prediction after recalibration on validation data.
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+    """The ensemble at a step, whose pooled prediction a calibration belongs to.
 
-    Args:
-        method: One of the distribution's `calibrations`, such as `temperature` or `variance`.
-        evaluator: Evaluator of an ensemble of one group.
-        state: State of the ensemble.
-        spec: Description of the data.
-        valid: Validation split, on which the map is fitted. None if the run held out no examples.
-        test: Test split, on which the calibrated prediction is scored.
-
-    Returns:
-        `method`, `parameters`, `warnings` (sentences about parameters that the validation split
-        does not determine), `test` and, unless there are too many rows, `test_interval`.
-
-    Raises:
-        UserError: If there is no validation split, or the method does not fit the predictions.
+    Attributes:
+        step: Number of updates that the members have seen.
+        member_ids: Ids of the members that are pooled.
+        seed: Seed of the ensemble.
+        objective: Name of the objective.
+        pooling: Way in which members are pooled.
+        dropout_samples: Number of samples of each member; None without.
     """
-    distribution = evaluator.distribution
-    if method not in distribution.calibrations:
-        fitting = ", ".join(distribution.calibrations)
-        way_out = (
-            f"Choose one of {fitting}."
-            if fitting
-            else "Train with a loss that predicts a variance, --config.loss.name=gaussian_nll."
+
+    step: int
+    member_ids: tuple[int, ...]
+    seed: int
+    objective: str
+    pooling: str
+    dropout_samples: int | None
+
+    @classmethod
+    def of(cls, ensemble: Ensemble, state: State, left_out: tuple[int, ...] = ()) -> Self:
+        """Returns the predictor of an ensemble; every host must call this.
+
+        Args:
+            ensemble: Ensemble.
+            state: State of the ensemble.
+            left_out: Positions of members that are not pooled.
+
+        Raises:
+            UserError: If the loss of the ensemble is a function.
+        """
+        objective = objective_of(ensemble)
+        steps, ids = to_host((state.step, state.member_id))
+        return cls(
+            int(steps.max()),
+            tuple(np.delete(ids, left_out).tolist()),
+            ensemble.seed,
+            objective.name,
+            objective.distribution.pooling,
+            ensemble.dropout_samples,
         )
-        raise UserError(
-            f"The calibration {method!r} does not fit {type(distribution).__name__} predictions of "
-            f"{spec}. {way_out}"
-        )
-    held, labels = _summary(evaluator, state, spec, valid, "A calibration map is fitted")
-    at_test, test_labels = _summary(evaluator, state, spec, test, "Scores are taken")
-    fitted = distribution.calibrate(method, held, labels)
-    at_test = fitted.apply(at_test)
-    scores, intervals = evaluator.scores_of(
-        (
-            {name: leaf[first : first + _AT_A_TIME] for name, leaf in at_test.items()},
-            test_labels[first : first + _AT_A_TIME],
-            None,
-        )
-        for first in range(0, len(test), _AT_A_TIME)
-    )
-    found = {
-        "method": method,
-        "parameters": fitted.parameters,
-        "warnings": [*fitted.warnings],
-        "test": scores,
-    }
-    return found if intervals is None else found | {"test_interval": intervals}
+
+    def differences(self, other: Self) -> list[str]:
+        """Returns a clause for each field in which another predictor differs."""
+        fields = [field.name for field in dataclasses.fields(self)]
+        return [
+            f"{name} {getattr(self, name)!r} in place of {getattr(other, name)!r}"
+            for name in fields
+            if getattr(self, name) != getattr(other, name)
+        ]
 
 
-def conformal_scores(
-    method: str,
-    level: float,
-    evaluator: Evaluator,
-    state: State,
-    spec: Spec,
-    splits: Mapping[str, Any],
-    out_of_bag: np.ndarray | None,
-) -> JsonDict:
-    """Scores conformal sets or intervals of the pooled prediction on the test split.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """A calibration of an ensemble's pooled prediction, which `calibrate` fits.
 
-    Args:
-        method: One of the distribution's `conformal`. `lac`, `aps` and `raps` make sets of classes.
-            `cqr` makes intervals from quantiles or from normal distributions. `cv+` and
-            `jackknife+` make intervals from members that left examples out.
-        level: Requested coverage, in (0, 1).
-        evaluator: Evaluator of an ensemble of one group.
-        state: State of the ensemble.
-        spec: Description of the data.
-        splits: Splits `train`, `valid` and `test`. `valid` is None if no examples were held out.
-        out_of_bag: Whether a member was not trained on an example; bool[members, examples]. None if
-            all members were trained on all examples.
+    `ensemble.predict(state, inputs, calibration=calibration)` applies it.
 
-    Returns:
-        `method`, `level`, `coverage` on the test split, and `mean_set_size` or, in the targets' own
-        unit, `mean_width`. Unless there are too many rows, also an `interval` of the two scores.
+    Attributes:
+        predictor: Step, members and objective that it was fitted for. Others are refused.
+        method: Name of the map: `temperature`, `vector` or `isotonic` for classes, `variance` for
+            real targets. None if probabilities and variances are not changed.
+        parameters: Parameters of the map, as JSON values.
+        warnings: Sentences about parameters that the data does not determine.
+        conformal: Rule for conformal sets or intervals. None without.
+        level: Coverage of the sets or intervals, in (0, 1).
 
-    Raises:
-        UserError: If the method does not fit the predictions or the run.
+    `to_dict` and `from_dict` store it as JSON:
+
+    >>> predictor = Predictor(500, (0, 1), 0, "categorical", "probs", None)
+    >>> calibration = Calibration(
+    ...     predictor=predictor, method="temperature", parameters={"temperature": 1.5}
+    ... )
+    >>> Calibration.from_dict(calibration.to_dict()) == calibration
+    True
     """
-    distribution = evaluator.distribution
-    if method not in distribution.conformal or spec.label_shape:
-        fitting = ", ".join(distribution.conformal)
-        way_out = (
-            f"Choose --conformal from {fitting}."
-            if fitting and not spec.label_shape
-            else "Leave --conformal out."
-        )
-        raise UserError(
-            f"--conformal={method} does not fit {type(distribution).__name__} predictions of "
-            f"{spec}. {way_out}"
-        )
-    test = splits["test"]
-    at_test, labels = _summary(evaluator, state, spec, test, "Coverage is computed")
-    if method in SETS:
-        held, its_labels = _summary(evaluator, state, spec, splits["valid"], _CALIBRATED)
-        drawn = () if method == "lac" else (np.random.default_rng(0),)
-        held_probs, probs = (distribution.probabilities(of) for of in (held, at_test))
-        sets = SETS[method](held_probs, its_labels, level, *drawn)(probs)
-        return {"method": method, "level": level} | _with_intervals(
-            lambda weights: {
-                "coverage": conformal.coverage_of_sets(sets, labels, weights),
-                "mean_set_size": conformal.mean_set_size(sets, weights),
-            },
-            len(test),
-        )
-    if method == "cqr":
-        held, its_labels = _summary(evaluator, state, spec, splits["valid"], _CALIBRATED)
-        ends = distribution.central_interval(held, level)
-        intervals = conformal.split_cqr(*ends, its_labels, level)
-        low, high = intervals(*distribution.central_interval(at_test, level))
-    else:
-        train = splits["train"]
-        if out_of_bag is None:
+
+    predictor: Predictor
+    method: str | None = None
+    parameters: JsonDict = dataclasses.field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    conformal: ConformalRule | None = None
+    level: float = 0.9
+
+    def at(self, level: float) -> Self:
+        """Returns this calibration with sets or intervals of another coverage.
+
+        Args:
+            level: Requested coverage, in (0, 1).
+        """
+        return dataclasses.replace(self, level=level)
+
+    def require_of(self, predictor: Predictor) -> None:
+        """Checks that this calibration was fitted for a predictor.
+
+        Raises:
+            UserError: If the two differ.
+        """
+        different = self.predictor.differences(predictor)
+        if different:
             raise UserError(
-                f"--conformal={method} needs members that were trained on "
-                f"{'folds' if method == 'cv+' else 'bootstrap samples'}. Train with "
-                f"--config.data.examples={'kfold' if method == 'cv+' else 'bootstrap'}."
+                f"The calibration was fitted for another prediction: {'; '.join(different)}. Fit "
+                "it again for the state that predicts."
             )
-        at_train = held_out_means(evaluator, state, train)
-        at_test_too = held_out_means(evaluator, state, test)
-        its_labels = train.take(np.arange(len(train)))["labels"]
-        residuals = np.abs(its_labels - conformal.out_of_bag_means(out_of_bag, at_train))
-        low, high = conformal.jackknife_plus(residuals, out_of_bag, at_test_too, level)
-    return {"method": method, "level": level} | _with_intervals(
-        lambda weights: {
-            "coverage": conformal.coverage_of_intervals(low, high, labels, weights),
-            "mean_width": conformal.mean_width(low, high, weights) * evaluator.units[0],
-        },
-        len(test),
-    )
 
+    def applied(
+        self, prediction: Prediction, ensemble: Ensemble, state: State, inputs: Inputs
+    ) -> Prediction:
+        """Returns the calibrated prediction, with its sets or intervals, on the host.
 
-def _with_intervals(
-    scores: Callable[[np.ndarray | None], dict[str, Score]], num_rows: int
-) -> JsonDict:
-    """Returns scores and, unless there are too many rows, their 95 % intervals as `interval`."""
-    found, draws = scores(None), num_draws(num_rows)
-    if not draws:
-        return found
-    drawn = scores(bootstrap_weights(num_rows, draws, 0))
-    return found | {"interval": {name: interval(values) for name, values in drawn.items()}}
+        Args:
+            prediction: Prediction of the ensemble before any calibration.
+            ensemble: Ensemble that predicts.
+            state: State of the ensemble.
+            inputs: Inputs of the examples, leaves [batch, ...].
 
-
-_CALIBRATED = "Conformal predictions are calibrated"
-
-
-def _summary(
-    evaluator: Evaluator, state: State, spec: Spec, split: Split | None, what: str
-) -> tuple[Mapping[str, np.ndarray], np.ndarray]:
-    """Returns the summary of the pooled predictions of a split of one group, and its labels.
-
-    Args:
-        evaluator: Evaluator of an ensemble of one group.
-        state: State of the ensemble.
-        spec: Description of the data.
-        split: Split; None if the run held out no examples.
-        what: Purpose of the split, which begins a sentence of an error message.
-
-    Raises:
-        UserError: If there are several groups, or no split.
-    """
-    if spec.num_groups > 1:
-        raise UserError(
-            f"{what} on one group of members, and the ensemble has {spec.num_groups}. Train on a "
-            "table with one split, one row in its train_idx and test_idx."
+        Raises:
+            UserError: If it was fitted for another prediction.
+        """
+        self.require_of(Predictor.of(ensemble, state))
+        distribution = objective_of(ensemble).distribution
+        prediction = jax.tree.map(
+            lambda leaf: to_host(leaf) if isinstance(leaf, jax.Array) else leaf, prediction
         )
-    if split is None:
-        raise UserError(
-            f"{what} on validation data, and the run held none out. Train with "
-            "--config.data.validation=0.1."
+        shown = {n: v.astype(np.float64) for n, v in distribution.shown_of(prediction).items()}
+        calibrated, conformal = self.arrays(
+            distribution, shown, lambda: np.asarray(prediction.members), inputs
         )
-    summary = evaluator.pooled_predictions(state, split)
-    labels = split.take(np.arange(len(split)))["labels"]
-    return {name: values[0] for name, values in summary.items()}, labels
+        if self.method is not None:
+            prediction = distribution.with_shown(prediction, calibrated)
+        return dataclasses.replace(prediction, **conformal)
+
+    def arrays(
+        self,
+        distribution: Distribution,
+        shown: Mapping[str, np.ndarray],
+        points: Callable[[], np.ndarray],
+        inputs: Inputs,
+    ) -> tuple[Mapping[str, np.ndarray], JsonDict]:
+        """Returns the calibrated arrays of a prediction, and `sets` or `interval` by this name.
+
+        Args:
+            distribution: Predictive distribution.
+            shown: Prediction of the ensemble as `Distribution.shown` returns it.
+            points: Function that returns the members' means or medians, [members, batch].
+            inputs: Inputs of the examples, leaves [batch, ...].
+        """
+        summary = distribution.from_shown(shown)
+        found: JsonDict = {}
+        if self.conformal is not None and self.conformal.method in SETS:
+            probs = distribution.probabilities(summary)
+            is_lac = self.conformal.method == "lac"  # Only the others need a number of each input.
+            u = np.zeros(len(probs)) if is_lac else uniform_of(inputs)
+            found["sets"] = self.conformal.sets(probs, u, self.level)
+        elif self.conformal is not None:
+            found["interval"] = self.conformal.own_interval(distribution, shown, points, self.level)
+        if self.method is None:
+            return shown, found
+        return distribution.shown(
+            distribution.calibrated(self.method, self.parameters, summary)
+        ), found
+
+    def to_dict(self) -> JsonDict:
+        """Returns the fields by name, in types that JSON can hold."""
+        return {
+            "predictor": dataclasses.asdict(self.predictor),
+            "method": self.method,
+            "parameters": dict(self.parameters),
+            "warnings": list(self.warnings),
+            "conformal": self.conformal and self.conformal.to_dict(),
+            "level": self.level,
+        }
+
+    @classmethod
+    def from_dict(cls, values: JsonDict) -> Self:
+        """Returns the calibration that `to_dict` wrote, also after a round trip through JSON.
+
+        Args:
+            values: Fields by name.
+
+        Raises:
+            UserError: If a field is absent, or has a value that it cannot have.
+        """
+        try:
+            of = values["predictor"]
+            rule = values["conformal"]
+            return cls(
+                predictor=Predictor(**{**of, "member_ids": tuple(of["member_ids"])}),
+                method=values["method"],
+                parameters=values["parameters"],
+                warnings=tuple(values["warnings"]),
+                conformal=None if rule is None else ConformalRule.from_dict(rule),
+                level=values["level"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"The calibration cannot be read: {type(error).__name__}: {error}. Fit it again."
+            ) from error
+
+
+def objective_of(ensemble: Ensemble) -> Objective:
+    """Returns the objective of an ensemble; raises a `UserError` if its loss is a function."""
+    if ensemble.objective is None:
+        raise UserError(
+            "The loss of this ensemble is a function, which says nothing of predictions that could "
+            "be calibrated. Make the ensemble with an objective, such as losses.categorical(10)."
+        )
+    return ensemble.objective

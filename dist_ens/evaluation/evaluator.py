@@ -182,13 +182,12 @@ class Evaluator:
         labels, groups, members, of_sizes, weights = rows
         if isinstance(self.distribution, Categorical):
             check_classes(labels, outputs.shape[-1])
-        given = self._standardization
         return Evaluation(
             distribution=self.distribution,
             metrics=self.metrics,
             by_size_metrics=programs.by_size,
             units=self.units,
-            zeros=given.target_mean if given else (0.0,) * self._num_groups,
+            zeros=self.zeros,
             class_names=(self._spec and self._spec.class_names) or (),
             member_ids=member_ids,
             left_out=member_ids[list(self.left_out)].tolist(),
@@ -401,6 +400,12 @@ class Evaluator:
         """Standard deviation by which the source divided the targets of each group; default: 1."""
         given = self._standardization
         return given.target_std if given else (1.0,) * self._num_groups
+
+    @property
+    def zeros(self) -> tuple[float, ...]:
+        """Mean that the source subtracted from the targets of each group; default: 0."""
+        given = self._standardization
+        return given.target_mean if given else (0.0,) * self._num_groups
 
     def _sound(
         self, state: State, batches: Iterator[tuple[_Summary, _Summary]]

@@ -130,13 +130,13 @@ def score(
         raise UserError(f"batch_size is {batch_size!r}. Give a whole number of at least 1.")
     examples, state = examples_of(data, state.class_names), state._replace(class_names=())
     here, state = ensemble.at(state)
-    _check_groups(here, examples.spec)
+    check_groups(here, examples.spec)
     if here.objective is None:
         _check_no_metrics(metrics)
         scores = loss_scores(here, state, examples.split, int(batch_size))
         left_out = to_host(state.member_id)[positions_left_out(here, state)]
         return dataclasses.replace(scores, left_out=left_out.tolist()), None
-    examples = examples._replace(split=_parts_of_objective(here.objective, examples.split))
+    examples = examples._replace(split=parts_of_objective(here.objective, examples.split))
     evaluator, split = evaluator_of(here, state, examples, metrics, int(batch_size))
     evaluation = without_failed(evaluator, here, state).evaluate(state, split, by_size=by_size)
     return evaluation.scores(intervals=intervals), evaluation
@@ -194,12 +194,12 @@ def check_score(
     """
     of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
     state = of_wave.abstract_state(batch)
-    _check_groups(ensemble, examples.spec)
+    check_groups(ensemble, examples.spec)
     if ensemble.objective is None:
         _check_no_metrics(metrics)
         return check_loss_scores(of_wave, state, examples.split, batch_size)
     objective = ensemble.objective
-    split = _parts_of_objective(objective, examples.split)
+    split = parts_of_objective(objective, examples.split)
     if objective.standardize:
         split = LabelScaledSplit(split, objective.LABELS, 0.0, 1.0)
     evaluator = Evaluator(
@@ -208,7 +208,7 @@ def check_score(
     return evaluator.check(state, split)
 
 
-def _check_groups(ensemble: Ensemble, spec: Spec | None) -> None:
+def check_groups(ensemble: Ensemble, spec: Spec | None) -> None:
     """Raises a `UserError` if a source has other groups of examples than the ensemble."""
     if spec is not None and spec.num_groups != ensemble.num_groups:
         raise UserError(
@@ -256,7 +256,7 @@ def _check_no_metrics(metrics: Sequence[Metric]) -> None:
         )
 
 
-def _parts_of_objective(objective: Objective, split: Split) -> Split:
+def parts_of_objective(objective: Objective, split: Split) -> Split:
     """Returns a split with the parts that an objective reads.
 
     Raises:

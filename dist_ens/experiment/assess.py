@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import jax
@@ -53,6 +53,11 @@ class EvaluationRequest:
     out_of_bag: bool = False
     leave_out_broken: bool = False
 
+    @property
+    def asks_more(self) -> bool:
+        """Whether anything is asked beside the scores of the test split."""
+        return bool(self.ood or self.shift or self.calibration or self.conformal or self.out_of_bag)
+
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
             raise UserError(f"The level of coverage is {self.level}, outside (0, 1). Try 0.9.")
@@ -68,6 +73,8 @@ class Assessment:
         curves: Data of the curves in the report.
         pictures: Inputs of the examples that the report shows; empty unless inputs are pictures.
         broken: Ids of the members that predict NaN.
+        answers: Answers that the run keeps, by question, such as `calibration=temperature`. They
+            hold what the report and calibrated predictions need.
     """
 
     scores: Scores
@@ -75,17 +82,21 @@ class Assessment:
     curves: JsonDict
     pictures: Sequence[np.ndarray]
     broken: Sequence[int] = ()
+    answers: JsonDict = dataclasses.field(default_factory=dict)
 
-    def to_dict(self) -> JsonDict:
-        """Returns plain data that JSON can hold."""
+    def scores_to_dict(self) -> JsonDict:
+        """Returns the scores of the test split as plain data that JSON can hold."""
         return {
             "groups": len(self.scores.groups),
             **self.scores.to_dict(),
             "mean_member": self.scores.mean_member,
             "broken_members": list(self.broken),
             "left_out_members": list(self.scores.left_out),
-            **self.extras,
         }
+
+    def to_dict(self) -> JsonDict:
+        """Returns the scores and the results of the options as plain data that JSON can hold."""
+        return {**self.scores_to_dict(), **self.extras}
 
     def sentences(self) -> list[str]:
         """Returns the results as sentences, without the scores."""
@@ -228,67 +239,100 @@ def _answers(
 
     The arguments are those of `assess`.
     """
-    spec = run.spec
     if evaluation is None:
         evaluation = evaluator.evaluate(state, source.test, by_size=True)
     if questions.leave_out_broken:
         evaluation.require_sound()
     curves = curves_of(evaluation)
     extras: JsonDict = {}
+    answers: JsonDict = {}
     if questions.ood is not None:
         outside = evaluator.evaluate(state, _other_kind(run, questions.ood))
         extras |= detection(evaluation, outside)
-        curves["ood"] = {
-            "name": pathlib.PurePath(questions.ood).name,
-            **histograms(evaluation, outside),
-        }
+        name = pathlib.PurePath(questions.ood).name
+        curve = {"name": name, **histograms(evaluation, outside)}
+        answers[f"ood={questions.ood}"] = {"curve": curve, "scores": extras["ood"]["ensemble"]}
     if questions.shift:
         extras["shift"] = _under_shift(evaluator, state, source, run)
-        curves["shift"] = {
-            name: {
-                "strength": [at["strength"] for at in strengths],
-                **{
-                    metric.name: [at["test"][metric.name] for at in strengths]
-                    for metric in UNDER_SHIFT
-                    if metric.name in strengths[0]["test"]
-                },
-            }
-            for name, strengths in extras["shift"].items()
-        }
-    if questions.calibration is not None:
-        # It imports scipy.optimize, which takes half a second.
-        from dist_ens.evaluation.calibration import recalibrated
-
-        extras["calibrated"] = recalibrated(
-            questions.calibration, evaluator, state, spec, source.valid, source.test
-        )
-    trained_on = {"cv+": "kfold", "jackknife+": "bootstrap"}.get(questions.conformal or "")
-    by_them = trained_on == run.experiment.data.examples
-    out_of_bag = None
-    if questions.out_of_bag or by_them:
+        answers["shift"] = {"curve": _over_strength(extras["shift"])}
+    scores = evaluation.scores(intervals=True)
+    before: JsonDict = {"test": scores.ensemble}
+    if scores.intervals is not None:
+        before["test_interval"] = scores.intervals["ensemble"]
+    if "reliability" in curves:
+        before["reliability"] = curves["reliability"]["ensemble"]
+    for name, question, answer in _calibrations(run, evaluator, state, source, questions):
+        made = answer.pop("calibration")
+        extras[name] = answer
+        answers[question] = {"scores": answer, "before": before, "calibration": made}
+    if questions.out_of_bag:
         out_of_bag = out_of_bag_of(run, evaluator, state)
-        if questions.out_of_bag:
-            extras["out_of_bag"] = held_out_scores(evaluator, state, source.train, out_of_bag)
-    if questions.conformal is not None:
-        from dist_ens.evaluation.calibration import conformal_scores
-
-        splits = {"train": source.train, "valid": source.valid, "test": source.test}
-        extras["conformal"] = conformal_scores(
-            questions.conformal,
-            questions.level,
-            evaluator,
-            state,
-            spec,
-            splits,
-            out_of_bag if by_them else None,
-        )
+        extras["out_of_bag"] = held_out_scores(evaluator, state, source.train, out_of_bag)
+        answers["out_of_bag"] = {**extras["out_of_bag"], "before": before}
     return Assessment(
-        evaluation.scores(intervals=True),
+        scores,
         extras,
         curves,
         pictures_of(evaluation, source.test, curves),
         evaluation.broken_members,
+        answers,
     )
+
+
+def _calibrations(
+    run: Run,
+    evaluator: Evaluator,
+    state: State,
+    source: Source,
+    questions: EvaluationRequest,
+) -> Iterator[tuple[str, str, JsonDict]]:
+    """Fits calibrations, and yields the scores of the predictions that they change.
+
+    Yields:
+        Name of the scores in the JSON file, the question, and the scores with the `calibration`.
+
+    Raises:
+        UserError: If there is no validation split, or a method does not fit the run.
+    """
+    if questions.calibration is None and questions.conformal is None:
+        return
+    # These import scipy.optimize, which takes half a second.
+    from dist_ens.evaluation.calibrated_scores import calibrated_scores, conformal_scores
+    from dist_ens.evaluation.calibration import Calibration, Predictor
+    from dist_ens.evaluation.fit_calibration import fit_map, fit_rule
+
+    test = source.test
+    if (method := questions.calibration) is not None:
+        made = fit_map(method, evaluator, state, source.valid)
+        scores = calibrated_scores(made, evaluator, state, test)
+        yield "calibrated", f"calibration={method}", {**scores, "calibration": made.to_dict()}
+    if (method := questions.conformal) is not None:
+        level, out_of_bag = questions.level, None
+        trained_on = {"cv+": "kfold", "jackknife+": "bootstrap"}.get(method)
+        split = source.train if trained_on else source.valid
+        if trained_on == run.experiment.data.examples:
+            out_of_bag = out_of_bag_of(run, evaluator, state)
+        rule = fit_rule(method, level, evaluator, state, split, out_of_bag)
+        scores = conformal_scores(rule, level, evaluator, state, test)
+        predictor = Predictor.of(evaluator.ensemble, state, evaluator.left_out)
+        made = Calibration(predictor=predictor, conformal=rule, level=level)
+        question = f"conformal={method} level={level:g}"
+        yield "conformal", question, {**scores, "calibration": made.to_dict()}
+
+
+def _over_strength(shifts: Mapping[str, Sequence[JsonDict]]) -> JsonDict:
+    """Returns the scores under each shift as curves over its strength."""
+    return {
+        name: {
+            "strength": [at["strength"] for at in strengths],
+            **{
+                metric.name: [at["test"][metric.name] for at in strengths]
+                for metric in UNDER_SHIFT
+                if metric.name in strengths[0]["test"]
+            },
+        }
+        for name, strengths in shifts.items()
+    }
 
 
 def told_of_broken(

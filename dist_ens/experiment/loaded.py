@@ -25,11 +25,13 @@ from dist_ens.ensemble.failures import frozen_positions, saved_structures
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Scores, evaluate
 from dist_ens.evaluation.scoring import BATCH_SIZE, Examples, arrays_of, examples_of
+from dist_ens.experiment.answers import kept_calibration
 from dist_ens.experiment.build import NOTHING
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.workdir import open_finished
 from dist_ens.json_text import JsonDict
+from dist_ens.layout import to_host
 from dist_ens.losses import Objective, Prediction
 from dist_ens.metrics import Metric
 from dist_ens.paths import given_path
@@ -52,6 +54,7 @@ class LoadedRun:
         run: Record of a run that was started from a config; None for one made in Python.
         parts: Parts of the run that its experiment does not name.
         config: Config file of the run; None without one.
+        folder: Folder of the run.
     """
 
     ensemble: Ensemble
@@ -60,19 +63,50 @@ class LoadedRun:
     run: Run | None = None
     parts: OwnParts = NOTHING
     config: "ConfigFile | None" = None
+    folder: pathlib.Path = pathlib.Path()
 
-    def predict(self, inputs: Inputs) -> Prediction:
+    def predict(
+        self, inputs: Inputs, *, calibrated: bool = False, conformal: float | None = None
+    ) -> Prediction:
         """Returns the prediction of the ensemble; see `Ensemble.predict`.
 
-        Inputs and targets of a table are in the units of the table, and not standardised. Frozen
-        members are left out, unless all are frozen.
+        Inputs and targets of a table are in the units of the table, and not standardised, and the
+        prediction is in float64 on the host. Frozen members are left out, unless all are frozen.
 
         Args:
             inputs: Inputs of the examples, in the form of the run's data.
+            calibrated: Whether to apply the calibration that the run keeps, which `dist-ens
+                evaluate --calibration=METHOD` fits.
+            conformal: Coverage of `sets` or `interval`, in (0, 1). They need the rule that the run
+                keeps, which `dist-ens evaluate --conformal=METHOD` fits. Default: neither.
 
         Raises:
             UserError: If the inputs do not fit the run, or its members belong to several groups.
+                Also if the run keeps no such calibration of this step and these members.
         """
+        prediction = self._predict(inputs)
+        if not calibrated and conformal is None:
+            return prediction
+        objective = self.ensemble.objective
+        if self.run is None or objective is None:
+            raise UserError(
+                "This run keeps no calibration: it was made in Python, or its loss is a function. "
+                "Fit one with dist_ens.calibrate, and give it to run.ensemble.predict."
+            )
+        from dist_ens.evaluation.calibration import Predictor  # It imports scipy.optimize, slowly.
+
+        ensemble, state = self.ensemble.at(self._pooled_state())
+        calibration = kept_calibration(
+            self.folder,
+            Predictor.of(ensemble, state),
+            objective.distribution,
+            calibrated=calibrated,
+            level=conformal,
+        )
+        return calibration.applied(prediction, ensemble, state, inputs)
+
+    def _predict(self, inputs: Inputs) -> Prediction:
+        """Returns the prediction before any calibration; see `predict`."""
         given = self.run.spec.standardization if self.run else None
         if given is not None and len(given.target_mean) > 1:
             raise UserError(
@@ -84,6 +118,8 @@ class LoadedRun:
         if given is None:
             return self.ensemble.predict(self._pooled_state(), inputs)
         prediction = self.ensemble.predict(self._pooled_state(), given.of_inputs(inputs)[0])
+        # A mean may be far larger than its deviation, which float32 would lose.
+        prediction = jax.tree.map(lambda leaf: to_host(leaf).astype(np.float64), prediction)
         return prediction.in_unit(given.target_mean[0], given.target_std[0])
 
     def _pooled_state(self) -> State:
@@ -229,7 +265,7 @@ def _loaded(
         )
         state = _named(finished.state, finished.run.spec.class_names)
         return LoadedRun(
-            finished.ensemble, state, finished.step, finished.run, finished.parts, file
+            finished.ensemble, state, finished.step, finished.run, finished.parts, file, folder
         )
     return _loaded_in_python(folder, at, record, ensemble, members)
 
@@ -320,7 +356,8 @@ def _loaded_in_python(
         ensemble = ensemble.with_members(ids)
     structures = saved_structures(ensemble.abstract_state(batch))
     state = store.restore_state(step, *structures, member_ids=ids)
-    return LoadedRun(ensemble, _named(ensemble.with_record(state), saved.class_names), step)
+    state = _named(ensemble.with_record(state), saved.class_names)
+    return LoadedRun(ensemble, state, step, folder=folder)
 
 
 def _named(state: State, names: Sequence[str] | None) -> State:

@@ -18,7 +18,7 @@ from dist_ens.losses.categorical import (
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
-from dist_ens.losses.distribution import Calibration, Distribution
+from dist_ens.losses.distribution import Distribution
 from dist_ens.losses.gaussian import (
     SMALLEST_VARIANCE,
     Gaussian,
@@ -36,7 +36,6 @@ from dist_ens.losses.squared_error import Point, mse, squared_error
 
 __all__ = [
     "SMALLEST_VARIANCE",
-    "Calibration",
     "Categorical",
     "Distribution",
     "Gaussian",

@@ -11,7 +11,8 @@ import optax
 from typing_extensions import override
 
 from dist_ens.errors import UserError
-from dist_ens.losses.distribution import Calibration, Distribution, Summary, Values, with_samples
+from dist_ens.json_text import JsonDict
+from dist_ens.losses.distribution import Distribution, Summary, Values, with_samples
 from dist_ens.losses.objective import Objective
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import CLASSIFICATION
@@ -257,25 +258,46 @@ class Categorical(Distribution):
         return {"probs": np.exp(summary["log_probs"])}
 
     @override
+    def from_shown(self, shown: Summary) -> Summary:
+        with np.errstate(divide="ignore"):  # A probability may be 0.
+            return {"log_probs": np.log(np.asarray(shown["probs"], np.float64))}
+
+    @override
+    def shown_of(self, prediction: Prediction) -> dict[str, np.ndarray]:
+        return {"probs": np.asarray(prediction.mean)}
+
+    @override
     def probabilities(self, summary: Summary) -> np.ndarray:
         return np.exp(summary["log_probs"].astype(np.float64))
 
     @override
-    def calibrate(self, method: str, summary: Summary, labels: np.ndarray) -> Calibration:
+    def calibrate(
+        self, method: str, summary: Summary, labels: np.ndarray
+    ) -> tuple[JsonDict, tuple[str, ...]]:
         # The module imports scipy.optimize, which takes half a second.
         from dist_ens.metrics.recalibration import RECALIBRATIONS
 
         log_probs = summary["log_probs"]
-        num_classes = log_probs.shape[-1]
-        fitted = RECALIBRATIONS[method](log_probs.reshape(-1, num_classes), labels.reshape(-1))
+        rows = log_probs.reshape(-1, log_probs.shape[-1])
+        fitted = RECALIBRATIONS[method](rows, labels.reshape(-1))
+        return fitted.parameters, fitted.warnings
 
-        def apply(summary: Summary) -> Summary:
-            log_probs = summary["log_probs"]
-            return {
-                "log_probs": fitted(log_probs.reshape(-1, num_classes)).reshape(log_probs.shape)
-            }
+    @override
+    def calibrated(self, method: str, parameters: JsonDict, summary: Summary) -> Summary:
+        from dist_ens.metrics.recalibration import Recalibration
 
-        return Calibration(apply, fitted.parameters, fitted.warnings)
+        log_probs = summary["log_probs"]
+        rows = log_probs.reshape(-1, log_probs.shape[-1])
+        return {"log_probs": Recalibration(method, parameters)(rows).reshape(log_probs.shape)}
+
+    @override
+    def with_shown(self, prediction: Prediction, shown: Summary) -> Prediction:
+        """Returns the calibrated probabilities and their entropy, of which no parts are known."""
+        probs = shown["probs"]
+        total = -(probs * np.log(probs)).sum(axis=-1)  # A calibrated probability is never 0.
+        return dataclasses.replace(
+            prediction, mean=probs, total=total, aleatoric=None, epistemic=None
+        )
 
 
 def categorical(num_classes: int) -> Objective:

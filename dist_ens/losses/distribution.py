@@ -2,39 +2,21 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple, Protocol, Self
+from collections.abc import Mapping
+from typing import ClassVar, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError
-from dist_ens.json_text import Json
+from dist_ens.json_text import JsonDict
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.metric import Metric
 
 Values = dict[str, jax.Array]
 # A `Summary` is like `Values`, but its arrays are on the host.
 Summary = Mapping[str, np.ndarray]
-
-
-class Calibration(NamedTuple):
-    """A map of summaries that was fitted on validation data.
-
-    Attributes:
-        apply: Function from a summary to the calibrated summary.
-        parameters: Parameters of the map, as JSON values.
-        warnings: Sentences about parameters that the validation data do not determine.
-
-    >>> double = Calibration(lambda summary: {"variance": 2 * summary["variance"]}, {"scale": 2})
-    >>> double.apply({"variance": np.array([3.0])})["variance"]
-    array([6.])
-    """
-
-    apply: Callable[[Summary], Summary]
-    parameters: Mapping[str, Json]
-    warnings: tuple[str, ...] = ()
 
 
 class Distribution(Protocol):
@@ -163,6 +145,14 @@ class Distribution(Protocol):
             for name, values in summary.items()
         }
 
+    def from_shown(self, shown: Summary) -> Summary:
+        """Returns the summary of what `shown` returned, in the unit of the latter."""
+        return dict(shown)
+
+    def shown_of(self, prediction: Prediction) -> dict[str, np.ndarray]:
+        """Returns the ensemble's part of a prediction in the form of `shown`; default: `mean`."""
+        return {"mean": np.asarray(prediction.mean)}
+
     def point(self, summary: Summary) -> np.ndarray:
         """Returns the point prediction, such as a mean or a median; default: `mean`."""
         return summary["mean"]
@@ -188,13 +178,19 @@ class Distribution(Protocol):
             f"{type(self).__name__} predictions have no classes. Choose a method for real targets."
         )
 
-    def calibrate(self, method: str, summary: Summary, labels: np.ndarray) -> Calibration:
+    def calibrate(
+        self, method: str, summary: Summary, labels: np.ndarray
+    ) -> tuple[JsonDict, tuple[str, ...]]:
         """Fits a map of summaries on validation data.
 
         Args:
             method: One of `calibrations`.
             summary: Summary of pooled predictions of the validation data.
             labels: Labels of the validation data.
+
+        Returns:
+            The parameters of the map as JSON values, and sentences about parameters that the
+            validation data do not determine.
 
         Raises:
             UserError: If the data do not determine the map.
@@ -204,6 +200,25 @@ class Distribution(Protocol):
         raise UserError(
             f"{type(self).__name__} predictions have no calibration {method!r}. {way_out}"
         )
+
+    def calibrated(self, method: str, parameters: JsonDict, summary: Summary) -> Summary:
+        """Returns a summary after a map that `calibrate` has fitted; default: unchanged.
+
+        Args:
+            method: Name of the map.
+            parameters: Parameters of the map.
+            summary: Summary of pooled predictions.
+        """
+        return summary
+
+    def with_shown(self, prediction: Prediction, shown: Summary) -> Prediction:
+        """Returns a prediction whose ensemble's part is calibrated; default: unchanged.
+
+        Args:
+            prediction: Prediction before the calibration, on the host.
+            shown: Calibrated prediction in the form of `shown`.
+        """
+        return prediction
 
     def with_pooling(self, name: str) -> Self:
         """Returns the distribution with another way of pooling.

@@ -11,8 +11,8 @@ import numpy as np
 from typing_extensions import override
 
 from dist_ens.errors import UserError
+from dist_ens.json_text import JsonDict
 from dist_ens.losses.distribution import (
-    Calibration,
     Distribution,
     Summary,
     Values,
@@ -211,6 +211,10 @@ class Gaussian(Distribution):
         return shown
 
     @override
+    def shown_of(self, prediction: Prediction) -> dict[str, np.ndarray]:
+        return {"mean": np.asarray(prediction.mean), "variance": np.asarray(prediction.total)}
+
+    @override
     def central_interval(self, summary: Summary, level: float) -> tuple[np.ndarray, np.ndarray]:
         """Returns the central interval of one normal distribution."""
         mean, variance = (summary[name].astype(np.float64) for name in ("mean", "variance"))
@@ -218,14 +222,30 @@ class Gaussian(Distribution):
         return mean - half, mean + half
 
     @override
-    def calibrate(self, method: str, summary: Summary, labels: np.ndarray) -> Calibration:
+    def calibrate(
+        self, method: str, summary: Summary, labels: np.ndarray
+    ) -> tuple[JsonDict, tuple[str, ...]]:
         """Fits one factor for all variances."""
         # The module imports scipy.optimize, which takes half a second.
         from dist_ens.metrics.recalibration import fit_variance_scale
 
-        scale = fit_variance_scale(summary["mean"], summary["variance"], labels)
-        return Calibration(
-            lambda summary: {**summary, "variance": summary["variance"] * scale}, {"scale": scale}
+        return {"scale": fit_variance_scale(summary["mean"], summary["variance"], labels)}, ()
+
+    @override
+    def calibrated(self, method: str, parameters: JsonDict, summary: Summary) -> Summary:
+        return {**summary, "variance": summary["variance"] * parameters["scale"]}
+
+    @override
+    def with_shown(self, prediction: Prediction, shown: Summary) -> Prediction:
+        """Returns the calibrated variance, whose two parts have the same factor."""
+        variance = shown["variance"]
+        factor = variance / prediction.total
+        return dataclasses.replace(
+            prediction,
+            total=variance,
+            aleatoric=prediction.aleatoric * factor,
+            epistemic=prediction.epistemic * factor,
+            std=np.sqrt(variance),
         )
 
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dist_ens.state import leaf_type
 from dist_ens.types import Outputs, PyTree
 
 
@@ -22,6 +21,8 @@ from dist_ens.types import Outputs, PyTree
         "member_variance",
         "std",
         "quantiles",
+        "interval",
+        "sets",
     ],
     meta_fields=["unit", "class_names"],
 )
@@ -45,6 +46,10 @@ class Prediction:
         member_variance: Variances that the members predict, [members, batch, ...].
         std: Square root of `total`, [batch, ...].
         quantiles: Quantiles of the ensemble, ascending, [batch, ..., levels].
+        interval: Ends `(lower, upper)` of the conformal intervals of real targets, [batch] each.
+            None without a conformal rule; see `dist_ens.calibrate`.
+        sets: Whether a class is in the conformal set of an example, bool[batch, classes]. None
+            without a conformal rule.
         unit: "nats" for classes, "target" for real targets, "" for outputs without an objective.
         class_names: Names of the classes, in the order of the last axis of `mean`. None if the
             labels of training were numbers.
@@ -70,6 +75,8 @@ class Prediction:
     member_variance: PyTree = None
     std: PyTree = None
     quantiles: PyTree = None
+    interval: PyTree = None
+    sets: PyTree = None
     unit: str = ""
     class_names: tuple[str, ...] | None = None
 
@@ -93,7 +100,7 @@ class Prediction:
             if values is None:
                 return None
             if field in _LOCATIONS:
-                return values * std + mean
+                return jax.tree.map(lambda leaf: leaf * std + mean, values)
             return values * std if field == "std" else values * std**2
 
         return dataclasses.replace(self, **{name: scaled(name) for name in _LOCATIONS + _SPREADS})
@@ -130,7 +137,7 @@ class Prediction:
 
 _NO_ARRAYS = ("unit", "class_names")
 _OF_MEMBERS = ("members", "member_variance")
-_LOCATIONS = ("mean", "members", "quantiles")
+_LOCATIONS = ("mean", "members", "quantiles", "interval")
 _SPREADS = ("total", "aleatoric", "epistemic", "member_variance", "std")
 
 
@@ -161,6 +168,8 @@ def _described(tree: PyTree) -> str:
     """Returns the types and shapes of a pytree's leaves."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if len(leaves) == 1 and not leaves[0][0]:
-        return leaf_type(tree)
-    named = (f"{jax.tree_util.keystr(path)}: {leaf_type(leaf)}" for path, leaf in leaves)
+        return f"{tree.dtype}{list(tree.shape)}"
+    named = (
+        f"{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves
+    )
     return "{" + ", ".join(named) + "}"

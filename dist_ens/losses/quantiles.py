@@ -105,6 +105,10 @@ class Quantiles(Distribution):
         )
 
     @override
+    def shown_of(self, prediction: Prediction) -> dict[str, np.ndarray]:
+        return {"quantiles": np.asarray(prediction.quantiles)}
+
+    @override
     def point(self, summary: Summary) -> np.ndarray:
         """Returns the median."""
         quantiles = summary["quantiles"]

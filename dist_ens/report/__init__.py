@@ -14,17 +14,29 @@ from dist_ens.report.files import (
 )
 from dist_ens.report.metrics_file import METRICS
 from dist_ens.report.rates import plot_rates
-from dist_ens.report.run_files import RunReport, read_run, write_report
+from dist_ens.report.run_files import (
+    SCORES,
+    RunReport,
+    keep_answers,
+    read_answers,
+    read_run,
+    redraw,
+    write_report,
+)
 
 __all__ = [
     "CURVES",
     "METRICS",
     "PAGE",
+    "SCORES",
     "SUMMARY",
     "RunReport",
+    "keep_answers",
     "pace_before",
     "plot_rates",
+    "read_answers",
     "read_run",
+    "redraw",
     "write_report",
     "write_scores",
     "write_summary",

@@ -14,8 +14,9 @@ from dist_ens.run_digests import write_run_file
 SUMMARY = "summary.json"
 CURVES = "curves.json"
 PICTURES = "pictures.npy"
+ANSWERS = "answers.json"
 PAGE = "report.html"
-REPORT_FILES = (SUMMARY, CURVES, PICTURES, PAGE)
+REPORT_FILES = (SUMMARY, CURVES, PICTURES, ANSWERS, PAGE)
 
 
 def to_json(value: Json, **options: Any) -> str:

@@ -17,6 +17,7 @@ from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import COMPARED, described, has_unit, in_table, label_of
 from dist_ens.report import figures
+from dist_ens.report.answer_sections import answer_sections
 from dist_ens.report.panels import (
     MEAN_MEMBER,
     SECTIONS,
@@ -95,6 +96,7 @@ def write_page(
         note=_note(runs),
         members=None if several else _member_rows(runs[0].summary),
         sections=[_rendered(section) for section in sections],
+        answers=answer_sections(shown),
         example_sections=[
             section
             for section in (_classes(shown), *(_examples(shown, *texts) for texts in _EXAMPLES))

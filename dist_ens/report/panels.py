@@ -86,7 +86,12 @@ class Section:
 
 def having(shown: Sequence[Shown], name: str) -> Iterator[tuple[Shown, Json]]:
     """Returns the runs whose curves have a section, each with the data of the section."""
-    return ((each, each.run.curves[name]) for each in shown if name in each.run.curves)
+    return (
+        (each, data)
+        for each in shown
+        for key, data in each.run.curves.items()
+        if key.partition("=")[0] == name  # Such as `ood=notmnist`, beside `ood=kmnist`.
+    )
 
 
 def _of_both(each: Shown, points: Mapping[str, tuple[Numbers, Numbers]]) -> list[Curve]:
@@ -312,7 +317,7 @@ def _shift(shown: Sequence[Shown]) -> Section:
         "Shifted inputs",
         "The ensemble's score on test inputs that are corrupted with increasing strength. A flat "
         "line means a robust ensemble. If the NLL grows much faster than the errors, the ensemble "
-        "becomes overconfident.",
+        f"becomes overconfident.{_older(shown, 'shift')}",
         panels,
         key="",
     )
@@ -342,9 +347,20 @@ def _ood(shown: Sequence[Shown]) -> Section:
         "ood",
         "In and out of distribution",
         f"The ensemble's uncertainty on the test split and on inputs of another kind, {names}. The "
-        "less the two overlap, the better the uncertainty detects inputs of another kind.",
+        "less the two overlap, the better the uncertainty detects inputs of another kind."
+        f"{_older(shown, 'ood')}",
         panels,
     )
+
+
+def _older(shown: Sequence[Shown], question: str) -> str:
+    """Returns what a caption says of answers that are older than the scores of their run."""
+    notes = [
+        f" {each.title + ': ' if each.title else ''}{note}"
+        for each in shown
+        for note in each.run.older(each.run.answers_to(question).values())
+    ]
+    return "".join(notes)
 
 
 def _disagreement(shown: Sequence[Shown]) -> Section:

@@ -1,10 +1,11 @@
 """The files of a run from which its report is made."""
 
 import dataclasses
+import hashlib
 import io
 import logging
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -16,10 +17,20 @@ from dist_ens.errors import UserError
 from dist_ens.file_reading import opened_to_read
 from dist_ens.json_text import Json, JsonDict, from_json
 from dist_ens.paths import given_path
-from dist_ens.report.files import CURVES, PAGE, PICTURES, SUMMARY, to_json
+from dist_ens.report.files import (
+    ANSWERS,
+    CURVES,
+    PAGE,
+    PICTURES,
+    SUMMARY,
+    to_json,
+)
 from dist_ens.report.forms import require_curves, require_summary
 from dist_ens.report.metrics_file import METRICS, read_metrics
 from dist_ens.run_digests import fault_of, write_run_file
+
+# Answer that holds the scores of the test split.
+SCORES = "scores"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +46,8 @@ class RunReport:
             `curves["most_uncertain"]`; uint8 or float, [h, w] or [h, w, c]. A list of examples is
             shown as a table if pictures are missing.
         faults: Sentences on files that differ from what the run wrote. Default: none.
+        answers: Newest answer to each further question, such as `shift`, with its `step`.
+        step: Step of the scores. None if it is not known.
     """
 
     name: str
@@ -43,6 +56,25 @@ class RunReport:
     curves: Mapping[str, Json]
     pictures: Sequence[np.ndarray]
     faults: Sequence[str] = ()
+    answers: Mapping[str, Json] = dataclasses.field(default_factory=dict)
+    step: int | None = None
+
+    def answers_to(self, question: str) -> dict[str, Json]:
+        """Returns the answers to a kind of question, such as `calibration`, by their options."""
+        parts = ((*name.partition("="), answer) for name, answer in self.answers.items())
+        return {option: answer for kind, _, option, answer in parts if kind == question}
+
+    def older(self, answers: Iterable[Mapping[str, Json]]) -> list[str]:
+        """Returns a sentence if answers are of another step than the scores, and else nothing.
+
+        Args:
+            answers: Answers, with their `step`.
+        """
+        older = sorted({of["step"] for of in answers if self.step is not None} - {self.step})
+        if not older:
+            return []
+        steps = " and ".join(f"{step:,}" for step in older)
+        return [f"Older: of step {steps}, and the scores above are of step {self.step:,}."]
 
 
 def write_report(
@@ -71,6 +103,17 @@ def write_report(
     write_page(workdir / PAGE, [run], write_run_file)
 
 
+def redraw(workdir: pathlib.Path) -> None:
+    """Writes the page again from the files of a run.
+
+    Args:
+        workdir: Folder of the run.
+    """
+    from dist_ens.report.page import write_page  # This import takes a second.
+
+    write_page(workdir / PAGE, [read_run(workdir)], write_run_file)
+
+
 def read_run(workdir: pathlib.Path) -> RunReport:
     """Reads the content of a run's report.
 
@@ -89,7 +132,7 @@ def read_run(workdir: pathlib.Path) -> RunReport:
             f"or type {evaluate} first."
         )
     train = "dist-ens train with the flags of the run"
-    clauses = [fault_of(workdir / name) for name in (SUMMARY, METRICS, CURVES, PICTURES)]
+    clauses = [fault_of(workdir / name) for name in (SUMMARY, ANSWERS, METRICS, CURVES, PICTURES)]
     faults = [
         f"Of {quoted(workdir)} {clause}, so what is shown of it may be wrong."
         for clause in clauses
@@ -97,14 +140,108 @@ def read_run(workdir: pathlib.Path) -> RunReport:
     ]
     for fault in faults:
         logging.warning(fault)
+    read_summary = partial(_object, require=require_summary)
+    summary = _read(workdir / SUMMARY, read_summary, train) or {}
+    answers = newest_answers(read_answers(workdir))
+    scores = answers.pop(SCORES, None)
+    if scores is not None and scores["step"] >= summary.get("steps", 0):
+        summary = {**summary, **scores, "steps": scores["step"]}
     return RunReport(
         name=workdir.resolve().name,
-        summary=_read(workdir / SUMMARY, partial(_object, require=require_summary), train) or {},
+        summary=summary,
         metrics=_read(workdir / METRICS, lambda _: read_metrics(workdir), train) or [],
-        curves=curves,
+        curves=curves | {name: of["curve"] for name, of in answers.items() if "curve" in of},
         pictures=_read_pictures(workdir / PICTURES, evaluate),
         faults=faults,
+        answers=answers,
+        step=summary.get("steps"),
     )
+
+
+def keep_answers(
+    workdir: pathlib.Path,
+    step: int,
+    state: str | None,
+    answers: Mapping[str, Json],
+    *,
+    is_newest: bool,
+) -> None:
+    """Adds answers to those of a run. An answer to the same question at the same step is replaced.
+
+    Args:
+        workdir: Folder of the run.
+        step: Step that the answers are of.
+        state: Digest of the members at this step. None if there is none.
+        answers: Answers by question, the newest last.
+        is_newest: Whether the step is the newest of the run. Answers of later steps then belong to
+            a run that was in the folder before, and are removed.
+
+    Raises:
+        UserError: If the file is damaged.
+        OSError: If it cannot be written.
+    """
+    kept = read_answers(workdir)
+    if is_newest:
+        kept = {key: entry for key, entry in kept.items() if int(key) <= step}
+    before = kept.get(str(step), {})
+    same = before["answers"] if before and before["state"] == state else {}
+    # The last answer to a kind of question is the one by which a run predicts.
+    others = {question: answer for question, answer in same.items() if question not in answers}
+    kept[str(step)] = {"state": state, "answers": {**others, **answers}}
+    steps = to_json(kept)
+    write_run_file(workdir / ANSWERS, f'{{"sha256": "{_sha256(steps)}", "steps": {steps}}}\n')
+
+
+def read_answers(workdir: pathlib.Path) -> JsonDict:
+    """Returns the `steps` of `answers.json`; empty if there is no file.
+
+    Args:
+        workdir: Folder of the run.
+
+    Returns:
+        For each step a dict with `state`, a digest of the members at that step, and `answers`, a
+        dict from a question, such as `conformal=aps level=0.9`, to its answer.
+
+    Raises:
+        UserError: If the file is damaged.
+    """
+    evaluate = command_line("dist-ens", "evaluate", workdir=workdir)
+    read = partial(_object, require=_require_answers)
+    return (_read(workdir / ANSWERS, read, evaluate) or {"steps": {}})["steps"]
+
+
+def newest_answers(kept: Mapping[str, Json]) -> JsonDict:
+    """Returns the newest answer to each question, with its `step`.
+
+    Args:
+        kept: Steps of `answers.json`.
+
+    >>> kept = {"9": {"state": None, "answers": {"shift": {}}}}
+    >>> newest_answers(kept | {"8": {"state": None, "answers": {"shift": {}, "ood=a": {}}}})
+    {'ood=a': {'step': 8}, 'shift': {'step': 9}}
+    """
+    found: JsonDict = {}
+    for step in sorted(map(int, kept)):
+        for question, answer in kept[str(step)]["answers"].items():
+            found.pop(question, None)
+            found[question] = {**answer, "step": step}
+    return found
+
+
+def _require_answers(value: Json) -> None:
+    """Raises a `ValueError` if a file does not hold the answers that were written.
+
+    A changed number would calibrate predictions, so that the file has a hash of its content.
+    """
+    if not isinstance(value, dict) or {*value} != {"sha256", "steps"}:
+        raise ValueError("it does not hold a hash and steps")
+    if value["sha256"] != _sha256(to_json(value["steps"])):
+        raise ValueError("its content does not match its hash")
+
+
+def _sha256(text: str) -> str:
+    """Returns the SHA-256 of a text, 64 hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _object(file: BinaryIO, require: Callable[[Json], None]) -> JsonDict:

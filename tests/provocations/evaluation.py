@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.data import ArraySplit, Spec, TreeSplit
-from dist_ens.evaluation import Evaluator, calibration, ood, out_of_bag, shift
+from dist_ens.evaluation import Evaluator, fit_calibration, ood, out_of_bag, shift
 from dist_ens.evaluation.label_checks import check_classes, check_finite, check_weights
 from dist_ens.evaluation.scoring import Examples, check_score, evaluate
 from dist_ens.losses import Categorical, Gaussian, Point, gaussian
@@ -54,44 +54,59 @@ def _evaluator(distribution=None, spec=_SPEC, **options):
     return Evaluator(ensemble(**options), 8, spec, distribution)
 
 
-def _calibrated(method, distribution, spec=_SPEC, valid=None):
-    evaluator = _evaluator(distribution)
-    calibration.recalibrated(method, evaluator, None, spec, valid, source().test)
-
-
 def a_temperature_of_a_table():
-    _calibrated("temperature", Gaussian(), _TABLE)
+    fit_calibration.fit_map("temperature", _evaluator(Gaussian()), None, None)
 
 
 def a_calibration_of_a_point():
-    _calibrated("variance", Point(), _TABLE)
-
-
-def _conformal(method, distribution, spec=_SPEC, splits=None):
-    evaluator = _evaluator(distribution)
-    evaluator.pooled_predictions = lambda state, split: {}
-    splits = splits or {"train": source().train, "valid": None, "test": source().test}
-    calibration.conformal_scores(method, 0.9, evaluator, None, spec, splits, None)
-
-
-def conformal_sets_of_a_table():
-    _conformal("lac", Gaussian(), _TABLE)
-
-
-def conformal_sets_of_a_text():
-    _conformal("lac", Categorical(), _TEXT)
-
-
-def conformal_intervals_without_folds():
-    _conformal("cv+", Gaussian(), _TABLE)
-
-
-def a_calibration_of_several_groups():
-    _calibrated("temperature", Categorical(), _GROUPS)
+    fit_calibration.fit_map("variance", _evaluator(Point()), None, None)
 
 
 def a_calibration_without_validation_data():
-    _calibrated("temperature", Categorical())
+    fit_calibration.fit_map("temperature", _evaluator(Categorical()), None, None)
+
+
+def a_calibration_of_several_groups():
+    fit_calibration.fit_map("temperature", _evaluator(num_groups=2), None, source().test)
+
+
+def conformal_sets_of_a_table():
+    fit_calibration.fit_rule("lac", 0.9, _evaluator(Gaussian()), None, None)
+
+
+def conformal_sets_of_a_text():
+    labels = np.zeros((8, 8), np.int32)
+    fit_calibration.fit_rule("lac", 0.5, _evaluator(Categorical()), None, _split(labels=labels))
+
+
+def conformal_intervals_without_folds():
+    fit_calibration.fit_rule("cv+", 0.5, _evaluator(Gaussian()), None, source().train)
+
+
+def _to_calibrate(loss=None, **options):
+    made = ensemble(loss)
+    good = examples()
+    data = {"inputs": good[0], "labels": good[1]} | options.pop("more", {})
+    return fit_calibration.calibrate(made, made.init(batch()), data, **options)
+
+
+def a_calibration_of_a_loss_function():
+    _to_calibrate(_loss)
+
+
+def a_calibration_with_weights():
+    _to_calibrate(more={"weights": np.ones(8, np.float32)})
+
+
+def a_calibration_of_nothing():
+    _to_calibrate(method=None)
+
+
+def a_calibration_of_another_step():
+    made = ensemble()
+    state = made.init(batch())
+    fitted = _to_calibrate()
+    made.predict(state._replace(step=state.step + 1), examples()[0], calibration=fitted)
 
 
 def weights_of_several_groups():

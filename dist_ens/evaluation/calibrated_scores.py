@@ -1,0 +1,122 @@
+"""Scores of calibrated and conformal predictions on a test split."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dist_ens import conformal
+from dist_ens.data import Split
+from dist_ens.evaluation.calibration import Calibration
+from dist_ens.evaluation.conformal_rule import SETS, ConformalRule
+from dist_ens.evaluation.evaluator import Evaluator
+from dist_ens.evaluation.fit_calibration import pooled_of, uniform_of_split
+from dist_ens.evaluation.out_of_bag import held_out_means
+from dist_ens.evaluation.row_scores import num_draws
+from dist_ens.json_text import JsonDict
+from dist_ens.metrics import bootstrap_weights, interval
+from dist_ens.metrics.calibration_error import reliability_bins
+from dist_ens.state import State
+from dist_ens.types import Score
+
+# Number of examples that are scored at a time. Their statistics of each class need much memory.
+_AT_A_TIME = 1000
+
+
+def calibrated_scores(
+    calibration: Calibration, evaluator: Evaluator, state: State, test: Split
+) -> JsonDict:
+    """Scores the pooled prediction after a map of probabilities or variances.
+
+    Args:
+        calibration: Calibration with a map.
+        evaluator: Evaluator of an ensemble of one group.
+        state: State of the ensemble.
+        test: Test split.
+
+    Returns:
+        `method`, `parameters`, `warnings` (sentences about parameters that the validation split
+        does not determine), `test` and, unless there are too many rows, `test_interval`. Also
+        `reliability` for classes, the bins of the reliability diagram.
+    """
+    summary, labels = pooled_of(evaluator, state, test)
+    method, parameters = calibration.method or "", calibration.parameters
+    summary = dict(evaluator.distribution.calibrated(method, parameters, summary))
+    parts = [
+        (
+            {name: leaf[first : first + _AT_A_TIME] for name, leaf in summary.items()},
+            labels[first : first + _AT_A_TIME],
+            None,
+        )
+        for first in range(0, len(test), _AT_A_TIME)
+    ]
+    scores, intervals = evaluator.scores_of(parts)
+    found: JsonDict = {
+        "method": method,
+        "parameters": dict(parameters),
+        "warnings": [*calibration.warnings],
+        "test": scores,
+    }
+    if intervals is not None:
+        found["test_interval"] = intervals
+    if "ece" in scores:
+        rows = [evaluator.values_of(*part)[0] for part in parts]
+        confidence, correct = (
+            np.concatenate([of[name] for of in rows]) for name in ("confidence", "correct")
+        )
+        bins = reliability_bins(confidence, correct)
+        found["reliability"] = {name: values.tolist() for name, values in bins.items()}
+    return found
+
+
+def conformal_scores(
+    rule: ConformalRule, level: float, evaluator: Evaluator, state: State, test: Split
+) -> JsonDict:
+    """Scores conformal sets or intervals of the pooled prediction.
+
+    Args:
+        rule: Conformal rule.
+        level: Coverage of the sets or intervals, in (0, 1).
+        evaluator: Evaluator of an ensemble of one group.
+        state: State of the ensemble.
+        test: Test split.
+
+    Returns:
+        `method`, `level`, `coverage`, and `mean_set_size` or, in the targets' own unit,
+        `mean_width`. Unless there are too many rows, also an `interval` of the two scores.
+    """
+    distribution = evaluator.distribution
+    summary, labels = pooled_of(evaluator, state, test)
+    if rule.method in SETS:
+        u = uniform_of_split(rule.method, test)
+        sets = rule.sets(distribution.probabilities(summary), u, level)
+
+        def scores(weights: np.ndarray | None) -> dict[str, Score]:
+            return {
+                "coverage": conformal.coverage_of_sets(sets, labels, weights),
+                "mean_set_size": conformal.mean_set_size(sets, weights),
+            }
+    else:
+
+        def points() -> np.ndarray:
+            return np.delete(held_out_means(evaluator, state, test), evaluator.left_out, axis=0)
+
+        low, high = rule.interval(distribution, summary, points, level)
+
+        def scores(weights: np.ndarray | None) -> dict[str, Score]:
+            return {
+                "coverage": conformal.coverage_of_intervals(low, high, labels, weights),
+                "mean_width": conformal.mean_width(low, high, weights) * evaluator.units[0],
+            }
+
+    return {"method": rule.method, "level": level} | _with_intervals(scores, len(test))
+
+
+def _with_intervals(
+    scores: Callable[[np.ndarray | None], dict[str, Score]], num_rows: int
+) -> JsonDict:
+    """Returns scores and, unless there are too many rows, their 95 % intervals as `interval`."""
+    found, draws = scores(None), num_draws(num_rows)
+    if not draws:
+        return found
+    drawn = scores(bootstrap_weights(num_rows, draws, 0))
+    return found | {"interval": {name: interval(values) for name, values in drawn.items()}}

@@ -1,0 +1,167 @@
+"""Conformal rules: the calibration examples of a method, for predictions at any level."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Self
+
+import jax
+import numpy as np
+
+from dist_ens.conformal import class_scores, conformal_quantile, jackknife_plus, split_cqr
+from dist_ens.json_text import JsonDict
+from dist_ens.losses import Distribution
+from dist_ens.metrics.recalibration import check_labels
+from dist_ens.types import Inputs
+
+SETS = ("lac", "aps", "raps")
+_MASK = "out_of_bag"
+# Members' predictions are in float32, and two computations of one probability may differ by this.
+# Without it examples of equal scores, of which a pooling by votes has many, could lose their label.
+_ROUNDING = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class ConformalRule:
+    """A conformal method with its calibration examples.
+
+    Attributes:
+        method: Name of the method, such as "aps".
+        examples: Arrays of the n calibration examples by name. For sets `scores`, the scores of the
+            labels. For cqr the `labels` and the leaves of the prediction. For cv+ and jackknife+
+            `residuals` and `out_of_bag`, bool[members, n].
+        mean: Mean that was subtracted from the real targets of the examples.
+        std: Standard deviation by which they were divided, positive.
+
+    >>> scores = np.arange(19) / 20
+    >>> rule = ConformalRule("lac", {"scores": scores})
+    >>> rule.sets(np.array([[0.5, 0.1]]), np.zeros(1), 0.9)  # 1 - p is at most the 18th: 0.85
+    array([[ True, False]])
+    """
+
+    method: str
+    examples: Mapping[str, np.ndarray]
+    mean: float = 0.0
+    std: float = 1.0
+
+    @classmethod
+    def of_sets(cls, method: str, probs: np.ndarray, labels: np.ndarray, u: np.ndarray) -> Self:
+        """Returns the rule of a method in `SETS`.
+
+        Args:
+            method: Name of the method.
+            probs: Probabilities of the calibration examples, float[n, classes].
+            labels: Labels, int[n].
+            u: Number of each example from `uniform_of`, float[n].
+
+        Raises:
+            UserError: If the labels do not fit the probabilities.
+        """
+        labels = check_labels(labels, *probs.shape)
+        scores = class_scores(method, probs, u)[np.arange(len(labels)), labels]
+        return cls(method, {"scores": np.sort(scores)})
+
+    def sets(self, probs: np.ndarray, u: np.ndarray, level: float) -> np.ndarray:
+        """Returns whether a class is in the set of an example; bool[batch, classes].
+
+        Args:
+            probs: Probabilities of the ensemble before any calibration, float[batch, classes].
+            u: Number of each example from `uniform_of`, float[batch].
+            level: Requested coverage, in (0, 1).
+
+        Raises:
+            UserError: If there are too few calibration examples for the level.
+        """
+        quantile = conformal_quantile(self.examples["scores"], level)
+        return class_scores(self.method, probs, u) <= quantile + _ROUNDING
+
+    def own_interval(
+        self,
+        distribution: Distribution,
+        shown: Mapping[str, np.ndarray],
+        points: Callable[[], np.ndarray],
+        level: float,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ends of `interval`, from predictions in the targets' own unit and in it.
+
+        Args:
+            distribution: Predictive distribution.
+            shown: Prediction of the ensemble as `Distribution.shown` returns it.
+            points: See `interval`.
+            level: See `interval`.
+        """
+        mean, std = self.mean, self.std
+        own = {name: values[None] for name, values in shown.items()}
+        standard = distribution.shown(own, np.array([-mean / std]), np.array([1 / std]))
+        summary = distribution.from_shown({name: values[0] for name, values in standard.items()})
+        low, high = self.interval(distribution, summary, lambda: (points() - mean) / std, level)
+        return low * std + mean, high * std + mean
+
+    def interval(
+        self,
+        distribution: Distribution,
+        summary: Mapping[str, np.ndarray],
+        points: Callable[[], np.ndarray],
+        level: float,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the lower and upper ends of the intervals of real targets; float64[batch] each.
+
+        They are in the unit of the calibration examples.
+
+        Args:
+            distribution: Predictive distribution.
+            summary: Summary of the ensemble's prediction before any calibration.
+            points: Function that returns the members' means or medians, float[members, batch], for
+                cv+ and jackknife+.
+            level: Requested coverage, in (0, 1).
+
+        Raises:
+            UserError: If there are too few calibration examples for the level.
+        """
+        examples = self.examples
+        if self.method != "cqr":
+            return jackknife_plus(examples["residuals"], examples[_MASK], points(), level)
+        held = {name: values for name, values in examples.items() if name != "labels"}
+        ends = distribution.central_interval(held, level)
+        widened = split_cqr(*ends, examples["labels"], level)
+        return widened(*distribution.central_interval(summary, level))
+
+    def to_dict(self) -> JsonDict:
+        """Returns the method and its examples in types that JSON can hold."""
+        examples = {name: values.tolist() for name, values in self.examples.items()}
+        if _MASK in examples:
+            # A hexadecimal digit for 4 examples: a list of words would be 20 times as long.
+            examples[_MASK] = [np.packbits(row).tobytes().hex() for row in self.examples[_MASK]]
+        return {
+            "method": self.method,
+            "examples": examples,
+            "mean": self.mean,
+            "std": self.std,
+        }
+
+    @classmethod
+    def from_dict(cls, values: JsonDict) -> Self:
+        """Returns the rule that `to_dict` wrote, also after a round trip through JSON."""
+        examples = dict(values["examples"])
+        if _MASK in examples:
+            count = len(examples["residuals"])
+            rows = [np.frombuffer(bytes.fromhex(row), np.uint8) for row in examples[_MASK]]
+            examples[_MASK] = [np.unpackbits(row, count=count).astype(bool) for row in rows]
+        arrays = {name: np.array(leaf) for name, leaf in examples.items()}
+        return cls(values["method"], arrays, values["mean"], values["std"])
+
+
+def uniform_of(inputs: Inputs) -> np.ndarray:
+    """Returns a number in [0, 1) for each example that its inputs alone determine; float64[batch].
+
+    The sets of aps and raps need such a number. From a generator it would depend on the other
+    examples of a call. As a function of the inputs it gives an example the same set everywhere, and
+    the coverage holds as well.
+
+    Args:
+        inputs: Inputs, a pytree with leaves [batch, ...]. They are compared as float32.
+    """
+    leaves = [np.asarray(leaf).astype(np.float32) + 0.0 for leaf in jax.tree.leaves(inputs)]
+    rows = np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+    digests = [hashlib.blake2b(row.tobytes(), digest_size=6).digest() for row in rows]
+    return np.array([int.from_bytes(digest, "little") for digest in digests]) / 2.0**48

@@ -1,0 +1,285 @@
+"""Fitting of calibrations of the pooled prediction on data that was not trained on.
+
+The map of probabilities or variances and the conformal rule are both fitted on predictions before
+any calibration. So neither depends on the other, and the coverage of the rule holds.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from dist_ens.conformal import out_of_bag_means, quantile_rank
+from dist_ens.data import Source, Split
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import UserError
+from dist_ens.evaluation.calibration import Calibration, Predictor, objective_of
+from dist_ens.evaluation.conformal_rule import SETS, ConformalRule, uniform_of
+from dist_ens.evaluation.evaluator import Evaluator
+from dist_ens.evaluation.out_of_bag import held_out_means
+from dist_ens.evaluation.scoring import (
+    BATCH_SIZE,
+    Examples,
+    check_groups,
+    evaluator_of,
+    examples_of,
+    parts_of_objective,
+)
+from dist_ens.losses import Objective
+from dist_ens.state import State
+from dist_ens.types import Data
+
+_AUTO = "auto"
+# Number of examples whose inputs are read at a time.
+_AT_A_TIME = 1000
+
+
+def calibrate(
+    ensemble: Ensemble,
+    state: State,
+    data: Data,
+    *,
+    method: str | None = _AUTO,
+    conformal: str | None = None,
+    level: float = 0.9,
+    batch_size: int = BATCH_SIZE,
+) -> Calibration:
+    """Fits a calibration of the pooled prediction on data that was not trained on.
+
+    The members' predictions are pooled first, and one map is fitted for the pooled prediction. For
+    the temperature T and for the variance it is
+
+        p(c | x) = softmax_c(log p(c | x) / T),    variance * scale
+
+    Args:
+        ensemble: Ensemble with an objective.
+        state: State of the ensemble, or of some members.
+        data: Held-out data: a dict of arrays with `inputs` and `labels`, an iterable of batches, or
+            a source of `dist_ens.data` (its validation split).
+        method: Map to fit: `temperature`, `vector` or `isotonic` for classes, `variance` for real
+            targets with a predicted variance. Default: the first of these that the objective has.
+            None fits no map.
+        conformal: Method for conformal predictions: `lac`, `aps` or `raps` for sets of classes,
+            `cqr` for intervals of real targets. Default: none.
+        level: Coverage of the sets or intervals, in (0, 1). `calibration.at(level)` changes it.
+        batch_size: Number of examples at a time.
+
+    Returns:
+        The calibration, for `ensemble.predict(state, inputs, calibration=…)`.
+
+    Raises:
+        UserError: If a method does not fit the objective, the data has weights or does not fit the
+            ensemble, there are too few examples, or there is nothing to fit.
+
+    >>> import optax
+    >>> from dist_ens.losses import categorical
+    >>> network = (
+    ...     lambda key: {"w": np.log(9.0).astype(np.float32) * np.eye(2, dtype=np.float32)},
+    ...     lambda params, inputs: inputs @ params["w"],
+    ... )
+    >>> ensemble = Ensemble(network, optax.sgd(0.1), categorical(2), num_members=1)
+    >>> data = {"inputs": np.eye(2)[[0] * 40], "labels": np.array([0, 0, 0, 1] * 10)}
+    >>> state = ensemble.init(data)
+    >>> calibration = calibrate(ensemble, state, data, conformal="lac")
+    >>> probs = ensemble.predict(state, np.eye(2)[:1]).mean  # right in 3 of 4 examples
+    >>> np.asarray(probs, float).round(2)
+    array([[0.9, 0.1]])
+    >>> p = ensemble.predict(state, np.eye(2)[:1], calibration=calibration)
+    >>> p.mean.round(2), p.sets
+    (array([[0.75, 0.25]]), array([[ True,  True]]))
+
+    Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599; of the pooled prediction: Rahaman
+    and Thiery (2021), https://arxiv.org/abs/2007.08792.
+    """
+    given = examples_of(_held_out(data), state.class_names)
+    here, state = ensemble.at(state._replace(class_names=()))
+    objective = objective_of(here)
+    check_groups(here, given.spec)
+    # A source that standardises targets is not known to `Ensemble.predict`, whose unit counts here.
+    examples = Examples(parts_of_objective(objective, given.split))
+    if objective.WEIGHTS in examples.split.take(np.zeros(1, np.int64)):
+        raise UserError(
+            "The data has weights, which a calibration does not take. Leave them out, and the "
+            "examples of weight 0 with them."
+        )
+    evaluator, split = evaluator_of(here, state, examples, (), batch_size)
+    distribution = objective.distribution
+    if method == _AUTO:
+        method = next(iter(distribution.calibrations), None)
+    if conformal is None and method is None:
+        raise UserError(
+            f"There is nothing to fit: {type(distribution).__name__} predictions have the "
+            f"calibrations {distribution.calibrations} and the conformal methods "
+            f"{distribution.conformal}. Give one of them as method= or conformal=."
+        )
+    found = Calibration(predictor=Predictor.of(here, state))
+    if method is not None:
+        found = fit_map(method, evaluator, state, split)
+    if conformal is not None:
+        rule = fit_rule(conformal, level, evaluator, state, split)
+        found = dataclasses.replace(found, conformal=rule, level=level)
+    return found
+
+
+def fit_map(method: str, evaluator: Evaluator, state: State, split: Split | None) -> Calibration:
+    """Fits a map of probabilities or variances.
+
+    Args:
+        method: Name of the map.
+        evaluator: Evaluator of an ensemble of one group.
+        state: State of the ensemble.
+        split: Validation split. None if the run held out no examples.
+
+    Raises:
+        UserError: If the method does not fit the predictions, or the split does not determine it.
+        BrokenMembersError: If predictions of pooled members are NaN.
+    """
+    distribution = evaluator.distribution
+    if method not in distribution.calibrations:
+        fitting = ", ".join(distribution.calibrations)
+        way_out = (
+            f"Choose one of {fitting}."
+            if fitting
+            else "Train with a loss that predicts a variance, such as gaussian_nll."
+        )
+        raise UserError(
+            f"The calibration {method!r} does not fit {type(distribution).__name__} predictions. "
+            f"{way_out}"
+        )
+    summary, labels = pooled_of(evaluator, state, _required(split))
+    parameters, warnings = distribution.calibrate(method, summary, labels)
+    return Calibration(
+        predictor=Predictor.of(evaluator.ensemble, state, evaluator.left_out),
+        method=method,
+        parameters=parameters,
+        warnings=warnings,
+    )
+
+
+def fit_rule(
+    method: str,
+    level: float,
+    evaluator: Evaluator,
+    state: State,
+    split: Split | None,
+    out_of_bag: np.ndarray | None = None,
+) -> ConformalRule:
+    """Fits a conformal rule.
+
+    Args:
+        method: Name of the method.
+        level: Requested coverage, in (0, 1).
+        evaluator: Evaluator of an ensemble of one group.
+        state: State of the ensemble.
+        split: Validation split; None if the run held out no examples. For cv+ and jackknife+ the
+            training split.
+        out_of_bag: Whether a member was not trained on an example, for cv+ and jackknife+;
+            bool[members, examples].
+
+    Raises:
+        UserError: If the method does not fit the predictions, or there are too few examples.
+        BrokenMembersError: If predictions of pooled members are NaN.
+    """
+    distribution = evaluator.distribution
+    if method not in distribution.conformal:
+        fitting = ", ".join(distribution.conformal)
+        way_out = f"Choose one of {fitting}." if fitting else "Leave it out."
+        raise UserError(
+            f"The conformal method {method!r} does not fit {type(distribution).__name__} "
+            f"predictions. {way_out}"
+        )
+    split = _required(split)
+    if np.ndim(split.take(np.zeros(1, np.int64))[Objective.LABELS]) > 1:
+        raise UserError(
+            "An example has several labels, as a text has, and a conformal prediction is that of "
+            "one label. Leave the conformal method out."
+        )
+    quantile_rank(len(split), level)  # There must be enough examples for the level.
+    scale = evaluator.zeros[0], evaluator.units[0]
+    if method in ("cv+", "jackknife+"):
+        if out_of_bag is None:
+            kind = "folds" if method == "cv+" else "bootstrap samples"
+            raise UserError(
+                f"The conformal method {method!r} needs members that were trained on {kind}. Use "
+                "dist-ens evaluate on a run of --config.data.examples="
+                f"{'kfold' if method == 'cv+' else 'bootstrap'}."
+            )
+        pooled = np.setdiff1d(np.arange(len(out_of_bag)), evaluator.left_out)
+        points, mask = held_out_means(evaluator, state, split)[pooled], out_of_bag[pooled]
+        labels = split.take(np.arange(len(split)))[Objective.LABELS]
+        residuals = np.abs(labels - out_of_bag_means(mask, points))
+        return ConformalRule(method, {"residuals": residuals, "out_of_bag": mask}, *scale)
+    summary, labels = pooled_of(evaluator, state, split)
+    if method in SETS:
+        u = uniform_of_split(method, split)
+        return ConformalRule.of_sets(method, distribution.probabilities(summary), labels, u)
+    return ConformalRule(method, {**summary, "labels": labels}, *scale)
+
+
+def pooled_of(
+    evaluator: Evaluator, state: State, split: Split
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns the pooled predictions of a split, and its labels.
+
+    Args:
+        evaluator: Evaluator of an ensemble of one group.
+        state: State of the ensemble.
+        split: Split to predict.
+
+    Returns:
+        The summary with leaves [examples, ...] and the labels, both in the unit of the split.
+
+    Raises:
+        UserError: If there are several groups.
+        BrokenMembersError: If predictions of pooled members are NaN.
+    """
+    if evaluator.ensemble.num_groups > 1:
+        raise UserError(
+            f"A calibration is that of one group of members, and the ensemble has "
+            f"{evaluator.ensemble.num_groups}. Train on a table with one split, one row in its "
+            "train_idx and test_idx."
+        )
+    summary = evaluator.pooled_predictions(state, split)
+    labels = split.take(np.arange(len(split)))[Objective.LABELS]
+    return {name: values[0] for name, values in summary.items()}, np.asarray(labels)
+
+
+def uniform_of_split(method: str, split: Split) -> np.ndarray:
+    """Returns the numbers of `uniform_of` for the examples of a split; float64[examples].
+
+    Args:
+        method: Conformal method. Only aps and raps need the numbers; others get zeros.
+        split: Split, whose inputs are read a part at a time.
+    """
+    if method == "lac":
+        return np.zeros(len(split))
+    parts = []
+    for first in range(0, len(split), _AT_A_TIME):
+        rows = np.arange(first, min(first + _AT_A_TIME, len(split)))
+        parts.append(uniform_of(split.take(rows)[Objective.INPUTS]))
+    return np.concatenate(parts)
+
+
+def _required(split: Split | None) -> Split:
+    """Returns a validation split; raises a `UserError` if the run held out no examples."""
+    if split is None:
+        raise UserError(
+            "Calibrations are fitted on validation data, and the run held none out. Train with "
+            "--config.data.validation=0.1."
+        )
+    return split
+
+
+def _held_out(data: Data) -> Data:
+    """Returns the validation split of a source, and any other data as it is.
+
+    Raises:
+        UserError: If the source has no validation split.
+    """
+    if not isinstance(data, Source):
+        return data
+    if data.valid is None:
+        raise UserError(
+            "The source has no validation split, on which a calibration is fitted. Give "
+            "source.with_validation(0.1) to fit and to calibrate."
+        )
+    return data.valid

@@ -1,0 +1,95 @@
+"""The answers that a run keeps, and the calibration of its predictions that they hold."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dist_ens.checkpoint import state_digest
+from dist_ens.commands import command_line, quoted
+from dist_ens.errors import UserError
+from dist_ens.json_text import Json
+from dist_ens.losses import Distribution
+from dist_ens.report import keep_answers, read_answers
+
+if TYPE_CHECKING:
+    from dist_ens.evaluation.calibration import Calibration, Predictor
+
+# Flags that fit what a run keeps, each with the name of the latter.
+_KINDS = {"calibration": "calibration", "conformal": "conformal rule"}
+
+
+def keep(
+    workdir: pathlib.Path, step: int, answers: Mapping[str, Json], *, is_newest: bool = True
+) -> None:
+    """Adds answers to those that a run keeps; see `report.keep_answers`.
+
+    Args:
+        workdir: Folder of the run.
+        step: Step of the checkpoint that the answers are of.
+        answers: Answers by question.
+        is_newest: Whether the checkpoint is the newest one.
+    """
+    keep_answers(workdir, step, state_digest(workdir, step), answers, is_newest=is_newest)
+
+
+def kept_calibration(
+    workdir: pathlib.Path,
+    predictor: "Predictor",
+    distribution: Distribution,
+    *,
+    calibrated: bool,
+    level: float | None,
+) -> "Calibration":
+    """Returns the newest calibration that a run keeps for the step that predicts.
+
+    Args:
+        workdir: Folder of the run.
+        predictor: Step and members that predict.
+        distribution: Predictive distribution.
+        calibrated: Whether probabilities or variances are calibrated.
+        level: Coverage of the conformal sets or intervals, in (0, 1). None for none.
+
+    Raises:
+        UserError: If the run keeps no such calibration of this step and these members.
+    """
+    from dist_ens.evaluation.calibration import Calibration  # It imports scipy.optimize, slowly.
+
+    calibration = Calibration(predictor=predictor)
+    if calibrated:
+        calibration = _kept(workdir, predictor, "calibration", distribution.calibrations)
+    if level is not None:
+        rule = _kept(workdir, predictor, "conformal", distribution.conformal).conformal
+        calibration = dataclasses.replace(calibration, conformal=rule, level=level)
+    return calibration
+
+
+def _kept(
+    workdir: pathlib.Path, predictor: "Predictor", kind: str, methods: Sequence[str]
+) -> "Calibration":
+    """Returns the newest calibration of a kind that a run keeps for the step that predicts.
+
+    Args:
+        workdir: Folder of the run.
+        predictor: Step and members that predict.
+        kind: Flag that fits it.
+        methods: Methods of the flag for these predictions.
+    """
+    from dist_ens.evaluation.calibration import Calibration
+
+    kept, step = read_answers(workdir), predictor.step
+    entry = kept.get(str(step), {"state": None, "answers": {}})
+    is_same = entry["state"] == state_digest(workdir, step)
+    found = [a for q, a in entry["answers"].items() if is_same and q.startswith(f"{kind}=")]
+    if found:
+        calibration = Calibration.from_dict(found[-1]["calibration"])
+        calibration.require_of(predictor)
+        return calibration
+    others = [s for s, e in kept.items() if any(q.startswith(f"{kind}=") for q in e["answers"])]
+    of_others = f", and has one of step {', '.join(others)}" if others else ""
+    method = next(iter(methods), "METHOD")
+    evaluate = command_line("dist-ens", "evaluate", workdir=workdir, **{kind: method})
+    raise UserError(
+        f"The run in {quoted(workdir)} has no {_KINDS[kind]} of step {step:,}, whose members "
+        f"predict here{of_others}. Fit one first: {evaluate}."
+    )

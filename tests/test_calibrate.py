@@ -1,0 +1,222 @@
+"""Calibrated predictions in Python: their numbers, their coverage, and whose they are."""
+
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.special import softmax
+from scipy.stats import norm
+
+import dist_ens as de
+from dist_ens.conformal import coverage_of_intervals, coverage_of_sets
+from dist_ens.errors import UserError
+
+pytestmark = pytest.mark.quick
+CLASSES, FEATURES, MEMBERS = 5, 4, 3
+
+
+def linear(objective, num_outputs, **options):
+    """A linear ensemble, its state, and its outputs for inputs in float64."""
+    network = (
+        lambda key: {"w": jax.random.normal(key, (FEATURES, num_outputs))},
+        lambda params, inputs: inputs @ params["w"],
+    )
+    ensemble = de.Ensemble(network, optax.sgd(0.1), objective, num_members=MEMBERS, **options)
+    state = ensemble.init({"inputs": np.zeros((1, FEATURES), np.float32)})
+    weights = np.asarray(state.params["w"], np.float64)
+    return ensemble, state, lambda inputs: np.einsum("nf,mfc->mnc", inputs, weights)
+
+
+def inputs_of(count, seed):
+    return np.random.default_rng(seed).normal(size=(count, FEATURES)).astype(np.float32)
+
+
+def classes_drawn_from(probs, seed):
+    drawn = np.random.default_rng(seed).random((len(probs), 1)) > np.cumsum(probs, axis=-1)
+    return drawn.sum(axis=-1).clip(max=probs.shape[-1] - 1)
+
+
+def test_calibrated_probabilities_are_the_pooled_ones_to_the_power_of_one_over_the_temperature():
+    ensemble, state, outputs = linear(de.losses.categorical(CLASSES), CLASSES)
+    held, x = inputs_of(300, 0), inputs_of(20, 1)
+    labels = np.random.default_rng(2).integers(0, CLASSES, 300)  # The members know nothing.
+    pooled = softmax(outputs(held), -1).mean(0)
+
+    def nll(temperature):
+        probs = softmax(np.log(pooled) / temperature, -1)
+        return -np.log(probs[np.arange(300), labels]).mean()
+
+    best = minimize_scalar(nll, bounds=(0.1, 100), method="bounded", options={"xatol": 1e-8}).x
+    calibration = de.calibrate(ensemble, state, {"inputs": held, "labels": labels})
+    assert calibration.parameters["temperature"] == pytest.approx(best, rel=1e-4)
+    assert best > 3
+    p = ensemble.predict(state, x, calibration=calibration)
+    expected = softmax(np.log(softmax(outputs(x), -1).mean(0)) / best, -1)
+    np.testing.assert_allclose(p.mean, expected, atol=1e-5)
+    np.testing.assert_allclose(p.total, -(expected * np.log(expected)).sum(-1), atol=1e-5)
+    # The members are not calibrated, and a calibrated entropy has no parts.
+    np.testing.assert_allclose(p.members, softmax(outputs(x), -1), atol=1e-5)
+    assert p.aleatoric is p.epistemic is p.sets is p.interval is None
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+def test_calibrated_variances_and_intervals_are_those_of_numpy(standardize):
+    # Targets far from 0: the state holds their mean 1000 and deviation 50 if it standardises them.
+    mean, std = (1000.0, 50.0) if standardize else (0.0, 1.0)
+    ensemble, state, outputs = linear(de.losses.gaussian(standardize=standardize), 2)
+    if standardize:
+        held_scale = {"label_mean": mean, "label_std": std}
+        scale = {
+            n: ensemble.layout.put(np.full(3, v, "f"), "members") for n, v in held_scale.items()
+        }
+        state = state._replace(model_state={**state.model_state, **scale})
+    held, x = inputs_of(99, 0), inputs_of(20, 1)
+
+    def normal(inputs):
+        means, raw = outputs(inputs)[..., 0], outputs(inputs)[..., 1]
+        of_mixture = means.mean(0)
+        variance = (np.log1p(np.exp(raw)) + 1e-6 + means**2).mean(0) - of_mixture**2
+        return mean + std * of_mixture, std**2 * variance
+
+    targets = normal(held)[0] + 3 * std * np.random.default_rng(2).normal(size=99)
+    data = {"inputs": held, "labels": targets}
+    calibration = de.calibrate(ensemble, state, data, conformal="cqr", level=0.8)
+    p = ensemble.predict(state, x, calibration=calibration)
+    q = ensemble.predict(state, x)
+    centre, variance = normal(held)
+    factor = np.mean((targets - centre) ** 2 / variance)
+    assert calibration.parameters["scale"] == pytest.approx(factor, rel=1e-4)
+    np.testing.assert_allclose(p.total, factor * normal(x)[1], rtol=1e-4)
+    np.testing.assert_allclose(p.std**2, p.total, rtol=1e-6)
+    np.testing.assert_allclose(p.aleatoric + p.epistemic, p.total, rtol=1e-5)
+    np.testing.assert_allclose(p.mean, q.mean)
+    # Of 99 scores the 80th smallest, ceil(100 * 0.8), moves the ends of mean -+ 1.2816 deviations.
+    # The intervals are those of the variance before the calibration.
+    for level, rank in ((0.8, 80), (0.9, 90)):
+        z = norm.ppf((1 + level) / 2)
+        margin = np.sort(np.abs(targets - centre) - z * np.sqrt(variance))[rank - 1]
+        half = z * np.sqrt(normal(x)[1]) + margin
+        low, high = ensemble.predict(state, x, calibration=calibration.at(level)).interval
+        np.testing.assert_allclose(low, normal(x)[0] - half, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(high, normal(x)[0] + half, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["lac", "aps", "raps"])
+def test_sets_hold_the_label_as_often_as_asked_and_each_row_has_its_own(method):
+    ensemble, state, outputs = linear(de.losses.categorical(CLASSES), CLASSES)
+    held, x = inputs_of(2000, 0), inputs_of(4000, 1)
+    labels, truth = (
+        classes_drawn_from(softmax(outputs(at) / 2, -1).mean(0), 2 + len(at)) for at in (held, x)
+    )
+    data = {"inputs": held, "labels": labels}
+    calibration = de.calibrate(ensemble, state, data, method=None, conformal=method, level=0.9)
+    p = ensemble.predict(state, x, calibration=calibration)
+    # Standard error: the root of 0.09 / 2000 + 0.09 / 4000, which is 0.0082.
+    assert coverage_of_sets(p.sets, truth) == pytest.approx(0.9, abs=0.025)
+    assert 1 < p.sets.sum(-1).mean() < CLASSES
+    q = ensemble.predict(state, x)
+    for name in ("mean", "total", "epistemic"):  # Only the sets are added.
+        np.testing.assert_array_equal(getattr(p, name), getattr(q, name))
+    fewer = ensemble.predict(state, x, calibration=calibration.at(0.6)).sets
+    assert coverage_of_sets(fewer, truth) == pytest.approx(0.6, abs=0.04)
+    # The set of an example does not depend on the other examples of the call, nor on its type.
+    alone = np.stack(
+        [
+            ensemble.predict(state, row[None].astype(float), calibration=calibration).sets[0]
+            for row in x[:9]
+        ]
+    )
+    np.testing.assert_array_equal(alone, p.sets[:9])
+
+
+def test_sets_of_votes_hold_labels_of_equal_scores():
+    # Three votes give every class one of four scores, so that nearly all scores are ties.
+    distribution = de.losses.Categorical(pooling="vote")
+    given = de.losses.categorical(CLASSES)
+    objective = de.losses.Objective(
+        "votes",
+        given.example_loss,
+        distribution,
+        given.training_scores,
+        num_outputs=CLASSES,
+        num_classes=CLASSES,
+    )
+    ensemble, state, outputs = linear(objective, CLASSES)
+    held, x = inputs_of(1000, 0), inputs_of(1000, 1)
+    labels, truth = (
+        classes_drawn_from(softmax(2 * outputs(at), -1).mean(0), seed)
+        for seed, at in enumerate((held, x))
+    )
+    data = {"inputs": held, "labels": labels}
+    calibration = de.calibrate(ensemble, state, data, method=None, conformal="lac", level=0.8)
+    sets = ensemble.predict(state, x, calibration=calibration).sets
+    assert coverage_of_sets(sets, truth) > 0.77
+
+
+def test_intervals_of_quantiles_hold_the_target_as_often_as_asked():
+    ensemble, state, outputs = linear(de.losses.quantiles((0.1, 0.5, 0.9)), 3)
+    held, x = inputs_of(2000, 0), inputs_of(2000, 1)
+    labels, truth = (
+        outputs(at)[..., 1].mean(0) + np.random.default_rng(len(at) + seed).normal(size=len(at))
+        for seed, at in enumerate((held, x))
+    )
+    data = {"inputs": held, "labels": labels}
+    calibration = de.calibrate(ensemble, state, data, conformal="cqr", level=0.8)
+    assert calibration.method is None  # Quantiles have no variance to scale.
+    low, high = ensemble.predict(state, x, calibration=calibration).interval
+    assert coverage_of_intervals(low, high, truth) == pytest.approx(0.8, abs=0.04)
+
+
+@pytest.fixture(scope="module")
+def calibrated():
+    ensemble, state, _ = linear(de.losses.categorical(CLASSES), CLASSES)
+    data = {"inputs": inputs_of(60, 0), "labels": np.arange(60) % CLASSES}
+    return ensemble, state, de.calibrate(ensemble, state, data, conformal="aps", level=0.8)
+
+
+def test_a_calibration_is_the_same_after_a_round_trip_through_json(calibrated):
+    ensemble, state, calibration = calibrated
+    again = de.Calibration.from_dict(json.loads(json.dumps(calibration.to_dict())))
+    x = inputs_of(30, 1)
+    p, q = (ensemble.predict(state, x, calibration=each) for each in (calibration, again))
+    np.testing.assert_array_equal(p.mean, q.mean)
+    np.testing.assert_array_equal(p.sets, q.sets)
+    assert ensemble.predict(state, x, calibration=again).first(7).sets.shape == (7, CLASSES)
+
+
+def test_another_step_other_members_and_another_objective_are_refused(calibrated):
+    ensemble, state, calibration = calibrated
+    x = inputs_of(32, 1)
+    copy = jax.tree.map(lambda leaf: leaf.copy(), state)
+    later, _ = ensemble.update(copy, {"inputs": x, "labels": np.zeros(32, int)})
+    fewer = de.select_members(state, [0, 2])
+    seeded, other, _ = linear(de.losses.categorical(CLASSES), CLASSES, seed=1)
+    rest, its, _ = linear(de.losses.one_vs_rest(CLASSES), CLASSES)
+    for by, at, told in (
+        (ensemble, later, "step 0 in place of 1"),
+        (ensemble, fewer, r"member_ids \(0, 1, 2\) in place of \(0, 2\)"),
+        (seeded, other, "seed 0 in place of 1"),
+        (rest, its, "objective 'categorical' in place of 'one_vs_rest'"),
+    ):
+        with pytest.raises(UserError, match=f"was fitted for another prediction: {told}"):
+            by.predict(at, x, calibration=calibration)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        ({"weights": np.ones(60)}, {}, "The data has weights, which a calibration does not take"),
+        ({}, {"method": "variance"}, "'variance' does not fit Categorical predictions"),
+        ({}, {"conformal": "cqr"}, "'cqr' does not fit Categorical predictions"),
+        ({}, {"conformal": "lac", "level": 0.99}, "60 calibration examples are too few for level"),
+        ({}, {"method": None}, "There is nothing to fit"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(calibrated, changes, options, sentence):
+    ensemble, state, _ = calibrated
+    data = {"inputs": inputs_of(60, 0), "labels": np.arange(60) % CLASSES} | changes
+    with pytest.raises(UserError, match=sentence):
+        de.calibrate(ensemble, state, data, **options)
