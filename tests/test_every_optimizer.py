@@ -393,16 +393,81 @@ def test_noise_is_that_of_a_member_whatever_the_company():
         np.testing.assert_allclose(leaf[0], state.params[name][2], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["schedule_free_sgd", "schedule_free in a chain"])
-def test_a_schedule_free_ensemble_predicts_with_its_averaged_parameters(name):
-    optimizer = (OPTIMIZERS | COMBINED)[name]
+def averaged(state, params):
+    return contrib.schedule_free_eval_params(state, params)
+
+
+def averaged_part(state, params, names):
+    """Returns parameters of which those with some names are averages."""
+    part = {name: params[name] if name in names else optax.MaskedNode() for name in params}
+    return params | {name: averaged(state, part)[name] for name in names}
+
+
+def of_label(state, label):
+    return state.inner_states[label].inner_state
+
+
+# Optimizers that evaluate other parameters than they train, and those parameters by hand.
+EVALUATED = {
+    "schedule_free_sgd": (OPTIMIZERS["schedule_free_sgd"], averaged),
+    "in a chain": (
+        COMBINED["schedule_free in a chain"],
+        lambda state, params: averaged(state[1], params),
+    ),
+    "beside frozen parameters": (
+        optax.multi_transform(
+            {True: optax.set_to_zero(), False: contrib.schedule_free_adamw(0.1)}, is_bias
+        ),
+        lambda state, params: averaged_part(of_label(state, False), params, ["w1", "w2"]),
+    ),
+    "masked": (
+        optax.chain(
+            optax.masked(contrib.schedule_free_sgd(0.5), is_bias),
+            optax.freeze({"w1": True, "b1": False, "w2": True, "b2": False}),
+        ),
+        lambda state, params: averaged_part(state[0].inner_state, params, ["b1", "b2"]),
+    ),
+    "two groups": (
+        optax.partition(
+            {
+                True: contrib.schedule_free_sgd(0.3, b1=0.6),
+                False: optax.chain(optax.clip(0.5), contrib.schedule_free_sgd(0.1)),
+            },
+            is_bias,
+        ),
+        lambda state, params: averaged_part(
+            of_label(state, False)[1],
+            averaged_part(of_label(state, True), params, ["b1", "b2"]),
+            ["w1", "w2"],
+        ),
+    ),
+    "a mask in a group": (
+        optax.partition(
+            {
+                True: optax.sgd(0.1),
+                False: optax.masked(
+                    contrib.schedule_free_sgd(0.3),
+                    lambda params: {name: name == "w2" for name in params},
+                ),
+            },
+            is_bias,
+        ),
+        lambda state, params: averaged_part(of_label(state, False).inner_state, params, ["w2"]),
+    ),
+    # After five steps, sam is between two updates of the outer optimizer.
+    "sam": (OPTIMIZERS["sam"], lambda state, params: state.cache),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_an_ensemble_predicts_with_the_parameters_for_evaluation_of_its_optimizer(name):
+    optimizer, for_evaluation = EVALUATED[name]
     ensemble, state = trained(optimizer)
     inputs, labels = INPUTS[0], LABELS[0]
     member_probs = []
     for member in trained_by_hand(optimizer):
-        of_inner = member.opt_state[1] if "chain" in name else member.opt_state
-        averaged = contrib.schedule_free_eval_params(of_inner, member.params)
-        member_probs.append(jax.nn.softmax(outputs(averaged, inputs)))
+        params = for_evaluation(member.opt_state, member.params)
+        member_probs.append(jax.nn.softmax(outputs(params, inputs)))
         difference = member_probs[-1] - jax.nn.softmax(outputs(member.params, inputs))
         assert np.abs(difference).max() > 1e-3  # else the test would see no difference
     mean = np.mean(member_probs, axis=0)
@@ -412,3 +477,15 @@ def test_a_schedule_free_ensemble_predicts_with_its_averaged_parameters(name):
     scores = de.evaluate(ensemble, state, {"inputs": inputs, "labels": labels}, intervals=False)
     nll = -np.log(mean[np.arange(BATCH), labels]).mean()
     assert scores.ensemble["nll"] == pytest.approx(nll, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.flatten(contrib.schedule_free_sgd(0.1)),
+        optax.chain(contrib.schedule_free_sgd(0.1), contrib.schedule_free_sgd(0.1)),
+    ],
+)
+def test_an_optimizer_whose_parameters_for_evaluation_are_not_known_is_refused(optimizer):
+    with pytest.raises(UserError, match="parameters for evaluation cannot be computed: the opt"):
+        ensemble_of(optimizer).init({"inputs": INPUTS[0], "labels": LABELS[0]})

@@ -27,8 +27,8 @@ from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.loss_checks import check_signature, explained_errors
 from dist_ens.ensemble.optimizer import (
+    evaluates_others,
     evaluation_params,
-    is_schedule_free,
     require_optimizer,
 )
 from dist_ens.ensemble.padding import padded_inputs, unpadded
@@ -626,9 +626,9 @@ class Ensemble:
 
         To pass more arrays to a program takes time.
         """
-        if "is_schedule_free" not in self._programs:
-            self._programs["is_schedule_free"] = is_schedule_free(state.opt_state)
-        if self._programs["is_schedule_free"] or self.waves > 1:
+        if "evaluates_others" not in self._programs:
+            self._programs["evaluates_others"] = evaluates_others(state.opt_state)
+        if self._programs["evaluates_others"] or self.waves > 1:
             return state
         return state._replace(opt_state=(), failures=())
 
