@@ -1,6 +1,7 @@
 """The optimizer of one member: its state, its update, and the parameters for evaluation."""
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -8,8 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import Jaxpr, Literal, Var
 
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import UserError, first_line, kind_of
 from dist_ens.execution.rewrite import equations, nested
+from dist_ens.members.modes import named_arguments
 from dist_ens.randomness import key_of_optimizer
 from dist_ens.state import described
 from dist_ens.types import Gradients, Key, KeyPath, Leaf, Optimizer, OptState, Params, PyTree
@@ -48,15 +50,81 @@ def update_of(
         state: State of the optimizer.
         params: Parameters of the member.
         **extra: Extra arguments. The optimizer is given those that it accepts.
+
+    Raises:
+        UserError: If the optimizer raises an error.
     """
     with_extra = isinstance(optimizer, optax.GradientTransformationExtraArgs)
     if isinstance(optimizer, optax.GradientTransformation) and not with_extra:
-        return optimizer.update(grads, state, params)
-    taken = inspect.signature(optimizer.update).parameters.values()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
-        names = {parameter.name for parameter in taken}
-        extra = {name: value for name, value in extra.items() if name in names}
-    return optimizer.update(grads, state, params, **extra)
+        extra = {}
+    try:
+        return optimizer.update(grads, state, params, **named_arguments(optimizer.update, **extra))
+    except (UserError, RuntimeError):  # A device may be full.
+        raise
+    except Exception as error:  # An optimizer may raise anything.
+        given = f" and {', '.join(extra)}" if extra else ""
+        raise UserError(
+            f"The update of the optimizer raised {type(error).__name__}: {first_line(error)} It is "
+            f"given the gradients, its state, the parameters{given}. Use another optimizer, or "
+            "train with a step of your own, dist_ens.lift."
+        ) from error
+
+
+def loss_functions(
+    value_and_grad: Callable[[Params], tuple[jax.Array, Gradients]],
+) -> dict[str, Callable[..., PyTree]]:
+    """Returns the functions with which an optimizer computes the loss again, by their names.
+
+    They are `value_fn` of line searches, `obj_fn` of `optax.contrib.sophia`, and `grad_fn` of
+    `optax.contrib.sam`.
+
+    Args:
+        value_and_grad: Function of parameters that returns the loss of the batch, float32[], and
+            its gradient, both over all columns of the mesh.
+    """
+
+    @jax.custom_vjp
+    def value(params: Params) -> jax.Array:
+        return value_and_grad(params)[0]
+
+    def pulled_back(grads: Gradients, change: jax.Array) -> tuple[Gradients]:
+        return (jax.tree.map(lambda leaf: (change * leaf).astype(leaf.dtype), grads),)
+
+    value.defvjp(value_and_grad, pulled_back)
+
+    # A line search raises an error if its function does not take every extra argument.
+    def value_fn(
+        params: Params, key: PyTree = None, obj_fn: PyTree = None, grad_fn: PyTree = None
+    ) -> jax.Array:
+        return value(params)
+
+    return {
+        "value_fn": value_fn,
+        "obj_fn": value_fn,
+        "grad_fn": lambda params, number=0: value_and_grad(params)[1],
+    }
+
+
+def calls_loss(
+    optimizer: Optimizer, grads: Gradients, state: OptState, params: Params, **extra: PyTree
+) -> bool:
+    """Returns whether an optimizer computes the loss again; see `update_of`."""
+    calls = []
+
+    def value_and_grad(params: Params) -> tuple[jax.Array, Gradients]:
+        calls.append(params)
+        return jnp.float32(0), params
+
+    functions = loss_functions(value_and_grad)
+    jax.eval_shape(
+        lambda grads, state, params: update_of(
+            optimizer, grads, state, params, **extra, **functions
+        ),
+        grads,
+        state,
+        params,
+    )
+    return bool(calls)
 
 
 def evaluation_params(params: Params, opt_state: OptState) -> Params:
@@ -168,7 +236,14 @@ def optimizer_state(optimizer: Optimizer, params: Params, member_key: Key) -> Op
     try:
         traced = jax.make_jaxpr(
             lambda grads, state, params, key: update_of(
-                optimizer, grads, state, params, value=jnp.float32(0), key=key
+                optimizer,
+                grads,
+                state,
+                params,
+                value=jnp.float32(0),
+                grad=grads,
+                key=key,
+                **loss_functions(lambda params: (jnp.float32(0), params)),
             )
         )(params, state, params, member_key).jaxpr
     except Exception:  # The error is raised again where the update is traced for training.

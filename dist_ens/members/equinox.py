@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 
@@ -18,7 +17,7 @@ from dist_ens.members.modes import (
     switches,
 )
 from dist_ens.signatures import name_of
-from dist_ens.types import Inputs, Key, KeyPath, Leaf, ModelState, Network, Outputs, Params
+from dist_ens.types import Inputs, Key, KeyPath, Leaf, ModelState, Network, Outputs, Params, PyTree
 
 
 def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> Member:
@@ -85,7 +84,7 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
         )
         return eqx.combine(params, buffers, static[0])
 
-    def adapt_loss(loss: Callable[..., Any]) -> Callable[..., Any]:
+    def adapt_loss(loss: Callable[..., PyTree]) -> Callable[..., PyTree]:
         def of_parts(
             params: Params, model_state: ModelState, *args: object, **others: object
         ) -> object:

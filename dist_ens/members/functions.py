@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -177,7 +177,7 @@ def _is_full(init: Callable[..., object], apply: Callable[..., object] | None) -
         return not call_error(init, 2)
     if apply is not None and bool(call_error(apply, 5)) != bool(_short_error(apply)):
         return not call_error(apply, 5)
-    returned: list[Any] = []
+    returned: list[PyTree] = []
     with contextlib.suppress(Exception):  # Such an `init` needs its inputs.
         jax.eval_shape(
             lambda key: returned.append(init(key)), jax.eval_shape(lambda: jax.random.key(0))

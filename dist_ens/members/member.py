@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +66,7 @@ class Member:
     name: str = "a network"
     has_apply: bool = True
     sample: Apply | None = None
-    adapt_loss: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda loss: loss
+    adapt_loss: Callable[[Callable[..., PyTree]], Callable[..., PyTree]] = lambda loss: loss
     parts_of: Callable[[Params, ModelState | None], tuple[Params, ModelState]] = (
         lambda params, model_state: (params, () if model_state is None else model_state)
     )
@@ -330,7 +329,7 @@ def with_compute_dtype(member: Member, dtype: str) -> Member:
     return with_forward(member, in_dtype)
 
 
-def with_forward(member: Member, change: Callable[[Apply], Apply], **others: Any) -> Member:
+def with_forward(member: Member, change: Callable[[Apply], Apply], **others: PyTree) -> Member:
     """Returns a member with changed forward passes, and other attributes."""
     sample = None if member.sample is None else change(member.sample)
     return dataclasses.replace(member, apply=change(member.apply), sample=sample, **others)

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.extend.core import Jaxpr, Literal
@@ -84,7 +84,7 @@ def input_arguments(
     return inputs if is_tuple and len(required) > 1 else (inputs,), {}
 
 
-def named_arguments(fn: Callable[..., object], **values: Any) -> dict[str, Any]:
+def named_arguments(fn: Callable[..., object], **values: object) -> dict[str, object]:
     """Returns those of some named arguments that a function takes.
 
     >>> named_arguments(lambda x, key=None: x, key=3, state=4)
