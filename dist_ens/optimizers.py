@@ -224,6 +224,8 @@ def _hint(default: Any, kind: type) -> Any:
 
 def _type_of(parameter: inspect.Parameter) -> type | None:
     """Returns the type of an argument's value in a config; None if a config cannot set it."""
+    if isinstance(parameter.default, optax.GradientTransformation):
+        return None  # It is a tuple too.
     for kind in (bool, int, float, str, tuple):
         if isinstance(parameter.default, kind):
             return kind

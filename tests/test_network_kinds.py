@@ -1,4 +1,6 @@
-"""Networks of every library: given from elsewhere, sampling where they predict, and sowing."""
+"""Networks of every library: given from elsewhere, what they are given, sampling, and sowing."""
+
+from typing import NamedTuple
 
 import equinox as eqx
 import flax.linen as nn
@@ -211,6 +213,77 @@ def test_a_network_that_samples_predicts_with_the_key_of_its_member(name):
     np.testing.assert_allclose(outputs[0][1], outputs[1][0], atol=1e-6)
     fitted = de.fit(ensembles[1], DATA, steps=1, batch_size=8, progress=False)
     assert ensembles[1].predict(fitted.state, X).mean.shape == (8, 6)
+
+
+# What a network is given
+
+
+class LinenOfTwo(nn.Module):
+    @nn.compact
+    def __call__(self, t, y, train=False):
+        return nn.Dense(3)(y) * t[:, None]
+
+
+class NnxOfTwo(nnx.Module):
+    def __init__(self, rngs):
+        self.head = nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, t, y):
+        return self.head(y) * t[:, None]
+
+
+OF_TWO = {"linen": LinenOfTwo(), "nnx": NnxOfTwo}
+if hk is not None:
+    OF_TWO["haiku"] = hk.transform(lambda t, y: hk.Linear(3)(y) * t[:, None])
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+def test_a_network_of_several_inputs_takes_a_tuple_or_a_dict(name):
+    ensemble = ensemble_of(OF_TWO[name])
+    ones, twos = ((np.full(8, number, np.float32), X) for number in (1, 2))
+    state = ensemble.init({**DATA, "inputs": ones})
+    once, twice = ensemble.apply(state, ones), ensemble.apply(state, {"t": twos[0], "y": X})
+    np.testing.assert_allclose(twice, 2 * once, rtol=1e-5)
+    data = {**DATA, "inputs": {"t": ones[0], "y": X}}
+    fitted = de.fit(ensemble, data, steps=1, batch_size=8, progress=False)
+    assert ensemble.predict(fitted.state, ones).mean.shape == (8, 3)
+
+
+class Batch(NamedTuple):
+    image: np.ndarray
+    label: np.ndarray
+
+
+@pytest.mark.parametrize("batch", [DATA, Batch(X, DATA["labels"])], ids=["dict", "tuple"])
+def test_init_and_apply_of_a_network_are_given_the_same(batch):
+    seen = []
+
+    def init(key, inputs):
+        seen.append(inputs)
+        return jnp.ones(3), ()
+
+    def apply(params, model_state, inputs, key, train):
+        seen.append(inputs)
+        return jnp.ones((8, 3)), model_state
+
+    def loss_fn(params, model_state, batch, key):
+        return params.sum(), (model_state, {})
+
+    ensemble = ensemble_of((init, apply), loss=loss_fn)
+    inputs = ensemble.inputs_of(batch)
+    assert inputs is (X if batch is DATA else batch)
+    ensemble.predict(ensemble.init(batch), inputs)
+    assert jax.tree.structure(seen[0]) == jax.tree.structure(seen[-1])
+    assert [leaf.shape for leaf in jax.tree.leaves(seen[0])] == [
+        leaf.shape for leaf in jax.tree.leaves(seen[-1])
+    ]
+
+
+def test_a_network_that_does_not_take_a_batch_says_what_it_is_given():
+    ensemble = ensemble_of(Linen(), loss=lambda params, model_state, batch, key: None)
+    sentence = r"\(Linen\) could not be initialised on .image float32\[8, 6\].*the whole batch if"
+    with pytest.raises(UserError, match=sentence):
+        ensemble.init(Batch(X, DATA["labels"]))
 
 
 class Sows(nn.Module):
