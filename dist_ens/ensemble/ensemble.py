@@ -86,8 +86,8 @@ class Ensemble:
 
     Attributes:
         member: Network of one member, in any form that `as_member` accepts.
-        optimizer: Optimizer of one member, with `init` and `update` like Optax's optimizers. One that
-            computes the loss again, such as `optax.lbfgs()`, is given it as a function.
+        optimizer: Optimizer of one member, with `init` and `update` like Optax's optimizers. It is
+            given the loss as a function if it computes it again, as `optax.lbfgs()` does.
         loss: Objective, such as `losses.categorical(10)`, or a function
             `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`.
         num_members: Number of members, at least 1.
