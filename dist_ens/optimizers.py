@@ -129,9 +129,6 @@ def _refusal(function: Callable[..., object]) -> str | None:
     needed = [p.name for p in parameters if p.default is p.empty and p.name != "learning_rate"]
     if needed:
         return f"needs {', '.join(needed)}, which have no default"
-    inner = [p.name for p in parameters if isinstance(p.default, optax.GradientTransformation)]
-    if inner:
-        return f"contains another transformation, {inner[0]}, that calls the loss again"
     descends = any(p.name.endswith("learning_rate") for p in parameters)
     if not descends or getattr(function, "__name__", "").startswith("scale_by_"):
         return "transforms gradients without taking a step against them"
@@ -227,6 +224,8 @@ def _hint(default: Any, kind: type) -> Any:
 
 def _type_of(parameter: inspect.Parameter) -> type | None:
     """Returns the type of an argument's value in a config; None if a config cannot set it."""
+    if isinstance(parameter.default, optax.GradientTransformation):
+        return None  # It is a tuple too.
     for kind in (bool, int, float, str, tuple):
         if isinstance(parameter.default, kind):
             return kind

@@ -47,6 +47,7 @@ OPTIMIZERS = {
     "galore": contrib.galore(1e-2, rank=2, update_proj_gap=2),
     "lamb": optax.lamb(1e-2),
     "lars": optax.lars(1.0),
+    "lbfgs": optax.lbfgs(),  # value, grad and value_fn
     "lion": optax.lion(1e-3),
     "madgrad": contrib.madgrad(1e-2),
     "mechanize": contrib.mechanize(optax.sgd(0.1), s_init=0.1),
@@ -74,15 +75,14 @@ OPTIMIZERS = {
     "signum": optax.signum(1e-3),
     "simplified_ademamix": contrib.simplified_ademamix(1e-4),
     "sm3": optax.sm3(1e-2),
+    "sophia": contrib.sophia(1e-2, update_interval=2),  # obj_fn
     "yogi": optax.yogi(1e-2),
 }
 
-# Optimizers that take more than gradients, `value` and `key`.
+# Optimizers that take more than gradients, `key`, and the loss as a number and as a function.
 NOT_POSSIBLE = {
     "dpsgd": "takes the gradient of each example",
-    "lbfgs": "calls the loss again, in a line search",
     "lookahead": "takes two copies of the parameters, as LookaheadParams",
-    "sophia": "calls the loss again, for its curvature",
 }
 
 # Parts of optimizers. They take no step against a gradient alone.
@@ -197,6 +197,12 @@ COMBINED = {
     ),
     "named_chain": optax.named_chain(("clip", optax.clip(0.1)), ("sgd", optax.sgd(0.1))),
     "partition": optax.partition({True: optax.set_to_zero(), False: optax.lion(1e-3)}, is_bias),
+    "sam in opaque mode": contrib.sam(  # grad_fn
+        optax.sgd(0.1), optax.chain(contrib.normalize(), optax.sgd(0.1)), opaque_mode=True
+    ),
+    "a backtracking line search": optax.chain(  # value, grad and value_fn
+        optax.sgd(1.0), optax.scale_by_backtracking_linesearch(15)
+    ),
     "reduce_on_plateau": optax.chain(  # value
         optax.sgd(0.1), contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=0.5)
     ),
@@ -280,23 +286,17 @@ def trained(optimizer):
     return ensemble, state
 
 
-@jax.jit
-def loss_and_gradient(params, inputs, labels):
-    def loss(params):
-        logits = outputs(params, inputs)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-    return jax.value_and_grad(loss)(params)
+def loss_by_hand(params, inputs, labels):
+    logits = outputs(params, inputs)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 def with_own_key(state, key):
     """Returns an optimizer's state with the member's key in place of the optimizer's."""
 
-    if "noise" in state:  # a plain key
-        own = key_of_optimizer(key, state["noise"])
-        return state | {"noise": jax.random.key_data(own)}
-
     def own(leaf):
+        if leaf.dtype == jnp.uint32 and leaf.shape == (2,):  # a plain key
+            return jax.random.key_data(key_of_optimizer(key, leaf))
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return leaf
         return key_of_optimizer(key, jax.random.bits(leaf, (2,), jnp.uint32))
@@ -306,14 +306,26 @@ def with_own_key(state, key):
 
 def trained_by_hand(optimizer):
     """Returns each member's parameters, optimizer state and gradients, trained one by one."""
-    takes_extra = isinstance(optimizer, optax.GradientTransformationExtraArgs | Langevin)
-    takes_extra &= optimizer is not OPTIMIZERS["sam"]
 
     @jax.jit
-    def step(params, state, grads, value, key):
-        extra = {"value": value, "key": key} if takes_extra else {}
+    def step(params, state, inputs, labels, key):
+        def loss(params, key=None):
+            return loss_by_hand(params, inputs, labels)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        extra = {"value": value, "key": key}
+        if optimizer is COMBINED["sam in opaque mode"]:
+            extra = {"grad_fn": lambda params, number: jax.grad(loss)(params)}
+        elif optimizer is OPTIMIZERS["sophia"]:
+            extra = {"obj_fn": loss}
+        elif optimizer in (OPTIMIZERS["lbfgs"], COMBINED["a backtracking line search"]):
+            extra |= {"grad": grads, "value_fn": loss}
+        elif optimizer is OPTIMIZERS["sam"] or not isinstance(
+            optimizer, optax.GradientTransformationExtraArgs | Langevin
+        ):
+            extra = {}
         updates, state = optimizer.update(grads, state, params, **extra)
-        return optax.apply_updates(params, updates), state
+        return optax.apply_updates(params, updates), state, grads
 
     members = []
     for member_id in range(MEMBERS):
@@ -322,9 +334,8 @@ def trained_by_hand(optimizer):
         state = with_own_key(optimizer.init(params), key)
         gradients = []
         for number, (inputs, labels) in enumerate(zip(INPUTS, LABELS, strict=True)):
-            value, grads = loss_and_gradient(params, inputs, labels)
             of_step = jax.random.fold_in(jax.random.fold_in(key, OPTIMIZER), number)
-            params, state = step(params, state, grads, value, of_step)
+            params, state, grads = step(params, state, inputs, labels, of_step)
             gradients.append(grads)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *gradients)
         members.append(SimpleNamespace(params=params, opt_state=state, gradients=stacked))
@@ -393,16 +404,81 @@ def test_noise_is_that_of_a_member_whatever_the_company():
         np.testing.assert_allclose(leaf[0], state.params[name][2], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["schedule_free_sgd", "schedule_free in a chain"])
-def test_a_schedule_free_ensemble_predicts_with_its_averaged_parameters(name):
-    optimizer = (OPTIMIZERS | COMBINED)[name]
+def averaged(state, params):
+    return contrib.schedule_free_eval_params(state, params)
+
+
+def averaged_part(state, params, names):
+    """Returns parameters of which those with some names are averages."""
+    part = {name: params[name] if name in names else optax.MaskedNode() for name in params}
+    return params | {name: averaged(state, part)[name] for name in names}
+
+
+def of_label(state, label):
+    return state.inner_states[label].inner_state
+
+
+# Optimizers that evaluate other parameters than they train, and those parameters by hand.
+EVALUATED = {
+    "schedule_free_sgd": (OPTIMIZERS["schedule_free_sgd"], averaged),
+    "in a chain": (
+        COMBINED["schedule_free in a chain"],
+        lambda state, params: averaged(state[1], params),
+    ),
+    "beside frozen parameters": (
+        optax.multi_transform(
+            {True: optax.set_to_zero(), False: contrib.schedule_free_adamw(0.1)}, is_bias
+        ),
+        lambda state, params: averaged_part(of_label(state, False), params, ["w1", "w2"]),
+    ),
+    "masked": (
+        optax.chain(
+            optax.masked(contrib.schedule_free_sgd(0.5), is_bias),
+            optax.freeze({"w1": True, "b1": False, "w2": True, "b2": False}),
+        ),
+        lambda state, params: averaged_part(state[0].inner_state, params, ["b1", "b2"]),
+    ),
+    "two groups": (
+        optax.partition(
+            {
+                True: contrib.schedule_free_sgd(0.3, b1=0.6),
+                False: optax.chain(optax.clip(0.5), contrib.schedule_free_sgd(0.1)),
+            },
+            is_bias,
+        ),
+        lambda state, params: averaged_part(
+            of_label(state, False)[1],
+            averaged_part(of_label(state, True), params, ["b1", "b2"]),
+            ["w1", "w2"],
+        ),
+    ),
+    "a mask in a group": (
+        optax.partition(
+            {
+                True: optax.sgd(0.1),
+                False: optax.masked(
+                    contrib.schedule_free_sgd(0.3),
+                    lambda params: {name: name == "w2" for name in params},
+                ),
+            },
+            is_bias,
+        ),
+        lambda state, params: averaged_part(of_label(state, False).inner_state, params, ["w2"]),
+    ),
+    # After five steps, sam is between two updates of the outer optimizer.
+    "sam": (OPTIMIZERS["sam"], lambda state, params: state.cache),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_an_ensemble_predicts_with_the_parameters_for_evaluation_of_its_optimizer(name):
+    optimizer, for_evaluation = EVALUATED[name]
     ensemble, state = trained(optimizer)
     inputs, labels = INPUTS[0], LABELS[0]
     member_probs = []
     for member in trained_by_hand(optimizer):
-        of_inner = member.opt_state[1] if "chain" in name else member.opt_state
-        averaged = contrib.schedule_free_eval_params(of_inner, member.params)
-        member_probs.append(jax.nn.softmax(outputs(averaged, inputs)))
+        params = for_evaluation(member.opt_state, member.params)
+        member_probs.append(jax.nn.softmax(outputs(params, inputs)))
         difference = member_probs[-1] - jax.nn.softmax(outputs(member.params, inputs))
         assert np.abs(difference).max() > 1e-3  # else the test would see no difference
     mean = np.mean(member_probs, axis=0)
@@ -412,3 +488,15 @@ def test_a_schedule_free_ensemble_predicts_with_its_averaged_parameters(name):
     scores = de.evaluate(ensemble, state, {"inputs": inputs, "labels": labels}, intervals=False)
     nll = -np.log(mean[np.arange(BATCH), labels]).mean()
     assert scores.ensemble["nll"] == pytest.approx(nll, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.flatten(contrib.schedule_free_sgd(0.1)),
+        optax.chain(contrib.schedule_free_sgd(0.1), contrib.schedule_free_sgd(0.1)),
+    ],
+)
+def test_an_optimizer_whose_parameters_for_evaluation_are_not_known_is_refused(optimizer):
+    with pytest.raises(UserError, match="parameters for evaluation cannot be computed: the opt"):
+        ensemble_of(optimizer).init({"inputs": INPUTS[0], "labels": LABELS[0]})

@@ -225,6 +225,35 @@ def test_an_exported_network_has_names_that_a_person_knows_and_is_imported_again
         replay(tmp_path / "imported", 0, progress=False)
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.multi_transform(
+            {"w": optax.contrib.schedule_free_sgd(0.5), "b": optax.set_to_zero()},
+            {"w": "w", "b": "b"},
+        ),
+        # After three steps, sam is between two updates of the outer optimizer.
+        optax.contrib.sam(optax.sgd(0.5), optax.contrib.normalize()),
+    ],
+    ids=["schedule-free", "sam"],
+)
+def test_an_exported_network_has_the_parameters_with_which_it_is_evaluated(optimizer, tmp_path):
+    network = (
+        lambda key: {"w": jax.random.normal(key, (3, 2)), "b": jnp.zeros(2)},
+        lambda params, inputs: inputs @ params["w"] + params["b"][None],
+    )
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    ensemble = de.Ensemble(network, optimizer, de.losses.categorical(2), num_members=2)
+    data = {"inputs": x, "labels": np.arange(8) % 2}
+    saved = Checkpoints(tmp_path / "run")
+    state = de.fit(ensemble, data, steps=3, batch_size=8, checkpoints=saved, progress=False).state
+    outputs = np.asarray(ensemble.apply(state, x))
+    for number, path in enumerate(export_members(tmp_path / "run", tmp_path / "nets")):
+        found = safetensors.numpy.load_file(path)
+        np.testing.assert_allclose(x @ found["w"] + found["b"], outputs[number], atol=1e-5)
+        assert not np.allclose(found["w"], state.params["w"][number], atol=1e-3)
+
+
 def test_networks_of_numpy_and_orbax_are_imported(runs, tmp_path):
     [path] = export_members(runs / "four", tmp_path / "nets", member_ids=[3])
     arrays = safetensors.numpy.load_file(path)

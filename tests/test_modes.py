@@ -567,9 +567,7 @@ class AlwaysDropping(nn.Module):
         return nn.Dense(3)(nn.Dropout(0.5, deterministic=False)(x))
 
 
-def test_a_network_that_draws_without_a_key_is_told_how_to_be_given_one():
-    with pytest.raises(UserError, match=r'stream "noise".*streams=\("dropout", "noise"\)'):
-        both(from_linen(Noisy()))
-    assert trains_and_evaluates(from_linen(Noisy(), streams=("noise",)))
+def test_a_linen_module_draws_from_any_stream_and_drops_in_evaluation_only_with_a_key():
+    assert trains_and_evaluates(from_linen(Noisy()))
     with pytest.raises(UserError, match=r"There is no key in evaluation. Switch dropout off"):
         from_linen(AlwaysDropping()).apply({"Dense_0": {}}, {}, X, None, False)

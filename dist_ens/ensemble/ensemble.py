@@ -31,8 +31,8 @@ from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.loss_checks import check_signature, explained_errors
 from dist_ens.ensemble.memory import explained_memory
 from dist_ens.ensemble.optimizer import (
+    evaluates_others,
     evaluation_params,
-    is_schedule_free,
     require_optimizer,
 )
 from dist_ens.ensemble.padding import padded_inputs, unpadded
@@ -98,7 +98,8 @@ class Ensemble:
 
     Attributes:
         member: Network of one member, in any form that `as_member` accepts.
-        optimizer: Optimizer of one member, with `init` and `update` like Optax's optimizers.
+        optimizer: Optimizer of one member, with `init` and `update` like Optax's optimizers. It is
+            given the loss as a function if it computes it again, as `optax.lbfgs()` does.
         loss: Objective, such as `losses.categorical(10)`, or a function
             `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`. If it also
             takes `train`, it is given True in training and False in evaluation.
@@ -218,8 +219,8 @@ class Ensemble:
 
         Args:
             batch: Batch, or its shapes and types (`jax.ShapeDtypeStruct`), leaves [batch, ...].
-                The network is given `batch["inputs"]`. With a loss function, the `init` of
-                `as_member(init=...)` is given the whole batch.
+                The network is given its inputs, `batch["inputs"]`. With a loss function, a batch
+                that is no dict with this key is the inputs itself.
 
         Returns:
             The state, leaves [members, ...].
@@ -239,8 +240,10 @@ class Ensemble:
         """Returns the state, at step 0, of networks that were trained elsewhere.
 
         Args:
-            params: Parameters, one pytree for each member.
-            model_states: Model states, one pytree for each member. Default: the networks have none.
+            params: Parameters, one pytree for each member. They may also be modules of equinox or
+                flax.nnx, or all variables of a flax.linen module, which hold a model state too.
+            model_states: Model states, one for each member. Default: those that `params` hold, or
+                none.
 
         Returns:
             The state, for predictions or further training. If the objective standardises labels,
@@ -518,7 +521,7 @@ class Ensemble:
         """The loss of one member without methods, `loss(params, model_state, batch, info)`."""
         if isinstance(self.loss, Objective):
             return loss_of_objective(self.loss, self.network)
-        return loss_of_function(self.loss, self.compute_dtype)
+        return self.member.adapt_loss(loss_of_function(self.loss, self.compute_dtype))
 
     @cached_property
     def gradient_step(self) -> GradientStep:
@@ -545,14 +548,16 @@ class Ensemble:
         return self._programs[key]
 
     def inputs_of(self, batch: Batch) -> Inputs | Batch:
-        """Returns the part of a batch that the network's `init` is given.
+        """Returns the inputs of the network: `batch["inputs"]`.
+
+        With a loss function, a batch that is no dict with this key is the inputs itself.
 
         Raises:
             UserError: If the batch has no inputs under the objective's key.
         """
         if self.objective is None:
-            has_inputs = isinstance(batch, dict) and "inputs" in batch
-            return batch["inputs"] if self.member.is_module and has_inputs else batch
+            has_inputs = isinstance(batch, dict) and Objective.INPUTS in batch
+            return batch[Objective.INPUTS] if has_inputs else batch
         key = self.objective.INPUTS
         if not isinstance(batch, dict) or key not in batch:
             keys = ", ".join(map(repr, batch)) if isinstance(batch, dict) else type(batch).__name__
@@ -617,13 +622,15 @@ class Ensemble:
                 group = state.member_id % self.num_groups
                 own = jax.tree.map(lambda leaf: leaf[group], inputs)
 
-            def sample(key: Key | None) -> Outputs:
+            key = jax.random.fold_in(jax.random.fold_in(state.key, PREDICT), data_index())
+            if self.dropout_samples is None:
+                outputs = self.network.evaluate(params, state.model_state, own, key)[0]
+                return require_rows(self.objective, outputs, own)
+
+            def sample(key: Key) -> Outputs:
                 outputs = self.network.apply(params, state.model_state, own, key, False)[0]
                 return require_rows(self.objective, outputs, own)
 
-            if self.dropout_samples is None:
-                return sample(None)
-            key = jax.random.fold_in(jax.random.fold_in(state.key, PREDICT), data_index())
             return jax.vmap(sample, out_axes=1)(jax.random.split(key, self.dropout_samples))
 
         specs = (MEMBERS, BATCHES if in_groups else BATCH)
@@ -692,9 +699,9 @@ class Ensemble:
 
         To pass more arrays to a program takes time.
         """
-        if "is_schedule_free" not in self._programs:
-            self._programs["is_schedule_free"] = is_schedule_free(state.opt_state)
-        if self._programs["is_schedule_free"] or self.waves > 1:
+        if "evaluates_others" not in self._programs:
+            self._programs["evaluates_others"] = evaluates_others(state.opt_state)
+        if self._programs["evaluates_others"] or self.waves > 1:
             return state._replace(class_names=())
         return state._replace(opt_state=(), failures=(), class_names=())
 

@@ -13,7 +13,7 @@ from dist_ens.ensemble.conditional_update import Updated, taken_if
 from dist_ens.errors import UserError
 from dist_ens.layout import to_host
 from dist_ens.state import State
-from dist_ens.types import Gradients, Key, Metrics, ModelState
+from dist_ens.types import Gradients, Key, Metrics, ModelState, PyTree
 
 # Names of the metrics of an ensemble whose updates are checked.
 FAILED_UPDATES, IS_FROZEN = "failed_updates", "is_frozen"
@@ -121,24 +121,26 @@ def saved_structures(abstract: State) -> tuple[State, State]:
 
 def checked_update(
     policy: FailurePolicy,
-    take: Callable[[Updated, Gradients, ModelState, jax.Array, Key], Updated],
+    take: Callable[..., Updated],
     state: State,
     grads: Gradients,
     model_state: ModelState,
     metrics: Metrics,
     key: Key,
+    again: PyTree,
 ) -> tuple[State, Metrics]:
     """Returns the state after an update that is taken only if it has not failed.
 
     Args:
         policy: Policy that checks updates.
         take: Function that takes an update, given what it changes, the gradients, the model state,
-            the loss and the key.
+            the loss, the key and `again`.
         state: State of one member before the update.
         grads: Gradients of the update, averaged over the data axis.
         model_state: Model state after the update.
         metrics: Metrics of the update by name, float32[].
         key: Key of the optimizer for this update.
+        again: What the optimizer needs to compute the loss again; None if it does not.
 
     Returns:
         The state of the same step, and the metrics with `failed_updates` and `is_frozen`. If the
@@ -156,7 +158,7 @@ def checked_update(
     record, loss = state.failures, metrics["loss"]
     cause = _cause_of(policy, record, loss, grads)
     takes = (cause == 0) & ~record.is_frozen
-    new = taken_if(take)(takes, Updated.of(state), grads, model_state, loss, key)
+    new = taken_if(take)(takes, Updated.of(state), grads, model_state, loss, key, again)
     record = _recorded(policy, record, state.step + 1, jnp.where(record.is_frozen, 0, cause))
     if policy.loss_threshold is not None:
         record = _with_loss(record, loss, takes)

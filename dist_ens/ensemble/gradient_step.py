@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from dist_ens.ensemble.argument_checks import check_microbatches
 from dist_ens.ensemble.conditional_update import Updated
 from dist_ens.ensemble.failures import checked_update
 from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
-from dist_ens.ensemble.optimizer import update_of
+from dist_ens.ensemble.optimizer import calls_loss, loss_functions, update_of
 from dist_ens.layout import data_index, data_mean, data_size, data_sum
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import averaged, traced_anew, tracing_loss
@@ -22,6 +23,8 @@ from dist_ens.randomness import OPTIMIZER, UPDATE, pinned_generator
 from dist_ens.state import State, without_weak_types
 from dist_ens.types import Batch, Gradients, Key, Metrics, ModelState, Optimizer, Params, PyTree
 
+# State without parameters, batch, positions and key, with which a loss is computed again.
+Again: TypeAlias = tuple[State, Batch, jax.Array | None, Key]
 # Name of the metric that is 1 if all weights of a batch were zero, and 0 otherwise.
 ZERO_WEIGHTS = "zero_weights"
 
@@ -67,13 +70,20 @@ class GradientStep:
         grads, (model_state, metrics) = data_sum(grads), data_mean((model_state, metrics))
         of_step = jax.random.fold_in(jax.random.fold_in(state.key, OPTIMIZER), state.step)
 
+        # The parameters are those that the optimizer asks for.
+        rest = state._replace(params=(), opt_state=(), failures=())
+        again: Again | None = (rest, batch, index, key)
+        loss = metrics["loss"]
         if self.failures.is_checked:
+            extra = {"value": loss, "grad": grads, "key": of_step}
+            if not calls_loss(self.optimizer, grads, state.opt_state, state.params, **extra):
+                again = None
             state, metrics = checked_update(
-                self.failures, self._taken, state, grads, model_state, metrics, of_step
+                self.failures, self._taken, state, grads, model_state, metrics, of_step, again
             )
         else:
             old = Updated.of(state)
-            state = self._taken(old, grads, model_state, metrics["loss"], of_step).put_in(state)
+            state = self._taken(old, grads, model_state, loss, of_step, again).put_in(state)
         return without_weak_types(state._replace(step=state.step + 1)), metrics
 
     def _taken(
@@ -83,6 +93,7 @@ class GradientStep:
         model_state: ModelState,
         loss: jax.Array,
         key: Key,
+        again: Again | None,
     ) -> Updated:
         """Returns what an update changes, after the update.
 
@@ -92,9 +103,29 @@ class GradientStep:
             model_state: Model state after the update.
             loss: Loss of the update, float32[].
             key: Key of the optimizer for this update.
+            again: Values with which the optimizer may compute the loss again, at other parameters.
+                None if it does not.
         """
+        functions = {}
+        if again is not None:
+            state, batch, index, key_of_loss = again
+
+            def value_and_grad(params: Params) -> tuple[jax.Array, Gradients]:
+                grads, _, metrics = self._gradients(
+                    state._replace(params=params), batch, index, key_of_loss
+                )
+                return data_mean(metrics["loss"]), data_sum(grads)
+
+            functions = loss_functions(value_and_grad)
         updates, opt_state = update_of(
-            self.optimizer, grads, old.opt_state, old.params, value=loss, key=key
+            self.optimizer,
+            grads,
+            old.opt_state,
+            old.params,
+            value=loss,
+            grad=grads,
+            key=key,
+            **functions,
         )
         params = optax.apply_updates(old.params, updates)
         return without_weak_types(Updated(params, model_state, opt_state))

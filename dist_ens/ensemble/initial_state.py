@@ -9,13 +9,21 @@ import numpy as np
 
 from dist_ens.ensemble.failures import no_failures
 from dist_ens.ensemble.optimizer import optimizer_state
-from dist_ens.errors import UserError, counted, kind_of
+from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.host_keys import dtype_in_jax
 from dist_ens.layout import DATA, MEMBERS, Layout, Waves
 from dist_ens.members import Member
+from dist_ens.members.member import INPUTS_RULE
 from dist_ens.members.modes import on_one_column
 from dist_ens.randomness import INIT, member_key, pinned_generator
-from dist_ens.state import State, differing, leaf_types, stack_members, without_weak_types
+from dist_ens.state import (
+    State,
+    described,
+    differing,
+    leaf_types,
+    stack_members,
+    without_weak_types,
+)
 from dist_ens.types import Leaf, ModelState, Optimizer, Params, PyTree, Shapes
 
 
@@ -35,7 +43,17 @@ def state_of_one(
     def make(member_id: jax.Array, seed: jax.Array) -> State:
         key = member_key(seed, member_id)
         inputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        params, model_state = member.init(jax.random.fold_in(key, INIT), inputs)
+        try:
+            params, model_state = member.init(jax.random.fold_in(key, INIT), inputs)
+        except (UserError, RuntimeError):  # A device may be full.
+            raise
+        except Exception as error:  # The network of a user may raise anything.
+            raise UserError(
+                f"The network ({member.name}) could not be initialised on {described(shapes)}: "
+                f"{type(error).__name__}: {first_line(error)} It is given {INPUTS_RULE}. Correct "
+                "the network or the data, or take the inputs out of the batch in two functions: "
+                "as_member(init=..., apply=...)."
+            ) from error
         params = without_weak_types(params)
         return without_weak_types(
             State(
@@ -116,8 +134,8 @@ def state_from(
     """Returns the state of networks that were trained elsewhere; see `Ensemble.state_of`.
 
     Args:
-        params: Parameters, one pytree for each member.
-        model_states: Model states, one pytree for each member; None if the networks have none.
+        params: Parameters, or networks that hold them, one for each member.
+        model_states: Model states, one for each member; None if the networks have or hold none.
         member: Network of one member.
         optimizer: Optimizer of one member.
         layout: Layout of the members.
@@ -145,8 +163,11 @@ def state_from(
             f"params has {counted(len(params), 'member')}, and model_states has "
             f"{len(model_states)}. Give one model state for each member."
         )
-    stacked = without_weak_types(stack_members(params))
-    check_parts(member, params[0], () if model_states is None else model_states[0])
+    parts = list(map(member.parts_of, params, model_states or [None] * len(params)))
+    stacked, model_state = without_weak_types(
+        (stack_members([own for own, _ in parts]), stack_members([own for _, own in parts]))
+    )
+    check_parts(member, *parts[0])
     keys = jax.vmap(partial(member_key, seed))(jnp.asarray(ids))
     with pinned_generator():
         begin = jax.vmap(partial(optimizer_state, optimizer))
@@ -158,7 +179,7 @@ def state_from(
                 member_id=jnp.asarray(ids),
                 key=keys,
                 params=stacked,
-                model_state=() if model_states is None else stack_members(model_states),
+                model_state=model_state,
                 opt_state=opt_state,
                 failures=no_failures((len(ids),)) if is_checked else (),
             )

@@ -1,17 +1,20 @@
 """The optimizer of one member: its state, its update, and the parameters for evaluation."""
 
-import functools
 import inspect
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.extend.core import Jaxpr, Literal, Var
 
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import UserError, first_line, kind_of
 from dist_ens.execution.rewrite import equations, nested
+from dist_ens.members.modes import named_arguments
 from dist_ens.randomness import key_of_optimizer
-from dist_ens.types import Gradients, Key, Leaf, Optimizer, OptState, Params, PyTree, Structure
+from dist_ens.state import described
+from dist_ens.types import Gradients, Key, KeyPath, Leaf, Optimizer, OptState, Params, PyTree
 
 # Operations that draw random numbers, and operations that derive keys from keys.
 _DRAWS = {"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator", "rng_uniform"}
@@ -23,7 +26,7 @@ def require_optimizer(optimizer: object) -> None:
     has_both = all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
     if has_both and not isinstance(optimizer, type):
         return
-    made_by = optimizer.func if isinstance(optimizer, functools.partial) else optimizer
+    made_by = optimizer.func if isinstance(optimizer, partial) else optimizer
     name = getattr(made_by, "__name__", repr(optimizer)[:80])
     if isinstance(made_by, type) or inspect.isroutine(made_by):
         kind = "class" if isinstance(made_by, type) else "function"
@@ -47,44 +50,163 @@ def update_of(
         state: State of the optimizer.
         params: Parameters of the member.
         **extra: Extra arguments. The optimizer is given those that it accepts.
+
+    Raises:
+        UserError: If the optimizer raises an error.
     """
     with_extra = isinstance(optimizer, optax.GradientTransformationExtraArgs)
     if isinstance(optimizer, optax.GradientTransformation) and not with_extra:
-        return optimizer.update(grads, state, params)
-    taken = inspect.signature(optimizer.update).parameters.values()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
-        names = {parameter.name for parameter in taken}
-        extra = {name: value for name, value in extra.items() if name in names}
-    return optimizer.update(grads, state, params, **extra)
+        extra = {}
+    try:
+        return optimizer.update(grads, state, params, **named_arguments(optimizer.update, **extra))
+    except (UserError, RuntimeError):  # A device may be full.
+        raise
+    except Exception as error:  # An optimizer may raise anything.
+        given = f" and {', '.join(extra)}" if extra else ""
+        raise UserError(
+            f"The update of the optimizer raised {type(error).__name__}: {first_line(error)} It is "
+            f"given the gradients, its state, the parameters{given}. Use another optimizer, or "
+            "train with a step of your own, dist_ens.lift."
+        ) from error
+
+
+def loss_functions(
+    value_and_grad: Callable[[Params], tuple[jax.Array, Gradients]],
+) -> dict[str, Callable[..., PyTree]]:
+    """Returns the functions with which an optimizer computes the loss again, by their names.
+
+    They are `value_fn` of line searches, `obj_fn` of `optax.contrib.sophia`, and `grad_fn` of
+    `optax.contrib.sam`.
+
+    Args:
+        value_and_grad: Function of parameters that returns the loss of the batch, float32[], and
+            its gradient, both over all columns of the mesh.
+    """
+
+    @jax.custom_vjp
+    def value(params: Params) -> jax.Array:
+        return value_and_grad(params)[0]
+
+    def pulled_back(grads: Gradients, change: jax.Array) -> tuple[Gradients]:
+        return (jax.tree.map(lambda leaf: (change * leaf).astype(leaf.dtype), grads),)
+
+    value.defvjp(value_and_grad, pulled_back)
+
+    # A line search raises an error if its function does not take every extra argument.
+    def value_fn(
+        params: Params, key: PyTree = None, obj_fn: PyTree = None, grad_fn: PyTree = None
+    ) -> jax.Array:
+        return value(params)
+
+    return {
+        "value_fn": value_fn,
+        "obj_fn": value_fn,
+        "grad_fn": lambda params, number=0: value_and_grad(params)[1],
+    }
+
+
+def calls_loss(
+    optimizer: Optimizer, grads: Gradients, state: OptState, params: Params, **extra: PyTree
+) -> bool:
+    """Returns whether an optimizer computes the loss again; see `update_of`."""
+    calls = []
+
+    def value_and_grad(params: Params) -> tuple[jax.Array, Gradients]:
+        calls.append(params)
+        return jnp.float32(0), params
+
+    functions = loss_functions(value_and_grad)
+    jax.eval_shape(
+        lambda grads, state, params: update_of(
+            optimizer, grads, state, params, **extra, **functions
+        ),
+        grads,
+        state,
+        params,
+    )
+    return bool(calls)
 
 
 def evaluation_params(params: Params, opt_state: OptState) -> Params:
     """Returns the parameters with which a member is evaluated.
 
-    They are the trained parameters, except for schedule-free optimizers. Those evaluate averaged
-    parameters, which are computed from the optimizer's state.
+    They are the trained parameters, except for those of two kinds of optimizers. Such an optimizer
+    may train all parameters, or groups of them (`optax.masked`, `optax.partition`).
+
+    - A schedule-free optimizer evaluates averages, which are computed from its state.
+    - `optax.contrib.sam` trains perturbed parameters between two updates of its outer optimizer.
+      Its state holds the outer parameters.
 
     Args:
         params: Trained parameters of one member.
         opt_state: State of the member's optimizer.
 
-    Source: Defazio et al. (2024), https://arxiv.org/abs/2405.15682.
+    Raises:
+        UserError: If the parameters in such a state are not a part of `params`, or two of these
+            optimizers train the same parameter.
+
+    Source: Defazio et al. (2024), https://arxiv.org/abs/2405.15682. Foret et al. (2021),
+    https://arxiv.org/abs/2010.01412.
     """
+    found, seen = params, set[KeyPath]()
+    for node in filter(_evaluates_others, jax.tree.leaves(opt_state, is_leaf=_evaluates_others)):
+        held = node.cache if isinstance(node, optax.contrib.SAMState) else node.z
+        paths = {path for path, _ in jax.tree_util.tree_leaves_with_path(held)}
+        if seen & paths or not _is_part(held, params):
+            raise UserError(
+                f"The parameters for evaluation cannot be computed: the optimizer holds a "
+                f"{type(node).__name__} of {described(held)}, and the parameters are "
+                f"{described(params)}. Use one such optimizer for each group of parameters, "
+                "without optax.flatten or another change of their shapes."
+            )
+        seen |= paths
+        group = jax.tree.map(
+            lambda own, leaf: own if _is_masked(own) else leaf, held, found, is_leaf=_is_masked
+        )
+        found = jax.tree.map(
+            lambda new, old: old if _is_masked(new) else new,
+            _evaluated(node, group),
+            found,
+            is_leaf=_is_masked,
+        )
+    return found
 
-    structure: Structure = jax.tree.structure(params)
-    for node in jax.tree.leaves(opt_state, is_leaf=_is_schedule_free):
-        if _is_schedule_free(node) and jax.tree.structure(node.z) == structure:
-            return optax.contrib.schedule_free_eval_params(node, params)
-    return params
+
+def evaluates_others(opt_state: OptState) -> bool:
+    """Returns whether `evaluation_params` may differ from the trained parameters."""
+    return any(map(_evaluates_others, jax.tree.leaves(opt_state, is_leaf=_evaluates_others)))
 
 
-def is_schedule_free(opt_state: OptState) -> bool:
-    """Returns whether an optimizer is schedule-free, so that it evaluates averaged parameters."""
-    return any(map(_is_schedule_free, jax.tree.leaves(opt_state, is_leaf=_is_schedule_free)))
+def _evaluates_others(node: object) -> bool:
+    is_sam = isinstance(node, optax.contrib.SAMState) and node.cache is not None
+    return is_sam or isinstance(node, optax.contrib.ScheduleFreeState)
 
 
-def _is_schedule_free(node: object) -> bool:
-    return isinstance(node, optax.contrib.ScheduleFreeState)
+def _evaluated(node: OptState, params: Params) -> Params:
+    """Returns the parameters for evaluation of one optimizer, given those that it trains."""
+    if isinstance(node, optax.contrib.ScheduleFreeState):
+        return optax.contrib.schedule_free_eval_params(node, params)
+    is_outer = node.steps_since_sync == 0
+    outer = jax.tree.map(partial(jnp.where, is_outer), params, node.cache)
+    return evaluation_params(outer, node.opt_state)
+
+
+def _is_masked(node: object) -> bool:
+    return isinstance(node, optax.MaskedNode)
+
+
+def _is_part(held: Params, params: Params) -> bool:
+    """Returns whether a pytree has the structure and shapes of `params`, some parts masked."""
+    try:
+        shapes = jax.tree.map(
+            lambda own, leaf: _is_masked(own) or jnp.shape(own) == getattr(leaf, "shape", None),
+            held,
+            params,
+            is_leaf=_is_masked,
+        )
+    except (TypeError, ValueError):  # The structures differ.
+        return False
+    return all(jax.tree.leaves(shapes))
 
 
 def optimizer_state(optimizer: Optimizer, params: Params, member_key: Key) -> OptState:
@@ -104,15 +226,24 @@ def optimizer_state(optimizer: Optimizer, params: Params, member_key: Key) -> Op
 
     Raises:
         UserError: If the update draws random numbers from a key that is neither its argument `key`
-            nor in the state. All members would draw the same numbers.
+            nor in the state. All members would draw the same numbers. Also if the parameters for
+            evaluation are not known; see `evaluation_params`.
     """
     state = optimizer.init(params)
+    evaluation_params(params, state)  # This raises an error before training begins.
     leaves, structure = jax.tree.flatten(state)
     is_key = [_is_typed_key(leaf) for leaf in leaves]
     try:
         traced = jax.make_jaxpr(
             lambda grads, state, params, key: update_of(
-                optimizer, grads, state, params, value=jnp.float32(0), key=key
+                optimizer,
+                grads,
+                state,
+                params,
+                value=jnp.float32(0),
+                grad=grads,
+                key=key,
+                **loss_functions(lambda params: (jnp.float32(0), params)),
             )
         )(params, state, params, member_key).jaxpr
     except Exception:  # The error is raised again where the update is traced for training.

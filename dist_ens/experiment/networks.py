@@ -2,7 +2,8 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import numpy as np
@@ -43,7 +44,8 @@ def export_members(
 ) -> list[pathlib.Path]:
     """Writes each member of a run as a safetensors file of one network, and returns the paths.
 
-    The names in a file are those of the network, such as `Dense_0.kernel`.
+    The names in a file are those of the network, such as `Dense_0.kernel`. The parameters are those
+    with which the member is evaluated, such as the averages of a schedule-free optimizer.
 
     Args:
         workdir: Folder of the run.
@@ -79,9 +81,43 @@ def _exported(
                 f"The folder {quoted(to)} could not be made: {error.strerror}. Give another one.",
                 exit_code=code_of_write(error),
             ) from error
-        leaves = {name: leaf[0] for name, leaf in member.leaves.items()}
+        leaves = _for_evaluation({name: leaf[0] for name, leaf in member.leaves.items()})
         write_network(path, leaves, member.lineages[0], at)
     return paths
+
+
+def _for_evaluation(leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the leaves of a member with the parameters with which it is evaluated.
+
+    A file has the names of the optimizer's state, and not its classes. They are those of
+    `dist_ens.ensemble.optimizer.evaluation_params`.
+
+    Args:
+        leaves: Leaves of the member's state by name.
+    """
+    found = dict(leaves)
+
+    def replace(held: str, evaluated: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
+        for name in leaves:
+            if name == held or name.startswith(f"{held}."):
+                of_params = f"params{name.removeprefix(held)}"
+                params = found[of_params]
+                found[of_params] = evaluated(params, leaves[name]).astype(params.dtype)
+
+    for name in leaves:
+        state, _, last = name.rpartition(".")
+        if last == "steps_since_sync" and leaves[name] != 0:  # of optax.contrib.sam
+            replace(f"{state}.cache", lambda _, outer: outer)
+    for name in leaves:
+        state, _, last = name.rpartition(".")
+        if last == "weight_sum" and f"{state}.b1" in leaves:  # of a schedule-free optimizer
+            replace(f"{state}.z", partial(_averaged, leaves[f"{state}.b1"]))
+    return found
+
+
+def _averaged(b1: np.ndarray, params: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Returns the averages of a schedule-free optimizer, as Optax computes them."""
+    return (params - (1 - b1) * z) / b1
 
 
 def import_members(

@@ -6,7 +6,10 @@
 `as_member` makes a member from a network of flax.linen, flax.nnx, equinox or Haiku, from plain
 functions, or from a class of your own.
 
-- `inputs` is one batch: any pytree with leaves `[batch, ...]`.
+- `inputs` is what the network is called with, any pytree with leaves `[batch, ...]`. In training,
+  `init` and `apply` are given `batch["inputs"]`, or the whole batch if it is no dict with this key.
+  `Ensemble.predict` passes on the inputs that it is given. The call of a module with several inputs
+  takes a tuple, or a dict by the names of its arguments.
 - `outputs` is any pytree. The built-in losses take one array, such as logits
   `[batch, ..., classes]`.
 - `params` is any pytree of floating-point arrays. The gradient has its structure.
@@ -15,6 +18,8 @@ functions, or from a class of your own.
 - `key` is a JAX PRNG key, or None. It differs between steps, members and columns of the mesh.
 - `train` is a Python bool. If it is False, `apply` returns the model state unchanged. If `key` is
   None too, nothing is random. With a key, dropout is on, as Monte Carlo dropout needs it.
+- A prediction calls `apply` without a key. If the network raises an error, it is called with the
+  member's own key and without dropout, as a variational autoencoder needs it.
 
 A member does not depend on the ensemble. A layer with batch statistics computes them over the
 *global* batch if it averages over the mesh axis `"data"`:

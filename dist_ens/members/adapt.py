@@ -49,7 +49,8 @@ def as_member(
             - a Haiku `Transformed` or `TransformedWithState`;
             - a pair of functions, `(init, apply)`.
         init: Initialiser, in the full form `init(key, inputs) -> (params, model_state)`, with `()`
-            for no model state, or in the short form `init(key) -> params`.
+            for no model state, or in the short form `init(key) -> params`. `inputs` is what `apply`
+            is given too: `batch["inputs"]`, or the whole batch if it is no dict with this key.
         apply: Forward pass. With the full form of `init` it is `apply(params, model_state, inputs,
             key, train) -> (outputs, model_state)`. With the short form it is `apply(params,
             inputs) -> outputs`. Default: the member can be trained with a loss function, but

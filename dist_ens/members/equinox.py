@@ -1,5 +1,6 @@
 """Members made from `equinox` modules. Equinox is optional; the extra `[equinox]` installs it."""
 
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -9,12 +10,14 @@ from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
     Layers,
     idle_layers_of,
+    input_arguments,
     may_have_switch,
+    named_arguments,
     switch_arguments,
     switches,
 )
 from dist_ens.signatures import name_of
-from dist_ens.types import Inputs, Key, KeyPath, Leaf, ModelState, Network, Outputs, Params
+from dist_ens.types import Inputs, Key, KeyPath, Leaf, ModelState, Network, Outputs, Params, PyTree
 
 
 def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> Member:
@@ -26,10 +29,14 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
     `dist_ens.members.modes`). It may be an argument of the call, or a field of a module that is not
     static.
 
+    In a loss function `params` is the module itself, with all its fields, and `model_state` its
+    `equinox.nn.State`, or None.
+
     Args:
         make: Function that makes the module from a key, such as `lambda key: Model(key)`. The
-            module is called as `module(x, key=key)`, or as `module(x, state, key=key)` if it is
-            stateful.
+            module is called as `module(x)`, or as `module(x, state)` if it is stateful, and with
+            `key=key` if its call has this argument. A call of several inputs takes a tuple, or a
+            dict by the names of the arguments.
         stateful: Whether the module has an `equinox.nn.State`, as with `equinox.nn.BatchNorm`.
 
     Returns:
@@ -53,58 +60,88 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
             "pip install 'dist-ens[equinox]'."
         ) from error
 
-    def make_parts(key: Key) -> tuple[Params, ModelState, Network]:
-        """Returns the parameters, the other arrays with the state, and the static part."""
-        module, state = eqx.nn.make_with_state(make)(key) if stateful else (make(key), None)
+    def made(key: Key) -> tuple[Network, ModelState]:
+        """Returns the module and its state, which is None without one."""
+        return eqx.nn.make_with_state(make)(key) if stateful else (make(key), None)
+
+    def parts_of(module: Network, state: ModelState | None) -> tuple[Params, ModelState]:
+        """Returns the floating-point arrays of a module, and its other arrays with its state."""
         params, rest = eqx.partition(module, eqx.is_inexact_array)
-        buffers, static = eqx.partition(rest, eqx.is_array)
-        return params, (buffers, state), static
+        has_others = isinstance(state, tuple)  # As a state of the ensemble has them.
+        return params, state if has_others else (eqx.filter(rest, eqx.is_array), state)
 
     def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
-        params, model_state, _ = make_parts(key)
+        params, model_state = parts_of(*made(key))
         require_parameters(params)
         return params, model_state
 
-    def static_part() -> Network:
-        parts = []
+    def whole(params: Params, buffers: Params) -> Network:
+        """Returns the module with its fields that are not arrays."""
+        static = []
         jax.eval_shape(
-            lambda key: parts.append(make_parts(key)[2]), jax.eval_shape(lambda: jax.random.key(0))
+            lambda key: static.append(eqx.filter(made(key)[0], eqx.is_array, inverse=True)),
+            jax.eval_shape(lambda: jax.random.key(0)),
         )
-        return parts[0]
+        return eqx.combine(params, buffers, static[0])
+
+    def adapt_loss(loss: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        def of_parts(
+            params: Params, model_state: ModelState, *args: object, **others: object
+        ) -> object:
+            # A state of equinox may be used once, so each call makes a new one.
+            buffers, state = jax.tree.map(lambda leaf: leaf, model_state)
+            match loss(whole(params, buffers), state, *args, **others):
+                case (value, (new_state, aux)):
+                    return value, ((buffers, new_state), aux)
+                case returned:  # A check of all losses says what is wrong with it.
+                    return returned
+
+        return of_parts
 
     def is_dropout(part: Network) -> bool:
         return isinstance(part, eqx.nn.Dropout)
 
-    def apply(
-        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    def forward(
+        params: Params,
+        model_state: ModelState,
+        inputs: Inputs,
+        key: Key | None,
+        train: bool,
+        *,
+        drops: bool,
     ) -> tuple[Outputs, ModelState]:
         buffers, state = model_state
-        module = _switched(
-            eqx.nn.inference_mode(eqx.combine(params, buffers, static_part()), not train), train
-        )
+        module = _switched(eqx.nn.inference_mode(whole(params, buffers), not train), train)
+        call = type(module).__call__
         # Dropout outside training is switched on in its layers only, not in the network's call.
-        told, given = train or key is None, 3 if stateful else 2
-        mode = switch_arguments(type(module).__call__, train, given=given) if told else {}
-        if key is not None:
+        mode = switch_arguments(call, train) if train or not drops else {}
+        if drops:
             module = jax.tree.map(
                 lambda part: eqx.nn.inference_mode(part, False) if is_dropout(part) else part,
                 module,
                 is_leaf=is_dropout,
             )
+
+        def of_example(
+            inputs: Inputs, state: ModelState, key: Key | None
+        ) -> tuple[Outputs, ModelState]:
+            args, named = input_arguments(call, inputs, others=("key", "state"))
+            named |= named_arguments(call, key=key) | mode
+            if not stateful:
+                return module(*args, **named), None
+            return module(*args, state, **named) if args else module(state=state, **named)
+
         num_examples = len(jax.tree.leaves(inputs)[0])
         keys = None if key is None else jax.random.split(key, num_examples)
-        if not stateful:
-            outputs = jax.vmap(lambda x, k: module(x, key=k, **mode), axis_name="batch")(
-                inputs, keys
-            )
-            return outputs, model_state
         outputs, state = jax.vmap(
-            lambda x, s, k: module(x, s, key=k, **mode),
-            in_axes=(0, None, 0),
-            out_axes=(0, None),
-            axis_name="batch",
+            of_example, in_axes=(0, None, 0), out_axes=(0, None), axis_name="batch"
         )(inputs, state, keys)
         return outputs, (buffers, state) if train else model_state
+
+    def apply(
+        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    ) -> tuple[Outputs, ModelState]:
+        return forward(params, model_state, inputs, key, train, drops=key is not None)
 
     def layers(params: Params, model_state: ModelState, inputs: Inputs, axis_name: str) -> Layers:
         """Returns the layers that compute other results in training than in evaluation."""
@@ -115,7 +152,7 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
         def counts(part: Network) -> bool:
             return isinstance(part, eqx.nn.BatchNorm)
 
-        module = eqx.combine(params, model_state[0], static_part())
+        module = whole(params, model_state[0])
         parts = [
             (jax.tree_util.keystr(path).lstrip("."), part)
             for path, part in jax.tree_util.tree_leaves_with_path(
@@ -128,7 +165,16 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
             may_have_switch=any(map(may_have_switch, _own_modules(module))),
         )
 
-    return Member(init, apply, idle_layers_of(apply, layers), name_of(make))
+    sample = functools.partial(forward, drops=False)
+    return Member(
+        init,
+        apply,
+        idle_layers_of(apply, layers, sample),
+        name_of(make),
+        sample=sample,
+        adapt_loss=adapt_loss,
+        parts_of=parts_of,
+    )
 
 
 def _own_modules(module: Network) -> Iterator[Network]:

@@ -1,5 +1,6 @@
 """Members made from two plain functions."""
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -91,7 +92,8 @@ def from_init_and_apply(
 
     The full form is `init(key, inputs) -> (params, model_state)` and
     `apply(params, model_state, inputs, key, train) -> (outputs, model_state)`. The short form is
-    that of `from_functions`. The number of parameters of `init` decides which form it is.
+    that of `from_functions`. The number of parameters of `init` decides which form it is. If it can
+    be called with and without inputs, `apply` decides, or what `init(key)` returns.
 
     Args:
         init: Initialiser in either form.
@@ -101,24 +103,25 @@ def from_init_and_apply(
         The member.
 
     Raises:
-        UserError: If a function has the wrong number of parameters.
+        UserError: If a function has the wrong number of parameters, or the form is not clear.
     """
+    is_full = _is_full(init, apply)
+    if not is_full and call_error(init, 1):
+        raise UserError(
+            f"The function init has the parameters {_parameters(init)}. It must be "
+            f"{_FULL_INIT}, with () for no model state, or {_SHORT_INIT}. Change its parameters."
+        )
     if apply is None:
-        member = from_init_and_apply(init, _missing_apply)
-        return dataclasses.replace(member, name=name_of(init), has_apply=False)
-    if _is_full(init):
+        make = _from_full_functions if is_full else from_functions
+        return dataclasses.replace(make(init, _missing_apply), name=name_of(init), has_apply=False)
+    if is_full:
         if call_error(apply, 5):
             raise UserError(
                 f"The function apply has the parameters {_parameters(apply)}. With {_FULL_INIT} "
                 f"it must be {_FULL_APPLY}. With {_SHORT_INIT} it may be {_SHORT_APPLY}."
             )
         return _from_full_functions(init, apply)
-    if call_error(init, 1):
-        raise UserError(
-            f"The function init has the parameters {_parameters(init)}. It must be "
-            f"{_FULL_INIT}, with () for no model state, or {_SHORT_INIT}. Change its parameters."
-        )
-    if call_error(apply, 2, [*switch_arguments(apply, True)]):
+    if _short_error(apply):
         raise UserError(
             f"The function apply has the parameters {_parameters(apply)}. With {_SHORT_INIT} it "
             f"must be {_SHORT_APPLY}. With {_FULL_INIT} it must be {_FULL_APPLY}."
@@ -164,13 +167,34 @@ def _two_of(returned: object, signature: str) -> tuple[PyTree, PyTree]:
     return returned
 
 
-def _is_full(init: Callable[..., object]) -> bool:
-    """Returns whether `init` takes the inputs beside the key."""
-    takes_any_number = any(
-        parameter.kind is parameter.VAR_POSITIONAL
-        for parameter in inspect.signature(init).parameters.values()
-    )
-    return not call_error(init, 2) and (takes_any_number or call_error(init, 1) is not None)
+def _is_full(init: Callable[..., object], apply: Callable[..., object] | None) -> bool:
+    """Returns whether `init` has the full form; see `from_init_and_apply`.
+
+    Raises:
+        UserError: If `init` may have either form.
+    """
+    if call_error(init, 2) or call_error(init, 1):
+        return not call_error(init, 2)
+    if apply is not None and bool(call_error(apply, 5)) != bool(_short_error(apply)):
+        return not call_error(apply, 5)
+    returned: list[PyTree] = []
+    with contextlib.suppress(Exception):  # Such an `init` needs its inputs.
+        jax.eval_shape(
+            lambda key: returned.append(init(key)), jax.eval_shape(lambda: jax.random.key(0))
+        )
+    is_pair = bool(returned) and isinstance(returned[0], tuple) and len(returned[0]) == 2
+    if is_pair and jax.tree.leaves(returned[0][1]):
+        raise UserError(
+            f"The function init with the parameters {_parameters(init)} returned a tuple of two, "
+            "which may be parameters and a model state, or parameters alone. Give it one of the "
+            f"forms {_FULL_INIT} and {_SHORT_INIT}, without a default."
+        )
+    return is_pair or not returned
+
+
+def _short_error(apply: Callable[..., object]) -> str | None:
+    """Returns why `apply` cannot be called in the short form; None if it can."""
+    return call_error(apply, 2, [*switch_arguments(apply, True)])
 
 
 def _parameters(fn: Callable[..., object]) -> str:

@@ -12,6 +12,7 @@ from dist_ens.members.modes import (
     Layers,
     call_may_have_switch,
     idle_layers_of,
+    input_arguments,
     may_have_switch,
     on_one_column,
     switch_arguments,
@@ -22,11 +23,13 @@ from dist_ens.types import Inputs, Key, ModelState, Network, Outputs, Params, Py
 def from_haiku(transformed: Network) -> Member:
     """Returns a member made from `hk.transform(fn)` or `hk.transform_with_state(fn)`.
 
-    `fn` is called with one batch of inputs. An argument of `fn` that switches between training and
+    `fn` is called with one batch of inputs. If it takes several, they are a tuple, or a dict by the
+    names of the arguments. An argument of `fn` that switches between training and
     evaluation, such as `is_training`, is set if it has a usual name (see
     `dist_ens.members.modes`). The member's `init` runs `fn` in training mode, as Haiku's own
     examples do. For dropout outside training, `fn` should draw with the key from
-    `hk.maybe_next_rng_key()`, which is None if there is no key.
+    `hk.maybe_next_rng_key()`, which is None if there is no key. A network that draws with
+    `hk.next_rng_key()` where it predicts is always given a key.
 
     Dropout is a function in Haiku, not a layer, so it cannot be found in a network. Only
     `hk.BatchNorm` is therefore checked for a switch that does not work.
@@ -64,7 +67,8 @@ def from_haiku(transformed: Network) -> Member:
         arguments = switch_arguments(transformed.init, True)
 
         def variables(key: Key, inputs: Inputs) -> PyTree:
-            return transformed.init(key, inputs, **arguments)
+            args, named = input_arguments(transformed.init, inputs)
+            return transformed.init(key, *args, **named, **arguments)
 
         # BatchNorm in training mode averages over the data axis, which must exist.
         made = on_one_column(variables, DATA)(key, inputs)
@@ -77,9 +81,15 @@ def from_haiku(transformed: Network) -> Member:
     ) -> tuple[Outputs, ModelState]:
         leading = [params, *([model_state] if stateful else []), *([key] if takes_key else [])]
         arguments = switch_arguments(transformed.apply, train, given=len(leading) + 1)
-        returned = transformed.apply(*leading, inputs, **arguments)
+        args, named = input_arguments(transformed.apply, inputs, given=len(leading))
+        returned = transformed.apply(*leading, *args, **named, **arguments)
         outputs, new_state = returned if stateful else (returned, ())
         return outputs, new_state if train else model_state
+
+    def parts_of(params: Params, model_state: ModelState | None) -> tuple[Params, ModelState]:
+        if model_state is None:
+            model_state = {} if stateful else ()
+        return params, model_state
 
     def layers(params: Params, model_state: ModelState, inputs: Inputs, axis_name: str) -> Layers:
         """Returns the called layers that compute other results in training than in evaluation."""
@@ -109,4 +119,4 @@ def from_haiku(transformed: Network) -> Member:
         return Layers([], [*counting], any(switched))
 
     idle_layers = idle_layers_of(apply, layers)
-    return Member(init, apply, idle_layers, "a Haiku network", is_module=True)
+    return Member(init, apply, idle_layers, "a Haiku network", parts_of=parts_of)

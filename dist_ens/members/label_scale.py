@@ -1,13 +1,12 @@
 """Standardisation of labels, by a mean and a standard deviation in every member's model state."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.layout import MEMBERS, Layout, to_host
-from dist_ens.members.member import Member
+from dist_ens.members.member import Member, with_forward
+from dist_ens.members.modes import Apply
 from dist_ens.state import State
 from dist_ens.types import Inputs, Key, ModelState, Outputs, Params
 
@@ -27,18 +26,25 @@ def with_label_scale(member: Member) -> Member:
         params, model_state = member.init(key, inputs)
         return params, {_NETWORK: model_state, _MEAN: jnp.float32(0), _STD: jnp.float32(1)}
 
-    def apply(
-        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
-    ) -> tuple[Outputs, ModelState]:
-        outputs, of_network = member.apply(params, model_state[_NETWORK], inputs, key, train)
-        return outputs, {**model_state, _NETWORK: of_network}
+    def beside_scale(apply: Apply) -> Apply:
+        def forward(
+            params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+        ) -> tuple[Outputs, ModelState]:
+            outputs, of_network = apply(params, model_state[_NETWORK], inputs, key, train)
+            return outputs, {**model_state, _NETWORK: of_network}
+
+        return forward
 
     def idle_layers(
         params: Params, model_state: ModelState, inputs: Inputs, axis_name: str
     ) -> list[str]:
         return member.idle_layers(params, model_state[_NETWORK], inputs, axis_name)
 
-    return dataclasses.replace(member, init=init, apply=apply, idle_layers=idle_layers)
+    def parts_of(params: Params, model_state: ModelState) -> tuple[Params, ModelState]:
+        params, of_network = member.parts_of(params, model_state[_NETWORK])
+        return params, {**model_state, _NETWORK: of_network}
+
+    return with_forward(member, beside_scale, init=init, idle_layers=idle_layers, parts_of=parts_of)
 
 
 def standardized(labels: jax.Array, model_state: ModelState) -> jax.Array:

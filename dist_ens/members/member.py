@@ -2,17 +2,31 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError, first_line
-from dist_ens.members.modes import EVALUATION_ARGUMENTS, TRAINING, IdleLayers
+from dist_ens.members.modes import EVALUATION_ARGUMENTS, TRAINING, Apply, IdleLayers, evaluated
 from dist_ens.randomness import pinned_generator
 from dist_ens.state import described, leaf_name, require_arrays, structure_text
-from dist_ens.types import Inputs, Key, ModelState, Outputs, Params, PyTree, Shapes, Structure, Tree
+from dist_ens.types import (
+    Inputs,
+    Key,
+    Leaf,
+    ModelState,
+    Outputs,
+    Params,
+    PyTree,
+    Shapes,
+    Structure,
+    Tree,
+)
 
+# What `init` and `apply` of a network are given, for messages.
+INPUTS_RULE = 'batch["inputs"], or the whole batch if it is no dict with this key'
 _MOST_LISTED = 5  # A message names at most this many layers.
 
 
@@ -29,9 +43,12 @@ class Member:
         name: Name of the network's class or function, for messages.
         has_apply: Whether the network has a forward pass. If it is False, the network can be
             trained with a loss function, but cannot predict: `apply` raises a `UserError`.
-        is_module: Whether `init` calls the network, as modules of flax.linen and Haiku do. With a
-            loss function, such an `init` is given the inputs of a batch. Otherwise it is given the
-            whole batch.
+        sample: Forward pass with a key and without dropout, with the arguments of `apply`. It
+            predicts if a network cannot be called without a key. Default: `apply`.
+        adapt_loss: Function that makes a loss of `params` and `model_state` from a loss that takes
+            both as the network's library has them.
+        parts_of: Function that splits a network of the library and its model state, or None, into
+            `params` and `model_state`.
 
     >>> def init(key, inputs):
     ...     return {"w": jnp.ones(3)}, ()
@@ -44,11 +61,21 @@ class Member:
     """
 
     init: Callable[[Key, Inputs], tuple[Params, ModelState]]
-    apply: Callable[[Params, ModelState, Inputs, Key | None, bool], tuple[Outputs, ModelState]]
+    apply: Apply
     idle_layers: IdleLayers = lambda params, model_state, inputs, axis_name: []
     name: str = "a network"
     has_apply: bool = True
-    is_module: bool = False
+    sample: Apply | None = None
+    adapt_loss: Callable[[Callable[..., PyTree]], Callable[..., PyTree]] = lambda loss: loss
+    parts_of: Callable[[Params, ModelState | None], tuple[Params, ModelState]] = (
+        lambda params, model_state: (params, () if model_state is None else model_state)
+    )
+
+    def evaluate(
+        self, params: Params, model_state: ModelState, inputs: Inputs, key: Key
+    ) -> tuple[Outputs, ModelState]:
+        """Returns outputs and model state in evaluation; see `dist_ens.members.modes.evaluated`."""
+        return evaluated(self.apply, self.sample, params, model_state, inputs, key)
 
 
 def require_member(member: object) -> None:
@@ -131,9 +158,7 @@ def check_member(
     try:
         params, model_state = jax.eval_shape(init, key, inputs)
         if member.has_apply:
-            outputs, new_state = jax.eval_shape(
-                lambda p, s, x: member.apply(p, s, x, None, False), params, model_state, inputs
-            )
+            outputs, new_state = jax.eval_shape(member.evaluate, params, model_state, inputs, key)
     except UserError:
         raise
     except Exception as error:  # A network may raise anything when its inputs do not fit.
@@ -249,12 +274,14 @@ def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
     def normalized(inputs: Inputs) -> Inputs:
         return jax.tree.map(normalized_leaf, inputs, mean, std)
 
-    return dataclasses.replace(
+    return with_forward(
         member,
-        init=lambda key, inputs: member.init(key, normalized(inputs)),
-        apply=lambda params, model_state, inputs, key, train: member.apply(
-            params, model_state, normalized(inputs), key, train
+        lambda apply: (
+            lambda params, model_state, inputs, key, train: apply(
+                params, model_state, normalized(inputs), key, train
+            )
         ),
+        init=lambda key, inputs: member.init(key, normalized(inputs)),
         idle_layers=lambda params, model_state, inputs, axis_name: member.idle_layers(
             params, model_state, jax.eval_shape(normalized, inputs), axis_name
         ),
@@ -287,23 +314,36 @@ def with_compute_dtype(member: Member, dtype: str) -> Member:
     if dtype == "float32":
         return member
 
-    def apply(
-        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
-    ) -> tuple[Outputs, ModelState]:
-        outputs, new_state = member.apply(
-            floats_as(params, dtype), model_state, floats_as(inputs, dtype), key, train
-        )
-        new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
-        return floats_as(outputs, "float32"), new_state
+    def in_dtype(apply: Apply) -> Apply:
+        def forward(
+            params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+        ) -> tuple[Outputs, ModelState]:
+            outputs, new_state = apply(
+                floats_as(params, dtype), model_state, floats_as(inputs, dtype), key, train
+            )
+            new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
+            return floats_as(outputs, "float32"), new_state
 
-    return dataclasses.replace(member, apply=apply)
+        return forward
+
+    return with_forward(member, in_dtype)
+
+
+def with_forward(member: Member, change: Callable[[Apply], Apply], **others: PyTree) -> Member:
+    """Returns a member with changed forward passes, and other attributes."""
+    sample = None if member.sample is None else change(member.sample)
+    return dataclasses.replace(member, apply=change(member.apply), sample=sample, **others)
 
 
 def floats_as(tree: Tree, dtype: str) -> Tree:
     """Returns a pytree of arrays with its floating-point leaves in another type."""
-    return jax.tree.map(
-        lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree
-    )
+
+    def converted(leaf: Leaf) -> Leaf:
+        # A module of equinox also has leaves that are not arrays, such as functions.
+        is_float = jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.floating)
+        return leaf.astype(dtype) if is_float else leaf
+
+    return jax.tree.map(converted, tree)
 
 
 def rematerialized(member: Member) -> Member:
@@ -328,7 +368,9 @@ def rematerialized(member: Member) -> Member:
     Array([6.], dtype=float32)
     """
     kept = (jax.lax.dot_general_p, jax.lax.conv_general_dilated_p)
-    apply = jax.checkpoint(
-        member.apply, policy=lambda primitive, *_, **__: primitive in kept, static_argnums=4
+    return with_forward(
+        member,
+        partial(
+            jax.checkpoint, policy=lambda primitive, *_, **__: primitive in kept, static_argnums=4
+        ),
     )
-    return dataclasses.replace(member, apply=apply)

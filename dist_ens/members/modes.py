@@ -2,13 +2,14 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 from jax.extend.core import Jaxpr, Literal
 
-from dist_ens.types import Inputs, ModelState, Network, Outputs, Params, PyTree, Tree
+from dist_ens.errors import UserError
+from dist_ens.types import Inputs, Key, ModelState, Network, Outputs, Params, PyTree, Tree
 
 # Usual names of the switch. True means training in the first group, and evaluation in the second.
 TRAINING = ("train", "training", "is_training", "is_train", "training_mode", "train_mode")
@@ -18,6 +19,8 @@ EVALUATION_ARGUMENTS = (*EVALUATION, "eval", "evaluate", "test", "testing", "is_
 # Function of the parameters, model state and inputs of a network, and of the data axis's name. It
 # returns the names of the layers that training does not switch on.
 IdleLayers = Callable[[Params, ModelState, Inputs, str], list[str]]
+# Forward pass of a member, `apply(params, model_state, inputs, key, train)`.
+Apply = Callable[[Params, ModelState, Inputs, Key | None, bool], tuple[Outputs, ModelState]]
 
 
 def switches(train: bool) -> dict[str, bool]:
@@ -44,6 +47,85 @@ def switch_arguments(fn: Callable[..., object], train: bool, *, given: int = 2) 
     is_set = fn.keywords if isinstance(fn, functools.partial) else {}
     names = [*inspect.signature(fn).parameters][given:]
     return {name: values[name] for name in names if name in values and name not in is_set}
+
+
+def input_arguments(
+    fn: Callable[..., object], inputs: Inputs, *, given: int = 1, others: Sequence[str] = ()
+) -> tuple[tuple[Inputs, ...], dict[str, Inputs]]:
+    """Returns the inputs of a network as the positional and the named arguments of its call.
+
+    A network that needs several inputs takes a tuple of them. A network that can be given several
+    inputs takes a dict by their names. Otherwise the inputs are one argument.
+
+    Args:
+        fn: Forward pass of a network, such as the class's `__call__`.
+        inputs: Inputs, a pytree.
+        given: Number of leading arguments that are not inputs, such as `self`.
+        others: Names of other arguments that are not inputs, beside the switches.
+
+    >>> input_arguments(lambda t, y, train=False: t, (1, 2), given=0)
+    ((1, 2), {})
+    >>> input_arguments(lambda t, y=None: t, {"t": 1, "y": 2}, given=0)
+    ((), {'t': 1, 'y': 2})
+    >>> input_arguments(lambda pair: pair, (1, 2), given=0)
+    (((1, 2),), {})
+    """
+    no_inputs = {*TRAINING, *EVALUATION_ARGUMENTS, *others}
+    taken = {
+        name: argument.default is argument.empty
+        for name, argument in [*inspect.signature(fn).parameters.items()][given:]
+        if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
+        and name not in no_inputs
+    }
+    required = {name for name, is_required in taken.items() if is_required}
+    if isinstance(inputs, Mapping) and len(taken) > 1 and required <= inputs.keys() <= taken.keys():
+        return (), dict(inputs)
+    is_tuple = type(inputs) is tuple  # A NamedTuple is one input.
+    return inputs if is_tuple and len(required) > 1 else (inputs,), {}
+
+
+def named_arguments(fn: Callable[..., object], **values: object) -> dict[str, object]:
+    """Returns those of some named arguments that a function takes.
+
+    >>> named_arguments(lambda x, key=None: x, key=3, state=4)
+    {'key': 3}
+    """
+    taken = inspect.signature(fn).parameters.values()
+    if any(argument.kind is argument.VAR_KEYWORD for argument in taken):
+        return values
+    return {name: values[name] for name in values.keys() & {each.name for each in taken}}
+
+
+def evaluated(
+    apply: Apply,
+    sample: Apply | None,
+    params: Params,
+    model_state: ModelState,
+    inputs: Inputs,
+    key: Key,
+) -> tuple[Outputs, ModelState]:
+    """Returns the outputs and the model state of a network in evaluation, without dropout.
+
+    Nothing is random, except in a network that cannot be called without a key, such as a
+    variational autoencoder. Such a network is given the key.
+
+    Args:
+        apply: Forward pass of the member.
+        sample: Forward pass of the member with a key and without dropout. None if it is `apply`.
+        params: Parameters of the member.
+        model_state: Model state of the member.
+        inputs: Inputs, a pytree with leaves [batch, ...].
+        key: Key for a network that needs one, [].
+    """
+    try:
+        return apply(params, model_state, inputs, None, False)
+    except UserError:
+        raise
+    except Exception as error:  # A network may raise anything without a key.
+        try:
+            return (sample or apply)(params, model_state, inputs, key, False)
+        except Exception:  # The network did not lack a key.
+            raise error from None
 
 
 def may_have_switch(layer: Network) -> bool:
@@ -100,8 +182,9 @@ class Layers(NamedTuple):
 
 
 def idle_layers_of(
-    apply: Callable[..., tuple[Outputs, ModelState]],
+    apply: Apply,
     layers: Callable[[Params, ModelState, Inputs, str], Layers],
+    sample: Apply | None = None,
 ) -> IdleLayers:
     """Returns a function that names the layers that training does not switch on.
 
@@ -109,6 +192,7 @@ def idle_layers_of(
         apply: Forward pass of the member.
         layers: Function that names the layers that should compute other results in training. It
             takes the same arguments as the returned function.
+        sample: Forward pass of the member with a key and without dropout; see `evaluated`.
 
     Returns:
         A function of parameters, model state, inputs (arrays or shapes) and the name of the data
@@ -120,18 +204,18 @@ def idle_layers_of(
         names = layers(params, model_state, inputs, axis_name).that_wait
         if not names:
             return []
+
+        def in_training(
+            params: Params, model_state: ModelState, inputs: Inputs, key: Key
+        ) -> tuple[Outputs, ModelState]:
+            return apply(params, model_state, inputs, key, True)
+
+        key = jax.eval_shape(lambda: jax.random.key(0))
         traced = [
             _live_equations(
-                jax.make_jaxpr(
-                    on_one_column(
-                        lambda p, s, x, key, train=train: apply(
-                            p, s, x, key if train else None, train
-                        ),
-                        axis_name,
-                    )
-                )(params, model_state, inputs, jax.eval_shape(lambda: jax.random.key(0))).jaxpr
+                jax.make_jaxpr(on_one_column(fn, axis_name))(params, model_state, inputs, key).jaxpr
             )
-            for train in (True, False)
+            for fn in (in_training, functools.partial(evaluated, apply, sample))
         ]
         return names if traced[0] == traced[1] else []
 

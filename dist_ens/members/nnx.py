@@ -1,5 +1,7 @@
 """Members made from `flax.nnx` modules."""
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
     Layers,
     idle_layers_of,
+    input_arguments,
     may_have_switch,
     switch_arguments,
     switches,
@@ -32,7 +35,8 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
 
     Args:
         make: Function that makes the module from `nnx.Rngs`, such as
-            `lambda rngs: Model(rngs=rngs)`. The module is called with one batch of inputs.
+            `lambda rngs: Model(rngs=rngs)`. The module is called with one batch of inputs. A call
+            of several inputs takes a tuple, or a dict by the names of the arguments.
 
     Returns:
         The member. Its parameters and model state are `nnx.State`s.
@@ -62,10 +66,10 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
                     setattr(part, name, values[name])
         return module
 
-    def blueprint(train: bool, draws: bool) -> tuple[nnx.GraphDef, nnx.State]:
+    def blueprint(train: bool, drops: bool) -> tuple[nnx.GraphDef, nnx.State]:
         """Returns the module without its arrays, and the shapes of its random streams."""
         module = switched(train)
-        if draws:
+        if drops:
             module.set_attributes(nnx.Dropout, deterministic=False, raise_if_not_found=False)
         graph, _, streams, _ = split(module)
         return graph, streams
@@ -75,19 +79,42 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
         require_parameters(params)
         return params, model_state
 
-    def apply(
-        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    def parts_of(
+        given: nnx.Module | Params, model_state: ModelState | None
+    ) -> tuple[Params, ModelState]:
+        if isinstance(given, nnx.Module):
+            _, params, _, own = split(given)
+            return params, own if model_state is None else model_state
+        return given, nnx.State({}) if model_state is None else model_state
+
+    def forward(
+        params: Params,
+        model_state: ModelState,
+        inputs: Inputs,
+        key: Key | None,
+        train: bool,
+        *,
+        drops: bool,
     ) -> tuple[Outputs, ModelState]:
-        graph, streams = blueprint(train, draws=key is not None)
+        graph, streams = blueprint(train, drops)
         streams = _streams_at(streams, jax.random.key(0) if key is None else key)
         # Variables may be used only where they were made, so each trace makes new ones.
         fresh = jax.tree.map(lambda leaf: leaf, (params, streams, model_state))
         module = nnx.merge(graph, *fresh)
+        call = type(module).__call__
         # Dropout outside training is switched on in its layers only, not in the network's call.
-        told = train or key is None
-        mode = switch_arguments(type(module).__call__, train) if told else {}
-        outputs = module(inputs, **mode)
-        return outputs, split(module)[3] if train else model_state
+        mode = switch_arguments(call, train) if train or not drops else {}
+        args, named = input_arguments(call, inputs)
+        outputs = module(*args, **named, **mode)
+        _, _, left, new_state = split(module)
+        if key is None and not all(map(operator.is_, *map(jax.tree.leaves, (left, streams)))):
+            raise ValueError("The network draws random numbers without a key.")
+        return outputs, new_state if train else model_state
+
+    def apply(
+        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    ) -> tuple[Outputs, ModelState]:
+        return forward(params, model_state, inputs, key, train, drops=key is not None)
 
     def layers(params: Params, model_state: ModelState, inputs: Inputs, axis_name: str) -> Layers:
         """Returns the layers that compute other results in training than in evaluation."""
@@ -109,7 +136,9 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
             ),
         )
 
-    return Member(init, apply, idle_layers_of(apply, layers), name_of(make))
+    sample = functools.partial(forward, drops=False)
+    idle_layers = idle_layers_of(apply, layers, sample)
+    return Member(init, apply, idle_layers, name_of(make), sample=sample, parts_of=parts_of)
 
 
 def _streams_at(streams: Tree, key: Key) -> Tree:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from dist_ens.members.functions import from_functions
 from dist_ens.members.member import Member
-from dist_ens.members.modes import switch_arguments
+from dist_ens.members.modes import input_arguments, switch_arguments
 from dist_ens.signatures import name_of
 from dist_ens.types import Inputs, Key, Outputs, Params
 
@@ -43,7 +43,9 @@ def from_pytree(
     """
 
     def called(instance: Params, inputs: Inputs, train: bool) -> Outputs:
-        return instance(inputs, **switch_arguments(type(instance).__call__, train))
+        call = type(instance).__call__
+        args, named = input_arguments(call, inputs)
+        return instance(*args, **named, **switch_arguments(call, train))
 
     member = from_functions(make, apply or called)
     return dataclasses.replace(member, name=name_of(make))

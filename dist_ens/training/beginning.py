@@ -300,6 +300,9 @@ def _given_state(ensemble: Ensemble, state: State, part: Shapes) -> tuple[State,
             f"The members of the given state have seen different numbers of steps: {sorted(steps)}."
             " Give a state whose members have seen the same number."
         )
+    # Nodes without arrays may differ, such as () for the model state of a network without one.
+    leaves = dict(zip(found, jax.tree.leaves(state), strict=True))
+    state = jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in expected])
     return copied_like(state, like), steps.pop()
 
 

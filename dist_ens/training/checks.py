@@ -201,15 +201,7 @@ def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
     size = jax.tree.leaves(batch)[0].shape[0]
     layout.check_batch_size("batch_size", size)
     check_microbatches("microbatches", ensemble.microbatches, size // layout.data_axis)
-    try:
-        state = ensemble.abstract_state(batch)
-    except UserError:
-        raise
-    except Exception as error:  # The network of a user may raise anything.
-        raise UserError(
-            f"The network could not be initialised on {described(ensemble.inputs_of(batch))}: "
-            f"{type(error).__name__}: {first_line(error)} Correct the network or the data."
-        ) from error
+    state = ensemble.abstract_state(batch)
     objective = ensemble.objective
     if objective is not None and objective.num_outputs is not None:
         _check_outputs(ensemble, state, train)
@@ -247,7 +239,7 @@ def _check_outputs(ensemble: Ensemble, state: State, train: TrainingData) -> Non
 
     def outputs(state: State, inputs: Inputs) -> Outputs:
         one = jax.tree.map(lambda leaf: leaf[0], state)
-        found = ensemble.network.apply(one.params, one.model_state, inputs, None, False)[0]
+        found = ensemble.network.evaluate(one.params, one.model_state, inputs, one.key)[0]
         return jax.tree.map(lambda leaf: leaf[None], found)
 
     try:

@@ -1,0 +1,315 @@
+"""Networks of every library: given from elsewhere, what they are given, sampling, and sowing."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import dist_ens as de
+from dist_ens.errors import UserError
+
+try:
+    import haiku as hk
+except Exception:  # An older Haiku may use names that a newer JAX removed.
+    if jax.__version_info__ < (0, 12):
+        raise
+    hk = None
+
+X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+DATA = {"inputs": X, "labels": X[:, :3].argmax(-1).astype(np.int32)}
+KEYS = [jax.random.key(number) for number in range(2)]
+
+
+def ensemble_of(network, ids=(0, 1), loss=None):
+    layout = de.Layout.make(len(ids), ensemble_axis=1, devices=jax.devices()[:1])
+    fields = {"num_members": len(ids), "member_ids": ids, "layout": layout, "execution": "vmap"}
+    return de.Ensemble(network, optax.adam(0.1), loss or de.losses.categorical(3), **fields)
+
+
+# Networks that were trained elsewhere
+
+
+class Linen(nn.Module):
+    has_norm: bool = False
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        if self.has_norm:
+            x = nn.BatchNorm(use_running_average=not train)(x)
+        return nn.Dense(3)(x)
+
+
+class Nnx(nnx.Module):
+    def __init__(self, rngs, has_norm=False):
+        self.norm = nnx.BatchNorm(6, rngs=rngs) if has_norm else None
+        self.head = nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.norm(x) if self.norm else x)
+
+
+class Equinox(eqx.Module):
+    head: eqx.nn.Linear
+    activation: object
+
+    def __init__(self, key):
+        self.head, self.activation = eqx.nn.Linear(6, 3, key=key), jax.nn.relu
+
+    def __call__(self, x):
+        return self.activation(self.head(x))
+
+
+def short_init(key):
+    return {"w": jax.random.normal(key, (6, 3))}
+
+
+def given_networks():
+    """Returns networks, and of each the parameters of two members and their outputs by hand."""
+    linen, normed = ([n.init(key, X) for key in KEYS] for n in (Linen(), Linen(has_norm=True)))
+    nnx_, nnx_normed = (
+        [Nnx(nnx.Rngs(key), has_norm) for key in KEYS] for has_norm in (False, True)
+    )
+    equinox = [Equinox(key) for key in KEYS]
+    short = [short_init(key) for key in KEYS]
+    found = {
+        "linen": (
+            Linen(),
+            [variables["params"] for variables in linen],
+            [Linen().apply(variables, X) for variables in linen],
+        ),
+        "linen variables": (
+            Linen(has_norm=True),
+            normed,
+            [Linen(has_norm=True).apply(variables, X) for variables in normed],
+        ),
+        "nnx": (
+            Nnx,
+            [nnx.state(module, nnx.Param) for module in nnx_],
+            [module(X) for module in nnx_],
+        ),
+        "nnx modules": (
+            lambda rngs: Nnx(rngs, has_norm=True),
+            nnx_normed,
+            [nnx.view(module, use_running_average=True)(X) for module in nnx_normed],
+        ),
+        "equinox": (Equinox, equinox, [jax.vmap(module)(X) for module in equinox]),
+        "functions": (
+            (short_init, lambda params, x: x @ params["w"]),
+            short,
+            [X @ params["w"] for params in short],
+        ),
+    }
+    if hk is not None:
+        network = hk.transform_with_state(lambda x: hk.Linear(3)(x))
+        haiku = [network.init(key, X)[0] for key in KEYS]
+        by_hand = [network.apply(params, {}, None, X)[0] for params in haiku]
+        found["haiku"] = (network, haiku, by_hand)
+    return found
+
+
+GIVEN = given_networks()
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_networks_without_model_states_are_given_predicted_joined_and_trained(name):
+    network, params, outputs = GIVEN[name]
+    ensemble = ensemble_of(network)
+    state = ensemble.state_of(params)
+    np.testing.assert_allclose(ensemble.apply(state, X), outputs, rtol=1e-5, atol=1e-5)
+    assert jax.tree.structure(state) == jax.tree.structure(ensemble.abstract_state(DATA))
+    turned = de.State.concatenate([state.select([1]), state.select([0])])
+    np.testing.assert_allclose(ensemble.apply(turned, X), outputs[::-1], rtol=1e-5, atol=1e-5)
+    fitted = de.fit(ensemble, DATA, steps=1, batch_size=8, state=state, progress=False)
+    assert fitted.state.step.tolist() == [1, 1]
+
+
+def test_networks_whose_model_states_are_missing_are_refused():
+    normed = [variables["params"] for variables in GIVEN["linen variables"][1]]
+    ensemble = ensemble_of(Linen(has_norm=True))
+    state = ensemble.state_of(normed)  # Its shapes depend on the inputs, so nothing is known yet.
+    with pytest.raises(UserError, match="model state lacks a variable of the network: .*batch_st"):
+        ensemble.predict(state, X)
+    with pytest.raises(UserError, match="does not fit this ensemble: leaf .model_state.'batch_st"):
+        de.fit(ensemble, DATA, steps=1, state=state, progress=False)
+
+
+def test_a_state_differs_from_that_of_the_network_in_nodes_without_arrays():
+    ensemble = ensemble_of(Linen())
+    state = ensemble.init(DATA)._replace(model_state=())
+    assert de.fit(ensemble, DATA, steps=1, state=state, progress=False).state.model_state == {}
+
+
+# Networks of ones that sample around their inputs where they predict, and drop in training.
+
+
+class SamplesInLinen(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        scale = self.param("scale", nn.initializers.ones, (6,))
+        noise = jax.random.normal(self.make_rng("sample"), x.shape)
+        x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
+        return nn.Dropout(0.5, deterministic=not train)(x) * scale[None] + 0.01 * noise
+
+
+class SamplesInNnx(nnx.Module):
+    def __init__(self, rngs):
+        self.scale, self.rngs = nnx.Param(jnp.ones(6)), rngs
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        noise = jax.random.normal(self.rngs.sample(), x.shape)
+        return self.dropout(x) * self.scale[...][None] + 0.01 * noise
+
+
+class SamplesInEquinox(eqx.Module):
+    scale: jax.Array
+    dropout: eqx.nn.Dropout
+
+    def __init__(self, key):
+        self.scale, self.dropout = jnp.ones(6), eqx.nn.Dropout(0.5)
+
+    def __call__(self, x, key):
+        keys = jax.random.split(key)
+        noise = jax.random.normal(keys[1], x.shape)
+        return self.dropout(x, key=keys[0]) * self.scale + 0.01 * noise
+
+
+def samples_in_haiku(x, is_training):
+    scale = hk.get_parameter("scale", (6,), init=jnp.ones)
+    noise = jax.random.normal(hk.next_rng_key(), x.shape)
+    x = hk.dropout(hk.next_rng_key(), 0.5, x) if is_training else x
+    return x * scale[None] + 0.01 * noise
+
+
+def samples(params, model_state, inputs, key, train):
+    return inputs * params + 0.01 * jax.random.normal(key, inputs.shape), model_state
+
+
+SAMPLING = {
+    "linen": SamplesInLinen(),
+    "nnx": SamplesInNnx,
+    "equinox": SamplesInEquinox,
+    "functions": (lambda key, inputs: (jnp.ones((1, 6)), ()), samples),
+}
+if hk is not None:
+    SAMPLING["haiku"] = hk.transform(samples_in_haiku)
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_a_network_that_samples_predicts_with_the_key_of_its_member(name):
+    ensembles = [
+        ensemble_of(SAMPLING[name], ids, de.losses.categorical(6)) for ids in ([0, 3, 1], [3, 4])
+    ]
+    outputs = [each.apply(each.init(DATA), X) for each in ensembles]
+    noise = outputs[0] - X[None]
+    assert np.abs(noise).max() < 0.1  # Dropout would double the inputs, or make them 0.
+    assert np.abs(noise[0] - noise[1]).max() > 0.01
+    np.testing.assert_allclose(outputs[0][1], outputs[1][0], atol=1e-6)
+    fitted = de.fit(ensembles[1], DATA, steps=1, batch_size=8, progress=False)
+    assert ensembles[1].predict(fitted.state, X).mean.shape == (8, 6)
+
+
+# What a network is given
+
+
+class LinenOfTwo(nn.Module):
+    @nn.compact
+    def __call__(self, t, y, train=False):
+        return nn.Dense(3)(y) * t[:, None]
+
+
+class NnxOfTwo(nnx.Module):
+    def __init__(self, rngs):
+        self.head = nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, t, y):
+        return self.head(y) * t[:, None]
+
+
+OF_TWO = {"linen": LinenOfTwo(), "nnx": NnxOfTwo}
+if hk is not None:
+    OF_TWO["haiku"] = hk.transform(lambda t, y: hk.Linear(3)(y) * t[:, None])
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+def test_a_network_of_several_inputs_takes_a_tuple_or_a_dict(name):
+    ensemble = ensemble_of(OF_TWO[name])
+    ones, twos = ((np.full(8, number, np.float32), X) for number in (1, 2))
+    state = ensemble.init({**DATA, "inputs": ones})
+    once, twice = ensemble.apply(state, ones), ensemble.apply(state, {"t": twos[0], "y": X})
+    np.testing.assert_allclose(twice, 2 * once, rtol=1e-5)
+    data = {**DATA, "inputs": {"t": ones[0], "y": X}}
+    fitted = de.fit(ensemble, data, steps=1, batch_size=8, progress=False)
+    assert ensemble.predict(fitted.state, ones).mean.shape == (8, 3)
+
+
+class Batch(NamedTuple):
+    image: np.ndarray
+    label: np.ndarray
+
+
+@pytest.mark.parametrize("batch", [DATA, Batch(X, DATA["labels"])], ids=["dict", "tuple"])
+def test_init_and_apply_of_a_network_are_given_the_same(batch):
+    seen = []
+
+    def init(key, inputs):
+        seen.append(inputs)
+        return jnp.ones(3), ()
+
+    def apply(params, model_state, inputs, key, train):
+        seen.append(inputs)
+        return jnp.ones((8, 3)), model_state
+
+    def loss_fn(params, model_state, batch, key):
+        return params.sum(), (model_state, {})
+
+    ensemble = ensemble_of((init, apply), loss=loss_fn)
+    inputs = ensemble.inputs_of(batch)
+    assert inputs is (X if batch is DATA else batch)
+    ensemble.predict(ensemble.init(batch), inputs)
+    assert jax.tree.structure(seen[0]) == jax.tree.structure(seen[-1])
+    assert [leaf.shape for leaf in jax.tree.leaves(seen[0])] == [
+        leaf.shape for leaf in jax.tree.leaves(seen[-1])
+    ]
+
+
+def test_a_network_that_does_not_take_a_batch_says_what_it_is_given():
+    ensemble = ensemble_of(Linen(), loss=lambda params, model_state, batch, key: None)
+    sentence = r"\(Linen\) could not be initialised on .image float32\[8, 6\].*the whole batch if"
+    with pytest.raises(UserError, match=sentence):
+        ensemble.init(Batch(X, DATA["labels"]))
+
+
+class Sows(nn.Module):
+    """A module with a penalty, other sown values and values that depend on the batch's size."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(3, kernel_init=nn.initializers.ones)(x)
+        self.sow("losses", "penalty", (x**2).mean())
+        self.sow("statistics", "outputs", x)
+        return self.perturb("outputs", x)
+
+
+def test_a_linen_module_that_sows_trains_with_a_loss_that_adds_what_it_sows():
+    with pytest.raises(UserError, match=r"sows losses \(\['penalty'\].*an objective does not add"):
+        de.fit(ensemble_of(Sows()), DATA, steps=1, progress=False)
+
+    def loss_fn(params, model_state, batch, key):
+        variables = {"params": params, **model_state}
+        _, sown = Sows().apply(variables, batch["inputs"], mutable=["losses"])
+        return sum(jax.tree.leaves(sown["losses"])), (model_state, {})
+
+    ensemble = ensemble_of(Sows(), loss=loss_fn)
+    state = ensemble.init(DATA)
+    assert state.model_state == {}
+    # Each output is the sum of the inputs.
+    _, metrics = ensemble.update(state, DATA)
+    np.testing.assert_allclose(metrics["loss"], [(X.sum(1) ** 2).mean()] * 2, rtol=1e-5)
+    assert ensemble.predict(ensemble.init(DATA), X[:5]).mean.shape == (5, 3)
