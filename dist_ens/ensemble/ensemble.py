@@ -640,13 +640,13 @@ class Ensemble:
     def _outputs_of_one(self, state: State, inputs: Shapes) -> Outputs:
         """Returns the shapes of one member's outputs, from those of the state and of a batch."""
 
-        def outputs(params: Params, model_state: ModelState, inputs: Inputs) -> Outputs:
-            found = self.network.apply(params, model_state, inputs, None, False)[0]
+        def outputs(params: Params, model_state: ModelState, key: Key, inputs: Inputs) -> Outputs:
+            found = self.network.evaluate(params, model_state, inputs, key)[0]
             return require_rows(self.objective, found, inputs)
 
         of_one = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
-            (state.params, state.model_state),
+            (state.params, state.model_state, state.key),
         )
         return jax.eval_shape(outputs, *of_one, inputs)
 
