@@ -181,7 +181,7 @@ def test_names_of_classes_in_a_file_are_kept_and_shown(tmp_path):
     assert summary["class_names"] == ["ant", "cat", "dog"]
     report = (tmp_path / "run/report.html").read_text()
     assert ">ant</td>" in report.partition('<section id="classes">')[2]
-    assert "<td>dog</td>" in report.partition('<section id="hardest">')[2]
+    assert ">dog</td>" in report.partition('<section id="most_uncertain">')[2]
     run = de.load(tmp_path / "run")
     assert run.predict(X[:4]).class_names == ("ant", "cat", "dog")
     by_names, by_numbers = (run.evaluate({"inputs": X, "labels": y}) for y in (NAMES, NUMBERS))
