@@ -1,4 +1,4 @@
-"""Benchmark of loops of one's own over NumPy batches: `Ensemble.update` and `lift`.
+"""Benchmark of hand-written training loops over NumPy batches: `Ensemble.update` and `lift`.
 
     python -m benchmarks.own_loop_pace
 

@@ -140,7 +140,7 @@ def checked_update(
         model_state: Model state after the update.
         metrics: Metrics of the update by name, float32[].
         key: Key of the optimizer for this update.
-        again: What the optimizer needs to compute the loss again; None if it does not.
+        again: Values with which the optimizer computes the loss again; None if it does not.
 
     Returns:
         The state of the same step, and the metrics with `failed_updates` and `is_frozen`. If the
