@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dist_ens.checkpoint import FOLDER, SavedMembers, ids_text, read_lineages, saved_step
-from dist_ens.checkpoint.store import is_gone
+from dist_ens.checkpoint.store import CheckpointStore, is_gone
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.commands import quoted
 from dist_ens.config import did_you_mean
@@ -127,7 +127,8 @@ def _list(workdir: pathlib.Path) -> int:
 
 def _verify(workdir: pathlib.Path) -> int:
     """Verifies checkpoints."""
-    store, step = saved_step(workdir, _STEP.value)
+    newest = CheckpointStore(workdir, read_only=True).latest_step()
+    store, step = saved_step(workdir, _STEP.value or newest)
     steps = store.steps() if _STEP.value is None else [step]
     console, code = _console(), ExitCode.DONE
     for sentence in store.unread_steps():

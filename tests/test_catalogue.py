@@ -38,6 +38,7 @@ class Weighted:
     inputs: np.ndarray
     labels: np.ndarray
     weights: np.ndarray
+    in_memory = True
 
     def __len__(self):
         return len(self.inputs)

@@ -93,7 +93,7 @@ def test_a_log_that_cannot_be_read_is_told(tmp_path):
     ):
         writer_from(tmp_path, step=8)
     (tmp_path / "curves.json").write_text("{}")
-    with pytest.raises(UserError, match="metrics.jsonl cannot be read for the report: .* Is a dir"):
+    with pytest.raises(UserError, match="metrics.jsonl cannot be read for the report: .*Is a dir"):
         read_run(tmp_path)
 
 

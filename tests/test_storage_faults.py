@@ -13,6 +13,7 @@ import types
 import jax
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 import fast_xla
@@ -224,7 +225,7 @@ def test_a_host_that_cannot_look_at_the_folder_waits_for_the_others_before_it_fa
     def barrier(key, timeout_ms):
         reached.append(key)
 
-    monkeypatch.setattr(writing.ocp.multihost, "get_barrier_sync_fn", lambda: barrier)
+    monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda: barrier)
 
     def refused():
         raise OSError(errno.ESTALE, "Stale file handle")
@@ -247,7 +248,7 @@ def test_all_hosts_take_the_word_of_process_0_for_whether_a_step_is_complete(
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(writing.cluster, "client", lambda: client)
-    monkeypatch.setattr(writing.ocp.multihost, "get_barrier_sync_fn", lambda: lambda **_: None)
+    monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda: lambda **_: None)
 
     def save():
         writing.write_checkpoint(tmp_path, 1, {}, {}, {}, scores={}, token="0a-1")

@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dist_ens.ensemble import argument_checks, fingerprint, loss_checks, optimizer
+from dist_ens.ensemble import argument_checks, loss_checks, optimizer
 from dist_ens.losses import batch_mean, categorical
 from dist_ens.members import as_member
 from dist_ens.methods import bootstrap, mixup
+from dist_ens.training.checks import check_ensemble
+from dist_ens.training.data import training_data
 from provocations._parts import CLASSES, FEATURES, apply, batch, ensemble, layout, network, raises
 
 _SCALAR = jnp.float32(1.0)
@@ -106,7 +108,8 @@ def an_array_of_another_trace():
     def loss(params, model_state, batch, key):
         return apply(params, batch["inputs"]).mean() * kept[0], (model_state, {})
 
-    fingerprint.fingerprint_of_step(ensemble(loss), batch())
+    train = training_data(batch(), None, ensemble(loss))
+    check_ensemble(ensemble(loss), train)
 
 
 def parameters_that_are_stacked():
