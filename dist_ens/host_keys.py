@@ -6,7 +6,6 @@ it like any other array, so that keys may be a part of a batch.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from dist_ens.narrowing import held_dtype
 _GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
-def host_array(leaf: Any) -> np.ndarray:
+def host_array(leaf: object) -> np.ndarray:
     """Returns an array of any library, or a number, as an array of NumPy.
 
     Args:

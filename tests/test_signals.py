@@ -109,7 +109,8 @@ if PHASE == "compiling":
             # Each run has a program of its own, which the compilation cache does not have.
             own = zlib.crc32(str(HERE).encode()) % 1000 / 1000
             for k in range(1500):
-                x = jnp.sin(x * (k + 1.5 + own)) + jnp.roll(x, k % 7, axis=1) @ jnp.ones((64, 64)) * k
+                product = jnp.roll(x, k % 7, axis=1) @ jnp.ones((64, 64))
+                x = jnp.sin(x * (k + 1.5 + own)) + product * k
             return x @ params["w"]
         return init, apply
 """

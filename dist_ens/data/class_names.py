@@ -1,16 +1,16 @@
 """Names of classes, such as 'cat': the classes are numbered in the order of their sorted names."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from dist_ens.config import did_you_mean
 from dist_ens.errors import UserError, counted
 from dist_ens.paths import shortened
+from dist_ens.types import Data
 
 
-def are_names(labels: Any) -> bool:
+def are_names(labels: object) -> bool:
     """Returns whether labels are an array of text or of Python objects, and so not of numbers."""
     return getattr(getattr(labels, "dtype", None), "kind", None) in ("O", "S", "T", "U")
 
@@ -72,7 +72,7 @@ def class_numbers(labels: np.ndarray, names: Sequence[str], where: str) -> np.nd
     return numbers.astype(np.int32)
 
 
-def with_class_numbers(data: Any, key: str, names: Sequence[str], where: str) -> Any:
+def with_class_numbers(data: Data, key: str, names: Sequence[str], where: str) -> Data:
     """Returns data with class numbers in place of names.
 
     Args:

@@ -432,7 +432,7 @@ class Ensemble:
         return self._plain_update.trace(state, batches).jaxpr
 
     @cached_property
-    def _plain_update(self) -> Any:
+    def _plain_update(self) -> jax.stages.Wrapped:
         return jax.jit(steps_of_all(self.step, self.layout, Execution.parse("map+scanned")))
 
     @cached_property

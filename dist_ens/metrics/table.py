@@ -2,11 +2,11 @@
 
 import io
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from dist_ens.json_text import Json
 from dist_ens.metrics.catalogue import formatted, in_table
 from dist_ens.metrics.metric import Metric
 from dist_ens.terminal import PlainConsole
@@ -26,7 +26,7 @@ def scores_table(
     left_out: Collection[int] = (),
     *,
     metrics: Sequence[Metric] = (),
-    by_class: Sequence[Mapping[str, Any]] = (),
+    by_class: Sequence[Mapping[str, Json]] = (),
     title: str | None = "test split",
     others: str = "in summary.json",
 ) -> Table:
