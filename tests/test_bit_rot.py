@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 
 from commands import dist_ens
-from dist_ens.checkpoint import Checkpoints, CheckpointStore, manifest, reading, store
+from dist_ens.checkpoint import (
+    Checkpoints,
+    CheckpointStore,
+    manifest,
+    read_newest,
+    reading,
+    store,
+)
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.errors import RunError
@@ -246,7 +253,9 @@ def test_a_folder_with_another_name_is_no_step(run, name):
     assert (run / "checkpoints" / name).is_dir()
 
 
-def test_a_link_a_file_and_a_number_with_a_zero_are_no_steps_and_told(run, monkeypatch, capsys):
+def test_a_link_a_file_and_a_number_with_a_zero_are_no_steps_and_told(
+    run, monkeypatch, capsys, caplog
+):
     monkeypatch.setattr(members, "_STEP", types.SimpleNamespace(value=None))
     (run / "checkpoints" / "300").symlink_to(step_folder(run, 200))
     (run / "checkpoints" / "400").write_text("")
@@ -257,6 +266,8 @@ def test_a_link_a_file_and_a_number_with_a_zero_are_no_steps_and_told(run, monke
         assert sentence.startswith(f"{run / 'checkpoints' / name} is not read: a checkpoint is a")
     assert members._verify(run) == ExitCode.DAMAGED
     assert capsys.readouterr().out.splitlines() == [*said, "Step 100: sound."]
+    assert read_newest(run)[0] == 100
+    assert caplog.messages == said
 
 
 @pytest.mark.parametrize("file", ["state/manifest.ocdbt", "manifest.json", "host_files/position.0"])

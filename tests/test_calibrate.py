@@ -220,3 +220,23 @@ def test_what_cannot_be_calibrated_is_refused(calibrated, changes, options, sent
     data = {"inputs": inputs_of(60, 0), "labels": np.arange(60) % CLASSES} | changes
     with pytest.raises(UserError, match=sentence):
         de.calibrate(ensemble, state, data, **options)
+
+
+@pytest.mark.parametrize(
+    ("objective", "outputs"),
+    [
+        (de.losses.gaussian(), 2),
+        (de.losses.squared_error(), 1),
+        (de.losses.quantiles((0.1, 0.5, 0.9)), 3),
+    ],
+    ids=["gaussian", "squared_error", "quantiles"],
+)
+def test_a_prediction_has_what_a_conformal_rule_of_its_objective_reads(objective, outputs):
+    distribution = objective.distribution
+    prediction = distribution.predict(np.ones((2, 4, outputs), np.float32))
+    members = jax.vmap(distribution.from_outputs)(np.ones((2, 1, 4, outputs), np.float32))
+    summary = distribution.summary(distribution.pool(members))
+    shown = distribution.shown(jax.tree.map(np.asarray, summary))
+    found = distribution.shown_of(prediction)
+    assert {*found} == {*shown}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), dict(found), dict(shown))

@@ -1,6 +1,7 @@
 """Members of saved runs, read and written by their ids, without the program that trained them."""
 
 import dataclasses
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -170,6 +171,8 @@ def saved_step(
             f"folder {FOLDER}/."
         )
     if step is None:
+        for sentence in store.unread_steps():
+            logging.warning(sentence)
         step = store.result_step()
     store.require_step(step)
     return store, step

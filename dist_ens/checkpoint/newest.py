@@ -1,5 +1,6 @@
 """The newest checkpoint of a run, which may be training."""
 
+import logging
 import os
 from collections.abc import Callable
 from typing import TypeVar
@@ -33,6 +34,9 @@ def read_newest(
         RunError: If the record is damaged.
     """
     store = CheckpointStore(workdir, read_only=True)
+    if cluster.is_main():
+        for sentence in store.unread_steps():
+            logging.warning(sentence)
     if not cluster.as_main_sees(store.latest_step() or 0):
         return 0, None
     if step is None:

@@ -51,7 +51,7 @@ def check_inputs(objective: Objective | None, data: Data, name: str = "The data"
     Args:
         objective: Objective that reads the data. None for a loss function, which may take inputs
             that are missing.
-        data: Dict of arrays. Other data are not read: a network may replace what is missing there.
+        data: Dict of arrays. Other data are not read.
         name: Name of the data in error messages.
 
     Raises:

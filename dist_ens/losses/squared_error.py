@@ -116,6 +116,11 @@ class Point(Distribution):
         """Returns `mean` and `variance` of the points, in the targets' own unit."""
         return _NORMAL.shown(summary, mean, std)
 
+    @override
+    def shown_of(self, prediction: Prediction) -> dict[str, np.ndarray]:
+        """Returns `mean` and `variance` of a prediction."""
+        return _NORMAL.shown_of(prediction)
+
 
 def squared_error(standardize: bool = False) -> Objective:
     """Returns the objective for real targets without a predicted variance: the squared error.

@@ -256,6 +256,11 @@ def fit(
     directions = {} if eval_data is None else eval_data.check(ensemble, train.batch)
     last_step = last_step_of(train, steps, epochs)
     eval_steps = eval_steps_of(train, eval_every)
+    if steps_per_call is not None and eval_steps is not None and eval_steps % steps_per_call:
+        say(
+            f"Note: evaluations are at the ends of calls of {steps_per_call} steps, and every "
+            f"{float(eval_steps):g} steps were asked for. Leave steps_per_call out, or set it to 1."
+        )
     if record is None and checkpoints is not None:
         record = record_of(ensemble, train.batch).with_data(train, validation, names)
     callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
