@@ -61,7 +61,8 @@ def test_a_column_of_labels_is_trained_on_and_scored_like_its_numbers(name, data
         scores.append(de.evaluate(ensemble, result.state, column).ensemble)
     np.testing.assert_allclose(states[0], states[1], rtol=1e-6)
     for each in scores:
-        assert each == pytest.approx(scores[0], rel=1e-5)
+        # Scores that cancel to zero, such as the mutual information, have the error of float32.
+        assert each == pytest.approx(scores[0], rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize(
