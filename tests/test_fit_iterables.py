@@ -133,7 +133,6 @@ def test_labels_of_an_iterable_that_are_no_classes_are_refused(label, at, steps_
     [
         ({"labels": np.full(EXAMPLES, np.nan)}, "The labels of batch 3 have NaN in row 0 of 16"),
         ({"weights": -np.ones(EXAMPLES)}, "16 of 16 weights of batch 3 are negative or not fin"),
-        ({"inputs": np.full((EXAMPLES, 4), np.nan)}, r"Batch 3\['inputs'\] has NaN in columns 0"),
     ],
 )
 def test_targets_and_weights_of_a_later_batch_are_checked_like_those_of_arrays(wrong, message):

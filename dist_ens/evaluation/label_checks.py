@@ -51,7 +51,8 @@ def check_inputs(objective: Objective | None, data: Data, name: str = "The data"
     Args:
         objective: Objective that reads the data. None for a loss function, which may take inputs
             that are missing.
-        data: Dict of arrays. Other data are not read.
+        data: Dict of arrays. Other data are not read: a policy for failed updates may skip batches
+            with NaN.
         name: Name of the data in error messages.
 
     Raises:

@@ -14,7 +14,7 @@ from dist_ens.data.class_names import are_names
 from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import RunError, UserError, counted
-from dist_ens.evaluation.label_checks import check_examples, check_inputs
+from dist_ens.evaluation.label_checks import check_examples
 from dist_ens.host_keys import dtype_in_jax
 from dist_ens.layout import BATCH, BATCHES, Layout
 from dist_ens.losses import Objective
@@ -153,7 +153,6 @@ class BatchIterable(TrainingData):
             return None
         objective = self._objective
         if objective is not None and isinstance(batch, Mapping) and objective.LABELS in batch:
-            check_inputs(objective, batch, f"Batch {self._num_batches:,}")
             check_examples(objective, batch, f"batch {self._num_batches:,}")
         return batch
 
