@@ -240,6 +240,11 @@ def test_an_iterable_that_cannot_be_started_again_is_an_error():
             {"eval_data": DATA, "eval_every": "epoch"},
             "eval_every='epoch' was given with an",
         ),
+        (
+            DATA,
+            {"eval_every": "epochs"},
+            "eval_every is 'epochs'. Give a whole number of steps, or",
+        ),
         ([DATA], {"validation": 0.5}, "validation=0.5 holds examples out of arrays, and the da"),
         (DATA, {"validation": 1.5}, "validation is 1.5. Give a share of the examples in (0, 1)."),
         (DATA, {"epochs": 1}, "fit takes exactly one of steps and epochs: got steps=8, epochs=1."),

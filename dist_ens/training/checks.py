@@ -56,6 +56,10 @@ def check_arguments(
         whole_number("steps", steps, least=0, most=MOST_STEPS)
     if epochs is not None:
         require_coefficient("epochs", epochs, "Give the number of passes over the data.")
+    if isinstance(eval_every, str) and eval_every != EPOCH:
+        raise UserError(
+            f"eval_every is {eval_every!r}. Give a whole number of steps, or {EPOCH!r}."
+        )
     for name, value in (
         ("steps_per_call", steps_per_call),
         ("eval_every", eval_every),
