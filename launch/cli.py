@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from logging import LogRecord
 from typing import Any, NoReturn
 
 import jax
@@ -139,7 +140,7 @@ def run(
 class _Printable(logging.PythonFormatter):
     """A formatter of log messages, in which text from a file is escaped."""
 
-    def format(self, record: Any) -> str:
+    def format(self, record: LogRecord) -> str:
         """Returns the line of a message."""
         return printable(super().format(record))
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_ens.data.source import Source
+from dist_ens.data.source import Source, Split
 from dist_ens.data.spec import Spec
 from dist_ens.errors import UserError, kind_of
 from dist_ens.narrowing import held_dtype
@@ -45,7 +45,7 @@ def check_source(source: Any, *, any_parts: bool = False) -> None:
             _check_split(f"source.{name}", split, source.spec)
 
 
-def _check_split(where: str, split: Any, spec: Spec) -> None:
+def _check_split(where: str, split: Split, spec: Spec) -> None:
     if not len(split):
         raise UserError(f"{where} has no examples. Add one or more.")
     example = split.take(np.zeros(1, np.int64))

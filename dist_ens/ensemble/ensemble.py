@@ -439,7 +439,11 @@ class Ensemble:
     def of_wave(self) -> "Ensemble":
         """The ensemble of the members of one wave, on the devices."""
         of_one = self._in_waves.layout_of_one
-        return self._with(layout=of_one, num_members=of_one.num_members, member_ids=None, waves=1)
+        return self._with_step(
+            dataclasses.replace(
+                self, layout=of_one, num_members=of_one.num_members, member_ids=None, waves=1
+            )
+        )
 
     def on(self, layout: Layout, execution: str | None = None) -> "Ensemble":
         """Returns the same ensemble on another layout and, if given, with another execution.
@@ -450,7 +454,8 @@ class Ensemble:
         key = layout, layout.is_fixed, execution
         variants = self.__dict__.setdefault("_variants", {})
         if key not in variants:
-            variants[key] = self._with(layout=layout, execution=execution)
+            other = dataclasses.replace(self, layout=layout, execution=execution)
+            variants[key] = self._with_step(other)
             variants[key].__dict__["_variants"] = variants
         return variants[key]
 
@@ -462,11 +467,14 @@ class Ensemble:
         """
         count = len(member_ids)
         layout = Layout.make(count, devices=cluster.devices_for(count))
-        return self._with(layout=layout, num_members=count, member_ids=tuple(member_ids), waves=1)
+        return self._with_step(
+            dataclasses.replace(
+                self, layout=layout, num_members=count, member_ids=tuple(member_ids), waves=1
+            )
+        )
 
-    def _with(self, **changes: Any) -> "Ensemble":
-        """Returns an ensemble of other members or another layout, which shares the traced step."""
-        other = dataclasses.replace(self, **changes)
+    def _with_step(self, other: "Ensemble") -> "Ensemble":
+        """Returns an ensemble of other members or another layout, which gets the traced step."""
         other.__dict__["step"] = self.step
         return other
 

@@ -1,10 +1,10 @@
 """The beginning of a run: its state, its execution and its batches."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ def begin_run(
     last_step: int,
     steps_per_call: int | None,
     cadences: tuple[int | Fraction | None, ...],
-    folder: Any,
+    folder: pathlib.Path | None,
     say: Callable[[str], None],
 ) -> Begun:
     """Returns a run before its first step.
@@ -97,9 +97,9 @@ def begin_run(
     if restored is not None:
         if state is not None:
             say(
-                f"Note: the given state is not used, since the folder {quoted(folder)} holds step "
-                f"{saved_step:,} of this run, which is resumed. Choose another folder to start "
-                "from the given state."
+                f"Note: the given state is not used, since the folder {quoted(str(folder))} holds "
+                f"step {saved_step:,} of this run, which is resumed. Choose another folder to "
+                "start from the given state."
             )
         state, first_step = restored, saved_step
     elif state is not None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -286,7 +287,7 @@ def fit(
             last_step=last_step,
             steps_per_call=steps_per_call,
             cadences=(eval_steps, log_every, checkpoints.every_steps if checkpoints else None),
-            folder=checkpoints.folder if checkpoints else None,
+            folder=pathlib.Path(checkpoints.folder) if checkpoints else None,
             say=say,
         )
         for note in opened.notes if opened else ():
