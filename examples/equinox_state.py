@@ -19,7 +19,7 @@ class Network(eqx.Module):
     norm: eqx.nn.BatchNorm
     last: eqx.nn.Linear
 
-    def __init__(self, key, axis_name=("batch", "data")):
+    def __init__(self, key, axis_name="batch"):
         keys = jax.random.split(key)
         self.first = eqx.nn.Linear(64, 64, key=keys[0])
         self.norm = eqx.nn.BatchNorm(64, axis_name=axis_name, mode="batch")

@@ -52,8 +52,7 @@ class LinenMlp(nn.Module):
     @nn.compact
     def __call__(self, images, train):
         x = nn.Dense(128, use_bias=False)(images.reshape(len(images), -1))
-        # With axis_name, the statistics are those of the whole batch, not of a device's part of it.
-        x = nn.relu(nn.BatchNorm(not train, momentum=0.9, axis_name="data")(x))
+        x = nn.relu(nn.BatchNorm(not train, momentum=0.9)(x))
         x = nn.Dropout(0.2, deterministic=not train)(x)
         return nn.Dense(self.num_classes)(x)
 

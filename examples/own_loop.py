@@ -1,6 +1,6 @@
 """Your own training loop, around a step that is written for one member in plain JAX.
 
-`data_mean` averages the gradients over the devices that share a batch.
+The step sees the whole batch. The compiler divides it over the devices that share it.
 Result: the mean member has an accuracy above 0.95 on two half moons.
 """
 
@@ -34,7 +34,7 @@ def step_of_one_member(member, batch, key):
         logits = logits_of(params, x)
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
 
-    loss, grads = de.losses.data_mean(jax.value_and_grad(loss_of)(params))
+    loss, grads = jax.value_and_grad(loss_of)(params)
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return (optax.apply_updates(params, updates), opt_state), {"loss": loss}
 

@@ -11,7 +11,7 @@ import optax
 
 from dist_ens.config import ModelConfig
 from dist_ens.ensemble import Ensemble
-from dist_ens.layout import BATCHES, DATA, MEMBERS, Layout, copied
+from dist_ens.layout import BATCHES, MEMBERS, Layout, copied
 from dist_ens.losses import categorical
 from dist_ens.members import from_linen
 from dist_ens.models import make_model
@@ -27,10 +27,10 @@ class ConvNet(nn.Module):
     @nn.compact
     def __call__(self, x, train):
         x = nn.Conv(8, (3, 3))(x)
-        x = nn.BatchNorm(use_running_average=not train, axis_name=DATA)(x)
+        x = nn.BatchNorm(use_running_average=not train)(x)
         x = nn.relu(x)
         x = nn.Conv(8, (3, 3), strides=2)(x)
-        x = nn.BatchNorm(use_running_average=not train, axis_name=DATA)(x)
+        x = nn.BatchNorm(use_running_average=not train)(x)
         return nn.Dense(CLASSES)(nn.relu(x).mean(axis=(1, 2)))
 
 

@@ -159,16 +159,15 @@ def batches_of(data):
     ]
 
 
-def by_hand(init, loss, batches, columns, optimizer=SGD):
+def by_hand(init, loss, batches, optimizer=SGD):
     """Trains one member after another on one device.
 
-    `loss(params, model_state, parts, keys)` is given the columns' parts of a batch and their keys,
-    and returns the loss over the whole batch and the new model state.
+    `loss(params, model_state, batch, key)` returns the loss and the new model state.
     """
 
     @jax.jit
-    def step(params, model_state, opt_state, parts, keys):
-        grads, model_state = jax.grad(loss, has_aux=True)(params, model_state, parts, keys)
+    def step(params, model_state, opt_state, batch, key):
+        grads, model_state = jax.grad(loss, has_aux=True)(params, model_state, batch, key)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), model_state, opt_state
 
@@ -179,18 +178,9 @@ def by_hand(init, loss, batches, columns, optimizer=SGD):
         opt_state = optimizer.init(params)
         for number, batch in enumerate(batches):
             of_step = jax.random.fold_in(jax.random.fold_in(key, 1), number)
-            keys = [jax.random.fold_in(of_step, column) for column in range(columns)]
-            parts = [
-                jax.tree.map(lambda leaf: np.split(leaf, columns)[column], batch)  # noqa: B023
-                for column in range(columns)
-            ]
-            params, model_state, opt_state = step(params, model_state, opt_state, parts, keys)
+            params, model_state, opt_state = step(params, model_state, opt_state, batch, of_step)
         members.append((params, model_state))
     return jax.tree.map(lambda *leaves: np.stack(leaves), *members)
-
-
-def whole(parts):
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
 
 def fitted(member, loss, data, layout, optimizer=SGD, **options):
@@ -221,14 +211,13 @@ def test_arrays_to_uncertainty_is_a_loop_over_members(layout):
     data = {"inputs": rng.normal(size=(50, 64)).astype("f"), "labels": rng.integers(10, size=50)}
     result = fitted(mlp, de.losses.categorical(10), data, layout, batch_size=BATCH_SIZE)
 
-    def loss(params, model_state, parts, keys):
-        batch = whole(parts)
+    def loss(params, model_state, batch, key):
         return cross_entropy(mlp.apply(params, batch["inputs"]), batch["labels"]).mean(), ()
 
     def init(key, batch):
         return mlp.init(key, batch["inputs"]), ()
 
-    params, _ = by_hand(init, loss, batches_of(data), layout.data_axis)
+    params, _ = by_hand(init, loss, batches_of(data))
     assert_same(result.state.params, params["params"])
 
 
@@ -238,20 +227,15 @@ def test_own_loss_is_a_loop_over_members(layout):
     result = fitted(member, example.loss_fn, example.loader, layout)
     model = example.Model()
 
-    def loss(params, model_state, parts, keys):
-        nll = [
-            cross_entropy(
-                model.apply(params, part["tokens"], part["segments"], True, rngs={"dropout": key}),
-                part["next"],
-            )
-            for part, key in zip(parts, keys, strict=True)
-        ]
-        mask = whole(parts)["mask"]
-        return (jnp.concatenate(nll) * mask).sum() / mask.sum(), ()
+    def loss(params, model_state, batch, key):
+        inputs = batch["tokens"], batch["segments"]
+        logits = model.apply(params, *inputs, True, rngs={"dropout": key})
+        nll, mask = cross_entropy(logits, batch["next"]), batch["mask"]
+        return (nll * mask).sum() / mask.sum(), ()
 
     batches = list(itertools.islice(example.loader(), STEPS))
     assert not batches[0]["mask"].all()
-    params, _ = by_hand(example.init, loss, batches, layout.data_axis)
+    params, _ = by_hand(example.init, loss, batches)
     assert_same(result.state.params, params)
 
 
@@ -291,8 +275,7 @@ def test_regression_is_a_loop_over_members(layout):
     result = fitted(example.MLP(out=2), loss, data, layout, batch_size=BATCH_SIZE)
     mean, std = float(np.mean(data["labels"])), float(np.std(data["labels"]))
 
-    def loss_by_hand(params, model_state, parts, keys):
-        batch = whole(parts)
+    def loss_by_hand(params, model_state, batch, key):
         outputs = example.MLP(out=2).apply(params, batch["inputs"])
         variance = jax.nn.softplus(outputs[:, 1]) + 1e-6
         squared = ((batch["labels"] - mean) / std - outputs[:, 0]) ** 2
@@ -301,7 +284,7 @@ def test_regression_is_a_loop_over_members(layout):
     def init(key, batch):
         return example.MLP(out=2).init(key, batch["inputs"]), ()
 
-    params, _ = by_hand(init, loss_by_hand, batches_of(data), layout.data_axis)
+    params, _ = by_hand(init, loss_by_hand, batches_of(data))
     assert_same(result.state.params, params["params"])
 
 
@@ -313,15 +296,14 @@ def test_a_finished_run_is_a_loop_over_members(layout, tmp_path):
     result = fitted(example.MLP(), de.losses.categorical(10), data, layout, **options)
     run = de.load(tmp_path, ensemble=result.ensemble)
 
-    def loss(params, model_state, parts, keys):
-        batch = whole(parts)
+    def loss(params, model_state, batch, key):
         logits = example.MLP().apply(params, batch["inputs"])
         return cross_entropy(logits, batch["labels"]).mean(), ()
 
     def init(key, batch):
         return example.MLP().init(key, batch["inputs"]), ()
 
-    params, _ = by_hand(init, loss, batches_of(data), layout.data_axis)
+    params, _ = by_hand(init, loss, batches_of(data))
     assert_same(run.state.params, params["params"])
     for params, probs in zip(
         de.unstack_members(run.state.params), run.predict(data["inputs"]).members, strict=True
@@ -336,8 +318,7 @@ def test_a_force_field_is_a_loop_over_members(layout):
     optimizer = optax.sgd(1e-4, momentum=0.9)  # with more the forces of the first steps diverge
     result = fitted(member, example.loss_fn, data, layout, optimizer, batch_size=BATCH_SIZE)
 
-    def loss(params, model_state, parts, keys):
-        batch = whole(parts)
+    def loss(params, model_state, batch, key):
         energies, slopes = jax.vmap(jax.value_and_grad(example.energy, 1), (None, 0, 0))(
             params, batch["positions"], batch["mask"]
         )
@@ -387,18 +368,14 @@ def test_a_masked_language_model_is_a_loop_over_members(layout):
     member = de.as_member(init=example.init)
     result = fitted(member, example.loss_fn, data, layout, batch_size=BATCH_SIZE)
 
-    def loss(params, model_state, parts, keys):
-        nll, masks = [], []
-        for part, key in zip(parts, keys, strict=True):
-            is_masked = jax.random.bernoulli(key, 0.2, part["tokens"].shape)
-            tokens = jnp.where(is_masked, example.MASK, part["tokens"])
-            logits = example.Encoder().apply(params, tokens, part["segments"])
-            nll.append(cross_entropy(logits, part["tokens"]))
-            masks.append(is_masked)
-        nll, masks = jnp.concatenate(nll), jnp.concatenate(masks)
-        return (nll * masks).sum() / masks.sum(), ()
+    def loss(params, model_state, batch, key):
+        is_masked = jax.random.bernoulli(key, 0.2, batch["tokens"].shape)
+        tokens = jnp.where(is_masked, example.MASK, batch["tokens"])
+        logits = example.Encoder().apply(params, tokens, batch["segments"])
+        nll = cross_entropy(logits, batch["tokens"])
+        return (nll * is_masked).sum() / is_masked.sum(), ()
 
-    params, _ = by_hand(example.init, loss, batches_of(data), layout.data_axis)
+    params, _ = by_hand(example.init, loss, batches_of(data))
     assert_same(result.state.params, params)
 
 
@@ -418,8 +395,7 @@ def test_an_equinox_network_is_a_loop_over_members(layout):
 
     static = eqx.filter(make(jax.random.key(0))[0], eqx.is_inexact_array, inverse=True)
 
-    def loss(params, state, parts, keys):
-        batch = whole(parts)
+    def loss(params, state, batch, key):
         of_batch = jax.vmap(
             eqx.combine(params, static),
             in_axes=(0, None),
@@ -429,6 +405,6 @@ def test_an_equinox_network_is_a_loop_over_members(layout):
         logits, state = of_batch(batch["inputs"], state)
         return cross_entropy(logits, batch["labels"]).mean(), state
 
-    params, state = by_hand(init, loss, batches_of(data), layout.data_axis)
+    params, state = by_hand(init, loss, batches_of(data))
     assert_same(result.state.params, params)
     assert_same(result.state.model_state, state)

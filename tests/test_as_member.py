@@ -27,7 +27,6 @@ from dist_ens.members import (
     with_compute_dtype,
     with_normalized_inputs,
 )
-from dist_ens.members.modes import on_one_column
 
 try:
     import haiku as hk
@@ -53,7 +52,7 @@ class Linen(nn.Module):
 class Nnx(nnx.Module):
     def __init__(self, rngs, width=16):
         self.hidden = nnx.Linear(6, width, rngs=rngs)
-        self.norm = nnx.BatchNorm(width, axis_name=DATA, rngs=rngs)
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
         self.head = nnx.Linear(width, 3, rngs=rngs)
 
@@ -86,7 +85,7 @@ class Stateful(eqx.Module):
     head: eqx.nn.Linear
 
     def __init__(self, key):
-        self.norm = eqx.nn.BatchNorm(6, axis_name=("batch", DATA), mode="batch")
+        self.norm = eqx.nn.BatchNorm(6, axis_name="batch", mode="batch")
         self.head = eqx.nn.Linear(6, 3, key=key)
 
     def __call__(self, x, state, key=None):
@@ -191,9 +190,7 @@ def test_an_equinox_module_with_state_is_found_by_its_state():
     member = as_member(lambda key: Stateful(key))
     params, model_state = member.init(jax.random.key(0), X)
     assert len(jax.tree.leaves(model_state)) == 3  # mean, variance, and whether it was called
-    (_, trained) = on_one_column(
-        lambda: member.apply(params, model_state, X, jax.random.key(1), True), DATA
-    )()
+    _, trained = member.apply(params, model_state, X, jax.random.key(1), True)
     assert any(
         not np.array_equal(new, old)
         for new, old in zip(jax.tree.leaves(trained), jax.tree.leaves(model_state), strict=True)
@@ -282,10 +279,7 @@ def gradient_by_apply(member, make_loss):
         outputs, new_state = member.apply(params, model_state, X, jax.random.key(1), True)
         return make_loss(outputs), new_state
 
-    def of_column():
-        return jax.grad(loss, has_aux=True)(params)
-
-    return params, model_state, on_one_column(of_column, DATA)()
+    return params, model_state, jax.grad(loss, has_aux=True)(params)
 
 
 @pytest.mark.slow
@@ -411,7 +405,7 @@ def test_leaves_are_normalized_each_by_its_own_numbers():
 
 
 def haiku_network(x, is_training):
-    x = hk.BatchNorm(True, True, 0.9, cross_replica_axis=DATA)(hk.Linear(16)(x), is_training)
+    x = hk.BatchNorm(True, True, 0.9)(hk.Linear(16)(x), is_training)
     if is_training:
         x = hk.dropout(hk.next_rng_key(), 0.5, x)
     return hk.Linear(3)(x)
@@ -456,7 +450,7 @@ def test_a_haiku_network_draws_by_its_key_and_evaluates_without_one():
     params, state = member.init(jax.random.key(0), X)
 
     def outputs(key, train):
-        return on_one_column(lambda: member.apply(params, state, X, key, train), DATA)()
+        return member.apply(params, state, X, key, train)
 
     (one, changed), (same, _), (other, _) = (outputs(jax.random.key(i), True) for i in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
@@ -492,12 +486,12 @@ def test_a_haiku_network_may_take_no_key():
 @needs_haiku
 def test_a_haiku_network_that_is_not_told_that_it_is_trained_is_refused():
     def deaf(x, learning=False):
-        norm = hk.BatchNorm(True, True, 0.9, cross_replica_axis=DATA)
+        norm = hk.BatchNorm(True, True, 0.9)
         return hk.Linear(3)(norm(x, learning or hk.running_init()))
 
     class Frozen(hk.Module):
         def __call__(self, x):
-            norm = hk.BatchNorm(True, True, 0.9, cross_replica_axis=DATA)
+            norm = hk.BatchNorm(True, True, 0.9)
             return hk.Linear(3)(norm(x, hk.running_init()))
 
     with pytest.raises(UserError, match="although it has batch_norm: these layers are never"):

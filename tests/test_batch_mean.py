@@ -1,4 +1,4 @@
-"""`batch_mean`: the mean over the global batch, and its gradient, on every mesh."""
+"""`batch_mean` and `Ratio`: weighted means over the batch, and their gradients, on every mesh."""
 
 import functools
 import re
@@ -12,9 +12,8 @@ import pytest
 
 import dist_ens as de
 from dist_ens.errors import UserError
-from dist_ens.layout import DATA
-from dist_ens.losses import Ratio, batch_mean, data_mean
-from dist_ens.randomness import INIT, member_key
+from dist_ens.losses import Ratio, batch_mean
+from dist_ens.randomness import EXAMPLES, INIT, member_key
 
 STEPS, BATCH, LENGTH, VOCABULARY, SEED = 4, 8, 5, 7, 3
 MESHES = [(1, 1), (2, 1), (4, 1), (2, 2), (1, 2), (1, 4)]
@@ -61,6 +60,10 @@ def nll_of_tokens(params, batch):
 def loss_fn(params, model_state, batch, key):
     loss = batch_mean(nll_of_tokens(params, batch), weights=batch["mask"])
     return loss, (model_state, {"perplexity": jnp.exp(loss)})
+
+
+def loss_as_ratio(params, model_state, batch, key):
+    return batch_mean(nll_of_tokens(params, batch), batch["mask"], ratio=True), (model_state, {})
 
 
 def ensemble_of(loss, num_members=2, mesh=(2, 2), **options):
@@ -126,8 +129,8 @@ def test_the_masks_leave_a_column_without_a_valid_token():
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize(("num_members", "mesh"), CASES, ids=str)
 def test_members_are_trained_as_by_a_loop_on_one_device(num_members, mesh, microbatches):
-    ensemble = ensemble_of(loss_fn, num_members, mesh, microbatches=microbatches)
-    state, metrics = trained(ensemble)
+    loss = loss_fn if microbatches == 1 else loss_as_ratio
+    state, metrics = trained(ensemble_of(loss, num_members, mesh, microbatches=microbatches))
     for member_id in range(num_members):
         expected = member_by_hand(member_id)
         of_member = jax.tree.map(lambda leaf, i=member_id: leaf[i], state)
@@ -138,29 +141,18 @@ def test_members_are_trained_as_by_a_loop_on_one_device(num_members, mesh, micro
         if microbatches == 1:
             perplexities = [of_step["perplexity"][member_id] for of_step in metrics]
             np.testing.assert_allclose(perplexities, np.exp(expected.losses), rtol=1e-5)
-        assert all(of_step["zero_weights"][member_id] == 0 for of_step in metrics)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_weights_that_are_all_zero_give_no_loss_and_no_gradient(microbatches):
-    ensemble = ensemble_of(loss_fn, microbatches=microbatches)
+    ensemble = ensemble_of(loss_as_ratio, microbatches=microbatches)
     nothing = BATCHES[0] | {"mask": np.zeros((BATCH, LENGTH), np.float32)}
     before = jax.device_get(ensemble.init(BATCHES[0]))
     after, [metrics] = trained(ensemble, [nothing])
     assert metrics["loss"].tolist() == [0, 0]
-    assert metrics["zero_weights"].tolist() == [1, 1]
     jax.tree.map(np.testing.assert_array_equal, before.params, after.params)
     for leaf in jax.tree.leaves(after.opt_state):
         np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
-
-
-def test_a_jitted_loss_is_the_same_loss():
-    for microbatches in (1, 2):
-        ensemble = ensemble_of(jax.jit(loss_fn), microbatches=microbatches)
-        state, metrics = trained(ensemble)
-        of_member = jax.tree.map(lambda leaf: leaf[1], state)
-        assert_close(of_member.params, member_by_hand(1).params)
-        assert metrics[0]["zero_weights"].tolist() == [0, 0]
 
 
 def test_a_mean_inside_jit_or_remat_is_the_same_mean():
@@ -198,7 +190,7 @@ def test_a_ratio_is_trained_as_the_mean_of_the_global_batch(ratio, microbatches)
 VALUES = jnp.array([[1.0, 2.0], [3.0, 10.0]])
 
 
-def test_outside_a_lifted_function_it_is_the_plain_weighted_mean():
+def test_it_is_the_plain_weighted_mean():
     # (1 + 2 + 3 + 10) / 4 = 4
     assert batch_mean(VALUES) == 4
     # (1 * 1 + 3 * 3) / (1 + 3) = 2.5
@@ -214,7 +206,6 @@ def test_outside_a_lifted_function_it_is_the_plain_weighted_mean():
     gradient = jax.grad(batch_mean)(VALUES, jnp.array([[1.0, 0.0], [3.0, 0.0]]))
     assert gradient.tolist() == [[0.25, 0], [0.75, 0]]
     assert jax.grad(batch_mean)(VALUES, jnp.zeros(2)).tolist() == [[0, 0], [0, 0]]
-    assert data_mean({"a": 3.0}) == {"a": 3.0}
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 1), (1, 2), (2, 2, 1), ()])
@@ -230,45 +221,12 @@ def test_the_shapes_of_weights_are_named_once():
         batch_mean(VALUES[0], weights=jnp.ones(3))
 
 
-def test_the_sum_over_columns_of_its_gradient_over_their_number_is_the_global_gradient():
-    # The transpose of psum is psum: each column's gradient of the global mean is that of its own
-    # values times the number of columns, so that the mean over the columns is the gradient.
-    layout = de.Layout.make(1, ensemble_axis=1, devices=jax.devices()[:4])
-    values = np.arange(8, dtype=np.float32)
-    weights = np.array([1, 2, 0, 0, 0, 3, 1, 1], np.float32)
-
-    def gradient(scale, values, weights):
-        def loss(scale):
-            return batch_mean(jnp.square(scale * values), weights)
-
-        value, grad = jax.value_and_grad(loss)(scale)
-        return value, data_mean(grad)
-
-    lifted = de.lift(gradient, layout=layout, in_specs=("members", "batch", "batch"))
-    value, grad = lifted(np.ones(1, np.float32), values, weights)
-    # Weights 1 2 0 0 0 3 1 1 of 0 1 4 9 16 25 36 49: (2 + 75 + 36 + 49) / 8 = 20.25; twice that.
-    assert value.tolist() == [20.25]
-    assert grad.tolist() == [40.5]
-
-
-# Losses that are no mean over the global batch.
-
-
-def local_mean(values, weights):
-    return (values * weights).sum() / weights.sum()
-
-
 LOCAL_MEANS = {
-    "a quotient of sums": local_mean,
+    "a quotient of sums": lambda v, m: (v * m).sum() / m.sum(),
     "jnp.average": lambda v, m: jnp.average(v, weights=m),
-    "jnp.mean with where": lambda v, m: jnp.mean(v, where=m > 0),
-    "inside jit": lambda v, m: jax.jit(local_mean)(v, m),
-    "a factor": lambda v, m: (v * m).sum() * (1 / m.sum()),
-    "a power": lambda v, m: (v * m).sum() * m.sum() ** -1,
-    "guarded": lambda v, m: (v * m).sum() / jnp.maximum(m.sum(), 1),
-    "summed by a product": lambda v, m: v.ravel() @ m.ravel() / m.sum(),
     "normalised weights": lambda v, m: (v * (m / m.sum())).sum(),
-    "inside remat": lambda v, m: jax.checkpoint(local_mean)(v, m),
+    "inside jit": jax.jit(lambda v, m: batch_mean(v, m)),
+    "inside remat": jax.checkpoint(lambda v, m: batch_mean(v, m)),
 }
 
 
@@ -280,153 +238,21 @@ def of_tokens(mean):
 
 
 @pytest.mark.parametrize("name", LOCAL_MEANS)
-def test_a_weighted_mean_of_one_column_is_refused(name):
-    loss = of_tokens(LOCAL_MEANS[name])
-    message = "The loss divides by a sum over one column's part of the batch.*batch_mean"
-    ensemble = ensemble_of(loss)
-    with pytest.raises(UserError, match=message):
-        ensemble.update(ensemble.init(BATCHES[0]), BATCHES[0])
-    with pytest.raises(UserError, match=message):
-        de.fit(ensemble_of(loss), lambda: iter(BATCHES), steps=1, progress=False)
-
-
-def test_a_weighted_mean_of_one_column_is_refused_in_waves_too():
-    ensemble = ensemble_of(of_tokens(local_mean), num_members=4, waves=2)
-    message = "The loss divides by a sum over one column's part of the batch"
-    with pytest.raises(UserError, match=message):
-        ensemble.update(ensemble.init(BATCHES[0]), BATCHES[0])
-    with pytest.raises(UserError, match=message):
-        de.fit(ensemble, lambda: iter(BATCHES), steps=1, progress=False)
-
-
-def test_a_weighted_mean_of_one_column_is_right_where_there_is_one():
-    ensemble = ensemble_of(of_tokens(local_mean), mesh=(2, 1))
-    state, _ = trained(ensemble)
+def test_a_weighted_mean_that_is_written_by_hand_is_that_of_the_whole_batch(name):
+    state, _ = trained(ensemble_of(of_tokens(LOCAL_MEANS[name])))
     assert_close(jax.tree.map(lambda leaf: leaf[1], state.params), member_by_hand(1).params)
 
 
-def layer_norm(x):
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return centred / jnp.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
-
-
-def batch_norm(x):
-    mean = data_mean(x.mean(axis=(0, 1)))
-    variance = data_mean((x**2).mean(axis=(0, 1))) - mean**2
-    return (x - mean[None, None]) * jax.lax.rsqrt(variance + 1e-6)[None, None]
-
-
-def with_outputs(transform):
-    """Returns a plain mean of a network whose outputs are transformed."""
-
+def test_an_axis_of_the_mesh_is_no_part_of_a_step():
     def loss(params, model_state, batch, key):
-        hidden = jnp.tanh(params["embedding"][batch["tokens"]])
-        logits = transform(params, hidden @ params["head"])
-        nll = optax.softmax_cross_entropy_with_integer_labels(logits, batch["next"])
-        return nll.mean(), (model_state, {})
-
-    return loss
-
-
-def smoothed_loss(params, model_state, batch, key):
-    logits = jnp.tanh(params["embedding"][batch["tokens"]]) @ params["head"]
-    labels = optax.smooth_labels(jax.nn.one_hot(batch["next"], VOCABULARY), 0.1)
-    return optax.softmax_cross_entropy(logits, labels).mean(), (model_state, {})
-
-
-def mean_of_sequences(params, model_state, batch, key):
-    """A mean over examples, each the mean over its own valid tokens."""
-    nll, mask = nll_of_tokens(params, batch), batch["mask"]
-    per_sequence = (nll * mask).sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1)
-    return per_sequence.mean(), (model_state, {})
-
-
-def with_accuracy(params, model_state, batch, key):
-    """A plain mean beside an auxiliary scalar that is a mean of one column's valid tokens."""
-    nll = nll_of_tokens(params, batch)
-    return nll.mean(), (model_state, {"of_valid": local_mean(nll, batch["mask"])})
-
-
-def with_penalty(params, model_state, batch, key):
-    norm = optax.tree.norm(params)
-    return nll_of_tokens(params, batch).mean() + 0.1 / norm, (model_state, {})
-
-
-SOUND = {
-    "a plain mean": with_outputs(lambda params, logits: logits),
-    "LayerNorm": with_outputs(lambda params, logits: layer_norm(logits)),
-    "BatchNorm": with_outputs(lambda params, logits: batch_norm(logits)),
-    "temperature": with_outputs(
-        lambda params, logits: logits / (1 + jnp.square(params["head"][0, 0]))
-    ),
-    "label smoothing": smoothed_loss,
-    "a mean of each sequence": mean_of_sequences,
-    "an auxiliary scalar": with_accuracy,
-    "a penalty of the parameters": with_penalty,
-    "batch_mean": loss_fn,
-    "a sum over a number": lambda p, s, b, k: (
-        nll_of_tokens(p, b).sum() / b["tokens"].size,
-        (s, {}),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SOUND)
-def test_a_mean_of_the_global_batch_is_not_refused(name):
-    ensemble = ensemble_of(SOUND[name])
-    _, metrics = ensemble.update(ensemble.init(BATCHES[0]), BATCHES[0])
-    assert np.isfinite(metrics["loss"]).all()
-
-
-def test_a_global_mean_beside_a_term_of_one_column_is_refused():
-    def loss(params, model_state, batch, key):
-        activity = jnp.square(params["embedding"][batch["tokens"]]).mean()
-        mean = batch_mean(nll_of_tokens(params, batch), batch["mask"])
-        return mean + activity, (model_state, {})
+        return jax.lax.pmean(nll_of_tokens(params, batch).mean(), "data"), (model_state, {})
 
     ensemble = ensemble_of(loss)
-    message = "The loss differs between the columns of mesh 2 x 2.*Average that part"
-    with pytest.raises(UserError, match=message):
-        ensemble.update(ensemble.init(BATCHES[0]), BATCHES[0])
-    with pytest.raises(UserError, match=message):
-        de.fit(ensemble, lambda: iter(BATCHES), steps=1, progress=False)
-
-
-def per_position(params, model_state, batch, key):
-    """A mean over the examples for each position of the sequence, with weights of its own."""
-    means = jax.vmap(batch_mean, in_axes=1)(nll_of_tokens(params, batch), batch["mask"])
-    return means.mean(), (model_state, {})
-
-
-def test_a_mean_inside_vmap_is_that_of_the_global_batch():
-    batch = BATCHES[3]
-    ensemble = ensemble_of(per_position)
-    _, metrics = ensemble.update(ensemble.init(batch), batch)
-    params, _ = init(jax.random.fold_in(member_key(SEED, 1), INIT), None)
-    nll = np.asarray(nll_of_tokens(params, batch))
-    expected = ((nll * batch["mask"]).sum(axis=0) / batch["mask"].sum(axis=0)).mean()
-    np.testing.assert_allclose(metrics["loss"][1], expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("mean", [per_position, of_tokens(jax.jit(lambda v, m: batch_mean(v, m)))])
-def test_a_mean_with_weights_inside_a_transformation_is_refused_with_microbatches(mean):
-    ensemble = ensemble_of(mean, microbatches=2)
-    message = "The loss calls batch_mean with weights inside a transformation such as vmap"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match="uses an axis of the mesh: .*Leave the axis out"):
         ensemble.update(ensemble.init(BATCHES[0]), BATCHES[0])
 
 
-def test_the_data_axis_is_the_one_that_losses_may_name():
-    def loss(params, model_state, batch, key):
-        nll, mask = nll_of_tokens(params, batch), batch["mask"]
-        total = jax.lax.psum((nll * mask).sum(), DATA) / jax.lax.psum(mask.sum(), DATA)
-        return total, (model_state, {})
-
-    state, _ = trained(ensemble_of(loss))
-    assert_close(jax.tree.map(lambda leaf: leaf[1], state.params), member_by_hand(1).params)
-
-
-@pytest.mark.parametrize(("microbatches", "ratio"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("microbatches", "ratio"), [(1, False), (1, True), (2, True)])
 def test_adversarial_training_takes_weights(microbatches, ratio):
     def loss(params, model_state, batch, key):
         hidden = jnp.tanh(batch["inputs"] @ params["w"])
@@ -467,19 +293,31 @@ def test_adversarial_training_takes_weights(microbatches, ratio):
     state, metrics = ensemble.update(state, batch)
     np.testing.assert_allclose(metrics["loss"], [value, value], rtol=1e-5)
     np.testing.assert_allclose(state.params["w"][1], expected, rtol=1e-5)
-    assert metrics["zero_weights"].tolist() == [0, 0]
 
 
-def test_a_jitted_mean_counts_examples_as_bootstrap_drew_them():
-    def mean(values, weights):
-        return batch_mean(values, weights)
+@pytest.mark.parametrize("ratio", [False, True])
+def test_a_loss_counts_the_examples_as_bootstrap_drew_them(ratio):
+    def loss(params, model_state, batch, key, counts):
+        nll = counts[:, None] * nll_of_tokens(params, batch)
+        return batch_mean(nll, batch["mask"], ratio=ratio), (model_state, {})
 
-    def trained_with(mean):
-        ensemble = ensemble_of(of_tokens(mean), methods=[de.methods.bootstrap()], execution="vmap")
-        data = {name: np.concatenate([b[name] for b in BATCHES]) for name in BATCHES[0]}
-        return de.fit(ensemble, data, steps=3, batch_size=BATCH, progress=False).state
+    data = {name: np.concatenate([b[name] for b in BATCHES]) for name in BATCHES[0]}
+    ensemble = ensemble_of(loss, methods=[de.methods.bootstrap()], execution="vmap")
+    found = de.fit(ensemble, data, steps=1, batch_size=4 * BATCH, progress=False).state
 
-    expected = trained_with(mean)
-    for other in (jax.jit(mean), functools.partial(batch_mean, ratio=True), ratio_by_hand):
-        found = trained_with(other)
-        assert_close(jax.device_get(found.params), jax.device_get(expected.params))
+    params, _ = init(jax.random.fold_in(member_key(SEED, 1), INIT), None)
+    drawn = jax.random.fold_in(member_key(SEED, 1), EXAMPLES)
+    counts = de.methods.poisson_weight(drawn, jnp.arange(4 * BATCH))
+
+    def by_hand(params):
+        return (counts @ (nll_of_tokens(params, data) * data["mask"])).sum() / data["mask"].sum()
+
+    expected = jax.tree.map(lambda p, g: p - 0.3 * g, params, jax.grad(by_hand)(params))
+    assert_close(jax.tree.map(lambda leaf: leaf[1], jax.device_get(found.params)), expected)
+
+
+def test_bootstrap_of_a_loss_that_takes_no_counts_is_refused():
+    ensemble = ensemble_of(loss_fn, methods=[de.methods.bootstrap()])
+    data = {name: np.concatenate([b[name] for b in BATCHES]) for name in BATCHES[0]}
+    with pytest.raises(UserError, match="does not take the counts. Give it the argument counts"):
+        de.fit(ensemble, data, steps=1, batch_size=BATCH, progress=False)

@@ -14,7 +14,7 @@ import networks
 from dist_ens.ensemble import Batches, Ensemble, MemberBatches
 from dist_ens.errors import UserError
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
-from dist_ens.layout import BATCHES, MEMBER_BATCHES, MEMBERS, Layout, data_index, differing_leaves
+from dist_ens.layout import BATCHES, MEMBER_BATCHES, MEMBERS, Layout
 from dist_ens.members import Member, from_functions, from_linen
 from dist_ens.methods import poisson_weight
 from dist_ens.randomness import EXAMPLES, member_key
@@ -272,15 +272,13 @@ def test_a_gradient_does_not_depend_on_how_the_batch_is_divided(member, mesh, op
     )
 
 
-def counting(over_columns):
+def counting():
     """A network that counts in its state how many inputs were positive."""
 
     def apply(params, model_state, x, key, train):
         if not train:
             return x @ params["w"], model_state
         count = (x > 0).sum(dtype=jnp.int32)
-        if over_columns:
-            count = jax.lax.psum(count, "data")
         return x @ params["w"], {**model_state, "n": model_state["n"] + count}
 
     def init(key, x):
@@ -290,48 +288,14 @@ def counting(over_columns):
     return Member(init, apply)
 
 
-@pytest.mark.parametrize("waves", [1, 2])
-def test_integer_state_that_differs_by_column_is_refused(waves):
-    layout = Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
-    ensemble = networks.ensemble_of(counting(False), networks.SGD, layout, waves=waves)
-    state = networks.begin(ensemble, INPUTS)
-    ensemble.check_columns(state)
-    batch = layout.put(networks.batches_for(INPUTS, (), 1), BATCHES)
-    state, _ = ensemble.update_steps(state, batch)
-    with pytest.raises(UserError, match=r"different values of \.model_state\['n'\]: each column"):
-        ensemble.check_columns(state)
-
-
 @pytest.mark.parametrize("mesh", [(2, 1), (2, 2), (1, 4)], ids=str)
-def test_integer_state_that_is_summed_over_the_columns_is_that_of_the_whole_batch(mesh):
-    state = trained(counting(True), mesh=mesh)
+def test_integer_state_is_that_of_the_whole_batch(mesh):
+    state = trained(counting(), mesh=mesh)
     expected = int((networks.batches_for(INPUTS, (), 3)["inputs"] > 0).sum())
     assert state.model_state["n"].tolist() == [expected] * 2
-    layout = Layout.make(2, ensemble_axis=mesh[0], devices=jax.devices()[: mesh[0] * mesh[1]])
-    networks.ensemble_of(counting(True), networks.SGD, layout).check_columns(state)
 
 
-def test_columns_are_compared_in_every_type_that_is_not_averaged():
-    layout = Layout.make(2, ensemble_axis=2, devices=jax.devices()[:4])
-    types = ("bool", "int8", "uint8", "int32", "uint32")
-
-    def of_column(spread):
-        def value(dtype):
-            return (jnp.arange(3) + spread * (data_index() == 1)).astype(dtype)[None]
-
-        key = jax.random.fold_in(jax.random.key(0), spread * data_index())[None]
-        return {dtype: value(dtype) for dtype in types} | {"key": key}
-
-    def made(spread):
-        fn = layout.shard_map(lambda: of_column(spread), in_specs=(), out_specs=MEMBERS)
-        return jax.jit(fn)()
-
-    assert differing_leaves(layout, made(0)) == []
-    named = {f"['{name}']" for name in (*types, "key")}
-    assert set(differing_leaves(layout, made(1))) == named
-
-
-def test_complex_state_is_averaged_over_the_columns():
+def test_complex_state_is_that_of_the_whole_batch():
     def apply(params, model_state, x, key, train):
         mean = jax.lax.complex(x, -x).mean(axis=0)
         return x @ params["w"], {"mean": mean} if train else model_state

@@ -10,7 +10,6 @@ from jax.sharding import PartitionSpec as P
 
 import dist_ens as de
 from dist_ens.errors import UserError
-from dist_ens.losses import data_mean
 
 pytestmark = pytest.mark.quick
 
@@ -38,16 +37,8 @@ def loss_of(w, batch):
 
 def step(member, batch, rate):
     loss, gradient = jax.value_and_grad(loss_of)(member["w"], batch)
-    loss, gradient = data_mean((loss, gradient))
     new = {"w": member["w"] - rate * gradient, "count": member["count"] + 1}
     return new, {"loss": loss}
-
-
-def step_that_forgets(member, batch, rate):
-    """The same step without `data_mean`."""
-    loss, gradient = jax.value_and_grad(loss_of)(member["w"], batch)
-    new = {"w": member["w"] - rate * gradient, "count": member["count"] + 1}
-    return new, {"loss": data_mean(loss)}
 
 
 SPECS = ("members", "batch", "shared")
@@ -76,24 +67,6 @@ def assert_close(found, expected):
     )
 
 
-def test_a_step_without_a_mean_is_refused_where_the_data_is_sharded():
-    layout = layout_of(4, 2)
-    lifted = de.lift(step_that_forgets, layout=layout, in_specs=SPECS)
-    message = r"The columns of mesh 4 x 2 .* hold different values of \[0\]\['w'\]:.*data_mean"
-    with pytest.raises(UserError, match=message) as refusal:
-        lifted(members_on(layout), BATCH_OF_ALL, RATE)
-    assert "count" not in str(refusal.value)
-    with pytest.raises(UserError, match=message):  # still
-        lifted(members_on(layout), BATCH_OF_ALL, RATE)
-
-
-@pytest.mark.slow
-def test_a_step_without_a_mean_runs_where_it_is_not(expected):
-    layout = layout_of(8, 1)
-    lifted = de.lift(step_that_forgets, layout=layout, in_specs=SPECS)
-    assert_close(stepped(lifted, layout), expected)
-
-
 EXECUTIONS = ["vmap", "unroll", "map", "chunk:2", "loop"]
 
 
@@ -116,7 +89,7 @@ def convolutional(member, batch):
         return jnp.square(x.reshape(len(x), -1) @ member["head"]).mean()
 
     value, gradient = jax.value_and_grad(loss)(member)
-    return data_mean((gradient, value))
+    return gradient, value
 
 
 def init_convolutional(key):
@@ -192,19 +165,19 @@ def test_a_spec_is_a_name_or_a_tree_of_names():
 
     def fn(own, batch):
         x = own["w"] * batch["all"].sum() + batch["each"].sum() + own["shift"]
-        return {"same": data_mean(x), "by_column": x[None]}
+        return {"same": x, "by_row": x + batch["each"]}
 
     lifted = de.lift(
         fn,
         layout=layout,
         in_specs=({"w": "members", "shift": "shared"}, {"all": "batch", "each": "member_batch"}),
-        out_specs={"same": "members", "by_column": "member_batch"},
+        out_specs={"same": "members", "by_row": "member_batch"},
     )
     own = {"w": np.array([1.0, 10.0]), "shift": 100.0}
     found = lifted(own, {"all": np.arange(4.0), "each": np.array([[0.0, 1], [2, 3]])})
-    # Columns have 0 + 1 and 2 + 3 of `all`; member 0 has 0 and 1 of `each`, member 1 has 2 and 3.
-    assert found["by_column"].tolist() == [[101, 106], [112, 153]]
-    assert found["same"].tolist() == [103.5, 132.5]
+    # `all` sums to 6; `each` sums to 1 for member 0 and to 5 for member 1.
+    assert found["same"].tolist() == [107, 165]
+    assert found["by_row"].tolist() == [[107, 108], [167, 168]]
 
 
 @pytest.mark.parametrize("wrong", ["member", "rows", 3])
@@ -301,42 +274,14 @@ def test_a_number_that_does_not_fit_is_refused():
         lifted(members_on(layout), BATCH_OF_ALL | {"x": large}, RATE)
 
 
-def test_what_may_differ_by_column_has_a_spec_of_its_own():
+def test_a_result_of_each_example_may_be_whole_or_divided():
     layout = layout_of(1, 2, num_members=2)
-
-    def fn(w, x):
-        return w * x
-
     arguments = (np.ones(2, np.float32), np.arange(2, dtype=np.float32))
-    specs = ("members", "batch")
-    found = de.lift(fn, layout=layout, in_specs=specs, out_specs="member_batch")(*arguments)
-    assert found.tolist() == [[0, 1], [0, 1]]
-    with pytest.raises(UserError, match=r"hold different values of \(the whole\)"):
-        de.lift(fn, layout=layout, in_specs=specs)(*arguments)
-
-
-def test_nan_equals_itself():
-    layout = layout_of(1, 2, num_members=2)
-
-    def fn(w, x):
-        # NaN in both columns, of another sign in each.
-        return w * jnp.where(x[0] > 0, -jnp.nan, jnp.nan)
-
-    arguments = (np.ones(2, np.float32), np.arange(2, dtype=np.float32))
-    found = de.lift(fn, layout=layout, in_specs=("members", "batch"))(*arguments)
-    assert np.isnan(found).all()
-
-
-def test_columns_are_compared_once():
-    layout = layout_of(1, 2, num_members=2)
-
-    def fn(w, x):
-        return w * x[0]
-
-    lifted = de.lift(fn, layout=layout, in_specs=("members", "batch"))
-    same, other = np.ones(2, np.float32), np.arange(2, dtype=np.float32)
-    lifted(same, same)
-    lifted(same, other)  # is not refused
+    for spec in ("members", "member_batch"):
+        lifted = de.lift(
+            lambda w, x: w * x, layout=layout, in_specs=("members", "batch"), out_specs=spec
+        )
+        assert lifted(*arguments).tolist() == [[0, 1], [0, 1]]
 
 
 def normalised(hlo):
@@ -353,7 +298,7 @@ def normalised(hlo):
 
 
 def test_the_program_is_that_of_a_hand_written_shard_map():
-    layout = layout_of(4, 2)
+    layout = layout_of(4, 1)
     lifted = de.lift(step, layout=layout, in_specs=SPECS, donate_argnums=0)
     by_hand = jax.jit(
         jax.shard_map(
@@ -369,7 +314,7 @@ def test_the_program_is_that_of_a_hand_written_shard_map():
     found, expected = (
         normalised(each.lower(*arguments).compile().as_text()) for each in (lifted, by_hand)
     )
-    assert "all-reduce" in found
+    assert "all-reduce" not in found
     assert "input_output_alias" in found
     assert found == expected
 
@@ -412,7 +357,7 @@ def test_a_buffer_may_be_filled_again_after_a_call(devices):
         return x.sum() + 0 * w.sum()
 
     lifted = de.lift(
-        lambda w, x: jax.lax.psum(late_sum(w, x), "data"),
+        late_sum,
         layout=layout,
         in_specs=("members", "batch"),
     )

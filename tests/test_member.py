@@ -14,7 +14,7 @@ from flax import nnx
 
 import networks
 from dist_ens.errors import UserError
-from dist_ens.layout import BATCHES, DATA, Layout
+from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import (
     Member,
     check_member,
@@ -35,14 +35,14 @@ INPUTS = jax.ShapeDtypeStruct((8, 6), jnp.float32)
 class Linen(nn.Module):
     @nn.compact
     def __call__(self, x, train):
-        x = nn.BatchNorm(use_running_average=not train, axis_name=DATA)(nn.Dense(16)(x))
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(16)(x))
         return nn.Dense(3)(nn.Dropout(0.2, deterministic=not train)(nn.relu(x)))
 
 
 class Nnx(nnx.Module):
     def __init__(self, rngs):
         self.hidden = nnx.Linear(6, 16, rngs=rngs)
-        self.norm = nnx.BatchNorm(16, axis_name=DATA, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, rngs=rngs)
         self.dropout = nnx.Dropout(0.2, rngs=rngs)
         self.head = nnx.Linear(16, 3, rngs=rngs)
 
@@ -59,7 +59,7 @@ class Equinox(eqx.Module):
     def __init__(self, key):
         keys = jax.random.split(key)
         self.hidden = eqx.nn.Linear(6, 16, key=keys[0])
-        self.norm = eqx.nn.BatchNorm(16, axis_name=("batch", DATA), mode="batch")
+        self.norm = eqx.nn.BatchNorm(16, axis_name="batch", mode="batch")
         self.dropout = eqx.nn.Dropout(0.2)
         self.head = eqx.nn.Linear(16, 3, key=keys[1])
 
@@ -178,7 +178,6 @@ def test_dropout_follows_the_key():
         params, model_state = member.init(jax.random.key(0), x)
         apply = jax.vmap(  # for the axis that the batch statistics are averaged over
             lambda key: member.apply(params, model_state, x, key, True)[0],  # noqa: B023
-            axis_name=DATA,
         )
         one, same, other = apply(jnp.stack([jax.random.key(i) for i in (1, 1, 2)]))
         np.testing.assert_array_equal(one, same)

@@ -81,20 +81,6 @@ def test_a_fold_without_an_example_is_told():
 
 
 @pytest.mark.slow
-def test_an_example_that_is_weighted_alone_has_a_key_and_a_position_of_its_own():
-    def loss(params, model_state, batch, info):
-        return jax.random.uniform(info.key) * info.positions.mean(), (model_state, {})
-
-    positions = np.array([7, 3, 5, 11])
-    keys = [jax.random.key(seed) for seed in (0, 1)]
-    info = LossInfo(*keys, np.int32(0), jnp.asarray(positions), None)
-    value, _ = bootstrap()(loss)({}, (), {"x": np.zeros((4, 2))}, info)
-    counts = np.asarray(poisson_weight(jax.random.fold_in(keys[1], EXAMPLES), positions))
-    draws = np.array([jax.random.uniform(jax.random.fold_in(keys[0], row)) for row in range(4)])
-    assert np.count_nonzero(counts) > 1
-    assert value == pytest.approx((counts * draws * positions).mean())
-
-
 @pytest.mark.slow
 def test_a_bootstrap_sample_has_each_example_as_often_as_chance_would():
     weights = np.asarray(poisson_weight(jax.random.key(0), jnp.arange(20_000)))

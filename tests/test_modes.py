@@ -28,7 +28,7 @@ from dist_ens.members import (
     with_compute_dtype,
     with_normalized_inputs,
 )
-from dist_ens.members.modes import EVALUATION, EVALUATION_ARGUMENTS, TRAINING, on_one_column
+from dist_ens.members.modes import EVALUATION, EVALUATION_ARGUMENTS, TRAINING
 
 pytestmark = pytest.mark.quick
 INPUTS = jax.ShapeDtypeStruct((8, 6), jnp.float32)
@@ -41,7 +41,7 @@ def both(member):
 
     def applied(train):
         key = jax.random.key(1) if train else None
-        return on_one_column(lambda: member.apply(params, model_state, X, key, train), DATA)()
+        return member.apply(params, model_state, X, key, train)
 
     return applied(True), applied(False)
 
@@ -59,7 +59,7 @@ def linen_with(name, where):
 
     def forward(self, x, switch):
         trains = switch is value[False]
-        x = nn.BatchNorm(use_running_average=not trains, axis_name=DATA)(nn.Dense(16)(x))
+        x = nn.BatchNorm(use_running_average=not trains)(nn.Dense(16)(x))
         return nn.Dense(3)(nn.Dropout(0.5, deterministic=not trains)(x))
 
     if where == "argument":
@@ -241,7 +241,7 @@ class Deaf(nn.Module):
             attend = nn.MultiHeadDotProductAttention(2, dropout_rate=0.5)
             x = attend(x[:, None], deterministic=not learning)[:, 0]
         else:
-            x = nn.BatchNorm(use_running_average=not learning, axis_name=DATA)(x)
+            x = nn.BatchNorm(use_running_average=not learning)(x)
         return nn.Dense(3)(x)
 
 
@@ -322,7 +322,7 @@ def test_dropout_samples_are_drawn_whatever_the_call_takes(kind):
 class Block(nn.Module):
     @nn.compact
     def __call__(self, x, training=False):
-        return nn.BatchNorm(use_running_average=not training, axis_name=DATA)(x)
+        return nn.BatchNorm(use_running_average=not training)(x)
 
 
 class ForgetsItsBlock(nn.Module):
@@ -346,7 +346,7 @@ class HasAField(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        norm = nn.BatchNorm(use_running_average=not self.learning, axis_name=DATA)
+        norm = nn.BatchNorm(use_running_average=not self.learning)
         return nn.Dense(3)(norm(x))
 
 
@@ -370,7 +370,7 @@ class ForgetsInEquinox(eqx.Module):
     head: eqx.nn.Linear
 
     def __init__(self, key):
-        norm = eqx.nn.BatchNorm(6, axis_name=("batch", DATA), mode="batch")
+        norm = eqx.nn.BatchNorm(6, axis_name="batch", mode="batch")
         self.part, self.head = EquinoxPart(norm), eqx.nn.Linear(6, 3, key=key)
 
     def __call__(self, x, state, key=None):
@@ -470,10 +470,9 @@ def learns(make):
     layout = Layout.make(2, ensemble_axis=2, devices=jax.devices()[:4])
     ensemble = networks.ensemble_of(from_nnx(make), optax.adam(0.02), layout)
     batches = {"inputs": np.stack([X] * 300), "labels": np.stack([labels] * 300)}
-    state, metrics = ensemble.update_steps(
+    _, metrics = ensemble.update_steps(
         networks.begin(ensemble, INPUTS), layout.put(batches, BATCHES)
     )
-    ensemble.check_columns(state)
     losses = np.asarray(metrics["loss"])
     return losses[-50:].mean() < 0.8 * losses[:50].mean()
 
@@ -540,7 +539,7 @@ def test_what_an_nnx_module_sows_is_no_state():
     class Sowing(nnx.Module):
         def __init__(self, rngs):
             self.block, self.head = DroppingBlock(rngs), nnx.Linear(6, 3, rngs=rngs)
-            self.norm = nnx.BatchNorm(6, axis_name=DATA, rngs=rngs)
+            self.norm = nnx.BatchNorm(6, rngs=rngs)
 
         def __call__(self, x):
             return self.head(self.perturb("before", self.norm(self.block(x))))

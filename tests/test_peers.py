@@ -27,7 +27,6 @@ from benchmarks.workloads import WORKLOADS, Workload
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.config import OptimizerConfig
 from dist_ens.execution import timing
-from dist_ens.layout import DATA
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Of Adam's, steps along a gradient that is zero but for rounding are as long as any other.
@@ -224,7 +223,7 @@ def loss_and_grads(workload):
 
         return jax.value_and_grad(loss_of)(state.params)
 
-    return jax.vmap(fn, in_axes=None, out_axes=None, axis_size=1, axis_name=DATA)
+    return fn
 
 
 @pytest.mark.torch

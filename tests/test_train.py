@@ -566,9 +566,6 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
             takes_its_time("update")
             return state, metrics
 
-        def check_columns(self, state):
-            pass
-
         def stopping_evaluations(self):
             return contextlib.nullcontext()
 

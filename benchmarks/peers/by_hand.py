@@ -10,7 +10,6 @@ import optax
 
 from benchmarks.peers.order import Order
 from benchmarks.workloads import Workload
-from dist_ens.layout import DATA
 from dist_ens.optimizers import make_optimizer
 from dist_ens.randomness import INIT, member_key
 
@@ -68,9 +67,7 @@ def make_step(workload: Workload) -> Step:
         params = optax.apply_updates(state.params, updates)
         return MemberState(params, model_state, opt_state), loss
 
-    # BatchNorm averages over the data axis. Here this axis has length 1 and nothing is mapped over
-    # it, so the average costs nothing.
-    return jax.vmap(step, in_axes=None, out_axes=None, axis_size=1, axis_name=DATA)
+    return step
 
 
 class StepOfAll:

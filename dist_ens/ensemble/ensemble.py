@@ -25,7 +25,6 @@ from dist_ens.ensemble.argument_checks import (
     require_rows,
 )
 from dist_ens.ensemble.batches import CallBatches, as_batches
-from dist_ens.ensemble.column_checks import check_columns_of_loss
 from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.loss_checks import check_signature, explained_errors
@@ -41,18 +40,16 @@ from dist_ens.ensemble.waves import results_in_waves, update_in_waves
 from dist_ens.errors import UserError, counted, kind_of
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.heuristics import candidates
-from dist_ens.execution.lift import Lifted, require_equal_columns, sharded
+from dist_ens.execution.lift import Lifted, sharded
 from dist_ens.host_keys import host_array
 from dist_ens.layout import (
     BATCH,
     BATCHES,
-    DATA,
     MEMBER_BATCH,
     MEMBERS,
     Layout,
     Waves,
     copied_like,
-    data_index,
     to_host,
 )
 from dist_ens.losses import Objective, Prediction, predict_leaves
@@ -63,7 +60,6 @@ from dist_ens.members.label_scale import (
     member_label_scale,
     with_label_scale,
 )
-from dist_ens.members.modes import on_one_column
 from dist_ens.methods import LossFunction, MemberLoss, Method, loss_of_function, loss_of_objective
 from dist_ens.randomness import PREDICT, pinned_generator
 from dist_ens.state import State
@@ -90,8 +86,7 @@ class Ensemble:
     """An ensemble of networks that share one architecture, optimizer and loss.
 
     Up to rounding, a member depends on the seed and its `member_id` alone. It does not depend on
-    the number of members, their layout or their execution. Dropout masks also depend on the length
-    of the data axis, because each column draws its own masks.
+    the number of members, their layout or their execution. Its step sees the whole batch.
 
     The programs of an ensemble are compiled once and found again by later calls. If the process has
     no folder for JAX's compilation cache, it takes that of the command line, `~/.cache/dist_ens`.
@@ -114,8 +109,8 @@ class Ensemble:
         waves: Number of waves in which a device updates its members. The members of one wave are on
             the device, the others wait in the host's memory. It is raised to the next number that
             makes all waves equally large.
-        microbatches: Number of equal parts of a device's batch that are taken one after another,
-            with their gradients averaged.
+        microbatches: Number of equal parts of the batch that are taken one after another, with
+            their gradients averaged.
         compute_dtype: Type of the network's own arithmetic, such as "bfloat16". Default: float32.
         num_groups: Number of groups of members, each trained on other examples. A member's group
             is its id modulo this number.
@@ -367,39 +362,6 @@ class Ensemble:
             return results_in_waves(self._in_waves, self.of_wave.outputs, MEMBER_BATCH)
         return jax.jit(self._outputs)
 
-    def check_columns(self, state: State) -> None:
-        """Checks that all columns of the mesh hold the same members.
-
-        Args:
-            state: State after an update. Every host must call this. One call after the first update
-                is enough.
-
-        Raises:
-            UserError: If a leaf differs between columns; the message names the leaf.
-        """
-        layout, state = self._first_wave(state)
-        require_equal_columns(layout, state, MEMBERS)
-
-    @property
-    def checks_columns_of_loss(self) -> bool:
-        """Whether the loss is a function whose mean over the columns of the mesh may be wrong."""
-        return self.objective is None and self.layout.data_axis > 1
-
-    def check_loss(self, state: State, batch: Batch) -> None:
-        """Checks that a loss function is the same in every column, or a plain mean over its part.
-
-        Args:
-            state: State of the ensemble.
-            batch: Batch of a step on the layout, leaves [batch, ...].
-
-        Raises:
-            UserError: If the loss is a weighted mean over one column's examples, or averages over
-                the global batch only in part.
-        """
-        if self.checks_columns_of_loss:
-            layout, state = self._first_wave(state)
-            check_columns_of_loss(layout, self.gradient_step.loss, state, batch)
-
     @property
     def step_of_one(self) -> Callable[..., tuple[State, Metrics]]:
         """The step of one member without mesh, jit or lowerings: `step(state, batch, index=None)`.
@@ -407,8 +369,7 @@ class Ensemble:
         The leaves of `state` are those of one member, and `batch` is the whole batch. The speed of
         other executions is measured against this step.
         """
-        # Averages over the data axis need one, so the step runs under a data axis of one column.
-        return on_one_column(self.gradient_step, DATA)
+        return self.gradient_step
 
     def trace_update(self, state: State, batches: CallBatches | PyTree) -> None:
         """Traces `update_steps` in the ensemble's own execution, and computes nothing.
@@ -533,7 +494,7 @@ class Ensemble:
 
     @cached_property
     def gradient_step(self) -> GradientStep:
-        """The step of one member on one column's part of the batch, including the methods."""
+        """The step of one member on the whole batch, including the methods."""
         loss = reduce(lambda inner, method: method(inner), self.methods, self.bare_loss)
         return GradientStep(
             loss, self.optimizer, self.objective, self.microbatches, self.failure_policy
@@ -589,8 +550,6 @@ class Ensemble:
     def _one_step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         if "step" not in self._programs:
             placed = self.layout.placed(batch, BATCH, "The batch")
-            with explained_errors():
-                self.check_loss(state, placed)
             execution = self._rule(state, placed) if self.execution == AUTO else self.execution
             self._programs["step"] = Lifted(
                 self.step,
@@ -606,10 +565,6 @@ class Ensemble:
             return self._programs["step"](state, batch)
 
     def _one_step_in_waves(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        if self.checks_columns_of_loss and "checked" not in self._programs:
-            with explained_errors():
-                self.check_loss(state, self.layout.placed(batch, BATCH, "The batch"))
-            self._programs["checked"] = True
         of_step = jax.tree.map(lambda leaf: host_array(leaf)[None], batch)
         state, metrics = self.update_steps(state, self.layout.put(of_step, BATCHES))
         return state, {name: values[0] for name, values in metrics.items()}
@@ -630,7 +585,7 @@ class Ensemble:
                 group = state.member_id % self.num_groups
                 own = jax.tree.map(lambda leaf: leaf[group], inputs)
 
-            key = jax.random.fold_in(jax.random.fold_in(state.key, PREDICT), data_index())
+            key = jax.random.fold_in(state.key, PREDICT)
             if self.dropout_samples is None:
                 outputs = self.network.evaluate(params, state.model_state, own, key)[0]
                 return require_rows(self.objective, outputs, own)
@@ -643,7 +598,8 @@ class Ensemble:
 
         specs = (MEMBERS, BATCHES if in_groups else BATCH)
         way = self._execution
-        return sharded(lowered(of_one, way), self.layout, specs, MEMBER_BATCH, way)(state, inputs)
+        member = lowered(of_one, way, self.layout)
+        return sharded(member, self.layout, specs, MEMBER_BATCH, way)(state, inputs)
 
     def _outputs_of_one(self, state: State, inputs: Shapes) -> Outputs:
         """Returns the shapes of one member's outputs, from those of the state and of a batch."""

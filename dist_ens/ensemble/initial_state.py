@@ -11,10 +11,9 @@ from dist_ens.ensemble.failures import no_failures
 from dist_ens.ensemble.optimizer import optimizer_state
 from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.host_keys import dtype_in_jax
-from dist_ens.layout import DATA, MEMBERS, Layout, Waves
+from dist_ens.layout import MEMBERS, Layout, Waves
 from dist_ens.members import Member
 from dist_ens.members.member import INPUTS_RULE
-from dist_ens.members.modes import on_one_column
 from dist_ens.randomness import INIT, member_key, pinned_generator
 from dist_ens.state import (
     State,
@@ -170,8 +169,7 @@ def state_from(
     check_parts(member, *parts[0])
     keys = jax.vmap(partial(member_key, seed))(jnp.asarray(ids))
     with pinned_generator():
-        begin = jax.vmap(partial(optimizer_state, optimizer))
-        opt_state = on_one_column(begin, DATA)(stacked, keys)
+        opt_state = jax.vmap(partial(optimizer_state, optimizer))(stacked, keys)
     state = layout.put(
         without_weak_types(
             State(

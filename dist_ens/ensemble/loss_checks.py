@@ -1,15 +1,13 @@
-"""Checks of a user's loss function: its signature, its results, and its mean over the batch."""
+"""Checks of a user's loss function: its signature and its results."""
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, Literal, Var
 
 from dist_ens.errors import UserError, first_line, kind_of
-from dist_ens.execution.rewrite import nested
 from dist_ens.losses import Objective, Ratio
 from dist_ens.members.modes import switch_arguments
 from dist_ens.signatures import call_error
@@ -17,7 +15,6 @@ from dist_ens.state import described, leaf_type, leaf_types
 from dist_ens.types import Leaf, Metrics, ModelState, PyTree
 
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
-_COLLECTIVES = {"psum", "psum_invariant", "pmean", "pmax", "pmin", "all_gather", "all_to_all"}
 
 
 def check_signature(fn: Callable[..., object]) -> None:
@@ -42,7 +39,8 @@ def check_signature(fn: Callable[..., object]) -> None:
 
 def loss_call_error(fn: Callable[..., object]) -> str | None:
     """Returns why a function cannot be called as a loss; None if it can."""
-    return call_error(fn, 4, [*switch_arguments(fn, True, given=4)])
+    named = "counts" in inspect.signature(fn).parameters
+    return call_error(fn, 4, [*switch_arguments(fn, True, given=4), *(["counts"] if named else [])])
 
 
 def check_loss_outputs(
@@ -149,91 +147,19 @@ def explained_errors() -> Iterator[None]:
             f"it from an earlier call. {first_line(error)} Pass it through the batch, the "
             "parameters or the model state."
         ) from error
+    except NameError as error:
+        if "unbound axis name" not in str(error):
+            raise
+        raise UserError(
+            f"The network or the loss uses an axis of the mesh: {first_line(error)} A step is "
+            "written for one member and the whole batch, so batch statistics and means need no "
+            "axis. Leave the axis out, such as axis_name of BatchNorm."
+        ) from error
     except jax.errors.ConcretizationTypeError as error:
         raise UserError(
             f"The loss needs the value of a traced array while it is compiled: {first_line(error)} "
             "Use jnp.where or jax.lax.cond instead of `if`, and shapes instead of values."
         ) from error
-
-
-def local_weighted_mean(traced: Jaxpr, batch_vars: set[Var]) -> str | None:
-    """Finds the operation by which a loss divides by a sum over one column's part of the batch.
-
-    A mean such as `(v * m).sum() / m.sum()` is the mean over one column's examples. The mean of
-    such means over the columns is not the mean over the global batch.
-
-    Args:
-        traced: Traced loss of one column. Its first result is the loss.
-        batch_vars: Variables that hold the batch.
-
-    Returns:
-        The equation as text; None if there is none.
-    """
-    found = _scalar_division(traced, batch_vars, {traced.outvars[0]})
-    return found[1]
-
-
-def _scalar_division(
-    jaxpr: Jaxpr, local: set[Var], needed: Set[Var | Literal]
-) -> tuple[set[Var], str | None]:
-    """Returns the variables that depend on one column's batch, and a division by a sum of them.
-
-    Args:
-        jaxpr: Traced function.
-        local: Variables of its arguments that depend on one column's batch.
-        needed: Results of the function on which the loss depends.
-
-    Returns:
-        The variables, and the equation of the division as text; None if there is none.
-    """
-    local = set(local)
-    on_path = _needed_for(jaxpr, needed)
-    division: str | None = None
-    for eqn in jaxpr.eqns:
-        inputs = [not isinstance(v, Literal) and v in local for v in eqn.invars]
-        if not any(inputs):
-            continue
-        name = eqn.primitive.name
-        if name in _COLLECTIVES:
-            continue
-        inner = nested(eqn.params)
-        if inner and len(inner) == 1 and len(inner[0].invars) == len(eqn.invars):
-            body = inner[0]
-            of_body = {v for v, is_local in zip(body.invars, inputs, strict=True) if is_local}
-            wanted = {
-                inside
-                for inside, outside in zip(body.outvars, eqn.outvars, strict=False)
-                if outside in on_path and not isinstance(inside, Literal)
-            }
-            reached, inside = _scalar_division(body, of_body, wanted)
-            division = division or inside
-            local.update(
-                outside
-                for inside_var, outside in zip(body.outvars, eqn.outvars, strict=False)
-                if inside_var in reached
-            )
-            continue
-        divides = (name == "div" and inputs[1] and _is_scalar(eqn.invars[1])) or (
-            (name == "rsqrt" or (name == "integer_pow" and eqn.params["y"] < 0))
-            and _is_scalar(eqn.invars[0])
-        )
-        if divides and any(v in on_path for v in eqn.outvars):
-            division = division or str(eqn).strip()
-        local.update(eqn.outvars)
-    return local, division
-
-
-def _needed_for(jaxpr: Jaxpr, results: Set[Var | Literal]) -> set[Var]:
-    """Returns the variables on which some results depend, including the results."""
-    needed = {v for v in results if not isinstance(v, Literal)}
-    for eqn in reversed(jaxpr.eqns):
-        if needed.intersection(eqn.outvars):
-            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-    return needed
-
-
-def _is_scalar(variable: Var | Literal) -> bool:
-    return getattr(variable.aval, "shape", None) == ()
 
 
 def _kind(value: object) -> str:

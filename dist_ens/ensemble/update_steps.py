@@ -59,7 +59,7 @@ def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Update:
     def update(state: State, batches: CallBatches | PyTree) -> tuple[State, Metrics]:
         batches = as_batches(batches)
         # The inner jit traces the step once, however many members and steps call it.
-        update_once = jax.jit(lowered(step, execution), inline=True)
+        update_once = jax.jit(lowered(step, execution, layout), inline=True)
         count = steps_in(batches)
 
         def over_steps(

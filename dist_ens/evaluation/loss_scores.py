@@ -22,10 +22,9 @@ from dist_ens.errors import UserError, first_line
 from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.lift import sharded
 from dist_ens.execution.rewrite import rewritten
-from dist_ens.layout import DATA, MEMBERS, REPLICATED, Waves, device_bytes, to_host
+from dist_ens.layout import MEMBERS, REPLICATED, Waves, device_bytes, to_host
 from dist_ens.losses import Ratio
-from dist_ens.losses.averaging import traced_anew, tracing_loss
-from dist_ens.members.modes import on_one_column, switch_arguments
+from dist_ens.members.modes import switch_arguments
 from dist_ens.methods import LossInfo
 from dist_ens.metrics.catalogue import direction_of
 from dist_ens.randomness import PREDICT, pinned_generator
@@ -128,7 +127,7 @@ class _Programs:
         self._whole: dict[object, Callable[[State, Batch], _Values] | None] = {}
         self.of_batch: jax.stages.Wrapped = jax.jit(
             sharded(
-                on_one_column(_values_of_one(ensemble), DATA),
+                _values_of_one(ensemble),
                 ensemble.layout,
                 (MEMBERS, REPLICATED),
                 MEMBERS,
@@ -231,7 +230,7 @@ def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
             params: Params, model_state: ModelState, batch: Batch, key: Key
         ) -> tuple[Metrics, ModelState]:
             info = LossInfo(key, state.key, state.member_id, None, None, train=False)
-            with tracing_loss(), explained_errors():
+            with explained_errors():
                 results = loss(params, model_state, batch, info)
                 _, new_state, values = check_loss_outputs(results, model_state)
             return values, new_state
@@ -240,7 +239,7 @@ def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
         args = params, state.model_state, batch, jax.random.fold_in(state.key, PREDICT)
         if not takes_train:
             _require_evaluation_mode(values, *args)
-        return traced_anew(values)(*args)[0]
+        return values(*args)[0]
 
     return of_one
 

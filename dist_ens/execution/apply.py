@@ -1,14 +1,16 @@
 """Execution of the members of a device. A new execution is added in this file only."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
 
 from dist_ens.config.execution_spec import Execution
 from dist_ens.execution import lowerings
 from dist_ens.execution.rewrite import Rule, rewritten
-from dist_ens.layout import broadcast
+from dist_ens.layout import Layout, broadcast
 from dist_ens.types import Axes, Leaf, PyTree, Tree
 
 _CONVOLUTIONS: dict[str, Rule] = {
@@ -23,20 +25,31 @@ _PRODUCTS: dict[str, Rule] = {
 _MAX_POOLING: dict[str, Rule] = {"masks": lowerings.max_pool_gradient_as_masks}
 
 
-def lowered(fn: Callable[..., Tree], execution: Execution) -> Callable[..., Tree]:
+def lowered(fn: Callable[..., Tree], execution: Execution, layout: Layout) -> Callable[..., Tree]:
     """Returns a function of one member with the lowerings of an execution applied.
 
     Args:
         fn: Function of one member. Differentiate it first.
         execution: Execution whose `convolutions`, `products` and `max_pooling` name the lowerings.
+        layout: Layout of the members and the data.
 
     Returns:
-        A function of the same arguments with the same results up to rounding; `fn` itself if the
-        execution names no lowering.
+        A function of the same arguments with the same results up to rounding; `fn` itself if no
+        operation is lowered. On several columns, some operations are always lowered.
     """
-    rules = {}
-    if execution.convolutions is not None:
-        rules[lowerings.CONVOLUTION] = _CONVOLUTIONS[execution.convolutions]
+    rules: dict[Primitive, Rule] = {}
+    convolutions, columns = execution.convolutions, layout.data_axis
+    if columns > 1:
+        rules[lowerings.SCATTER_ADD] = partial(lowerings.scatter_add_by_columns, columns)
+        if execution.members in ("vmap", "chunk"):
+            # The compiler does not divide the grouped convolution of several members over the
+            # columns. It would gather the batch, and each column would compute all of it.
+            convolutions = convolutions or "apart"
+    if convolutions is not None:
+        rule = _CONVOLUTIONS[convolutions]
+        rules[lowerings.CONVOLUTION] = (
+            partial(rule, columns=columns) if convolutions == "canonical" else rule
+        )
     if execution.products is not None:
         rules[lowerings.PRODUCT] = _PRODUCTS[execution.products]
     if execution.max_pooling is not None:

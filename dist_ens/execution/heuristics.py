@@ -61,6 +61,8 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
         return [name + masks for name in names] + (one_by_one[:1] if masks else [])
     if convolves:
         apart = ["vmap+apart" + masks] if few else []
+        if layout.data_axis > 1:  # A vmapped convolution would be taken apart; see `lowered`.
+            return [*apart, "vmap+patches" + masks, "map" + masks]
         return list(dict.fromkeys(["vmap", "vmap" + masks, "vmap+patches" + masks, *apart]))
     products = _products(traced) if on_cpu else ""
     batched, plain = "vmap" + products, ["vmap"] if products else []

@@ -15,7 +15,6 @@ from dist_ens.layout import (
     Layout,
     axis_of,
     check_lengths,
-    differing_leaves,
     is_spec,
     members_axes,
     named_specs,
@@ -34,34 +33,31 @@ def lift(
 ) -> "Lifted":
     """Returns the function of all members of an ensemble, made from a function of one member.
 
-    The result is `jit(shard_map(execution(fn)))`. Each device runs `fn` for the members it holds,
-    on its column's part of the batch. Devices communicate only where `fn` does:
-    `losses.data_mean(gradients)` averages over the data axis.
+    The result is `jit(shard_map(execution(fn)))`. `fn` is written for one member and the whole
+    batch. Each row of the mesh runs it for the members that the row holds. The compiler divides
+    the batch over the columns of a row, and members do not communicate.
 
     Args:
         fn: Function of one member. Its arguments and results are any pytrees of arrays. It is
-            given its own state without the members axis, its column's part of a batch, and shared
-            arguments unchanged.
+            given its own state without the members axis, the whole batch, and shared arguments
+            unchanged.
         layout: Layout of the members and the data.
         in_specs: Spec of each argument: "members" ([members, ...]), "batch" ([batch, ...], the
             same for all members), "member_batch" ([members, batch, ...]) or "shared" ([...]), or
             a tree prefix of these.
-        out_specs: Specs of the results: "members" or "member_batch", or a tree prefix of these. A
-            result with the spec "members" must be the same in every column of the mesh.
+        out_specs: Specs of the results: "members" or "member_batch", or a tree prefix of these.
         execution: Execution of the members of a device, `WAY[+LOWERING]`, such as "vmap", "unroll",
             "map", "chunk:4", "loop" or "unroll+canonical+masks".
         donate_argnums: Positions of donated arguments, whose memory the results may reuse. They
             must not be used again.
 
     Returns:
-        A function of global arrays. It moves arguments onto the mesh if they are not on it. With a
-        data axis above 1, the first call compares the results of all columns bit for bit.
+        A function of global arrays. It moves arguments onto the mesh if they are not on it.
 
     Raises:
         UserError: If a spec or the execution is unknown. The returned function raises it if an
-            argument is committed to devices outside the layout or has another number of members.
-            It also raises it if the leaves of a batch have different lengths, or a result with the
-            spec "members" differs between columns.
+            argument is committed to devices outside the layout or has another number of members,
+            or if the leaves of a batch have different lengths.
 
     >>> import numpy as np
     >>> layout = Layout.make(4, devices=jax.devices()[:2])
@@ -124,7 +120,7 @@ def sharded(
                 "result. Use 'members' or 'member_batch'."
             )
     of_device = over_members(fn, way, members_axes(in_specs), members_axes(out_specs))
-    return layout.shard_map(of_device, in_specs=in_specs, out_specs=out_specs)
+    return layout.map_rows(of_device, in_specs=in_specs, out_specs=out_specs)
 
 
 class Lifted:
@@ -143,10 +139,9 @@ class Lifted:
     ) -> None:
         self._layout, self._in_specs, self._out_specs = layout, in_specs, out_specs
         self._names = names or [f"Argument {number}" for number in range(len(in_specs))]
-        self._is_checked = layout.data_axis == 1
 
         def program_on(layout: Layout, way: Execution) -> Callable[..., PyTree]:
-            program = sharded(lowered(fn, execution), layout, in_specs, out_specs, way)
+            program = sharded(lowered(fn, execution, layout), layout, in_specs, out_specs, way)
 
             def checked(*args: PyTree) -> PyTree:
                 # Shapes are known when a call is traced, so that they are checked once for all.
@@ -175,14 +170,10 @@ class Lifted:
         """Returns the results of all members; see `lift`."""
         arguments = self._placed(args, self._place)
         try:
-            results = self._program(*arguments)
+            return self._program(*arguments)
         except ValueError:
             self._placed(args, self._layout.placed)  # It says which array is on another device.
             raise
-        if not self._is_checked:
-            require_equal_columns(self._layout, results, self._out_specs)
-            self._is_checked = True
-        return results
 
     def lower(self, *args: PyTree) -> jax.stages.Lowered:
         """Returns the lowered program, as `jax.jit(f).lower` does.
@@ -208,25 +199,3 @@ def _is_state(in_spec: Specs, out_specs: Specs) -> bool:
     """Returns whether the first result has the spec of the first argument, and no data axis."""
     first = out_specs[0] if type(out_specs) is tuple else out_specs
     return is_spec(in_spec) and is_spec(first) and in_spec == first and DATA not in tuple(first)
-
-
-def require_equal_columns(layout: Layout, results: PyTree, specs: Specs) -> None:
-    """Checks that all columns of the mesh hold the same members.
-
-    Args:
-        layout: Layout of the results.
-        results: Pytree of global arrays. Every host must call this.
-        specs: Specs of the results, a tree prefix. A spec with the data axis is not checked.
-
-    Raises:
-        UserError: If a result differs between columns; the message names the leaf.
-    """
-    different = differing_leaves(layout, results, specs)
-    if different:
-        raise UserError(
-            f"The columns of mesh {layout} hold different values of {', '.join(different)}: each "
-            "column computed them from its own part of the batch. Average gradients and other "
-            "floating-point values with dist_ens.losses.data_mean before they are used. Sum "
-            'integers with jax.lax.psum(value, "data"). Give results that may differ the spec '
-            "'member_batch'."
-        )

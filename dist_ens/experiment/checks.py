@@ -70,7 +70,7 @@ def check_training(run: Run, ensemble: Ensemble) -> None:
             jax.numpy.zeros((1, *run.spec.input_shape), run.spec.input_dtype),
         )
     )
-    apply = ensemble.layout.shard_map(
+    apply = ensemble.layout.map_rows(
         lambda params, model_state, x, key: ensemble.member.apply(
             params, model_state, x, key, True
         ),

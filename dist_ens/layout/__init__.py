@@ -5,15 +5,7 @@ axes are `("ensemble", "data")`, in this order, over the devices in the order of
 row of the mesh holds some of the members, and a column holds one part of every batch.
 """
 
-from dist_ens.layout.collectives import (
-    all_members,
-    data_index,
-    data_mean,
-    data_size,
-    data_sum,
-    has_data_axis,
-)
-from dist_ens.layout.columns import differing_leaves
+from dist_ens.layout.collectives import all_members, data_index
 from dist_ens.layout.connections import connect_hosts
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
@@ -73,13 +65,8 @@ __all__ = [
     "copied_off_devices",
     "copied_onto_devices",
     "data_index",
-    "data_mean",
-    "data_size",
-    "data_sum",
     "dealing_program",
     "device_bytes",
-    "differing_leaves",
-    "has_data_axis",
     "is_spec",
     "join_rows",
     "layout_of_row",

@@ -157,6 +157,37 @@ class Layout:
             check_vma=False,
         )
 
+    def map_rows(self, fn: Callable, in_specs: Specs, out_specs: Specs) -> Callable:
+        """Returns a function that runs `fn` on each row's members and the whole batch.
+
+        The compiler divides the work of a row over its columns. It inserts the sums over the data
+        axis that `fn` needs to have the results of one device, whatever `fn` computes of a batch:
+        sums, batch statistics, pairs of examples, random numbers. With one column it is
+        `shard_map`, where `fn` may contain operations that the compiler cannot divide.
+
+        Args:
+            fn: Function of the members that one row holds, and of global batches.
+            in_specs: Partition specs of the arguments, a tuple of tree prefixes.
+            out_specs: Partition specs of the results, a tree prefix.
+        """
+        if self.data_axis == 1:
+            return self.shard_map(fn, in_specs, out_specs)
+
+        def constrained(tree: Tree, specs: Specs) -> Tree:
+            of_leaves = map(_within_a_row, broadcast(specs, tree))
+            leaves, structure = jax.tree.flatten(tree)
+            placed = map(jax.lax.with_sharding_constraint, leaves, of_leaves)
+            return jax.tree.unflatten(structure, placed)
+
+        return jax.shard_map(
+            lambda *args: constrained(fn(*constrained(args, in_specs)), out_specs),
+            mesh=self.mesh,
+            in_specs=jax.tree.map(_of_rows, in_specs, is_leaf=is_spec),
+            out_specs=jax.tree.map(_of_rows, out_specs, is_leaf=is_spec),
+            axis_names={ENSEMBLE},
+            check_vma=False,
+        )
+
     def put(self, tree: PyTree, spec: Specs = "batch") -> PyTree:
         """Puts arrays on the mesh.
 
@@ -415,6 +446,16 @@ class Layout:
                 )
             return jax.device_put(leaf, self.sharding(spec))
         return self.put(leaf, spec)
+
+
+def _of_rows(spec: PartitionSpec) -> PartitionSpec:
+    """Returns the part of a spec that divides an array over the rows of the mesh."""
+    return PartitionSpec(*(axis if axis == ENSEMBLE else None for axis in spec))
+
+
+def _within_a_row(spec: PartitionSpec) -> PartitionSpec:
+    """Returns the part of a spec that divides an array over the columns of the mesh."""
+    return PartitionSpec(*(axis if axis == DATA else None for axis in spec))
 
 
 def _lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ Functions such as `categorical` and `gaussian` return an `Objective`. A custom l
 predictive distribution is an `Objective` that holds your subclass of `Distribution`.
 """
 
-from dist_ens.layout import data_mean
 from dist_ens.losses.averaging import Ratio, batch_mean
 from dist_ens.losses.categorical import (
     Categorical,
@@ -53,7 +52,6 @@ __all__ = [
     "categorical",
     "class_mean_categorical",
     "class_mean_cross_entropy",
-    "data_mean",
     "gaussian",
     "gaussian_nll",
     "log_normalized_sigmoid",

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import jax
 
 from dist_ens.errors import UserError
-from dist_ens.layout import DATA
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
     Layers,
@@ -70,8 +69,7 @@ def from_haiku(transformed: Network) -> Member:
             args, named = input_arguments(transformed.init, inputs)
             return transformed.init(key, *args, **named, **arguments)
 
-        # BatchNorm in training mode averages over the data axis, which must exist.
-        made = on_one_column(variables, DATA)(key, inputs)
+        made = variables(key, inputs)
         params, model_state = made if stateful else (made, ())
         require_parameters(params)
         return params, model_state

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dist_ens.config.checks import require_coefficient
-from dist_ens.losses.averaging import averaged, inside_transformation
+from dist_ens.losses.averaging import averaged
 from dist_ens.methods.loss import LossInfo, LossResults, MemberLoss, Method, with_float_inputs
 from dist_ens.types import Batch, ModelState, Params, PyTree
 
@@ -48,9 +48,8 @@ def adversarial(epsilon: float, input_ranges: ArrayLike = 1.0, *, key: str = "in
             inputs = with_float_inputs(batch, "adversarial", key)
 
             def loss_of(inputs: jax.Array) -> tuple[jax.Array, PyTree]:
-                with inside_transformation():
-                    value, rest = loss(params, model_state, {**batch, key: inputs}, info)
-                    return averaged(value), (value, rest)
+                value, rest = loss(params, model_state, {**batch, key: inputs}, info)
+                return averaged(value), (value, rest)
 
             gradient, (clean, rest) = jax.grad(loss_of, has_aux=True)(inputs)
             step = epsilon * _ranges_of(inputs, input_ranges, info) * jnp.sign(gradient)

@@ -3,17 +3,14 @@
 import functools
 import itertools
 import math
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from dist_ens.errors import UserError
-from dist_ens.losses.averaging import Ratio, counting_examples, traced_anew, tracing_loss
 from dist_ens.methods.loss import LossInfo, LossResults, MemberLoss, Method
 from dist_ens.randomness import EXAMPLES, pinned_generator
-from dist_ens.types import Batch, Key, Leaf, ModelState, Params, PyTree
+from dist_ens.types import Batch, Key, ModelState, Params
 
 # A Poisson variable of mean 1 exceeds this value less than once in 10**9 draws.
 _MOST = 12
@@ -61,15 +58,14 @@ def bootstrap() -> Method:
     or by the sum of the weights, and not by the sum of the counts.
 
     Returns:
-        The method. It works with every objective and with losses that average through
-        `losses.batch_mean`. Other losses are computed example by example, and their networks must
-        have no model state. The data must be arrays or a source, whose examples have positions.
+        The method. It works with every objective, and with losses that take the argument `counts`,
+        float[batch], and multiply the loss of each example by it. The data must be arrays or a
+        source, whose examples have positions.
 
     Raises:
-        UserError: When the loss is traced, if the batches come from an iterator, or the loss of a
-            network with model state does not average through `batch_mean`.
+        UserError: When the loss is traced, if the batches come from an iterator.
 
-    >>> loss = lambda params, state, batch, info: (batch.mean(), (state, {}))
+    >>> loss = lambda params, state, batch, info: ((info.counts * batch).mean(), (state, {}))
     >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jnp.int32(0), jnp.arange(4), None)
     >>> value, _ = bootstrap()(loss)({}, {}, jnp.ones(4), info)
     >>> counts = poisson_weight(jax.random.fold_in(info.member_key, EXAMPLES), info.positions)
@@ -89,58 +85,10 @@ def bootstrap() -> Method:
                     "have none. Give the data as arrays, or resample in the iterator."
                 )
             counts = poisson_weight(jax.random.fold_in(info.member_key, EXAMPLES), info.positions)
-            if info.objective is not None or _uses_batch_mean(
-                loss, params, model_state, batch, info
-            ):
-                with counting_examples(counts):
-                    return loss(params, model_state, batch, info)
-            return _example_by_example(loss, params, model_state, batch, info, counts)
+            return loss(params, model_state, batch, info._replace(counts=counts))
 
         return weighted
 
     method.uses_positions = True  # type: ignore[attr-defined]  # see Ensemble.uses_positions
     method.is_bootstrap = True  # type: ignore[attr-defined]  # see `checked_methods`
     return method
-
-
-def _uses_batch_mean(loss: MemberLoss, *args: PyTree) -> bool:
-    """Returns whether a loss averages through `batch_mean`, from the shapes of its arguments."""
-    params, model_state, batch, info = args
-    with tracing_loss() as scope:
-        value = traced_anew(lambda p, s, b: loss(p, s, b, info)[0])
-        jax.eval_shape(value, params, model_state, batch)
-    return scope.uses_batch_mean
-
-
-def _example_by_example(
-    loss: MemberLoss,
-    params: Params,
-    model_state: ModelState,
-    batch: Batch,
-    info: LossInfo,
-    counts: jax.Array,
-) -> LossResults:
-    """Returns the mean over the examples of count times loss, with the loss of one example each."""
-    if jax.tree.leaves(model_state):
-        raise UserError(
-            "bootstrap cannot weight the examples of this loss: it does not average through "
-            "dist_ens.losses.batch_mean, and the network has model state, which depends on the "
-            "whole batch. Write the loss as batch_mean(loss_of_each_example)."
-        )
-
-    def of_example(
-        example: PyTree, row: jax.Array, position: Leaf
-    ) -> tuple[jax.Array | Ratio, Mapping[str, ArrayLike | Ratio]]:
-        alone = jax.tree.map(lambda leaf: leaf[None], example)
-        # With one key for all, every example would have the same dropout mask.
-        key = jax.random.fold_in(info.key, row)
-        own = info._replace(key=key, positions=position[None])
-        value, (_, aux) = loss(params, model_state, alone, own)
-        return value, aux
-
-    values, aux = jax.vmap(of_example)(batch, jnp.arange(len(counts)), info.positions)
-    if isinstance(values, Ratio):
-        values = values._replace(total=values.total * counts)
-    else:
-        values = values * counts
-    return jax.tree.map(jnp.mean, values), (model_state, jax.tree.map(jnp.mean, aux))

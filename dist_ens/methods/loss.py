@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -9,7 +10,7 @@ from jax.typing import ArrayLike
 
 from dist_ens.errors import UserError, kind_of
 from dist_ens.losses import Objective
-from dist_ens.losses.averaging import Ratio, batch_mean, counted_as_drawn
+from dist_ens.losses.averaging import Ratio, batch_mean
 from dist_ens.members import Member
 from dist_ens.members.label_scale import standardized
 from dist_ens.members.member import floats_as
@@ -22,13 +23,15 @@ class LossInfo(NamedTuple):
     """Inputs of a loss besides parameters, model state and batch.
 
     Attributes:
-        key: Key of this member, step and column of the mesh, [].
+        key: Key of this member and step, [].
         member_key: Key of this member, the same at every step, [].
         member_id: Id of this member, int32[].
         positions: Positions of the batch's examples in the training split, int32[batch]. None if
             the batches come from an iterator.
         objective: Objective of the ensemble. None if its loss is a function of the user.
         train: Whether the member is trained, and not evaluated.
+        counts: Number of times that each example of the batch counts, float[batch]. None: each
+            counts once.
 
     >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(3), None, None)
     >>> int(info.member_id)
@@ -41,6 +44,7 @@ class LossInfo(NamedTuple):
     positions: jax.Array | None
     objective: Objective | None
     train: bool = True
+    counts: jax.Array | None = None
 
 
 # The loss, float[] or a `Ratio`, and the new model state with a dict of auxiliary scalars.
@@ -98,14 +102,12 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
                 f"{list(outputs.shape[:-1])}."
             )
         scores = objective.training_scores(outputs, labels)
+        if info.counts is not None:
+            losses = losses * info.counts.reshape(-1, *(1,) * (losses.ndim - 1))
         if weights is None:
-            loss = counted_as_drawn(losses).mean()
-            means = {name: values.mean() for name, values in scores.items()}
-        else:
-            weights = one_a_row(weights, losses.shape)
-            loss = batch_mean(losses, weights)
-            means = {name: batch_mean(values, weights) for name, values in scores.items()}
-        return loss, (model_state, means)
+            return losses.mean(), (model_state, {n: score.mean() for n, score in scores.items()})
+        mean = partial(batch_mean, weights=one_a_row(weights, losses.shape), ratio=True)
+        return mean(losses), (model_state, {name: mean(score) for name, score in scores.items()})
 
     return loss
 
@@ -115,7 +117,9 @@ def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> Memb
 
     Args:
         fn: Loss function of the user. An argument after the first four that switches between
-            training and evaluation is set if it has a usual name, such as `train`.
+            training and evaluation is set if it has a usual name, such as `train`. An argument
+            `counts` is given the number of times that each example counts, float[batch], or 1.0 if
+            each counts once.
         compute_dtype: Type to which the floating-point parameters and batch are converted before
             the call of `fn`. Default: no conversion.
 
@@ -128,14 +132,23 @@ def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> Memb
     3.0
     """
 
-    # `batch_mean` cannot record the calls of a loss inside jit.
     if isinstance(fn, jax.stages.Wrapped):
-        fn = inspect.unwrap(fn)
+        fn = inspect.unwrap(fn)  # Inside jit, a switch would be an array.
+    takes_counts = "counts" in inspect.signature(fn).parameters
 
     def loss(params: Params, model_state: ModelState, batch: Batch, info: LossInfo) -> LossResults:
         if compute_dtype is not None:
             params, batch = floats_as((params, batch), compute_dtype)
-        return fn(params, model_state, batch, info.key, **switch_arguments(fn, info.train, given=4))
+        named: dict[str, object] = dict(switch_arguments(fn, info.train, given=4))
+        if takes_counts:
+            named["counts"] = 1.0 if info.counts is None else info.counts
+        elif info.counts is not None:
+            raise UserError(
+                "bootstrap counts the examples of each member, and the loss function does not take "
+                "the counts. Give it the argument counts, float[batch], and multiply the loss of "
+                "each example by it: loss_fn(params, model_state, batch, key, counts)."
+            )
+        return fn(params, model_state, batch, info.key, **named)
 
     return loss
 

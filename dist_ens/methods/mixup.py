@@ -24,8 +24,7 @@ def mixup(alpha: float) -> Method:
         labels = w labels_i + (1 - w) labels_j,  w ~ Beta(alpha, alpha)
 
     Example i from the start of the batch is paired with example i from its end. A batch is in
-    random order, so the pairs are random. Pairs are formed within one device's part of the batch,
-    so they depend on the length of the data axis, as dropout does.
+    random order, so the pairs are random.
 
     Args:
         alpha: Mixup coefficient, positive. 0.2 is usual. 1 draws the weight uniformly.

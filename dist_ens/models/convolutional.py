@@ -6,7 +6,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dist_ens.layout import DATA
 from dist_ens.members import Member, from_linen
 
 
@@ -112,7 +111,7 @@ def resnet8(input_shape: tuple[int, ...], num_outputs: int) -> Member:
 
 
 def _batch_norm(train: bool) -> nn.BatchNorm:
-    return nn.BatchNorm(use_running_average=not train, momentum=0.9, axis_name=DATA)
+    return nn.BatchNorm(use_running_average=not train, momentum=0.9)
 
 
 def _with_channels(x: jax.Array) -> jax.Array:

@@ -8,7 +8,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dist_ens.layout import DATA
 from dist_ens.members import Member, from_example_functions, from_linen
 from dist_ens.types import Key
 
@@ -99,7 +98,7 @@ class _MlpBnDropout(nn.Module):
         x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
         for size in self.hidden_sizes:
             x = nn.Dense(size, use_bias=False)(x)
-            x = nn.BatchNorm(use_running_average=not train, momentum=0.9, axis_name=DATA)(x)
+            x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
             x = nn.relu(x)
             drops = train or self.has_rng("dropout")
             x = nn.Dropout(self.dropout_rate, deterministic=not drops)(x)

@@ -108,8 +108,6 @@ def begin_run(
         state, first_step = ensemble.init(part), 0
     if first_step == 0:
         state = _with_label_scale(ensemble, state, train)
-    if ensemble.checks_columns_of_loss:
-        ensemble.check_loss(state, train.first_batch(layout))
     if first_step > last_step:
         raise UserError(
             f"The run has {counted(first_step, 'step')} already, and {last_step:,} are asked for. "

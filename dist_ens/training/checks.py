@@ -210,7 +210,7 @@ def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
     if objective is not None and objective.num_outputs is not None:
         _check_outputs(ensemble, state, train)
     index = jax.ShapeDtypeStruct((size,), jnp.int32)
-    step = layout.shard_map(
+    step = layout.map_rows(
         lambda state, batch, index: jax.tree.map(
             lambda leaf: leaf[None],
             ensemble.step(jax.tree.map(lambda leaf: leaf[0], state), batch, index),
@@ -248,7 +248,7 @@ def _check_outputs(ensemble: Ensemble, state: State, train: TrainingData) -> Non
 
     try:
         found = jax.eval_shape(
-            ensemble.layout.shard_map(outputs, (MEMBERS, BATCH), MEMBER_BATCH), state, inputs
+            ensemble.layout.map_rows(outputs, (MEMBERS, BATCH), MEMBER_BATCH), state, inputs
         )
     except UserError:
         raise

@@ -192,9 +192,6 @@ class Loop:
                 state, metrics = ensemble.update_steps(state, batch)
                 previous_step, step = step, step + metrics["loss"].shape[0]
                 stop.has_progress = True
-                if previous_step == self._info.first_step:
-                    with jax.transfer_guard("allow"):  # It transfers a few flags, and only once.
-                        ensemble.check_columns(state)
                 self._reader.dispatched(previous_step, step, metrics)
             state, all_failed = self._failures.act(previous_step, step, state)
             ends = step >= last_step

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from dist_ens.ensemble import argument_checks, loss_checks, optimizer
-from dist_ens.losses import batch_mean, categorical
+from dist_ens.losses import categorical
 from dist_ens.members import as_member
 from dist_ens.methods import bootstrap, mixup
 from dist_ens.training.checks import check_ensemble
@@ -48,27 +48,6 @@ def a_name_in_place_of_a_method():
 def microbatches_that_do_not_divide_the_batch():
     made = ensemble(microbatches=3)
     made.update(made.init(batch()), batch())
-
-
-def _checked_in_columns(loss):
-    made = ensemble(loss, num_devices=4)
-    made.check_loss(made.init(batch()), made.layout.put(batch()))
-
-
-def a_mean_over_the_weights_of_one_column():
-    def loss(params, model_state, batch, key):
-        weights = batch["inputs"][:, 0]
-        return (apply(params, batch["inputs"])[:, 0] * weights).sum() / weights.sum(), ((), {})
-
-    _checked_in_columns(loss)
-
-
-def a_mean_of_one_column_beside_one_of_all():
-    def loss(params, model_state, batch, key):
-        outputs = apply(params, batch["inputs"])
-        return batch_mean(outputs, jnp.abs(batch["inputs"])[:, 0]) + outputs.mean(), ((), {})
-
-    _checked_in_columns(loss)
 
 
 def a_layout_for_another_number_of_members():

@@ -112,12 +112,3 @@ def a_result_without_members():
 
 def a_lifted_function_with_one_argument():
     _lift()(jnp.zeros(2))
-
-
-def a_result_that_differs_between_columns():
-    lifted = lift(
-        lambda w, batch: w + batch.mean(),
-        layout=layout(2, num_devices=4),
-        in_specs=("members", "batch"),
-    )
-    lifted(jnp.zeros(2), jnp.arange(8.0))

@@ -6,7 +6,6 @@ import numpy as np
 
 from dist_ens import losses, methods, metrics
 from dist_ens.config import ModelConfig
-from dist_ens.losses.averaging import tracing_loss
 from dist_ens.methods import LossInfo, loss
 from dist_ens.metrics import recalibration
 from dist_ens.metrics.metric import Rows, checked_metrics
@@ -29,15 +28,6 @@ def _lost(method=None, loss=_squares, batch=None, model_state=(), **info):
     batch = _batch() if batch is None else batch
     loss = method(loss) if method else loss
     return loss(_PARAMS, model_state, batch, _INFO._replace(**info))
-
-
-def _mean_of_part(per_column, values, weights):
-    with tracing_loss(is_of_part=True):
-        return per_column(losses.batch_mean)(values, weights)
-
-
-def weights_inside_a_transformation():
-    _mean_of_part(jax.vmap, jnp.zeros((2, 8)), jnp.ones((2, 8)))
 
 
 def weights_of_another_shape():
@@ -76,8 +66,8 @@ def a_bootstrap_of_an_iterator():
     _lost(methods.bootstrap(), positions=None)
 
 
-def a_bootstrap_of_batch_statistics():
-    _lost(methods.bootstrap(), model_state={"mean": jnp.zeros(3)}, objective=None)
+def a_bootstrap_of_a_loss_without_counts():
+    _lost(methods.bootstrap(), loss=loss.loss_of_function(lambda p, s, batch, key: (0.0, (s, {}))))
 
 
 def smoothed_labels_of_a_real_target():

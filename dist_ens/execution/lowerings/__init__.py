@@ -11,6 +11,7 @@ these reasons:
 - The gradients of weights are slow if they are sums of many terms.
 """
 
+from dist_ens.execution.lowerings.columns import SCATTER_ADD, scatter_add_by_columns
 from dist_ens.execution.lowerings.convolutions import (
     CONVOLUTION,
     convolution_as_patches,
@@ -30,6 +31,7 @@ __all__ = [
     "CONVOLUTION",
     "MAX_POOL_GRADIENT",
     "PRODUCT",
+    "SCATTER_ADD",
     "becomes_flat",
     "becomes_sums",
     "convolution_as_patches",
@@ -38,4 +40,5 @@ __all__ = [
     "flat_gradient_of_weights",
     "max_pool_gradient_as_masks",
     "product_in_whole_vectors",
+    "scatter_add_by_columns",
 ]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from dist_ens.execution.lowerings.columns import summed_by_columns
 from dist_ens.execution.lowerings.vectors import VECTOR, is_float32
 from dist_ens.execution.lowerings.windows import slices
 
@@ -78,7 +79,9 @@ def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax
     return _from_canonical(out, out_spec)
 
 
-def convolution_in_canonical_layout(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+def convolution_in_canonical_layout(
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+) -> jax.Array:
     """Computes a convolution in the layout NHWC x HWIO, and many members' one after another.
 
     - The gradient of a kernel is a convolution too. Its channels are the examples, and its kernel
@@ -93,6 +96,7 @@ def convolution_in_canonical_layout(lhs: jax.Array, rhs: jax.Array, **params: An
     Args:
         lhs: Input, in any layout of `jax.lax.conv_general_dilated`.
         rhs: Kernel, in any layout of `jax.lax.conv_general_dilated`.
+        columns: Number of columns of the mesh, over which the examples are divided.
         **params: Parameters of `conv_general_dilated_p`.
 
     Returns:
@@ -104,7 +108,10 @@ def convolution_in_canonical_layout(lhs: jax.Array, rhs: jax.Array, **params: An
         if lhs.ndim == 2 or 0 in (*lhs.shape, *rhs.shape, *out.shape):
             return CONVOLUTION.bind(lhs, rhs, **params)
         if _is_gradient_of_kernel(rhs.shape, out.shape, params):
-            return _by_examples(lhs, rhs, out, **params)
+            spec = params["dimension_numbers"]
+            by_examples = functools.partial(_by_examples, out=out, **params)
+            examples = spec.lhs_spec[1], spec.rhs_spec[1]
+            return summed_by_columns(by_examples, (lhs, rhs), examples, columns)
         lhs, rhs, _ = _canonical(lhs, rhs, **params)
         few = rhs.shape[-2] <= VECTOR and rhs.shape[-1] < 4 * VECTOR
         is_plain = _num_groups(params) == 1 and is_float32(lhs, rhs, **params)
@@ -152,7 +159,7 @@ def _is_gradient_of_kernel(
 
 
 def _by_examples(
-    lhs: jax.Array, rhs: jax.Array, out: jax.ShapeDtypeStruct, **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, out: jax.ShapeDtypeStruct, **params: Any
 ) -> jax.Array:
     """Computes a convolution of one group as a sum over its channels, a few at a time."""
     spec = params["dimension_numbers"]

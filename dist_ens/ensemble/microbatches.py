@@ -1,0 +1,82 @@
+"""The gradient of a loss over a batch that is taken in equal parts, one after another."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from dist_ens.ensemble.argument_checks import check_microbatches
+from dist_ens.losses.averaging import Ratio, averaged
+from dist_ens.types import Gradients, Metrics, ModelState, Params, PyTree
+
+# loss(params, model_state, examples, key) -> (value, (model_state, metrics)); a value or a metric
+# is a number or a `Ratio`.
+Loss = Callable[..., PyTree]
+
+
+def gradients_in_parts(
+    loss: Loss,
+    count: int,
+    params: Params,
+    model_state: ModelState,
+    examples: PyTree,
+    key: jax.Array,
+) -> tuple[Gradients, ModelState, Metrics]:
+    """Returns the gradients, the new model state and the metrics of a batch.
+
+    Numbers and gradients are means over the parts. Totals and weights of a `Ratio` are summed over
+    the parts. The model state passes from part to part.
+
+    The differentiated value is a part's share of the value of the batch. So a network that uses the
+    gradient of an example in its backward pass, for example to clip it, sees that of the batch.
+
+    Args:
+        loss: Loss of one member.
+        count: Number of parts. Part k holds the examples k, k + count, …, so that each part is
+            spread over all columns of the mesh, and is the same on every mesh.
+        params: Parameters of the member.
+        model_state: Model state of the member.
+        examples: Batch and positions of its examples, leaves [batch, ...].
+        key: Key of the member and step, []. Each part has a key of its own.
+
+    Raises:
+        UserError: If the batch does not divide into the parts.
+    """
+    for leaf in jax.tree.leaves(examples):
+        check_microbatches("microbatches", count, leaf.shape[0])
+    parts = jax.tree.map(
+        lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), examples
+    )
+    numbered = parts, jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(count))
+
+    def weight_of(part: tuple[PyTree, jax.Array]) -> jax.Array:
+        value, _ = loss(params, model_state, *part)
+        return value.weight if isinstance(value, Ratio) else jnp.float32(1)
+
+    # The compiler drops the operations of this forward pass on which the weights do not depend.
+    weight = jax.lax.map(weight_of, numbered).sum()
+    weight = jnp.where(weight == 0, 1, weight)
+
+    def share(
+        params: Params, model_state: ModelState, part: tuple[PyTree, jax.Array]
+    ) -> tuple[jax.Array, PyTree]:
+        value, rest = loss(params, model_state, *part)
+        return (value.total if isinstance(value, Ratio) else value) / weight, rest
+
+    def of_part(model_state: ModelState, part: tuple[PyTree, jax.Array]) -> tuple[PyTree, PyTree]:
+        grads, (model_state, metrics) = jax.grad(share, has_aux=True)(params, model_state, part)
+        return model_state, (grads, metrics)
+
+    def add(carry: PyTree, part: tuple[PyTree, jax.Array]) -> tuple[PyTree, None]:
+        model_state, more = of_part(carry[0], part)
+        return (model_state, jax.tree.map(jnp.add, carry[1], more)), None
+
+    first = jax.tree.map(lambda leaf: leaf[0], numbered)
+    _, shapes = jax.eval_shape(of_part, model_state, first)
+    nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    (model_state, (grads, sums)), _ = jax.lax.scan(add, (model_state, nothing), numbered)
+    metrics = {
+        name: averaged(value) if isinstance(value, Ratio) else value / count
+        for name, value in sums.items()
+    }
+    return grads, model_state, metrics
