@@ -327,7 +327,7 @@ def test_a_force_field_is_a_loop_over_members(layout):
         return ((energies - batch["energies"]) ** 2).mean() + 10 * of_forces, ()
 
     batches = batches_of(data)
-    params, _ = by_hand(example.init, loss, batches, layout.data_axis, optimizer)
+    params, _ = by_hand(example.init, loss, batches, optimizer)
     assert_same(result.state.params, params)
 
 

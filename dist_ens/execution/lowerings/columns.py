@@ -7,7 +7,7 @@ results are added.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,13 @@ def summed_by_columns(
 
 
 def scatter_add_by_columns(
-    columns: int, operand: jax.Array, indices: jax.Array, updates: jax.Array, **params: Any
+    columns: int,
+    operand: jax.Array,
+    indices: jax.Array,
+    updates: jax.Array,
+    *,
+    dimension_numbers: lax.ScatterDimensionNumbers,
+    **params: object,
 ) -> jax.Array:
     """Adds the rows of a batch to an array at some positions, as the gradient of an embedding does.
 
@@ -50,18 +56,20 @@ def scatter_add_by_columns(
         operand: Array to which rows are added.
         indices: Positions of the rows, int[batch, ..., 1].
         updates: Rows.
-        **params: Parameters of `jax.lax.scatter_add_p`.
+        dimension_numbers: Meaning of the axes, as in `jax.lax.scatter_add`.
+        **params: Other parameters of `jax.lax.scatter_add_p`.
 
     Returns:
         The result of the scatter, up to rounding. A scatter of another kind is left as it is.
     """
-    numbers = params["dimension_numbers"]
+    numbers = dimension_numbers
     scattered = [axis for axis in range(updates.ndim) if axis not in numbers.update_window_dims]
     is_of_rows = len(numbers.inserted_window_dims) == 1 and not numbers.operand_batching_dims
+
+    def added(indices: jax.Array, updates: jax.Array, to: jax.Array) -> jax.Array:
+        return SCATTER_ADD.bind(to, indices, updates, dimension_numbers=numbers, **params)
+
     if not (is_of_rows and scattered and indices.ndim > 1):
-        return SCATTER_ADD.bind(operand, indices, updates, **params)
-
-    def added(indices: jax.Array, updates: jax.Array) -> jax.Array:
-        return SCATTER_ADD.bind(jnp.zeros_like(operand), indices, updates, **params)
-
-    return operand + summed_by_columns(added, (indices, updates), (0, scattered[0]), columns)
+        return added(indices, updates, to=operand)
+    rows = partial(added, to=jnp.zeros_like(operand))
+    return operand + summed_by_columns(rows, (indices, updates), (0, scattered[0]), columns)
