@@ -65,7 +65,7 @@ class Updates:
         layout = ensemble.layout
         self._draws = ResidentFeed(put_whole(source.train, layout), order, layout, _SEED)
         self._steps_per_call = steps_per_call
-        self.state: State = ensemble.init(_batch(source, order, layout))
+        self.state: State = ensemble.init(_batch(source, order))
         self.execution = ensemble.execution
         if chosen:
             first = self._draws(range(steps_per_call))
@@ -110,7 +110,7 @@ class LoopByHand:
             1, devices=ensemble.layout.mesh.devices.ravel()[:1].tolist()
         )
         alone = dataclasses.replace(ensemble, layout=layout, num_members=1, waves=1)
-        batch = _batch(source, order, layout)
+        batch = _batch(source, order)
         self.states: list[State] = [
             jax.tree.map(
                 lambda leaf: leaf[0],
@@ -151,7 +151,7 @@ class VmapByHand:
         ensemble = dataclasses.replace(ensemble, waves=1)
         members = layout.sharding(MEMBERS)
         batch = layout.sharding(MEMBER_BATCH if order.per_member else BATCH)
-        self.state: State = ensemble.init(_batch(source, order, layout))
+        self.state: State = ensemble.init(_batch(source, order))
         axis = 0 if order.per_member else None
         self._step = jax.jit(
             jax.vmap(ensemble.step_of_one, in_axes=(0, axis, axis)),
@@ -189,9 +189,9 @@ def _host_batches(
             yield batch, index.astype(np.int32) if ensemble.uses_positions else None
 
 
-def _batch(source: Source, order: Order, layout: Layout) -> Shapes:
-    """Returns shapes and types of one column's part of a batch."""
-    size = order.global_batch_size // layout.data_axis
+def _batch(source: Source, order: Order) -> Shapes:
+    """Returns shapes and types of a batch."""
+    size = order.global_batch_size
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
         example_shapes_of(source.train),

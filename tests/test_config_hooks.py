@@ -167,9 +167,7 @@ def test_a_network_under_a_loss_function_is_not_called_with_inputs_alone(tmp_pat
     run = Run(Experiment.from_dict(values), SPEC, 8)
     check_training(run, build_ensemble(run, Layout.make(8), parts))
     uneven = Run(Experiment.from_dict(values | {"compute": {"microbatches": 3}}), SPEC, 8)
-    with pytest.raises(
-        UserError, match="^compute.microbatches=3 must divide a device's part of the batch"
-    ):
+    with pytest.raises(UserError, match="^compute.microbatches=3 must divide the batch"):
         check_training(uneven, build_ensemble(run, Layout.make(8), parts))
 
 

@@ -40,6 +40,82 @@ def assert_close(a, b, **tolerance):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
 
 
+# What microbatches change
+
+ROWS = np.random.default_rng(3).normal(size=(16, 4)).astype(np.float32)
+
+
+def info_nce(params, model_state, batch, key):
+    """A loss over pairs: each example is told from all others of the batch."""
+    scores = (batch["x"] * params["w"][None]) @ batch["x"].T
+    return -jnp.diagonal(jax.nn.log_softmax(scores)).mean(), (model_state, {})
+
+
+def dropping(params, model_state, batch, key):
+    """A mean over examples of which half of the inputs are dropped."""
+    kept = jnp.where(jax.random.bernoulli(key, 0.5, batch["x"].shape), batch["x"], 0)
+    return ((kept * params["w"][None]).sum(axis=1) ** 2).mean(), (model_state, {})
+
+
+def weighted(*, ratio):
+    def loss(params, model_state, batch, key):
+        errors = (batch["x"] * params["w"][None]).sum(axis=1) ** 2
+        mean = de.losses.batch_mean(errors, jnp.abs(batch["x"][:, 0]), ratio=ratio)
+        return mean, (model_state, {})
+
+    return loss
+
+
+def with_loss(loss, mesh=(2, 1), **options):
+    rows, columns = mesh
+    layout = Layout.make(2, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
+    member = de.as_member(init=lambda key, batch: ({"w": jax.random.normal(key, (4,))}, ()))
+    options = {"num_members": 2, "layout": layout, "microbatches": 4} | options
+    return de.Ensemble(member, optax.sgd(0.1), loss, **options)
+
+
+def said_by_fit(ensemble):
+    said = []
+    batches = [{"x": ROWS}] * 2
+    de.fit(ensemble, batches, steps=2, progress=False, say=said.append)
+    return [line for line in said if "microbatches" in line]
+
+
+@pytest.mark.parametrize(("mesh", "waves"), [((2, 1), 1), ((1, 8), 1), ((1, 4), 2)])
+def test_a_loss_that_microbatches_change_is_warned_of_with_both_numbers(mesh, waves, caplog):
+    ensemble = with_loss(info_nce, mesh, waves=waves)
+    state = ensemble.init({"x": ROWS})
+
+    def of(w, rows):
+        scores = (rows * w) @ rows.T
+        return (np.log(np.exp(scores).sum(axis=1)) - np.diagonal(scores)).mean()
+
+    # A part holds every fourth example. A member's loss in parts is the mean over its four parts.
+    # Of members in waves, those of the first wave are compared.
+    each = np.asarray(state.params["w"], np.float64)[: ensemble.of_wave.num_members]
+    whole = np.mean([of(w, ROWS) for w in each])
+    parts = np.mean([[of(w, ROWS[k::4]) for k in range(4)] for w in each])
+    expected = (
+        f"The loss of the first batch is {whole:.5g} as a whole, and {parts:.5g} as the mean over "
+        "its 4 microbatches"
+    )
+    [told] = said_by_fit(ensemble)
+    assert told.startswith(expected)
+    for _ in range(2):
+        state, _ = ensemble.update(state, {"x": ROWS})
+    assert [record.message.startswith(expected) for record in caplog.records] == [True]
+
+
+def test_a_weighted_mean_in_microbatches_is_warned_of_unless_it_is_a_ratio():
+    assert len(said_by_fit(with_loss(weighted(ratio=False)))) == 1
+    assert said_by_fit(with_loss(weighted(ratio=True))) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_that_each_part_draws_anew_is_no_reason_to_warn(seed):
+    assert said_by_fit(with_loss(dropping, seed=seed)) == []
+
+
 @pytest.mark.parametrize("network", [networks.mlp, networks.transformer])
 @pytest.mark.parametrize("microbatches", [2, 4])
 def test_accumulated_gradients_are_those_of_the_large_batch(network, microbatches):
@@ -191,7 +267,7 @@ def test_a_config_says_precision_and_memory():
     run = Run(Experiment.from_dict(values), spec, 100)
     ensemble = build_ensemble(run, layout)  # to predict with, whatever the training batch
     with pytest.raises(
-        UserError, match=r"microbatches=3 must divide a device's part of the batch, which has 16"
+        UserError, match="microbatches=3 must divide the batch, which has 16 examples"
     ):
         check_training(run, ensemble)
 

@@ -274,9 +274,9 @@ class ComputeConfig:
             products and convolutions stay in memory between the forward and the backward pass. The
             backward pass computes the other values, such as activations, again. The update is the
             same.
-        microbatches: Number of equal parts of a device's batch that are taken one after another,
-            with their gradients averaged. The update is that of the whole batch, except that
-            batch statistics and dropout belong to each part.
+        microbatches: Number of equal parts of the batch that are taken one after another, with
+            their gradients averaged. The update is that of the whole batch, except that batch
+            statistics, dropout, and losses over pairs of examples belong to each part.
     """
 
     dtype: str = "float32"

@@ -202,18 +202,18 @@ def _accepts(takes: Callable[[Shapes], object], inputs: Shapes) -> bool:
     return False
 
 
-def check_microbatches(field: str, count: int, device_batch_size: int) -> None:
-    """Raises a `UserError` unless a device's part of the batch divides into microbatches.
+def check_microbatches(field: str, count: int, global_batch_size: int) -> None:
+    """Raises a `UserError` unless the batch divides into microbatches.
 
     Args:
         field: Name of the argument or field that holds the number of microbatches.
         count: Number of microbatches.
-        device_batch_size: Number of examples in a device's part of the batch.
+        global_batch_size: Number of examples in the batch, over all hosts.
     """
-    if device_batch_size % count:
+    if global_batch_size % count:
         raise UserError(
-            f"{field}={count} must divide a device's part of the batch, which has "
-            f"{counted(device_batch_size, 'example')}. Use a divisor of {device_batch_size}."
+            f"{field}={count} must divide the batch, which has "
+            f"{counted(global_batch_size, 'example')}. Use a divisor of {global_batch_size}."
         )
 
 

@@ -1,6 +1,7 @@
 """`Ensemble`: the network, optimizer and loss of one member, lifted over the mesh."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,12 @@ from dist_ens.ensemble.argument_checks import (
     explained_inputs,
     require_rows,
 )
-from dist_ens.ensemble.batches import CallBatches, as_batches
+from dist_ens.ensemble.batches import Batches, CallBatches, as_batches
 from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.loss_checks import check_signature, explained_errors
 from dist_ens.ensemble.memory import explained_memory
+from dist_ens.ensemble.microbatch_check import microbatch_warning
 from dist_ens.ensemble.optimizer import (
     evaluates_others,
     evaluation_params,
@@ -36,7 +38,7 @@ from dist_ens.ensemble.optimizer import (
 )
 from dist_ens.ensemble.padding import padded_inputs, unpadded
 from dist_ens.ensemble.update_steps import Step, Update, dispatched, steps_of_all
-from dist_ens.ensemble.waves import results_in_waves, update_in_waves
+from dist_ens.ensemble.waves import batches_of_wave, results_in_waves, update_in_waves
 from dist_ens.errors import UserError, counted, kind_of
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.heuristics import candidates
@@ -362,6 +364,23 @@ class Ensemble:
             return results_in_waves(self._in_waves, self.of_wave.outputs, MEMBER_BATCH)
         return jax.jit(self._outputs)
 
+    def microbatch_warning(self, state: State, batches: CallBatches) -> str | None:
+        """Returns a warning if the loss of a batch is not the mean over its microbatches.
+
+        Args:
+            state: State of the ensemble.
+            batches: Batches of a call on the layout, of which the first is compared.
+
+        Returns:
+            The warning; None without microbatches, or if both losses are equal.
+        """
+        if self.microbatches == 1:
+            return None
+        if self.waves > 1:
+            of_first = batches_of_wave(self._in_waves, batches, 0)
+            return self.of_wave.microbatch_warning(self._in_waves.take(state, 0), of_first)
+        return microbatch_warning(self.gradient_step, self.layout, state, batches)
+
     @property
     def step_of_one(self) -> Callable[..., tuple[State, Metrics]]:
         """The step of one member without mesh, jit or lowerings: `step(state, batch, index=None)`.
@@ -458,12 +477,6 @@ class Ensemble:
     def _in_waves(self) -> Waves:
         return Waves(self.layout, self.waves)
 
-    def _first_wave(self, state: State) -> tuple[Layout, State]:
-        """Returns layout and state of the members of the first wave, on the devices."""
-        if self.waves == 1:
-            return self.layout, state
-        return self._in_waves.layout_of_one, self._in_waves.take(state, 0)
-
     @cached_property
     def _execution(self) -> Execution:
         return Execution.parse("vmap" if self.execution == AUTO else self.execution)
@@ -550,6 +563,7 @@ class Ensemble:
     def _one_step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         if "step" not in self._programs:
             placed = self.layout.placed(batch, BATCH, "The batch")
+            self._warn_of_microbatches(state, jax.tree.map(lambda leaf: leaf[None], placed))
             execution = self._rule(state, placed) if self.execution == AUTO else self.execution
             self._programs["step"] = Lifted(
                 self.step,
@@ -566,8 +580,18 @@ class Ensemble:
 
     def _one_step_in_waves(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         of_step = jax.tree.map(lambda leaf: host_array(leaf)[None], batch)
-        state, metrics = self.update_steps(state, self.layout.put(of_step, BATCHES))
+        placed = self.layout.put(of_step, BATCHES)
+        if "compared" not in self._programs:
+            self._programs["compared"] = True
+            self._warn_of_microbatches(state, placed)
+        state, metrics = self.update_steps(state, placed)
         return state, {name: values[0] for name, values in metrics.items()}
+
+    def _warn_of_microbatches(self, state: State, of_step: Batch) -> None:
+        with explained_errors(), explained_memory(self):
+            warning = self.microbatch_warning(state, Batches(of_step))
+        if warning is not None and cluster.is_main():
+            logging.warning(warning)
 
     def _rule(self, state: State, batch: Batch) -> str:
         """Returns the execution that the rule chooses for one step."""

@@ -10,7 +10,7 @@ from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble.conditional_update import Updated
 from dist_ens.ensemble.failures import checked_update
 from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
-from dist_ens.ensemble.microbatches import gradients_in_parts
+from dist_ens.ensemble.microbatches import Loss, gradients_in_parts
 from dist_ens.ensemble.optimizer import calls_loss, loss_functions, update_of
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import averaged
@@ -116,6 +116,20 @@ class GradientStep:
         self, params: Params, state: State, examples: PyTree, key: Key
     ) -> tuple[Gradients, ModelState, Metrics]:
         """Returns the gradients, the new model state and the metrics of a batch."""
+        loss_of, args = self.loss_of(state), (params, state.model_state, examples, key)
+        if self.microbatches > 1:
+            return gradients_in_parts(loss_of, self.microbatches, *args)
+        grads, (model_state, metrics) = jax.grad(
+            lambda *args: averaged(loss_of(*args)), has_aux=True
+        )(*args)
+        return grads, model_state, metrics
+
+    def loss_of(self, state: State) -> Loss:
+        """Returns the loss of a member, `loss(params, model_state, (batch, index), key)`.
+
+        Args:
+            state: State of the member. Only its key and its id are used.
+        """
 
         def loss_of(
             params: Params, model_state: ModelState, examples: PyTree, key: Key
@@ -127,10 +141,4 @@ class GradientStep:
                 value, new_state, metrics = check_loss_outputs(results, model_state)
             return value, (new_state, metrics)
 
-        args = params, state.model_state, examples, key
-        if self.microbatches > 1:
-            return gradients_in_parts(loss_of, self.microbatches, *args)
-        grads, (model_state, metrics) = jax.grad(
-            lambda *args: averaged(loss_of(*args)), has_aux=True
-        )(*args)
-        return grads, model_state, metrics
+        return loss_of

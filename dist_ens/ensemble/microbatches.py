@@ -1,4 +1,4 @@
-"""The gradient of a loss over a batch that is taken in equal parts, one after another."""
+"""The loss of a batch that is taken in equal parts, one after another, and its gradient."""
 
 from collections.abc import Callable
 
@@ -42,12 +42,7 @@ def gradients_in_parts(
     Raises:
         UserError: If the batch does not divide into the parts.
     """
-    for leaf in jax.tree.leaves(examples):
-        check_microbatches("microbatches", count, leaf.shape[0])
-    parts = jax.tree.map(
-        lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), examples
-    )
-    numbered = parts, jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(count))
+    numbered = _parts(count, examples, key)
 
     def weight_of(part: tuple[PyTree, jax.Array]) -> jax.Array:
         value, _ = loss(params, model_state, *part)
@@ -80,3 +75,33 @@ def gradients_in_parts(
         for name, value in sums.items()
     }
     return grads, model_state, metrics
+
+
+def loss_in_parts(
+    loss: Loss,
+    count: int,
+    params: Params,
+    model_state: ModelState,
+    examples: PyTree,
+    key: jax.Array,
+) -> jax.Array:
+    """Returns the loss of which `gradients_in_parts` computes the gradient, float32[]."""
+
+    def of_part(
+        model_state: ModelState, part: tuple[PyTree, jax.Array]
+    ) -> tuple[ModelState, Ratio]:
+        value, (model_state, _) = loss(params, model_state, *part)
+        return model_state, value if isinstance(value, Ratio) else Ratio(value, jnp.float32(1))
+
+    _, values = jax.lax.scan(of_part, model_state, _parts(count, examples, key))
+    return averaged(Ratio(values.total.sum(), values.weight.sum()))
+
+
+def _parts(count: int, examples: PyTree, key: jax.Array) -> tuple[PyTree, jax.Array]:
+    """Returns the parts of a batch, leaves [parts, batch / parts, ...], and a key of each."""
+    for leaf in jax.tree.leaves(examples):
+        check_microbatches("microbatches", count, leaf.shape[0])
+    parts = jax.tree.map(
+        lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), examples
+    )
+    return parts, jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(count))

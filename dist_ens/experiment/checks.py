@@ -53,13 +53,12 @@ def check_training(run: Run, ensemble: Ensemble) -> None:
 
     Raises:
         UserError: If the network raises an exception, or returns outputs or a model state of a
-            wrong shape. Also if a device's batch has no equal microbatches, or a field is set that
-            has no effect on a loss function.
+            wrong shape. Also if the batch has no equal microbatches, or a field is set that has no
+            effect on a loss function.
     """
     batch_size = run.experiment.data.global_batch_size
     microbatches = run.experiment.compute.microbatches
-    device_batch_size = batch_size // ensemble.layout.data_axis
-    check_microbatches("compute.microbatches", microbatches, device_batch_size)
+    check_microbatches("compute.microbatches", microbatches, batch_size)
     objective = ensemble.objective
     if objective is None:
         _check_fields_of_loss(run.experiment)

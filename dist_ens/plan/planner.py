@@ -246,7 +246,7 @@ class Planner:
 
     def _abstract_state(self, ensemble: Ensemble) -> State:
         """Returns the shapes of an ensemble's state."""
-        size = self.experiment.data.global_batch_size // ensemble.layout.data_axis
+        size = self.experiment.data.global_batch_size
         batch = {
             name: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype)
             for name, leaf in self.spec.example.items()
@@ -293,6 +293,7 @@ class Planner:
         batch_size = self.experiment.data.global_batch_size
         common = math.gcd(members, devices)
         parts = self.experiment.compute.microbatches
+        # Every column is to have examples of every part of the batch.
         rows = [
             k
             for k in range(common, 0, -1)

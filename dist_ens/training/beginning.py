@@ -69,6 +69,7 @@ def begin_run(
     cadences: tuple[int | Fraction | None, ...],
     folder: pathlib.Path | None,
     say: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> Begun:
     """Returns a run before its first step.
 
@@ -83,6 +84,7 @@ def begin_run(
             steps per call divides all of them. None entries are left out.
         folder: Folder in which the chosen execution is stored; None for no folder.
         say: Function that prints a sentence.
+        warn: Function that prints a warning, even where nothing else is printed.
 
     Raises:
         UserError: If the state does not fit, or has more steps than the run.
@@ -145,6 +147,12 @@ def begin_run(
         else:
             batches = _with_first(first, batches)
         ensemble = chosen
+    if ensemble.microbatches > 1 and restored is None and first_step < last_step:
+        first = next(batches)
+        warning = ensemble.microbatch_warning(state, first)
+        if warning is not None:
+            warn(warning)
+        batches = _with_first(first, batches)
     return Begun(ensemble, state, first_step, steps_per_call, batches)
 
 

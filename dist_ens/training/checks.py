@@ -196,15 +196,15 @@ def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
         train: Training data.
 
     Raises:
-        UserError: If the network or the loss does not take the batch, or a column's part of it
-            has no equal microbatches.
+        UserError: If the network or the loss does not take the batch, or the batch has no equal
+            microbatches.
     """
     if ensemble.waves > 1:
         ensemble = ensemble.of_wave  # The state of all waves is not on the devices.
     layout, batch = ensemble.layout, train.batch
     size = jax.tree.leaves(batch)[0].shape[0]
     layout.check_batch_size("batch_size", size)
-    check_microbatches("microbatches", ensemble.microbatches, size // layout.data_axis)
+    check_microbatches("microbatches", ensemble.microbatches, size)
     state = ensemble.abstract_state(batch)
     objective = ensemble.objective
     if objective is not None and objective.num_outputs is not None:

@@ -289,6 +289,7 @@ def fit(
             cadences=(eval_steps, log_every, checkpoints.every_steps if checkpoints else None),
             folder=pathlib.Path(checkpoints.folder) if checkpoints else None,
             say=say,
+            warn=warn,
         )
         for note in opened.notes if opened else ():
             say(f"Note: {note}")
