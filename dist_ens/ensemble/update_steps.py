@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +31,7 @@ from dist_ens.layout import (
     REPLICATED,
     Layout,
     data_index,
+    in_turn,
     put_numbers,
 )
 from dist_ens.state import State
@@ -125,7 +125,7 @@ def dispatched(step: Step, layout: Layout, execution: Execution) -> Update:
     if execution.steps == "single":
         return _each_step(step, layout, execution)
     update = steps_of_all(step, layout, execution)
-    return jax.jit(update, donate_argnums=0)
+    return in_turn(layout, jax.jit(update, donate_argnums=0))
 
 
 def _each_member(step: Step, layout: Layout, execution: Execution) -> Update:
@@ -153,9 +153,10 @@ def _each_step(step: Step, layout: Layout, execution: Execution) -> Update:
     """Returns the update as a program of one step, dispatched for each step of a call."""
     of_some = steps_of_all(step, layout, execution)
 
-    @partial(jax.jit, donate_argnums=0)
-    def update_one(state: State, batches: CallBatches, number: jax.Array) -> tuple[State, Metrics]:
+    def of_one(state: State, batches: CallBatches, number: jax.Array) -> tuple[State, Metrics]:
         return of_some(state, one_step(batches, number))
+
+    update_one = in_turn(layout, jax.jit(of_one, donate_argnums=0))
 
     @jax.jit
     def in_order(metrics: list[Metrics]) -> Metrics:

@@ -15,6 +15,7 @@ from dist_ens.layout import (
     Layout,
     axis_of,
     check_lengths,
+    in_turn,
     is_spec,
     members_axes,
     named_specs,
@@ -149,7 +150,7 @@ class Lifted:
                     check_lengths(layout, arg, spec, name)
                 return program(*args)
 
-            return jax.jit(checked, donate_argnums=donate_argnums)
+            return in_turn(layout, jax.jit(checked, donate_argnums=donate_argnums))
 
         # The programs of `loop` see one member each, so that the arguments are checked before.
         is_loop = execution.members == "loop"

@@ -7,6 +7,7 @@ row of the mesh holds some of the members, and a column holds one part of every 
 
 from dist_ens.layout.collectives import all_members, data_index
 from dist_ens.layout.connections import connect_hosts
+from dist_ens.layout.in_turn import in_turn
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
@@ -67,6 +68,7 @@ __all__ = [
     "data_index",
     "dealing_program",
     "device_bytes",
+    "in_turn",
     "is_spec",
     "join_rows",
     "layout_of_row",
