@@ -1,0 +1,223 @@
+"""A loss that is no mean over examples, with batch statistics and dropout, on every mesh.
+
+The loss tells each example from all others of the batch. So it, the statistics and the masks would
+differ between meshes if a step saw a part of the batch.
+"""
+
+import contextlib
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dist_ens as de
+import failing
+from dist_ens.config import Experiment
+from dist_ens.config.own_parts import OwnParts
+from dist_ens.errors import RunError
+from dist_ens.experiment.replay import replay
+from dist_ens.experiment.train import train
+from dist_ens.members import from_linen
+
+
+class Encoder(nn.Module):
+    """Smooth, and without a bias whose gradient is 0, so that rounding stays rounding."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = x[..., :4].reshape(len(x), -1)  # `failing` puts no data in the other inputs.
+        x = nn.Dense(16, use_bias=False)(x)
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        return nn.Dense(4)(nn.Dropout(0.3, deterministic=not train)(nn.tanh(x)))
+
+
+MEMBER = from_linen(Encoder())
+DATA = {"inputs": np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)}
+
+
+def info_nce(params, model_state, batch, key, train):
+    """InfoNCE of two views, whose dropout differs."""
+    views = []
+    for number in range(2):
+        view_key = jax.random.fold_in(key, number) if train else None
+        view, model_state = MEMBER.apply(params, model_state, batch["inputs"], view_key, train)
+        views.append(view)
+    scores = views[0] @ views[1].T
+    return -jnp.diagonal(jax.nn.log_softmax(scores)).mean(), (model_state, {})
+
+
+def ensemble_on(mesh, num_members=4, **options):
+    rows, columns = mesh
+    devices = jax.devices()[: rows * columns]
+    layout = de.Layout.make(num_members, ensemble_axis=rows, devices=devices)
+    options = {"num_members": num_members, "layout": layout, "execution": "vmap"} | options
+    return de.Ensemble(MEMBER, optax.sgd(0.1), info_nce, **options)
+
+
+def assert_same(found, expected):
+    """Checks that parameters and statistics are equal up to rounding, relative to each leaf."""
+    for a, b in zip(
+        *(jax.tree.leaves((each.params, each.model_state)) for each in (found, expected)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+
+
+def fit(ensemble, **options):
+    options = {"batch_size": 16, "steps_per_call": 1, "log_every": 1, "progress": False} | options
+    return de.fit(ensemble, DATA, **options)
+
+
+class Killed:
+    """A callback that ends the process in the middle of a run, as far as `fit` can tell."""
+
+    def __init__(self, at_step):
+        self._at_step = at_step
+
+    def __call__(self, info):
+        if info.step == self._at_step:
+            raise OSError("killed")
+
+
+@pytest.mark.parametrize(
+    "meshes", [[(4, 2), (4, 1), (1, 2), (2, 4)], [(2, 4), (1, 8), (1, 1)]], ids=str
+)
+def test_a_run_that_is_killed_and_resumed_on_other_meshes_is_the_same(meshes, tmp_path):
+    steps = 2 * len(meshes)
+    for number, mesh in enumerate(meshes):
+        is_last = mesh is meshes[-1]
+        saves = de.Checkpoints(tmp_path, every_steps=2, every_secs=None)
+        # It has taken one more step than it has saved.
+        killed = [] if is_last else [Killed(2 * number + 3)]
+        with contextlib.nullcontext() if is_last else pytest.raises(RunError, match="killed"):
+            resumed = fit(ensemble_on(mesh), steps=steps, callbacks=killed, checkpoints=saves)
+    whole = fit(ensemble_on((1, 1)), steps=steps)
+    assert resumed.step == whole.step == steps
+    assert [each["step"] for each in resumed.history] == [steps - 1, steps]
+    assert_same(resumed.state, whole.state)
+    last, expected = (each.history[-1]["train/loss"] for each in (resumed, whole))
+    assert last == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("rows", [2, 1])
+def test_a_member_of_a_run_on_a_data_axis_is_replayed_alone_on_one_device(rows, tmp_path):
+    parts = OwnParts(member=MEMBER, loss=info_nce)
+    values = {
+        "num_members": 8,
+        "steps": 4,
+        "execution": "vmap",
+        "data": {"global_batch_size": 32},
+        "optimizer": {"name": "sgd", "learning_rate": 0.1},
+        "layout": {"ensemble_axis": rows},
+    }
+    train(Experiment.from_dict(values), tmp_path / "run", parts=parts)
+    found = replay(tmp_path / "run", 7, own_parts=lambda spec: parts, progress=False)
+    assert found.differences  # They are other programs, so it is no copy.
+    assert found.largest[1] < 1e-5
+
+
+def with_policy(policy, mesh):
+    return ensemble_on(mesh, failing.MEMBERS, methods=(failing.failing,), failures=policy)
+
+
+@pytest.mark.parametrize("policy", ["skip", "freeze", "drop"])
+def test_a_policy_for_failures_does_the_same_on_every_mesh(policy, tmp_path):
+    def ended(mesh):
+        """The run after a failure at step 2, and its resumption for two more steps."""
+        made, results = with_policy(policy, mesh), []
+        for steps in (3, 5):
+            saves = de.Checkpoints(tmp_path / str(mesh))
+            results.append(failing.trained(made, [2], steps=steps, checkpoints=saves))
+        return results
+
+    meshes = [(1, 1), (2, 2), (1, 4)]
+    (first, last), *others = map(ended, meshes)
+    for mesh, (other_first, other_last) in zip(meshes[1:], others, strict=True):
+        assert other_first.failures == first.failures != ()
+        assert_same(other_first.state, first.state)
+        # Seven members do not divide over two rows, so the dropped member stays there, frozen.
+        leaves = policy == "drop" and mesh[0] == 1
+        ids = failing.OTHERS if leaves else [*range(failing.MEMBERS)]
+        assert other_last.state.member_id.tolist() == ids
+        assert_same(*(each.state.select(failing.OTHERS) for each in (other_last, last)))
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (1, 4)], ids=str)
+def test_the_policy_raise_ends_a_run_on_a_data_axis(mesh):
+    with pytest.raises(RunError, match="Member 3 failed at step 2"):
+        failing.trained(with_policy("raise", mesh), [2], steps=4)
+
+
+def init_sampling(key, inputs):
+    return {"w": jax.random.normal(key, (2, 6, 3))}, ()
+
+
+def apply_sampling(params, model_state, inputs, key, train):
+    """A variational network, which is sampled wherever it is given a key."""
+    mean, scale = (inputs @ w for w in params["w"])
+    if key is None:
+        return mean, model_state
+    return mean + jnp.exp(scale) * jax.random.normal(key, mean.shape), model_state
+
+
+SAMPLING = de.as_member(init=init_sampling, apply=apply_sampling)
+
+
+class Asking(nn.Module):
+    """A network whose dropout is on while it is given a key."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(nn.Dense(8)(x))
+        return nn.Dense(3)(x)
+
+
+@pytest.mark.parametrize("num_inputs", [7, 3])
+@pytest.mark.parametrize("kind", ["variational", "dropout"])
+def test_predictions_of_a_network_that_samples_are_the_same_on_every_mesh(kind, num_inputs):
+    def predicted(mesh):
+        rows, columns = mesh
+        devices = jax.devices()[: rows * columns]
+        member = SAMPLING if kind == "variational" else Asking()
+        ensemble = de.Ensemble(
+            member,
+            optax.sgd(0.1),
+            de.losses.categorical(3),
+            num_members=2,
+            layout=de.Layout.make(2, ensemble_axis=rows, devices=devices),
+            dropout_samples=2,
+        )
+        prediction = ensemble.predict(ensemble.init(DATA), DATA["inputs"][:num_inputs])
+        return np.asarray(prediction.members), np.asarray(prediction.mean)
+
+    (members, mean), *others = map(predicted, [(1, 1), (2, 2), (1, 4)])
+    assert len(members) == 2
+    for other_members, other_mean in others:
+        np.testing.assert_allclose(other_members, members, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(other_mean, mean, rtol=1e-6, atol=1e-6)
+
+
+def test_scores_of_a_loss_that_samples_are_the_same_on_every_mesh():
+    def loss(params, model_state, batch, key, train):
+        """The bound of a variational network, which is sampled in evaluation too."""
+        outputs, _ = SAMPLING.apply(params, model_state, batch["inputs"], key, train)
+        return jnp.square(outputs).sum(), (model_state, {"largest": outputs.max()})
+
+    def scores(mesh):
+        rows, columns = mesh
+        devices = jax.devices()[: rows * columns]
+        ensemble = de.Ensemble(
+            SAMPLING,
+            optax.sgd(0.1),
+            loss,
+            num_members=2,
+            layout=de.Layout.make(2, ensemble_axis=rows, devices=devices),
+        )
+        return de.evaluate(ensemble, ensemble.init(DATA), DATA).members
+
+    one, *others = map(scores, [(1, 1), (2, 2), (1, 4)])
+    for other in others:
+        assert other == [pytest.approx(member, rel=1e-6) for member in one]
