@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -112,7 +112,7 @@ class Programs:
     def _read(self, outputs: jax.Array, labels: jax.Array) -> tuple[Values, Values]:
         """Returns the distribution's own statistics of a batch, and a member's summary."""
         distribution = self._distribution
-        predictions = jax.vmap(distribution.from_outputs)(self._samples_of(outputs))
+        predictions = self._of_members(outputs)
         one = jax.tree.map(lambda leaf: leaf[0], predictions)
         known = distribution.row_statistics(one, labels) | distribution.diversity(predictions)
         return known, distribution.summary(one)
@@ -170,24 +170,11 @@ class Programs:
         """The program of `score`, whose second argument is the group of each member."""
         distribution, several = self._distribution, self._num_groups > 1
 
-        @partial(jax.jit, inline=True)  # It is traced once for groups and members.
         def of_one(
             prediction: Values, labels: jax.Array, counts: jax.Array
         ) -> tuple[Values, jax.Array]:
             values = _in_rows(self.statistics(prediction, labels), labels)
             return values, distribution.classwise(prediction, labels, counts)
-
-        def of_group(
-            outputs: jax.Array, labels: jax.Array, counts: jax.Array
-        ) -> tuple[Values, jax.Array]:
-            predictions = jax.vmap(distribution.from_outputs)(outputs)
-            values, sums = of_one(distribution.pool(predictions), labels, counts)
-            return values | _in_rows(distribution.diversity(predictions), labels), sums
-
-        def of_member(
-            outputs: jax.Array, labels: jax.Array, counts: jax.Array
-        ) -> tuple[Values, jax.Array]:
-            return of_one(distribution.from_outputs(outputs), labels, counts)
 
         def score(
             outputs: jax.Array,
@@ -202,14 +189,22 @@ class Programs:
                 shaped = mask.reshape(-1, *(1,) * (weights.ndim - 1))
                 counts = jnp.where(shaped, weights, 0).astype(jnp.float32)
             labels = labels if several else labels[None]
-            groups, of_groups = jax.vmap(of_group, in_axes=(1, 0, None))(
-                self._of_groups(outputs), labels, counts
-            )
-            members, of_members = jax.vmap(
-                lambda one, group: of_member(one, labels[group], counts)
-            )(self._samples_of(outputs), group)
+            of_all = jax.vmap(of_one, in_axes=(0, 0, None))
+            everyone = self._pooled_members(outputs)
+            pooled = jax.vmap(distribution.pool, in_axes=1)(everyone)
+            members = self._of_members(outputs)
+            if _are_alike(pooled, members):  # One program for both takes less time to compile.
+                both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), pooled, members)
+                found = of_all(both, jnp.concatenate([labels, labels[group]]), counts)
+                of_groups = jax.tree.map(lambda leaf: leaf[: len(labels)], found)
+                of_members = jax.tree.map(lambda leaf: leaf[len(labels) :], found)
+            else:
+                of_groups = of_all(pooled, labels, counts)
+                of_members = of_all(members, labels[group], counts)
+            diversity = jax.vmap(distribution.diversity, in_axes=1)(everyone)
+            groups = of_groups[0] | jax.vmap(_in_rows)(diversity, labels)
             # The host adds the sums of the columns.
-            return (groups, members), (of_groups[None], of_members[:, None])
+            return (groups, of_members[0]), (of_groups[1][None], of_members[1][:, None])
 
         return jax.jit(
             self._layout.shard_map(
@@ -237,9 +232,7 @@ class Programs:
         orders = np.stack([random.permutation(count) for _ in range(_ORDERS if count > 1 else 1)])
         statistics = {name: metric.statistics[0] for name, metric in self.by_size.items()}
 
-        def of_group(outputs: jax.Array, labels: jax.Array) -> Values:
-            predictions = jax.vmap(distribution.from_outputs)(outputs)
-
+        def of_group(predictions: Values, labels: jax.Array) -> Values:
             def of_order(order: jax.Array) -> Values:
                 in_order = jax.tree.map(lambda leaf: leaf[order], predictions)
                 of_sizes = []
@@ -256,7 +249,7 @@ class Programs:
         def score(outputs: jax.Array, labels: jax.Array) -> Values:
             labels = labels if self._num_groups > 1 else labels[None]
             of_groups = jax.vmap(of_group, in_axes=(1, 0), out_axes=1)
-            values = of_groups(self._of_groups(outputs), labels)
+            values = of_groups(self._pooled_members(outputs), labels)
             return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), values)
 
         return jax.jit(
@@ -271,8 +264,8 @@ class Programs:
         distribution = self._distribution
 
         def predictions(outputs: jax.Array) -> tuple[Values, Values]:
-            members = jax.vmap(lambda one: distribution.summary(distribution.from_outputs(one)))
-            return self._summaries_of_groups(outputs), members(self._samples_of(outputs))
+            members = jax.vmap(distribution.summary)(self._of_members(outputs))
+            return self._summaries_of_groups(outputs), members
 
         return self._jitted(predictions)
 
@@ -284,13 +277,13 @@ class Programs:
         """
         distribution = self._distribution
 
-        def zero_or_nan(outputs: jax.Array) -> jax.Array:
-            summary = distribution.summary(distribution.from_outputs(outputs)).values()
+        def zero_or_nan(prediction: Values) -> jax.Array:
+            summary = distribution.summary(prediction).values()
             broken = [jnp.isnan(leaf).reshape(len(leaf), -1).any(axis=1) for leaf in summary]
             return jnp.where(jnp.stack(broken).any(axis=0), jnp.nan, 0.0)
 
         def predictions(outputs: jax.Array) -> tuple[Values, Values]:
-            members = {"number": jax.vmap(zero_or_nan)(self._samples_of(outputs))}
+            members = {"number": jax.vmap(zero_or_nan)(self._of_members(outputs))}
             return self._summaries_of_groups(outputs), members
 
         return self._jitted(predictions)
@@ -315,18 +308,22 @@ class Programs:
     def _summaries_of_groups(self, outputs: jax.Array) -> Values:
         """Returns the summaries of the pooled predictions of the groups."""
         distribution = self._distribution
+        pooled = jax.vmap(distribution.pool, in_axes=1)(self._pooled_members(outputs))
+        return jax.vmap(distribution.summary)(pooled)
 
-        def of_group(outputs: jax.Array) -> Values:
-            pooled = distribution.pool(jax.vmap(distribution.from_outputs)(outputs))
-            return distribution.summary(pooled)
+    def _pooled_members(self, outputs: jax.Array) -> Values:
+        """Returns the predictions of all pooled members, leaves [members, groups, batch, ...]."""
+        everyone = self._of_members(all_members(outputs))
 
-        return jax.vmap(of_group, in_axes=1)(self._of_groups(outputs))
+        def in_groups(leaf: jax.Array) -> jax.Array:
+            leaf = leaf.reshape(-1, self._num_groups, *leaf.shape[1:])
+            return leaf if len(self._pooled) == len(leaf) else leaf[self._pooled]
 
-    def _of_groups(self, outputs: jax.Array) -> jax.Array:
-        """Returns the outputs of all pooled members, [members, groups, samples, batch, ...]."""
-        everyone = self._samples_of(all_members(outputs))
-        everyone = everyone.reshape(-1, self._num_groups, *everyone.shape[1:])
-        return everyone if len(self._pooled) == len(everyone) else everyone[self._pooled]
+        return jax.tree.map(in_groups, everyone)
+
+    def _of_members(self, outputs: jax.Array) -> Values:
+        """Returns the predictions of members from their outputs, leaves [members, batch, ...]."""
+        return jax.vmap(self._distribution.from_outputs)(self._samples_of(outputs))
 
     def _samples_of(self, outputs: jax.Array) -> jax.Array:
         """Returns outputs [members, samples, batch, ...]."""
@@ -385,3 +382,12 @@ def _in_rows(values: Values, labels: jax.Array) -> Values:
     """Returns the values as [batch, rows of an example], one row for each label of an example."""
     batch = labels.shape[0]
     return {name: leaf.reshape(batch, -1) for name, leaf in values.items()}
+
+
+def _are_alike(first: Values, second: Values) -> bool:
+    """Returns whether two predictions differ in the number of predictors alone."""
+    first, second = (
+        {name: (leaf.shape[1:], leaf.dtype) for name, leaf in each.items()}
+        for each in (first, second)
+    )
+    return first == second
