@@ -386,8 +386,8 @@ def _in_rows(values: Values, labels: jax.Array) -> Values:
 
 def _are_alike(first: Values, second: Values) -> bool:
     """Returns whether two predictions differ in the number of predictors alone."""
-    first, second = (
+    forms = [
         {name: (leaf.shape[1:], leaf.dtype) for name, leaf in each.items()}
         for each in (first, second)
-    )
-    return first == second
+    ]
+    return forms[0] == forms[1]
