@@ -139,7 +139,8 @@ class Programs:
         self, outputs: Outputs, labels: Labels, mask: Leaf, weights: Weights
     ) -> dict[str, str | None]:
         """Returns the direction of each score by its name, from the shapes that `score` takes."""
-        (groups, _), (sums, _) = jax.eval_shape(self.score, outputs, labels, mask, weights)
+        found = jax.eval_shape(self.score, outputs, labels, mask, weights)
+        (groups, _), (sums, _) = jax.eval_shape(self.apart, found)
         known = {*groups, WHOLE_WEIGHTS, *([CLASSWISE] if math.prod(sums.shape) else [])}
         directions: dict[str, str | None] = {}
         for metric in self._metrics:
@@ -149,7 +150,7 @@ class Programs:
 
     def score(
         self, outputs: jax.Array, labels: jax.Array, mask: jax.Array, weights: jax.Array | None
-    ) -> tuple[tuple[Values, Values], tuple[jax.Array, jax.Array]]:
+    ) -> tuple[Values, list[tuple[Values, jax.Array]]]:
         """Returns the statistics of each row of a batch, and the batch's sums over classes.
 
         Args:
@@ -159,11 +160,30 @@ class Programs:
             weights: Weights of the labels, [batch, ...] or [batch]. None: all labels count equally.
 
         Returns:
-            `(groups, members), (sums of groups, sums of members)`. Statistics are
-            float32[groups or members, batch, rows of an example]. Sums are
-            float32[columns, groups, ...] and float32[members, columns, ...].
+            The diversity of the members of each group, and the statistics and sums of all
+            predictors, which `apart` takes apart on the host.
         """
         return self.score_of_device(outputs, self._group_of_member, labels, mask, weights)
+
+    def apart(
+        self, found: tuple[Values, list[tuple[Values, jax.Array]]]
+    ) -> tuple[tuple[Values, Values], tuple[jax.Array, jax.Array]]:
+        """Returns what `score` has found for the groups, and for the members.
+
+        Returns:
+            `(groups, members), (sums of groups, sums of members)`. Statistics are
+            float32[groups or members, batch, rows of an example]. Sums are
+            float32[groups or members, columns, ...].
+        """
+        diversity, parts = found
+        count, rows = self._num_groups, self._layout.ensemble_axis
+        if len(parts) == 1:  # Each row of the mesh has scored the groups, and then its members.
+            of_row = np.arange(self._layout.num_members + count * rows).reshape(rows, -1)
+            at = of_row[0, :count], of_row[:, count:].ravel()
+            parts = [jax.tree.map(lambda leaf, at=each: leaf[at], parts[0]) for each in at]
+        (groups, of_groups), (members, of_members) = parts
+        groups = {name: leaf[:count] for name, leaf in groups.items()} | diversity
+        return (groups, members), (of_groups[:count], of_members)
 
     @cached_property
     def score_of_device(self) -> Callable[..., PyTree]:
@@ -174,7 +194,8 @@ class Programs:
             prediction: Values, labels: jax.Array, counts: jax.Array
         ) -> tuple[Values, jax.Array]:
             values = _in_rows(self.statistics(prediction, labels), labels)
-            return values, distribution.classwise(prediction, labels, counts)
+            # The host adds the sums of the columns.
+            return values, distribution.classwise(prediction, labels, counts)[None]
 
         def score(
             outputs: jax.Array,
@@ -182,7 +203,7 @@ class Programs:
             labels: jax.Array,
             mask: jax.Array,
             weights: jax.Array | None,
-        ) -> tuple[tuple[Values, Values], tuple[jax.Array, jax.Array]]:
+        ) -> tuple[Values, list[tuple[Values, jax.Array]]]:
             """Scores the members of a device on its column's part of the batch."""
             counts = mask
             if weights is not None:
@@ -193,24 +214,20 @@ class Programs:
             everyone = self._pooled_members(outputs)
             pooled = jax.vmap(distribution.pool, in_axes=1)(everyone)
             members = self._of_members(outputs)
-            if _are_alike(pooled, members):  # One program for both takes less time to compile.
-                both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), pooled, members)
-                found = of_all(both, jnp.concatenate([labels, labels[group]]), counts)
-                of_groups = jax.tree.map(lambda leaf: leaf[: len(labels)], found)
-                of_members = jax.tree.map(lambda leaf: leaf[len(labels) :], found)
-            else:
-                of_groups = of_all(pooled, labels, counts)
-                of_members = of_all(members, labels[group], counts)
             diversity = jax.vmap(distribution.diversity, in_axes=1)(everyone)
-            groups = of_groups[0] | jax.vmap(_in_rows)(diversity, labels)
-            # The host adds the sums of the columns.
-            return (groups, of_members[0]), (of_groups[1][None], of_members[1][:, None])
+            diversity = jax.vmap(_in_rows)(diversity, labels)
+            if not _are_alike(pooled, members):
+                of_members = of_all(members, labels[group], counts)
+                return diversity, [of_all(pooled, labels, counts), of_members]
+            # One computation for both takes less time to compile, and so does to part them later.
+            both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), pooled, members)
+            return diversity, [of_all(both, jnp.concatenate([labels, labels[group]]), counts)]
 
         return jax.jit(
             self._layout.shard_map(
                 score,
                 in_specs=(MEMBER_BATCH, MEMBERS, self.examples_spec, BATCH, BATCH),
-                out_specs=((BATCHES, MEMBER_BATCH), (BATCH, MEMBER_BATCH)),
+                out_specs=(BATCHES, MEMBER_BATCH),
             )
         )
 
