@@ -17,12 +17,11 @@ from flax import nnx
 
 import networks
 from dist_ens.errors import UserError
-from dist_ens.layout import BATCHES, DATA, Layout
+from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import (
     Member,
     as_member,
     check_member,
-    check_modes,
     rematerialized,
     with_compute_dtype,
     with_normalized_inputs,
@@ -156,7 +155,6 @@ def test_a_network_of_every_kind_becomes_a_member_that_trains(name):
     member = as_member(NETWORKS[name])
     assert member.has_apply
     check_member(member, INPUTS, (8, 3))
-    check_modes(member, INPUTS, DATA)
     ensemble = networks.ensemble_of(
         member, optax.sgd(0.1), Layout.make(2, ensemble_axis=1, devices=jax.devices()[:1])
     )
@@ -256,7 +254,6 @@ def test_a_network_without_apply_trains_but_cannot_predict(init):
     member = as_member(init=init)
     params, _ = check_member(member, INPUTS)
     assert params["w"].shape == (6, 3)
-    check_modes(member, INPUTS, DATA)
     changed = [
         member,
         with_compute_dtype(member, "bfloat16"),
@@ -358,7 +355,6 @@ GRAPH_NETWORKS = {
 def test_a_graph_goes_in_and_a_dict_comes_out(name):
     member = as_member(GRAPH_NETWORKS[name])
     check_member(member, GRAPH_SHAPES)
-    check_modes(member, GRAPH_SHAPES, DATA)
     params, state = member.init(jax.random.key(0), GRAPH)
     outputs, _ = member.apply(params, state, GRAPH, jax.random.key(1), True)
     assert outputs["energy"].shape == (8,)
@@ -421,7 +417,6 @@ def haiku_dropout(x):
 def test_a_haiku_network_with_batch_norm_trains_on_a_mesh_as_on_one_device():
     member = as_member(hk.transform_with_state(haiku_network))
     check_member(member, INPUTS, (8, 3))
-    check_modes(member, INPUTS, DATA)
     labels = X[:, :3].argmax(-1).astype(np.int32)
     states = []
     for columns in (1, 4):
@@ -481,24 +476,6 @@ def test_a_haiku_network_may_take_no_key():
     member = as_member(hk.without_apply_rng(hk.transform(lambda x: hk.Linear(3)(x))))
     params, _ = check_member(member, INPUTS, (8, 3))
     assert params["linear"]["w"].shape == (6, 3)
-
-
-@needs_haiku
-def test_a_haiku_network_that_is_not_told_that_it_is_trained_is_refused():
-    def deaf(x, learning=False):
-        norm = hk.BatchNorm(True, True, 0.9)
-        return hk.Linear(3)(norm(x, learning or hk.running_init()))
-
-    class Frozen(hk.Module):
-        def __call__(self, x):
-            norm = hk.BatchNorm(True, True, 0.9)
-            return hk.Linear(3)(norm(x, hk.running_init()))
-
-    with pytest.raises(UserError, match="although it has batch_norm: these layers are never"):
-        check_modes(as_member(hk.transform_with_state(deaf)), INPUTS, DATA)
-    # Without any switch, the statistics are frozen on purpose.
-    frozen = hk.transform_with_state(lambda x: Frozen()(x))
-    check_modes(as_member(frozen), INPUTS, DATA)
 
 
 # What no member can be made of

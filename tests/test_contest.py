@@ -75,6 +75,16 @@ def test_those_that_are_close_take_turns_and_others_do_not():
     assert options["0.06"].calls >= 4 + 5 * 4
 
 
+@pytest.mark.parametrize(("num_steps", "is_short"), [(390, True), (410, False)])
+def test_a_run_too_short_for_another_candidate_times_one_call(num_steps, is_short):
+    # Of 195 calls of 10 ms 5 % are 97.5 ms, and the timing of a candidate takes 100 ms.
+    timing, options = timed(0.01, 0.02, num_steps=num_steps)
+    assert [*timing.step_secs] == ["0.01"]
+    assert timing.step_secs["0.01"] == pytest.approx(0.005)
+    assert (options["0.01"].calls == 1 + 1) == is_short  # The first call warms up.
+    assert not timing.settled
+
+
 @pytest.mark.parametrize(
     ("executions", "longest_secs", "tried"),
     [

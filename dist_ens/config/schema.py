@@ -276,7 +276,8 @@ class ComputeConfig:
             same.
         microbatches: Number of equal parts of the batch that are taken one after another, with
             their gradients averaged. The update is that of the whole batch, except that batch
-            statistics, dropout, and losses over pairs of examples belong to each part.
+            statistics and dropout belong to each part. A loss of your own is that of the whole
+            batch if it is a mean over the examples, or a `losses.Ratio`.
     """
 
     dtype: str = "float32"

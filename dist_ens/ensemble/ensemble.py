@@ -227,6 +227,14 @@ class Ensemble:
         """
         return self._initializer(batch)(self.ids, self.seed)
 
+    def compile_init(self, batch: Batch) -> None:
+        """Begins to compile the program of `init` in a thread, and does not wait.
+
+        Args:
+            batch: Batch, or its shapes and types; see `init`.
+        """
+        _ = self._initializer(batch).compiled
+
     def abstract_state(self, batch: Batch) -> State:
         """Returns shapes, types and shardings of the state; see `init`."""
         return self._initializer(batch).abstract_state

@@ -1,6 +1,7 @@
 """The training step of one member on the whole batch."""
 
 import dataclasses
+from functools import partial
 from typing import TypeAlias
 
 import jax
@@ -9,13 +10,10 @@ import optax
 from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble.conditional_update import Updated
 from dist_ens.ensemble.failures import checked_update
-from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
-from dist_ens.ensemble.microbatches import Loss, gradients_in_parts
+from dist_ens.ensemble.gradients import gradients_of
 from dist_ens.ensemble.optimizer import calls_loss, loss_functions, update_of
 from dist_ens.losses import Objective
-from dist_ens.losses.averaging import averaged
-from dist_ens.methods import LossInfo, MemberLoss
-from dist_ens.methods.loss import LossResults
+from dist_ens.methods import MemberLoss
 from dist_ens.randomness import OPTIMIZER, UPDATE, pinned_generator
 from dist_ens.state import State, without_weak_types
 from dist_ens.types import Batch, Gradients, Key, Metrics, ModelState, Optimizer, Params, PyTree
@@ -59,25 +57,32 @@ class GradientStep:
             The new state, and metrics by name, float32[]: `loss` and the auxiliary values of the
             loss.
         """
-        key, of_step = (
-            jax.random.fold_in(jax.random.fold_in(state.key, stream), state.step)
-            for stream in (UPDATE, OPTIMIZER)
-        )
-        # The parameters are those that the optimizer asks for.
+        key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
+        of_step = jax.random.fold_in(jax.random.fold_in(state.key, OPTIMIZER), state.step)
         rest = state._replace(params=(), opt_state=(), failures=())
-        again: Again | None = (rest, (batch, index), key)
-        grads, model_state, metrics = self._gradients(state.params, rest, (batch, index), key)
-        loss, old = metrics["loss"], Updated.of(state)
+        again = rest, (batch, index), key
+        grads, model_state, metrics = self._gradients(state.params, again)
+        loss = metrics["loss"]
         if self.failures.is_checked:
             extra = {"value": loss, "grad": grads, "key": of_step}
-            if not calls_loss(self.optimizer, grads, state.opt_state, state.params, **extra):
-                again = None
+            calls = calls_loss(self.optimizer, grads, state.opt_state, state.params, **extra)
             state, metrics = checked_update(
-                self.failures, self._taken, state, grads, model_state, metrics, of_step, again
+                self.failures,
+                self._taken,
+                state,
+                grads,
+                model_state,
+                metrics,
+                of_step,
+                again if calls else None,
             )
         else:
-            state = self._taken(old, grads, model_state, loss, of_step, again).put_in(state)
+            new = self._taken(Updated.of(state), grads, model_state, loss, of_step, again)
+            state = new.put_in(state)
         return without_weak_types(state._replace(step=state.step + 1)), metrics
+
+    def _gradients(self, params: Params, again: Again) -> tuple[Gradients, ModelState, Metrics]:
+        return gradients_of(self.loss, self.objective, self.microbatches, params, *again)
 
     def _taken(
         self,
@@ -89,56 +94,9 @@ class GradientStep:
         again: Again | None,
     ) -> Updated:
         """Returns what an update changes, after the update; see `checked_update`."""
-
-        functions = {}
+        extra = {"value": loss, "grad": grads, "key": key}
         if again is not None:
-            state, examples, key_of_loss = again
-
-            def value_and_grad(params: Params) -> tuple[jax.Array, Gradients]:
-                grads, _, metrics = self._gradients(params, state, examples, key_of_loss)
-                return metrics["loss"], grads
-
-            functions = loss_functions(value_and_grad)
-        updates, opt_state = update_of(
-            self.optimizer,
-            grads,
-            old.opt_state,
-            old.params,
-            value=loss,
-            grad=grads,
-            key=key,
-            **functions,
-        )
+            extra |= loss_functions(partial(self._gradients, again=again))
+        updates, opt_state = update_of(self.optimizer, grads, old.opt_state, old.params, **extra)
         params = optax.apply_updates(old.params, updates)
         return without_weak_types(Updated(params, model_state, opt_state))
-
-    def _gradients(
-        self, params: Params, state: State, examples: PyTree, key: Key
-    ) -> tuple[Gradients, ModelState, Metrics]:
-        """Returns the gradients, the new model state and the metrics of a batch."""
-        loss_of, args = self.loss_of(state), (params, state.model_state, examples, key)
-        if self.microbatches > 1:
-            return gradients_in_parts(loss_of, self.microbatches, *args)
-        grads, (model_state, metrics) = jax.grad(
-            lambda *args: averaged(loss_of(*args)), has_aux=True
-        )(*args)
-        return grads, model_state, metrics
-
-    def loss_of(self, state: State) -> Loss:
-        """Returns the loss of a member, `loss(params, model_state, (batch, index), key)`.
-
-        Args:
-            state: State of the member. Only its key and its id are used.
-        """
-
-        def loss_of(
-            params: Params, model_state: ModelState, examples: PyTree, key: Key
-        ) -> LossResults:
-            batch, index = examples
-            info = LossInfo(key, state.key, state.member_id, index, self.objective)
-            with explained_errors():
-                results = self.loss(params, model_state, batch, info)
-                value, new_state, metrics = check_loss_outputs(results, model_state)
-            return value, (new_state, metrics)
-
-        return loss_of

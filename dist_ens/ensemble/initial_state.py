@@ -1,6 +1,7 @@
 """The state of an ensemble before its first step, created on the devices that hold it."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 
 import jax
@@ -83,6 +84,23 @@ class Initializer:
         self._of_wave = layout if waves == 1 else self._waves.layout_of_one
         self._program = self._of_wave.born_by(make)
 
+    @cached_property
+    def compiled(self) -> Future[jax.stages.Compiled]:
+        """The compiled program, on which XLA works in a thread from the first access on."""
+        lowered = self._program.lower(*self._arguments)
+        pool = ThreadPoolExecutor(1)
+        compiled = pool.submit(lowered.compile)
+        pool.shutdown(wait=False)
+        return compiled
+
+    @property
+    def _arguments(self) -> Shapes:
+        """Shapes, types and shardings of the program's arguments, the ids and the seed."""
+        ids = jax.ShapeDtypeStruct(
+            (self._of_wave.num_members,), np.int32, sharding=self._of_wave.sharding(MEMBERS)
+        )
+        return ids, jax.ShapeDtypeStruct((), np.uint32)
+
     def __call__(self, ids: np.ndarray, seed: int) -> State:
         """Returns the state at step 0, leaves [members, ...].
 
@@ -90,11 +108,10 @@ class Initializer:
             ids: Ids of the members, int32[members].
             seed: Seed, in [0, 2**32).
         """
-        count = self._waves.count
+        count, program = self._waves.count, self.compiled.result()
         by_wave = ids.reshape(self._layout.ensemble_axis, count, -1).swapaxes(0, 1)
         states = (
-            self._program(self._of_wave.put(wave.ravel(), MEMBERS), np.uint32(seed))
-            for wave in by_wave
+            program(self._of_wave.put(wave.ravel(), MEMBERS), np.uint32(seed)) for wave in by_wave
         )
         if count == 1:
             return next(states)
@@ -103,11 +120,7 @@ class Initializer:
     @cached_property
     def abstract_state(self) -> State:
         """Shapes, types and shardings of the state."""
-        of_wave = jax.eval_shape(
-            self._program,
-            jax.ShapeDtypeStruct((self._of_wave.num_members,), np.int32),
-            jax.ShapeDtypeStruct((), np.uint32),
-        )
+        of_wave = jax.eval_shape(self._program, *self._arguments)
 
         def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             waits = self._waves.count > 1 and self._waves.resting_sharding(leaf.dtype)

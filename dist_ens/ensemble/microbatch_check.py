@@ -8,6 +8,7 @@ from dist_ens import cluster
 from dist_ens.config.execution_spec import Execution
 from dist_ens.ensemble.batches import CallBatches, one_step
 from dist_ens.ensemble.gradient_step import GradientStep
+from dist_ens.ensemble.gradients import loss_of_member
 from dist_ens.ensemble.microbatches import loss_in_parts
 from dist_ens.ensemble.update_steps import steps_of_all
 from dist_ens.layout import Layout, to_host
@@ -40,7 +41,8 @@ def microbatch_warning(
 
     @pinned_generator()
     def losses(state: State, batch: Batch, index: jax.Array | None) -> tuple[State, Metrics]:
-        loss, args = step.loss_of(state), (state.params, state.model_state, (batch, index))
+        loss = loss_of_member(step.loss, step.objective, state)
+        args = state.params, state.model_state, (batch, index)
 
         def draw(key: jax.Array) -> Metrics:
             value, _ = loss(*args, key)

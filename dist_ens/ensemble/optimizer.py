@@ -14,7 +14,17 @@ from dist_ens.execution.rewrite import equations, nested
 from dist_ens.members.modes import named_arguments
 from dist_ens.randomness import key_of_optimizer
 from dist_ens.state import described
-from dist_ens.types import Gradients, Key, KeyPath, Leaf, Optimizer, OptState, Params, PyTree
+from dist_ens.types import (
+    Gradients,
+    Key,
+    KeyPath,
+    Leaf,
+    Metrics,
+    Optimizer,
+    OptState,
+    Params,
+    PyTree,
+)
 
 # Operations that draw random numbers, and operations that derive keys from keys.
 _DRAWS = {"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator", "rng_uniform"}
@@ -71,7 +81,7 @@ def update_of(
 
 
 def loss_functions(
-    value_and_grad: Callable[[Params], tuple[jax.Array, Gradients]],
+    gradients: Callable[[Params], tuple[Gradients, PyTree, Metrics]],
 ) -> dict[str, Callable[..., PyTree]]:
     """Returns the functions with which an optimizer computes the loss again, by their names.
 
@@ -79,9 +89,13 @@ def loss_functions(
     `optax.contrib.sam`.
 
     Args:
-        value_and_grad: Function of parameters that returns the loss of the batch, float32[], and
-            its gradient, both over all columns of the mesh.
+        gradients: Function of parameters that returns the gradients of the batch's loss, the new
+            model state, and metrics with the `loss`, float32[].
     """
+
+    def value_and_grad(params: Params) -> tuple[jax.Array, Gradients]:
+        grads, _, metrics = gradients(params)
+        return metrics["loss"], grads
 
     @jax.custom_vjp
     def value(params: Params) -> jax.Array:
@@ -111,11 +125,11 @@ def calls_loss(
     """Returns whether an optimizer computes the loss again; see `update_of`."""
     calls = []
 
-    def value_and_grad(params: Params) -> tuple[jax.Array, Gradients]:
+    def gradients(params: Params) -> tuple[Gradients, PyTree, Metrics]:
         calls.append(params)
-        return jnp.float32(0), params
+        return params, (), {"loss": jnp.float32(0)}
 
-    functions = loss_functions(value_and_grad)
+    functions = loss_functions(gradients)
     jax.eval_shape(
         lambda grads, state, params: update_of(
             optimizer, grads, state, params, **extra, **functions
@@ -243,7 +257,7 @@ def optimizer_state(optimizer: Optimizer, params: Params, member_key: Key) -> Op
                 value=jnp.float32(0),
                 grad=grads,
                 key=key,
-                **loss_functions(lambda params: (jnp.float32(0), params)),
+                **loss_functions(lambda params: (params, (), {"loss": jnp.float32(0)})),
             )
         )(params, state, params, member_key).jaxpr
     except Exception:  # The error is raised again where the update is traced for training.

@@ -155,7 +155,8 @@ class Evaluator:
             labels, weights = self._aligned(outputs, labels, weights)
             if not number:
                 programs.check_metrics(self._own_metrics, outputs, labels)
-            values, sums = to_host(programs.score(outputs, labels, batch["mask"], weights))
+            found = programs.score(outputs, labels, batch["mask"], weights)
+            values, sums = programs.apart(to_host(found))
             of_sizes = to_host(programs.score_by_size(outputs, labels)) if by_size else {}
             there = min(self._batch_size, length - number * self._batch_size)
             rows: PyTree = to_host(labels).reshape(self._num_groups, self._batch_size, -1)
@@ -166,7 +167,7 @@ class Evaluator:
                     (rows, *values, of_sizes, weights_of_rows),
                 )
             )
-            sums = (sums[0].sum(axis=0, dtype=np.float64), sums[1].sum(axis=1, dtype=np.float64))
+            sums = (sums[0].sum(axis=1, dtype=np.float64), sums[1].sum(axis=1, dtype=np.float64))
             classwise = sums if classwise is None else jax.tree.map(np.add, classwise, sums)
         rows_per_example = rows.shape[-1]
         rows = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)

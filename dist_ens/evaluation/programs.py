@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -112,7 +112,7 @@ class Programs:
     def _read(self, outputs: jax.Array, labels: jax.Array) -> tuple[Values, Values]:
         """Returns the distribution's own statistics of a batch, and a member's summary."""
         distribution = self._distribution
-        predictions = jax.vmap(distribution.from_outputs)(self._samples_of(outputs))
+        predictions = self._of_members(outputs)
         one = jax.tree.map(lambda leaf: leaf[0], predictions)
         known = distribution.row_statistics(one, labels) | distribution.diversity(predictions)
         return known, distribution.summary(one)
@@ -139,7 +139,8 @@ class Programs:
         self, outputs: Outputs, labels: Labels, mask: Leaf, weights: Weights
     ) -> dict[str, str | None]:
         """Returns the direction of each score by its name, from the shapes that `score` takes."""
-        (groups, _), (sums, _) = jax.eval_shape(self.score, outputs, labels, mask, weights)
+        found = jax.eval_shape(self.score, outputs, labels, mask, weights)
+        (groups, _), (sums, _) = jax.eval_shape(self.apart, found)
         known = {*groups, WHOLE_WEIGHTS, *([CLASSWISE] if math.prod(sums.shape) else [])}
         directions: dict[str, str | None] = {}
         for metric in self._metrics:
@@ -149,7 +150,7 @@ class Programs:
 
     def score(
         self, outputs: jax.Array, labels: jax.Array, mask: jax.Array, weights: jax.Array | None
-    ) -> tuple[tuple[Values, Values], tuple[jax.Array, jax.Array]]:
+    ) -> tuple[Values, list[tuple[Values, jax.Array]]]:
         """Returns the statistics of each row of a batch, and the batch's sums over classes.
 
         Args:
@@ -159,35 +160,42 @@ class Programs:
             weights: Weights of the labels, [batch, ...] or [batch]. None: all labels count equally.
 
         Returns:
-            `(groups, members), (sums of groups, sums of members)`. Statistics are
-            float32[groups or members, batch, rows of an example]. Sums are
-            float32[columns, groups, ...] and float32[members, columns, ...].
+            The diversity of the members of each group, and the statistics and sums of all
+            predictors, which `apart` takes apart on the host.
         """
         return self.score_of_device(outputs, self._group_of_member, labels, mask, weights)
+
+    def apart(
+        self, found: tuple[Values, list[tuple[Values, jax.Array]]]
+    ) -> tuple[tuple[Values, Values], tuple[jax.Array, jax.Array]]:
+        """Returns what `score` has found for the groups, and for the members.
+
+        Returns:
+            `(groups, members), (sums of groups, sums of members)`. Statistics are
+            float32[groups or members, batch, rows of an example]. Sums are
+            float32[groups or members, columns, ...].
+        """
+        diversity, parts = found
+        count, rows = self._num_groups, self._layout.ensemble_axis
+        if len(parts) == 1:  # Each row of the mesh has scored the groups, and then its members.
+            of_row = np.arange(self._layout.num_members + count * rows).reshape(rows, -1)
+            at = of_row[0, :count], of_row[:, count:].ravel()
+            parts = [jax.tree.map(lambda leaf, at=each: leaf[at], parts[0]) for each in at]
+        (groups, of_groups), (members, of_members) = parts
+        groups = {name: leaf[:count] for name, leaf in groups.items()} | diversity
+        return (groups, members), (of_groups[:count], of_members)
 
     @cached_property
     def score_of_device(self) -> Callable[..., PyTree]:
         """The program of `score`, whose second argument is the group of each member."""
         distribution, several = self._distribution, self._num_groups > 1
 
-        @partial(jax.jit, inline=True)  # It is traced once for groups and members.
         def of_one(
             prediction: Values, labels: jax.Array, counts: jax.Array
         ) -> tuple[Values, jax.Array]:
             values = _in_rows(self.statistics(prediction, labels), labels)
-            return values, distribution.classwise(prediction, labels, counts)
-
-        def of_group(
-            outputs: jax.Array, labels: jax.Array, counts: jax.Array
-        ) -> tuple[Values, jax.Array]:
-            predictions = jax.vmap(distribution.from_outputs)(outputs)
-            values, sums = of_one(distribution.pool(predictions), labels, counts)
-            return values | _in_rows(distribution.diversity(predictions), labels), sums
-
-        def of_member(
-            outputs: jax.Array, labels: jax.Array, counts: jax.Array
-        ) -> tuple[Values, jax.Array]:
-            return of_one(distribution.from_outputs(outputs), labels, counts)
+            # The host adds the sums of the columns.
+            return values, distribution.classwise(prediction, labels, counts)[None]
 
         def score(
             outputs: jax.Array,
@@ -195,27 +203,31 @@ class Programs:
             labels: jax.Array,
             mask: jax.Array,
             weights: jax.Array | None,
-        ) -> tuple[tuple[Values, Values], tuple[jax.Array, jax.Array]]:
+        ) -> tuple[Values, list[tuple[Values, jax.Array]]]:
             """Scores the members of a device on its column's part of the batch."""
             counts = mask
             if weights is not None:
                 shaped = mask.reshape(-1, *(1,) * (weights.ndim - 1))
                 counts = jnp.where(shaped, weights, 0).astype(jnp.float32)
             labels = labels if several else labels[None]
-            groups, of_groups = jax.vmap(of_group, in_axes=(1, 0, None))(
-                self._of_groups(outputs), labels, counts
-            )
-            members, of_members = jax.vmap(
-                lambda one, group: of_member(one, labels[group], counts)
-            )(self._samples_of(outputs), group)
-            # The host adds the sums of the columns.
-            return (groups, members), (of_groups[None], of_members[:, None])
+            of_all = jax.vmap(of_one, in_axes=(0, 0, None))
+            everyone = self._pooled_members(outputs)
+            pooled = jax.vmap(distribution.pool, in_axes=1)(everyone)
+            members = self._of_members(outputs)
+            diversity = jax.vmap(distribution.diversity, in_axes=1)(everyone)
+            diversity = jax.vmap(_in_rows)(diversity, labels)
+            if not _are_alike(pooled, members):
+                of_members = of_all(members, labels[group], counts)
+                return diversity, [of_all(pooled, labels, counts), of_members]
+            # One computation for both takes less time to compile, and so does to part them later.
+            both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), pooled, members)
+            return diversity, [of_all(both, jnp.concatenate([labels, labels[group]]), counts)]
 
         return jax.jit(
             self._layout.shard_map(
                 score,
                 in_specs=(MEMBER_BATCH, MEMBERS, self.examples_spec, BATCH, BATCH),
-                out_specs=((BATCHES, MEMBER_BATCH), (BATCH, MEMBER_BATCH)),
+                out_specs=(BATCHES, MEMBER_BATCH),
             )
         )
 
@@ -237,9 +249,7 @@ class Programs:
         orders = np.stack([random.permutation(count) for _ in range(_ORDERS if count > 1 else 1)])
         statistics = {name: metric.statistics[0] for name, metric in self.by_size.items()}
 
-        def of_group(outputs: jax.Array, labels: jax.Array) -> Values:
-            predictions = jax.vmap(distribution.from_outputs)(outputs)
-
+        def of_group(predictions: Values, labels: jax.Array) -> Values:
             def of_order(order: jax.Array) -> Values:
                 in_order = jax.tree.map(lambda leaf: leaf[order], predictions)
                 of_sizes = []
@@ -256,7 +266,7 @@ class Programs:
         def score(outputs: jax.Array, labels: jax.Array) -> Values:
             labels = labels if self._num_groups > 1 else labels[None]
             of_groups = jax.vmap(of_group, in_axes=(1, 0), out_axes=1)
-            values = of_groups(self._of_groups(outputs), labels)
+            values = of_groups(self._pooled_members(outputs), labels)
             return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), values)
 
         return jax.jit(
@@ -271,8 +281,8 @@ class Programs:
         distribution = self._distribution
 
         def predictions(outputs: jax.Array) -> tuple[Values, Values]:
-            members = jax.vmap(lambda one: distribution.summary(distribution.from_outputs(one)))
-            return self._summaries_of_groups(outputs), members(self._samples_of(outputs))
+            members = jax.vmap(distribution.summary)(self._of_members(outputs))
+            return self._summaries_of_groups(outputs), members
 
         return self._jitted(predictions)
 
@@ -284,13 +294,13 @@ class Programs:
         """
         distribution = self._distribution
 
-        def zero_or_nan(outputs: jax.Array) -> jax.Array:
-            summary = distribution.summary(distribution.from_outputs(outputs)).values()
+        def zero_or_nan(prediction: Values) -> jax.Array:
+            summary = distribution.summary(prediction).values()
             broken = [jnp.isnan(leaf).reshape(len(leaf), -1).any(axis=1) for leaf in summary]
             return jnp.where(jnp.stack(broken).any(axis=0), jnp.nan, 0.0)
 
         def predictions(outputs: jax.Array) -> tuple[Values, Values]:
-            members = {"number": jax.vmap(zero_or_nan)(self._samples_of(outputs))}
+            members = {"number": jax.vmap(zero_or_nan)(self._of_members(outputs))}
             return self._summaries_of_groups(outputs), members
 
         return self._jitted(predictions)
@@ -315,18 +325,22 @@ class Programs:
     def _summaries_of_groups(self, outputs: jax.Array) -> Values:
         """Returns the summaries of the pooled predictions of the groups."""
         distribution = self._distribution
+        pooled = jax.vmap(distribution.pool, in_axes=1)(self._pooled_members(outputs))
+        return jax.vmap(distribution.summary)(pooled)
 
-        def of_group(outputs: jax.Array) -> Values:
-            pooled = distribution.pool(jax.vmap(distribution.from_outputs)(outputs))
-            return distribution.summary(pooled)
+    def _pooled_members(self, outputs: jax.Array) -> Values:
+        """Returns the predictions of all pooled members, leaves [members, groups, batch, ...]."""
+        everyone = self._of_members(all_members(outputs))
 
-        return jax.vmap(of_group, in_axes=1)(self._of_groups(outputs))
+        def in_groups(leaf: jax.Array) -> jax.Array:
+            leaf = leaf.reshape(-1, self._num_groups, *leaf.shape[1:])
+            return leaf if len(self._pooled) == len(leaf) else leaf[self._pooled]
 
-    def _of_groups(self, outputs: jax.Array) -> jax.Array:
-        """Returns the outputs of all pooled members, [members, groups, samples, batch, ...]."""
-        everyone = self._samples_of(all_members(outputs))
-        everyone = everyone.reshape(-1, self._num_groups, *everyone.shape[1:])
-        return everyone if len(self._pooled) == len(everyone) else everyone[self._pooled]
+        return jax.tree.map(in_groups, everyone)
+
+    def _of_members(self, outputs: jax.Array) -> Values:
+        """Returns the predictions of members from their outputs, leaves [members, batch, ...]."""
+        return jax.vmap(self._distribution.from_outputs)(self._samples_of(outputs))
 
     def _samples_of(self, outputs: jax.Array) -> jax.Array:
         """Returns outputs [members, samples, batch, ...]."""
@@ -385,3 +399,12 @@ def _in_rows(values: Values, labels: jax.Array) -> Values:
     """Returns the values as [batch, rows of an example], one row for each label of an example."""
     batch = labels.shape[0]
     return {name: leaf.reshape(batch, -1) for name, leaf in values.items()}
+
+
+def _are_alike(first: Values, second: Values) -> bool:
+    """Returns whether two predictions differ in the number of predictors alone."""
+    forms = [
+        {name: (leaf.shape[1:], leaf.dtype) for name, leaf in each.items()}
+        for each in (first, second)
+    ]
+    return forms[0] == forms[1]

@@ -1,6 +1,7 @@
 """Timing of candidate executions on the program itself, within a time budget."""
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, Self
@@ -155,14 +156,19 @@ class _Candidate:
         for _ in range(num_steps):
             self.trial.call(self.update)
 
-    def call_secs(self) -> list[float]:
-        """Returns the seconds of each timed call, after one untimed call to warm up."""
+    def call_secs(self, num_calls: float) -> list[float]:
+        """Returns the seconds of each timed call, after one untimed call to warm up.
+
+        There is only one if a run of `num_calls` calls leaves no time for another candidate.
+        """
         self.trial.call(self.update)
         secs: list[float] = []
         while sum(secs) < (_FEWEST_SECS if len(secs) >= _FEWEST_CALLS else _ENOUGH_SECS):
             started = cluster.clock()
             self.trial.call(self.update)
             secs.append(cluster.clock() - started)
+            if PART_OF_THE_RUN * num_calls * secs[0] < _FEWEST_SECS:
+                break
         return secs
 
 
@@ -213,7 +219,7 @@ class _Contest:
     ) -> None:
         self._options, self._call = options, call
         self._layout, self._first = options[names[0]].layout, names[0]
-        self._trial = _Trial(call)
+        self._trial, self._num_steps = _Trial(call), num_steps
         self._tried: dict[str, _Candidate] = {}
         self.step_secs: dict[str, float] = {}
         self._num_turns: dict[str, int] = {}
@@ -300,11 +306,12 @@ class _Contest:
 
     def _time(self, name: str, candidate: _Candidate, started: "_Moment") -> None:
         """Times a candidate, and records its compilation time since `started`."""
-        call_secs = candidate.call_secs()
+        num_calls = math.inf if self.step_secs else self._num_steps / self._trial.steps_per_call
+        call_secs = candidate.call_secs(num_calls)
         self._tried[name] = candidate
         self.step_secs[name] = min(call_secs) / self._trial.steps_per_call
         timing_secs = min(call_secs) + sum(call_secs)  # The first term is the call to warm up.
-        self._timing_secs = max(self._timing_secs, timing_secs)
+        self._timing_secs = max(self._timing_secs, timing_secs, _FEWEST_SECS)
         self._count_compiling(name, started, timing_secs)
 
     def _count_compiling(self, name: str, started: "_Moment", timing_secs: float = 0.0) -> None:

@@ -9,8 +9,8 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.argument_checks import check_microbatches
 from dist_ens.errors import UserError, counted, first_line
 from dist_ens.experiment.record import Run
-from dist_ens.layout import BATCH, DATA, REPLICATED, device_bytes
-from dist_ens.members import Member, check_modes
+from dist_ens.layout import BATCH, REPLICATED, device_bytes
+from dist_ens.members import Member
 from dist_ens.state import described, leaf_type, leaf_types
 from dist_ens.types import Batch
 
@@ -98,7 +98,6 @@ def check_training(run: Run, ensemble: Ensemble) -> None:
             f"init made one of {described(state[1])}. Return the leaves of init with their shapes "
             "and types."
         )
-    check_modes(ensemble.member, run.batch(2)["inputs"], DATA)
 
 
 def _check_fields_of_loss(experiment: Experiment) -> None:

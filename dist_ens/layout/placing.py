@@ -136,7 +136,8 @@ def device_bytes(tree: PyTree) -> int:
 
 def copied(tree: Tree) -> Tree:
     """Returns copies of global arrays on the same devices, to donate instead of the originals."""
-    return jax.tree.map(lambda leaf: leaf.copy(), tree)
+    # The method `copy` of an array would compile a program for each shape.
+    return jax.tree.map(lambda leaf: _copied_to(leaf, leaf.sharding), tree)
 
 
 def copied_like(tree: Tree, like: Shapes) -> Tree:

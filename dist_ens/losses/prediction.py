@@ -113,15 +113,7 @@ class Prediction:
         """
         if jax.tree.leaves(self.mean)[0].shape[0] == size:
             return self
-
-        def cut(field: str) -> PyTree:
-            axis = 1 if field in _OF_MEMBERS else 0
-            return jax.tree.map(
-                lambda leaf: jax.lax.slice_in_dim(leaf, 0, size, axis=axis), getattr(self, field)
-            )
-
-        names = [field.name for field in dataclasses.fields(self) if field.name not in _NO_ARRAYS]
-        return dataclasses.replace(self, **{name: cut(name) for name in names})
+        return _first(self, size)
 
     def __repr__(self) -> str:
         """Returns the fields that are not None, with type and shape."""
@@ -139,6 +131,22 @@ _NO_ARRAYS = ("unit", "class_names")
 _OF_MEMBERS = ("members", "member_variance")
 _LOCATIONS = ("mean", "members", "quantiles", "interval")
 _SPREADS = ("total", "aleatoric", "epistemic", "member_variance", "std")
+
+
+@partial(jax.jit, static_argnums=1)  # One program for all fields.
+def _first(prediction: Prediction, size: int) -> Prediction:
+    """Returns the prediction for the first inputs of the batch."""
+
+    def cut(field: str) -> PyTree:
+        axis = 1 if field in _OF_MEMBERS else 0
+        return jax.tree.map(
+            lambda leaf: jax.lax.slice_in_dim(leaf, 0, size, axis=axis), getattr(prediction, field)
+        )
+
+    names = [field.name for field in dataclasses.fields(prediction)]
+    return dataclasses.replace(
+        prediction, **{name: cut(name) for name in names if name not in _NO_ARRAYS}
+    )
 
 
 def predict_leaves(outputs: Outputs) -> Prediction:

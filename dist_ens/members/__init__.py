@@ -52,7 +52,6 @@ from dist_ens.members.linen import from_linen
 from dist_ens.members.member import (
     Member,
     check_member,
-    check_modes,
     rematerialized,
     require_member,
     with_compute_dtype,
@@ -65,7 +64,6 @@ __all__ = [
     "Member",
     "as_member",
     "check_member",
-    "check_modes",
     "from_equinox",
     "from_example_functions",
     "from_functions",

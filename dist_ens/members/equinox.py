@@ -1,17 +1,14 @@
 """Members made from `equinox` modules. Equinox is optional; the extra `[equinox]` installs it."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 
 from dist_ens.errors import UserError
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
-    Layers,
-    idle_layers_of,
     input_arguments,
-    may_have_switch,
     named_arguments,
     switch_arguments,
     switches,
@@ -143,52 +140,15 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
     ) -> tuple[Outputs, ModelState]:
         return forward(params, model_state, inputs, key, train, drops=key is not None)
 
-    def layers(params: Params, model_state: ModelState, inputs: Inputs, axis_name: str) -> Layers:
-        """Returns the layers that compute other results in training than in evaluation."""
-
-        def drops(part: Network) -> bool:
-            return is_dropout(part) and part.p > 0
-
-        def counts(part: Network) -> bool:
-            return isinstance(part, eqx.nn.BatchNorm)
-
-        module = whole(params, model_state[0])
-        parts = [
-            (jax.tree_util.keystr(path).lstrip("."), part)
-            for path, part in jax.tree_util.tree_leaves_with_path(
-                module, is_leaf=lambda part: drops(part) or counts(part)
-            )
-        ]
-        return Layers(
-            dropping=[name for name, part in parts if drops(part)],
-            counting=[name for name, part in parts if counts(part)],
-            may_have_switch=any(map(may_have_switch, _own_modules(module))),
-        )
-
     sample = functools.partial(forward, drops=False)
     return Member(
         init,
         apply,
-        idle_layers_of(apply, layers, sample),
         name_of(make),
         sample=sample,
         adapt_loss=adapt_loss,
         parts_of=parts_of,
     )
-
-
-def _own_modules(module: Network) -> Iterator[Network]:
-    """Yields a module and the modules inside it, except those that equinox defines."""
-    import equinox as eqx
-
-    if callable(module) and not type(module).__module__.startswith("equinox."):
-        yield module
-    parts = jax.tree.leaves(
-        list(vars(module).values()), is_leaf=lambda part: isinstance(part, eqx.Module)
-    )
-    for part in parts:
-        if isinstance(part, eqx.Module):
-            yield from _own_modules(part)
 
 
 def _switched(module: Network, train: bool) -> Network:

@@ -1,22 +1,14 @@
 """Members made from Haiku transforms. Haiku is optional; the extra `[haiku]` installs it."""
 
 import inspect
-from collections.abc import Callable
-
-import jax
 
 from dist_ens.errors import UserError
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
-    Layers,
-    call_may_have_switch,
-    idle_layers_of,
     input_arguments,
-    may_have_switch,
-    on_one_column,
     switch_arguments,
 )
-from dist_ens.types import Inputs, Key, ModelState, Network, Outputs, Params, PyTree
+from dist_ens.types import Inputs, Key, ModelState, Network, Outputs, Params
 
 
 def from_haiku(transformed: Network) -> Member:
@@ -29,9 +21,6 @@ def from_haiku(transformed: Network) -> Member:
     examples do. For dropout outside training, `fn` should draw with the key from
     `hk.maybe_next_rng_key()`, which is None if there is no key. A network that draws with
     `hk.next_rng_key()` where it predicts is always given a key.
-
-    Dropout is a function in Haiku, not a layer, so it cannot be found in a network. Only
-    `hk.BatchNorm` is therefore checked for a switch that does not work.
 
     Args:
         transformed: Network, an `hk.Transformed` or `hk.TransformedWithState`, with or without
@@ -65,11 +54,8 @@ def from_haiku(transformed: Network) -> Member:
     def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
         arguments = switch_arguments(transformed.init, True)
 
-        def variables(key: Key, inputs: Inputs) -> PyTree:
-            args, named = input_arguments(transformed.init, inputs)
-            return transformed.init(key, *args, **named, **arguments)
-
-        made = variables(key, inputs)
+        args, named = input_arguments(transformed.init, inputs)
+        made = transformed.init(key, *args, **named, **arguments)
         params, model_state = made if stateful else (made, ())
         require_parameters(params)
         return params, model_state
@@ -89,32 +75,4 @@ def from_haiku(transformed: Network) -> Member:
             model_state = {} if stateful else ()
         return params, model_state
 
-    def layers(params: Params, model_state: ModelState, inputs: Inputs, axis_name: str) -> Layers:
-        """Returns the called layers that compute other results in training than in evaluation."""
-        counting: dict[str, None] = {}
-        switched = [call_may_have_switch(transformed.init)]
-
-        def note(
-            call: Callable[..., PyTree],
-            args: tuple[PyTree, ...],
-            kwargs: dict[str, PyTree],
-            context: hk.MethodContext,
-        ) -> PyTree:
-            layer = context.module
-            if context.method_name == "__call__":
-                if isinstance(layer, hk.BatchNorm):
-                    counting[layer.module_name] = None
-                if not type(layer).__module__.startswith("haiku."):
-                    switched.append(may_have_switch(layer))
-            return call(*args, **kwargs)
-
-        def forward(params: Params, model_state: ModelState, inputs: Inputs, key: Key) -> PyTree:
-            with hk.intercept_methods(note):
-                return apply(params, model_state, inputs, key, True)
-
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        jax.eval_shape(on_one_column(forward, axis_name), params, model_state, inputs, key)
-        return Layers([], [*counting], any(switched))
-
-    idle_layers = idle_layers_of(apply, layers)
-    return Member(init, apply, idle_layers, "a Haiku network", parts_of=parts_of)
+    return Member(init, apply, "a Haiku network", parts_of=parts_of)

@@ -35,16 +35,11 @@ def with_label_scale(member: Member) -> Member:
 
         return forward
 
-    def idle_layers(
-        params: Params, model_state: ModelState, inputs: Inputs, axis_name: str
-    ) -> list[str]:
-        return member.idle_layers(params, model_state[_NETWORK], inputs, axis_name)
-
     def parts_of(params: Params, model_state: ModelState) -> tuple[Params, ModelState]:
         params, of_network = member.parts_of(params, model_state[_NETWORK])
         return params, {**model_state, _NETWORK: of_network}
 
-    return with_forward(member, beside_scale, init=init, idle_layers=idle_layers, parts_of=parts_of)
+    return with_forward(member, beside_scale, init=init, parts_of=parts_of)
 
 
 def standardized(labels: jax.Array, model_state: ModelState) -> jax.Array:

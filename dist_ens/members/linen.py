@@ -1,7 +1,6 @@
 """Members made from `flax.linen` modules."""
 
 import functools
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.errors
@@ -11,11 +10,7 @@ import jax
 from dist_ens.errors import UserError, first_line
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
-    Layers,
-    idle_layers_of,
     input_arguments,
-    may_have_switch,
-    on_one_column,
     switch_arguments,
     switches,
 )
@@ -24,8 +19,6 @@ from dist_ens.types import Inputs, Key, ModelState, Outputs, Params, PyTree
 
 # Collection into which linen's modules sow losses, by convention.
 _LOSSES = "losses"
-# Fields of flax's layers that hold a dropout rate.
-_RATES = ((nn.Dropout, "rate"), (nn.MultiHeadDotProductAttention, "dropout_rate"))
 
 
 def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Member:
@@ -141,42 +134,8 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
 
     sample = functools.partial(forward, names=())
 
-    def layers(params: Params, model_state: ModelState, inputs: Inputs, axis_name: str) -> Layers:
-        """Returns the called layers that compute other results in training than in evaluation."""
-        dropping: dict[str, None] = {}
-        counting: dict[str, None] = {}
-        switched: list[bool] = []
-
-        def note(
-            call: Callable[..., PyTree],
-            args: tuple[PyTree, ...],
-            kwargs: dict[str, PyTree],
-            context: nn.module.InterceptorContext,
-        ) -> PyTree:
-            layer = context.module
-            if layer.scope is None:  # The module is not part of the network.
-                return call(*args, **kwargs)
-            name = "/".join(layer.path) or type(layer).__name__
-            if any(isinstance(layer, kind) and getattr(layer, rate) for kind, rate in _RATES):
-                dropping[name] = None
-            statistics = layer.variables.get("batch_stats", {}).values()
-            if not all(isinstance(value, Mapping) for value in statistics):
-                counting[name] = None
-            if not type(layer).__module__.startswith("flax."):
-                switched.append(may_have_switch(layer))
-            return call(*args, **kwargs)
-
-        def forward(params: Params, model_state: ModelState, inputs: Inputs, key: Key) -> PyTree:
-            with nn.intercept_methods(note):
-                return apply(params, model_state, inputs, key, True)
-
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        jax.eval_shape(on_one_column(forward, axis_name), params, model_state, inputs, key)
-        return Layers([*dropping], [*counting], any(switched))
-
     name = type(module).__name__
-    idle_layers = idle_layers_of(apply, layers, sample)
-    return Member(init, apply, idle_layers, name, sample=sample, parts_of=parts_of)
+    return Member(init, apply, name, sample=sample, parts_of=parts_of)
 
 
 def _is_sown(collection: PyTree) -> bool:

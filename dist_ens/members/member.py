@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError, first_line
-from dist_ens.members.modes import EVALUATION_ARGUMENTS, TRAINING, Apply, IdleLayers, evaluated
+from dist_ens.members.modes import Apply, evaluated
 from dist_ens.randomness import pinned_generator
 from dist_ens.state import described, leaf_name, require_arrays, structure_text
 from dist_ens.types import (
@@ -27,7 +27,6 @@ from dist_ens.types import (
 
 # What `init` and `apply` of a network are given, for messages.
 INPUTS_RULE = 'batch["inputs"], or the whole batch if it is no dict with this key'
-_MOST_LISTED = 5  # A message names at most this many layers.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +37,6 @@ class Member:
         init: Initialiser, `init(key, inputs) -> (params, model_state)`.
         apply: Forward pass, `apply(params, model_state, inputs, key, train) -> (outputs,
             model_state)`. `key` may be None if `train` is False.
-        idle_layers: Function that names the layers with dropout or batch statistics that training
-            does not switch on; see `dist_ens.members.modes`.
         name: Name of the network's class or function, for messages.
         has_apply: Whether the network has a forward pass. If it is False, the network can be
             trained with a loss function, but cannot predict: `apply` raises a `UserError`.
@@ -62,7 +59,6 @@ class Member:
 
     init: Callable[[Key, Inputs], tuple[Params, ModelState]]
     apply: Apply
-    idle_layers: IdleLayers = lambda params, model_state, inputs, axis_name: []
     name: str = "a network"
     has_apply: bool = True
     sample: Apply | None = None
@@ -193,43 +189,6 @@ def check_member(
     return params, model_state
 
 
-@pinned_generator()
-def check_modes(member: Member, inputs: Shapes, axis_name: str) -> None:
-    """Raises an error if dropout or batch statistics are not switched on in training.
-
-    Args:
-        member: Network to check.
-        inputs: Shapes and types of one batch of inputs, a pytree with leaves [batch, ...].
-        axis_name: Name of the data axis of the mesh, "data".
-
-    Raises:
-        UserError: If the network has such layers and computes the same results in training as in
-            evaluation.
-
-    >>> import flax.linen as nn
-    >>> from dist_ens.members import as_member
-    >>> member = as_member(nn.Sequential([nn.Dense(2), nn.Dropout(0.5, deterministic=True)]))
-    >>> try:
-    ...     check_modes(member, jax.ShapeDtypeStruct((5, 3), "float32"), "data")
-    ... except UserError as error:
-    ...     print(str(error).partition(":")[0])
-    The network computes the same in training as in evaluation, although it has layers_1
-    """
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    params, model_state = jax.eval_shape(member.init, key, inputs)
-    idle = member.idle_layers(params, model_state, inputs, axis_name)
-    if idle:
-        listed = ", ".join(idle[:_MOST_LISTED]) + (", …" if len(idle) > _MOST_LISTED else "")
-        raise UserError(
-            "The network computes the same in training as in evaluation, although it has "
-            f"{listed}: these layers are never switched to training. Give the network's __call__ "
-            "an argument `train` and pass it on to them (recognised names: "
-            f"{', '.join((*TRAINING, *EVALUATION_ARGUMENTS))}), or remove those layers. Batch "
-            "statistics alone may be frozen on purpose, if the network has no switch at all: no "
-            "argument or field that is True, False or None."
-        )
-
-
 def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
     """Returns a member whose network is given `(inputs - mean) / std`, computed in float32.
 
@@ -282,9 +241,6 @@ def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
             )
         ),
         init=lambda key, inputs: member.init(key, normalized(inputs)),
-        idle_layers=lambda params, model_state, inputs, axis_name: member.idle_layers(
-            params, model_state, jax.eval_shape(normalized, inputs), axis_name
-        ),
     )
 
 

@@ -10,10 +10,7 @@ import jax.numpy as jnp
 
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
-    Layers,
-    idle_layers_of,
     input_arguments,
-    may_have_switch,
     switch_arguments,
     switches,
 )
@@ -116,29 +113,8 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
     ) -> tuple[Outputs, ModelState]:
         return forward(params, model_state, inputs, key, train, drops=key is not None)
 
-    def layers(params: Params, model_state: ModelState, inputs: Inputs, axis_name: str) -> Layers:
-        """Returns the layers that compute other results in training than in evaluation."""
-        parts = [
-            (".".join(map(str, path)), part) for path, part in nnx.iter_modules(switched(True))
-        ]
-        return Layers(
-            dropping=[
-                name
-                for name, part in parts
-                if (isinstance(part, nnx.Dropout) and part.rate)
-                or (isinstance(part, nnx.MultiHeadAttention) and part.dropout_rate)
-            ],
-            counting=[name for name, part in parts if isinstance(part, nnx.BatchNorm)],
-            may_have_switch=any(
-                may_have_switch(part)
-                for _, part in parts
-                if callable(part) and not type(part).__module__.startswith("flax.")
-            ),
-        )
-
     sample = functools.partial(forward, drops=False)
-    idle_layers = idle_layers_of(apply, layers, sample)
-    return Member(init, apply, idle_layers, name_of(make), sample=sample, parts_of=parts_of)
+    return Member(init, apply, name_of(make), sample=sample, parts_of=parts_of)
 
 
 def _streams_at(streams: Tree, key: Key) -> Tree:

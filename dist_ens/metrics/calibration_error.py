@@ -3,7 +3,7 @@
 import numpy as np
 
 from dist_ens.metrics.ranking import cumulative, paired, ranked
-from dist_ens.metrics.resampling import over_draws
+from dist_ens.metrics.resampling import BLOCK_SIZE, over_draws
 
 # Rounding may raise a probability above 1 by this much.
 _ROUNDING = 1e-3
@@ -173,11 +173,17 @@ def drawn_classwise_errors(sums: np.ndarray, num_draws: int, seed: int) -> np.nd
     gaps = hits - confidence
     mean = gaps / num_rows
     deviation = np.sqrt(np.maximum(squares - np.square(gaps) / num_rows, 0)) / num_rows
+    # A few draws at a time are fast, and take little memory if there are many classes.
+    length = max(1, BLOCK_SIZE // mean.size)
     drawn = [
-        np.abs(mean + deviation * random.standard_normal(mean.shape)).sum(axis=-1).mean()
-        for _ in range(num_draws)
+        np.abs(
+            mean + deviation * random.standard_normal((min(length, num_draws - start), *mean.shape))
+        )
+        .sum(axis=-1)
+        .mean(axis=-1)
+        for start in range(0, num_draws, length)
     ]
-    return np.minimum(drawn, 1)
+    return np.minimum(np.concatenate(drawn), 1)
 
 
 def reliability_bins(

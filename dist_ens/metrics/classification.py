@@ -250,6 +250,8 @@ def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:
 
     Source: Lakshminarayanan et al. (2017), https://arxiv.org/abs/1612.01474.
     """
+    if len(member_log_probs) == 1:  # As for the one sample of a network without dropout samples.
+        return member_log_probs[0]
     return jax.nn.logsumexp(member_log_probs, axis=0) - jnp.log(len(member_log_probs))
 
 

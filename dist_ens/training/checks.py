@@ -16,9 +16,8 @@ from dist_ens.ensemble.argument_checks import check_microbatches
 from dist_ens.ensemble.loss_checks import explained_errors, refuse_tracers
 from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.evaluation import label_checks
-from dist_ens.layout import BATCH, DATA, MEMBER_BATCH, MEMBERS
+from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS
 from dist_ens.losses import Objective
-from dist_ens.members import check_modes
 from dist_ens.metrics import Metric
 from dist_ens.state import State, described
 from dist_ens.training.data import EPOCH, OrderedSplit
@@ -228,12 +227,6 @@ def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
             f"A training step could not be traced: {type(error).__name__}: {first_line(error)} "
             "Correct the network, the loss or the data."
         ) from error
-    if objective is not None:
-        inputs = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype),
-            ensemble.inputs_of(batch),
-        )
-        check_modes(ensemble.member, inputs, DATA)
 
 
 def _check_outputs(ensemble: Ensemble, state: State, train: TrainingData) -> None:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dist_ens.layout import DATA
 from dist_ens.members import as_member, from_equinox, from_haiku, from_linen, member
 from provocations._parts import CLASSES, FEATURES, apply, init, network, raises
 
@@ -30,14 +29,6 @@ class Noisy(nn.Module):
     @nn.compact
     def __call__(self, x):
         return nn.Dense(CLASSES)(x + jax.random.normal(self.make_rng("dropout"), x.shape))
-
-
-class Frozen(nn.Module):
-    """A network whose dropout nothing switches on."""
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(CLASSES)(nn.Dropout(0.5, deterministic=True)(x))
 
 
 @jax.tree_util.register_dataclass
@@ -195,10 +186,6 @@ def no_parameters():
 def inputs_that_are_too_small():
     empty = as_member(init=lambda key: {"w": jnp.zeros((0, 3))}, apply=apply)
     member.check_member(dataclasses.replace(empty, apply=lambda p, s, x, k, t: (x, s)), _INPUTS)
-
-
-def dropout_that_is_never_switched_on():
-    member.check_modes(from_linen(Frozen()), _INPUTS, DATA)
 
 
 def a_network_that_does_not_take_the_inputs():
