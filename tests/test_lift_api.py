@@ -370,6 +370,25 @@ def test_a_buffer_may_be_filled_again_after_a_call(devices):
         assert total == 4096 * 8
 
 
+@pytest.mark.parametrize("execution", ["vmap", "loop"])
+def test_a_call_on_several_columns_of_a_cpu_waits_for_the_one_before(execution):
+    # With many calls under way, the threads of the devices may wait for each other for ever.
+    layout = layout_of(1, 2, num_members=1)
+
+    def late(w, x):
+        for _ in range(30):
+            w = jnp.tanh(w @ w)
+        return w + 0 * x.sum()
+
+    lifted = de.lift(late, layout=layout, in_specs=("members", "batch"), execution=execution)
+    x = layout.put(np.ones(2, np.float32), "batch")
+    first = lifted(layout.put(np.ones((1, 400, 400), np.float32), "members"), x)
+    for _ in range(3):
+        last = lifted(first, x)
+        assert first.is_ready()
+        first = last
+
+
 def test_arguments_are_checked_at_every_call():
     layout = layout_of(1, 1, num_members=2)
     lifted = de.lift(
