@@ -175,21 +175,19 @@ class Asking(nn.Module):
         return nn.Dense(3)(x)
 
 
+def sampling_on(mesh, member, loss, **options):
+    rows, columns = mesh
+    devices = jax.devices()[: rows * columns]
+    layout = de.Layout.make(2, ensemble_axis=rows, devices=devices)
+    return de.Ensemble(member, optax.sgd(0.1), loss, num_members=2, layout=layout, **options)
+
+
 @pytest.mark.parametrize("num_inputs", [7, 3])
 @pytest.mark.parametrize("kind", ["variational", "dropout"])
 def test_predictions_of_a_network_that_samples_are_the_same_on_every_mesh(kind, num_inputs):
     def predicted(mesh):
-        rows, columns = mesh
-        devices = jax.devices()[: rows * columns]
         member = SAMPLING if kind == "variational" else Asking()
-        ensemble = de.Ensemble(
-            member,
-            optax.sgd(0.1),
-            de.losses.categorical(3),
-            num_members=2,
-            layout=de.Layout.make(2, ensemble_axis=rows, devices=devices),
-            dropout_samples=2,
-        )
+        ensemble = sampling_on(mesh, member, de.losses.categorical(3), dropout_samples=2)
         prediction = ensemble.predict(ensemble.init(DATA), DATA["inputs"][:num_inputs])
         return np.asarray(prediction.members), np.asarray(prediction.mean)
 
@@ -200,6 +198,19 @@ def test_predictions_of_a_network_that_samples_are_the_same_on_every_mesh(kind, 
         np.testing.assert_allclose(other_mean, mean, rtol=1e-6, atol=1e-6)
 
 
+def test_scores_of_a_network_that_samples_are_the_same_on_every_mesh():
+    def scores(mesh):
+        ensemble = sampling_on(mesh, Asking(), de.losses.categorical(3), dropout_samples=2)
+        data = {**DATA, "labels": np.arange(len(DATA["inputs"])) % 3}
+        # Ten examples do not divide over eight columns.
+        return de.evaluate(ensemble, ensemble.init(DATA), data, batch_size=10)
+
+    one, *others = map(scores, [(1, 1), (2, 2), (1, 8)])
+    for other in others:
+        assert other.ensemble == pytest.approx(one.ensemble, rel=1e-5)
+        assert other.members == [pytest.approx(member, rel=1e-5) for member in one.members]
+
+
 def test_scores_of_a_loss_that_samples_are_the_same_on_every_mesh():
     def loss(params, model_state, batch, key, train):
         """The bound of a variational network, which is sampled in evaluation too."""
@@ -207,15 +218,7 @@ def test_scores_of_a_loss_that_samples_are_the_same_on_every_mesh():
         return jnp.square(outputs).sum(), (model_state, {"largest": outputs.max()})
 
     def scores(mesh):
-        rows, columns = mesh
-        devices = jax.devices()[: rows * columns]
-        ensemble = de.Ensemble(
-            SAMPLING,
-            optax.sgd(0.1),
-            loss,
-            num_members=2,
-            layout=de.Layout.make(2, ensemble_axis=rows, devices=devices),
-        )
+        ensemble = sampling_on(mesh, SAMPLING, loss)
         return de.evaluate(ensemble, ensemble.init(DATA), DATA).members
 
     one, *others = map(scores, [(1, 1), (2, 2), (1, 4)])

@@ -40,7 +40,7 @@ def experiment(ensemble_axis):
             "execution": "vmap",
             "layout": {"ensemble_axis": ensemble_axis},
             "data": {"global_batch_size": 32, "std": (16.0,)},
-            "model": {"name": "mlp", "hidden_sizes": (16,)},
+            "model": {"name": "mlp_bn_dropout", "hidden_sizes": (16,)},
             "optimizer": {"name": "sgd", "learning_rate": 0.1},
             "checkpoint": {"every_steps": 4},
             "evaluation": {"global_batch_size": 100},

@@ -84,23 +84,23 @@ def evaluation_batches(
 
     Args:
         split: Examples.
-        global_batch_size: Number of examples of a group in a batch, over all hosts. All batches
-            have this size.
-        host_rows: Positions in the global batch that this host feeds, int64[host_batch].
+        global_batch_size: Number of examples of a group in a batch, over all hosts.
+        host_rows: Positions in the global batch that this host feeds, int64[host_batch]. Positions
+            from `global_batch_size` on only fill the batch up.
         num_groups: Number of groups. The split holds the equally long sets of all groups, one after
             the other. A batch has examples of every group.
 
     Yields:
         Dict of `inputs`, `labels` and, if the split has them, `weights`, with leaves
         [host_batch, ...], or [groups, host_batch, ...] for several groups. Its `mask`,
-        bool[host_batch], is False for the copies that fill up the last batch and must not count.
+        bool[host_batch], is False for the copies that fill a batch up and must not count.
     """
     length = len(split) // num_groups
     begins = np.arange(num_groups)[:, None] * length if num_groups > 1 else 0
 
     def batch(number: int) -> _HostBatch:
         positions = number * global_batch_size + host_rows
-        mask = positions < length
+        mask = (host_rows < global_batch_size) & (positions < length)
         examples = split.take(begins + np.minimum(positions, length - 1))
         check_parts("The split", examples, may_have_weights=True)
         return {**examples, "mask": mask}

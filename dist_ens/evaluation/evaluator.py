@@ -45,7 +45,7 @@ class Evaluator:
 
     Args:
         ensemble: Ensemble. Member m is in group m % num_groups.
-        batch_size: Number of examples at a time over all hosts, rounded up to fill the data axis.
+        batch_size: Number of examples at a time over all hosts, at least 1.
         spec: Description of the data. Default: its labels are classes.
         distribution: Predictive distribution of the outputs. Default: `Categorical()` for classes,
             and `Gaussian()` for real targets.
@@ -87,7 +87,10 @@ class Evaluator:
                 "--config.optimizer.learning_rate."
             )
         self._standardization = spec.standardization if spec else None
-        self._batch_size = math.ceil(batch_size / layout.data_axis) * layout.data_axis
+        # Each batch has the same examples on every mesh, so that a network which samples draws the
+        # same numbers for them. It is filled up to divide over the columns.
+        self._batch_size = batch_size
+        self._filled_size = math.ceil(batch_size / layout.data_axis) * layout.data_axis
         of_classes = spec is None or spec.num_classes is not None
         self.distribution = distribution or (Categorical() if of_classes else Gaussian())
         self.metrics = (*self.distribution.metrics, *self._own_metrics)
@@ -159,7 +162,7 @@ class Evaluator:
             values, sums = programs.apart(to_host(found))
             of_sizes = to_host(programs.score_by_size(outputs, labels)) if by_size else {}
             there = min(self._batch_size, length - number * self._batch_size)
-            rows: PyTree = to_host(labels).reshape(self._num_groups, self._batch_size, -1)
+            rows: PyTree = to_host(labels).reshape(self._num_groups, self._filled_size, -1)
             weights_of_rows = None if weights is None else _weights_like(to_host(weights), rows)
             parts.append(
                 jax.tree.map(
@@ -248,7 +251,7 @@ class Evaluator:
         example = split.take(np.zeros(1, np.int64))
         check_parts("The evaluation data", example, may_have_weights=True)
         groups = (self._num_groups,) if self._num_groups > 1 else ()
-        of_batch = (*groups, self._batch_size)
+        of_batch = (*groups, self._filled_size)
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((*of_batch, *leaf.shape[1:]), leaf.dtype),
             shapes_of(example),
@@ -260,7 +263,7 @@ class Evaluator:
             self._check_labels(outputs, labels, weights)
             labels, weights = jax.eval_shape(partial(self._aligned, outputs), labels, weights)
             programs.check_metrics(self._own_metrics, outputs, labels)
-            mask = jax.ShapeDtypeStruct((self._batch_size,), bool)
+            mask = jax.ShapeDtypeStruct((self._filled_size,), bool)
             return programs.scored(outputs, labels, mask, weights)
         except UserError:
             raise
@@ -426,8 +429,9 @@ class Evaluator:
         left = len(split) // self._num_groups
         for batch in self._batches(split):
             found = to_host(program(self.programs.outputs(state, batch[Objective.INPUTS])))
-            found = jax.tree.map(lambda leaf, n=left: leaf[:, :n], found)
-            left -= self._batch_size
+            count = min(left, self._batch_size)
+            found = jax.tree.map(lambda leaf, n=count: leaf[:, :n], found)
+            left -= count
             yield found
 
     def _member_ids(self, state: State) -> np.ndarray:
@@ -442,7 +446,7 @@ class Evaluator:
 
     def _batches(self, split: Split) -> Iterator[dict[str, jax.Array]]:
         """Yields the batches of a split on the devices, with a `mask` without the padding."""
-        rows, size = self._layout.host_rows(self._batch_size), self._batch_size
+        rows, size = self._layout.host_rows(self._filled_size), self._batch_size
         for batch in evaluation_batches(
             split, global_batch_size=size, host_rows=rows, num_groups=self._num_groups
         ):
