@@ -18,7 +18,7 @@ from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
 from dist_ens.feed import PART_OF_THE_MEMORY, ResidentFeed, put_whole
 from dist_ens.json_text import JsonDict
-from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout
+from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout, in_turn
 from dist_ens.sampling import Order
 from dist_ens.state import State
 from dist_ens.types import Batch, Metrics, Shapes
@@ -153,12 +153,13 @@ class VmapByHand:
         batch = layout.sharding(MEMBER_BATCH if order.per_member else BATCH)
         self.state: State = ensemble.init(_batch(source, order))
         axis = 0 if order.per_member else None
-        self._step = jax.jit(
+        step = jax.jit(
             jax.vmap(ensemble.step_of_one, in_axes=(0, axis, axis)),
             in_shardings=(members, batch, batch),
             out_shardings=members,
             donate_argnums=0,
         )
+        self._step = in_turn(layout, step)
 
     def run(self, num_steps: int) -> None:
         """Trains every member for some more steps, and waits for the last one."""

@@ -52,6 +52,7 @@ from dist_ens.layout import (
     Layout,
     Waves,
     copied_like,
+    settled,
     to_host,
 )
 from dist_ens.losses import Objective, Prediction, predict_leaves
@@ -338,7 +339,7 @@ class Ensemble:
         """
         here, needed, placed, size = self._placed(state, inputs)
         with explained_inputs(inputs, partial(here._outputs_of_one, needed)):
-            prediction = here._predict(needed, placed).first(size)
+            prediction = settled(here.layout, here._predict(needed, placed).first(size))
         if state.class_names:
             prediction = dataclasses.replace(prediction, class_names=state.class_names)
         if calibration is None:
@@ -358,7 +359,7 @@ class Ensemble:
         """
         here, needed, placed, size = self._placed(state, inputs)
         with explained_inputs(inputs, partial(here._outputs_of_one, needed)):
-            return unpadded(here.outputs(needed, placed), size)
+            return settled(here.layout, unpadded(here.outputs(needed, placed), size))
 
     @cached_property
     def outputs(self) -> Callable[[State, Inputs], Outputs]:

@@ -7,7 +7,7 @@ row of the mesh holds some of the members, and a column holds one part of every 
 
 from dist_ens.layout.collectives import all_members, data_index
 from dist_ens.layout.connections import connect_hosts
-from dist_ens.layout.in_turn import in_turn
+from dist_ens.layout.in_turn import in_turn, settled
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
@@ -80,5 +80,6 @@ __all__ = [
     "put_members",
     "put_numbers",
     "read_onto_devices",
+    "settled",
     "to_host",
 ]
