@@ -322,7 +322,7 @@ class Ensemble:
 
         Args:
             state: State of the ensemble or of some members, on any layout.
-            inputs: Inputs, any pytree with leaves [batch, ...].
+            inputs: Inputs, any pytree with leaves [batch, ...]. Every host gives all of them.
             calibration: Calibration of the same state, from `dist_ens.calibrate`. Default: none.
 
         Returns:
