@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+import dist_ens as de
 import fast_xla
 import two_hosts
 from conftest import COMMAND_ENVIRONMENT
@@ -95,6 +96,14 @@ def test_two_hosts_train_what_one_does(trained_by_two, tmp_path, mesh):
         "ensemble": rows,
         "data": columns,
     }
+
+
+def test_two_hosts_predict_what_one_does(trained_by_two):
+    loaded = de.load(trained_by_two / "1x8")
+    expected = loaded.ensemble.apply(loaded.state, two_hosts.INPUTS)
+    for host in range(2):
+        found = np.load(trained_by_two / f"outputs_{host}.npy")
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_two_hosts_deal_a_divided_split_out_as_one_has_it_whole(trained_by_two, tmp_path):

@@ -27,6 +27,8 @@ from dist_ens.experiment.build import build_ensemble
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
 # Free on a device, where a quarter is to hold 1,437 digits of 260 bytes only over eight columns.
 FOR_A_DIVIDED_SPLIT = 1_000_000
+# Inputs that both hosts predict, which do not divide over eight columns.
+INPUTS = np.random.default_rng(0).normal(size=(10, 8, 8)).astype(np.float32)
 
 
 def experiment(ensemble_axis):
@@ -130,10 +132,11 @@ def fail_to_save(folder, *, fails):
 def main(verb, coordinator, process_id, folder):
     os.environ["XLA_FLAGS"] = fast_xla.flags(4)
     os.environ["JAX_PLATFORMS"] = "cpu"
+    import dist_ens as de
     from dist_ens import cluster, feed
     from dist_ens.data import open_source
     from dist_ens.experiment.train import train
-    from dist_ens.layout import Layout
+    from dist_ens.layout import Layout, to_host
     from dist_ens.sampling import Order
 
     cluster.start(coordinator, 2, int(process_id))
@@ -156,6 +159,9 @@ def main(verb, coordinator, process_id, folder):
     train(killed, folder / "killed")
     for rows, columns in MESHES:
         train(experiment(rows), folder / f"{rows}x{columns}")
+    loaded = de.load(folder / "1x8")
+    outputs = loaded.ensemble.apply(loaded.state, INPUTS)
+    np.save(folder / f"outputs_{process_id}.npy", to_host(outputs))
     train(of_groups(folder), folder / "groups")
     # As process 0 has room; nothing is streamed, whatever the other one sees.
     Layout.free_bytes = lambda layout: FOR_A_DIVIDED_SPLIT if cluster.is_main() else 0

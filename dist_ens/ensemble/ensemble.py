@@ -113,7 +113,8 @@ class Ensemble:
             the device, the others wait in the host's memory. It is raised to the next number that
             makes all waves equally large.
         microbatches: Number of equal parts of the batch that are taken one after another, with
-            their gradients averaged.
+            their gradients averaged. A warning before the first update says so if the loss of the
+            batch is not the mean over its parts.
         compute_dtype: Type of the network's own arithmetic, such as "bfloat16". Default: float32.
         num_groups: Number of groups of members, each trained on other examples. A member's group
             is its id modulo this number.
@@ -351,7 +352,7 @@ class Ensemble:
 
         Args:
             state: State of the ensemble or of some members, on any layout.
-            inputs: Inputs, any pytree with leaves [batch, ...].
+            inputs: Inputs, any pytree with leaves [batch, ...]. Every host gives all of them.
 
         Raises:
             UserError: If the network was given without `apply` or does not take the inputs, or
