@@ -387,7 +387,7 @@ def test_an_equinox_network_is_a_loop_over_members(layout):
     result = fitted(member, de.losses.categorical(10), data, layout, batch_size=BATCH_SIZE)
 
     def make(key):
-        return eqx.nn.make_with_state(example.Network)(key, axis_name="batch")
+        return eqx.nn.make_with_state(example.Network)(key)
 
     def init(key, batch):
         network, state = make(key)

@@ -73,8 +73,7 @@ class DataConfig:
             - `bootstrap`: each member is trained on its own bootstrap sample, drawn with
               replacement. All members see the same batches; the loss of an example is multiplied
               by the number of times that the member drew it, 0 for about a third of the examples
-              (out-of-bag). A loss of your own is weighted too if it averages with
-              `losses.batch_mean`.
+              (out-of-bag). A loss of your own takes these numbers as the argument `counts`.
             - `kfold`: each member leaves one of `num_folds` folds out. Member i leaves out fold i
               modulo `num_folds`.
         num_folds: Number of folds, 2 or more, for `examples=kfold`; None otherwise.
@@ -274,9 +273,10 @@ class ComputeConfig:
             products and convolutions stay in memory between the forward and the backward pass. The
             backward pass computes the other values, such as activations, again. The update is the
             same.
-        microbatches: Number of equal parts of a device's batch that are taken one after another,
-            with their gradients averaged. The update is that of the whole batch, except that
-            batch statistics and dropout belong to each part.
+        microbatches: Number of equal parts of the batch that are taken one after another, with
+            their gradients averaged. The update is that of the whole batch, except that batch
+            statistics and dropout belong to each part. A loss of your own is that of the whole
+            batch if it is a mean over the examples, or a `losses.Ratio`.
     """
 
     dtype: str = "float32"

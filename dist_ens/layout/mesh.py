@@ -160,10 +160,10 @@ class Layout:
     def map_rows(self, fn: Callable, in_specs: Specs, out_specs: Specs) -> Callable:
         """Returns a function that runs `fn` on each row's members and the whole batch.
 
-        The compiler divides the work of a row over its columns. It inserts the sums over the data
-        axis that `fn` needs to have the results of one device, whatever `fn` computes of a batch:
-        sums, batch statistics, pairs of examples, random numbers. With one column it is
-        `shard_map`, where `fn` may contain operations that the compiler cannot divide.
+        The compiler divides the work of a row over its columns and inserts the sums over the data
+        axis. So `fn` has the results of one device, whatever it computes from a batch: sums, batch
+        statistics, pairs of examples, random numbers. With one column this is `shard_map`. There
+        `fn` may contain operations that the compiler cannot divide, such as callbacks to Python.
 
         Args:
             fn: Function of the members that one row holds, and of global batches.
