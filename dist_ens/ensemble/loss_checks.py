@@ -147,14 +147,6 @@ def explained_errors() -> Iterator[None]:
             f"it from an earlier call. {first_line(error)} Pass it through the batch, the "
             "parameters or the model state."
         ) from error
-    except NameError as error:
-        if "unbound axis name" not in str(error):
-            raise
-        raise UserError(
-            f"The network or the loss uses an axis of the mesh: {first_line(error)} A step is "
-            "written for one member and the whole batch, so batch statistics and means need no "
-            "axis. Leave the axis out, such as axis_name of BatchNorm."
-        ) from error
     except jax.errors.ConcretizationTypeError as error:
         raise UserError(
             f"The loss needs the value of a traced array while it is compiled: {first_line(error)} "

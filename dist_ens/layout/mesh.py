@@ -170,6 +170,7 @@ class Layout:
             in_specs: Partition specs of the arguments, a tuple of tree prefixes.
             out_specs: Partition specs of the results, a tree prefix.
         """
+        fn = _explained(fn)
         if self.data_axis == 1:
             return self.shard_map(fn, in_specs, out_specs)
 
@@ -449,6 +450,24 @@ class Layout:
                 )
             return jax.device_put(leaf, self.sharding(spec))
         return self.put(leaf, spec)
+
+
+def _explained(fn: Callable[..., Tree]) -> Callable[..., Tree]:
+    """Returns a function of a row that says what to do if `fn` names an axis of the devices."""
+
+    def explained(*args: PyTree) -> Tree:
+        try:
+            return fn(*args)
+        except NameError as error:
+            if "unbound axis name" not in str(error):
+                raise
+            raise UserError(
+                f"The program names an axis of the devices: {str(error).partition('. ')[0]}. A "
+                "step is written for one member and the whole batch, so means and batch statistics "
+                "need no axis. Leave out psum and the like, and axis_name of BatchNorm."
+            ) from error
+
+    return explained
 
 
 def _of_rows(spec: PartitionSpec) -> PartitionSpec:
