@@ -57,9 +57,9 @@ class StepRecord:
     the run was trained, so that it resumes in the same way.
 
     Attributes:
-        member: Name of the network.
-        optimizer: Name of the optimizer.
-        loss: Name of the loss function or objective.
+        member: Name of the network, or of a step of one's own.
+        optimizer: Name of the optimizer; empty for a step of one's own.
+        loss: Name of the loss function or objective; empty for a step of one's own.
         methods: Names of the methods, the innermost first.
         num_members: Number of members, at least 1.
         member_ids: Id of each member, in the order of the state.

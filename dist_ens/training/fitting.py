@@ -242,10 +242,10 @@ def fit(
             f"fit scores one set of examples, and got both eval_data and validation={validation}. "
             "Leave one of them out."
         )
-    data, names = numbered_classes(ensemble.objective, data, state)
+    data, names = numbered_classes(ensemble.trained_objective, data, state)
     if state is not None:
         state = state._replace(class_names=())  # The result has them again.
-    check_inputs(ensemble.objective, data)
+    check_inputs(ensemble.trained_objective, data)
     data, held_out = with_validation(data, validation)
     train = training_data(data, batch_size, ensemble)
     if eval_data is not None or held_out is not None:
