@@ -10,7 +10,7 @@ import dist_ens as de
 from dist_ens.errors import UserError
 
 OPTIMIZER = optax.adam(0.1)
-LAYOUT = de.Layout.make(8)
+LAYOUT = de.Layout.make(4, devices=jax.devices()[:4])
 
 
 def init(key):
@@ -40,8 +40,11 @@ def bits(members):
 
 @pytest.mark.parametrize(
     "other",
-    [de.Layout.make(8, devices=jax.devices()[:4]), de.Layout.make(8, ensemble_axis=2)],
-    ids=["4x1", "2x4"],
+    [
+        de.Layout.make(4, devices=jax.devices()[:2]),
+        de.Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4]),
+    ],
+    ids=["2x1", "2x2"],
 )
 def test_a_loop_of_ones_own_resumes_on_another_layout_with_the_bits_that_it_saved(tmp_path, other):
     members = LAYOUT.init(init, jax.random.key(0))
@@ -79,7 +82,7 @@ def test_what_a_folder_holds_is_not_mixed_with_something_else(tmp_path):
     with pytest.raises(UserError, match="holds step 5 already, and step 5 is not after it. Begin"):
         loop.save(5, members)  # A loop that began anew would be kept as the older one.
     with pytest.raises(UserError, match=r"each leaf must be a JAX array \[members, ...\]"):
-        loop.save(6, members | {"seen": np.zeros(8)})
+        loop.save(6, members | {"seen": np.zeros(4)})
 
     ensemble = de.Ensemble.from_step(
         init=lambda key, batch: {"w": jnp.zeros(3)},

@@ -1,0 +1,609 @@
+"""`Ensemble.from_step`: a step of one's own is trained, saved, scored and loaded like any other."""
+
+import dataclasses
+import functools
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dist_ens as de
+from conftest import COMMAND_ENVIRONMENT
+from dist_ens.errors import RunError, UserError
+from dist_ens.experiment.members import merge, select
+from dist_ens.randomness import INIT, UPDATE, member_key
+
+MEMBERS, STEPS, SEED = 4, 3, 7
+MESHES = {"1x1": (1, 1), "4x1": (4, 4), "2x2": (2, 4)}
+
+
+def layout_of(mesh, num_members=MEMBERS):
+    rows, devices = MESHES[mesh]
+    return de.Layout.make(num_members, ensemble_axis=rows, devices=jax.devices()[:devices])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """A step of one's own, with the batches of its steps and inputs for its predictions."""
+
+    init: Callable
+    step: Callable
+    apply: Callable
+    batches: list
+    inputs: np.ndarray
+
+    @functools.cached_property
+    def jitted(self):
+        return jax.jit(self.step)
+
+    def ensemble(self, **settings):
+        settings = {"num_members": MEMBERS, "seed": SEED, "execution": "vmap"} | settings
+        return de.Ensemble.from_step(init=self.init, step=self.step, apply=self.apply, **settings)
+
+    @functools.cache  # noqa: B019  # The cases live as long as the module.
+    def by_hand(self, member_id):
+        """The state and the metrics of a member, by a loop in plain jit with the keys of the docs."""
+        key, step = member_key(SEED, member_id), self.jitted
+        state = self.init(jax.random.fold_in(key, INIT), self.batches[0])
+        seen = []
+        for number, batch in enumerate(self.batches):
+            of_step = jax.random.fold_in(jax.random.fold_in(key, UPDATE), number)
+            state, metrics = step(state, batch, of_step)
+            seen.append({name: float(value) for name, value in metrics.items()})
+        return state, seen
+
+
+def layers(key, *sizes):
+    keys = jax.random.split(key, len(sizes))
+    return [
+        jax.random.normal(k, (m, n)) / np.sqrt(m)
+        for k, m, n in zip(keys, sizes, sizes[1:], strict=False)
+    ]
+
+
+def mlp(weights, x):
+    for w in weights[:-1]:
+        x = jnp.tanh(x @ w)
+    return x @ weights[-1]
+
+
+def normals(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+# A DQN: a target network that moves after the update, and a buffer from which it draws.
+
+SGD = optax.sgd(0.05, momentum=0.9)
+
+
+def dqn_init(key, batch):
+    params = layers(key, 2, 8, 3)
+    seen = jax.tree.map(lambda leaf: jnp.zeros((24, *leaf.shape[1:]), leaf.dtype), batch)
+    return {"q": params, "target": params, "opt": SGD.init(params), "buffer": seen, "time": 0}
+
+
+def dqn_step(agent, batch, key):
+    size = batch["action"].shape[0]
+    rows = (agent["time"] * size + jnp.arange(size)) % 24
+    buffer = jax.tree.map(lambda old, new: old.at[rows].set(new), agent["buffer"], batch)
+    stored = jnp.minimum((agent["time"] + 1) * size, 24)
+    drawn = jax.tree.map(lambda leaf: leaf[jax.random.randint(key, (16,), 0, stored)], buffer)
+    goal = drawn["reward"] + 0.9 * mlp(agent["target"], drawn["next"]).max(axis=1)
+
+    def loss_of(q):
+        chosen = mlp(q, drawn["state"])[jnp.arange(16), drawn["action"]]
+        return ((chosen - goal) ** 2).mean()
+
+    td_error, grads = jax.value_and_grad(loss_of)(agent["q"])
+    updates, opt = SGD.update(grads, agent["opt"])
+    q = optax.apply_updates(agent["q"], updates)
+    target = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, agent["target"], q)
+    new = {"q": q, "target": target, "opt": opt, "buffer": buffer, "time": agent["time"] + 1}
+    return new, {"td_error": td_error}
+
+
+def transitions(seed):
+    state = normals(16, 2, seed=seed)
+    return {
+        "state": state,
+        "action": np.random.default_rng(seed).integers(0, 3, 16).astype(np.int32),
+        "reward": -np.abs(state[:, 0]),
+        "next": state + 0.1,
+    }
+
+
+DQN = Case(
+    dqn_init,
+    dqn_step,
+    lambda agent, states: mlp(agent["q"], states),
+    [transitions(seed) for seed in range(STEPS)],
+    normals(5, 2),
+)
+
+
+# A GAN: two networks with two optimizers, and noise from the key of the step.
+
+OF_G, OF_D = optax.sgd(0.1), optax.sgd(0.2, momentum=0.5)
+
+
+def gan_init(key, batch):
+    g, d = layers(key, 2, 8, 2), layers(jax.random.fold_in(key, 1), 2, 8, 1)
+    return {"g": g, "d": d, "of_g": OF_G.init(g), "of_d": OF_D.init(d)}
+
+
+def gan_step(state, real, key):
+    noise = jax.random.normal(key, (real.shape[0], 2))
+
+    def loss_of_d(d, g):
+        outputs = mlp(d, real), mlp(d, mlp(g, noise))
+        return (jax.nn.softplus(-outputs[0]) + jax.nn.softplus(outputs[1])).mean()
+
+    def loss_of_g(g, d):
+        return jax.nn.softplus(-mlp(d, mlp(g, noise))).mean()
+
+    d_loss, grads = jax.value_and_grad(loss_of_d)(state["d"], state["g"])
+    updates, of_d = OF_D.update(grads, state["of_d"])
+    d = optax.apply_updates(state["d"], updates)
+    g_loss, grads = jax.value_and_grad(loss_of_g)(state["g"], d)
+    updates, of_g = OF_G.update(grads, state["of_g"])
+    new = {"g": optax.apply_updates(state["g"], updates), "d": d, "of_g": of_g, "of_d": of_d}
+    return new, {"loss": d_loss + g_loss, "d_loss": d_loss}
+
+
+GAN = Case(
+    gan_init,
+    gan_step,
+    lambda state, noise: mlp(state["g"], noise),
+    [normals(16, 2, seed=seed) + 2 for seed in range(STEPS)],
+    normals(5, 2),
+)
+
+
+# A PINN: u'' = -u inside, and u = sin at the boundary points.
+
+
+def pinn_init(key, batch):
+    return layers(key, 1, 8, 1)
+
+
+def pinn_step(weights, batch, key):
+    def loss_of(weights):
+        def u(x):
+            return mlp(weights, x[None, None])[0, 0]
+
+        inside = jax.vmap(lambda x: jax.grad(jax.grad(u))(x) + u(x))(batch["inner"][:, 0])
+        outside = mlp(weights, batch["boundary"]) - jnp.sin(batch["boundary"])
+        return (inside**2).mean() + (outside**2).mean()
+
+    loss, grads = jax.value_and_grad(loss_of)(weights)
+    return jax.tree.map(lambda w, g: w - 0.05 * g, weights, grads), {"loss": loss}
+
+
+PINN = Case(
+    pinn_init,
+    pinn_step,
+    mlp,
+    [
+        {"inner": normals(16, 1, seed=seed), "boundary": np.tile(np.float32([[0], [2]]), (8, 1))}
+        for seed in range(STEPS)
+    ],
+    normals(5, 1),
+)
+
+
+# A padded graph, in the form of jraph: the last nodes and edges are padding.
+
+
+def graph_init(key, graph):
+    return {"message": layers(key, 3, 4), "out": layers(jax.random.fold_in(key, 1), 7, 4, 1)}
+
+
+def graph_outputs(weights, graph):
+    messages = jnp.tanh(mlp(weights["message"], graph["nodes"][graph["senders"]]))
+    messages = jnp.where(graph["edge_is_real"][:, None], messages, 0)
+    count = graph["nodes"].shape[0]
+    received = jax.ops.segment_sum(messages, graph["receivers"], num_segments=count)
+    return mlp(weights["out"], jnp.concatenate([graph["nodes"], received], axis=1))[:, 0]
+
+
+def graph_step(weights, graph, key):
+    def loss_of(weights):
+        errors = (graph_outputs(weights, graph) - graph["targets"]) ** 2
+        return (errors * graph["node_is_real"]).sum() / graph["node_is_real"].sum()
+
+    loss, grads = jax.value_and_grad(loss_of)(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), {"loss": loss}
+
+
+def graph(seed, nodes=24, edges=30, padded=32):
+    rng = np.random.default_rng(seed)
+    ends = rng.integers(0, nodes, (2, padded)).astype(np.int32)
+    return {
+        "nodes": rng.normal(size=(padded, 3)).astype(np.float32),
+        "targets": rng.normal(size=padded).astype(np.float32),
+        "senders": ends[0],
+        "receivers": ends[1],
+        "node_is_real": np.arange(padded) < nodes,
+        "edge_is_real": np.arange(padded) < edges,
+    }
+
+
+GRAPH = Case(graph_init, graph_step, graph_outputs, list(map(graph, range(STEPS))), graph(9))
+
+
+# DP-SGD: the gradient of each example is clipped, and noise is drawn from the key.
+
+
+def dp_init(key, batch):
+    return layers(key, 3, 8, 1)
+
+
+def dp_step(weights, batch, key):
+    def loss_of(weights, x, y):
+        return (mlp(weights, x[None])[0, 0] - y) ** 2
+
+    losses, grads = jax.vmap(jax.value_and_grad(loss_of), (None, 0, 0))(
+        weights, batch["x"], batch["y"]
+    )
+    norms = jnp.sqrt(sum((g**2).sum(axis=(1, 2)) for g in grads))
+    scales = jnp.minimum(1, 0.5 / norms)
+    keys = jax.random.split(key, len(weights))
+    grads = [
+        (jnp.einsum("b,bij->ij", scales, g) + 0.1 * jax.random.normal(k, g.shape[1:])) / 16
+        for g, k in zip(grads, keys, strict=True)
+    ]
+    new = [w - 0.5 * g for w, g in zip(weights, grads, strict=True)]
+    return new, {"loss": losses.mean(), "clipped": (norms > 0.5).mean()}
+
+
+DP = Case(
+    dp_init,
+    dp_step,
+    mlp,
+    [{"x": normals(16, 3, seed=seed), "y": normals(16, seed=seed + 9)} for seed in range(STEPS)],
+    normals(5, 3),
+)
+
+CASES = {"dqn": DQN, "gan": GAN, "pinn": PINN, "graph": GRAPH, "dp_sgd": DP}
+
+
+def assert_as_by_hand(case, state, history=None):
+    """Compares parameters with those of the loop by hand, and the metrics of every step."""
+    for position, member_id in enumerate(state.member_id.tolist()):
+        expected, metrics = case.by_hand(member_id)
+        found = jax.tree.map(lambda leaf, p=position: np.asarray(leaf)[p], state.params)
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        for mine, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            size = max(np.abs(theirs).max(), 1e-30)
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * size)
+        for record in history or ():
+            for name, value in metrics[record["step"] - 1].items():
+                mine = record[f"train/{name}/member_{member_id:02d}"]
+                np.testing.assert_allclose(mine, value, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_of_ones_own_is_that_of_a_loop_by_hand_also_when_it_is_resumed(tmp_path, name, mesh):
+    case, layout, history = CASES[name], layout_of(mesh), []
+    for steps in (2, STEPS):  # The first run stops, and the second one resumes it.
+        ensemble = case.ensemble(layout=layout)
+        result = de.fit(
+            ensemble,
+            case.batches,
+            steps=steps,
+            steps_per_call=1,
+            log_every=1,
+            checkpoints=de.Checkpoints(tmp_path),
+            progress=False,
+        )
+        history += result.history
+    assert [record["step"] for record in history] == [1, 2, 3]
+    assert_as_by_hand(case, result.state, history)
+    run = de.load(tmp_path, ensemble=case.ensemble(layout=layout))
+    expected = [case.apply(case.by_hand(m)[0], case.inputs) for m in range(MEMBERS)]
+    found = run.predict(case.inputs).members
+    np.testing.assert_allclose(found, np.stack(expected), rtol=1e-5, atol=1e-5)
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, "tests")
+import dist_ens as de, test_from_step as here
+
+def kill(info):
+    if info.step == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+layout = here.layout_of("1x1")
+checkpoints = de.Checkpoints(sys.argv[1], every_steps=1)
+de.fit(here.DQN.ensemble(layout=layout), here.DQN.batches, steps=3, steps_per_call=1,
+       checkpoints=checkpoints, callbacks=[kill], progress=False)
+"""
+
+
+def test_a_run_whose_process_was_killed_ends_as_one_by_hand(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        cwd=pathlib.Path(__file__).parent.parent,
+        env=COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    # It was killed after its second step, and had saved the first one at the most.
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name == "2"] == []
+    ensemble = DQN.ensemble(layout=layout_of("4x1"))
+    checkpoints = de.Checkpoints(tmp_path)
+    result = de.fit(ensemble, DQN.batches, steps=3, checkpoints=checkpoints, progress=False)
+    assert_as_by_hand(DQN, result.state)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"execution": "unroll"},
+        {"execution": "map"},
+        {"execution": "loop"},
+        {"execution": "chunk:2"},
+        {"waves": 2},
+        {"num_members": 2, "member_ids": [3, 1], "layout": layout_of("1x1", 2)},
+    ],
+    ids=str,
+)
+def test_a_member_does_not_depend_on_execution_waves_and_other_members(settings):
+    ensemble = GAN.ensemble(**({"layout": layout_of("1x1")} | settings))
+    result = de.fit(ensemble, GAN.batches, steps=STEPS, steps_per_call=STEPS, progress=False)
+    assert_as_by_hand(GAN, result.state)
+
+
+def conv_init(key, batch):
+    return {"kernel": 0.3 * jax.random.normal(key, (3, 3, 1, 2))}
+
+
+def conv_apply(state, images):
+    dims = ("NHWC", "HWIO", "NHWC")
+    found = jax.lax.conv_general_dilated(
+        images, state["kernel"], (1, 1), "SAME", dimension_numbers=dims
+    )
+    return jnp.tanh(found).mean(axis=(1, 2))
+
+
+def conv_step(state, batch, key):
+    def loss_of(state):
+        logits = conv_apply(state, batch["inputs"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
+
+    nll, grads = jax.value_and_grad(loss_of)(state)
+    return jax.tree.map(lambda leaf, grad: leaf - grad, state, grads), {"nll": nll}
+
+
+IMAGES = {
+    "inputs": normals(32, 6, 6, 1),
+    "labels": np.random.default_rng(0).integers(0, 2, 32).astype(np.int32),
+}
+CONV = Case(conv_init, conv_step, conv_apply, [IMAGES] * STEPS, IMAGES["inputs"])
+
+
+def test_auto_lowers_the_convolutions_of_a_step_and_trains_on_arrays():
+    # A batch of all examples has the same mean in any order.
+    ensemble = CONV.ensemble(execution="auto", layout=layout_of("1x1"))
+    result = de.fit(ensemble, IMAGES, steps=3, batch_size=32, steps_per_call=3, progress=False)
+    assert "+" in result.ensemble.execution  # such as unroll+canonical
+    assert_as_by_hand(CONV, result.state)
+
+
+# Scores
+
+
+def test_the_outputs_are_scored_by_an_objective_or_the_state_by_a_loss():
+    categorical = de.losses.categorical(2)
+    plain = CONV.ensemble(layout=layout_of("1x1"))
+    state = plain.init(IMAGES)
+    logits = np.asarray(plain.apply(state, IMAGES["inputs"]), np.float64)
+    probs = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    chosen = probs[:, np.arange(32), IMAGES["labels"]]
+    nll = -np.log(chosen.mean(axis=0)).mean()  # of the mean of the members' probabilities
+    scores = de.evaluate(plain, state, IMAGES, objective=categorical)
+    assert scores.ensemble["nll"] == pytest.approx(nll, rel=1e-5)
+    assert scores.members[2]["nll"] == pytest.approx(-np.log(chosen[2]).mean(), rel=1e-5)
+
+    def eval_loss(state, batch, key):
+        largest = jnp.abs(state["kernel"]).max()
+        return largest, {"noise": jax.random.normal(key), "size": batch["labels"].shape[0]}
+
+    scores = de.evaluate(plain, state, IMAGES, eval_loss=eval_loss)
+    kernels = np.abs(state.params["kernel"]).max(axis=(1, 2, 3, 4))
+    assert [each["loss"] for each in scores.members] == pytest.approx(kernels.tolist())
+    assert {each["size"] for each in scores.members} == {32}
+    assert len({each["noise"] for each in scores.members}) == MEMBERS
+
+    # `fit` scores by what the ensemble was made with, and so do its predictions.
+    scored = de.Ensemble.from_step(
+        init=conv_init,
+        step=conv_step,
+        apply=conv_apply,
+        objective=categorical,
+        num_members=MEMBERS,
+        layout=layout_of("1x1"),
+    )
+    result = de.fit(scored, IMAGES, steps=1, batch_size=32, eval_data=IMAGES, progress=False)
+    again = de.evaluate(plain, result.state, IMAGES, objective=categorical)
+    assert result.scores.ensemble == again.ensemble
+    assert scored.predict(result.state, IMAGES["inputs"]).mean.sum(axis=1) == pytest.approx(1)
+
+
+# Failures
+
+
+def failing(value, *, has_loss=False):
+    """An ensemble of which the members with `fails` get a value in the step from a batch of 1."""
+
+    def init(key, batch):
+        fails = jax.random.bernoulli(key, 0.5)
+        return {"fails": fails, "w": jnp.float32(0), "mask": jnp.float32(-jnp.inf)}
+
+    def step(state, batch, key):
+        bad = state["fails"] & (batch == 1).any()
+        new = jnp.where(bad, value, state["w"] + 1)
+        if has_loss:
+            return state | {"w": state["w"] + 1}, {"loss": new}
+        return state | {"w": new}, {}
+
+    return lambda policy: de.Ensemble.from_step(
+        init=init,
+        step=step,
+        num_members=8,
+        execution="vmap",
+        failures=policy,
+        layout=layout_of("4x1", 8),
+    )
+
+
+@pytest.mark.parametrize("has_loss", [False, True])
+@pytest.mark.parametrize("policy", ["continue", "skip", "freeze", "drop", "reseed", "raise"])
+def test_a_step_fails_where_its_loss_or_its_new_state_is_not_finite(policy, has_loss):
+    make = failing(np.inf, has_loss=has_loss)
+    batches = [np.full((2, 1), n == 1, np.float32) for n in range(6)]
+
+    def fit():
+        return de.fit(make(policy), batches, steps=6, steps_per_call=1, progress=False)
+
+    if policy == "raise":
+        with pytest.raises(RunError, match="is not finite. The policy for failures is 'raise'"):
+            fit()
+        return
+    result = fit()
+    first = make(policy).init(batches[0])
+    fails = np.asarray(first.params["fails"])
+    assert 0 < fails.sum() < 8
+    # The second of six steps is not taken by these members, and no later one if they are frozen.
+    of_failed = {"continue": 6 if has_loss else np.inf, "skip": 5, "freeze": 1, "drop": 1}
+    if policy != "reseed":
+        expected = np.where(fails, of_failed[policy], 6)
+        np.testing.assert_array_equal(result.state.params["w"], expected)
+    causes = {member.member_id: member.cause for member in result.failures}
+    cause = "the loss is not finite" if has_loss else "the new state is not finite"
+    if policy == "continue" and not has_loss:
+        assert causes == {}
+    elif policy != "continue":
+        assert causes == dict.fromkeys(np.flatnonzero(fails).tolist(), cause)
+
+
+# Members of saved runs
+
+
+def test_members_of_a_run_are_selected_merged_and_loaded(tmp_path):
+    layout = layout_of("1x1")
+
+    def trained(name, **settings):
+        ensemble, folder = GAN.ensemble(layout=layout, **settings), tmp_path / name
+        checkpoints = de.Checkpoints(folder)
+        de.fit(ensemble, GAN.batches, steps=STEPS, checkpoints=checkpoints, progress=False)
+        return folder, ensemble
+
+    folder, ensemble = trained("a")
+    select(folder, [3, 1], tmp_path / "some")
+    some = GAN.ensemble(num_members=2, member_ids=[3, 1], layout=layout_of("1x1", 2))
+    run = de.load(tmp_path / "some", ensemble=some)
+    assert_as_by_hand(GAN, run.state)
+    part = de.load(folder, ensemble=ensemble, members=[3, 1])
+    predictions = [each.predict(GAN.inputs).members for each in (part, run)]
+    np.testing.assert_allclose(*predictions, rtol=1e-6)
+    others, _ = trained("b", member_ids=[4, 5, 6, 7])
+    merge([tmp_path / "some", others], tmp_path / "whole")
+    whole = GAN.ensemble(num_members=6, member_ids=[3, 1, 4, 5, 6, 7], layout=layout_of("1x1", 6))
+    assert_as_by_hand(GAN, de.load(tmp_path / "whole", ensemble=whole).state)
+    with pytest.raises(UserError, match=r"made in Python: its step is gan_step. Give them again"):
+        de.load(folder)
+
+
+# Wrong uses
+
+
+def wrong(**parts):
+    parts = {"init": gan_init, "step": gan_step, "apply": None} | parts
+    ensemble = de.Ensemble.from_step(num_members=4, layout=layout_of("1x1"), **parts)
+    return de.fit(ensemble, GAN.batches, steps=1, progress=False)
+
+
+def returning(change):
+    return lambda state, batch, key: change(*gan_step(state, batch, key))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            {"step": lambda state, batch: state},
+            r"cannot be called as step: too many positional arguments. It must be step\(state, bat",
+        ),
+        ({"init": {"w": 1}}, r"init is a dict. Give a function init\(key, batch\) -> state"),
+        (
+            {"init": lambda key, batch: batch["x"]},
+            r"raised TypeError for the batch float32\[16, 2\]: .* It must be init\(key, batch\) ->",
+        ),
+        ({"init": lambda key, batch: {"f": len}}, "Leaf \\['f'\\] of a member is an object of cla"),
+        ({"step": returning(lambda state, _: state)}, r"The step returned a dict. A step is step"),
+        (
+            {"step": returning(lambda state, metrics: (state | {"d": []}, metrics))},
+            r"returned a state whose leaf \['d'\]\[0\] is absent, and it was given float32\[2, 8\]",
+        ),
+        (
+            {"step": returning(lambda state, m: (jax.tree.map(jnp.float16, state), m))},
+            r"whose leaf \['d'\]\[0\] is float16\[2, 8\], and it was given float32\[2, 8\]",
+        ),
+        (
+            {"step": returning(lambda state, m: (state | {"more": None}, m))},
+            r"returned a state of the structure .*'more': None",
+        ),
+        (
+            {"step": returning(lambda state, m: (state, m["loss"]))},
+            r"The metrics of the step are an array float32\[\], not a dict of numbers by name",
+        ),
+        (
+            {"step": returning(lambda state, m: (state, {"all": jnp.zeros(3)}))},
+            r"The metric 'all' of the step is an array float32\[3\], and it must be one number",
+        ),
+        (
+            {
+                "failures": de.FailurePolicy(policy="skip", loss_threshold=3.0),
+                "step": returning(lambda state, _: (state, {})),
+            },
+            "has a loss_threshold, and the metrics of the step have no 'loss'",
+        ),
+        (
+            {"objective": de.losses.gaussian(standardize=True)},
+            r"\(standardize=True\) needs labels that fit standardises",
+        ),
+        ({"eval_loss": len, "objective": de.losses.gaussian()}, "Both objective and eval_loss are"),
+    ],
+    ids=range(13),
+)
+def test_a_wrong_use_is_refused_in_one_sentence(parts, message):
+    with pytest.raises(UserError, match=message):
+        wrong(**parts)
+
+
+def test_members_that_cannot_predict_or_be_scored_say_what_to_give():
+    ensemble = de.Ensemble.from_step(
+        init=gan_init, step=gan_step, num_members=4, layout=layout_of("1x1")
+    )
+    state = ensemble.init(GAN.batches[0])
+    with pytest.raises(UserError, match=r"no apply. Give one to .* Ensemble.from_step\(..., apply"):
+        ensemble.predict(state, GAN.inputs)
+    with pytest.raises(UserError, match="a step of its own and nothing to score it by. Give from"):
+        de.evaluate(ensemble, state, GAN.batches[0])
+    with pytest.raises(UserError, match="a step of its own and nothing to score it by. Give from"):
+        de.fit(ensemble, GAN.batches[0], steps=1, validation=0.25, progress=False)
+    network = (lambda key: {"w": jnp.ones((2, 2))}, lambda params, x: x @ params["w"])
+    usual = de.Ensemble(network, optax.sgd(0.1), de.losses.categorical(2), num_members=2)
+    with pytest.raises(UserError, match="This one is scored by its loss. Leave them out"):
+        de.evaluate(usual, usual.init(IMAGES), IMAGES, objective=de.losses.categorical(2))
