@@ -49,7 +49,7 @@ class Case:
 
     @functools.cache  # noqa: B019  # The cases live as long as the module.
     def by_hand(self, member_id):
-        """The state and the metrics of a member, by a loop in plain jit with the keys of the docs."""
+        """The state and the metrics of a member, by a loop with the keys that the docs give."""
         key, step = member_key(SEED, member_id), self.jitted
         state = self.init(jax.random.fold_in(key, INIT), self.batches[0])
         seen = []
@@ -550,7 +550,10 @@ def returning(change):
             {"init": lambda key, batch: batch["x"]},
             r"raised TypeError for the batch float32\[16, 2\]: .* It must be init\(key, batch\) ->",
         ),
-        ({"init": lambda key, batch: {"f": len}}, "Leaf \\['f'\\] of a member is an object of cla"),
+        (
+            {"init": lambda key, batch: {"f": len}},
+            "Leaf \\['f'\\] of a member is len, a function. Ke",
+        ),
         ({"step": returning(lambda state, _: state)}, r"The step returned a dict. A step is step"),
         (
             {"step": returning(lambda state, metrics: (state | {"d": []}, metrics))},

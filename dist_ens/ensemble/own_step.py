@@ -1,4 +1,4 @@
-"""A step of one's own, in the place of the gradient of a loss and an optimizer's update."""
+"""The step that a user wrote for one member, in place of a loss and an optimizer."""
 
 import dataclasses
 import inspect
@@ -144,7 +144,7 @@ class OwnStep:
 def loss_of_scoring(
     objective: Objective | None, eval_loss: Callable[..., PyTree] | None
 ) -> Objective | LossFunction | None:
-    """Returns the loss by which an ensemble with a step of its own is scored; None for none.
+    """Returns the loss that scores an ensemble with a step of its own; None for none.
 
     Args:
         objective: Objective that reads the outputs of `apply`.

@@ -246,7 +246,7 @@ def build_ensemble(
     return Ensemble(
         _member_of(run, objective, parts),
         parts.optimizer or make_optimizer(experiment.optimizer),
-        objective if parts.loss is None else parts.loss,  # type: ignore[arg-type]  # one is given
+        objective if parts.loss is None else parts.loss,
         num_members=layout.num_members,
         # A layout for another number of members is that of a plan.
         member_ids=ids if ids is not None and len(ids) == layout.num_members else None,
