@@ -525,6 +525,29 @@ def test_members_of_a_run_are_selected_merged_and_loaded(tmp_path):
         de.load(folder)
 
 
+def test_another_step_does_not_resume_a_run_and_another_score_does(tmp_path):
+    def fit(steps, step, **scores):
+        ensemble = de.Ensemble.from_step(
+            init=gan_init,
+            step=step,
+            num_members=MEMBERS,
+            seed=SEED,
+            layout=layout_of("1x1"),
+            **scores,
+        )
+        checkpoints = de.Checkpoints(tmp_path)
+        return de.fit(ensemble, GAN.batches, steps=steps, checkpoints=checkpoints, progress=False)
+
+    def other(state, real, key):
+        return gan_step(state, 2 * real, key)
+
+    other.__qualname__ = gan_step.__qualname__
+    fit(1, gan_step)
+    with pytest.raises(UserError, match="the training step computes something else"):
+        fit(STEPS, other)
+    assert_as_by_hand(GAN, fit(STEPS, gan_step, objective=de.losses.gaussian()).state)
+
+
 # Wrong uses
 
 

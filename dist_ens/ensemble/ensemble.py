@@ -1,7 +1,7 @@
 """`Ensemble`: the network, optimizer and loss of one member, lifted over the mesh."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -165,11 +165,10 @@ class Ensemble:
         cls,
         *,
         init: Callable[[Key, Batch], PyTree],
-        step: Callable[[PyTree, Batch, Key], tuple[PyTree, Mapping[str, jax.Array]]],
+        step: Callable[[PyTree, Batch, Key], tuple[PyTree, Metrics]],
         apply: Callable[[PyTree, Inputs], Outputs] | None = None,
         objective: Objective | None = None,
-        eval_loss: Callable[[PyTree, Batch, Key], tuple[jax.Array, Mapping[str, Any]]]
-        | None = None,
+        eval_loss: Callable[[PyTree, Batch, Key], tuple[jax.Array, Metrics]] | None = None,
         num_members: int,
         seed: int = 0,
         layout: Layout | None = None,

@@ -65,7 +65,7 @@ class OwnStep:
     """
 
     init: Callable[[Key, Batch], PyTree]
-    step: Callable[[PyTree, Batch, Key], tuple[PyTree, Mapping[str, jax.Array]]]
+    step: Callable[[PyTree, Batch, Key], tuple[PyTree, Metrics]]
     apply: Callable[[PyTree, Inputs], Outputs] | None = None
     failures: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
 
