@@ -85,15 +85,16 @@ SGD = optax.sgd(0.05, momentum=0.9)
 
 def dqn_init(key, batch):
     params = layers(key, 2, 8, 3)
-    seen = jax.tree.map(lambda leaf: jnp.zeros((24, *leaf.shape[1:]), leaf.dtype), batch)
+    room = 3 * batch["action"].shape[0] // 2  # The batch is the whole one, on every mesh.
+    seen = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape[1:]), leaf.dtype), batch)
     return {"q": params, "target": params, "opt": SGD.init(params), "buffer": seen, "time": 0}
 
 
 def dqn_step(agent, batch, key):
-    size = batch["action"].shape[0]
-    rows = (agent["time"] * size + jnp.arange(size)) % 24
+    size, room = batch["action"].shape[0], agent["buffer"]["action"].shape[0]
+    rows = (agent["time"] * size + jnp.arange(size)) % room
     buffer = jax.tree.map(lambda old, new: old.at[rows].set(new), agent["buffer"], batch)
-    stored = jnp.minimum((agent["time"] + 1) * size, 24)
+    stored = jnp.minimum((agent["time"] + 1) * size, room)
     drawn = jax.tree.map(lambda leaf: leaf[jax.random.randint(key, (16,), 0, stored)], buffer)
     goal = drawn["reward"] + 0.9 * mlp(agent["target"], drawn["next"]).max(axis=1)
 

@@ -26,7 +26,7 @@ from dist_ens.peers import Peers
 from dist_ens.state import State, refuse_lists
 from dist_ens.stop_signal import StopSignal
 from dist_ens.terminal import PlainConsole
-from dist_ens.training.beginning import POSITION_FILE, begin_run, part_of_column
+from dist_ens.training.beginning import POSITION_FILE, begin_run
 from dist_ens.training.best_state import BestState
 from dist_ens.training.callback_states import restore_states, saved_states
 from dist_ens.training.checks import (
@@ -321,12 +321,11 @@ def fit(
             directions,
             eval_steps,
         )
-        part = part_of_column(train.batch, begun.ensemble.layout)
-        restarts = MemberRestarts(begun.ensemble, part, opened)
+        restarts = MemberRestarts(begun.ensemble, train.batch, opened)
         failures = FailedMembers(begun.ensemble, restarts, warn, opened)
         if opened is not None and opened.saved_step:
             failures.restore(opened.restore_host_file(FAILURES_FILE, is_shared=True))
-        best = BestState(begun.ensemble, part, callbacks, opened, say)
+        best = BestState(begun.ensemble, train.batch, callbacks, opened, say)
         loop = Loop(
             run,
             callbacks=callbacks,
