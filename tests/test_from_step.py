@@ -578,6 +578,10 @@ def returning(change):
             {"init": lambda key, batch: {"f": len}},
             "Leaf \\['f'\\] of a member is len, a function. Ke",
         ),
+        (
+            {"step": returning(lambda state, m: (state, {} if m["loss"] > 0 else m))},
+            "The step needs the value of a traced array while it is compiled",
+        ),
         ({"step": returning(lambda state, _: state)}, r"The step returned a dict. A step is step"),
         (
             {"step": returning(lambda state, metrics: (state | {"d": []}, metrics))},
@@ -612,7 +616,7 @@ def returning(change):
         ),
         ({"eval_loss": len, "objective": de.losses.gaussian()}, "Both objective and eval_loss are"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_a_wrong_use_is_refused_in_one_sentence(parts, message):
     with pytest.raises(UserError, match=message):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import NEW_STATE, taken_unless_failed
+from dist_ens.ensemble.loss_checks import explained_errors
 from dist_ens.errors import UserError, first_line, kind_of
 from dist_ens.losses import Objective
 from dist_ens.members import Member
@@ -116,7 +117,8 @@ class OwnStep:
                 of numbers.
         """
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
-        results = self.step(state.params, batch, key)
+        with explained_errors("step"):
+            results = self.step(state.params, batch, key)
         if not isinstance(results, tuple) or len(results) != 2:
             found = f"a tuple of {len(results)}" if isinstance(results, tuple) else _kind(results)
             raise UserError(f"The step returned {found}. A step is {_SIGNATURES['step']}.")
