@@ -122,7 +122,7 @@ class OwnStep:
         if not isinstance(results, tuple) or len(results) != 2:
             found = f"a tuple of {len(results)}" if isinstance(results, tuple) else _kind(results)
             raise UserError(f"The step returned {found}. A step is {_SIGNATURES['step']}.")
-        new, metrics = _like(state.params, results[0]), _numbers("step", results[1])
+        new, metrics = _like(state.params, results[0]), _numbers(results[1])
         if not self.failures.is_checked:
             state = state._replace(params=new)
         elif self.failures.loss_threshold is not None and "loss" not in metrics:
@@ -218,25 +218,21 @@ def _like(old: Tree, new: PyTree) -> Tree:
     return without_weak_types(new)
 
 
-def _numbers(name: str, metrics: object) -> Metrics:
-    """Returns the metrics that a function returned as float32[].
-
-    Raises:
-        UserError: If they are no dict of numbers.
-    """
+def _numbers(metrics: object) -> Metrics:
+    """Returns the metrics of a step as float32[]; raises a `UserError` if they are no numbers."""
     if not isinstance(metrics, Mapping):
         raise UserError(
-            f"The metrics of the {name} are {_kind(metrics)}, not a dict of numbers by name. A "
-            f"{name} is {_SIGNATURES[name]}. Return {{}} if there are none."
+            f"The metrics of the step are {_kind(metrics)}, not a dict of numbers by name. A step "
+            f"is {_SIGNATURES['step']}. Return {{}} as metrics if there are none."
         )
-    for key, value in metrics.items():
+    for name, value in metrics.items():
         is_number = isinstance(value, bool | int | float) or hasattr(value, "dtype")
         if not is_number or jnp.shape(value) != ():
             raise UserError(
-                f"The metric {key!r} of the {name} is {_kind(value)}, and it must be one number. "
+                f"The metric {name!r} of the step is {_kind(value)}, and it must be one number. "
                 "Average it, or leave it out."
             )
-    return {key: jnp.asarray(value).astype(jnp.float32) for key, value in metrics.items()}
+    return {name: jnp.asarray(value).astype(jnp.float32) for name, value in metrics.items()}
 
 
 def _stays_finite(old: PyTree, new: PyTree) -> jax.Array:
