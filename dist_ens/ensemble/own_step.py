@@ -146,7 +146,7 @@ class OwnStep:
 def loss_of_scoring(
     objective: Objective | None, eval_loss: Callable[..., PyTree] | None
 ) -> Objective | LossFunction | None:
-    """Returns the loss that scores an ensemble with a step of its own; None for none.
+    """Returns the loss by which a step of one's own is scored; None without one.
 
     Args:
         objective: Objective that reads the outputs of `apply`.
