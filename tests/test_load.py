@@ -329,6 +329,8 @@ def test_a_run_with_a_step_of_its_own_is_planned_scored_and_extended_by_its_comm
     assert ended.returncode == 0, ended.stderr
     more = de.load(tmp_path / "more", config=tmp_path / "own.py")
     assert more.state.member_id.tolist() == [0, 1, 2, 3]
+    ended = dist_ens("replay", str(tmp_path / "more"), "--member=3", config)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_out_of_bag_predictions_are_of_the_data_that_the_config_file_makes(tmp_path):

@@ -255,7 +255,7 @@ def fit(
     check_labels(ensemble, train, say)
     if state is None and checkpoints is None:
         # XLA compiles while Python traces the step.
-        ensemble.compile_init(part_of_column(train.batch, ensemble.layout))
+        ensemble.compile_init(train.batch)
     check_ensemble(ensemble, train)
     directions = {} if eval_data is None else eval_data.check(ensemble, train.batch)
     last_step = last_step_of(train, steps, epochs)
