@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import pathlib
 import signal
 import subprocess
@@ -38,6 +39,11 @@ class Case:
     apply: Callable
     batches: list
     inputs: np.ndarray
+    settings: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def data(self):
+        return None if self.batches[0] is None else self.batches
 
     @functools.cached_property
     def jitted(self):
@@ -45,6 +51,7 @@ class Case:
 
     def ensemble(self, **settings):
         settings = {"num_members": MEMBERS, "seed": SEED, "execution": "vmap"} | settings
+        settings = self.settings | settings
         return de.Ensemble.from_step(init=self.init, step=self.step, apply=self.apply, **settings)
 
     @functools.cache  # noqa: B019  # The cases live as long as the module.
@@ -272,7 +279,33 @@ DP = Case(
     normals(5, 3),
 )
 
+# Batches that are no rows: a graph with other numbers of nodes and edges, and no batch at all.
+
+
+def ragged(seed):
+    whole = graph(seed)
+    return whole | {name: whole[name][:26] for name in ("nodes", "targets", "node_is_real")}
+
+
+RAGGED = dataclasses.replace(
+    GRAPH,
+    batches=list(map(ragged, range(STEPS))),
+    inputs=ragged(9),
+    settings={"batch_specs": "shared"},
+)
+
+
+def drawn_step(weights, batch, key):
+    x = jax.random.normal(key, (16, 1))
+    loss, grads = jax.value_and_grad(lambda w: ((mlp(w, x) - jnp.sin(x)) ** 2).mean())(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), {"loss": loss}
+
+
+DRAWN = Case(pinn_init, drawn_step, mlp, [None] * STEPS, normals(5, 1))
+
 CASES = {"dqn": DQN, "gan": GAN, "pinn": PINN, "graph": GRAPH, "dp_sgd": DP}
+if "batch_specs" in inspect.signature(de.Ensemble.from_step).parameters:
+    CASES |= {"ragged_graph": RAGGED, "no_data": DRAWN}
 
 
 def assert_as_by_hand(case, state, history=None):
@@ -298,7 +331,7 @@ def test_a_step_of_ones_own_is_that_of_a_loop_by_hand(tmp_path, name, first, mes
     for steps, at in ((2, first), (STEPS, mesh)):
         result = de.fit(
             case.ensemble(layout=layout_of(at)),
-            case.batches,
+            case.data,
             steps=steps,
             steps_per_call=1,
             log_every=1,
