@@ -14,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from safetensors.numpy import load_file
 
 import dist_ens as de
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.errors import RunError, UserError
 from dist_ens.experiment.members import merge, select
+from dist_ens.experiment.networks import export_members
 from dist_ens.randomness import INIT, UPDATE, member_key
 
 MEMBERS, STEPS, SEED = 4, 3, 7
@@ -557,6 +559,28 @@ def test_members_of_a_run_are_selected_merged_and_loaded(tmp_path):
     assert_as_by_hand(GAN, de.load(tmp_path / "whole", ensemble=whole).state)
     with pytest.raises(UserError, match=r"made in Python: its step is gan_step. Give them again"):
         de.load(folder)
+
+
+def test_the_parameters_are_exported_as_they_are_whatever_optimizer_is_in_the_state(tmp_path):
+    # An Ensemble exports the averages of such an optimizer. Here `apply` would compute them.
+    optimizer = optax.contrib.schedule_free_sgd(0.1)
+
+    def init(key, batch):
+        w = jax.random.normal(key, (3,))
+        return {"w": w, "opt": optimizer.init(w)}
+
+    def step(state, batch, key):
+        updates, opt = optimizer.update(state["w"] - batch.mean(axis=0), state["opt"], state["w"])
+        return {"w": optax.apply_updates(state["w"], updates), "opt": opt}, {}
+
+    ensemble = de.Ensemble.from_step(
+        init=init, step=step, num_members=2, execution="vmap", layout=layout_of("1x1", 2)
+    )
+    checkpoints = de.Checkpoints(tmp_path / "run")
+    result = de.fit(ensemble, normals(8, 3), steps=2, checkpoints=checkpoints, progress=False)
+    paths = export_members(tmp_path / "run", tmp_path / "networks")
+    found = [load_file(path)["w"] for path in paths]
+    np.testing.assert_array_equal(found, result.state.params["w"])
 
 
 def test_another_step_does_not_resume_a_run_and_another_score_does(tmp_path):
