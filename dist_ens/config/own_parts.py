@@ -20,7 +20,7 @@ class OwnParts:
         member: Network of one member, a `dist_ens.members.Member`. None uses `model.name`.
         objective: Objective, with a loss and a predictive distribution. None uses `loss.name`.
         loss: Loss function, `loss(params, model_state, batch, key)`. None uses the objective.
-        step: Functions of a step of one's own by their names in `Ensemble.from_step`: `init`,
+        step: Functions of a user's step, by their names in `Ensemble.from_step`: `init`,
             `step`, and `apply` or `eval_loss`. None uses the network, the loss and the optimizer.
         optimizer: Optimizer with `init` and `update`. None uses `optimizer.name`.
         metrics: Metrics beside those of the objective. Default: none.
