@@ -26,6 +26,7 @@ NAMES = (
     "finished_run",
     "force_field",
     "q_ensemble",
+    "gan",
     "masked_lm",
     "equinox_state",
 )
@@ -113,6 +114,12 @@ def test_a_q_ensemble_drives_its_carts_to_the_goal():
     distances = load("q_ensemble").main()
     assert distances.shape == (8, 2000)
     assert distances[:, -400:].mean(axis=1).max() < 0.35
+
+
+def test_gans_learn_a_ring():
+    shown = load("gan")
+    before, after = (each.mean_member["loss"] for each in (shown.before, shown.result.scores))
+    assert after < before / 5
 
 
 def test_a_masked_language_model_finds_masked_tokens():

@@ -490,7 +490,7 @@ def test_evaluate_refuses_bad_data(data, message):
 def test_a_network_without_apply_does_not_predict(method):
     ensemble = with_loss(loss_fn)
     state = ensemble.init(DATA)
-    message = r"^This ensemble cannot predict: its network was made by as_member\(init=...\) with"
+    message = "^This ensemble cannot predict: its member has no apply. Give one to as_member"
     with pytest.raises(UserError, match=message):
         getattr(ensemble, method)(state, DATA["inputs"])
 

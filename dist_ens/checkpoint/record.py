@@ -20,6 +20,9 @@ STRICT = "strict"
 RESUMES = ("same", "anyway", STRICT)
 # A record from a config has the first of these keys, and a record from Python the second.
 _OF_CONFIG, _OF_PYTHON = "experiment", "member"
+_OF_LOOP = "own_loop"
+# Record of the members of a loop of one's own, which describes nothing.
+LOOP_RECORD: Mapping[str, Json] = {_OF_LOOP: True}
 _NAMED_PARTS = {
     "member": "the member",
     "optimizer": "the optimizer",
@@ -57,9 +60,9 @@ class StepRecord:
     the run was trained, so that it resumes in the same way.
 
     Attributes:
-        member: Name of the network.
-        optimizer: Name of the optimizer.
-        loss: Name of the loss function or objective.
+        member: Name of the network, or of a step of one's own.
+        optimizer: Name of the optimizer; empty for a step of one's own.
+        loss: Name of the loss function or objective; empty for a step of one's own.
         methods: Names of the methods, the innermost first.
         num_members: Number of members, at least 1.
         member_ids: Id of each member, in the order of the state.
@@ -137,8 +140,14 @@ class StepRecord:
             values: Fields by name. The type and the range of each is checked.
 
         Raises:
+            UserError: If it is the record of a loop of one's own.
             RunError: If a field is absent, unknown, or has a value that it cannot have.
         """
+        if _OF_LOOP in values:
+            raise UserError(
+                "These members are those of a loop of one's own, and not of a run of fit. Read "
+                "them with Checkpoints(folder).restore(layout, like)."
+            )
         try:
             return cls(**fields_from_record(cls, values))
         except UserError as error:
@@ -242,6 +251,11 @@ def check_resumes(
         UserError: If the folder holds another run.
         RunError: If the saved record cannot be read.
     """
+    if (_OF_LOOP in record) != (_OF_LOOP in saved_record):
+        kind = "the members of a loop of one's own" if _OF_LOOP in saved_record else "a run of fit"
+        raise UserError(f"{quoted(folder)} holds {kind}. Choose another folder.")
+    if _OF_LOOP in record:
+        return []
     if _OF_CONFIG in record:
         require_config_record(saved_record, folder)
         return []

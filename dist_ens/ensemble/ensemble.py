@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+import optax
 from jax.extend.core import ClosedJaxpr
 
 from dist_ens import cluster
@@ -34,6 +35,7 @@ from dist_ens.ensemble.optimizer import (
     evaluation_params,
     require_optimizer,
 )
+from dist_ens.ensemble.own_step import OwnStep, loss_of_scoring
 from dist_ens.ensemble.padding import padded_inputs, unpadded
 from dist_ens.ensemble.update_steps import Step, Update, dispatched, steps_of_all
 from dist_ens.ensemble.waves import results_in_waves, update_in_waves
@@ -118,6 +120,8 @@ class Ensemble:
             Default: one prediction without dropout.
         failures: Response to failed updates: a `FailurePolicy`, or the name of a policy, such as
             "skip". Default: updates are not checked.
+        own_step: Step in place of a gradient of the loss and an update of the optimizer, which
+            `from_step` sets. `loss` is then what scores the members, or None.
 
     Raises:
         UserError: If an argument has a value that it cannot have.
@@ -140,7 +144,7 @@ class Ensemble:
 
     member: Network
     optimizer: Optimizer
-    loss: Objective | LossFunction
+    loss: Objective | LossFunction | None
     _: dataclasses.KW_ONLY
     num_members: int
     seed: int = 0
@@ -154,11 +158,88 @@ class Ensemble:
     num_groups: int = 1
     dropout_samples: int | None = None
     failures: FailurePolicy | str | None = None
+    own_step: OwnStep | None = None
+
+    @classmethod
+    def from_step(
+        cls,
+        *,
+        init: Callable[[Key, Batch], PyTree],
+        step: Callable[[PyTree, Batch, Key], tuple[PyTree, Metrics]],
+        apply: Callable[[PyTree, Inputs], Outputs] | None = None,
+        objective: Objective | None = None,
+        eval_loss: Callable[[PyTree, Batch, Key], tuple[jax.Array, Metrics]] | None = None,
+        num_members: int,
+        seed: int = 0,
+        layout: Layout | None = None,
+        execution: str = AUTO,
+        member_ids: Sequence[int] | None = None,
+        waves: int = 1,
+        failures: FailurePolicy | str | None = None,
+    ) -> "Ensemble":
+        """Returns an ensemble whose members take a step of your own.
+
+        `Ensemble(network, optimizer, loss)` is the special case whose step is the gradient of a
+        loss and an update of an optimizer. With a step of your own, a member may be anything that a
+        step changes, such as two networks with two optimizers. The state is the `params` of the
+        ensemble's `State`. The key of a step is that of a loss function, which the page on
+        randomness gives.
+
+        Args:
+            init: Initialiser of one member, `init(key, batch) -> state`. The state is any pytree of
+                arrays. The batch is zeros in the shapes of the data.
+            step: Step of one member, `step(state, batch, key) -> (state, metrics)`. The new state
+                has the structure, shapes and types of the old one, and the metrics are a dict of
+                numbers. A metric "loss" is shown in the progress, but is not needed.
+            apply: Forward pass of one member, `apply(state, inputs) -> outputs`, for `predict` and
+                `objective`. Default: the members cannot predict.
+            objective: Objective that scores the outputs of `apply` and gives predictions their
+                distribution. Default: none.
+            eval_loss: Function of one member, `eval_loss(state, batch, key) -> (loss, metrics)`, by
+                which data is scored as by a loss function. Default: none.
+            num_members: See `Ensemble`, as for all further arguments.
+            seed: See `Ensemble`.
+            layout: See `Ensemble`.
+            execution: See `Ensemble`.
+            member_ids: See `Ensemble`.
+            waves: See `Ensemble`.
+            failures: See `Ensemble`. A step fails if its metric "loss" is not finite, or if a
+                finite number of the state becomes infinite or NaN.
+
+        Raises:
+            UserError: If an argument has a value that it cannot have.
+
+        >>> def init(key, batch):
+        ...     return {"w": jax.random.normal(key, (3,)), "average": jax.numpy.zeros(3)}
+        >>> def step(state, batch, key):
+        ...     w = state["w"] - 0.1 * (state["w"] - batch["x"].mean(axis=0))
+        ...     state = {"w": w, "average": 0.9 * state["average"] + 0.1 * w}
+        ...     return state, {"norm": jax.numpy.linalg.norm(w)}
+        >>> ensemble = Ensemble.from_step(init=init, step=step, num_members=4)
+        >>> batch = {"x": np.ones((8, 3), np.float32)}
+        >>> state, metrics = ensemble.update(ensemble.init(batch), batch)
+        >>> state.params["average"].shape, metrics["norm"].shape
+        ((4, 3), (4,))
+        """
+        own_step = OwnStep(init, step, apply)
+        return cls(
+            own_step.member,
+            optax.identity(),
+            loss_of_scoring(objective, eval_loss),
+            num_members=num_members,
+            seed=seed,
+            layout=layout,  # type: ignore[arg-type]  # None is replaced in __post_init__.
+            execution=execution,
+            member_ids=member_ids,
+            waves=waves,
+            failures=failures,
+            own_step=own_step,
+        )
 
     def __post_init__(self) -> None:
         use_compile_cache_by_default()
         require_optimizer(self.optimizer)
-        if self.objective is None:
+        if self.objective is None and (self.own_step is None or self.loss is not None):
             if not callable(self.loss):
                 raise UserError(
                     f"The loss is {kind_of(self.loss)}. Give an objective, such as "
@@ -196,8 +277,13 @@ class Ensemble:
 
     @property
     def objective(self) -> Objective | None:
-        """Objective of the ensemble; None if its loss is a function."""
+        """Objective by which the members are scored; None if the loss is a function."""
         return self.loss if isinstance(self.loss, Objective) else None
+
+    @property
+    def trained_objective(self) -> Objective | None:
+        """Objective that is trained; None for a loss function or a step of one's own."""
+        return self.objective if self.own_step is None else None
 
     @property
     def failure_policy(self) -> FailurePolicy:
@@ -496,13 +582,21 @@ class Ensemble:
     @cached_property
     def bare_loss(self) -> MemberLoss:
         """The loss of one member without methods, `loss(params, model_state, batch, info)`."""
+        if self.loss is None:
+            raise UserError(
+                "This ensemble has a step of its own and nothing to score it by. Give from_step or "
+                "evaluate objective=..., or eval_loss=eval_loss(state, batch, key) -> (loss, "
+                "metrics)."
+            )
         if isinstance(self.loss, Objective):
             return loss_of_objective(self.loss, self.network)
         return self.member.adapt_loss(loss_of_function(self.loss, self.compute_dtype))
 
     @cached_property
-    def gradient_step(self) -> GradientStep:
+    def gradient_step(self) -> GradientStep | OwnStep:
         """The step of one member on the whole batch, including the methods."""
+        if self.own_step is not None:
+            return dataclasses.replace(self.own_step, failures=self.failure_policy)
         loss = reduce(lambda inner, method: method(inner), self.methods, self.bare_loss)
         return GradientStep(
             loss, self.optimizer, self.objective, self.microbatches, self.failure_policy
@@ -525,13 +619,16 @@ class Ensemble:
         return self._programs[key]
 
     def inputs_of(self, batch: Batch) -> Inputs | Batch:
-        """Returns the inputs of the network: `batch["inputs"]`.
+        """Returns what the network is initialised with: `batch["inputs"]`.
 
-        With a loss function, a batch that is no dict with this key is the inputs itself.
+        With a loss function, a batch that is no dict with this key is the inputs itself. With a
+        step of one's own it is the batch.
 
         Raises:
             UserError: If the batch has no inputs under the objective's key.
         """
+        if self.own_step is not None:
+            return batch
         if self.objective is None:
             has_inputs = isinstance(batch, dict) and Objective.INPUTS in batch
             return batch[Objective.INPUTS] if has_inputs else batch
@@ -551,7 +648,7 @@ class Ensemble:
         return {}
 
     @cached_property
-    def evaluation_programs(self) -> dict[str, Any]:
+    def evaluation_programs(self) -> dict[Hashable, Any]:
         """Programs that score this ensemble, kept with it so that they are compiled once."""
         return {}
 
@@ -650,9 +747,9 @@ class Ensemble:
         """Returns ensemble, needed state and inputs on one layout, and the number of examples."""
         if not self.member.has_apply:
             raise UserError(
-                "This ensemble cannot predict: its network was made by as_member(init=...) "
-                "without apply. Use as_member(init=..., apply=...), or call the network yourself "
-                "with state.params."
+                "This ensemble cannot predict: its member has no apply. Give one to "
+                "as_member(init=..., apply=...) or Ensemble.from_step(..., apply=...), or call the "
+                "network yourself with state.params."
             )
         if not isinstance(state, State):
             raise UserError(

@@ -1,7 +1,7 @@
 """The function `evaluate`, which scores an ensemble and its members on some data."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ from dist_ens.data import LabelScaledSplit, Source, Spec, Split, Standardization
 from dist_ens.data.class_names import are_names, listed, with_class_numbers
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import frozen_positions
+from dist_ens.ensemble.own_step import loss_of_scoring
 from dist_ens.errors import UserError, kind_of
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.label_checks import check_inputs, check_keys
@@ -48,6 +49,8 @@ def evaluate(
     state: State,
     data: Data | Examples,
     *,
+    objective: Objective | None = None,
+    eval_loss: Callable[..., PyTree] | None = None,
     metrics: Sequence[Metric] | None = None,
     batch_size: int = BATCH_SIZE,
     intervals: bool = True,
@@ -62,6 +65,10 @@ def evaluate(
             holds the weights of the examples, if they have any. Labels may be names of classes if
             those of training were. Scores of a source that
             standardises its targets are in the targets' own unit.
+        objective: Objective by which to score an ensemble of `Ensemble.from_step`. Default: that of
+            the ensemble.
+        eval_loss: Function by which to score such an ensemble, `eval_loss(state, batch, key) ->
+            (loss, metrics)`. Default: that of the ensemble.
         metrics: Metrics in addition to those of the objective.
         batch_size: Number of examples at a time. A loss function takes all examples as one batch,
             unless this needs more than half of the free memory of a device.
@@ -90,6 +97,8 @@ def evaluate(
     >>> round(scores.ensemble["nll"], 4)  # log 2, because the two classes are equally probable
     0.6931
     """
+    if objective is not None or eval_loss is not None:
+        ensemble = _scored_by(ensemble, objective, eval_loss)
     own, examples = checked_metrics(metrics or ()), examples_of(data, state.class_names)
     if isinstance(examples.split, TreeSplit):
         check_inputs(ensemble.objective, examples.split.tree)
@@ -97,6 +106,24 @@ def evaluate(
         ensemble, state, examples, metrics=own, batch_size=batch_size, intervals=intervals
     )
     return scores
+
+
+def _scored_by(
+    ensemble: Ensemble, objective: Objective | None, eval_loss: Callable[..., PyTree] | None
+) -> Ensemble:
+    """Returns an ensemble with a step of its own that is scored by something else.
+
+    It is kept with the ensemble, so that its programs are compiled once.
+    """
+    if ensemble.own_step is None:
+        raise UserError(
+            "objective and eval_loss score an ensemble that Ensemble.from_step made. This one is "
+            "scored by its loss. Leave them out."
+        )
+    kept, key = ensemble.evaluation_programs, (objective, eval_loss)
+    if key not in kept:
+        kept[key] = dataclasses.replace(ensemble, loss=loss_of_scoring(objective, eval_loss))
+    return kept[key]
 
 
 def score(

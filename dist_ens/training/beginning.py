@@ -93,7 +93,6 @@ def begin_run(
     saved_step = opened.saved_step if opened else 0
     is_open = ensemble.execution == AUTO
     layout = ensemble.layout
-    part = part_of_column(train.batch, layout)
     if restored is not None:
         if state is not None:
             say(
@@ -103,9 +102,9 @@ def begin_run(
             )
         state, first_step = restored, saved_step
     elif state is not None:
-        state, first_step = _given_state(ensemble, state, part)
+        state, first_step = _given_state(ensemble, state, train.batch)
     else:
-        state, first_step = ensemble.init(part), 0
+        state, first_step = ensemble.init(train.batch), 0
     if first_step == 0:
         state = _with_label_scale(ensemble, state, train)
     if first_step > last_step:
@@ -169,8 +168,7 @@ def _resumed(
     """
     while opened is not None and opened.saved_step:
         as_saved = _without_dropped(_as_saved(ensemble, opened), opened)
-        part = part_of_column(train.batch, as_saved.layout)
-        structures = saved_structures(as_saved.abstract_state(part))
+        structures = saved_structures(as_saved.abstract_state(train.batch))
         state = opened.restore_state(*structures, member_ids=as_saved.ids.tolist())
         if state is not None:
             gone = sorted({*ensemble.ids.tolist()} - {*as_saved.ids.tolist()})
@@ -265,18 +263,18 @@ def _with_first(first: CallBatches, rest: Iterator[CallBatches]) -> Iterator[Cal
     yield from rest
 
 
-def _given_state(ensemble: Ensemble, state: State, part: Shapes) -> tuple[State, int]:
+def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State, int]:
     """Returns a copy of a given state on the ensemble's layout, and its step.
 
     Args:
         ensemble: Ensemble to train.
         state: State that was given.
-        part: Shapes and types of one column's part of a batch.
+        batch: Shapes and types of a batch.
 
     Raises:
         UserError: If the state does not fit the ensemble, or its members are at different steps.
     """
-    like, state = ensemble.abstract_state(part), ensemble.with_record(state)
+    like, state = ensemble.abstract_state(batch), ensemble.with_record(state)
     expected, found = leaf_types(like), leaf_types(state)
     if expected != found:
         raise UserError(
@@ -343,13 +341,3 @@ def _steps_per_call(
     # Only calls of one step can end where an epoch of a fractional number of steps ends.
     multiples = [int(each) if each.denominator == 1 else 1 for each in cadences if each is not None]
     return choose_steps_per_call(ensemble.layout, traced, *multiples)
-
-
-def part_of_column(batch: Shapes, layout: Layout) -> Shapes:
-    """Returns the shapes of one column's part of a batch."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            (max(1, leaf.shape[0] // layout.data_axis), *leaf.shape[1:]), leaf.dtype
-        ),
-        batch,
-    )

@@ -105,7 +105,7 @@ def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], N
         UserError: If a label is not a class or not finite, the objective standardises the labels of
             an iterable or equal labels, or a key is misspelt.
     """
-    objective = ensemble.objective
+    objective = ensemble.trained_objective
     if objective is None:
         return
     if isinstance(train.batch, Mapping):
@@ -205,7 +205,7 @@ def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
     layout.check_batch_size("batch_size", size)
     check_microbatches("microbatches", ensemble.microbatches, size // layout.data_axis)
     state = ensemble.abstract_state(batch)
-    objective = ensemble.objective
+    objective = ensemble.trained_objective
     if objective is not None and objective.num_outputs is not None:
         _check_outputs(ensemble, state, train)
     index = jax.ShapeDtypeStruct((size,), jnp.int32)
@@ -225,13 +225,13 @@ def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
     except Exception as error:  # The network and the loss of a user may raise anything.
         raise UserError(
             f"A training step could not be traced: {type(error).__name__}: {first_line(error)} "
-            "Correct the network, the loss or the data."
+            "Correct the network, the loss, the step or the data."
         ) from error
 
 
 def _check_outputs(ensemble: Ensemble, state: State, train: TrainingData) -> None:
     """Raises a `UserError` unless the objective takes the network's outputs and the labels."""
-    objective, batch = ensemble.objective, train.batch
+    objective, batch = ensemble.trained_objective, train.batch
     inputs = ensemble.inputs_of(batch)
 
     def outputs(state: State, inputs: Inputs) -> Outputs:

@@ -134,7 +134,7 @@ def training_data(
         UserError: If the data is none of these, or `batch_size` is out of range or is given with an
             iterable of batches.
     """
-    seed, layout, objective = ensemble.seed, ensemble.layout, ensemble.objective
+    seed, layout, objective = ensemble.seed, ensemble.layout, ensemble.trained_objective
     if isinstance(data, OrderedSplit):
         if objective is None or data.split.in_memory:
             return data
@@ -159,7 +159,7 @@ def training_data(
             f"batch_size={batch_size} was given with an iterable, whose batches have their own "
             "size. Leave it out, or give the data as arrays."
         )
-    return BatchIterable(data, layout, ensemble.objective)
+    return BatchIterable(data, layout, objective)
 
 
 def last_step_of(data: TrainingData, steps: int | None, epochs: float | None) -> int:

@@ -26,7 +26,7 @@ from dist_ens.peers import Peers
 from dist_ens.state import State, refuse_lists
 from dist_ens.stop_signal import StopSignal
 from dist_ens.terminal import PlainConsole
-from dist_ens.training.beginning import POSITION_FILE, begin_run, part_of_column
+from dist_ens.training.beginning import POSITION_FILE, begin_run
 from dist_ens.training.best_state import BestState
 from dist_ens.training.callback_states import restore_states, saved_states
 from dist_ens.training.checks import (
@@ -242,10 +242,10 @@ def fit(
             f"fit scores one set of examples, and got both eval_data and validation={validation}. "
             "Leave one of them out."
         )
-    data, names = numbered_classes(ensemble.objective, data, state)
+    data, names = numbered_classes(ensemble.trained_objective, data, state)
     if state is not None:
         state = state._replace(class_names=())  # The result has them again.
-    check_inputs(ensemble.objective, data)
+    check_inputs(ensemble.trained_objective, data)
     data, held_out = with_validation(data, validation)
     train = training_data(data, batch_size, ensemble)
     if eval_data is not None or held_out is not None:
@@ -255,7 +255,7 @@ def fit(
     check_labels(ensemble, train, say)
     if state is None and checkpoints is None:
         # XLA compiles while Python traces the step.
-        ensemble.compile_init(part_of_column(train.batch, ensemble.layout))
+        ensemble.compile_init(train.batch)
     check_ensemble(ensemble, train)
     directions = {} if eval_data is None else eval_data.check(ensemble, train.batch)
     last_step = last_step_of(train, steps, epochs)
@@ -321,12 +321,11 @@ def fit(
             directions,
             eval_steps,
         )
-        part = part_of_column(train.batch, begun.ensemble.layout)
-        restarts = MemberRestarts(begun.ensemble, part, opened)
+        restarts = MemberRestarts(begun.ensemble, train.batch, opened)
         failures = FailedMembers(begun.ensemble, restarts, warn, opened)
         if opened is not None and opened.saved_step:
             failures.restore(opened.restore_host_file(FAILURES_FILE, is_shared=True))
-        best = BestState(begun.ensemble, part, callbacks, opened, say)
+        best = BestState(begun.ensemble, train.batch, callbacks, opened, say)
         loop = Loop(
             run,
             callbacks=callbacks,

@@ -100,12 +100,13 @@ def record_of(ensemble: Ensemble, batch: Batch) -> PythonRecord:
     """
     # The policy for failures may change on resume, so the record does not depend on it.
     ensemble = dataclasses.replace(ensemble, failures=None)
-    objective = ensemble.objective
+    objective, has_own = ensemble.trained_objective, ensemble.own_step is not None
     return PythonRecord(
         StepRecord(
             member=ensemble.member.name,
-            optimizer=_name_of(ensemble.optimizer),
-            loss=objective.name if objective else _name_of(ensemble.loss),
+            # A step of one's own has no optimizer, and a loss that only scores it may change.
+            optimizer="" if has_own else _name_of(ensemble.optimizer),
+            loss=objective.name if objective else "" if has_own else _name_of(ensemble.loss),
             methods=tuple(map(_name_of, ensemble.methods)),
             num_members=ensemble.num_members,
             member_ids=tuple(ensemble.ids.tolist()),
