@@ -381,8 +381,7 @@ def test_arguments_are_checked_at_every_call():
     assert lifted(w, {"x": x, "y": x}).tolist() == [16, 16]
     with pytest.raises(UserError, match=r"Argument 0 has the shape \[3\]"):
         lifted(np.ones(3, np.float32), {"x": x, "y": x})
-    with pytest.raises(UserError, match="4 in leaf \\['x'\\], 3 in leaf \\['y'\\]"):
-        lifted(w, {"x": x, "y": x[:3]})
+    assert lifted(w, {"x": x, "y": x[:3]}).tolist() == [12, 12]  # Rows need not be as many.
     with pytest.raises(UserError, match="1099511627776"):
         lifted(w, {"x": x, "y": np.full(4, 2**40)})
     with pytest.raises(UserError, match="outside the mesh"):

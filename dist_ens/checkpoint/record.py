@@ -324,6 +324,8 @@ def require_config_record(saved_record: Mapping[str, Json], folder: str | os.Pat
 
 def _tree_of(leaves: Sequence[tuple[list[str | int], Leaf]]) -> PyTree:
     """Returns the pytree of dicts and tuples whose leaves have these paths."""
+    if not leaves:
+        return None
     if not leaves[0][0]:
         return leaves[0][1]
     branches: dict[str | int, list[tuple[list[str | int], Leaf]]] = {}

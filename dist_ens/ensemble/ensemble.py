@@ -17,6 +17,7 @@ from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.data.checks import check_finite_inputs
 from dist_ens.ensemble import initial_state
 from dist_ens.ensemble.argument_checks import (
+    check_batch_specs,
     checked_counts,
     checked_dtype,
     checked_ids,
@@ -24,8 +25,9 @@ from dist_ens.ensemble.argument_checks import (
     checked_policy,
     explained_inputs,
     require_rows,
+    rows_of,
 )
-from dist_ens.ensemble.batches import CallBatches, as_batches
+from dist_ens.ensemble.batches import Batches, CallBatches
 from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.loss_checks import check_signature, explained_errors
@@ -49,9 +51,11 @@ from dist_ens.layout import (
     BATCHES,
     MEMBER_BATCH,
     MEMBERS,
+    REPLICATED,
     Layout,
     Waves,
     copied_like,
+    specs_of_batch,
     to_host,
 )
 from dist_ens.losses import Objective, Prediction, predict_leaves
@@ -64,7 +68,7 @@ from dist_ens.members.label_scale import (
 )
 from dist_ens.methods import LossFunction, MemberLoss, Method, loss_of_function, loss_of_objective
 from dist_ens.randomness import PREDICT, pinned_generator
-from dist_ens.state import State
+from dist_ens.state import State, refuse_lists
 from dist_ens.types import (
     Batch,
     Inputs,
@@ -77,6 +81,7 @@ from dist_ens.types import (
     Params,
     PyTree,
     Shapes,
+    Specs,
 )
 
 if TYPE_CHECKING:
@@ -122,6 +127,10 @@ class Ensemble:
             "skip". Default: updates are not checked.
         own_step: Step in place of a gradient of the loss and an update of the optimizer, which
             `from_step` sets. `loss` is then what scores the members, or None.
+        batch_specs: Parts of a batch that hold no rows, and are therefore not divided over the
+            data axis: a dict from their keys to "shared", such as `{"boundary": "shared"}`, or
+            "shared" for the whole batch. Every host gives equal arrays for them. It matters only
+            for a data axis above 1. Default: "batch", every leaf holds rows.
 
     Raises:
         UserError: If an argument has a value that it cannot have.
@@ -159,6 +168,7 @@ class Ensemble:
     dropout_samples: int | None = None
     failures: FailurePolicy | str | None = None
     own_step: OwnStep | None = None
+    batch_specs: Specs = "batch"
 
     @classmethod
     def from_step(
@@ -176,6 +186,7 @@ class Ensemble:
         member_ids: Sequence[int] | None = None,
         waves: int = 1,
         failures: FailurePolicy | str | None = None,
+        batch_specs: Specs = "batch",
     ) -> "Ensemble":
         """Returns an ensemble whose members take a step of your own.
 
@@ -205,6 +216,7 @@ class Ensemble:
             waves: See `Ensemble`.
             failures: See `Ensemble`. A step fails if its metric "loss" is not finite, or if a
                 finite number of the state becomes infinite or NaN.
+            batch_specs: See `Ensemble`.
 
         Raises:
             UserError: If an argument has a value that it cannot have.
@@ -234,6 +246,7 @@ class Ensemble:
             waves=waves,
             failures=failures,
             own_step=own_step,
+            batch_specs=batch_specs,
         )
 
     def __post_init__(self) -> None:
@@ -256,6 +269,7 @@ class Ensemble:
             "compute_dtype": checked_dtype(self.compute_dtype),
             "failures": checked_policy(self.failures),
         }
+        check_batch_specs(self.batch_specs, checked["microbatches"])
         if self.member_ids is not None:
             checked["member_ids"] = checked_ids(self.member_ids, checked["num_members"])
         if self.layout is None:
@@ -370,8 +384,10 @@ class Ensemble:
 
         Args:
             state: State of the ensemble. It is donated and must not be used again.
-            batch: Batch of the step, any pytree with leaves [batch, ...]. On several hosts, each
-                host gives the examples of its columns of the mesh, `layout.host_columns`.
+            batch: Batch of the step. With a data axis of 1 it may be any pytree of arrays, or
+                empty. With a longer one, its leaves are [batch, ...], but for those of
+                `batch_specs`. On several hosts, each host gives the examples of its columns of the
+                mesh, `layout.host_columns`.
 
         Returns:
             The new state, and metrics by name, float32[members]: `loss` and the auxiliary values of
@@ -379,7 +395,8 @@ class Ensemble:
             before the update.
 
         Raises:
-            UserError: If the batch does not fit the layout, or the loss function is not valid.
+            UserError: If a leaf of the batch does not divide over the data axis, or the loss
+                function is not valid.
         """
         _require_alive(state)
         here, state = self.at(self.with_record(state))
@@ -405,7 +422,9 @@ class Ensemble:
 
         Args:
             state: State of the ensemble or of some members, on any layout.
-            inputs: Inputs, any pytree with leaves [batch, ...].
+            inputs: Inputs, any pytree with leaves [batch, ...]. With a loss function, inputs whose
+                leaves have different lengths are given to the network as they are, and so are all
+                inputs of an ensemble with `batch_specs`.
             calibration: Calibration of the same state, from `dist_ens.calibrate`. Default: none.
 
         Returns:
@@ -422,7 +441,8 @@ class Ensemble:
         """
         here, needed, placed, size = self._placed(state, inputs)
         with explained_inputs(inputs, partial(here._outputs_of_one, needed)):
-            prediction = here._predict(needed, placed).first(size)
+            prediction = here._predict(needed, placed)
+        prediction = prediction if size is None else prediction.first(size)
         if state.class_names:
             prediction = dataclasses.replace(prediction, class_names=state.class_names)
         if calibration is None:
@@ -434,7 +454,7 @@ class Ensemble:
 
         Args:
             state: State of the ensemble or of some members, on any layout.
-            inputs: Inputs, any pytree with leaves [batch, ...].
+            inputs: Inputs; see `predict`.
 
         Raises:
             UserError: If the network was given without `apply` or does not take the inputs, or
@@ -654,12 +674,13 @@ class Ensemble:
 
     def _one_step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         if "step" not in self._programs:
-            placed = self.layout.placed(batch, BATCH, "The batch")
+            specs = specs_of_batch(self.batch_specs, batch)
+            placed = self.layout.placed(batch, specs, "The batch")
             execution = self._rule(state, placed) if self.execution == AUTO else self.execution
             self._programs["step"] = Lifted(
                 self.step,
                 layout=self.layout,
-                in_specs=(MEMBERS, BATCH),
+                in_specs=(MEMBERS, specs),
                 out_specs=MEMBERS,
                 # A single step is neither scanned nor dispatched with others.
                 execution=dataclasses.replace(Execution.parse(execution), steps=None),
@@ -670,14 +691,15 @@ class Ensemble:
             return self._programs["step"](state, batch)
 
     def _one_step_in_waves(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        of_step = jax.tree.map(lambda leaf: host_array(leaf)[None], batch)
-        state, metrics = self.update_steps(state, self.layout.put(of_step, BATCHES))
+        of_step = jax.tree.map(host_array, batch)
+        specs = specs_of_batch(self.batch_specs, batch)
+        state, metrics = self.update_steps(state, Batches.put(self.layout, [of_step], specs))
         return state, {name: values[0] for name, values in metrics.items()}
 
     def _rule(self, state: State, batch: Batch) -> str:
         """Returns the execution that the rule chooses for one step."""
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), batch)
-        return candidates(self.layout, self.traced_update(state, as_batches(one)), 1)[0]
+        traced = self.traced_update(state, Batches.shapes_of_step(batch))
+        return candidates(self.layout, traced, 1)[0]
 
     def _outputs(self, state: State, inputs: Inputs) -> Outputs:
         in_groups = self.num_groups > 1
@@ -743,8 +765,11 @@ class Ensemble:
             return lambda state, inputs: pool(self.outputs(state, inputs), state)
         return jax.jit(lambda state, inputs: pooled(self._outputs(state, inputs), state))
 
-    def _placed(self, state: State, inputs: Inputs) -> tuple["Ensemble", State, Inputs, int]:
-        """Returns ensemble, needed state and inputs on one layout, and the number of examples."""
+    def _placed(self, state: State, inputs: Inputs) -> tuple["Ensemble", State, Inputs, int | None]:
+        """Returns ensemble, needed state and inputs on one layout, and the number of examples.
+
+        The number is None if the inputs hold no rows, and are therefore not padded.
+        """
         if not self.member.has_apply:
             raise UserError(
                 "This ensemble cannot predict: its member has no apply. Give one to "
@@ -760,7 +785,12 @@ class Ensemble:
         if self.objective is not None:  # A loss function may take inputs that are missing.
             check_finite_inputs("The argument inputs", inputs)
         here, state = self.at(state)
-        placed, size = padded_inputs(here.layout, inputs)
+        size: int | None = None
+        if self.objective is None and (self.batch_specs != "batch" or rows_of(inputs) is None):
+            refuse_lists(inputs, "the argument inputs", and_numbers=False)
+            placed = here.layout.placed(inputs, REPLICATED, "The inputs")
+        else:
+            placed, size = padded_inputs(here.layout, inputs)
         return here, here._needed(state), placed, size
 
     def _needed(self, state: State) -> State:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dist_ens.ensemble.argument_checks import check_microbatches
+from dist_ens.ensemble.argument_checks import check_microbatches, rows_for_microbatches
 from dist_ens.losses.averaging import Ratio, averaged
 from dist_ens.types import Gradients, Metrics, ModelState, Params, PyTree
 
@@ -43,8 +43,7 @@ def gradients_in_parts(
     Raises:
         UserError: If the batch does not divide into the parts.
     """
-    for leaf in jax.tree.leaves(examples):
-        check_microbatches("microbatches", count, leaf.shape[0])
+    check_microbatches("microbatches", count, rows_for_microbatches(count, examples))
     parts = jax.tree.map(
         lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), examples
     )

@@ -11,11 +11,13 @@ from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
     check_lengths,
+    check_rows,
     copied,
     copied_like,
     copied_off_devices,
     copied_onto_devices,
     device_bytes,
+    global_shapes,
     put_everywhere,
     put_members,
     put_numbers,
@@ -38,6 +40,7 @@ from dist_ens.layout.specs import (
     is_spec,
     members_axes,
     named_specs,
+    specs_of_batch,
 )
 from dist_ens.layout.waves import Waves
 
@@ -59,6 +62,7 @@ __all__ = [
     "axis_of",
     "broadcast",
     "check_lengths",
+    "check_rows",
     "connect_hosts",
     "copied",
     "copied_like",
@@ -67,6 +71,7 @@ __all__ = [
     "data_index",
     "dealing_program",
     "device_bytes",
+    "global_shapes",
     "is_spec",
     "join_rows",
     "layout_of_row",
@@ -78,5 +83,6 @@ __all__ = [
     "put_members",
     "put_numbers",
     "read_onto_devices",
+    "specs_of_batch",
     "to_host",
 ]

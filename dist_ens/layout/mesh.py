@@ -21,9 +21,11 @@ from dist_ens.layout.specs import (
     ENSEMBLE,
     MEMBERS,
     REPLICATED,
+    axis_of,
     broadcast,
     is_spec,
     named_specs,
+    without_data,
 )
 from dist_ens.randomness import member_key, pinned_generator
 from dist_ens.state import as_held
@@ -133,8 +135,11 @@ class Layout:
         return f"{self.ensemble_axis} x {self.data_axis} ({ENSEMBLE} x {DATA})"
 
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
-        """Returns the sharding of a spec on this mesh."""
-        return NamedSharding(self.mesh, spec)
+        """Returns the sharding of a spec on this mesh.
+
+        Nothing is divided over a data axis of 1, so that a batch there may be any pytree of arrays.
+        """
+        return NamedSharding(self.mesh, spec if self.data_axis > 1 else without_data(spec))
 
     def shard_map(self, fn: Callable, in_specs: Specs, out_specs: Specs) -> Callable:
         """Returns a function that runs `fn` on each device's own part of its arguments.
@@ -148,6 +153,8 @@ class Layout:
             in_specs: Partition specs of the arguments, a tuple of tree prefixes.
             out_specs: Partition specs of the results, a tree prefix.
         """
+        if self.data_axis == 1:  # As in `sharding`.
+            in_specs, out_specs = jax.tree.map(without_data, (in_specs, out_specs), is_leaf=is_spec)
         return jax.shard_map(
             fn,
             mesh=self.mesh,
@@ -174,17 +181,26 @@ class Layout:
         if self.data_axis == 1:
             return self.shard_map(fn, in_specs, out_specs)
 
+        def within_a_row(leaf: jax.Array, spec: PartitionSpec) -> PartitionSpec:
+            axis = axis_of(spec, DATA)
+            if axis is None or leaf.ndim <= axis or leaf.shape[axis] % self.data_axis:
+                return REPLICATED  # Some leaves of a batch hold no rows.
+            return PartitionSpec(*(None,) * axis, DATA)
+
         def constrained(tree: Tree, specs: Specs) -> Tree:
-            of_leaves = map(_within_a_row, broadcast(specs, tree))
             leaves, structure = jax.tree.flatten(tree)
-            placed = map(jax.lax.with_sharding_constraint, leaves, of_leaves)
+            placed = map(
+                jax.lax.with_sharding_constraint,
+                leaves,
+                map(within_a_row, leaves, broadcast(specs, tree)),
+            )
             return jax.tree.unflatten(structure, placed)
 
         return jax.shard_map(
             lambda *args: constrained(fn(*constrained(args, in_specs)), out_specs),
             mesh=self.mesh,
-            in_specs=jax.tree.map(_of_rows, in_specs, is_leaf=is_spec),
-            out_specs=jax.tree.map(_of_rows, out_specs, is_leaf=is_spec),
+            in_specs=jax.tree.map(without_data, in_specs, is_leaf=is_spec),
+            out_specs=jax.tree.map(without_data, out_specs, is_leaf=is_spec),
             axis_names={ENSEMBLE},
             check_vma=False,
         )
@@ -204,9 +220,8 @@ class Layout:
             The tree as global arrays. Every host must call this.
 
         Raises:
-            UserError: If a batch does not divide over the data axis, or its leaves have different
-                lengths. Also if an array has another number of members, or a number does not fit
-                in 32 bits.
+            UserError: If a leaf of a batch does not divide over the data axis, an array has another
+                number of members, or a number does not fit in 32 bits.
 
         >>> layout = Layout.make(2, devices=jax.devices()[:2])
         >>> layout.put({"x": np.zeros((4, 3))})["x"].shape
@@ -449,7 +464,8 @@ class Layout:
                     "the mesh with layout.put, or make the layout with these devices."
                 )
             return jax.device_put(leaf, self.sharding(spec))
-        return self.put(leaf, spec)
+        # A copy, as in `put_batch`.
+        return self.put(np.array(leaf) if spec == REPLICATED else leaf, spec)
 
 
 def _explained(fn: Callable[..., Tree]) -> Callable[..., Tree]:
@@ -468,16 +484,6 @@ def _explained(fn: Callable[..., Tree]) -> Callable[..., Tree]:
             ) from error
 
     return explained
-
-
-def _of_rows(spec: PartitionSpec) -> PartitionSpec:
-    """Returns the part of a spec that divides an array over the rows of the mesh."""
-    return PartitionSpec(*(axis if axis == ENSEMBLE else None for axis in spec))
-
-
-def _within_a_row(spec: PartitionSpec) -> PartitionSpec:
-    """Returns the part of a spec that divides an array over the columns of the mesh."""
-    return PartitionSpec(*(axis if axis == DATA else None for axis in spec))
 
 
 def _lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:

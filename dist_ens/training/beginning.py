@@ -23,6 +23,7 @@ from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout, connect_hosts, copied_like, to_host
 from dist_ens.members.label_scale import set_label_scale
 from dist_ens.state import State, differing, leaf_types
+from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.steps_per_call import choose_steps_per_call
@@ -135,7 +136,7 @@ def begin_run(
             first,
             last_step,
             workdir=folder,
-            may_move=isinstance(train, OrderedSplit) and not layout.is_fixed,
+            may_move=not isinstance(train, BatchIterable) and not layout.is_fixed,
         )
         say(str(choice))
         if chosen.layout is not layout:
@@ -331,13 +332,12 @@ def _steps_per_call(
     cadences: tuple[int | Fraction | None, ...],
 ) -> int:
     """Returns the number of steps in one call of the update, if it was not given."""
-    if not isinstance(train, OrderedSplit) or ensemble.waves > 1:
+    if isinstance(train, BatchIterable) or ensemble.waves > 1:
         return 1
-    batch = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), train.batch
-    )
-    index = jax.ShapeDtypeStruct((1, train.order.global_batch_size), jnp.int32)
-    traced = ensemble.traced_update(state, Batches(batch, index))
+    index = None
+    if isinstance(train, OrderedSplit):
+        index = jax.ShapeDtypeStruct((train.order.global_batch_size,), jnp.int32)
+    traced = ensemble.traced_update(state, Batches.shapes_of_step(train.batch, index))
     # Only calls of one step can end where an epoch of a fractional number of steps ends.
     multiples = [int(each) if each.denominator == 1 else 1 for each in cadences if each is not None]
     return choose_steps_per_call(ensemble.layout, traced, *multiples)

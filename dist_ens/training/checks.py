@@ -12,11 +12,11 @@ from dist_ens.config import MOST_STEPS, whole_number
 from dist_ens.config.checks import require_coefficient
 from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.argument_checks import check_microbatches
+from dist_ens.ensemble.argument_checks import check_microbatches, rows_for_microbatches
 from dist_ens.ensemble.loss_checks import explained_errors, refuse_tracers
 from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.evaluation import label_checks
-from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS
+from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, specs_of_batch
 from dist_ens.losses import Objective
 from dist_ens.metrics import Metric
 from dist_ens.state import State, described
@@ -201,20 +201,23 @@ def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
     if ensemble.waves > 1:
         ensemble = ensemble.of_wave  # The state of all waves is not on the devices.
     layout, batch = ensemble.layout, train.batch
-    size = jax.tree.leaves(batch)[0].shape[0]
-    layout.check_batch_size("batch_size", size)
-    check_microbatches("microbatches", ensemble.microbatches, size // layout.data_axis)
+    specs = specs_of_batch(ensemble.batch_specs, batch)
+    if ensemble.microbatches > 1:
+        rows = rows_for_microbatches(ensemble.microbatches, batch)
+        check_microbatches("microbatches", ensemble.microbatches, rows // layout.data_axis)
     state = ensemble.abstract_state(batch)
     objective = ensemble.trained_objective
     if objective is not None and objective.num_outputs is not None:
         _check_outputs(ensemble, state, train)
-    index = jax.ShapeDtypeStruct((size,), jnp.int32)
+    index = None
+    if isinstance(train, OrderedSplit):  # Only its examples have positions.
+        index = jax.ShapeDtypeStruct((train.order.global_batch_size,), jnp.int32)
     step = layout.map_rows(
         lambda state, batch, index: jax.tree.map(
             lambda leaf: leaf[None],
             ensemble.step(jax.tree.map(lambda leaf: leaf[0], state), batch, index),
         ),
-        in_specs=(MEMBERS, BATCH, BATCH),
+        in_specs=(MEMBERS, specs, BATCH),
         out_specs=MEMBERS,
     )
     try:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-import jax
-
 from dist_ens import cluster
 from dist_ens.callbacks import ProgressBar, RunInfo
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.argument_checks import rows_of
 from dist_ens.ensemble.failures import FailedMember
 from dist_ens.ensemble.memory import explained_memory
 from dist_ens.errors import UserError, counted
@@ -147,7 +146,7 @@ def fit(
 
     Args:
         ensemble: Ensemble to train. With `execution="auto"` the candidates are timed first.
-        data: Training data, in one of three forms:
+        data: Training data, in one of four forms:
 
             - a dict (or another pytree) of arrays [examples, ...], which stay on the devices if
               they fit. Labels of classes may be their names, an array of text: the classes are
@@ -158,7 +157,10 @@ def fit(
               in which its host has a device (`layout.host_columns`). Hosts that share a column
               must yield the same examples for it. With `Layout.make(num_members,
               ensemble_axis=1)`, no two hosts share a column. With an ensemble axis as long as the
-              number of devices, all hosts share the only column.
+              number of devices, all hosts share the only column. With a data axis of 1, a batch
+              may be any pytree of arrays; see `Ensemble.batch_specs` for a longer one;
+            - None, for a loss function that draws its own examples from its key. It is given None
+              as its batch, and `init` is given None as its inputs.
         steps: Number of steps that the state will have seen at the end. It includes the steps of a
             given or restored state. Exactly one of `steps` and `epochs` must be given.
         epochs: Number of passes over the training examples, positive. A batch that a pass does not
@@ -249,7 +251,9 @@ def fit(
     data, held_out = with_validation(data, validation)
     train = training_data(data, batch_size, ensemble)
     if eval_data is not None or held_out is not None:
-        eval_data = eval_data_of(eval_data, held_out, checked_metrics(metrics), names)
+        eval_data = eval_data_of(
+            eval_data, held_out, checked_metrics(metrics), names, ensemble.batch_specs
+        )
     check_scoring(eval_data, eval_every, metrics)
     check_groups(ensemble, train)
     check_labels(ensemble, train, say)
@@ -317,7 +321,7 @@ def fit(
             begun.ensemble.ids.tolist(),
             begun.first_step,
             last_step,
-            jax.tree.leaves(train.batch)[0].shape[0],
+            rows_of(train.batch),
             directions,
             eval_steps,
         )
