@@ -1,5 +1,6 @@
 """The record of a run that was made in Python, and the check that it may resume a saved run."""
 
+import collections
 import dataclasses
 import os
 import re
@@ -47,7 +48,11 @@ _DIGITS = 12  # Number of digits of a hash that a message shows.
 
 # A leaf of a batch in a record, such as `['inputs'] float32[128, 64]`, and a key of its path.
 _LEAF = re.compile(r"(\S*) (\w+)\[([\d, ]*)\]")
-_KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]")
+_KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)")
+
+
+class _Field(str):
+    """The name of a field of a named tuple or a dataclass."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +166,8 @@ class StepRecord:
         """Returns shapes and types of the global batch, as `batch` describes them.
 
         Raises:
-            UserError: If the batch is neither an array nor made of dicts, lists and tuples.
+            UserError: If the batch is neither an array nor made of dicts, lists, tuples and classes
+                with named fields. A named tuple stands for such a class.
         """
         leaves = []
         for path, dtype, shape in _LEAF.findall(self.batch):
@@ -170,7 +176,10 @@ class StepRecord:
                     f"The batches of this run are {self.batch}, whose structure cannot be made "
                     "again from its description. Resume the run with fit, which knows its batches."
                 )
-            keys = [name if name else int(number) for name, number in _KEY.findall(path)]
+            keys = [
+                _Field(field) if field else name if name else int(number)
+                for name, number, field in _KEY.findall(path)
+            ]
             lengths = tuple(int(length) for length in shape.split(",") if length.strip())
             leaves.append((keys, jax.ShapeDtypeStruct(lengths, dtype)))
         return _tree_of(leaves)
@@ -332,6 +341,8 @@ def _tree_of(leaves: Sequence[tuple[list[str | int], Leaf]]) -> PyTree:
     for (first, *rest), leaf in leaves:
         branches.setdefault(first, []).append((rest, leaf))
     made = {key: _tree_of(branch) for key, branch in branches.items()}
+    if isinstance(next(iter(made)), _Field):
+        return collections.namedtuple("Batch", map(str, made))(*made.values())
     return tuple(made.values()) if isinstance(next(iter(made)), int) else made
 
 

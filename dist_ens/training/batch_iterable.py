@@ -26,6 +26,8 @@ from dist_ens.types import Batch, Data, KeyPath, Leaf, Shapes, Specs, Structure
 
 # Prefix of the position of an iterator without `get_state` that was first used after step 0.
 _BEGAN_AT = b"began"
+# Stands for the absence of a batch, since None is a batch without arrays.
+_NO_BATCH: Batch = object()
 
 
 class BatchIterable(TrainingData):
@@ -66,7 +68,7 @@ class BatchIterable(TrainingData):
         self._specs = specs_of_batch(batch_specs, self._first)
         check_rows(layout, self._first, self._specs)
         check_columns_agree(layout, self._first, self._specs)
-        self._waiting: Batch | None = self._first
+        self._waiting: Batch = self._first
         # Number of steps that the state had seen when it was given the data's first batch.
         self._began_at: int | None = None
 
@@ -98,7 +100,7 @@ class BatchIterable(TrainingData):
     @override
     def position(self) -> bytes | None:
         get_state = getattr(self._iterator, "get_state", None)
-        if self._waiting is not None:
+        if self._waiting is not _NO_BATCH:
             return None
         if get_state is None:
             return _BEGAN_AT + self._began_at.to_bytes(8, "big") if self._began_at else None
@@ -118,7 +120,7 @@ class BatchIterable(TrainingData):
                 state if kind == b"bytes" else json.loads(state)
             )
             self._num_passes = int.from_bytes(passes, "big")
-            self._num_batches, self._waiting = step, None
+            self._num_batches, self._waiting = step, _NO_BATCH
             return
         say(
             f"The data iterator has no state to restore (get_state and set_state): it is started "
@@ -136,7 +138,7 @@ class BatchIterable(TrainingData):
     def _first_of_all(self) -> Batch:
         """Returns the first batch; raises a `UserError` if there is none."""
         batch = self._next_of_pass()
-        if batch is None:
+        if batch is _NO_BATCH:
             raise UserError("The data yielded no batch. Give an iterable of at least one.")
         return batch
 
@@ -152,8 +154,8 @@ class BatchIterable(TrainingData):
         for step in steps:
             self._next(step, steps.stop, say)
 
-    def _next_of_pass(self) -> Batch | None:
-        """Returns the next batch as NumPy arrays; None at the end of the iterator.
+    def _next_of_pass(self) -> Batch:
+        """Returns the next batch as NumPy arrays; `_NO_BATCH` at the end of the iterator.
 
         Raises:
             UserError: If the batch is not a pytree of arrays, or has labels that are not valid.
@@ -161,7 +163,7 @@ class BatchIterable(TrainingData):
         try:
             batch = _as_arrays(next(self._iterator), self._num_batches, self._objective)
         except StopIteration:
-            return None
+            return _NO_BATCH
         objective = self._objective
         if objective is not None and isinstance(batch, Mapping) and objective.LABELS in batch:
             check_examples(objective, batch, f"batch {self._num_batches:,}")
@@ -179,14 +181,14 @@ class BatchIterable(TrainingData):
             UserError: If the batch has another structure, shape or type than the first.
             RunError: If the data ends and cannot be started again.
         """
-        batch, self._waiting = self._waiting, None
+        batch, self._waiting = self._waiting, _NO_BATCH
         while True:
-            if batch is None:
+            if batch is _NO_BATCH:
                 batch = self._next_of_pass()
-            if batch is None:
+            if batch is _NO_BATCH:
                 self._start_again(step, last_step)
                 batch = self._next_of_pass()
-                if batch is None:
+                if batch is _NO_BATCH:
                     raise RunError(
                         f"The data yielded no batch when it was started again after step {step:,}. "
                         "Give an iterable that can be started several times, or a function that "
@@ -195,7 +197,7 @@ class BatchIterable(TrainingData):
             self._num_batches += 1
             if self._fits(batch, step, say):
                 return batch
-            batch = None
+            batch = _NO_BATCH
 
     def _start_again(self, step: int, last_step: int) -> None:
         """Starts the iterable again after its end.
