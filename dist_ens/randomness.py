@@ -23,6 +23,9 @@ import jax.numpy as jnp
 # Numbers that `fold_in` takes to derive one key for each use from a member's key.
 INIT, UPDATE, EXAMPLES, PREDICT, OPTIMIZER = 0, 1, 2, 3, 4
 
+# Version of these rules, which the record of a run names. Raise it when one of them changes.
+KEY_RULE = 2
+
 _GENERATOR = "threefry2x32"
 
 

@@ -268,7 +268,7 @@ def test_own_loop_is_a_loop_over_members(layout, monkeypatch):
         return optax.apply_updates(params, updates), opt_state
 
     for member_id, member in enumerate(de.unstack_members(members)):
-        by_hand, opt_state = example.init_of_one_member(key_of(member_id))
+        by_hand, opt_state = example.init_of_one_member(jax.random.fold_in(key_of(member_id), 0))
         for batch, key in zip(batches, keys, strict=True):
             by_hand, opt_state = step_by_hand(by_hand, opt_state, batch, key)
         assert_same(member, (by_hand, opt_state))
@@ -364,7 +364,7 @@ def test_a_q_ensemble_is_a_loop_over_members(layout, monkeypatch):
 
     learn_by_hand = jax.jit(lambda agent: jax.lax.scan(example.step, agent, example.TIMES))
     for member_id in range(NUM_MEMBERS):
-        agent, distance = learn_by_hand(example.init(key_of(member_id)))
+        agent, distance = learn_by_hand(example.init(jax.random.fold_in(key_of(member_id), 0)))
         found = jax.tree.map(lambda leaf: leaf[member_id], (agents[:4], distances))  # noqa: B023
         assert_same(found, (agent[:4], distance))
 

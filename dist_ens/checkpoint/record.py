@@ -87,6 +87,8 @@ class StepRecord:
         leaves: Hash of the names, types and shapes of the state's leaves; None if an older version
             wrote the record.
         class_names: Names of the classes in the order of their numbers; None if they have none.
+        key_rule: Version of the rules in `dist_ens.randomness`; None if an older version wrote the
+            record.
 
     Raises:
         UserError: If a number is out of its range, or the ids are not as many as the members.
@@ -111,6 +113,7 @@ class StepRecord:
     examples: str | None = None
     leaves: str | None = None
     class_names: tuple[str, ...] | None = None
+    key_rule: int | None = None
 
     def __post_init__(self) -> None:
         whole_number("num_members", self.num_members, least=1)
@@ -267,13 +270,19 @@ def check_resumes(
         return []
     if _OF_CONFIG in record:
         require_config_record(saved_record, folder)
-        return []
-    if _OF_CONFIG in saved_record:
+    elif _OF_CONFIG in saved_record:
         command = command_line("dist-ens", "train", workdir=folder)
         raise UserError(
             f"{quoted(folder)} holds a run that was started from a config. Resume it with "
             f"`{command}` and its --config, or choose another folder for this run."
         )
+    if record.get("key_rule") != saved_record.get("key_rule") and resume != "anyway":
+        raise UserError(
+            f"{quoted(folder)} holds a run of another version of dist_ens, whose members draw "
+            "other random numbers. Resume it with that version, or choose another folder."
+        )
+    if _OF_CONFIG in record:
+        return []
     here, there = StepRecord.from_dict(record), StepRecord.from_dict(saved_record)
     different = here.differences(there)
     if different and resume != "anyway":

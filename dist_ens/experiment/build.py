@@ -30,6 +30,7 @@ from dist_ens.members import (
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
 from dist_ens.models import make_model
 from dist_ens.optimizers import make_optimizer
+from dist_ens.randomness import KEY_RULE
 from dist_ens.state import State
 from dist_ens.training import EvalData, OrderedSplit
 from dist_ens.types import Batch
@@ -90,7 +91,8 @@ def build(
             "the config names, and the source that was given has no validation split. Give "
             "source.with_validation(share)."
         )
-    run = Run(experiment, source.spec, source.num_train_examples, member_file)
+    count = source.num_train_examples
+    run = Run(experiment, source.spec, count, member_file, key_rule=KEY_RULE)
     rows = experiment.layout.ensemble_axis
     devices = cluster.devices_for(run.num_members, rows)
     layout = Layout.make(run.num_members, ensemble_axis=rows, devices=devices)

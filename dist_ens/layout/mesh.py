@@ -27,7 +27,7 @@ from dist_ens.layout.specs import (
     named_specs,
     without_data,
 )
-from dist_ens.randomness import member_key, pinned_generator
+from dist_ens.randomness import INIT, member_key, pinned_generator
 from dist_ens.state import as_held
 from dist_ens.types import Array, Key, Leaf, PyTree, Specs, Tree
 
@@ -246,7 +246,8 @@ class Layout:
     def init(self, fn: Callable[[Key], Tree], key: Key) -> Tree:
         """Returns the states of all members, each created on the device that will hold it.
 
-        The state of member `i` is `fn(jax.random.fold_in(key, i))`.
+        Member `i` is given the key `fold_in(fold_in(key, i), 0)`. With `jax.random.key(seed)`, it
+        is the key with which an `Ensemble` of this seed initialises its member `i`.
 
         Args:
             fn: Function that makes one member's state, any pytree of arrays, from a key.
@@ -259,7 +260,11 @@ class Layout:
         >>> layout.init(lambda key: jax.random.normal(key, (3,)), jax.random.key(0)).shape
         (4, 3)
         """
-        return self.born(lambda number: fn(jax.random.fold_in(key, number)))
+        return self.born(
+            pinned_generator()(
+                lambda number: fn(jax.random.fold_in(jax.random.fold_in(key, number), INIT))
+            )
+        )
 
     def member_keys(self, seed: int) -> jax.Array:
         """Returns a key for each member: `fold_in(key(seed), member_id)`, keys[members].

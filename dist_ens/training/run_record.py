@@ -13,6 +13,7 @@ from dist_ens.data.source import fingerprint_of
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
 from dist_ens.json_text import JsonDict
+from dist_ens.randomness import KEY_RULE
 from dist_ens.state import leaf_types
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
@@ -118,6 +119,7 @@ def record_of(ensemble: Ensemble, batch: Batch) -> PythonRecord:
             fingerprint=fingerprint_of_step(ensemble, batch),
             versions=versions(),
             leaves=_hash_of_leaves(ensemble.abstract_state(batch)),
+            key_rule=KEY_RULE,
         )
     )
 
