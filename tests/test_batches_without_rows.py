@@ -139,16 +139,18 @@ def test_update_trains_as_by_hand(kind, mesh):
     require_equal(state, kind)
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize(
-    "options",
-    [{"execution": "loop"}, {"execution": "auto"}, {"waves": 2}],
-    ids=["loop", "auto", "waves"],
+    ("mesh", "options"),
+    [
+        ((1, 1), {"execution": "auto"}),
+        ((4, 1), {"execution": "loop"}),
+        ((2, 2), {"execution": "loop"}),
+        ((2, 2), {"waves": 2}),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("kind", LOSSES)
-def test_fit_trains_as_by_hand_with_several_steps_in_a_call(kind, options, mesh):
-    if options.get("waves") and mesh[0] == MEMBERS:
-        mesh = (2, 1)
+def test_fit_trains_as_by_hand_with_several_steps_in_a_call(kind, mesh, options):
     found = fit(ensemble_of(kind, mesh, **options), data_of(kind), steps_per_call=2)
     require_equal(found.state, kind)
 

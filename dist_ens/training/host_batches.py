@@ -67,11 +67,6 @@ def check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
         digests[column] = _digest(b"".join(leaf.tobytes() for leaf in rows))
     digests[-1] = _digest(b"".join(leaf.tobytes() for leaf, spec in leaves if spec == REPLICATED))
     of_hosts = multihost_utils.process_allgather(digests)  # [hosts, columns + 1, numbers]
-    if (of_hosts[:, -1] != of_hosts[:1, -1]).any():
-        raise UserError(
-            "The hosts yield different values of the leaves that batch_specs calls shared, so that "
-            "members would not see the same batch. Yield the same values on every host."
-        )
     for column in range(layout.data_axis):
         feeding = np.flatnonzero(of_hosts[:, column].any(axis=1))
         if (of_hosts[feeding, column] != of_hosts[feeding[:1], column]).any():
@@ -81,6 +76,11 @@ def check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
                 "the same examples on hosts that share columns (layout.host_columns), or give "
                 "each host columns of its own with Layout.make(num_members, ensemble_axis=1)."
             )
+    if (of_hosts[:, -1] != of_hosts[:1, -1]).any():
+        raise UserError(
+            "The hosts yield different values of the leaves that batch_specs calls shared, so that "
+            "members would not see the same batch. Yield the same values on every host."
+        )
 
 
 def _digest(content: bytes) -> np.ndarray:
