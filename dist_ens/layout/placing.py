@@ -223,7 +223,8 @@ def check_rows(layout: "Layout", tree: PyTree, specs: Specs) -> None:
         UserError: If a leaf has no axis of rows, or the number of columns does not divide its
             length.
     """
-    if layout.data_axis == 1:
+    has_rows = any(DATA in tuple(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec))
+    if layout.data_axis == 1 or not has_rows:
         return
     for number, (leaf, spec) in enumerate(
         zip(jax.tree.leaves(tree), broadcast(specs, tree), strict=True)
