@@ -354,7 +354,8 @@ def test_members_have_different_keys():
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_buffer_may_be_filled_again_after_a_call(devices):
+@pytest.mark.parametrize("spec", ["batch", "shared"])
+def test_a_buffer_may_be_filled_again_after_a_call(spec, devices):
     layout = layout_of(1, devices, num_members=1)
 
     def late_sum(w, x):  # The sum is computed after many products, when the buffer has changed.
@@ -365,7 +366,7 @@ def test_a_buffer_may_be_filled_again_after_a_call(devices):
     lifted = de.lift(
         late_sum,
         layout=layout,
-        in_specs=("members", "batch"),
+        in_specs=("members", spec),
     )
     w, buffer = layout.put(np.ones((1, 400, 400)), "members"), np.ones((4096, 8), np.float32)
     lifted(w, buffer)  # It compiles.
