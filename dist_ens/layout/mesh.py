@@ -214,7 +214,7 @@ class Layout:
                 whole array.
             spec: Spec of the arrays: "members" ([members, ...]), "batch" ([batch, ...], the same
                 for all members), "member_batch" ([members, batch, ...]) or "shared" ([...]), or a
-                tree prefix of these.
+                tree prefix of these. With a data axis of 1, a batch may be any pytree of arrays.
 
         Returns:
             The tree as global arrays. Every host must call this.
