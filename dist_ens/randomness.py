@@ -2,10 +2,11 @@
 
     key of a member     = fold_in(key(seed), member_id)
     key of its init     = fold_in(member key, INIT)
-    key of a step       = fold_in(fold_in(fold_in(member key, UPDATE), step), column of the mesh)
+    key of a step       = fold_in(fold_in(member key, UPDATE), step)
     key of its examples = fold_in(member key, EXAMPLES), for a bootstrap sample
-    key of a prediction = fold_in(fold_in(member key, PREDICT), column of the mesh)
-    key of an optimizer = fold_in(fold_in(fold_in(member key, OPTIMIZER), word 0), word 1)
+    key of a prediction = fold_in(member key, PREDICT)
+    key of an optimizer = fold_in(fold_in(member key, OPTIMIZER), step), which its update is given
+    key in its state    = fold_in(fold_in(fold_in(member key, OPTIMIZER), word 0), word 1)
 
 The two words are those of the key that the optimizer itself would keep in its state.
 
@@ -22,6 +23,9 @@ import jax.numpy as jnp
 
 # Numbers that `fold_in` takes to derive one key for each use from a member's key.
 INIT, UPDATE, EXAMPLES, PREDICT, OPTIMIZER = 0, 1, 2, 3, 4
+
+# Version of these rules, which the record of a run names. Raise it when one of them changes.
+KEY_RULE = 2
 
 _GENERATOR = "threefry2x32"
 

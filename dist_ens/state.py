@@ -10,6 +10,7 @@ import numpy as np
 from dist_ens.errors import UserError, counted
 from dist_ens.host_keys import generator_of, host_array
 from dist_ens.narrowing import held_dtype, narrowed
+from dist_ens.signatures import name_of
 from dist_ens.types import (
     Key,
     KeyPath,
@@ -320,6 +321,12 @@ def require_arrays(tree: PyTree) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
             name = type(leaf).__name__
+            if callable(leaf):
+                raise UserError(
+                    f"Leaf {leaf_name(path)} of a member is {name_of(leaf)}, a function. Keep "
+                    "functions out of the state. equinox.partition(module, equinox.is_array) "
+                    "splits a module into its arrays and the rest."
+                )
             raise UserError(
                 f"Leaf {leaf_name(path)} of a member is an object of class {name!r}, which is "
                 "neither an array nor registered as a pytree. Register it: put "

@@ -62,7 +62,9 @@ OptState: TypeAlias = Any
 """State of an optimizer, a pytree of arrays."""
 
 Batch: TypeAlias = Any
-"""Examples of one step, a pytree of arrays [batch, ...], such as a dict of inputs and labels."""
+"""Examples of one step, a pytree of arrays [batch, ...], such as a dict of inputs and labels.
+
+A loss function may take any pytree of arrays, such as a graph, or None."""
 
 Inputs: TypeAlias = Any
 """Inputs of a network for a batch, a pytree of arrays [batch, ...]."""
@@ -77,7 +79,9 @@ Outputs: TypeAlias = Any
 """Outputs of a network for a batch, in most cases one array such as logits [batch, classes]."""
 
 Data: TypeAlias = Any
-"""Examples to train on or to score: arrays [examples, ...], a source, or an iterable of batches."""
+"""Examples to train on or to score: arrays [examples, ...], a source, or an iterable of batches.
+
+None trains a loss function that draws its own examples."""
 
 Callback: TypeAlias = Any
 """A function that is called after updates, or an object with hooks; see `dist_ens.callbacks`."""

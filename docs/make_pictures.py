@@ -115,7 +115,7 @@ def draw_mesh(rows: int = 4, columns: int = 2, members: int = 8) -> None:
     axes.text(
         middle,
         -0.3,
-        "Gradients are averaged within a row. Nothing crosses between rows.",
+        "Sums are exchanged within a row. Nothing crosses between rows.",
         fontsize=8.5,
         ha="center",
         color="tab:red",

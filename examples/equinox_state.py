@@ -1,7 +1,6 @@
 """An equinox network with state: BatchNorm with statistics of the whole batch, on all devices.
 
-Each device has one part of the batch, under the axis name "batch". "data" is the axis of the
-devices that share a batch. The statistics are averaged over both axes.
+Equinox gives the axis of the examples a name, "batch". The devices that share a batch need none.
 
 Result: an accuracy above 0.9 on digits by writers who are not in the training data.
 """
@@ -19,10 +18,10 @@ class Network(eqx.Module):
     norm: eqx.nn.BatchNorm
     last: eqx.nn.Linear
 
-    def __init__(self, key, axis_name="batch"):
+    def __init__(self, key):
         keys = jax.random.split(key)
         self.first = eqx.nn.Linear(64, 64, key=keys[0])
-        self.norm = eqx.nn.BatchNorm(64, axis_name=axis_name, mode="batch")
+        self.norm = eqx.nn.BatchNorm(64, axis_name="batch", mode="batch")
         self.last = eqx.nn.Linear(64, 10, key=keys[1])
 
     def __call__(self, x, state, key=None):

@@ -33,7 +33,7 @@ def apply(params, model_state, batch, key, train):
 
 def loss_fn(params, model_state, batch, key):
     predicted, _ = apply(params, model_state, batch, key, True)
-    energy_loss = de.losses.batch_mean((predicted["energies"] - batch["energies"]) ** 2)
+    energy_loss = ((predicted["energies"] - batch["energies"]) ** 2).mean()
     squared = ((predicted["forces"] - batch["forces"]) ** 2).sum(axis=-1)
     force_loss = de.losses.batch_mean(squared, weights=batch["mask"])
     return energy_loss + 10 * force_loss, (model_state, {"force_loss": force_loss})

@@ -46,6 +46,7 @@ _REPLACED = {
     "make_optimizer": ("optimizer",),
     "make_objective": _NAMED_LOSS,
     "make_loss": _NAMED_LOSS,
+    "make_step": ("model", "optimizer"),
     "make_source": ("data.source",),
 }
 

@@ -172,7 +172,9 @@ def _merge(workdir: pathlib.Path) -> int:
 
 def _extend(workdir: pathlib.Path) -> int:
     """Trains more members, and writes a new run that has all of them."""
-    members = extend(workdir, _ids(), _to(), own_parts=_CONFIG.own_parts)
+    members = extend(
+        workdir, _ids(), _to(), own_parts=_CONFIG.own_parts, open_source=_CONFIG.open_source
+    )
     return ExitCode.PREEMPTED if members is None else _told(members)
 
 

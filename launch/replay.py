@@ -44,7 +44,13 @@ def main() -> int:
         )
     if _MEMBER.value is None:
         raise UserError("--member is missing. Give the id of one member, such as --member=0.")
-    found = replay(_RUN[0], _MEMBER.value, until=_UNTIL.value, own_parts=_CONFIG.own_parts)
+    found = replay(
+        _RUN[0],
+        _MEMBER.value,
+        until=_UNTIL.value,
+        open_source=_CONFIG.open_source,
+        own_parts=_CONFIG.own_parts,
+    )
     PlainConsole().print(_sentence(found), soft_wrap=True)
     is_same = found.largest[1] <= _TOLERANCE.value  # False for NaN.
     return ExitCode.DONE if is_same else ExitCode.FAULT

@@ -26,6 +26,7 @@ NAMES = (
     "finished_run",
     "force_field",
     "q_ensemble",
+    "gan",
     "masked_lm",
     "equinox_state",
 )
@@ -113,6 +114,12 @@ def test_a_q_ensemble_drives_its_carts_to_the_goal():
     distances = load("q_ensemble").main()
     assert distances.shape == (8, 2000)
     assert distances[:, -400:].mean(axis=1).max() < 0.35
+
+
+def test_gans_learn_a_ring():
+    shown = load("gan")
+    before, after = (each.mean_member["loss"] for each in (shown.before, shown.result.scores))
+    assert after < before / 5
 
 
 def test_a_masked_language_model_finds_masked_tokens():
@@ -261,7 +268,7 @@ def test_own_loop_is_a_loop_over_members(layout, monkeypatch):
         return optax.apply_updates(params, updates), opt_state
 
     for member_id, member in enumerate(de.unstack_members(members)):
-        by_hand, opt_state = example.init_of_one_member(key_of(member_id))
+        by_hand, opt_state = example.init_of_one_member(jax.random.fold_in(key_of(member_id), 0))
         for batch, key in zip(batches, keys, strict=True):
             by_hand, opt_state = step_by_hand(by_hand, opt_state, batch, key)
         assert_same(member, (by_hand, opt_state))
@@ -357,7 +364,7 @@ def test_a_q_ensemble_is_a_loop_over_members(layout, monkeypatch):
 
     learn_by_hand = jax.jit(lambda agent: jax.lax.scan(example.step, agent, example.TIMES))
     for member_id in range(NUM_MEMBERS):
-        agent, distance = learn_by_hand(example.init(key_of(member_id)))
+        agent, distance = learn_by_hand(example.init(jax.random.fold_in(key_of(member_id), 0)))
         found = jax.tree.map(lambda leaf: leaf[member_id], (agents[:4], distances))  # noqa: B023
         assert_same(found, (agent[:4], distance))
 
@@ -387,7 +394,7 @@ def test_an_equinox_network_is_a_loop_over_members(layout):
     result = fitted(member, de.losses.categorical(10), data, layout, batch_size=BATCH_SIZE)
 
     def make(key):
-        return eqx.nn.make_with_state(example.Network)(key, axis_name="batch")
+        return eqx.nn.make_with_state(example.Network)(key)
 
     def init(key, batch):
         network, state = make(key)

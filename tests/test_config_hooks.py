@@ -119,6 +119,7 @@ def test_the_data_of_the_file_wins_over_the_name_of_the_source(tmp_path):
         ("def make_optimizer(spec): pass", "optimizer.b1=0.5", "make_optimizer"),
         ("def make_objective(spec): pass", "loss.beta=0.5", "make_objective"),
         ("def make_loss(spec): pass", "loss.name=mse", "make_loss"),
+        ("def make_step(spec): pass", "optimizer.learning_rate=0.5", "make_step"),
         ("def make_source(data_config): pass", "data.source=digits", "make_source"),
     ],
 )
@@ -204,6 +205,7 @@ def make_objective(spec):
         ("def make_loss(spec): return lambda p, b: 0", "returned <lambda>(p, b), not a function"),
         ("def make_loss(spec): return 3", "make_loss in "),
         ("def make_loss(spec): pass", "returned None, not a function loss(params, model_state, b"),
+        ("def make_step(spec): return {'step': print}", "returned a dict, not a dict of functions"),
         ("import optax\ndef make_optimizer(spec): return optax.adam", "returned adam(learning_r"),
         ("import optax\ndef make_optimizer(spec): return optax.MultiSteps", "the class MultiSt"),
         ("def make_metrics(spec): return 'ece'", "returned a str, not a list of metrics, each"),
@@ -216,6 +218,10 @@ def make_objective(spec):
         (
             "def make_loss(spec): pass\ndef make_objective(spec): pass",
             "defines make_objective and make_loss, and a run has one loss. Remove one",
+        ),
+        (
+            "def make_loss(spec): pass\ndef make_step(spec): pass",
+            "defines make_step and make_loss, and a step takes the place of the network",
         ),
     ],
 )

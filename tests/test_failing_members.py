@@ -477,7 +477,7 @@ def updated_record(losses, record):
     """Returns a record after some losses, and the cause of the last, with a threshold of 10."""
     policy = de.FailurePolicy(policy="skip", loss_threshold=10)
     for loss in np.float32(losses):
-        cause = int(_cause_of(policy, record, loss, ()))
+        cause = int(_cause_of(policy, record, loss, 0))
         record = _with_loss(record, loss, cause == 0)
     return record, cause
 

@@ -3,6 +3,7 @@
 import json
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import dist_ens as de
 from dist_ens.checkpoint import CheckpointStore
 from dist_ens.errors import UserError
+from dist_ens.randomness import UPDATE, member_key
 from test_bad_input import CLASSES, DATA, EXAMPLES, classifier, with_loss
 from test_bad_input import fit as train
 from test_bad_input import loss_fn as loss_of_pytree
@@ -192,3 +194,21 @@ def test_hosts_that_yield_different_examples_for_one_column_are_both_refused(sai
             "Hosts [0, 1] feed column 0 of the mesh 8 x 1 (ensemble x data), and yield different "
             "examples for it, so that members would not see the same batch. Yield the same"
         )
+
+
+def test_leaves_that_are_shared_are_the_same_on_all_hosts(said_by_two):
+    for of_host in said_by_two:
+        # The mean of the rows of both hosts, (1 + 2) / 2, and ten times the points of both, 2.
+        assert of_host["points"] == pytest.approx(1.5 + 10 * 2)
+        assert of_host["other points"].startswith(
+            "The hosts yield different values of the leaves that batch_specs calls shared, so that"
+        )
+
+
+def test_hosts_draw_the_same_points_without_data(said_by_two):
+    drawn = [
+        jax.random.uniform(jax.random.fold_in(jax.random.fold_in(member_key(0, i), UPDATE), 0))
+        for i in range(2)
+    ]
+    for of_host in said_by_two:
+        assert of_host["nothing"] == pytest.approx(float(np.mean(drawn)))

@@ -284,6 +284,55 @@ def test_a_run_with_a_loss_function_is_planned_and_scored_by_its_commands(tmp_pa
     assert "--shift asks for predictions, and the loss of this run is a function" in ended.stderr
 
 
+WITH_STEP = (
+    OWN.replace('model=dict(name="mlp", hidden_sizes=(4,)),', "")
+    .replace("optimizer=dict(learning_rate=0.1),", "")
+    .replace('pooling="vote", ', "")
+    + """
+import jax
+import optax
+
+def make_step(spec):
+    def init(key, batch):
+        return {"w": jax.random.normal(key, (4, spec.num_classes)), "key": key}
+
+    def apply(state, inputs):
+        return inputs @ state["w"]
+
+    def step(state, batch, key):
+        def loss_of(w):
+            losses = optax.softmax_cross_entropy_with_integer_labels
+            return losses(batch["inputs"] @ w, batch["labels"]).mean()
+
+        loss, grad = jax.value_and_grad(loss_of)(state["w"])
+        return state | {"w": state["w"] - 0.1 * grad}, {"loss": loss}
+
+    return {"init": init, "step": step, "apply": apply}
+"""
+)
+
+
+def test_a_run_with_a_step_of_its_own_is_planned_scored_and_extended_by_its_commands(tmp_path):
+    (tmp_path / "own.py").write_text(WITH_STEP)
+    config, workdir = f"--config={tmp_path / 'own.py'}", f"--workdir={tmp_path / 'run'}"
+    ended = dist_ens("plan", config)
+    assert ended.returncode == 0, ended.stderr
+    assert "The best mesh for 3 members" in ended.stdout
+    assert dist_ens("train", config, workdir).returncode == 0
+    ended = dist_ens("evaluate", config, workdir, f"--json={tmp_path / 'scores.json'}")
+    assert ended.returncode == 0, ended.stderr
+    members = json.loads((tmp_path / "scores.json").read_text())["members"]
+    run = de.load(tmp_path / "run", config=tmp_path / "own.py")
+    assert [m["nll"] for m in run.evaluate().members] == pytest.approx([m["nll"] for m in members])
+    to = f"--to={tmp_path / 'more'}"
+    ended = dist_ens("members", str(tmp_path / "run"), "extend", "--members=3", to, config)
+    assert ended.returncode == 0, ended.stderr
+    more = de.load(tmp_path / "more", config=tmp_path / "own.py")
+    assert more.state.member_id.tolist() == [0, 1, 2, 3]
+    ended = dist_ens("replay", str(tmp_path / "more"), "--member=3", config)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_out_of_bag_predictions_are_of_the_data_that_the_config_file_makes(tmp_path):
     (tmp_path / "own.py").write_text(
         OWN.replace("global_batch_size=8", "global_batch_size=8, examples='bootstrap'").replace(

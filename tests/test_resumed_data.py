@@ -81,6 +81,13 @@ def test_facts_of_data_that_one_record_lacks_are_not_compared():
         check_resumes(RECORD | FACTS, RECORD | changed, "runs/a")
 
 
+@pytest.mark.parametrize("record", [RECORD, {"experiment": {}}], ids=["python", "config"])
+def test_a_run_whose_members_draw_other_random_numbers_is_not_resumed(record):
+    message = "^runs/a holds a run of another version of dist_ens, whose members draw other random"
+    with pytest.raises(UserError, match=message):
+        check_resumes(record | {"key_rule": 2}, record, "runs/a")
+
+
 def test_all_hosts_compare_the_examples_of_process_0(tmp_path, monkeypatch):
     sent = cluster.bytes_of_main  # The steps of checkpoints are sent too, and are shorter.
     monkeypatch.setattr(

@@ -73,6 +73,33 @@ def main(coordinator, process_id, folder):
             de.fit(ensemble, data, steps=2, progress=False, callbacks=callbacks)
         except (UserError, RunError) as error:
             said[name] = str(error)
+
+    def loss_fn(params, model_state, batch, key):
+        drawn = jax.random.uniform(key) + 0 * params["w"].sum()
+        if batch is not None:
+            drawn = 0 * drawn + batch["inner"].mean() + 10 * batch["boundary"].mean()
+        return drawn, (model_state, {})
+
+    # Rows of both hosts, and points on the boundary that both must yield alike.
+    inner = np.full((4, 3), 1 + int(process_id), np.float32)
+    for name, boundary in {"points": 2, "other points": int(process_id), "nothing": None}.items():
+        data = None
+        if boundary is not None:
+            data = [{"inner": inner, "boundary": np.full((3, 3), boundary, np.float32)}]
+        ensemble = de.Ensemble(
+            de.as_member(init=network[0]),
+            optax.sgd(0.1),
+            loss_fn,
+            num_members=2,
+            layout=de.Layout.make(2, ensemble_axis=1),
+            execution="vmap",
+            batch_specs="batch" if data is None else {"boundary": "shared"},
+        )
+        try:
+            result = de.fit(ensemble, data, steps=1, log_every=1, progress=False)
+            said[name] = result.history[0]["train/loss"]
+        except UserError as error:
+            said[name] = str(error)
     (pathlib.Path(folder) / f"said_{process_id}.json").write_text(json.dumps(said))
 
 

@@ -96,7 +96,7 @@ class RunInfo(NamedTuple):
         member_ids: Ids of the members, in the order of the state.
         first_step: Number of steps already taken.
         last_step: Number of steps of the whole run.
-        batch_size: Number of examples of a step, over all hosts.
+        batch_size: Number of examples of a step, over all hosts. None if the batches have no rows.
         directions: Direction of each score by its name: "lower" or "higher" is better, or None
             if neither is. Empty if there is no data to score.
         eval_every: Number of steps between two evaluations, which need not be whole if they are
@@ -111,7 +111,7 @@ class RunInfo(NamedTuple):
     member_ids: Sequence[int]
     first_step: int
     last_step: int
-    batch_size: int
+    batch_size: int | None
     directions: Mapping[str, str | None] = MappingProxyType({})
     eval_every: int | Fraction | None = None
 

@@ -10,16 +10,22 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import jax
+
 from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.kept import Kept
 from dist_ens.checkpoint.opened import OpenCheckpoints
-from dist_ens.checkpoint.record import RESUMES, check_resumes
+from dist_ens.checkpoint.record import LOOP_RECORD, RESUMES, check_resumes
 from dist_ens.checkpoint.run_folder import locked, require_writable_folder
 from dist_ens.checkpoint.store import CheckpointStore
+from dist_ens.commands import quoted
 from dist_ens.config import whole_number
 from dist_ens.errors import UserError, value_and_kind
 from dist_ens.json_text import Json, JsonDict
+from dist_ens.layout import MEMBERS, Layout, check_lengths
 from dist_ens.paths import given_path
+from dist_ens.state import described
+from dist_ens.types import PyTree, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +96,86 @@ class Checkpoints:
             )
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+
+    def save(self, step: int, state: PyTree) -> None:
+        """Saves the members of a loop of your own, and waits until they are on disk.
+
+        The checkpoint is complete or not there at all, also after a kill. The newest `keep` are
+        kept. The times of `every_secs` and `every_steps` are those of `fit`. Every host must call
+        this.
+
+        Args:
+            step: Number of steps that the members have taken, larger than that of any checkpoint in
+                the folder.
+            state: Members, any pytree of arrays [members, ...] on a layout, as `layout.init` or a
+                lifted function returns them.
+
+        Raises:
+            UserError: If the folder holds this step or a later one, or something else than such
+                members. Also if a leaf is no such array.
+            RunError: If the checkpoint cannot be written.
+        """
+        whole_number("step", step, least=1)
+        leaves = jax.tree.leaves(state)
+        lengths = {leaf.shape[:1] if isinstance(leaf, jax.Array) else () for leaf in leaves}
+        if len(lengths) != 1 or lengths == {()}:
+            raise UserError(
+                f"The state is {described(state)[:300]}, and each leaf must be a JAX array "
+                "[members, ...]. Give what layout.init or a lifted function returned, or "
+                "layout.put(state, 'members')."
+            )
+        with self.open(LOOP_RECORD) as opened:
+            if step <= opened.saved_step:
+                raise UserError(
+                    f"{quoted(self.folder)} holds step {opened.saved_step} already, and step "
+                    f"{step} is not after it. Begin with restore to continue, or choose another "
+                    "folder."
+                )
+            opened.save(step, state, is_last=True)
+
+    def restore(self, layout: Layout, like: Tree) -> tuple[int, Tree]:
+        """Returns the newest step of a loop of your own, and its members on a layout.
+
+        Every byte is compared with what was saved. A damaged checkpoint is set aside, and the one
+        before it is used, unless `resume` is "strict". Every host must call this.
+
+        Args:
+            layout: Layout of the members. It may differ from the one they were saved from.
+            like: Pytree with the structure, shapes and types of the members, such as
+                `layout.init(...)`, or their `jax.ShapeDtypeStruct`.
+
+        Returns:
+            The step and the members. 0 and `like` if the folder has no checkpoint.
+
+        Raises:
+            UserError: If the folder holds a run of `fit`, or `like` has another number of members
+                than the layout.
+            RunError: If the saved members have another structure, shape or type, or all checkpoints
+                are damaged.
+
+        >>> import tempfile
+        >>> layout = Layout.make(4, ensemble_axis=1, devices=jax.devices()[:1])
+        >>> members = layout.init(lambda key: {"w": jax.random.normal(key)}, jax.random.key(0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Checkpoints(folder).save(10, members)
+        ...     step, restored = Checkpoints(folder).restore(layout, members)
+        >>> step, bool((restored["w"] == members["w"]).all())
+        (10, True)
+        """
+        check_lengths(layout, like, MEMBERS, "The argument like")
+        abstract = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=layout.sharding(MEMBERS)
+            ),
+            like,
+        )
+        with self.open(LOOP_RECORD) as opened:
+            while opened.saved_step:
+                state = opened.restore_state(abstract)
+                if state is not None:
+                    return opened.saved_step, state
+                # The checkpoint is damaged, and `opened` is at an older one.
+        return 0, like
 
     @contextlib.contextmanager
     def open(

@@ -1,5 +1,6 @@
 """The record of a run that was made in Python, and the check that it may resume a saved run."""
 
+import collections
 import dataclasses
 import os
 import re
@@ -20,6 +21,9 @@ STRICT = "strict"
 RESUMES = ("same", "anyway", STRICT)
 # A record from a config has the first of these keys, and a record from Python the second.
 _OF_CONFIG, _OF_PYTHON = "experiment", "member"
+_OF_LOOP = "own_loop"
+# Record of the members of a loop of one's own, which describes nothing.
+LOOP_RECORD: Mapping[str, Json] = {_OF_LOOP: True}
 _NAMED_PARTS = {
     "member": "the member",
     "optimizer": "the optimizer",
@@ -44,7 +48,11 @@ _DIGITS = 12  # Number of digits of a hash that a message shows.
 
 # A leaf of a batch in a record, such as `['inputs'] float32[128, 64]`, and a key of its path.
 _LEAF = re.compile(r"(\S*) (\w+)\[([\d, ]*)\]")
-_KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]")
+_KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)")
+
+
+class _Field(str):
+    """The name of a field of a named tuple or a dataclass."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +65,9 @@ class StepRecord:
     the run was trained, so that it resumes in the same way.
 
     Attributes:
-        member: Name of the network.
-        optimizer: Name of the optimizer.
-        loss: Name of the loss function or objective.
+        member: Name of the network, or of a step of one's own.
+        optimizer: Name of the optimizer; empty for a step of one's own.
+        loss: Name of the loss function or objective; empty for a step of one's own.
         methods: Names of the methods, the innermost first.
         num_members: Number of members, at least 1.
         member_ids: Id of each member, in the order of the state.
@@ -79,6 +87,8 @@ class StepRecord:
         leaves: Hash of the names, types and shapes of the state's leaves; None if an older version
             wrote the record.
         class_names: Names of the classes in the order of their numbers; None if they have none.
+        key_rule: Version of the rules in `dist_ens.randomness`; None if an older version wrote the
+            record.
 
     Raises:
         UserError: If a number is out of its range, or the ids are not as many as the members.
@@ -103,6 +113,7 @@ class StepRecord:
     examples: str | None = None
     leaves: str | None = None
     class_names: tuple[str, ...] | None = None
+    key_rule: int | None = None
 
     def __post_init__(self) -> None:
         whole_number("num_members", self.num_members, least=1)
@@ -137,8 +148,14 @@ class StepRecord:
             values: Fields by name. The type and the range of each is checked.
 
         Raises:
+            UserError: If it is the record of a loop of one's own.
             RunError: If a field is absent, unknown, or has a value that it cannot have.
         """
+        if _OF_LOOP in values:
+            raise UserError(
+                "These members are those of a loop of one's own, and not of a run of fit. Read "
+                "them with Checkpoints(folder).restore(layout, like)."
+            )
         try:
             return cls(**fields_from_record(cls, values))
         except UserError as error:
@@ -152,7 +169,8 @@ class StepRecord:
         """Returns shapes and types of the global batch, as `batch` describes them.
 
         Raises:
-            UserError: If the batch is neither an array nor made of dicts, lists and tuples.
+            UserError: If the batch is neither an array nor made of dicts, lists, tuples and classes
+                with named fields. A named tuple stands for such a class.
         """
         leaves = []
         for path, dtype, shape in _LEAF.findall(self.batch):
@@ -161,7 +179,10 @@ class StepRecord:
                     f"The batches of this run are {self.batch}, whose structure cannot be made "
                     "again from its description. Resume the run with fit, which knows its batches."
                 )
-            keys = [name if name else int(number) for name, number in _KEY.findall(path)]
+            keys = [
+                _Field(field) if field else name if name else int(number)
+                for name, number, field in _KEY.findall(path)
+            ]
             lengths = tuple(int(length) for length in shape.split(",") if length.strip())
             leaves.append((keys, jax.ShapeDtypeStruct(lengths, dtype)))
         return _tree_of(leaves)
@@ -242,15 +263,26 @@ def check_resumes(
         UserError: If the folder holds another run.
         RunError: If the saved record cannot be read.
     """
+    if (_OF_LOOP in record) != (_OF_LOOP in saved_record):
+        kind = "the members of a loop of one's own" if _OF_LOOP in saved_record else "a run of fit"
+        raise UserError(f"{quoted(folder)} holds {kind}. Choose another folder.")
+    if _OF_LOOP in record:
+        return []
     if _OF_CONFIG in record:
         require_config_record(saved_record, folder)
-        return []
-    if _OF_CONFIG in saved_record:
+    elif _OF_CONFIG in saved_record:
         command = command_line("dist-ens", "train", workdir=folder)
         raise UserError(
             f"{quoted(folder)} holds a run that was started from a config. Resume it with "
             f"`{command}` and its --config, or choose another folder for this run."
         )
+    if record.get("key_rule") != saved_record.get("key_rule") and resume != "anyway":
+        raise UserError(
+            f"{quoted(folder)} holds a run of another version of dist_ens, whose members draw "
+            "other random numbers. Resume it with that version, or choose another folder."
+        )
+    if _OF_CONFIG in record:
+        return []
     here, there = StepRecord.from_dict(record), StepRecord.from_dict(saved_record)
     different = here.differences(there)
     if different and resume != "anyway":
@@ -310,12 +342,16 @@ def require_config_record(saved_record: Mapping[str, Json], folder: str | os.Pat
 
 def _tree_of(leaves: Sequence[tuple[list[str | int], Leaf]]) -> PyTree:
     """Returns the pytree of dicts and tuples whose leaves have these paths."""
+    if not leaves:
+        return None
     if not leaves[0][0]:
         return leaves[0][1]
     branches: dict[str | int, list[tuple[list[str | int], Leaf]]] = {}
     for (first, *rest), leaf in leaves:
         branches.setdefault(first, []).append((rest, leaf))
     made = {key: _tree_of(branch) for key, branch in branches.items()}
+    if isinstance(next(iter(made)), _Field):
+        return collections.namedtuple("Batch", map(str, made))(*made.values())
     return tuple(made.values()) if isinstance(next(iter(made)), int) else made
 
 

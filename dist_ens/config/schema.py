@@ -73,8 +73,7 @@ class DataConfig:
             - `bootstrap`: each member is trained on its own bootstrap sample, drawn with
               replacement. All members see the same batches; the loss of an example is multiplied
               by the number of times that the member drew it, 0 for about a third of the examples
-              (out-of-bag). A loss of your own is weighted too if it averages with
-              `losses.batch_mean`.
+              (out-of-bag). A loss of your own takes these numbers as the argument `counts`.
             - `kfold`: each member leaves one of `num_folds` folds out. Member i leaves out fold i
               modulo `num_folds`.
         num_folds: Number of folds, 2 or more, for `examples=kfold`; None otherwise.

@@ -46,7 +46,7 @@ class TreeSplit:
             listed = ", ".join(f"{name} {shape}" for name, shape in lengths.items()) or "no arrays"
             raise UserError(
                 f"The arrays of {name} have different lengths: {listed}. Give every array one row "
-                "for each example."
+                "for each example, or batches without rows as a list of batches."
             )
         self._length = firsts.pop()[0]
         if not self._length:

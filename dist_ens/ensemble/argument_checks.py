@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpy.typing import DTypeLike
 
 from dist_ens.config.checks import (
@@ -72,6 +73,21 @@ def check_ids_of_groups(member_ids: Sequence[int], num_groups: int) -> None:
             f"The members {repr(list(member_ids))[:200]} are not the same number of each of the "
             f"{num_groups} groups, in turn. The group of a member is its id modulo {num_groups}. "
             f"Take whole sets of members, such as those with the ids 0 to {num_groups - 1}."
+        )
+
+
+def check_batch_specs(declared: object, microbatches: int) -> None:
+    """Raises a `UserError` unless an ensemble can use its `batch_specs`."""
+    names = jax.tree.leaves(declared)
+    if not isinstance(declared, str | Mapping) or not {"batch", "shared"}.issuperset(names):
+        raise UserError(
+            f"batch_specs is {declared!r}. Give a dict from keys of the batch to 'shared', or "
+            "'shared' for the whole batch."
+        )
+    if microbatches > 1 and "shared" in names:
+        raise UserError(
+            f"microbatches={microbatches} divides every leaf of a batch into parts, and "
+            f"batch_specs={declared!r} names leaves without rows. Leave one of them out."
         )
 
 
@@ -184,9 +200,11 @@ def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) 
     Raises:
         ValueError: If the outputs do not have the shape [batch, ..., outputs].
     """
+    if objective is None:
+        return outputs
     size: int = jax.tree.leaves(inputs)[0].shape[0]
     shape: tuple[int, ...] = getattr(outputs, "shape", ())
-    if objective is not None and (len(shape) < 2 or shape[0] != size):
+    if len(shape) < 2 or shape[0] != size:
         raise ValueError(
             f"The outputs are {described(outputs)}, and {objective.name} takes [{size}, ..., "
             "outputs]."
@@ -200,6 +218,27 @@ def _accepts(takes: Callable[[Shapes], object], inputs: Shapes) -> bool:
         takes(inputs)
         return True
     return False
+
+
+def rows_of(batch: Shapes) -> int | None:
+    """Returns the number of rows that every leaf of a batch has; None if they do not agree."""
+    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    return lengths.pop()[0] if len(lengths) == 1 and lengths != {()} else None
+
+
+def rows_for_microbatches(count: int, batch: Shapes) -> int:
+    """Returns the number of rows of a batch, which are divided into microbatches.
+
+    Raises:
+        UserError: If the leaves of the batch have different numbers of rows.
+    """
+    rows = rows_of(batch)
+    if rows is None:
+        raise UserError(
+            f"microbatches={count} divides the rows of a batch into parts, and the leaves of this "
+            f"batch have no common number of rows: {described(batch)}. Leave microbatches out."
+        )
+    return rows
 
 
 def check_microbatches(field: str, count: int, global_batch_size: int) -> None:

@@ -1,30 +1,74 @@
 """The batches of one call of the update, given as arrays or drawn from a split on the devices."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import TypeAlias
 
 import jax
 import numpy as np
 
-from dist_ens.layout import BATCHES, MEMBER_BATCHES, REPLICATED, Layout
+from dist_ens.layout import (
+    BATCH,
+    BATCHES,
+    MEMBER_BATCHES,
+    REPLICATED,
+    Layout,
+    is_spec,
+    put_everywhere,
+)
 from dist_ens.sampling import Order
-from dist_ens.types import Leaf, PyTree, Specs
+from dist_ens.types import Batch, Leaf, PyTree, Shapes, Specs
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["examples", "index"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["examples", "index", "steps"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True)
 class Batches:
     """The batches of some steps, the same for all members.
 
     Attributes:
-        examples: Pytree of arrays, leaves [steps, batch, ...].
+        examples: Pytree of arrays, leaves [steps, batch, ...]. With a data axis of 1, a step's
+            arrays may have any shape, leaves [steps, ...].
         index: Positions of the examples in the training split, int32[steps, batch]. None if the
             positions are unknown.
+        steps: Array [steps], needed only if the examples have no arrays.
     """
 
     examples: PyTree
     index: Leaf | None = None
+    steps: Leaf | None = None
+
+    @classmethod
+    def put(cls, layout: Layout, steps: Sequence[Batch], specs: Specs) -> "Batches":
+        """Returns the batches of some steps on a layout.
+
+        Args:
+            layout: Layout of the members and the data.
+            steps: This host's part of the batch of each step, arrays in the hosts' memory.
+            specs: Spec of each leaf of a batch, from `specs_of_batch`.
+        """
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
+        of_call = jax.tree.map(
+            lambda spec: BATCHES if spec == BATCH else spec, specs, is_leaf=is_spec
+        )
+        if jax.tree.leaves(stacked):
+            return cls(layout.put(stacked, of_call))
+        return cls(stacked, steps=put_everywhere(layout, np.zeros(len(steps), np.int32)))
+
+    @classmethod
+    def shapes_of_step(cls, batch: Shapes, index: Shapes = None) -> "Batches":
+        """Returns the shapes of the batches of one step.
+
+        Args:
+            batch: Shapes and types of a batch.
+            index: Shape and type of the positions of its examples. Default: no positions.
+        """
+        examples, index = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), (batch, index)
+        )
+        return cls(examples, index, None if jax.tree.leaves(examples) else np.zeros(1, np.int32))
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["examples", "index"], meta_fields=[])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+import optax
 from jax.extend.core import ClosedJaxpr
 
 from dist_ens import cluster
@@ -17,6 +18,7 @@ from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.data.checks import check_finite_inputs
 from dist_ens.ensemble import initial_state
 from dist_ens.ensemble.argument_checks import (
+    check_batch_specs,
     checked_counts,
     checked_dtype,
     checked_ids,
@@ -24,8 +26,9 @@ from dist_ens.ensemble.argument_checks import (
     checked_policy,
     explained_inputs,
     require_rows,
+    rows_of,
 )
-from dist_ens.ensemble.batches import Batches, CallBatches, as_batches
+from dist_ens.ensemble.batches import Batches, CallBatches
 from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.loss_checks import check_signature, explained_errors
@@ -36,6 +39,7 @@ from dist_ens.ensemble.optimizer import (
     evaluation_params,
     require_optimizer,
 )
+from dist_ens.ensemble.own_step import OwnStep, loss_of_scoring
 from dist_ens.ensemble.padding import padded_inputs, unpadded
 from dist_ens.ensemble.update_steps import Step, Update, dispatched, steps_of_all
 from dist_ens.ensemble.waves import batches_of_wave, results_in_waves, update_in_waves
@@ -49,10 +53,12 @@ from dist_ens.layout import (
     BATCHES,
     MEMBER_BATCH,
     MEMBERS,
+    REPLICATED,
     Layout,
     Waves,
     copied_like,
     settled,
+    specs_of_batch,
     to_host,
 )
 from dist_ens.losses import Objective, Prediction, predict_leaves
@@ -65,7 +71,7 @@ from dist_ens.members.label_scale import (
 )
 from dist_ens.methods import LossFunction, MemberLoss, Method, loss_of_function, loss_of_objective
 from dist_ens.randomness import PREDICT, pinned_generator
-from dist_ens.state import State
+from dist_ens.state import State, refuse_lists
 from dist_ens.types import (
     Batch,
     Inputs,
@@ -78,6 +84,7 @@ from dist_ens.types import (
     Params,
     PyTree,
     Shapes,
+    Specs,
 )
 
 if TYPE_CHECKING:
@@ -122,6 +129,12 @@ class Ensemble:
             Default: one prediction without dropout.
         failures: Response to failed updates: a `FailurePolicy`, or the name of a policy, such as
             "skip". Default: updates are not checked.
+        own_step: Step in place of a gradient of the loss and an update of the optimizer, which
+            `from_step` sets. `loss` is then what scores the members, or None.
+        batch_specs: Parts of a batch that hold no rows, and are therefore not divided over the
+            data axis: a dict from their keys to "shared", such as `{"boundary": "shared"}`, or
+            "shared" for the whole batch. Every host gives equal arrays for them. It matters only
+            for a data axis above 1. Default: "batch", every leaf holds rows.
 
     Raises:
         UserError: If an argument has a value that it cannot have.
@@ -144,7 +157,7 @@ class Ensemble:
 
     member: Network
     optimizer: Optimizer
-    loss: Objective | LossFunction
+    loss: Objective | LossFunction | None
     _: dataclasses.KW_ONLY
     num_members: int
     seed: int = 0
@@ -158,11 +171,92 @@ class Ensemble:
     num_groups: int = 1
     dropout_samples: int | None = None
     failures: FailurePolicy | str | None = None
+    own_step: OwnStep | None = None
+    batch_specs: Specs = "batch"
+
+    @classmethod
+    def from_step(
+        cls,
+        *,
+        init: Callable[[Key, Batch], PyTree],
+        step: Callable[[PyTree, Batch, Key], tuple[PyTree, Metrics]],
+        apply: Callable[[PyTree, Inputs], Outputs] | None = None,
+        objective: Objective | None = None,
+        eval_loss: Callable[[PyTree, Batch, Key], tuple[jax.Array, Metrics]] | None = None,
+        num_members: int,
+        seed: int = 0,
+        layout: Layout | None = None,
+        execution: str = AUTO,
+        member_ids: Sequence[int] | None = None,
+        waves: int = 1,
+        failures: FailurePolicy | str | None = None,
+        batch_specs: Specs = "batch",
+    ) -> "Ensemble":
+        """Returns an ensemble whose members take a step of your own.
+
+        `Ensemble(network, optimizer, loss)` is the special case whose step is the gradient of a
+        loss and an update of an optimizer. With a step of your own, a member may be anything that a
+        step changes, such as two networks with two optimizers. The state is the `params` of the
+        ensemble's `State`. The key of a step is that of a loss function, which the page on
+        randomness gives.
+
+        Args:
+            init: Initialiser of one member, `init(key, batch) -> state`. The state is any pytree of
+                arrays. The batch is zeros in the shapes of the data.
+            step: Step of one member, `step(state, batch, key) -> (state, metrics)`. The new state
+                has the structure, shapes and types of the old one, and the metrics are a dict of
+                numbers. A metric "loss" is shown in the progress, but is not needed.
+            apply: Forward pass of one member, `apply(state, inputs) -> outputs`, for `predict` and
+                `objective`. Default: the members cannot predict.
+            objective: Objective that scores the outputs of `apply` and gives predictions their
+                distribution. Default: none.
+            eval_loss: Function of one member, `eval_loss(state, batch, key) -> (loss, metrics)`, by
+                which data is scored as by a loss function. Default: none.
+            num_members: See `Ensemble`, as for all further arguments.
+            seed: See `Ensemble`.
+            layout: See `Ensemble`.
+            execution: See `Ensemble`.
+            member_ids: See `Ensemble`.
+            waves: See `Ensemble`.
+            failures: See `Ensemble`. A step fails if its metric "loss" is not finite, or if a
+                finite number of the state becomes infinite or NaN.
+            batch_specs: See `Ensemble`.
+
+        Raises:
+            UserError: If an argument has a value that it cannot have.
+
+        >>> def init(key, batch):
+        ...     return {"w": jax.random.normal(key, (3,)), "average": jax.numpy.zeros(3)}
+        >>> def step(state, batch, key):
+        ...     w = state["w"] - 0.1 * (state["w"] - batch["x"].mean(axis=0))
+        ...     state = {"w": w, "average": 0.9 * state["average"] + 0.1 * w}
+        ...     return state, {"norm": jax.numpy.linalg.norm(w)}
+        >>> ensemble = Ensemble.from_step(init=init, step=step, num_members=4)
+        >>> batch = {"x": np.ones((8, 3), np.float32)}
+        >>> state, metrics = ensemble.update(ensemble.init(batch), batch)
+        >>> state.params["average"].shape, metrics["norm"].shape
+        ((4, 3), (4,))
+        """
+        own_step = OwnStep(init, step, apply)
+        return cls(
+            own_step.member,
+            optax.identity(),
+            loss_of_scoring(objective, eval_loss),
+            num_members=num_members,
+            seed=seed,
+            layout=layout,  # type: ignore[arg-type]  # None is replaced in __post_init__.
+            execution=execution,
+            member_ids=member_ids,
+            waves=waves,
+            failures=failures,
+            own_step=own_step,
+            batch_specs=batch_specs,
+        )
 
     def __post_init__(self) -> None:
         use_compile_cache_by_default()
         require_optimizer(self.optimizer)
-        if self.objective is None:
+        if self.objective is None and (self.own_step is None or self.loss is not None):
             if not callable(self.loss):
                 raise UserError(
                     f"The loss is {kind_of(self.loss)}. Give an objective, such as "
@@ -179,6 +273,7 @@ class Ensemble:
             "compute_dtype": checked_dtype(self.compute_dtype),
             "failures": checked_policy(self.failures),
         }
+        check_batch_specs(self.batch_specs, checked["microbatches"])
         if self.member_ids is not None:
             checked["member_ids"] = checked_ids(self.member_ids, checked["num_members"])
         if self.layout is None:
@@ -200,8 +295,13 @@ class Ensemble:
 
     @property
     def objective(self) -> Objective | None:
-        """Objective of the ensemble; None if its loss is a function."""
+        """Objective by which the members are scored; None if the loss is a function."""
         return self.loss if isinstance(self.loss, Objective) else None
+
+    @property
+    def trained_objective(self) -> Objective | None:
+        """Objective that is trained; None for a loss function or a step of one's own."""
+        return self.objective if self.own_step is None else None
 
     @property
     def failure_policy(self) -> FailurePolicy:
@@ -288,8 +388,10 @@ class Ensemble:
 
         Args:
             state: State of the ensemble. It is donated and must not be used again.
-            batch: Batch of the step, any pytree with leaves [batch, ...]. On several hosts, each
-                host gives the examples of its columns of the mesh, `layout.host_columns`.
+            batch: Batch of the step. With a data axis of 1 it may be any pytree of arrays, or
+                empty. With a longer one, its leaves are [batch, ...], but for those of
+                `batch_specs`. On several hosts, each host gives the examples of its columns of the
+                mesh, `layout.host_columns`.
 
         Returns:
             The new state, and metrics by name, float32[members]: `loss` and the auxiliary values of
@@ -297,7 +399,8 @@ class Ensemble:
             before the update.
 
         Raises:
-            UserError: If the batch does not fit the layout, or the loss function is not valid.
+            UserError: If a leaf of the batch does not divide over the data axis, or the loss
+                function is not valid.
         """
         _require_alive(state)
         here, state = self.at(self.with_record(state))
@@ -323,7 +426,9 @@ class Ensemble:
 
         Args:
             state: State of the ensemble or of some members, on any layout.
-            inputs: Inputs, any pytree with leaves [batch, ...]. Every host gives all of them.
+            inputs: Inputs, any pytree with leaves [batch, ...]. Every host gives all of them. With
+                a loss function, inputs whose leaves have different lengths are given to the network
+                as they are, and so are all inputs of an ensemble with `batch_specs`.
             calibration: Calibration of the same state, from `dist_ens.calibrate`. Default: none.
 
         Returns:
@@ -340,7 +445,8 @@ class Ensemble:
         """
         here, needed, placed, size = self._placed(state, inputs)
         with explained_inputs(inputs, partial(here._outputs_of_one, needed)):
-            prediction = settled(here.layout, here._predict(needed, placed).first(size))
+            prediction = here._predict(needed, placed)
+        prediction = settled(here.layout, prediction if size is None else prediction.first(size))
         if state.class_names:
             prediction = dataclasses.replace(prediction, class_names=state.class_names)
         if calibration is None:
@@ -352,7 +458,7 @@ class Ensemble:
 
         Args:
             state: State of the ensemble or of some members, on any layout.
-            inputs: Inputs, any pytree with leaves [batch, ...]. Every host gives all of them.
+            inputs: Inputs; see `predict`.
 
         Raises:
             UserError: If the network was given without `apply` or does not take the inputs, or
@@ -384,12 +490,13 @@ class Ensemble:
         Returns:
             The warning; None without microbatches, or if both losses are equal.
         """
-        if self.microbatches == 1:
+        step = self.gradient_step
+        if self.microbatches == 1 or isinstance(step, OwnStep):
             return None
         if self.waves > 1:
             of_first = batches_of_wave(self._in_waves, batches, 0)
             return self.of_wave.microbatch_warning(self._in_waves.take(state, 0), of_first)
-        return microbatch_warning(self.gradient_step, self.layout, state, batches)
+        return microbatch_warning(step, self.layout, state, batches)
 
     @property
     def step_of_one(self) -> Callable[..., tuple[State, Metrics]]:
@@ -511,13 +618,21 @@ class Ensemble:
     @cached_property
     def bare_loss(self) -> MemberLoss:
         """The loss of one member without methods, `loss(params, model_state, batch, info)`."""
+        if self.loss is None:
+            raise UserError(
+                "This ensemble has a step of its own and nothing to score it by. Give from_step or "
+                "evaluate objective=..., or eval_loss=eval_loss(state, batch, key) -> (loss, "
+                "metrics)."
+            )
         if isinstance(self.loss, Objective):
             return loss_of_objective(self.loss, self.network)
         return self.member.adapt_loss(loss_of_function(self.loss, self.compute_dtype))
 
     @cached_property
-    def gradient_step(self) -> GradientStep:
+    def gradient_step(self) -> GradientStep | OwnStep:
         """The step of one member on the whole batch, including the methods."""
+        if self.own_step is not None:
+            return dataclasses.replace(self.own_step, failures=self.failure_policy)
         loss = reduce(lambda inner, method: method(inner), self.methods, self.bare_loss)
         return GradientStep(
             loss, self.optimizer, self.objective, self.microbatches, self.failure_policy
@@ -540,13 +655,16 @@ class Ensemble:
         return self._programs[key]
 
     def inputs_of(self, batch: Batch) -> Inputs | Batch:
-        """Returns the inputs of the network: `batch["inputs"]`.
+        """Returns what the network is initialised with: `batch["inputs"]`.
 
-        With a loss function, a batch that is no dict with this key is the inputs itself.
+        With a loss function, a batch that is no dict with this key is the inputs itself. With a
+        step of one's own it is the batch.
 
         Raises:
             UserError: If the batch has no inputs under the objective's key.
         """
+        if self.own_step is not None:
+            return batch
         if self.objective is None:
             has_inputs = isinstance(batch, dict) and Objective.INPUTS in batch
             return batch[Objective.INPUTS] if has_inputs else batch
@@ -566,19 +684,21 @@ class Ensemble:
         return {}
 
     @cached_property
-    def evaluation_programs(self) -> dict[str, Any]:
+    def evaluation_programs(self) -> dict[Hashable, Any]:
         """Programs that score this ensemble, kept with it so that they are compiled once."""
         return {}
 
     def _one_step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         if "step" not in self._programs:
-            placed = self.layout.placed(batch, BATCH, "The batch")
-            self._warn_of_microbatches(state, jax.tree.map(lambda leaf: leaf[None], placed))
+            specs = specs_of_batch(self.batch_specs, batch)
+            placed = self.layout.placed(batch, specs, "The batch")
+            of_step = Batches(jax.tree.map(lambda leaf: leaf[None], placed))
+            self._warn_of_microbatches(state, of_step)
             execution = self._rule(state, placed) if self.execution == AUTO else self.execution
             self._programs["step"] = Lifted(
                 self.step,
                 layout=self.layout,
-                in_specs=(MEMBERS, BATCH),
+                in_specs=(MEMBERS, specs),
                 out_specs=MEMBERS,
                 # A single step is neither scanned nor dispatched with others.
                 execution=dataclasses.replace(Execution.parse(execution), steps=None),
@@ -589,24 +709,25 @@ class Ensemble:
             return self._programs["step"](state, batch)
 
     def _one_step_in_waves(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        of_step = jax.tree.map(lambda leaf: host_array(leaf)[None], batch)
-        placed = self.layout.put(of_step, BATCHES)
+        of_step = jax.tree.map(host_array, batch)
+        specs = specs_of_batch(self.batch_specs, batch)
+        placed = Batches.put(self.layout, [of_step], specs)
         if "compared" not in self._programs:
             self._programs["compared"] = True
             self._warn_of_microbatches(state, placed)
         state, metrics = self.update_steps(state, placed)
         return state, {name: values[0] for name, values in metrics.items()}
 
-    def _warn_of_microbatches(self, state: State, of_step: Batch) -> None:
+    def _warn_of_microbatches(self, state: State, batches: CallBatches) -> None:
         with explained_errors(), explained_memory(self):
-            warning = self.microbatch_warning(state, Batches(of_step))
+            warning = self.microbatch_warning(state, batches)
         if warning is not None and cluster.is_main():
             logging.warning(warning)
 
     def _rule(self, state: State, batch: Batch) -> str:
         """Returns the execution that the rule chooses for one step."""
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), batch)
-        return candidates(self.layout, self.traced_update(state, as_batches(one)), 1)[0]
+        traced = self.traced_update(state, Batches.shapes_of_step(batch))
+        return candidates(self.layout, traced, 1)[0]
 
     def _outputs(self, state: State, inputs: Inputs) -> Outputs:
         in_groups = self.num_groups > 1
@@ -672,13 +793,16 @@ class Ensemble:
             return lambda state, inputs: pool(self.outputs(state, inputs), state)
         return jax.jit(lambda state, inputs: pooled(self._outputs(state, inputs), state))
 
-    def _placed(self, state: State, inputs: Inputs) -> tuple["Ensemble", State, Inputs, int]:
-        """Returns ensemble, needed state and inputs on one layout, and the number of examples."""
+    def _placed(self, state: State, inputs: Inputs) -> tuple["Ensemble", State, Inputs, int | None]:
+        """Returns ensemble, needed state and inputs on one layout, and the number of examples.
+
+        The number is None if the inputs hold no rows, and are therefore not padded.
+        """
         if not self.member.has_apply:
             raise UserError(
-                "This ensemble cannot predict: its network was made by as_member(init=...) "
-                "without apply. Use as_member(init=..., apply=...), or call the network yourself "
-                "with state.params."
+                "This ensemble cannot predict: its member has no apply. Give one to "
+                "as_member(init=..., apply=...) or Ensemble.from_step(..., apply=...), or call the "
+                "network yourself with state.params."
             )
         if not isinstance(state, State):
             raise UserError(
@@ -689,7 +813,12 @@ class Ensemble:
         if self.objective is not None:  # A loss function may take inputs that are missing.
             check_finite_inputs("The argument inputs", inputs)
         here, state = self.at(state)
-        placed, size = padded_inputs(here.layout, inputs)
+        size: int | None = None
+        if self.objective is None and (self.batch_specs != "batch" or rows_of(inputs) is None):
+            refuse_lists(inputs, "the argument inputs", and_numbers=False)
+            placed = here.layout.placed(inputs, REPLICATED, "The inputs")
+        else:
+            placed, size = padded_inputs(here.layout, inputs)
         return here, here._needed(state), placed, size
 
     def _needed(self, state: State) -> State:

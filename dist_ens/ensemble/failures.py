@@ -23,8 +23,9 @@ CAUSES = (
     "the loss is not finite",
     "the gradient is not finite",
     "the loss is far above its running mean",
+    "the new state is not finite",
 )
-_LOSS, _GRADIENT, _THRESHOLD = range(1, 4)
+_LOSS, _GRADIENT, _THRESHOLD, NEW_STATE = range(1, 5)
 # Failed updates in a row after which the policy `skip` freezes a member.
 MOST_SKIPPED_IN_A_ROW = 100
 # Losses before which the threshold is not used, and after which older losses count less.
@@ -143,22 +144,49 @@ def checked_update(
         again: Values with which the optimizer computes the loss again; None if it does not.
 
     Returns:
+        The state and the metrics; see `taken_unless_failed`.
+    """
+    args = grads, model_state, metrics["loss"], key, again
+    return taken_unless_failed(policy, take, state, metrics, _are_finite(grads), _GRADIENT, *args)
+
+
+def taken_unless_failed(
+    policy: FailurePolicy,
+    take: Callable[..., Updated],
+    state: State,
+    metrics: Metrics,
+    is_finite: jax.Array,
+    cause_otherwise: int,
+    *args: PyTree,
+) -> tuple[State, Metrics]:
+    """Returns the state after an update that is taken only if it has not failed.
+
+    Args:
+        policy: Policy that checks updates.
+        take: Function that takes an update, given what it changes and `args`.
+        state: State of one member before the update.
+        metrics: Metrics of the update by name, float32[]. Their "loss" is checked, if there is one.
+        is_finite: Whether the numbers of the update are finite, bool[].
+        cause_otherwise: Index in `CAUSES` of an update that is not.
+        *args: Further arguments of `take`.
+
+    Returns:
         The state of the same step, and the metrics with `failed_updates` and `is_frozen`. If the
         update failed or the member is frozen, only the record of the state changes.
 
     Raises:
-        UserError: If the loss has an auxiliary value with the name of one of these metrics.
+        UserError: If a metric has the name of one of these.
     """
     for name in (FAILED_UPDATES, IS_FROZEN):
         if name in metrics:
             raise UserError(
-                f"The auxiliary output of the loss has a key {name!r}, which is the name of a "
+                f"A metric of the loss or the step has the name {name!r}, which is that of a "
                 "metric of ensembles whose updates are checked. Rename it."
             )
-    record, loss = state.failures, metrics["loss"]
-    cause = _cause_of(policy, record, loss, grads)
+    record, loss = state.failures, metrics.get("loss", jnp.float32(0))
+    cause = _cause_of(policy, record, loss, jnp.where(is_finite, 0, cause_otherwise))
     takes = (cause == 0) & ~record.is_frozen
-    new = taken_if(take)(takes, Updated.of(state), grads, model_state, loss, key, again)
+    new = taken_if(take)(takes, Updated.of(state), *args)
     record = _recorded(policy, record, state.step + 1, jnp.where(record.is_frozen, 0, cause))
     if policy.loss_threshold is not None:
         record = _with_loss(record, loss, takes)
@@ -168,14 +196,13 @@ def checked_update(
 
 
 def _cause_of(
-    policy: FailurePolicy, record: FailureRecord, loss: jax.Array, grads: Gradients
+    policy: FailurePolicy, record: FailureRecord, loss: jax.Array, cause: jax.Array
 ) -> jax.Array:
     """Returns why an update failed as an index of `CAUSES`, int32[]; 0 if it did not fail.
 
-    New parameters are not read, which would cost as much as the optimizer. A parameter that is not
-    finite makes the next loss or gradient so.
+    New parameters of an optimizer are not read, which would cost as much as the optimizer. A
+    parameter that is not finite makes the next loss or gradient so.
     """
-    cause = jnp.where(_are_finite(grads), 0, _GRADIENT)
     if policy.loss_threshold is not None:
         # Losses that are all equal have no deviation, and the next one may differ by a rounding.
         least = _LEAST_DEVIATION * jnp.abs(record.loss_mean)

@@ -14,6 +14,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 import dist_ens
+from dist_ens.ensemble.argument_checks import rows_of
 from dist_ens.ensemble.ensemble import Ensemble
 from dist_ens.types import Shapes
 
@@ -54,7 +55,8 @@ def fingerprint_of_step(ensemble: Ensemble, batch: Shapes) -> str:
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
         ensemble.abstract_state(batch),
     )
-    index = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], "int32")
+    rows = rows_of(batch)
+    index = None if rows is None else jax.ShapeDtypeStruct((rows,), "int32")
     # The precision may differ between starts of a run, so the fingerprint does not depend on it.
     with jax.default_matmul_precision("default"), jax.enable_x64(False):
         traced = jax.make_jaxpr(ensemble.step_of_one)(member, batch, index)

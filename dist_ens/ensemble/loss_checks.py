@@ -132,33 +132,30 @@ def refuse_tracers(arrays: Sequence[object]) -> None:
 
 
 @contextlib.contextmanager
-def explained_errors() -> Iterator[None]:
-    """Turns the tracing errors that a loss often causes into a `UserError` that says what to do."""
+def explained_errors(what: str = "loss") -> Iterator[None]:
+    """Turns the tracing errors that a loss often causes into a `UserError` that says what to do.
+
+    Args:
+        what: Name of what is traced, for the messages.
+    """
     try:
         yield
     except jax.errors.TracerArrayConversionError as error:
         raise UserError(
-            "The loss passes a traced array to NumPy, which cannot be compiled: "
+            f"The {what} passes a traced array to NumPy, which cannot be compiled: "
             f"{first_line(error)} Use jax.numpy instead."
         ) from error
     except jax.errors.UnexpectedTracerError as error:
         raise UserError(
-            "The loss uses an array of another traced function: it closes over the array, or keeps "
-            f"it from an earlier call. {first_line(error)} Pass it through the batch, the "
+            f"The {what} uses an array of another traced function: it closes over the array, or "
+            f"keeps it from an earlier call. {first_line(error)} Pass it through the batch, the "
             "parameters or the model state."
-        ) from error
-    except NameError as error:
-        if "unbound axis name" not in str(error):
-            raise
-        raise UserError(
-            f"The network or the loss uses an axis of the mesh: {first_line(error)} A step is "
-            "written for one member and the whole batch, so batch statistics and means need no "
-            "axis. Leave the axis out, such as axis_name of BatchNorm."
         ) from error
     except jax.errors.ConcretizationTypeError as error:
         raise UserError(
-            f"The loss needs the value of a traced array while it is compiled: {first_line(error)} "
-            "Use jnp.where or jax.lax.cond instead of `if`, and shapes instead of values."
+            f"The {what} needs the value of a traced array while it is compiled: "
+            f"{first_line(error)} Use jnp.where or jax.lax.cond instead of `if`, and shapes "
+            "instead of values."
         ) from error
 
 

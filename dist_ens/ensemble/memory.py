@@ -44,7 +44,7 @@ def _explanation(ensemble: "Ensemble", error: str) -> str:
     ways = [
         *(["a larger ensemble axis or more devices"] if count > 1 else []),
         *([f"more waves, now {ensemble.waves}"] if count > 1 else []),
-        f"more microbatches, now {ensemble.microbatches}",
+        *([] if ensemble.own_step else [f"more microbatches, now {ensemble.microbatches}"]),
         "a smaller batch",
     ]
     return (

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dist_ens.ensemble.argument_checks import check_microbatches
+from dist_ens.ensemble.argument_checks import check_microbatches, rows_for_microbatches
 from dist_ens.losses.averaging import Ratio, averaged
 from dist_ens.types import Gradients, Metrics, ModelState, Params, PyTree
 
@@ -25,10 +25,11 @@ def gradients_in_parts(
     """Returns the gradients, the new model state and the metrics of a batch.
 
     Numbers and gradients are means over the parts. Totals and weights of a `Ratio` are summed over
-    the parts. The model state passes from part to part.
+    the parts. So a mean over the examples and a `Ratio` are those of the whole batch. Any other
+    value, and batch statistics, are those of each part. The model state passes from part to part.
 
-    The differentiated value is a part's share of the value of the batch. So a network that uses the
-    gradient of an example in its backward pass, for example to clip it, sees that of the batch.
+    The differentiated value is a part's share of the value of the batch. So a backward pass that
+    changes the gradient of each example, for example to clip it, is given that of the batch.
 
     Args:
         loss: Loss of one member.
@@ -99,8 +100,7 @@ def loss_in_parts(
 
 def _parts(count: int, examples: PyTree, key: jax.Array) -> tuple[PyTree, jax.Array]:
     """Returns the parts of a batch, leaves [parts, batch / parts, ...], and a key of each."""
-    for leaf in jax.tree.leaves(examples):
-        check_microbatches("microbatches", count, leaf.shape[0])
+    check_microbatches("microbatches", count, rows_for_microbatches(count, examples))
     parts = jax.tree.map(
         lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), examples
     )

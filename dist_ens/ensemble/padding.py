@@ -61,13 +61,15 @@ def _filled_up(leaf: Leaf, size: int) -> Array:
     return xp.concatenate([leaf, xp.repeat(leaf[-1:], size - len(leaf), axis=0)])
 
 
-def unpadded(outputs: Outputs, size: int) -> Outputs:
+def unpadded(outputs: Outputs, size: int | None) -> Outputs:
     """Returns outputs without those of the padding.
 
     Args:
         outputs: Pytree of arrays, leaves [members, batch, ...].
-        size: Number of examples before padding.
+        size: Number of examples before padding. None if nothing was padded.
     """
+    if size is None:
+        return outputs
 
     def cut(leaf: jax.Array) -> jax.Array:
         return leaf if leaf.shape[1] == size else jax.lax.slice_in_dim(leaf, 0, size, axis=1)

@@ -4,11 +4,13 @@ A loss may be anything, such as the root of a mean or a loss of pairs, and is co
 set as one batch. If the set does not fit in memory, only a `Ratio` can be summed over its batches.
 """
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
+from typing_extensions import override
 
 from dist_ens import cluster, progress
 from dist_ens.config.execution_spec import Execution
@@ -36,13 +38,38 @@ from dist_ens.types import Batch, Key, Metrics, ModelState, Params, PyTree, Shap
 _Values = Mapping[str, jax.Array | Ratio]
 
 
+@dataclasses.dataclass(frozen=True)
+class WholeBatches(Split):
+    """Batches that hold no rows. A loss function scores one after another.
+
+    Attributes:
+        batches: Batches of one structure, arrays in the host's memory.
+    """
+
+    batches: Sequence[Batch]
+
+    @property
+    @override
+    def in_memory(self) -> bool:
+        return True
+
+    @override
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @override
+    def take(self, indices: np.ndarray) -> Batch:
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *(self.batches[i] for i in indices))
+
+
 def loss_scores(ensemble: Ensemble, state: State, split: Split, batch_size: int) -> Scores:
     """Returns the loss and the auxiliary scalars of each member on a whole set.
 
     Args:
         ensemble: Ensemble whose loss is a function.
         state: State of the ensemble.
-        split: Examples. Those of several groups follow one another, group by group.
+        split: Examples. Those of several groups follow one another, group by group. The scores of
+            `WholeBatches` are means over the batches.
         batch_size: Number of examples at a time, for a set that does not fit in memory.
 
     Raises:
@@ -57,19 +84,25 @@ def loss_scores(ensemble: Ensemble, state: State, split: Split, batch_size: int)
         of_wave = waves.take(state, 0)
         program, batch_size = _programs_of(ensemble.of_wave).for_set(of_wave, split, batch_size)
         program = results_in_waves(waves, program, MEMBERS)
+    if isinstance(split, WholeBatches):
+        batches = iter(split.batches)
+    else:
+        firsts = range(0, length, batch_size)
+        rows = (np.arange(first, min(first + batch_size, length)) for first in firsts)
+        batches = (_examples(split, of_batch, ensemble.num_groups) for of_batch in rows)
     sums: PyTree = None
-    for first in range(0, length, batch_size):
+    num_batches = 0
+    for batch in batches:
+        num_batches += 1
         progress.made()
         if StopSignal.current is not None:
             StopSignal.current.stop_evaluation()
-        rows = np.arange(first, min(first + batch_size, length))
-        batch = _examples(split, rows, ensemble.num_groups)
         with explained_errors():
             values = to_host(program(state, ensemble.layout.put(batch, "shared")))
         values = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), values)
         sums = values if sums is None else jax.tree.map(np.add, sums, values)
     return scores_of_means(
-        to_host(state.member_id).tolist(), {n: _mean(v) for n, v in sums.items()}
+        to_host(state.member_id).tolist(), {n: _mean(v, num_batches) for n, v in sums.items()}
     )
 
 
@@ -152,7 +185,7 @@ class _Programs:
             UserError: If the set must be divided, and a value of the loss is not a `Ratio`.
         """
         length = len(split) // self._num_groups
-        if length <= batch_size:
+        if length <= batch_size or isinstance(split, WholeBatches):
             return self.of_batch, batch_size
         shapes = self.shapes_of_set(split)
         leaves, structure = jax.tree.flatten((shapes_of(state), shapes))
@@ -175,7 +208,9 @@ class _Programs:
         return self.of_batch, batch_size
 
     def shapes_of_set(self, split: Split) -> Shapes:
-        """Returns the shapes and types of a set as one batch."""
+        """Returns the shapes and types of a set as one batch, or of the first of its batches."""
+        if isinstance(split, WholeBatches):
+            return shapes_of(split.batches[0])
         axis, length = min(self._num_groups, 2) - 1, len(split) // self._num_groups
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(
@@ -281,9 +316,14 @@ def _examples(split: Split, rows: np.ndarray, num_groups: int) -> Batch:
     return split.take(begins[:, None] + rows[None])
 
 
-def _mean(values: np.ndarray | Ratio) -> np.ndarray:
-    """Returns the values of the members, and 0 for a mean whose weights are all 0."""
-    if not isinstance(values, Ratio):
-        return values
-    total, weight = values
+def _mean(sums: np.ndarray | Ratio, num_batches: int) -> np.ndarray:
+    """Returns the mean of the members' values, and 0 for a mean whose weights are all 0.
+
+    Args:
+        sums: Sums of the values over the batches.
+        num_batches: Number of batches.
+    """
+    if not isinstance(sums, Ratio):
+        return sums / num_batches
+    total, weight = sums
     return np.divide(total, weight, out=np.zeros_like(total), where=weight != 0)

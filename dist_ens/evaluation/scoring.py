@@ -1,7 +1,7 @@
 """The function `evaluate`, which scores an ensemble and its members on some data."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -10,11 +10,13 @@ import numpy as np
 from dist_ens.data import LabelScaledSplit, Source, Spec, Split, Standardization, TreeSplit
 from dist_ens.data.class_names import are_names, listed, with_class_numbers
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.argument_checks import rows_of
 from dist_ens.ensemble.failures import frozen_positions
+from dist_ens.ensemble.own_step import loss_of_scoring
 from dist_ens.errors import UserError, kind_of
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.label_checks import check_inputs, check_keys
-from dist_ens.evaluation.loss_scores import check_loss_scores, loss_scores
+from dist_ens.evaluation.loss_scores import WholeBatches, check_loss_scores, loss_scores
 from dist_ens.evaluation.row_scores import Evaluation
 from dist_ens.evaluation.scores import Scores
 from dist_ens.host_keys import generator_of, host_array
@@ -24,7 +26,7 @@ from dist_ens.members.label_scale import label_scale
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import checked_metrics
 from dist_ens.state import State, refuse_lists, structure_text
-from dist_ens.types import Batch, Data, PyTree, Structure
+from dist_ens.types import Batch, Data, PyTree, Specs, Structure
 
 BATCH_SIZE = 1000
 
@@ -48,6 +50,8 @@ def evaluate(
     state: State,
     data: Data | Examples,
     *,
+    objective: Objective | None = None,
+    eval_loss: Callable[..., PyTree] | None = None,
     metrics: Sequence[Metric] | None = None,
     batch_size: int = BATCH_SIZE,
     intervals: bool = True,
@@ -60,8 +64,14 @@ def evaluate(
         data: Data with the keys of the training data: a dict of arrays [examples, ...], a source
             of `dist_ens.data` (its test split), or a finite iterable of batches. The key `weights`
             holds the weights of the examples, if they have any. Labels may be names of classes if
-            those of training were. Scores of a source that
-            standardises its targets are in the targets' own unit.
+            those of training were. Scores of a source that standardises its targets are in the
+            targets' own unit. With a loss function, the batches of an iterable may be any pytrees
+            of arrays. If their leaves have different lengths, or the ensemble has `batch_specs`,
+            the scores are means over the batches.
+        objective: Objective by which to score an ensemble of `Ensemble.from_step`. Default: that of
+            the ensemble.
+        eval_loss: Function by which to score such an ensemble, `eval_loss(state, batch, key) ->
+            (loss, metrics)`. Default: that of the ensemble.
         metrics: Metrics in addition to those of the objective.
         batch_size: Number of examples at a time. A loss function takes all examples as one batch,
             unless this needs more than half of the free memory of a device.
@@ -90,13 +100,34 @@ def evaluate(
     >>> round(scores.ensemble["nll"], 4)  # log 2, because the two classes are equally probable
     0.6931
     """
-    own, examples = checked_metrics(metrics or ()), examples_of(data, state.class_names)
+    if objective is not None or eval_loss is not None:
+        ensemble = _scored_by(ensemble, objective, eval_loss)
+    own = checked_metrics(metrics or ())
+    examples = examples_of(data, state.class_names, ensemble.batch_specs)
     if isinstance(examples.split, TreeSplit):
         check_inputs(ensemble.objective, examples.split.tree)
     scores, _ = score(
         ensemble, state, examples, metrics=own, batch_size=batch_size, intervals=intervals
     )
     return scores
+
+
+def _scored_by(
+    ensemble: Ensemble, objective: Objective | None, eval_loss: Callable[..., PyTree] | None
+) -> Ensemble:
+    """Returns an ensemble with a step of its own that is scored by something else.
+
+    It is kept with the ensemble, so that its programs are compiled once.
+    """
+    if ensemble.own_step is None:
+        raise UserError(
+            "objective and eval_loss score an ensemble that Ensemble.from_step made. This one is "
+            "scored by its loss. Leave them out."
+        )
+    kept, key = ensemble.evaluation_programs, (objective, eval_loss)
+    if key not in kept:
+        kept[key] = dataclasses.replace(ensemble, loss=loss_of_scoring(objective, eval_loss))
+    return kept[key]
 
 
 def score(
@@ -128,7 +159,8 @@ def score(
     """
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UserError(f"batch_size is {batch_size!r}. Give a whole number of at least 1.")
-    examples, state = examples_of(data, state.class_names), state._replace(class_names=())
+    examples = examples_of(data, state.class_names, ensemble.batch_specs)
+    state = state._replace(class_names=())
     here, state = ensemble.at(state)
     check_groups(here, examples.spec)
     if here.objective is None:
@@ -260,8 +292,14 @@ def parts_of_objective(objective: Objective, split: Split) -> Split:
     """Returns a split with the parts that an objective reads.
 
     Raises:
-        UserError: If the inputs or the labels are absent, or a key is misspelt.
+        UserError: If the inputs or the labels are absent, a key is misspelt, or the examples are
+            batches without rows.
     """
+    if isinstance(split, WholeBatches):
+        raise UserError(
+            f"The objective {objective.name} scores examples, and the arrays of a batch of the "
+            "data have different lengths. Give every array one row for each example."
+        )
     example = split.take(np.zeros(1, np.int64))
     if isinstance(example, Mapping):
         check_keys(objective, example)
@@ -293,13 +331,16 @@ def _with_label_scale(spec: Spec | None, num_groups: int, mean: float, std: floa
     return Spec((), "float32", (), None, num_groups, both)
 
 
-def examples_of(data: Data | Examples, names: Sequence[str] = ()) -> Examples:
+def examples_of(
+    data: Data | Examples, names: Sequence[str] = (), batch_specs: Specs = "batch"
+) -> Examples:
     """Returns data as examples with random access.
 
     Args:
         data: Examples, a source (its test split), a split, a pytree of arrays, or a finite iterable
             of batches, which is read completely.
         names: Names of the classes of training; empty if they have none.
+        batch_specs: Parts of a batch that hold no rows; see `Ensemble`.
 
     Raises:
         UserError: If the data has another type, or other classes than those of training.
@@ -313,10 +354,14 @@ def examples_of(data: Data | Examples, names: Sequence[str] = ()) -> Examples:
         return Examples(data.test, data.spec)
     if isinstance(data, Examples):
         return data._replace(class_names=tuple(names)) if names else data
-    if not isinstance(data, Split):
-        arrays = with_class_numbers(arrays_of(data), Objective.LABELS, names, "The data")
-        data = TreeSplit(arrays)
-    return Examples(data, class_names=tuple(names))
+    if isinstance(data, Split):
+        return Examples(data, class_names=tuple(names))
+    if not _is_tree(data):
+        data = _batches_of(data)
+        if batch_specs != "batch" or any(rows_of(batch) is None for batch in data):
+            return Examples(WholeBatches(data), class_names=tuple(names))
+    arrays = with_class_numbers(arrays_of(data), Objective.LABELS, names, "The data")
+    return Examples(TreeSplit(arrays), class_names=tuple(names))
 
 
 def arrays_of(data: Data) -> PyTree:
@@ -329,9 +374,19 @@ def arrays_of(data: Data) -> PyTree:
         UserError: If the data has another type, has no batches, or the batches are not pytrees of
             one structure.
     """
-    if isinstance(data, Mapping | tuple) or hasattr(data, "dtype"):
+    if _is_tree(data):
         refuse_lists(data, "the data")
         return data
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *_batches_of(data))
+
+
+def _is_tree(data: Data) -> bool:
+    """Returns whether data is a pytree of arrays, and not an iterable of batches."""
+    return isinstance(data, Mapping | tuple) or hasattr(data, "dtype")
+
+
+def _batches_of(data: Data) -> list[Batch]:
+    """Returns the batches of a finite iterable; see `arrays_of`."""
     if not isinstance(data, Iterable):
         raise UserError(
             f"The data is {kind_of(data)}. Give a dict of arrays, a source of "
@@ -352,14 +407,15 @@ def arrays_of(data: Data) -> PyTree:
                 f"Batch {number} of the data is a pytree {structure_text(structure)}, and the "
                 f"first is {structure_text(first)}. Give batches of one structure."
             )
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
+    return batches
 
 
 def _check_batch(kind: str, number: int, batch: Batch) -> None:
-    """Raises a `UserError` unless every leaf of a batch is an array of numbers [batch, ...]."""
+    """Raises a `UserError` unless every leaf of a batch is an array of numbers."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         is_number = jax.numpy.issubdtype(leaf.dtype, jax.numpy.number) or leaf.dtype == bool
-        if not leaf.ndim or not (is_number or generator_of(leaf.dtype) or are_names(leaf)):
+        is_scalar = not path and not leaf.ndim
+        if is_scalar or not (is_number or generator_of(leaf.dtype) or are_names(leaf)):
             name = jax.tree_util.keystr(path)
             raise UserError(
                 f"The data is {kind}, and its item {number} holds{name and f' at {name}'} an "

@@ -45,7 +45,7 @@ def lift(
         layout: Layout of the members and the data.
         in_specs: Spec of each argument: "members" ([members, ...]), "batch" ([batch, ...], the
             same for all members), "member_batch" ([members, batch, ...]) or "shared" ([...]), or
-            a tree prefix of these.
+            a tree prefix of these. With a data axis of 1, a batch may be any pytree of arrays.
         out_specs: Specs of the results: "members" or "member_batch", or a tree prefix of these.
         execution: Execution of the members of a device, `WAY[+LOWERING]`, such as "vmap", "unroll",
             "map", "chunk:4", "loop" or "unroll+canonical+masks".
@@ -58,7 +58,7 @@ def lift(
     Raises:
         UserError: If a spec or the execution is unknown. The returned function raises it if an
             argument is committed to devices outside the layout or has another number of members,
-            or if the leaves of a batch have different lengths.
+            or if the length of a leaf of a batch is not a multiple of the data axis.
 
     >>> import numpy as np
     >>> layout = Layout.make(4, devices=jax.devices()[:2])

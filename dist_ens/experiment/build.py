@@ -30,6 +30,7 @@ from dist_ens.members import (
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
 from dist_ens.models import make_model
 from dist_ens.optimizers import make_optimizer
+from dist_ens.randomness import KEY_RULE
 from dist_ens.state import State
 from dist_ens.training import EvalData, OrderedSplit
 from dist_ens.types import Batch
@@ -77,8 +78,8 @@ def build(
         UserError: If a part cannot be made, or parts do not fit each other.
     """
     source = open_source(experiment.data) if source is None else source
-    check_source(source, any_parts=parts.loss is not None)
-    if parts.loss is not None and parts.metrics:
+    check_source(source, any_parts=not parts.has_objective)
+    if not parts.has_objective and parts.metrics:
         raise UserError(
             f"The metric {parts.metrics[0].name!r} is computed from a predictive distribution, and "
             "the loss of this run is a function. Give an objective (make_objective in the config "
@@ -90,7 +91,8 @@ def build(
             "the config names, and the source that was given has no validation split. Give "
             "source.with_validation(share)."
         )
-    run = Run(experiment, source.spec, source.num_train_examples, member_file)
+    count = source.num_train_examples
+    run = Run(experiment, source.spec, count, member_file, key_rule=KEY_RULE)
     rows = experiment.layout.ensemble_axis
     devices = cluster.devices_for(run.num_members, rows)
     layout = Layout.make(run.num_members, ensemble_axis=rows, devices=devices)
@@ -115,7 +117,7 @@ def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:
         UserError: If the labels do not fit the objective, it does not support the pooling, or it
             standardises the labels itself.
     """
-    if parts.loss is not None:
+    if not parts.has_objective:
         return None
     objective = parts.objective
     if objective is None:
@@ -243,13 +245,26 @@ def build_ensemble(
     experiment, objective = run.experiment, objective_of(run, parts)
     methods = methods_of(run, input_ranges)
     ids = experiment.member_ids
+    # A layout for another number of members is that of a plan.
+    member_ids = ids if ids is not None and len(ids) == layout.num_members else None
+    if parts.step is not None:
+        return Ensemble.from_step(
+            **parts.step,
+            objective=objective,
+            num_members=layout.num_members,
+            member_ids=member_ids,
+            seed=experiment.seed,
+            layout=layout,
+            execution=run.execution or experiment.execution,
+            waves=experiment.layout.waves,
+            failures=experiment.failures,
+        )
     return Ensemble(
         _member_of(run, objective, parts),
         parts.optimizer or make_optimizer(experiment.optimizer),
-        objective if parts.loss is None else parts.loss,  # type: ignore[arg-type]  # one is given
+        objective if parts.loss is None else parts.loss,
         num_members=layout.num_members,
-        # A layout for another number of members is that of a plan.
-        member_ids=ids if ids is not None and len(ids) == layout.num_members else None,
+        member_ids=member_ids,
         seed=experiment.seed,
         layout=layout,
         execution=run.execution or experiment.execution,

@@ -59,9 +59,9 @@ def check_training(run: Run, ensemble: Ensemble) -> None:
     batch_size = run.experiment.data.global_batch_size
     microbatches = run.experiment.compute.microbatches
     check_microbatches("compute.microbatches", microbatches, batch_size)
-    objective = ensemble.objective
+    objective = ensemble.trained_objective
     if objective is None:
-        _check_fields_of_loss(run.experiment)
+        _check_fields_without_effect(run.experiment, has_own_step=ensemble.own_step is not None)
         return
     state = jax.eval_shape(
         lambda: ensemble.member.init(
@@ -100,22 +100,33 @@ def check_training(run: Run, ensemble: Ensemble) -> None:
         )
 
 
-def _check_fields_of_loss(experiment: Experiment) -> None:
-    """Raises a `UserError` if a field is set that has no effect on a loss function."""
-    for path in (
+def _check_fields_without_effect(experiment: Experiment, *, has_own_step: bool) -> None:
+    """Raises a `UserError` if a field is set that has no effect on a loss function or own step."""
+    of_loss = [
         "data.mean",
         "data.std",
         "compute.rematerialize",
         "evaluation.dropout_samples",
         "evaluation.pooling",
-    ):
+    ]
+    of_step = [
+        *of_loss[:-1],
+        "compute.microbatches",
+        "compute.dtype",
+        "loss.label_smoothing",
+        "loss.adversarial",
+        "loss.mixup",
+        *(["data.examples"] if experiment.data.examples == "bootstrap" else []),
+    ]
+    function = "make_step" if has_own_step else "make_loss"
+    for path in of_step if has_own_step else of_loss:
         section, _, name = path.partition(".")
         fields = getattr(experiment, section)
         value = getattr(fields, name)
         if value != getattr(type(fields)(), name):
             raise UserError(
-                f"{path}={value!r} has no effect, because make_loss calls the network "
-                "itself. Leave the field out, and let make_loss do what it stands for."
+                f"{path}={value!r} has no effect, because {function} calls the network itself. "
+                f"Leave the field out, and let {function} do what it stands for."
             )
 
 

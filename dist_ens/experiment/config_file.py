@@ -21,7 +21,7 @@ from dist_ens.members import Member, as_member
 from dist_ens.methods import LossFunction
 from dist_ens.metrics import Metric
 from dist_ens.paths import given_path, shortened
-from dist_ens.types import Callback, Optimizer
+from dist_ens.types import Callback, Optimizer, PyTree
 
 EXPERIMENT = "experiment.json"
 _Result = TypeVar("_Result")
@@ -35,6 +35,8 @@ class ConfigFile:
         make_member(spec)          the network, anything that `as_member` takes; not `model.name`
         make_objective(spec)       the loss with its predictive distribution; not `loss.name`
         make_loss(spec)            a loss function instead of an objective; not `loss.name`
+        make_step(spec)            functions of a step of one's own; not the network, the loss and
+                                   the optimizer
         make_optimizer(spec)       an optimizer with `init` and `update`; not `optimizer.name`
         make_source(data_config)   the data set; not `data.source`
         make_metrics(spec)         metrics beside those of the objective
@@ -52,7 +54,7 @@ class ConfigFile:
 
     Raises:
         UserError: If the file is missing or raises an error, misspells one of these functions, or
-            makes an objective and a loss.
+            makes two parts of which one replaces the other.
     """
 
     def __init__(self, path: str) -> None:
@@ -78,6 +80,12 @@ class ConfigFile:
                 f"{self.path} defines make_objective and make_loss, and a run has one loss. Remove "
                 "one of the two functions."
             )
+        for other in ("make_member", "make_loss", "make_optimizer"):
+            if self.defines("make_step") and self.defines(other):
+                raise UserError(
+                    f"{self.path} defines make_step and {other}, and a step takes the place of the "
+                    "network, the loss and the optimizer. Remove one of the two functions."
+                )
 
     def defines(self, function: str) -> bool:
         """Returns whether the file defines a function.
@@ -126,6 +134,10 @@ class ConfigFile:
         """Returns the file's own loss function; None if it has none."""
         return self._part("make_loss", spec)
 
+    def make_step(self, spec: Spec) -> dict[str, Callable[..., PyTree]] | None:
+        """Returns the functions of the file's own step; None if it has none."""
+        return self._part("make_step", spec)
+
     def make_optimizer(self, spec: Spec) -> Optimizer | None:
         """Returns the file's own optimizer; None if it has none. It replaces `optimizer.name`."""
         return self._part("make_optimizer", spec)
@@ -146,7 +158,8 @@ class ConfigFile:
         """
         source = self._part("make_source", data_config)
         if source is not None:
-            check_source(source, any_parts=self.defines("make_loss"))
+            any_parts = self.defines("make_loss") or self.defines("make_step")
+            check_source(source, any_parts=any_parts)
         return source
 
     def open_source(self, data_config: DataConfig) -> Source:
@@ -167,6 +180,7 @@ class ConfigFile:
             member=self.make_member(spec),
             objective=self.make_objective(spec),
             loss=self.make_loss(spec),
+            step=self.make_step(spec),
             optimizer=self.make_optimizer(spec),
             metrics=self.make_metrics(spec),
             callbacks=self.make_callbacks(spec),

@@ -334,10 +334,13 @@ def _loaded_in_python(
     """
     saved = StepRecord.from_dict(record)
     if ensemble is None:
+        parts = f"member {saved.member}, optimizer {saved.optimizer}, loss {saved.loss}"
+        made = "Ensemble(...)"
+        if not saved.optimizer:
+            parts, made = f"its step is {saved.member}", "Ensemble.from_step(...)"
         raise UserError(
-            f"The run in {quoted(folder)} was made in Python: member {saved.member}, optimizer "
-            f"{saved.optimizer}, loss {saved.loss}. Give them again: load(folder, "
-            "ensemble=Ensemble(...))."
+            f"The run in {quoted(folder)} was made in Python: {parts}. Give them again: "
+            f"load(folder, ensemble={made})."
         )
     batch = saved.batch_shapes()
     different = StepRecord.from_dict(record_of(ensemble, batch).to_dict()).differences(saved)

@@ -16,7 +16,7 @@ from dist_ens.checkpoint import (
     write_members,
 )
 from dist_ens.commands import quoted
-from dist_ens.config import Experiment, differences_on_resume
+from dist_ens.config import DataConfig, Experiment, differences_on_resume
 from dist_ens.config.checks import MOST
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source, Spec, open_source
@@ -117,7 +117,7 @@ def extend(
     to: pathlib.Path,
     *,
     own_parts: Callable[[Spec], OwnParts] | None = None,
-    source: Source | None = None,
+    open_source: Callable[[DataConfig], Source] = open_source,
 ) -> SavedMembers | None:
     """Trains more members for a run, and writes a new run that has all of them.
 
@@ -130,7 +130,8 @@ def extend(
         member_ids: Ids of the members to train, which the run does not have.
         to: Folder of the new run, which holds nothing else.
         own_parts: Function that makes the parts of the run that its experiment does not name.
-        source: Data of the run. Default: the data that the run's experiment names.
+        open_source: Function of the `data` of the run's experiment that returns its data. Default:
+            it opens the source that they name.
 
     Returns:
         The members of the new run. None if a signal stopped the training, which resumes when this
@@ -152,7 +153,7 @@ def extend(
         )
     run = Run.from_dict(members.record)
     parts = parts_of(run, workdir, own_parts)
-    source = open_source(run.experiment.data) if source is None else source
+    source = open_source(run.experiment.data)
     require_trained_on(run, source)
     trained = train(
         _experiment_of(run, member_ids, members.step),

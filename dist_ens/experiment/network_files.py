@@ -53,7 +53,8 @@ def write_network(
         step: Number of updates that the member has seen.
 
     Raises:
-        UserError: If safetensors has no such type, or two arrays have the same name.
+        UserError: If safetensors has no such type, or two arrays have the same name. Also if there
+            are no parameters, as in a checkpoint of a loop of one's own.
         RunError: If the system cannot write the file.
     """
     named = [
@@ -61,6 +62,11 @@ def write_network(
         for name, leaf in leaves.items()
         if name.partition(".")[0] in _ROOTS
     ]
+    if not named:
+        raise UserError(
+            "The checkpoint has no parameters of networks: it is that of a loop of one's own. Read "
+            "it with Checkpoints(folder).restore(layout, like)."
+        )
     _require_different(name for name, _ in named)
     arrays = dict(named)
     metadata = {

@@ -104,11 +104,13 @@ def _for_evaluation(leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
                 params = found[of_params]
                 found[of_params] = evaluated(params, leaves[name]).astype(params.dtype)
 
-    for name in leaves:
+    # A step of one's own may keep optimizers in its state. Its apply knows what it evaluates.
+    of_optimizer = [name for name in leaves if name.startswith("opt_state.")]
+    for name in of_optimizer:
         state, _, last = name.rpartition(".")
         if last == "steps_since_sync" and leaves[name] != 0:  # of optax.contrib.sam
             replace(f"{state}.cache", lambda _, outer: outer)
-    for name in leaves:
+    for name in of_optimizer:
         state, _, last = name.rpartition(".")
         if last == "weight_sum" and f"{state}.b1" in leaves:  # of a schedule-free optimizer
             replace(f"{state}.z", partial(_averaged, leaves[f"{state}.b1"]))

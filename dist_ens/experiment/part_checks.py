@@ -28,6 +28,14 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "a function loss(params, model_state, batch, key) of four arguments",
         lambda part: callable(part) and loss_call_error(part) is None,
     ),
+    "make_step": (
+        "a dict of functions by name: init, step, and apply or eval_loss",
+        lambda part: (
+            isinstance(part, dict)
+            and {"init", "step"} <= part.keys() <= {"init", "step", "apply", "eval_loss"}
+            and len(part) > 2
+        ),
+    ),
     "make_optimizer": (
         "an optimizer with init and update, such as optax.adam(1e-3)",
         lambda part: _has(part, "init", "update") and not isinstance(part, type),

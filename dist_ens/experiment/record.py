@@ -42,6 +42,8 @@ class Run:
         examples: Fingerprints of the examples by the name of their split; None if not known.
         parts: Names of the other parts that were given, such as the loss, by kind; None if there
             are none.
+        key_rule: Version of the rules in `dist_ens.randomness`; None if an older version wrote the
+            record.
 
     Raises:
         UserError: If a number is out of its range, or the execution is unknown.
@@ -58,6 +60,7 @@ class Run:
     versions: Mapping[str, str] | None = None
     examples: Mapping[str, str] | None = None
     parts: Mapping[str, str] | None = None
+    key_rule: int | None = None
 
     def __post_init__(self) -> None:
         whole_number("num_train_examples", self.num_train_examples, least=0)
@@ -80,6 +83,7 @@ class Run:
             "versions": self.versions and dict(self.versions),
             "examples": self.examples and dict(self.examples),
             "parts": self.parts and dict(self.parts),
+            "key_rule": self.key_rule,
         }
 
     @classmethod

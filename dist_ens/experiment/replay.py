@@ -10,6 +10,7 @@ import numpy as np
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import FAILED, Lineage
 from dist_ens.commands import quoted
+from dist_ens.config import DataConfig
 from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source, Spec, open_source
@@ -58,7 +59,7 @@ def replay(
     member: int,
     *,
     until: int | None = None,
-    source: Source | None = None,
+    open_source: Callable[[DataConfig], Source] = open_source,
     own_parts: Callable[[Spec], OwnParts] | None = None,
     progress: bool = True,
 ) -> Replay:
@@ -71,7 +72,8 @@ def replay(
         workdir: Folder of a run that was started from a config.
         member: Id of the member.
         until: Step of the checkpoint to compare with. Default: the newest.
-        source: Data of the run. Default: the data that the run's experiment names.
+        open_source: Function of the `data` of the run's experiment that returns its data. Default:
+            it opens the source that they name.
         own_parts: Function that makes the parts of the run that its experiment does not name.
         progress: Whether to show the progress.
 
@@ -92,7 +94,7 @@ def replay(
         )
     run = finished.run
     _require_no_rollback(lineage, run.experiment.failures)
-    source = open_source(run.experiment.data) if source is None else source
+    source = open_source(run.experiment.data)
     require_trained_on(run, source)
     ranges = source.input_ranges() if run.experiment.loss.adversarial else None
     seed = run.experiment.seed if lineage.seed is None else lineage.seed

@@ -168,10 +168,11 @@ class _Announcement:
         """Prints a sentence, and the notes on the data."""
         ensemble, layout = run.ensemble, run.ensemble.layout
         resumes = f", resuming from step {run.first_step:,}" if run.first_step else ""
+        batch_size = self._built.data.order.global_batch_size
         in_waves = f", in {ensemble.waves} waves" if ensemble.waves > 1 else ""
         self._console.print(
             f"Training {counted(ensemble.num_members, 'member')} for "
-            f"{counted(run.last_step, 'step')} of {counted(run.batch_size, 'example')} "
+            f"{counted(run.last_step, 'step')} of {counted(batch_size, 'example')} "
             f"({self._built.source.spec}) on "
             f"{counted(layout.mesh.size, f'{layout.platform} device')}, mesh "
             f"{layout}{in_waves}{resumes}.",

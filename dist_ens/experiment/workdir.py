@@ -146,7 +146,7 @@ def _opened(
     layout = Layout.make(count, devices=cluster.devices_for(count))
     ensemble = build_ensemble(run, layout, parts)
     batch = run.batch(run.experiment.data.global_batch_size)
-    if parts is not NOTHING and parts.loss is None:
+    if parts is not NOTHING and parts.has_objective:
         check_network(run, ensemble, parts, batch)
     state = store.restore_state(at, ensemble.abstract_state(batch), member_ids=member_ids)
     return Finished(run, ensemble, state, at, parts, members)

@@ -12,11 +12,13 @@ from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
     check_lengths,
+    check_rows,
     copied,
     copied_like,
     copied_off_devices,
     copied_onto_devices,
     device_bytes,
+    global_shapes,
     put_everywhere,
     put_members,
     put_numbers,
@@ -39,6 +41,7 @@ from dist_ens.layout.specs import (
     is_spec,
     members_axes,
     named_specs,
+    specs_of_batch,
 )
 from dist_ens.layout.waves import Waves
 
@@ -60,6 +63,7 @@ __all__ = [
     "axis_of",
     "broadcast",
     "check_lengths",
+    "check_rows",
     "connect_hosts",
     "copied",
     "copied_like",
@@ -68,6 +72,7 @@ __all__ = [
     "data_index",
     "dealing_program",
     "device_bytes",
+    "global_shapes",
     "in_turn",
     "is_spec",
     "join_rows",
@@ -81,5 +86,6 @@ __all__ = [
     "put_numbers",
     "read_onto_devices",
     "settled",
+    "specs_of_batch",
     "to_host",
 ]

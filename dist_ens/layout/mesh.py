@@ -21,11 +21,13 @@ from dist_ens.layout.specs import (
     ENSEMBLE,
     MEMBERS,
     REPLICATED,
+    axis_of,
     broadcast,
     is_spec,
     named_specs,
+    without_data,
 )
-from dist_ens.randomness import member_key, pinned_generator
+from dist_ens.randomness import INIT, member_key, pinned_generator
 from dist_ens.state import as_held
 from dist_ens.types import Array, Key, Leaf, PyTree, Specs, Tree
 
@@ -133,8 +135,11 @@ class Layout:
         return f"{self.ensemble_axis} x {self.data_axis} ({ENSEMBLE} x {DATA})"
 
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
-        """Returns the sharding of a spec on this mesh."""
-        return NamedSharding(self.mesh, spec)
+        """Returns the sharding of a spec on this mesh.
+
+        Nothing is divided over a data axis of 1, so that a batch there may be any pytree of arrays.
+        """
+        return NamedSharding(self.mesh, spec if self.data_axis > 1 else without_data(spec))
 
     def shard_map(self, fn: Callable, in_specs: Specs, out_specs: Specs) -> Callable:
         """Returns a function that runs `fn` on each device's own part of its arguments.
@@ -148,6 +153,8 @@ class Layout:
             in_specs: Partition specs of the arguments, a tuple of tree prefixes.
             out_specs: Partition specs of the results, a tree prefix.
         """
+        if self.data_axis == 1:  # As in `sharding`.
+            in_specs, out_specs = jax.tree.map(without_data, (in_specs, out_specs), is_leaf=is_spec)
         return jax.shard_map(
             fn,
             mesh=self.mesh,
@@ -160,30 +167,40 @@ class Layout:
     def map_rows(self, fn: Callable, in_specs: Specs, out_specs: Specs) -> Callable:
         """Returns a function that runs `fn` on each row's members and the whole batch.
 
-        The compiler divides the work of a row over its columns. It inserts the sums over the data
-        axis that `fn` needs to have the results of one device, whatever `fn` computes of a batch:
-        sums, batch statistics, pairs of examples, random numbers. With one column it is
-        `shard_map`, where `fn` may contain operations that the compiler cannot divide.
+        The compiler divides the work of a row over its columns and inserts the sums over the data
+        axis. So `fn` has the results of one device, whatever it computes from a batch: sums, batch
+        statistics, pairs of examples, random numbers. With one column this is `shard_map`. There
+        `fn` may contain operations that the compiler cannot divide, such as callbacks to Python.
 
         Args:
             fn: Function of the members that one row holds, and of global batches.
             in_specs: Partition specs of the arguments, a tuple of tree prefixes.
             out_specs: Partition specs of the results, a tree prefix.
         """
+        fn = _explained(fn)
         if self.data_axis == 1:
             return self.shard_map(fn, in_specs, out_specs)
 
+        def within_a_row(leaf: jax.Array, spec: PartitionSpec) -> PartitionSpec:
+            axis = axis_of(spec, DATA)
+            if axis is None or leaf.ndim <= axis or leaf.shape[axis] % self.data_axis:
+                return REPLICATED  # Some leaves of a batch hold no rows.
+            return PartitionSpec(*(None,) * axis, DATA)
+
         def constrained(tree: Tree, specs: Specs) -> Tree:
-            of_leaves = map(_within_a_row, broadcast(specs, tree))
             leaves, structure = jax.tree.flatten(tree)
-            placed = map(jax.lax.with_sharding_constraint, leaves, of_leaves)
+            placed = map(
+                jax.lax.with_sharding_constraint,
+                leaves,
+                map(within_a_row, leaves, broadcast(specs, tree)),
+            )
             return jax.tree.unflatten(structure, placed)
 
         return jax.shard_map(
             lambda *args: constrained(fn(*constrained(args, in_specs)), out_specs),
             mesh=self.mesh,
-            in_specs=jax.tree.map(_of_rows, in_specs, is_leaf=is_spec),
-            out_specs=jax.tree.map(_of_rows, out_specs, is_leaf=is_spec),
+            in_specs=jax.tree.map(without_data, in_specs, is_leaf=is_spec),
+            out_specs=jax.tree.map(without_data, out_specs, is_leaf=is_spec),
             axis_names={ENSEMBLE},
             check_vma=False,
         )
@@ -197,15 +214,14 @@ class Layout:
                 whole array.
             spec: Spec of the arrays: "members" ([members, ...]), "batch" ([batch, ...], the same
                 for all members), "member_batch" ([members, batch, ...]) or "shared" ([...]), or a
-                tree prefix of these.
+                tree prefix of these. With a data axis of 1, a batch may be any pytree of arrays.
 
         Returns:
             The tree as global arrays. Every host must call this.
 
         Raises:
-            UserError: If a batch does not divide over the data axis, or its leaves have different
-                lengths. Also if an array has another number of members, or a number does not fit
-                in 32 bits.
+            UserError: If a leaf of a batch does not divide over the data axis, an array has another
+                number of members, or a number does not fit in 32 bits.
 
         >>> layout = Layout.make(2, devices=jax.devices()[:2])
         >>> layout.put({"x": np.zeros((4, 3))})["x"].shape
@@ -230,7 +246,8 @@ class Layout:
     def init(self, fn: Callable[[Key], Tree], key: Key) -> Tree:
         """Returns the states of all members, each created on the device that will hold it.
 
-        The state of member `i` is `fn(jax.random.fold_in(key, i))`.
+        Member `i` is given the key `fold_in(fold_in(key, i), 0)`. With `jax.random.key(seed)`, it
+        is the key with which an `Ensemble` of this seed initialises its member `i`.
 
         Args:
             fn: Function that makes one member's state, any pytree of arrays, from a key.
@@ -243,7 +260,11 @@ class Layout:
         >>> layout.init(lambda key: jax.random.normal(key, (3,)), jax.random.key(0)).shape
         (4, 3)
         """
-        return self.born(lambda number: fn(jax.random.fold_in(key, number)))
+        return self.born(
+            pinned_generator()(
+                lambda number: fn(jax.random.fold_in(jax.random.fold_in(key, number), INIT))
+            )
+        )
 
     def member_keys(self, seed: int) -> jax.Array:
         """Returns a key for each member: `fold_in(key(seed), member_id)`, keys[members].
@@ -448,17 +469,26 @@ class Layout:
                     "the mesh with layout.put, or make the layout with these devices."
                 )
             return jax.device_put(leaf, self.sharding(spec))
-        return self.put(leaf, spec)
+        # A copy, as in `put_batch`.
+        return self.put(np.array(leaf) if spec == REPLICATED else leaf, spec)
 
 
-def _of_rows(spec: PartitionSpec) -> PartitionSpec:
-    """Returns the part of a spec that divides an array over the rows of the mesh."""
-    return PartitionSpec(*(axis if axis == ENSEMBLE else None for axis in spec))
+def _explained(fn: Callable[..., Tree]) -> Callable[..., Tree]:
+    """Returns a function of a row that says what to do if `fn` names an axis of the devices."""
 
+    def explained(*args: PyTree) -> Tree:
+        try:
+            return fn(*args)
+        except NameError as error:
+            if "unbound axis name" not in str(error):
+                raise
+            raise UserError(
+                f"The program names an axis of the devices: {str(error).partition('. ')[0]}. A "
+                "step is written for one member and the whole batch, so means and batch statistics "
+                "need no axis. Leave out psum and the like, and axis_name of BatchNorm."
+            ) from error
 
-def _within_a_row(spec: PartitionSpec) -> PartitionSpec:
-    """Returns the part of a spec that divides an array over the columns of the mesh."""
-    return PartitionSpec(*(axis if axis == DATA else None for axis in spec))
+    return explained
 
 
 def _lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:

@@ -11,7 +11,15 @@ from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from dist_ens.errors import UserError, counted
 from dist_ens.host_keys import generator_of
-from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of, is_spec
+from dist_ens.layout.specs import (
+    DATA,
+    ENSEMBLE,
+    MEMBERS,
+    REPLICATED,
+    axis_of,
+    broadcast,
+    is_spec,
+)
 from dist_ens.state import as_held
 from dist_ens.types import Leaf, PyTree, Shapes, Specs, Tree
 
@@ -27,45 +35,34 @@ def put_batch(layout: "Layout", host_tree: PyTree, spec: PartitionSpec) -> PyTre
 
     Args:
         layout: Layout with the mesh.
-        host_tree: Pytree of arrays whose batch axis holds the examples of `Layout.host_rows`, in
-            their order. Where the spec has the members axis, it holds `Layout.host_members`.
+        host_tree: Pytree of arrays. With a data axis above 1, the batch axis of each holds the rows
+            of `Layout.host_rows`, in their order. With a data axis of 1, the arrays may have any
+            shape. Where the spec has the members axis, it holds `Layout.host_members`.
         spec: Spec with the data axis.
 
     Returns:
         The tree as global arrays. Every host must call this.
 
     Raises:
-        UserError: If the leaves have different lengths along the batch axis, or this length does
-            not divide over the columns of `Layout.host_columns`. Also if the members axis has
-            another length than `Layout.host_members`.
+        UserError: If a leaf does not divide over the columns of `Layout.host_columns`, or its
+            members axis has another length than `Layout.host_members`.
     """
     axis = tuple(spec).index(DATA)
     _check_members(layout, host_tree, spec, "The array", jax_arrays_are_whole=False)
-    host_batch_size = _common_length(host_tree, axis)
-    columns = len(layout.host_columns)
-    if host_batch_size % columns:
-        hosts = len({d.process_index for d in layout.mesh.devices.flat})
-        part = "batch" if hosts == 1 else "part of the batch that this host feeds"
-        smaller = host_batch_size // columns * columns
-        fitting = sorted({smaller or columns, smaller + columns})
-        raise UserError(
-            f"The {part} has {counted(host_batch_size, 'example')}, which do not divide over "
-            f"{columns} columns of the mesh {layout}. Use "
-            f"{' or '.join(map(str, fitting))} examples."
-        )
-    per_column = host_batch_size // columns
-    global_batch_size = per_column * layout.data_axis
+    check_rows(layout, host_tree, spec)
     sharding = layout.sharding(spec)
-    # For each sharded axis: the length of a part, and the positions of the parts of this host.
-    sharded = {axis: (per_column, layout.host_columns)}
     members = axis_of(spec, ENSEMBLE)
-    if members is not None:
-        sharded[members] = (layout.members_per_device, layout.host_mesh_rows)
 
     def put(host_array: np.ndarray) -> jax.Array:
         shape = list(host_array.shape)
-        shape[axis] = global_batch_size
+        # For each sharded axis: the length of a part, and the positions of the parts of this host.
+        sharded = {}
+        if layout.data_axis > 1:
+            per_column = shape[axis] // len(layout.host_columns)
+            sharded[axis] = (per_column, layout.host_columns)
+            shape[axis] = per_column * layout.data_axis
         if members is not None:
+            sharded[members] = (layout.members_per_device, layout.host_mesh_rows)
             shape[members] = layout.num_members
         parts = []
         indices: dict[jax.Device, tuple[slice, ...]] = dict(
@@ -74,7 +71,7 @@ def put_batch(layout: "Layout", host_tree: PyTree, spec: PartitionSpec) -> PyTre
         for device, index in indices.items():
             here = [slice(None)] * host_array.ndim
             for along, (length, of_host) in sharded.items():
-                start = of_host.index((index[along].start or 0) // length) * length
+                start = of_host.index((index[along].start or 0) // max(1, length)) * length
                 here[along] = slice(start, start + length)
             # On a CPU a JAX array may share the memory of a NumPy array, and changes with it when
             # a loader fills its buffer again. So the part is copied.
@@ -194,7 +191,7 @@ def to_host(tree: PyTree) -> PyTree:
 
 
 def check_lengths(layout: "Layout", tree: PyTree, specs: Specs, where: str) -> None:
-    """Checks the numbers of members and examples in the arguments of a function.
+    """Checks the numbers of members and rows in the arguments of a function.
 
     Args:
         layout: Layout with the mesh.
@@ -203,23 +200,70 @@ def check_lengths(layout: "Layout", tree: PyTree, specs: Specs, where: str) -> N
         where: Name of the arrays, for error messages.
 
     Raises:
-        UserError: If an array has another number of members than the layout, or the leaves of a
-            batch have different lengths. Also if the examples of a JAX array do not divide over
-            the data axis.
+        UserError: If an array has another number of members than the layout, or its rows do not
+            divide over the data axis.
     """
 
     def check(spec: PartitionSpec, branch: PyTree) -> None:
-        leaves = jax.tree.leaves(branch)
-        if not leaves:
-            return
         _check_members(layout, branch, spec, where, jax_arrays_are_whole=True)
-        examples = axis_of(spec, DATA)
-        if examples is not None:
-            length = _common_length(branch, examples)
-            if any(isinstance(leaf, jax.Array) for leaf in leaves):
-                layout.check_batch_size("batch_size", length)
 
     jax.tree.map(check, specs, tree, is_leaf=is_spec)
+    check_rows(layout, tree, specs)
+
+
+def check_rows(layout: "Layout", tree: PyTree, specs: Specs) -> None:
+    """Checks that the rows of each leaf of a batch divide over the columns of a mesh.
+
+    Args:
+        layout: Layout with the mesh. With a data axis of 1, any pytree is a batch.
+        tree: Pytree of arrays. JAX arrays hold the rows of all hosts, others those of this host.
+        specs: Specs of the leaves, a tree prefix. Leaves without the data axis are not checked.
+
+    Raises:
+        UserError: If a leaf has no axis of rows, or the number of columns does not divide its
+            length.
+    """
+    has_rows = any(DATA in tuple(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec))
+    if layout.data_axis == 1 or not has_rows:
+        return
+    for number, (leaf, spec) in enumerate(
+        zip(jax.tree.leaves(tree), broadcast(specs, tree), strict=True)
+    ):
+        axis, shape = axis_of(spec, DATA), np.shape(leaf)
+        of_host = not isinstance(leaf, jax.Array)
+        columns = len(layout.host_columns) if of_host else layout.data_axis
+        if axis is None or (len(shape) > axis and shape[axis] % columns == 0):
+            continue
+        path, _ = jax.tree_util.tree_leaves_with_path(tree)[number]
+        length = shape[axis] if len(shape) > axis else 0
+        smaller = length // columns * columns
+        fitting = f"{smaller} or {smaller + columns}" if smaller else f"a multiple of {columns}"
+        raise UserError(
+            f"Leaf {jax.tree_util.keystr(path) or '(the whole)'} of the batch has "
+            f"{counted(length, 'row') if length else 'no rows'}, shape {list(shape)}, and the data "
+            f"axis has {columns} columns{' on this host' if columns < layout.data_axis else ''}, "
+            f"mesh {layout}. Use {fitting} rows. If the leaf holds no rows, give the Ensemble "
+            "batch_specs={...: 'shared'}, or lift the spec 'shared'."
+        )
+
+
+def global_shapes(layout: "Layout", host_shapes: Shapes, specs: Specs) -> Shapes:
+    """Returns the shapes of a batch over all hosts.
+
+    Args:
+        layout: Layout with the mesh.
+        host_shapes: Shapes and types of this host's part of the batch.
+        specs: Specs of the leaves, a tree prefix of `BATCH` and `REPLICATED`.
+    """
+    leaves, structure = jax.tree.flatten(host_shapes)
+    times = layout.data_axis // len(layout.host_columns)
+    whole = [
+        leaf.update(shape=(leaf.shape[0] * times, *leaf.shape[1:]))
+        if times > 1 and DATA in tuple(spec)
+        else leaf
+        for leaf, spec in zip(leaves, broadcast(specs, host_shapes), strict=True)
+    ]
+    return jax.tree.unflatten(structure, whole)
 
 
 def _check_members(
@@ -257,28 +301,3 @@ def _check_members(
                 f"{axis} should hold the {counted(count, 'member')}{whose}. Give one row for each "
                 "member."
             )
-
-
-def _common_length(tree: PyTree, axis: int) -> int:
-    """Returns the length that all leaves have along an axis."""
-    leaves = jax.tree.leaves(tree)
-    common = {np.shape(leaf)[axis : axis + 1] for leaf in leaves}
-    if len(common) == 1 and () not in common:
-        return common.pop()[0]
-    lengths: dict[int, str] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = jax.tree_util.keystr(path) or "(the whole)"
-        shape = np.shape(leaf)
-        if len(shape) <= axis:
-            raise UserError(
-                f"Leaf {name} of the batch has the shape {list(shape)}, and its axis {axis} should "
-                "hold the examples. Give every leaf one row for each example."
-            )
-        lengths.setdefault(shape[axis], name)
-    if not lengths:
-        raise UserError("The batch has no arrays. Give at least one.")
-    listed = ", ".join(f"{length} in leaf {name}" for length, name in lengths.items())
-    raise UserError(
-        f"The leaves of the batch have different lengths along axis {axis}: {listed}. Give every "
-        "leaf one row for each example."
-    )

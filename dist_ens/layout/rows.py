@@ -4,7 +4,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from dist_ens.layout.mesh import Layout
-from dist_ens.layout.specs import ENSEMBLE, axis_of, is_spec
+from dist_ens.layout.specs import ENSEMBLE, REPLICATED, axis_of, is_spec
 from dist_ens.types import PyTree, Specs, Tree
 
 
@@ -27,7 +27,7 @@ def part_of_row(layout: Layout, tree: Tree, row: int, specs: Specs) -> Tree:
         layout: Layout of the arrays.
         tree: Pytree of global arrays.
         row: Number of the row.
-        specs: Specs of the arrays, a tree prefix of `tree`.
+        specs: Specs of the arrays, a tree prefix of `tree`. Only their members axes are used.
     """
     of_row = layout_of_row(layout, row, layout.members_per_device)
 
@@ -38,7 +38,9 @@ def part_of_row(layout: Layout, tree: Tree, row: int, specs: Specs) -> Tree:
         if members is not None:
             shape[members] = layout.members_per_device
         here = [shards[d] for d in layout.mesh.devices[row] if d in shards]
-        return jax.make_array_from_single_device_arrays(tuple(shape), of_row.sharding(spec), here)
+        # Some leaves of a batch may be shared, which their own sharding tells.
+        sharding = of_row.sharding(getattr(leaf.sharding, "spec", REPLICATED))
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, here)
 
     return jax.tree.map(
         lambda spec, branch: jax.tree.map(lambda leaf: part(spec, leaf), branch),

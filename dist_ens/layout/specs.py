@@ -6,7 +6,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from dist_ens.errors import UserError
-from dist_ens.types import Axes, PyTree, Specs
+from dist_ens.state import described
+from dist_ens.types import Axes, KeyPath, Leaf, PyTree, Specs
 
 P = PartitionSpec
 
@@ -52,6 +53,64 @@ def named_specs(specs: Specs) -> Specs:
         return NAMES[spec]
 
     return jax.tree.map(spec_of, specs, is_leaf=is_spec)
+
+
+def without_data(spec: PartitionSpec) -> PartitionSpec:
+    """Returns a spec without the data axis, which is the last axis of a spec that has it.
+
+    >>> tuple(without_data(MEMBER_BATCHES)), tuple(without_data(BATCHES))
+    (('ensemble',), ())
+    """
+    axes = [axis for axis in tuple(spec) if axis != DATA]
+    while axes and axes[-1] is None:
+        axes.pop()
+    return P(*axes)
+
+
+def specs_of_batch(declared: Specs, batch: PyTree) -> Specs:
+    """Returns the spec of each leaf of a batch.
+
+    Args:
+        declared: Name of a spec, "batch" or "shared", for all leaves, or a dict of names by the
+            keys, indices or fields of the batch, nested as the batch is. Leaves that it does not
+            name have the spec "batch".
+        batch: Pytree of arrays, or of their shapes.
+
+    Returns:
+        A tree of `BATCH` and `REPLICATED`, a tree prefix of the batch.
+
+    Raises:
+        UserError: If the dict names a part that the batch does not have.
+
+    >>> batch = {"inner": jax.numpy.zeros((4, 2)), "boundary": jax.numpy.zeros((3, 2))}
+    >>> specs = specs_of_batch({"boundary": "shared"}, batch)
+    >>> tuple(specs["inner"]), tuple(specs["boundary"])
+    (('data',), ())
+    """
+    if isinstance(declared, str):
+        return NAMES[declared]
+    names = {_keys(path): name for path, name in jax.tree_util.tree_leaves_with_path(declared)}
+    used: set[tuple[str, ...]] = set()
+
+    def spec_of(path: KeyPath, _: Leaf) -> PartitionSpec:
+        keys = _keys(path)
+        found = [keys[:count] for count in range(len(keys) + 1) if keys[:count] in names]
+        used.update(found)
+        return NAMES[names[found[0]]] if found else BATCH
+
+    specs = jax.tree_util.tree_map_with_path(spec_of, batch)
+    unknown = [".".join(keys) for keys in names if keys not in used]
+    if unknown:
+        raise UserError(
+            f"batch_specs names {', '.join(map(repr, unknown))}, and the batch has the leaves "
+            f"{described(batch)}. Name parts that the batch has."
+        )
+    return specs
+
+
+def _keys(path: KeyPath) -> tuple[str, ...]:
+    """Returns the keys, indices and fields of a path as texts."""
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
 def is_spec(value: object) -> bool:

@@ -15,23 +15,15 @@ functions, or from a class of your own.
 - `params` is any pytree of floating-point arrays. The gradient has its structure.
 - `model_state` is any pytree of the other arrays that a network keeps from step to step, such as
   the running statistics of BatchNorm; `()` if there are none.
-- `key` is a JAX PRNG key, or None. It differs between steps, members and columns of the mesh.
+- `key` is a JAX PRNG key, or None. It differs between steps and members.
 - `train` is a Python bool. If it is False, `apply` returns the model state unchanged. If `key` is
   None too, nothing is random. With a key, dropout is on, as Monte Carlo dropout needs it.
 - A prediction calls `apply` without a key. If the network raises an error, it is called with the
   member's own key and without dropout, as a variational autoencoder needs it.
 
-A member does not depend on the ensemble. A layer with batch statistics computes them over the
-*global* batch if it averages over the mesh axis `"data"`:
-
-- flax: `BatchNorm(axis_name="data")`
-- equinox: `BatchNorm(axis_name=("batch", "data"))`
-- Haiku: `BatchNorm(cross_replica_axis="data")`
-
-Every column of the mesh applies the member to its own part of the batch. Afterwards, floating-point
-model state is averaged over the columns. Other model state, such as a count of type int32, must be
-equal in all columns, which the first update checks. A network that counts examples must therefore
-sum over the columns, with `jax.lax.psum(count, "data")`.
+A member knows neither the ensemble nor the devices. It sees the whole batch, also where several
+devices share it. So batch statistics need no axis of the mesh. The axis name `"batch"` of equinox's
+`BatchNorm` is that of the examples.
 
 `as_member` chooses one of these adapters, which can also be called directly:
 

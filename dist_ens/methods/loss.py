@@ -93,13 +93,14 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
         inputs = batch[objective.INPUTS]
         outputs, model_state = member.apply(params, model_state, inputs, info.key, info.train)
         labels = one_a_row(labels, outputs.shape[:-1])
-        losses = objective.example_loss(outputs, labels)
-        if losses.shape != outputs.shape[:-1]:
+        rows = outputs.shape[:-1]
+        has_rows = labels.shape[:1] == rows[:1]
+        losses = objective.example_loss(outputs, labels) if has_rows else labels
+        if not has_rows or losses.shape != rows:
             raise UserError(
                 f"The labels have the shape {list(labels.shape)}, and the network returned "
-                f"{list(outputs.shape)}, from which {objective.name} computes losses of shape "
-                f"{list(losses.shape)}. Give one label for each row of the outputs: shape "
-                f"{list(outputs.shape[:-1])}."
+                f"{list(outputs.shape)}, of which {objective.name} takes each row with its label. "
+                f"Give one label for each row of the outputs: shape {list(rows)}."
             )
         scores = objective.training_scores(outputs, labels)
         if info.counts is not None:

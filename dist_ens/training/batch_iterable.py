@@ -12,19 +12,22 @@ from typing_extensions import override
 from dist_ens.data import calls
 from dist_ens.data.class_names import are_names
 from dist_ens.ensemble import Batches
+from dist_ens.ensemble.argument_checks import rows_of
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import RunError, UserError, counted
 from dist_ens.evaluation.label_checks import check_examples
 from dist_ens.host_keys import dtype_in_jax
-from dist_ens.layout import BATCH, BATCHES, Layout
+from dist_ens.layout import Layout, check_rows, global_shapes, specs_of_batch
 from dist_ens.losses import Objective
-from dist_ens.state import held_array, leaf_name, leaf_type, refuse_lists, structure_text
+from dist_ens.state import described, held_array, leaf_name, leaf_type, refuse_lists, structure_text
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.host_batches import check_columns_agree, check_hosts_agree, read_together
-from dist_ens.types import Batch, Data, KeyPath, Leaf, Shapes, Structure
+from dist_ens.types import Batch, Data, KeyPath, Leaf, Shapes, Specs, Structure
 
 # Prefix of the position of an iterator without `get_state` that was first used after step 0.
 _BEGAN_AT = b"began"
+# Stands for the absence of a batch, since None is a batch without arrays.
+_NO_BATCH: Batch = object()
 
 
 class BatchIterable(TrainingData):
@@ -39,14 +42,21 @@ class BatchIterable(TrainingData):
         layout: Layout of the members and the data.
         objective: Objective whose labels are checked in each batch. None for a loss function, which
             may take any labels.
+        batch_specs: Parts of a batch that hold no rows; see `Ensemble`.
 
     Raises:
-        UserError: If the iterable yields no batch, or the first batch is not a pytree of arrays or
-            has labels that are not valid. On several hosts also if batches have different shapes,
-            or differ in a shared column.
+        UserError: If the iterable yields no batch, or the first batch is not a pytree of arrays,
+            does not divide over the data axis or has labels that are not valid. On several hosts
+            also if batches have different shapes, or differ where they should be equal.
     """
 
-    def __init__(self, source: Data, layout: Layout, objective: Objective | None = None) -> None:
+    def __init__(
+        self,
+        source: Data,
+        layout: Layout,
+        objective: Objective | None = None,
+        batch_specs: Specs = "batch",
+    ) -> None:
         self._source, self._layout, self._objective = source, layout, objective
         self._is_iterator = isinstance(source, collections.abc.Iterator)
         self._iterator = self._start()
@@ -55,19 +65,21 @@ class BatchIterable(TrainingData):
         self._first = read_together(self._first_of_all)
         self._shapes = _shapes(self._first)
         check_hosts_agree(self._shapes)
-        check_columns_agree(layout, self._first)
-        self._waiting: Batch | None = self._first
+        self._specs = specs_of_batch(batch_specs, self._first)
+        check_rows(layout, self._first, self._specs)
+        check_columns_agree(layout, self._first, self._specs)
+        self._waiting: Batch = self._first
         # Number of steps that the state had seen when it was given the data's first batch.
         self._began_at: int | None = None
 
     @property
     @override
     def batch(self) -> Shapes:
-        return _of_all_columns(self._layout, self._shapes)
+        return global_shapes(self._layout, self._shapes, self._specs)
 
     @override
     def first_batch(self, layout: Layout) -> Batch:
-        return layout.put(self._first, BATCH)
+        return layout.put(self._first, self._specs)
 
     @override
     def batches(
@@ -82,13 +94,13 @@ class BatchIterable(TrainingData):
         if self._began_at is None:
             self._began_at = first_step
         for steps in calls(first_step, last_step, steps_per_call):
-            stacked = read_together(partial(self._next_of_call, steps, last_step, say))
-            yield Batches(layout.put(stacked, BATCHES))
+            host_batches = read_together(partial(self._next_of_call, steps, last_step, say))
+            yield Batches.put(layout, host_batches, self._specs)
 
     @override
     def position(self) -> bytes | None:
         get_state = getattr(self._iterator, "get_state", None)
-        if self._waiting is not None:
+        if self._waiting is not _NO_BATCH:
             return None
         if get_state is None:
             return _BEGAN_AT + self._began_at.to_bytes(8, "big") if self._began_at else None
@@ -108,7 +120,7 @@ class BatchIterable(TrainingData):
                 state if kind == b"bytes" else json.loads(state)
             )
             self._num_passes = int.from_bytes(passes, "big")
-            self._num_batches, self._waiting = step, None
+            self._num_batches, self._waiting = step, _NO_BATCH
             return
         say(
             f"The data iterator has no state to restore (get_state and set_state): it is started "
@@ -126,31 +138,32 @@ class BatchIterable(TrainingData):
     def _first_of_all(self) -> Batch:
         """Returns the first batch; raises a `UserError` if there is none."""
         batch = self._next_of_pass()
-        if batch is None:
+        if batch is _NO_BATCH:
             raise UserError("The data yielded no batch. Give an iterable of at least one.")
         return batch
 
-    def _next_of_call(self, steps: range, last_step: int, say: Callable[[str], None]) -> Batch:
-        """Returns the batches of the steps of a call, leaves [steps, batch, ...]; see `_next`."""
-        # A loader may fill the same buffer with each batch, so that each batch is copied.
-        host_batches = [jax.tree.map(np.array, self._next(step, last_step, say)) for step in steps]
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *host_batches)
+    def _next_of_call(
+        self, steps: range, last_step: int, say: Callable[[str], None]
+    ) -> list[Batch]:
+        """Returns copies of the batches of the steps of a call; see `_next`."""
+        # A loader may fill the same buffer with each batch.
+        return [jax.tree.map(np.array, self._next(step, last_step, say)) for step in steps]
 
     def _skip(self, steps: range, say: Callable[[str], None]) -> None:
         """Draws the batches of some steps; see `_next`."""
         for step in steps:
             self._next(step, steps.stop, say)
 
-    def _next_of_pass(self) -> Batch | None:
-        """Returns the next batch as NumPy arrays; None at the end of the iterator.
+    def _next_of_pass(self) -> Batch:
+        """Returns the next batch as NumPy arrays; `_NO_BATCH` at the end of the iterator.
 
         Raises:
             UserError: If the batch is not a pytree of arrays, or has labels that are not valid.
         """
         try:
-            batch = _as_arrays(next(self._iterator), self._num_batches)
+            batch = _as_arrays(next(self._iterator), self._num_batches, self._objective)
         except StopIteration:
-            return None
+            return _NO_BATCH
         objective = self._objective
         if objective is not None and isinstance(batch, Mapping) and objective.LABELS in batch:
             check_examples(objective, batch, f"batch {self._num_batches:,}")
@@ -168,14 +181,14 @@ class BatchIterable(TrainingData):
             UserError: If the batch has another structure, shape or type than the first.
             RunError: If the data ends and cannot be started again.
         """
-        batch, self._waiting = self._waiting, None
+        batch, self._waiting = self._waiting, _NO_BATCH
         while True:
-            if batch is None:
+            if batch is _NO_BATCH:
                 batch = self._next_of_pass()
-            if batch is None:
+            if batch is _NO_BATCH:
                 self._start_again(step, last_step)
                 batch = self._next_of_pass()
-                if batch is None:
+                if batch is _NO_BATCH:
                     raise RunError(
                         f"The data yielded no batch when it was started again after step {step:,}. "
                         "Give an iterable that can be started several times, or a function that "
@@ -184,7 +197,7 @@ class BatchIterable(TrainingData):
             self._num_batches += 1
             if self._fits(batch, step, say):
                 return batch
-            batch = None
+            batch = _NO_BATCH
 
     def _start_again(self, step: int, last_step: int) -> None:
         """Starts the iterable again after its end.
@@ -203,7 +216,7 @@ class BatchIterable(TrainingData):
         self._num_passes += 1
 
     def _fits(self, batch: Batch, step: int, say: Callable[[str], None]) -> bool:
-        """Returns whether a batch has the shapes of the first; False if it only has fewer examples.
+        """Returns whether a batch has the shapes of the first; False if it only has fewer rows.
 
         Raises:
             UserError: If the batch differs from the first in any other way.
@@ -221,11 +234,13 @@ class BatchIterable(TrainingData):
             strict=True,
         )
         is_shorter = False
+        # Only rows are fewer in the last batch of a pass. A smaller graph is another shape.
+        have_rows = rows_of(batch) is not None and rows_of(self._shapes) is not None
         for (path, leaf), first in named:
             if leaf.shape == first.shape and leaf.dtype == first.dtype:
                 continue
             is_part = leaf.shape[1:] == first.shape[1:] and leaf.dtype == first.dtype
-            if is_part and leaf.shape[0] < first.shape[0]:
+            if have_rows and is_part and leaf.shape[0] < first.shape[0]:
                 is_shorter = True
                 continue
             raise UserError(
@@ -238,35 +253,30 @@ class BatchIterable(TrainingData):
         return not is_shorter
 
 
-def _as_arrays(batch: Batch, number: int) -> Batch:
+def _as_arrays(batch: Batch, number: int, objective: Objective | None) -> Batch:
     """Returns a batch of any library as NumPy arrays of types that JAX holds.
 
     Args:
-        batch: Pytree of arrays [batch, ...].
+        batch: Pytree of arrays.
         number: Number of the batch, for messages.
+        objective: Objective, whose batches have a row for each example. None for a loss function,
+            which takes any pytree.
 
     Raises:
-        UserError: If a leaf is not an array, or the arrays have different lengths.
+        UserError: If a leaf is not an array, or the arrays of an objective have different lengths.
     """
 
     def held(path: KeyPath, leaf: Leaf) -> np.ndarray:
-        name = f"Leaf {leaf_name(path)} of batch {number}"
         way_out = "Yield pytrees of arrays [batch, ...]."
         if are_names(leaf):
             way_out += " Convert names with numpy.searchsorted(sorted_names, labels)."
-        array = held_array(leaf, name, way_out)
-        if not array.ndim:
-            raise UserError(f"{name} is one number. {way_out}")
-        return array
+        return held_array(leaf, f"Leaf {leaf_name(path)} of batch {number}", way_out)
 
     refuse_lists(batch, f"batch {number}", and_numbers=False)
     arrays = jax.tree_util.tree_map_with_path(held, batch)
-    leaves = jax.tree_util.tree_leaves_with_path(arrays)
-    lengths = {len(leaf) for _, leaf in leaves}
-    if len(lengths) != 1:
-        listed = ", ".join(f"{jax.tree_util.keystr(p)} {list(leaf.shape)}" for p, leaf in leaves)
+    if objective is not None and rows_of(arrays) is None:
         raise UserError(
-            f"The arrays of batch {number} have different lengths: {listed or 'there are none'}. "
+            f"The arrays of batch {number} have different lengths: {described(arrays)}. "
             "Yield pytrees of arrays with one row for each example."
         )
     return arrays
@@ -276,15 +286,4 @@ def _shapes(batch: Batch) -> Shapes:
     """Returns the shapes and types of a batch."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype_in_jax(leaf.dtype)), batch
-    )
-
-
-def _of_all_columns(layout: Layout, host_shapes: Shapes) -> Shapes:
-    """Returns the shapes of the global batch, given those of this host's part."""
-    columns = len(layout.host_columns)
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            (leaf.shape[0] * layout.data_axis // columns, *leaf.shape[1:]), leaf.dtype
-        ),
-        host_shapes,
     )

@@ -23,6 +23,7 @@ from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout, connect_hosts, copied_like, to_host
 from dist_ens.members.label_scale import set_label_scale
 from dist_ens.state import State, differing, leaf_types
+from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.steps_per_call import choose_steps_per_call
@@ -95,7 +96,6 @@ def begin_run(
     saved_step = opened.saved_step if opened else 0
     is_open = ensemble.execution == AUTO
     layout = ensemble.layout
-    part = part_of_column(train.batch, layout)
     if restored is not None:
         if state is not None:
             say(
@@ -105,9 +105,9 @@ def begin_run(
             )
         state, first_step = restored, saved_step
     elif state is not None:
-        state, first_step = _given_state(ensemble, state, part)
+        state, first_step = _given_state(ensemble, state, train.batch)
     else:
-        state, first_step = ensemble.init(part), 0
+        state, first_step = ensemble.init(train.batch), 0
     if first_step == 0:
         state = _with_label_scale(ensemble, state, train)
     if first_step > last_step:
@@ -138,7 +138,7 @@ def begin_run(
             first,
             last_step,
             workdir=folder,
-            may_move=isinstance(train, OrderedSplit) and not layout.is_fixed,
+            may_move=not isinstance(train, BatchIterable) and not layout.is_fixed,
         )
         say(str(choice))
         if chosen.layout is not layout:
@@ -177,8 +177,7 @@ def _resumed(
     """
     while opened is not None and opened.saved_step:
         as_saved = _without_dropped(_as_saved(ensemble, opened), opened)
-        part = part_of_column(train.batch, as_saved.layout)
-        structures = saved_structures(as_saved.abstract_state(part))
+        structures = saved_structures(as_saved.abstract_state(train.batch))
         state = opened.restore_state(*structures, member_ids=as_saved.ids.tolist())
         if state is not None:
             gone = sorted({*ensemble.ids.tolist()} - {*as_saved.ids.tolist()})
@@ -273,18 +272,18 @@ def _with_first(first: CallBatches, rest: Iterator[CallBatches]) -> Iterator[Cal
     yield from rest
 
 
-def _given_state(ensemble: Ensemble, state: State, part: Shapes) -> tuple[State, int]:
+def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State, int]:
     """Returns a copy of a given state on the ensemble's layout, and its step.
 
     Args:
         ensemble: Ensemble to train.
         state: State that was given.
-        part: Shapes and types of one column's part of a batch.
+        batch: Shapes and types of a batch.
 
     Raises:
         UserError: If the state does not fit the ensemble, or its members are at different steps.
     """
-    like, state = ensemble.abstract_state(part), ensemble.with_record(state)
+    like, state = ensemble.abstract_state(batch), ensemble.with_record(state)
     expected, found = leaf_types(like), leaf_types(state)
     if expected != found:
         raise UserError(
@@ -341,23 +340,12 @@ def _steps_per_call(
     cadences: tuple[int | Fraction | None, ...],
 ) -> int:
     """Returns the number of steps in one call of the update, if it was not given."""
-    if not isinstance(train, OrderedSplit) or ensemble.waves > 1:
+    if isinstance(train, BatchIterable) or ensemble.waves > 1:
         return 1
-    batch = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), train.batch
-    )
-    index = jax.ShapeDtypeStruct((1, train.order.global_batch_size), jnp.int32)
-    traced = ensemble.traced_update(state, Batches(batch, index))
+    index = None
+    if isinstance(train, OrderedSplit):
+        index = jax.ShapeDtypeStruct((train.order.global_batch_size,), jnp.int32)
+    traced = ensemble.traced_update(state, Batches.shapes_of_step(train.batch, index))
     # Only calls of one step can end where an epoch of a fractional number of steps ends.
     multiples = [int(each) if each.denominator == 1 else 1 for each in cadences if each is not None]
     return choose_steps_per_call(ensemble.layout, traced, *multiples)
-
-
-def part_of_column(batch: Shapes, layout: Layout) -> Shapes:
-    """Returns the shapes of one column's part of a batch."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            (max(1, leaf.shape[0] // layout.data_axis), *leaf.shape[1:]), leaf.dtype
-        ),
-        batch,
-    )

@@ -20,7 +20,7 @@ class BestState:
 
     Args:
         ensemble: Ensemble of the run.
-        batch: Shapes and types of one column's part of a batch.
+        batch: Shapes and types of a batch.
         callbacks: Callbacks of the run. The first one that names a step decides.
         opened: Checkpoints of the run; None without checkpoints.
         say: Function that prints a sentence.

@@ -12,11 +12,10 @@ from dist_ens.config import MOST_STEPS, whole_number
 from dist_ens.config.checks import require_coefficient
 from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.argument_checks import check_microbatches
 from dist_ens.ensemble.loss_checks import explained_errors, refuse_tracers
 from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.evaluation import label_checks
-from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS
+from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, specs_of_batch
 from dist_ens.losses import Objective
 from dist_ens.metrics import Metric
 from dist_ens.state import State, described
@@ -105,7 +104,7 @@ def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], N
         UserError: If a label is not a class or not finite, the objective standardises the labels of
             an iterable or equal labels, or a key is misspelt.
     """
-    objective = ensemble.objective
+    objective = ensemble.trained_objective
     if objective is None:
         return
     if isinstance(train.batch, Mapping):
@@ -201,20 +200,20 @@ def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
     if ensemble.waves > 1:
         ensemble = ensemble.of_wave  # The state of all waves is not on the devices.
     layout, batch = ensemble.layout, train.batch
-    size = jax.tree.leaves(batch)[0].shape[0]
-    layout.check_batch_size("batch_size", size)
-    check_microbatches("microbatches", ensemble.microbatches, size)
+    specs = specs_of_batch(ensemble.batch_specs, batch)
     state = ensemble.abstract_state(batch)
-    objective = ensemble.objective
+    objective = ensemble.trained_objective
     if objective is not None and objective.num_outputs is not None:
         _check_outputs(ensemble, state, train)
-    index = jax.ShapeDtypeStruct((size,), jnp.int32)
+    index = None
+    if isinstance(train, OrderedSplit):  # Only its examples have positions.
+        index = jax.ShapeDtypeStruct((train.order.global_batch_size,), jnp.int32)
     step = layout.map_rows(
         lambda state, batch, index: jax.tree.map(
             lambda leaf: leaf[None],
             ensemble.step(jax.tree.map(lambda leaf: leaf[0], state), batch, index),
         ),
-        in_specs=(MEMBERS, BATCH, BATCH),
+        in_specs=(MEMBERS, specs, BATCH),
         out_specs=MEMBERS,
     )
     try:
@@ -225,13 +224,13 @@ def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
     except Exception as error:  # The network and the loss of a user may raise anything.
         raise UserError(
             f"A training step could not be traced: {type(error).__name__}: {first_line(error)} "
-            "Correct the network, the loss or the data."
+            "Correct the network, the loss, the step or the data."
         ) from error
 
 
 def _check_outputs(ensemble: Ensemble, state: State, train: TrainingData) -> None:
     """Raises a `UserError` unless the objective takes the network's outputs and the labels."""
-    objective, batch = ensemble.objective, train.batch
+    objective, batch = ensemble.trained_objective, train.batch
     inputs = ensemble.inputs_of(batch)
 
     def outputs(state: State, inputs: Inputs) -> Outputs:

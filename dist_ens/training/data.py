@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from typing_extensions import override
 
-from dist_ens.data import Source, Split, TreeSplit, example_shapes_of
-from dist_ens.ensemble import Ensemble
+from dist_ens.data import Source, Split, TreeSplit, calls, example_shapes_of
+from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import UserError, kind_of
 from dist_ens.evaluation.label_checks import check_examples
@@ -84,6 +84,37 @@ class OrderedSplit(TrainingData):
         pass  # The seed and the step determine the examples.
 
 
+class NoData(TrainingData):
+    """The training data of a loss that draws its own examples from its key: empty batches."""
+
+    batch: Shapes = None
+
+    @override
+    def first_batch(self, layout: Layout) -> Batch:
+        return None
+
+    @override
+    def batches(
+        self,
+        layout: Layout,
+        first_step: int,
+        last_step: int,
+        steps_per_call: int,
+        member_ids: Sequence[int],
+        say: Callable[[str], None],
+    ) -> Iterator[CallBatches]:
+        for steps in calls(first_step, last_step, steps_per_call):
+            yield Batches.put(layout, [None] * len(steps), BATCH)
+
+    @override
+    def position(self) -> bytes | None:
+        return None  # The seed and the step determine the key of the loss.
+
+    @override
+    def restore(self, position: bytes | None, step: int, say: Callable[[str], None]) -> None:
+        pass  # The seed and the step determine the key of the loss.
+
+
 @dataclasses.dataclass(frozen=True)
 class _CheckedSplit(Split):
     """A split that is not in memory, whose labels are checked when they are read.
@@ -118,23 +149,21 @@ class _CheckedSplit(Split):
         return examples
 
 
-def training_data(
-    data: Data, batch_size: int | None, ensemble: Ensemble
-) -> OrderedSplit | BatchIterable:
+def training_data(data: Data, batch_size: int | None, ensemble: Ensemble) -> TrainingData:
     """Returns the data of `fit` as training data.
 
     Args:
         data: Pytree of arrays (a dict, a tuple or an array), a `Source`, an iterable of batches,
-            or a function that returns an iterator.
+            a function that returns an iterator, or None.
         batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
             there are fewer, rounded down to a multiple of the data axis.
         ensemble: Ensemble to train. Its seed is that of the order of the examples.
 
     Raises:
         UserError: If the data is none of these, or `batch_size` is out of range or is given with an
-            iterable of batches.
+            iterable of batches or without data.
     """
-    seed, layout, objective = ensemble.seed, ensemble.layout, ensemble.objective
+    seed, layout, objective = ensemble.seed, ensemble.layout, ensemble.trained_objective
     if isinstance(data, OrderedSplit):
         if objective is None or data.split.in_memory:
             return data
@@ -144,6 +173,13 @@ def training_data(
         return training_data(ordered, None, ensemble)
     if is_tree_of_arrays(data):
         return _ordered(TreeSplit(data), batch_size, seed, layout)
+    if data is None:
+        if batch_size is not None:
+            raise UserError(
+                f"batch_size={batch_size} was given without data, and the loss draws its own "
+                "examples. Leave it out."
+            )
+        return NoData()
     if isinstance(data, type):
         raise UserError(
             f"The data is {kind_of(data)}, not data. Give an instance: {data.__name__}(...)."
@@ -159,14 +195,14 @@ def training_data(
             f"batch_size={batch_size} was given with an iterable, whose batches have their own "
             "size. Leave it out, or give the data as arrays."
         )
-    return BatchIterable(data, layout, ensemble.objective)
+    return BatchIterable(data, layout, objective, ensemble.batch_specs)
 
 
 def last_step_of(data: TrainingData, steps: int | None, epochs: float | None) -> int:
     """Returns the number of steps of the whole run, given `steps` and `epochs` of `fit`.
 
     Raises:
-        UserError: If `epochs` is given with an iterable.
+        UserError: If `epochs` is given with an iterable or without data.
     """
     if epochs is None:
         return int(steps or 0)
@@ -179,7 +215,7 @@ def eval_steps_of(data: TrainingData, eval_every: int | str | None) -> int | Fra
     The number of an epoch need not be whole.
 
     Raises:
-        UserError: If `eval_every` is "epoch" and the data is an iterable.
+        UserError: If `eval_every` is "epoch" and the data is an iterable or None.
     """
     if not isinstance(eval_every, str):
         return eval_every
@@ -187,10 +223,11 @@ def eval_steps_of(data: TrainingData, eval_every: int | str | None) -> int | Fra
 
 
 def _order_of(data: TrainingData, given: str, instead: str) -> Order:
-    """Returns the order of the examples; raises a `UserError` if the data is an iterable."""
+    """Returns the order of the examples; raises a `UserError` if the data has none."""
     if not isinstance(data, OrderedSplit):
         raise UserError(
-            f"{given} was given with an iterable, whose length is not known. Give {instead}."
+            f"{given} needs data whose number of examples is known: arrays or a source. Give "
+            f"{instead}."
         )
     return data.order
 

@@ -193,7 +193,8 @@ class FailedMembers:
             metrics: Metrics by name, float32[steps, members].
         """
         if FAILED_UPDATES not in metrics:
-            self._read_losses(step, metrics["loss"])
+            if "loss" in metrics:
+                self._read_losses(step, metrics["loss"])
             return
         counts = metrics[FAILED_UPDATES][-1].astype(np.int64)
         is_frozen = metrics[IS_FROZEN][-1]

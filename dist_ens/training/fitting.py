@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-import jax
-
 from dist_ens import cluster
 from dist_ens.callbacks import ProgressBar, RunInfo
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.argument_checks import rows_of
 from dist_ens.ensemble.failures import FailedMember
 from dist_ens.ensemble.memory import explained_memory
 from dist_ens.errors import UserError, counted
@@ -26,7 +25,7 @@ from dist_ens.peers import Peers
 from dist_ens.state import State, refuse_lists
 from dist_ens.stop_signal import StopSignal
 from dist_ens.terminal import PlainConsole
-from dist_ens.training.beginning import POSITION_FILE, begin_run, part_of_column
+from dist_ens.training.beginning import POSITION_FILE, begin_run
 from dist_ens.training.best_state import BestState
 from dist_ens.training.callback_states import restore_states, saved_states
 from dist_ens.training.checks import (
@@ -147,7 +146,7 @@ def fit(
 
     Args:
         ensemble: Ensemble to train. With `execution="auto"` the candidates are timed first.
-        data: Training data, in one of three forms:
+        data: Training data, in one of four forms:
 
             - a dict (or another pytree) of arrays [examples, ...], which stay on the devices if
               they fit. Labels of classes may be their names, an array of text: the classes are
@@ -158,7 +157,10 @@ def fit(
               in which its host has a device (`layout.host_columns`). Hosts that share a column
               must yield the same examples for it. With `Layout.make(num_members,
               ensemble_axis=1)`, no two hosts share a column. With an ensemble axis as long as the
-              number of devices, all hosts share the only column.
+              number of devices, all hosts share the only column. With a data axis of 1, a batch
+              may be any pytree of arrays; see `Ensemble.batch_specs` for a longer one;
+            - None, for a loss function that draws its own examples from its key. It is given None
+              as its batch, and `init` is given None as its inputs.
         steps: Number of steps that the state will have seen at the end. It includes the steps of a
             given or restored state. Exactly one of `steps` and `epochs` must be given.
         epochs: Number of passes over the training examples, positive. A batch that a pass does not
@@ -242,20 +244,22 @@ def fit(
             f"fit scores one set of examples, and got both eval_data and validation={validation}. "
             "Leave one of them out."
         )
-    data, names = numbered_classes(ensemble.objective, data, state)
+    data, names = numbered_classes(ensemble.trained_objective, data, state)
     if state is not None:
         state = state._replace(class_names=())  # The result has them again.
-    check_inputs(ensemble.objective, data)
+    check_inputs(ensemble.trained_objective, data)
     data, held_out = with_validation(data, validation)
     train = training_data(data, batch_size, ensemble)
     if eval_data is not None or held_out is not None:
-        eval_data = eval_data_of(eval_data, held_out, checked_metrics(metrics), names)
+        eval_data = eval_data_of(
+            eval_data, held_out, checked_metrics(metrics), names, ensemble.batch_specs
+        )
     check_scoring(eval_data, eval_every, metrics)
     check_groups(ensemble, train)
     check_labels(ensemble, train, say)
     if state is None and checkpoints is None:
         # XLA compiles while Python traces the step.
-        ensemble.compile_init(part_of_column(train.batch, ensemble.layout))
+        ensemble.compile_init(train.batch)
     check_ensemble(ensemble, train)
     directions = {} if eval_data is None else eval_data.check(ensemble, train.batch)
     last_step = last_step_of(train, steps, epochs)
@@ -318,16 +322,15 @@ def fit(
             begun.ensemble.ids.tolist(),
             begun.first_step,
             last_step,
-            jax.tree.leaves(train.batch)[0].shape[0],
+            rows_of(train.batch),
             directions,
             eval_steps,
         )
-        part = part_of_column(train.batch, begun.ensemble.layout)
-        restarts = MemberRestarts(begun.ensemble, part, opened)
+        restarts = MemberRestarts(begun.ensemble, train.batch, opened)
         failures = FailedMembers(begun.ensemble, restarts, warn, opened)
         if opened is not None and opened.saved_step:
             failures.restore(opened.restore_host_file(FAILURES_FILE, is_shared=True))
-        best = BestState(begun.ensemble, part, callbacks, opened, say)
+        best = BestState(begun.ensemble, train.batch, callbacks, opened, say)
         loop = Loop(
             run,
             callbacks=callbacks,

@@ -16,7 +16,7 @@ from dist_ens.state import State
 from dist_ens.training.checks import check_eval_labels
 from dist_ens.training.data import OrderedSplit, is_tree_of_arrays
 from dist_ens.training.evaluation_data import EvalData
-from dist_ens.types import Batch, Data
+from dist_ens.types import Batch, Data, Specs
 
 
 def with_validation(data: Data, share: float | None) -> tuple[Data, Examples | None]:
@@ -31,7 +31,7 @@ def with_validation(data: Data, share: float | None) -> tuple[Data, Examples | N
         The training data, and the held-out examples; None if there are none.
 
     Raises:
-        UserError: If the share is out of range, or the data is an iterable.
+        UserError: If the share is out of range, or the data is neither arrays nor a source.
     """
     if share is None or isinstance(data, OrderedSplit):
         return data, _held_out_of(data) if isinstance(data, Source) else None
@@ -42,8 +42,8 @@ def with_validation(data: Data, share: float | None) -> tuple[Data, Examples | N
         return held, _held_out_of(held)
     if not is_tree_of_arrays(data):
         raise UserError(
-            f"validation={share} holds examples out of arrays, and the data is an iterable. Give "
-            "eval_data."
+            f"validation={share} holds examples out of arrays or a source, and the data is "
+            "neither. Give eval_data."
         )
     whole = TreeSplit(data)
     order = np.random.RandomState(0).permutation(len(whole))
@@ -62,6 +62,7 @@ def eval_data_of(
     held_out: Examples | None,
     metrics: Sequence[Metric],
     names: Sequence[str] = (),
+    batch_specs: Specs = "batch",
 ) -> EvalData:
     """Returns the data that is scored during and after training.
 
@@ -70,10 +71,11 @@ def eval_data_of(
         held_out: Examples that were held out; None if there are none.
         metrics: Metrics beside those of the objective.
         names: Names of the classes of the training labels; empty if they are numbers.
+        batch_specs: Parts of a batch that hold no rows; see `Ensemble`.
     """
     if isinstance(given, EvalData):
         return given
-    examples = examples_of(held_out if given is None else given, names)
+    examples = examples_of(held_out if given is None else given, names, batch_specs)
 
     def evaluate(
         ensemble: Ensemble, state: State, is_last: bool

@@ -10,9 +10,9 @@ from jax.experimental import multihost_utils
 
 from dist_ens import cluster
 from dist_ens.errors import RunError, UserError
-from dist_ens.layout import Layout
+from dist_ens.layout import REPLICATED, Layout, broadcast
 from dist_ens.state import described
-from dist_ens.types import Batch, Shapes
+from dist_ens.types import Batch, Shapes, Specs
 
 _DIGEST_NUMBERS = 4
 T = TypeVar("T")
@@ -44,22 +44,29 @@ def read_together(read: Callable[[], T]) -> T:
     return result
 
 
-def check_columns_agree(layout: Layout, batch: Batch) -> None:
-    """Raises a `UserError` on every host if hosts yield different examples for one column.
+def check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
+    """Raises a `UserError` on every host if hosts yield different arrays where they should agree.
 
     Args:
         layout: Layout of the members and the data.
-        batch: This host's part of the first batch.
+        batch: This host's part of the first batch. Its rows divide over the host's columns.
+        specs: Specs of its leaves, a tree prefix. A shared leaf is the same on all hosts, any other
+            on the hosts that feed the same column.
     """
     if jax.process_count() == 1:
         return
     parts = len(layout.host_columns)
-    digests = np.zeros((layout.data_axis, _DIGEST_NUMBERS), np.int32)
-    divides = all(len(leaf) % parts == 0 for leaf in jax.tree.leaves(batch))
-    for number, column in enumerate(layout.host_columns if divides else ()):
-        rows = [np.split(leaf, parts)[number] for leaf in jax.tree.leaves(batch)]
+    digests = np.zeros((layout.data_axis + 1, _DIGEST_NUMBERS), np.int32)
+    leaves = list(zip(jax.tree.leaves(batch), broadcast(specs, batch), strict=True))
+    for number, column in enumerate(layout.host_columns):
+        rows = [
+            leaf if parts == 1 else np.split(leaf, parts)[number]
+            for leaf, spec in leaves
+            if spec != REPLICATED
+        ]
         digests[column] = _digest(b"".join(leaf.tobytes() for leaf in rows))
-    of_hosts = multihost_utils.process_allgather(digests)  # [hosts, columns, numbers]
+    digests[-1] = _digest(b"".join(leaf.tobytes() for leaf, spec in leaves if spec == REPLICATED))
+    of_hosts = multihost_utils.process_allgather(digests)  # [hosts, columns + 1, numbers]
     for column in range(layout.data_axis):
         feeding = np.flatnonzero(of_hosts[:, column].any(axis=1))
         if (of_hosts[feeding, column] != of_hosts[feeding[:1], column]).any():
@@ -69,6 +76,11 @@ def check_columns_agree(layout: Layout, batch: Batch) -> None:
                 "the same examples on hosts that share columns (layout.host_columns), or give "
                 "each host columns of its own with Layout.make(num_members, ensemble_axis=1)."
             )
+    if (of_hosts[:, -1] != of_hosts[:1, -1]).any():
+        raise UserError(
+            "The hosts yield different values of the leaves that batch_specs calls shared, so that "
+            "members would not see the same batch. Yield the same values on every host."
+        )
 
 
 def _digest(content: bytes) -> np.ndarray:

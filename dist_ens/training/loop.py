@@ -14,7 +14,7 @@ from dist_ens.callbacks import STOP, RunInfo, StepInfo
 from dist_ens.callbacks.protocol import call_after_update, call_hook, name_of_callback
 from dist_ens.callbacks.records import finite_scores, score_record
 from dist_ens.checkpoint import RESULT_FILE, Leaf, OpenCheckpoints
-from dist_ens.ensemble.batches import CallBatches
+from dist_ens.ensemble.batches import CallBatches, steps_in
 from dist_ens.ensemble.failures import FailedMember
 from dist_ens.errors import SaveError, UserError, kind_of
 from dist_ens.evaluation import Evaluation, Scores
@@ -190,7 +190,7 @@ class Loop:
                 batch = next(batches)
             with jax.transfer_guard("disallow"):
                 state, metrics = ensemble.update_steps(state, batch)
-                previous_step, step = step, step + metrics["loss"].shape[0]
+                previous_step, step = step, step + steps_in(batch)
                 stop.has_progress = True
                 self._reader.dispatched(previous_step, step, metrics)
             state, all_failed = self._failures.act(previous_step, step, state)

@@ -117,7 +117,9 @@ class MetricsReader:
             self._first_call = (self._training_secs, step - previous_step)
         with jax.transfer_guard("allow"):
             values: dict[str, np.ndarray] = to_host(metrics)
-        self.step, self.losses = step, values["loss"][-1]
+        self.step = step
+        if "loss" in values:  # A step of one's own need not have one.
+            self.losses = values["loss"][-1]
         self._unseen.append(values)
         self._on_read(step, values)
         crossed = step // self._log_every > previous_step // self._log_every

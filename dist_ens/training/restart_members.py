@@ -25,7 +25,7 @@ class MemberRestarts:
 
     Args:
         ensemble: Ensemble of the run.
-        batch: Shapes and types of one column's part of a batch.
+        batch: Shapes and types of a batch.
         opened: Checkpoints of the run; None without checkpoints.
     """
 

@@ -13,6 +13,7 @@ from dist_ens.data.source import fingerprint_of
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
 from dist_ens.json_text import JsonDict
+from dist_ens.randomness import KEY_RULE
 from dist_ens.state import leaf_types
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
@@ -100,12 +101,13 @@ def record_of(ensemble: Ensemble, batch: Batch) -> PythonRecord:
     """
     # The policy for failures may change on resume, so the record does not depend on it.
     ensemble = dataclasses.replace(ensemble, failures=None)
-    objective = ensemble.objective
+    objective, has_own = ensemble.trained_objective, ensemble.own_step is not None
     return PythonRecord(
         StepRecord(
             member=ensemble.member.name,
-            optimizer=_name_of(ensemble.optimizer),
-            loss=objective.name if objective else _name_of(ensemble.loss),
+            # A step of one's own has no optimizer, and a loss that only scores it may change.
+            optimizer="" if has_own else _name_of(ensemble.optimizer),
+            loss=objective.name if objective else "" if has_own else _name_of(ensemble.loss),
             methods=tuple(map(_name_of, ensemble.methods)),
             num_members=ensemble.num_members,
             member_ids=tuple(ensemble.ids.tolist()),
@@ -117,6 +119,7 @@ def record_of(ensemble: Ensemble, batch: Batch) -> PythonRecord:
             fingerprint=fingerprint_of_step(ensemble, batch),
             versions=versions(),
             leaves=_hash_of_leaves(ensemble.abstract_state(batch)),
+            key_rule=KEY_RULE,
         )
     )
 

@@ -139,7 +139,7 @@ def a_record_that_is_damaged():
 
 
 def batches_of_an_unknown_structure():
-    dataclasses.replace(_RECORD, batch=".inputs float32[8, 4]").batch_shapes()
+    dataclasses.replace(_RECORD, batch="[<flat index 0>] float32[8, 4]").batch_shapes()
 
 
 def a_folder_with_a_run_from_a_config():

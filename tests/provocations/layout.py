@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.execution.lift import lift
-from dist_ens.layout import REPLICATED, Layout
+from dist_ens.layout import REPLICATED, Layout, specs_of_batch
 from dist_ens.sampling import Order
 from provocations._parts import layout
 
@@ -59,15 +59,15 @@ def an_array_for_another_number_of_members():
 
 
 def a_number_among_the_batch():
-    layout().put({"inputs": np.zeros((8, 4)), "temperature": np.float32(1)})
+    layout(2, num_devices=4).put({"inputs": np.zeros((8, 4)), "temperature": np.float32(1)})
 
 
-def a_batch_without_arrays():
-    layout().put({})
+def a_leaf_that_does_not_divide():
+    layout(2, num_devices=4).put({"inputs": np.zeros((8, 4)), "labels": np.zeros(7)})
 
 
-def a_batch_of_unequal_length():
-    layout().put({"inputs": np.zeros((8, 4)), "labels": np.zeros(7)})
+def a_part_of_the_batch_that_is_not_there():
+    specs_of_batch({"border": "shared"}, {"inputs": np.zeros((8, 4))})
 
 
 def a_split_that_is_too_large():

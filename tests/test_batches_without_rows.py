@@ -1,0 +1,309 @@
+"""Batches that hold no rows: graphs, points of several sets, and no data at all."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dist_ens as de
+from dist_ens.errors import UserError
+from dist_ens.randomness import INIT, PREDICT, UPDATE, member_key
+
+MEMBERS, SEED, STEPS = 4, 3, 4
+NODES, EDGES = 48, 96
+MESHES = [(1, 1), (4, 1), (2, 2)]
+
+
+def layout_of(mesh):
+    devices = jax.devices()[: mesh[0] * mesh[1]]
+    return de.Layout.make(MEMBERS, ensemble_axis=mesh[0], devices=devices)
+
+
+def init(key):
+    return {"w": jax.random.normal(key, (3,)), "b": jnp.zeros(())}
+
+
+def graph(number):
+    """A padded graph with as many real nodes as `mask` has ones, and numbers of the whole."""
+    random = np.random.default_rng(number)
+    return {
+        "nodes": random.normal(size=(NODES, 3)).astype(np.float32),
+        "senders": random.integers(0, NODES, EDGES).astype(np.int32),
+        "receivers": random.integers(0, NODES, EDGES).astype(np.int32),
+        "mask": random.random(NODES) < 0.8,
+        "globals": np.float32(number),
+    }
+
+
+def messages(params, graph):
+    values = jnp.tanh(graph["nodes"] @ params["w"])
+    return jax.ops.segment_sum(values[graph["senders"]], graph["receivers"], len(values))
+
+
+def loss_of_graph(params, model_state, graph, key):
+    errors = (messages(params, graph) - params["b"] - graph["globals"]) ** 2 * graph["mask"]
+    return errors.sum() / graph["mask"].sum(), (model_state, {})
+
+
+class Points(NamedTuple):
+    """Points inside of a domain, and a number of them on its boundary that 2 does not divide."""
+
+    inner: np.ndarray
+    boundary: np.ndarray
+
+
+def points(number):
+    random = np.random.default_rng(number)
+    return Points(*(random.normal(size=(count, 3)).astype(np.float32) for count in (64, 15)))
+
+
+def residual(params, points):
+    return jnp.sin(points @ params["w"]) + params["b"] - 1
+
+
+def loss_of_points(params, model_state, points, key):
+    inner, boundary = ((residual(params, each) ** 2).mean() for each in points)
+    return inner + 10 * boundary, (model_state, {"boundary": boundary})
+
+
+def loss_of_drawn_points(params, model_state, batch, key, train=True):
+    assert batch is None
+    drawn = jax.random.uniform(key, (64, 3))
+    return (residual(params, drawn) ** 2).mean(), (model_state, {})
+
+
+LOSSES = {
+    "graph": (loss_of_graph, graph, {"globals": "shared"}),
+    "points": (loss_of_points, points, {"boundary": "shared"}),
+    "nothing": (loss_of_drawn_points, lambda number: None, "batch"),
+}
+
+
+def ensemble_of(kind, mesh, **options):
+    loss, _, specs = LOSSES[kind]
+    options = {"seed": SEED, "execution": "vmap", "batch_specs": specs} | options
+    network = de.as_member(init=init, apply=messages)
+    return de.Ensemble(
+        network, optax.sgd(0.1), loss, num_members=MEMBERS, layout=layout_of(mesh), **options
+    )
+
+
+@functools.cache
+def by_hand(kind):
+    """Returns losses [steps, members] and parameters of one network trained after another."""
+    loss, batch_of, _ = LOSSES[kind]
+    losses, trained = np.zeros((STEPS, MEMBERS)), []
+    for member in range(MEMBERS):
+        key = member_key(SEED, member)
+        params = init(jax.random.fold_in(key, INIT))
+        for step in range(STEPS):
+            of_step = jax.random.fold_in(jax.random.fold_in(key, UPDATE), step)
+            gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
+            (losses[step, member], _), grads = gradient(params, (), batch_of(step), of_step)
+            params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        trained.append(params)
+    return losses, jax.tree.map(lambda *leaves: np.stack(leaves), *trained)
+
+
+def require_equal(state, kind):
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+        jax.device_get(state.params),
+        by_hand(kind)[1],
+    )
+
+
+def data_of(kind):
+    _, batch_of, _ = LOSSES[kind]
+    return None if kind == "nothing" else lambda: map(batch_of, range(STEPS))
+
+
+def fit(ensemble, data, **options):
+    options = {"steps": STEPS, "progress": False} | options
+    return de.fit(ensemble, data, **options)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("kind", LOSSES)
+def test_update_trains_as_by_hand(kind, mesh):
+    _, batch_of, _ = LOSSES[kind]
+    ensemble = ensemble_of(kind, mesh)
+    state = ensemble.init(batch_of(0))
+    for step in range(STEPS):
+        state, metrics = ensemble.update(state, batch_of(step))
+        np.testing.assert_allclose(metrics["loss"], by_hand(kind)[0][step], rtol=1e-5)
+    require_equal(state, kind)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ((1, 1), {"execution": "auto"}),
+        ((4, 1), {"execution": "loop"}),
+        ((2, 2), {"execution": "loop"}),
+        ((2, 2), {"waves": 2}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", LOSSES)
+def test_fit_trains_as_by_hand_with_several_steps_in_a_call(kind, mesh, options):
+    found = fit(ensemble_of(kind, mesh, **options), data_of(kind), steps_per_call=2)
+    require_equal(found.state, kind)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_run_resumes_at_its_batch_and_its_key(kind, tmp_path):
+    for steps in (2, STEPS):
+        saved = de.Checkpoints(tmp_path, every_secs=None)
+        found = fit(ensemble_of(kind, (1, 1)), data_of(kind), steps=steps, checkpoints=saved)
+    require_equal(found.state, kind)
+    state = de.load(tmp_path, ensemble=ensemble_of(kind, (1, 1))).state
+    require_equal(state, kind)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_a_lifted_step_is_given_any_pytree_as_its_batch(mesh):
+    lifted = de.lift(
+        lambda params, batch, own: loss_of_graph(params, (), batch, None)[0] + own["number"],
+        layout=layout_of(mesh),
+        in_specs=(
+            "members",
+            {name: "shared" if name == "globals" else "batch" for name in graph(0)},
+            {"rows": "member_batch", "number": "members"},
+        ),
+    )
+    members = jax.vmap(init)(jax.random.split(jax.random.key(0), MEMBERS))
+    own = {"rows": np.zeros((MEMBERS, 2)), "number": np.arange(MEMBERS, dtype=np.float32)}
+    expected = jax.vmap(lambda m: loss_of_graph(m, (), graph(1), None)[0])(members)
+    np.testing.assert_allclose(lifted(members, graph(1), own), expected + np.arange(4), rtol=1e-5)
+
+
+def test_numbers_are_a_batch_where_nothing_is_divided():
+    lifted = de.lift(
+        lambda member, batch, own: member * batch["number"] + own,
+        layout=layout_of((4, 1)),
+        in_specs=("members", "batch", "member_batch"),
+    )
+    members = np.arange(MEMBERS, dtype=np.float32)
+    # Member i: i * 3 + 10 i.
+    assert lifted(members, {"number": np.float32(3)}, 10 * members).tolist() == [0, 13, 26, 39]
+
+
+def test_batches_without_arrays_are_counted():
+    drawn = fit(ensemble_of("nothing", (1, 1)), iter([None] * STEPS))
+    require_equal(drawn.state, "nothing")
+    assert drawn.step == STEPS
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_batches_without_rows_are_scored_one_after_another(mesh):
+    ensemble = ensemble_of("graph", mesh)
+    graphs = [graph(number) for number in range(3)]
+    state = ensemble.init(graphs[0])
+    expected = [
+        np.mean([loss_of_graph(params, (), each, None)[0] for each in graphs])
+        for params in de.unstack_members(jax.device_get(state.params))
+    ]
+    found = de.evaluate(ensemble, state, iter(graphs)).members
+    np.testing.assert_allclose([member["loss"] for member in found], expected, rtol=1e-5)
+    scores = fit(ensemble, data_of("graph"), steps=0, eval_data=graphs).scores
+    np.testing.assert_allclose([each["loss"] for each in scores.members], expected, rtol=1e-5)
+
+
+def test_a_loss_without_data_is_scored_on_the_same_draw_every_time():
+    ensemble = ensemble_of("nothing", (2, 2))
+    state = ensemble.init(None)
+    expected = [
+        loss_of_drawn_points(
+            params, (), None, jax.random.fold_in(member_key(SEED, member), PREDICT)
+        )
+        for member, params in enumerate(de.unstack_members(jax.device_get(state.params)))
+    ]
+    found = de.evaluate(ensemble, state, [None]).members
+    losses = [loss for loss, _ in expected]
+    np.testing.assert_allclose([member["loss"] for member in found], losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_inputs_without_rows_are_not_padded(mesh):
+    ensemble = ensemble_of("graph", mesh)
+    # All leaves have 48 rows here. With copies of the last edge, a node would get more messages.
+    inputs = {name: leaf[:NODES] for name, leaf in graph(0).items() if name != "globals"}
+    state = ensemble.init(graph(0))
+    found = ensemble.apply(state, inputs)
+    expected = [messages(m, inputs) for m in de.unstack_members(jax.device_get(state.params))]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        ensemble.predict(state, graph(1)).mean,
+        np.mean(ensemble.apply(state, graph(1)), axis=0),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_a_leaf_that_does_not_divide_is_refused_with_its_name():
+    ensemble = ensemble_of("points", (2, 2), batch_specs="batch")
+    message = (
+        r"^Leaf .boundary of the batch has 15 rows, shape \[15, 3\], and the data axis has 2 "
+        r"columns.* Use 14 or 16 rows. If the leaf holds no rows, give the Ensemble batch_specs="
+    )
+    state = ensemble.init(points(0))
+    for use in (lambda: ensemble.update(state, points(0)), lambda: fit(ensemble, [points(0)])):
+        with pytest.raises(UserError, match=message):
+            use()
+
+
+def test_a_smaller_graph_is_refused_and_not_dropped():
+    smaller = graph(1) | {"senders": graph(1)["senders"][:90]}
+    with pytest.raises(
+        UserError, match=r"^Leaf \['senders'\] of the batch of step 1 is int32\[90\]"
+    ):
+        fit(ensemble_of("graph", (1, 1)), [graph(0), smaller])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: ensemble_of("points", (1, 1), batch_specs={"boundary": "members"}),
+            "batch_specs is {'boundary': 'members'}. Give a dict from keys of the batch to",
+        ),
+        (
+            lambda: ensemble_of("points", (1, 1), microbatches=2),
+            "microbatches=2 divides every leaf of a batch into parts, and batch_specs={'bou",
+        ),
+        (
+            lambda: fit(
+                ensemble_of("points", (1, 1), microbatches=2, batch_specs="batch"), [points(0)]
+            ),
+            "microbatches=2 divides the rows of a batch into parts, and the leaves of this ",
+        ),
+        (
+            lambda: fit(
+                ensemble_of("points", (1, 1), batch_specs={"border": "shared"}), [points(0)]
+            ),
+            "batch_specs names 'border', and the batch has the leaves ",
+        ),
+        (
+            lambda: fit(ensemble_of("nothing", (1, 1)), None, batch_size=8),
+            "batch_size=8 was given without data",
+        ),
+    ],
+)
+def test_what_needs_rows_is_refused(make, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        make()
+
+
+def test_a_network_whose_init_needs_inputs_says_how_to_begin_without_data():
+    def init(key, inputs):
+        return {"w": jnp.zeros(inputs.shape[-1])}, ()
+
+    network = de.as_member(init=init)
+    ensemble = de.Ensemble(network, optax.sgd(0.1), loss_of_drawn_points, num_members=2)
+    with pytest.raises(UserError, match=r"could not be initialised on no arrays: .* two functions"):
+        fit(ensemble, None)
