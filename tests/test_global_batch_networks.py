@@ -276,3 +276,46 @@ def test_a_lifted_step_sees_a_members_own_whole_batch():
         expected = jax.jit(step)(np.float32(0), shared, own[member_id])
         np.testing.assert_allclose(sums[member_id], expected[0], rtol=1e-6)
         np.testing.assert_array_equal(ranks[member_id], expected[1])
+
+
+@pytest.mark.parametrize("execution", ["vmap", "map"])
+def test_a_step_may_call_python_functions_on_a_data_axis(execution):
+    def step(w, x):
+        def loss(w):
+            checked = eqx.error_if(w * x, jnp.isnan(x).any(), "NaN in the batch")
+            return jnp.square(checked).mean()
+
+        rows = jax.ShapeDtypeStruct((), jnp.int32)
+        count = jax.pure_callback(lambda x: np.int32(len(x)), rows, x, vmap_method="sequential")
+        return jax.grad(loss)(w), count
+
+    x, w = BATCHES[0]["inputs"], np.array([1, 2], np.float32)
+    layout = layout_of(2, 2, 2)
+    lifted = de.lift(step, layout=layout, in_specs=("members", "batch"), execution=execution)
+    gradients, counts = lifted(w, x)
+    np.testing.assert_allclose(gradients, 2 * w * np.square(x).mean(), rtol=1e-6)
+    assert counts.tolist() == [BATCH, BATCH]
+
+
+def test_an_ensemble_whose_loss_and_network_call_python_is_trained_and_scored_on_a_data_axis():
+    def checked(x):
+        return eqx.error_if(x, jnp.isnan(x).any(), "NaN in the batch")
+
+    def loss(params, model_state, batch, key):
+        errors = checked(batch["inputs"]) @ params - batch["target"]
+        return jnp.square(errors).mean(), (model_state, {})
+
+    network = de.as_member(
+        init=lambda key: jax.random.normal(key, (FEATURES,)),
+        apply=lambda params, x: checked(x) @ params,
+    )
+    layout = layout_of(2, 2, 2)
+    ensemble = de.Ensemble(network, optax.sgd(RATE), loss, num_members=2, layout=layout)
+    state, _ = ensemble.update(ensemble.init(BATCHES[0]), BATCHES[0])
+    x, target = BATCHES[0]["inputs"], BATCHES[0]["target"]
+    outputs = ensemble.apply(state, x)
+    np.testing.assert_allclose(outputs, jax.device_get(state.params) @ x.T, rtol=1e-5, atol=1e-6)
+    scores = de.evaluate(ensemble, state, BATCHES[0])
+    expected = np.square(np.asarray(outputs) - target[None]).mean(axis=1)
+    losses = [member["loss"] for member in scores.members]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
