@@ -278,6 +278,19 @@ def test_a_lifted_step_sees_a_members_own_whole_batch():
         np.testing.assert_array_equal(ranks[member_id], expected[1])
 
 
+def test_counts_of_the_batch_keep_their_type():
+    def step(w, labels):
+        return jnp.zeros(3, jnp.uint8).at[labels].add(jnp.uint8(200))
+
+    layout = layout_of(1, 4, 1)
+    counts = de.lift(step, layout=layout, in_specs=("members", "batch"))(
+        np.zeros(1, np.float32), BATCHES[0]["label"]
+    )
+    # Eight, four and four labels, 200 each, modulo 256.
+    assert counts.dtype == jnp.uint8
+    assert counts.tolist() == [[64, 32, 32]]
+
+
 @pytest.mark.parametrize("execution", ["vmap", "map"])
 def test_a_step_may_call_python_functions_on_a_data_axis(execution):
     def step(w, x):
