@@ -22,6 +22,7 @@ from dist_ens.ensemble.optimizer import evaluation_params
 from dist_ens.ensemble.waves import results_in_waves
 from dist_ens.errors import UserError, first_line
 from dist_ens.evaluation.scores import Scores, scores_of_means
+from dist_ens.execution.apply import lowered
 from dist_ens.execution.lift import sharded
 from dist_ens.execution.rewrite import rewritten
 from dist_ens.layout import MEMBERS, REPLICATED, Waves, device_bytes, to_host
@@ -158,14 +159,10 @@ class _Programs:
     def __init__(self, ensemble: Ensemble) -> None:
         self._layout, self._num_groups = ensemble.layout, ensemble.num_groups
         self._whole: dict[object, Callable[[State, Batch], _Values] | None] = {}
+        layout, way = ensemble.layout, Execution(members="map")
+        of_one = lowered(_values_of_one(ensemble), way, layout)
         self.of_batch: jax.stages.Wrapped = jax.jit(
-            sharded(
-                _values_of_one(ensemble),
-                ensemble.layout,
-                (MEMBERS, REPLICATED),
-                MEMBERS,
-                Execution(members="map"),
-            )
+            sharded(of_one, layout, (MEMBERS, REPLICATED), MEMBERS, way)
         )
 
     def for_set(

@@ -37,7 +37,8 @@ def lowered(fn: Callable[..., Tree], execution: Execution, layout: Layout) -> Ca
         A function of the same arguments with the same results up to rounding; `fn` itself if no
         operation is lowered. On several columns, some operations are always lowered.
     """
-    rules: dict[Primitive, Rule] = {}
+    call = partial(lowerings.call_on_every_column, layout)
+    rules: dict[Primitive, Rule] = {lowerings.pure_callback(): call} if layout.data_axis > 1 else {}
     convolutions, columns = execution.convolutions, layout.data_axis
     if columns > 1:
         rules[lowerings.SCATTER_ADD] = partial(lowerings.scatter_add_by_columns, columns)

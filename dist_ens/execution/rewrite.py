@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 
 from dist_ens.types import Leaf, PyTree, Tree
 
-Rule = Callable[..., jax.Array]
+Rule = Callable[..., jax.Array | list[jax.Array]]
 
 # These calls only group equations. Their derivative rules are no longer needed after
 # differentiation.
@@ -35,7 +35,7 @@ def rewritten(fn: Callable[..., Tree], rules: Mapping[Primitive, Rule]) -> Calla
     Args:
         fn: Function of pytrees of arrays that JAX can trace.
         rules: Rule of each primitive. It takes the operation's arrays and, as keywords, its
-            parameters. It returns the operation's only result.
+            parameters. It returns the operation's result, or a list if there are several.
 
     Returns:
         A function of the same arguments with the same results, up to rounding.
@@ -95,7 +95,8 @@ def _evaluate(
 
 def _apply(eqn: JaxprEqn, inputs: list[Leaf], rules: Mapping[Primitive, Rule]) -> list[Leaf]:
     if eqn.primitive in rules:
-        return [rules[eqn.primitive](*inputs, **eqn.params)]
+        of_rule = rules[eqn.primitive](*inputs, **eqn.params)
+        return of_rule if isinstance(of_rule, list) else [of_rule]
     if eqn.primitive.name in _INLINED:
         inner = eqn.params[_INLINED[eqn.primitive.name]]
         return _evaluate(inner.jaxpr, inner.consts, inputs, rules)

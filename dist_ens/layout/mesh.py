@@ -170,7 +170,7 @@ class Layout:
         The compiler divides the work of a row over its columns and inserts the sums over the data
         axis. So `fn` has the results of one device, whatever it computes from a batch: sums, batch
         statistics, pairs of examples, random numbers. With one column this is `shard_map`. There
-        `fn` may contain operations that the compiler cannot divide, such as callbacks to Python.
+        `fn` may contain operations that the compiler cannot divide, such as `io_callback`.
 
         Args:
             fn: Function of the members that one row holds, and of global batches.
@@ -203,6 +203,16 @@ class Layout:
             out_specs=jax.tree.map(without_data, out_specs, is_leaf=is_spec),
             axis_names={ENSEMBLE},
             check_vma=False,
+        )
+
+    def on_every_column(self, fn: Callable) -> Callable:
+        """Returns a function, for use in `map_rows`, that every column computes by itself.
+
+        Args:
+            fn: Function of whole arrays, which the compiler does not divide over the columns.
+        """
+        return jax.shard_map(
+            fn, in_specs=REPLICATED, out_specs=REPLICATED, axis_names={DATA}, check_vma=False
         )
 
     def put(self, tree: PyTree, spec: Specs = "batch") -> PyTree:

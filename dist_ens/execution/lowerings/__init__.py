@@ -11,6 +11,7 @@ these reasons:
 - The gradients of weights are slow if they are sums of many terms.
 """
 
+from dist_ens.execution.lowerings.callbacks import call_on_every_column, pure_callback
 from dist_ens.execution.lowerings.columns import SCATTER_ADD, scatter_add_by_columns
 from dist_ens.execution.lowerings.convolutions import (
     CONVOLUTION,
@@ -34,11 +35,13 @@ __all__ = [
     "SCATTER_ADD",
     "becomes_flat",
     "becomes_sums",
+    "call_on_every_column",
     "convolution_as_patches",
     "convolution_in_canonical_layout",
     "convolutions_apart",
     "flat_gradient_of_weights",
     "max_pool_gradient_as_masks",
     "product_in_whole_vectors",
+    "pure_callback",
     "scatter_add_by_columns",
 ]

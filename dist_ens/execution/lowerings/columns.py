@@ -37,7 +37,8 @@ def summed_by_columns(
         a.reshape(*a.shape[:axis], columns, -1, *a.shape[axis + 1 :])
         for a, axis in zip(arrays, axes, strict=True)
     ]
-    return jax.vmap(fn, in_axes=tuple(axes))(*split).sum(axis=0)
+    sums = jax.vmap(fn, in_axes=tuple(axes))(*split)
+    return sums.sum(axis=0, dtype=sums.dtype)  # A sum of bytes would be of 32 bits.
 
 
 def scatter_add_by_columns(

@@ -1,0 +1,415 @@
+"""Whole trainings `train(key) -> results` of one member, as scripts like PureJaxRL's are written.
+
+Each makes its networks, environment and data from the key, and runs all updates in `lax.scan`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+
+ENVIRONMENTS, HIDDEN = 4, 8
+
+
+def mlp_init(key, *sizes):
+    keys = jax.random.split(key, len(sizes) - 1)
+    return [
+        (jax.random.normal(k, (i, o)) / jnp.sqrt(i), jnp.zeros(o))
+        for k, i, o in zip(keys, sizes, sizes[1:], strict=False)
+    ]
+
+
+def mlp(layers, x):
+    for w, b in layers[:-1]:
+        x = jnp.tanh(x @ w + b)
+    w, b = layers[-1]
+    return x @ w + b
+
+
+def updated(optimizer, loss, params, state, *args):
+    """Returns parameters and state of the optimizer after an update, and the loss before it."""
+    value, grads = jax.value_and_grad(loss)(params, *args)
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+
+def picked(values, actions):
+    return jnp.take_along_axis(values, actions[..., None], axis=-1)[..., 0]
+
+
+# A pole on a cart: position, speed, angle and angular speed. Action 0 pushes left, 1 right.
+
+
+def cart_reset(key):
+    return 0.05 * jax.random.normal(key, (4,))
+
+
+def cart_step(key, state, action):
+    _, speed, angle, turn = state
+    push = 2.0 * action - 1
+    turn_rate = (9.8 * jnp.sin(angle) - 8 * push * jnp.cos(angle)) / 0.7
+    moved = state + 0.05 * jnp.stack([speed, 10 * push - 0.5 * turn_rate, turn, turn_rate])
+    done = jnp.abs(moved[2]) > 0.3
+    return jnp.where(done, cart_reset(key), moved), 1.0 - done, done
+
+
+def rollout(policy, key, states, length):
+    """Returns the last states, and observations, actions, rewards and ends [length, envs, ...]."""
+
+    def step(states, key):
+        of_action, of_env = jax.random.split(key)
+        actions = jax.random.categorical(of_action, mlp(policy, states))
+        keys = jax.random.split(of_env, ENVIRONMENTS)
+        new, rewards, done = jax.vmap(cart_step)(keys, states, actions)
+        return new, (states, actions, rewards, done)
+
+    return jax.lax.scan(step, states, jax.random.split(key, length))
+
+
+def first_states(key):
+    return jax.vmap(cart_reset)(jax.random.split(key, ENVIRONMENTS))
+
+
+def returns(rewards, done, last, discount=0.95):
+    def back(after, step):
+        reward, end = step
+        total = reward + discount * (1 - end) * after
+        return total, total
+
+    return jax.lax.scan(back, last, (rewards, done), reverse=True)[1]
+
+
+def ppo(key):
+    key, of_policy, of_value, of_env = jax.random.split(key, 4)
+    params = {
+        "policy": mlp_init(of_policy, 4, HIDDEN, 2),
+        "value": mlp_init(of_value, 4, HIDDEN, 1),
+    }
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2, eps=1e-5))
+
+    def loss(params, batch):
+        seen, actions, old, advantages, targets = batch
+        log_probs = jax.nn.log_softmax(mlp(params["policy"], seen))
+        ratio = jnp.exp(picked(log_probs, actions) - old)
+        gain = jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.2) * advantages).mean()
+        entropy = -(jnp.exp(log_probs) * log_probs).sum(axis=-1).mean()
+        errors = jnp.square(mlp(params["value"], seen)[:, 0] - targets)
+        return 0.5 * errors.mean() - gain - 0.01 * entropy
+
+    def update(carry, key):
+        params, state, states = carry
+        of_rollout, of_order = jax.random.split(key)
+        states, (seen, actions, rewards, done) = rollout(params["policy"], of_rollout, states, 8)
+        values = mlp(params["value"], jnp.concatenate([seen, states[None]]))[..., 0]
+        errors = rewards + 0.95 * (1 - done) * values[1:] - values[:-1]
+        advantages = returns(errors, done, jnp.zeros(ENVIRONMENTS), 0.95 * 0.9)
+        log_probs = jax.nn.log_softmax(mlp(params["policy"], seen))
+        batch = (seen, actions, picked(log_probs, actions), advantages, advantages + values[:-1])
+        batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+
+        def epoch(carry, key):
+            order = jax.random.permutation(key, len(batch[0])).reshape(2, -1)
+
+            def minibatch(carry, rows):
+                *carry, value = updated(
+                    optimizer, loss, *carry, jax.tree.map(lambda leaf: leaf[rows], batch)
+                )
+                return tuple(carry), value
+
+            return jax.lax.scan(minibatch, carry, order)
+
+        (params, state), losses = jax.lax.scan(epoch, (params, state), jax.random.split(of_order))
+        return (params, state, states), {"reward": rewards.mean(), "loss": losses.mean()}
+
+    carry = params, optimizer.init(params), first_states(of_env)
+    (params, *_), metrics = jax.lax.scan(update, carry, jax.random.split(key, 3))
+    return {"params": params, "metrics": metrics}
+
+
+def a2c(key):
+    key, of_policy, of_value, of_env = jax.random.split(key, 4)
+    params = {
+        "policy": mlp_init(of_policy, 4, HIDDEN, 2),
+        "value": mlp_init(of_value, 4, HIDDEN, 1),
+    }
+    optimizer = optax.rmsprop(1e-2, decay=0.9, eps=1e-3)
+
+    def loss(params, seen, actions, targets):
+        values = mlp(params["value"], seen)[..., 0]
+        log_probs = picked(jax.nn.log_softmax(mlp(params["policy"], seen)), actions)
+        advantages = jax.lax.stop_gradient(targets - values)
+        return 0.5 * jnp.square(targets - values).mean() - (log_probs * advantages).mean()
+
+    def update(carry, key):
+        params, state, states = carry
+        states, (seen, actions, rewards, done) = rollout(params["policy"], key, states, 6)
+        targets = returns(rewards, done, mlp(params["value"], states)[:, 0])
+        params, state, value = updated(optimizer, loss, params, state, seen, actions, targets)
+        return (params, state, states), {"loss": value, "reward": rewards.mean()}
+
+    carry = params, optimizer.init(params), first_states(of_env)
+    (params, *_), metrics = jax.lax.scan(update, carry, jax.random.split(key, 4))
+    return {"params": params, "metrics": metrics}
+
+
+def reinforce(key):
+    key, of_policy = jax.random.split(key)
+    policy, optimizer = mlp_init(of_policy, 4, HIDDEN, 2), optax.sgd(0.05, momentum=0.9)
+
+    def loss(policy, seen, actions, gains):
+        return -(picked(jax.nn.log_softmax(mlp(policy, seen)), actions) * gains).mean()
+
+    def update(carry, key):
+        of_env, of_rollout = jax.random.split(key)
+        _, (seen, actions, rewards, done) = rollout(carry[0], of_rollout, first_states(of_env), 8)
+        gains = returns(rewards, done, jnp.zeros(ENVIRONMENTS))
+        gains = (gains - gains.mean()) / (gains.std() + 1e-3)
+        *carry, value = updated(optimizer, loss, *carry, seen, actions, gains)
+        return tuple(carry), value
+
+    carry = policy, optimizer.init(policy)
+    (policy, _), losses = jax.lax.scan(update, carry, jax.random.split(key, 4))
+    return {"policy": policy, "losses": losses}
+
+
+def dqn(key):
+    key, of_net, of_env = jax.random.split(key, 3)
+    net, optimizer = mlp_init(of_net, 4, HIDDEN, 2), optax.adam(3e-3, eps=1e-4)
+    size = 16
+    buffer = {
+        "seen": jnp.zeros((size, 4)),
+        "next": jnp.zeros((size, 4)),
+        "action": jnp.zeros(size, jnp.int32),
+        "reward": jnp.zeros(size),
+        "done": jnp.zeros(size),
+    }
+
+    def loss(net, target, batch):
+        best = mlp(target, batch["next"]).max(axis=1)
+        wanted = batch["reward"] + 0.9 * (1 - batch["done"]) * best
+        return optax.huber_loss(picked(mlp(net, batch["seen"]), batch["action"]), wanted).mean()
+
+    def step(carry, inputs):
+        net, target, state, buffer, seen = carry
+        number, key = inputs
+        of_coin, of_action, of_env, of_rows = jax.random.split(key, 4)
+        explores = jax.random.bernoulli(of_coin, 0.5)
+        action = jnp.where(
+            explores, jax.random.randint(of_action, (), 0, 2), mlp(net, seen).argmax()
+        )
+        new, reward, done = cart_step(of_env, seen, action)
+        row = {"seen": seen, "next": new, "action": action, "reward": reward, "done": done}
+        buffer = jax.tree.map(lambda held, one: held.at[number % size].set(one), buffer, row)
+        rows = jax.random.randint(of_rows, (8,), 0, jnp.minimum(number + 1, size))
+        batch = jax.tree.map(lambda held: held[rows], buffer)
+        net, state, value = updated(optimizer, loss, net, state, target, batch)
+        target = jax.lax.cond(number % 5 == 0, lambda: net, lambda: target)
+        return (net, target, state, buffer, new), value
+
+    carry = net, net, optimizer.init(net), buffer, cart_reset(of_env)
+    inputs = jnp.arange(20), jax.random.split(key, 20)
+    (net, target, _, buffer, _), losses = jax.lax.scan(step, carry, inputs)
+    return {"net": net, "target": target, "losses": losses, "buffer": buffer}
+
+
+def soft_actor_critic(key):
+    """A point is pushed to the origin; two critics with targets that follow slowly."""
+    key, of_actor, *of_critics = jax.random.split(key, 4)
+    params = {
+        "actor": mlp_init(of_actor, 2, HIDDEN, 2),
+        "critics": [mlp_init(k, 3, HIDDEN, 1) for k in of_critics],
+    }
+    actors, critics = optax.sgd(0.05), optax.sgd(0.05, momentum=0.9)
+
+    def act(actor, key, seen):
+        mean, log_deviation = jnp.split(mlp(actor, seen), 2, axis=-1)
+        noise = jax.random.normal(key, mean.shape)
+        log_deviation = jnp.tanh(log_deviation)
+        raw = mean + jnp.exp(log_deviation) * noise
+        action = jnp.tanh(raw)
+        log_probs = -0.5 * jnp.square(noise) - log_deviation - jnp.log(1.01 - jnp.square(action))
+        return action, log_probs[..., 0]
+
+    def least(critics, seen, action):
+        both = jnp.concatenate([seen, action], axis=-1)
+        return jnp.minimum(*(mlp(critic, both)[..., 0] for critic in critics))
+
+    def critics_loss(critics, seen, action, wanted):
+        both = jnp.concatenate([seen, action], axis=-1)
+        return sum(jnp.square(mlp(critic, both)[..., 0] - wanted).mean() for critic in critics)
+
+    def actors_loss(actor, critics, key, seen):
+        action, log_probs = act(actor, key, seen)
+        return (0.1 * log_probs - least(critics, seen, action)).mean()
+
+    def step(carry, key):
+        params, targets, of_actor, of_critics, seen = carry
+        keys = jax.random.split(key, 3)
+        action, _ = act(params["actor"], keys[0], seen)
+        speed = 0.9 * seen[:, 1:] + 0.2 * action
+        new = jnp.concatenate([seen[:, :1] + 0.2 * speed, speed], axis=1)
+        reward = -jnp.square(new).sum(axis=1)
+        following, log_probs = act(params["actor"], keys[1], new)
+        wanted = reward + 0.9 * (least(targets, new, following) - 0.1 * log_probs)
+        held, of_critics, value = updated(
+            critics, critics_loss, params["critics"], of_critics, seen, action, wanted
+        )
+        actor, of_actor, _ = updated(
+            actors, actors_loss, params["actor"], of_actor, held, keys[2], seen
+        )
+        targets = optax.incremental_update(held, targets, 0.05)
+        return ({"actor": actor, "critics": held}, targets, of_actor, of_critics, new), value
+
+    of_actor, of_critics = actors.init(params["actor"]), critics.init(params["critics"])
+    key, of_env = jax.random.split(key)
+    seen = jax.random.normal(of_env, (ENVIRONMENTS, 2))
+    carry = params, params["critics"], of_actor, of_critics, seen
+    (params, targets, *_), losses = jax.lax.scan(step, carry, jax.random.split(key, 5))
+    return {"params": params, "targets": targets, "losses": losses}
+
+
+def q_learning(key):
+    """A walk on a line of five places, the last of which pays."""
+
+    def step(carry, key):
+        table, place = carry
+        of_coin, of_action = jax.random.split(key)
+        action = jnp.where(
+            jax.random.uniform(of_coin) < 0.6,
+            jax.random.randint(of_action, (), 0, 2),
+            table[place].argmax(),
+        )
+        new = jnp.clip(place + 2 * action - 1, 0, 4)
+        reward = (new == 4).astype(jnp.float32)
+        error = reward + 0.9 * (1 - reward) * table[new].max() - table[place, action]
+        return (table.at[place, action].add(0.5 * error), jnp.where(new == 4, 2, new)), reward
+
+    carry = jnp.zeros((5, 2)), jnp.int32(2)
+    (table, _), rewards = jax.lax.scan(step, carry, jax.random.split(key, 100))
+    return {"table": table, "rewards": rewards}
+
+
+def evolution_strategy(key):
+    def score(x):
+        return -jnp.square(x - jnp.arange(6.0)).sum() + jnp.cos(3 * x).sum()
+
+    def generation(mean, key):
+        noise = jax.random.normal(key, (8, 6))
+        noise = jnp.concatenate([noise, -noise])
+        scores = jax.vmap(score)(mean[None] + 0.3 * noise)
+        ranks = jnp.argsort(jnp.argsort(scores)) / (len(scores) - 1) - 0.5
+        return mean + 0.2 * ranks @ noise, scores.max()
+
+    mean, best = jax.lax.scan(generation, jnp.zeros(6), jax.random.split(key, 10))
+    return {"mean": mean, "best": best}
+
+
+def gan(key):
+    key, of_generator, of_critic = jax.random.split(key, 3)
+    generator, critic = mlp_init(of_generator, 2, HIDDEN, 1), mlp_init(of_critic, 1, HIDDEN, 1)
+    optimizer = optax.sgd(0.1)
+
+    def critics_loss(critic, real, fake):
+        return (jax.nn.softplus(-mlp(critic, real)) + jax.nn.softplus(mlp(critic, fake))).mean()
+
+    def generators_loss(generator, critic, noise):
+        return jax.nn.softplus(-mlp(critic, mlp(generator, noise))).mean()
+
+    def step(carry, key):
+        generator, critic, state = carry
+        of_real, of_noise = jax.random.split(key)
+        real = 2 + 0.5 * jax.random.normal(of_real, (16, 1))
+        noise = jax.random.normal(of_noise, (16, 2))
+        fake = mlp(generator, noise)
+        critic, state, value = updated(optimizer, critics_loss, critic, state, real, fake)
+        grads = jax.grad(generators_loss)(generator, critic, noise)
+        generator = jax.tree.map(lambda p, g: p - 0.1 * g, generator, grads)
+        return (generator, critic, state), (value, fake.mean())
+
+    carry = generator, critic, optimizer.init(critic)
+    (generator, critic, _), metrics = jax.lax.scan(step, carry, jax.random.split(key, 8))
+    return {"generator": generator, "critic": critic, "metrics": metrics}
+
+
+def meta_learning(key):
+    """MAML on sines: the gradient goes through two steps of an inner loop."""
+    key, of_net = jax.random.split(key)
+    net, optimizer = mlp_init(of_net, 1, HIDDEN, 1), optax.sgd(0.05)
+
+    def error(net, x, y):
+        return jnp.square(mlp(net, x) - y).mean()
+
+    def after_inner_loop(net, key):
+        of_phase, of_x = jax.random.split(key)
+        x = jax.random.uniform(of_x, (2, 8, 1), minval=-3, maxval=3)
+        y = jnp.sin(x + jax.random.uniform(of_phase, maxval=3))
+
+        def inner(net, _):
+            grads = jax.grad(error)(net, x[0], y[0])
+            return jax.tree.map(lambda p, g: p - 0.05 * g, net, grads), None
+
+        return error(jax.lax.scan(inner, net, None, length=2)[0], x[1], y[1])
+
+    def loss(net, keys):
+        return jax.vmap(functools.partial(after_inner_loop, net))(keys).mean()
+
+    def step(carry, key):
+        *carry, value = updated(optimizer, loss, *carry, jax.random.split(key, 3))
+        return tuple(carry), value
+
+    carry = net, optimizer.init(net)
+    (net, _), losses = jax.lax.scan(step, carry, jax.random.split(key, 4))
+    return {"net": net, "losses": losses}
+
+
+def thompson_sampling(key):
+    chances = jnp.array([0.2, 0.5, 0.8])
+
+    def pull(counts, key):
+        of_guess, of_reward = jax.random.split(key)
+        arm = jax.random.beta(of_guess, 1 + counts[0], 1 + counts[1]).argmax()
+        won = jax.random.bernoulli(of_reward, chances[arm])
+        return counts.at[1 - won.astype(jnp.int32), arm].add(1), won
+
+    counts, wins = jax.lax.scan(pull, jnp.zeros((2, 3)), jax.random.split(key, 30))
+    return {"counts": counts, "wins": wins}
+
+
+def classifier_with_dropout(key):
+    key, of_data, of_net = jax.random.split(key, 3)
+    x = jax.random.normal(of_data, (32, 4))
+    labels = (x[:, 0] * x[:, 1] > 0).astype(jnp.int32)
+    net, optimizer = mlp_init(of_net, 4, HIDDEN, 2), optax.adam(1e-2, eps=1e-4)
+
+    def loss(net, key, rows):
+        (first, bias), last = net
+        hidden = jnp.tanh(x[rows] @ first + bias[None])
+        hidden = hidden * jax.random.bernoulli(key, 0.8, hidden.shape) / 0.8
+        logits = mlp([last], hidden)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels[rows]).mean()
+
+    def step(carry, key):
+        of_rows, of_mask = jax.random.split(key)
+        rows = jax.random.choice(of_rows, 32, (8,), replace=False)
+        *carry, value = updated(optimizer, loss, *carry, of_mask, rows)
+        return tuple(carry), value
+
+    carry = net, optimizer.init(net)
+    (net, _), losses = jax.lax.scan(step, carry, jax.random.split(key, 8))
+    return {"net": net, "losses": losses, "accuracy": (mlp(net, x).argmax(axis=1) == labels).mean()}
+
+
+TRAININGS = [
+    ppo,
+    a2c,
+    reinforce,
+    dqn,
+    soft_actor_critic,
+    q_learning,
+    evolution_strategy,
+    gan,
+    meta_learning,
+    thompson_sampling,
+    classifier_with_dropout,
+]
