@@ -19,7 +19,7 @@ from dist_ens.ensemble.ensemble import Ensemble
 from dist_ens.types import Shapes
 
 # Version of the operations that dist_ens itself adds to a step. Raise it when they change.
-_STEP = "2"
+_STEP = "3"
 # Another version of one of these packages may trace the same step to other operations.
 _TRACING = ("jax", "flax", "optax", "equinox", "haiku")
 
