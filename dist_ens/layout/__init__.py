@@ -5,7 +5,7 @@ axes are `("ensemble", "data")`, in this order, over the devices in the order of
 row of the mesh holds some of the members, and a column holds one part of every batch.
 """
 
-from dist_ens.layout.collectives import all_members, data_index
+from dist_ens.layout.collectives import all_members, data_index, sum_over_columns
 from dist_ens.layout.connections import connect_hosts
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
@@ -78,5 +78,6 @@ __all__ = [
     "put_members",
     "put_numbers",
     "read_onto_devices",
+    "sum_over_columns",
     "to_host",
 ]
