@@ -1,5 +1,6 @@
 """Lowerings: the same values and gradients as XLA's own operations, whatever their parameters."""
 
+import re
 from functools import partial
 
 import jax
@@ -565,6 +566,21 @@ def test_a_sum_over_examples_is_the_same_by_columns(kind, num_examples):
         text = program.lower(x, w).compile().as_text()
         found = collectives(text, np.arange(2).reshape(1, 2))
         assert [(each.kind, each.bytes) for each in found] == [("all-reduce", w.nbytes)]
+
+
+@pytest.mark.parametrize("positions", [(), (3, 2)])
+def test_a_gradient_of_weights_is_summed_in_the_order_of_the_weights(positions):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(8, *positions, 20)).astype(np.float32)
+    w = random.normal(size=(20, 17)).astype(np.float32)
+    fn = value_and_gradients(lambda x, w: jnp.tensordot(x, w, 1), x, w)
+    swapped = rewritten(fn, {lowerings.PRODUCT: lowerings.product_of_swapped_factors})
+    layout = Layout.make(1, devices=jax.devices()[:2])
+    specs = (BATCH, REPLICATED), ((BATCH, REPLICATED), BATCH)
+    program = jax.jit(layout.map_rows(swapped, *specs))
+    assert_close(program(x, w), fn(x, w))
+    summed = re.findall(r"(\S+)\{\S+\} all-reduce\(", program.lower(x, w).compile().as_text())
+    assert summed == ["f32[20,17]"]  # It is f32[17,20] without the lowering.
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def lowered(fn: Callable[..., Tree], execution: Execution, layout: Layout) -> Ca
     convolutions, columns = execution.convolutions, layout.data_axis
     if columns > 1:
         rules[lowerings.SCATTER_ADD] = partial(lowerings.scatter_add_by_columns, columns=columns)
+        rules[lowerings.PRODUCT] = lowerings.product_of_swapped_factors
         if execution.members in ("vmap", "chunk"):
             # The compiler does not divide the grouped convolution of several members over the
             # columns. It would gather the batch, and each column would compute all of it.

@@ -9,6 +9,8 @@ these reasons:
 - The matrix products of a small network have sides that are not a multiple of a vector's length,
   or too short for any kernel.
 - The gradients of weights are slow if they are sums of many terms.
+- The compiler divides a batch over the columns of the mesh. Some sums over the examples it does not
+  divide, or it sends more than their results.
 """
 
 from dist_ens.execution.lowerings.columns import SCATTER_ADD, scatter_add_by_columns
@@ -25,6 +27,7 @@ from dist_ens.execution.lowerings.products import (
     becomes_sums,
     flat_gradient_of_weights,
     product_in_whole_vectors,
+    product_of_swapped_factors,
 )
 
 __all__ = [
@@ -40,5 +43,6 @@ __all__ = [
     "flat_gradient_of_weights",
     "max_pool_gradient_as_masks",
     "product_in_whole_vectors",
+    "product_of_swapped_factors",
     "scatter_add_by_columns",
 ]

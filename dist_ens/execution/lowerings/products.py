@@ -95,6 +95,30 @@ def flat_gradient_of_weights(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
     return (product.T if wide else product).reshape(of_result)
 
 
+def product_of_swapped_factors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    """Computes a gradient of weights as the transpose of the product of its swapped factors.
+
+    JAX multiplies the gradient of the outputs with the inputs, and transposes the product. On
+    several columns of the mesh, the compiler sums the product before it is transposed, and would
+    then copy it. Swapped, the two transpositions cancel.
+
+    Args:
+        lhs: Left factor, as in `jax.lax.dot_general`.
+        rhs: Right factor, as in `jax.lax.dot_general`.
+        **params: Parameters of `dot_general_p`.
+
+    Returns:
+        The product. A product that does not sum over the first axes, the examples, is unchanged.
+    """
+    (i, j), (batched, _) = params["dimension_numbers"]
+    if batched or 0 not in i or 0 not in j or isinstance(params["precision"], tuple):
+        return PRODUCT.bind(lhs, rhs, **params)
+    swapped = {"dimension_numbers": ((j, i), ((), ())), "out_sharding": None}
+    product = PRODUCT.bind(rhs, lhs, **params | swapped)
+    num_of_rhs = rhs.ndim - len(j)
+    return product.transpose(*range(num_of_rhs, product.ndim), *range(num_of_rhs))
+
+
 def becomes_flat(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
     """Returns whether `flat_gradient_of_weights` changes a product.
 
