@@ -1,5 +1,8 @@
 """Lowerings: the same values and gradients as XLA's own operations, whatever their parameters."""
 
+import re
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,8 @@ from jax import lax
 
 from dist_ens.execution import lowerings
 from dist_ens.execution.rewrite import contains, rewritten
+from dist_ens.layout import BATCH, REPLICATED, Layout
+from dist_ens.plan import collectives
 
 CONVOLUTIONS = {
     "patches": lowerings.convolution_as_patches,
@@ -514,3 +519,83 @@ def test_operations_are_found_however_deep_inside(kind, lowering):
         replaced = rewritten(fn, {lowerings.CONVOLUTION: CONVOLUTIONS[lowering]})
         assert contains(jax.make_jaxpr(fn)(x, w), lowerings.CONVOLUTION)
         assert not contains(jax.make_jaxpr(replaced)(x, w), lowerings.CONVOLUTION)
+
+
+def convolved(x, w):
+    return lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def embedded(x, w):
+    return x[..., :1] * w[jnp.int32(jnp.abs(x[..., 0])) % len(w)]
+
+
+PATCHES = lowerings.CONVOLUTION, lowerings.convolution_as_patches
+CANONICAL = lowerings.CONVOLUTION, lowerings.convolution_in_canonical_layout
+ALIGNED = lowerings.PRODUCT, lowerings.product_in_whole_vectors
+SCATTER = lowerings.SCATTER_ADD, lowerings.scatter_add_by_columns
+SUMS = {  # lowering, function, an example's shape, the weights' shape
+    "patches": (PATCHES, convolved, (6, 6, 2), (3, 3, 2, 5)),
+    "patches of a large kernel": (PATCHES, convolved, (4, 4, 2), (5, 5, 2, 5)),
+    "canonical": (CANONICAL, convolved, (6, 6, 2), (3, 3, 2, 5)),
+    "canonical, of a large kernel": (CANONICAL, convolved, (4, 4, 2), (5, 5, 2, 5)),
+    "aligned": (ALIGNED, jnp.dot, (20,), (20, 17)),
+    "aligned, with few weights": (ALIGNED, jnp.dot, (20,), (20, 3)),
+    "embedding": (SCATTER, embedded, (6, 2), (7, 4)),
+    "embedding of one word": (SCATTER, embedded, (2,), (7, 4)),
+}
+
+
+@pytest.mark.parametrize("num_examples", [8, 7])
+@pytest.mark.parametrize("kind", SUMS)
+def test_a_sum_over_examples_is_the_same_by_columns(kind, num_examples):
+    (primitive, rule), fn, of_example, of_weights = SUMS[kind]
+    random = np.random.default_rng(0)
+    x = 3 * random.normal(size=(num_examples, *of_example)).astype(np.float32)
+    w = random.normal(size=of_weights).astype(np.float32)
+    fn = value_and_gradients(fn, x, w)
+    by_columns = rewritten(fn, {primitive: partial(rule, columns=2)})
+    batch = BATCH if num_examples % 2 == 0 else REPLICATED
+    layout = Layout.make(1, devices=jax.devices()[:2])
+    program = jax.jit(
+        layout.map_rows(by_columns, (batch, REPLICATED), ((batch, REPLICATED), batch))
+    )
+    assert_close(program(x, w), fn(x, w))
+    if num_examples % 2 == 0:  # The gradient of the weights is summed, and nothing else is sent.
+        text = program.lower(x, w).compile().as_text()
+        found = collectives(text, np.arange(2).reshape(1, 2))
+        assert [(each.kind, each.bytes) for each in found] == [("all-reduce", w.nbytes)]
+
+
+@pytest.mark.parametrize("positions", [(), (3, 2)])
+def test_a_gradient_of_weights_is_summed_in_the_order_of_the_weights(positions):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(8, *positions, 20)).astype(np.float32)
+    w = random.normal(size=(20, 17)).astype(np.float32)
+    fn = value_and_gradients(lambda x, w: jnp.tensordot(x, w, 1), x, w)
+    swapped = rewritten(fn, {lowerings.PRODUCT: lowerings.product_of_swapped_factors})
+    layout = Layout.make(1, devices=jax.devices()[:2])
+    specs = (BATCH, REPLICATED), ((BATCH, REPLICATED), BATCH)
+    program = jax.jit(layout.map_rows(swapped, *specs))
+    assert_close(program(x, w), fn(x, w))
+    summed = re.findall(r"(\S+)\{\S+\} all-reduce\(", program.lower(x, w).compile().as_text())
+    assert summed == ["f32[20,17]"]  # It is f32[17,20] without the lowering.
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, w: x[:, [0, 2, 1, 0]],
+        lambda x, w: x[np.arange(8), np.arange(8) % 3],
+        lambda x, w: jnp.take_along_axis(x, jnp.arange(8)[:, None] % 3, 1),
+        lambda x, w: jax.vmap(lambda row: row[jnp.int32(row[0]) % 3])(x),
+        lambda x, w: x + w[0][None],
+    ],
+)
+def test_other_scatters_stay_as_they_are(fn):
+    x, w = np.arange(24, dtype=np.float32).reshape(8, 3), np.ones((2, 3), np.float32)
+    fn = value_and_gradients(fn, x, w)
+    rules = {lowerings.SCATTER_ADD: partial(lowerings.scatter_add_by_columns, columns=2)}
+    assert str(jax.make_jaxpr(rewritten(fn, rules))(x, w)).count("shard_map") == 0
+    assert_close(jax.jit(rewritten(fn, rules))(x, w), fn(x, w))

@@ -13,16 +13,15 @@ from dist_ens.execution.rewrite import Rule, rewritten
 from dist_ens.layout import Layout, broadcast
 from dist_ens.types import Axes, Leaf, PyTree, Tree
 
-_CONVOLUTIONS: dict[str, Rule] = {
+_RULES: dict[str, Rule] = {
     "patches": lowerings.convolution_as_patches,
     "canonical": lowerings.convolution_in_canonical_layout,
     "apart": lowerings.convolutions_apart,
-}
-_PRODUCTS: dict[str, Rule] = {
     "aligned": lowerings.product_in_whole_vectors,
     "flat": lowerings.flat_gradient_of_weights,
+    "masks": lowerings.max_pool_gradient_as_masks,
 }
-_MAX_POOLING: dict[str, Rule] = {"masks": lowerings.max_pool_gradient_as_masks}
+_RULES_OF_COLUMNS = ("patches", "canonical", "aligned")  # They take the number of columns.
 
 
 def lowered(fn: Callable[..., Tree], execution: Execution, layout: Layout) -> Callable[..., Tree]:
@@ -41,20 +40,23 @@ def lowered(fn: Callable[..., Tree], execution: Execution, layout: Layout) -> Ca
     rules: dict[Primitive, Rule] = {lowerings.pure_callback(): call} if layout.data_axis > 1 else {}
     convolutions, columns = execution.convolutions, layout.data_axis
     if columns > 1:
-        rules[lowerings.SCATTER_ADD] = partial(lowerings.scatter_add_by_columns, columns)
+        rules[lowerings.SCATTER_ADD] = partial(lowerings.scatter_add_by_columns, columns=columns)
+        rules[lowerings.PRODUCT] = lowerings.product_of_swapped_factors
         if execution.members in ("vmap", "chunk"):
             # The compiler does not divide the grouped convolution of several members over the
             # columns. It would gather the batch, and each column would compute all of it.
             convolutions = convolutions or "apart"
-    if convolutions is not None:
-        rule = _CONVOLUTIONS[convolutions]
-        rules[lowerings.CONVOLUTION] = (
-            partial(rule, columns=columns) if convolutions == "canonical" else rule
-        )
-    if execution.products is not None:
-        rules[lowerings.PRODUCT] = _PRODUCTS[execution.products]
-    if execution.max_pooling is not None:
-        rules[lowerings.MAX_POOL_GRADIENT] = _MAX_POOLING[execution.max_pooling]
+    named = {
+        lowerings.CONVOLUTION: convolutions,
+        lowerings.PRODUCT: execution.products,
+        lowerings.MAX_POOL_GRADIENT: execution.max_pooling,
+    }
+    for primitive, name in named.items():
+        if name is not None:
+            takes_columns = name in _RULES_OF_COLUMNS
+            rules[primitive] = (
+                partial(_RULES[name], columns=columns) if takes_columns else _RULES[name]
+            )
     return rewritten(fn, rules) if rules else fn
 
 

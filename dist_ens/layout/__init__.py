@@ -5,7 +5,7 @@ axes are `("ensemble", "data")`, in this order, over the devices in the order of
 row of the mesh holds some of the members, and a column holds one part of every batch.
 """
 
-from dist_ens.layout.collectives import all_members, data_index
+from dist_ens.layout.collectives import all_members, data_index, sum_over_columns
 from dist_ens.layout.connections import connect_hosts
 from dist_ens.layout.in_turn import in_turn, settled
 from dist_ens.layout.mesh import Layout
@@ -87,5 +87,6 @@ __all__ = [
     "read_onto_devices",
     "settled",
     "specs_of_batch",
+    "sum_over_columns",
     "to_host",
 ]

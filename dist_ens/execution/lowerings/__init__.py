@@ -9,6 +9,8 @@ these reasons:
 - The matrix products of a small network have sides that are not a multiple of a vector's length,
   or too short for any kernel.
 - The gradients of weights are slow if they are sums of many terms.
+- The compiler divides a batch over the columns of the mesh. Some sums over the examples it does not
+  divide, or it sends more than their results.
 """
 
 from dist_ens.execution.lowerings.callbacks import call_on_every_column, pure_callback
@@ -26,6 +28,7 @@ from dist_ens.execution.lowerings.products import (
     becomes_sums,
     flat_gradient_of_weights,
     product_in_whole_vectors,
+    product_of_swapped_factors,
 )
 
 __all__ = [
@@ -42,6 +45,7 @@ __all__ = [
     "flat_gradient_of_weights",
     "max_pool_gradient_as_masks",
     "product_in_whole_vectors",
+    "product_of_swapped_factors",
     "pure_callback",
     "scatter_add_by_columns",
 ]

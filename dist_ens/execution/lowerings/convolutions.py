@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from dist_ens.execution.lowerings.columns import summed_by_columns
 from dist_ens.execution.lowerings.vectors import VECTOR, is_float32
 from dist_ens.execution.lowerings.windows import slices
+from dist_ens.layout import sum_over_columns
 
 CONVOLUTION = lax.conv_general_dilated_p
 
@@ -27,7 +27,9 @@ _COPIES_OF_SHIFTS = 1.5
 _PRODUCTS_OF_SHIFTS = 1.5
 
 
-def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+def convolution_as_patches(
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+) -> jax.Array:
     """Computes a convolution as one matrix product with patches of its input.
 
     The patches are made of one slice of the input for each position of the kernel. If the output
@@ -37,11 +39,16 @@ def convolution_as_patches(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax
     Args:
         lhs: Input, in any layout of `jax.lax.conv_general_dilated`.
         rhs: Kernel, in any layout of `jax.lax.conv_general_dilated`.
+        columns: Number of columns of the mesh, over which the examples are divided.
         **params: Parameters of `conv_general_dilated_p`: strides, padding, dilations, groups.
 
     Returns:
         The result of the convolution, up to rounding.
     """
+    if columns > 1 and _sums_over_examples(params):
+        # The compiler would gather the examples, to put them beside the positions of the kernel.
+        of_column = functools.partial(convolution_as_patches, **params)
+        return sum_over_columns(of_column, columns, lhs, rhs)
     lhs, rhs, groups_of_batch = _canonical(lhs, rhs, **params)
     groups, out_spec = _num_groups(params), params["dimension_numbers"].out_spec
     rank = lhs.ndim - 2
@@ -107,11 +114,14 @@ def convolution_in_canonical_layout(
         out = jax.eval_shape(lambda a, b: CONVOLUTION.bind(a, b, **params), lhs, rhs)
         if lhs.ndim == 2 or 0 in (*lhs.shape, *rhs.shape, *out.shape):
             return CONVOLUTION.bind(lhs, rhs, **params)
-        if _is_gradient_of_kernel(rhs.shape, out.shape, params):
-            spec = params["dimension_numbers"]
+        is_gradient = (
+            _num_groups(params) == 1 and _sums_over_examples(params)
+            if columns > 1
+            else _is_gradient_of_kernel(rhs.shape, out.shape, params)
+        )
+        if is_gradient:
             by_examples = functools.partial(_by_examples, out=out, **params)
-            examples = spec.lhs_spec[1], spec.rhs_spec[1]
-            return summed_by_columns(by_examples, (lhs, rhs), examples, columns)
+            return sum_over_columns(by_examples, columns, lhs, rhs)
         lhs, rhs, _ = _canonical(lhs, rhs, **params)
         few = rhs.shape[-2] <= VECTOR and rhs.shape[-1] < 4 * VECTOR
         is_plain = _num_groups(params) == 1 and is_float32(lhs, rhs, **params)
@@ -138,6 +148,15 @@ def convolutions_apart(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Arr
         return jnp.stack([fn(a, b) for a, b in zip(*args, strict=True)])
 
     return _member_by_member(lambda a, b: CONVOLUTION.bind(a, b, **params), each)(lhs, rhs)
+
+
+def _sums_over_examples(params: Mapping[str, Any]) -> bool:
+    """Returns whether a convolution sums over the first axis of both its operands.
+
+    Its channels are then the examples of a batch, as in the gradient of a kernel.
+    """
+    spec = params["dimension_numbers"]
+    return spec.lhs_spec[1] == spec.rhs_spec[1] == 0 and params["feature_group_count"] == 1
 
 
 def _is_gradient_of_kernel(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dist_ens.execution.lowerings.vectors import VECTOR, is_float32
+from dist_ens.layout import sum_over_columns
 from dist_ens.types import Leaf
 
 PRODUCT = lax.dot_general_p
@@ -17,7 +18,9 @@ PRODUCT = lax.dot_general_p
 _SHORT = range(2, 5)
 
 
-def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+def product_in_whole_vectors(
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+) -> jax.Array:
     """Computes a product of two matrices in a form that fills a CPU's vectors.
 
     - A product whose sums have 2 to 4 terms is computed as a sum of outer products.
@@ -31,6 +34,7 @@ def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
     Args:
         lhs: Left factor, as in `jax.lax.dot_general`.
         rhs: Right factor, as in `jax.lax.dot_general`.
+        columns: Number of columns of the mesh, over which the examples are divided.
         **params: Parameters of `dot_general_p`.
 
     Returns:
@@ -39,12 +43,16 @@ def product_in_whole_vectors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
     if not _multiplies_matrices(lhs, rhs, **params):
         return PRODUCT.bind(lhs, rhs, **params)
     ((i,), (j,)), _ = params["dimension_numbers"]
+    of_weights = i == j == 0
+    if of_weights and columns > 1:
+        # The compiler would also sum the padding over the columns.
+        of_column = functools.partial(product_in_whole_vectors, **params | {"out_sharding": None})
+        return sum_over_columns(of_column, columns, lhs, rhs)
     height, terms, width = _sizes(lhs, rhs, **params)
     if terms in _SHORT:
-        columns, rows = lhs if i == 1 else lhs.T, rhs if j == 0 else rhs.T
-        outer_products = (columns[:, k, None] * rows[None, k] for k in range(terms))
+        left, right = lhs if i == 1 else lhs.T, rhs if j == 0 else rhs.T
+        outer_products = (left[:, k, None] * right[None, k] for k in range(terms))
         return functools.reduce(jnp.add, outer_products)
-    of_weights = i == j == 0
     if of_weights and width < min(height, VECTOR):
         return product_in_whole_vectors(rhs, lhs, **params).T
     if of_weights and height in _SHORT:
@@ -85,6 +93,30 @@ def flat_gradient_of_weights(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
     product = PRODUCT.bind(*(reversed(factors) if wide else factors), **over_terms)
     product = lax.optimization_barrier(product)
     return (product.T if wide else product).reshape(of_result)
+
+
+def product_of_swapped_factors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    """Computes a gradient of weights as the transpose of the product of its swapped factors.
+
+    JAX multiplies the gradient of the outputs with the inputs, and transposes the product. On
+    several columns of the mesh, the compiler sums the product before it is transposed, and would
+    then copy it. Swapped, the two transpositions cancel.
+
+    Args:
+        lhs: Left factor, as in `jax.lax.dot_general`.
+        rhs: Right factor, as in `jax.lax.dot_general`.
+        **params: Parameters of `dot_general_p`.
+
+    Returns:
+        The product. A product that does not sum over the first axes, the examples, is unchanged.
+    """
+    (i, j), (batched, _) = params["dimension_numbers"]
+    if batched or 0 not in i or 0 not in j or isinstance(params["precision"], tuple):
+        return PRODUCT.bind(lhs, rhs, **params)
+    swapped = {"dimension_numbers": ((j, i), ((), ())), "out_sharding": None}
+    product = PRODUCT.bind(rhs, lhs, **params | swapped)
+    num_of_rhs = rhs.ndim - len(j)
+    return product.transpose(*range(num_of_rhs, product.ndim), *range(num_of_rhs))
 
 
 def becomes_flat(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
