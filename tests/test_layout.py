@@ -14,6 +14,7 @@ from dist_ens.layout import (
     MEMBERS,
     Layout,
     copied,
+    global_shapes,
     read_onto_devices,
     to_host,
 )
@@ -211,3 +212,11 @@ def test_a_number_that_does_not_fit_in_32_bits_is_refused_and_not_wrapped(put):
     assert np.asarray(put(layout, np.array([0.5, 2.0]))["x"]).tolist() == [0.5, 2.0]
     with pytest.raises(UserError, match=r"the value 1e\+300 at index 1 does not fit in float32"):
         put(layout, np.array([0.5, 1e300]))
+
+
+def test_the_global_batch_of_hosts_that_feed_two_of_three_columns():
+    # Three hosts with two devices each feed the columns (0, 1), (2, 0) and (1, 2) of a 2 x 3 mesh.
+    layout = Layout.make(2, ensemble_axis=2, devices=jax.devices()[:6])
+    layout.__dict__["host_columns"] = (0, 1)
+    of_host = {"x": jax.ShapeDtypeStruct((8, 5), "float32")}
+    assert global_shapes(layout, of_host, BATCH)["x"].shape == (12, 5)

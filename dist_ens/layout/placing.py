@@ -256,10 +256,10 @@ def global_shapes(layout: "Layout", host_shapes: Shapes, specs: Specs) -> Shapes
         specs: Specs of the leaves, a tree prefix of `BATCH` and `REPLICATED`.
     """
     leaves, structure = jax.tree.flatten(host_shapes)
-    times = layout.data_axis // len(layout.host_columns)
+    columns, of_host = layout.data_axis, len(layout.host_columns)
     whole = [
-        leaf.update(shape=(leaf.shape[0] * times, *leaf.shape[1:]))
-        if times > 1 and DATA in tuple(spec)
+        leaf.update(shape=(leaf.shape[0] * columns // of_host, *leaf.shape[1:]))
+        if columns > of_host and DATA in tuple(spec)
         else leaf
         for leaf, spec in zip(leaves, broadcast(specs, host_shapes), strict=True)
     ]
