@@ -137,7 +137,7 @@ def checked_update(
         take: Function that takes an update, given what it changes, the gradients, the model state,
             the loss, the key and `again`.
         state: State of one member before the update.
-        grads: Gradients of the update, averaged over the data axis.
+        grads: Gradients of the update.
         model_state: Model state after the update.
         metrics: Metrics of the update by name, float32[].
         key: Key of the optimizer for this update.

@@ -54,7 +54,7 @@ def check_loss_outputs(
 
     Returns:
         The loss, the model state, and metrics by name, float32[]: the loss and its auxiliary
-        values. A `Ratio` stays one, unless `averaged` was applied to the results before.
+        values. A `Ratio` stays one.
 
     Raises:
         UserError: If the results have another structure, the loss or an auxiliary value is not a
