@@ -248,12 +248,15 @@ def test_an_axis_of_the_mesh_is_no_part_of_a_step():
         return jax.lax.pmean(nll_of_tokens(params, batch).mean(), "data"), (model_state, {})
 
     ensemble = ensemble_of(loss)
+    state = ensemble.init(BATCHES[0])
     named = "names an axis of the devices: Found an unbound axis name: data. A step is written"
     with pytest.raises(UserError, match=named):
-        ensemble.update(ensemble.init(BATCHES[0]), BATCHES[0])
+        ensemble.update(state, BATCHES[0])
     step = de.lift(lambda x: jax.lax.psum(x, "data"), layout=ensemble.layout, in_specs=("members",))
     with pytest.raises(UserError, match=named):
         step(np.ones(2, np.float32))
+    with pytest.raises(UserError, match=named):  # The record of a run is made without a mesh.
+        jax.eval_shape(ensemble.step_of_one, jax.tree.map(lambda leaf: leaf[0], state), BATCHES[0])
 
 
 @pytest.mark.parametrize(("microbatches", "ratio"), [(1, False), (1, True), (2, True)])

@@ -60,6 +60,7 @@ from dist_ens.layout import (
     settled,
     specs_of_batch,
     to_host,
+    without_axes,
 )
 from dist_ens.losses import Objective, Prediction, predict_leaves
 from dist_ens.members import Member, as_member, with_compute_dtype
@@ -505,7 +506,7 @@ class Ensemble:
         The leaves of `state` are those of one member, and `batch` is the whole batch. The speed of
         other executions is measured against this step.
         """
-        return self.gradient_step
+        return without_axes(self.gradient_step)
 
     def trace_update(self, state: State, batches: CallBatches | PyTree) -> None:
         """Traces `update_steps` in the ensemble's own execution, and computes nothing.

@@ -8,7 +8,7 @@ row of the mesh holds some of the members, and a column holds one part of every 
 from dist_ens.layout.collectives import all_members, data_index, sum_over_columns
 from dist_ens.layout.connections import connect_hosts
 from dist_ens.layout.in_turn import in_turn, settled
-from dist_ens.layout.mesh import Layout
+from dist_ens.layout.mesh import Layout, without_axes
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
     check_lengths,
@@ -89,4 +89,5 @@ __all__ = [
     "specs_of_batch",
     "sum_over_columns",
     "to_host",
+    "without_axes",
 ]

@@ -177,7 +177,7 @@ class Layout:
             in_specs: Partition specs of the arguments, a tuple of tree prefixes.
             out_specs: Partition specs of the results, a tree prefix.
         """
-        fn = _explained(fn)
+        fn = without_axes(fn)
         if self.data_axis == 1:
             return self.shard_map(fn, in_specs, out_specs)
 
@@ -483,8 +483,12 @@ class Layout:
         return self.put(np.array(leaf) if spec == REPLICATED else leaf, spec)
 
 
-def _explained(fn: Callable[..., Tree]) -> Callable[..., Tree]:
-    """Returns a function of a row that says what to do if `fn` names an axis of the devices."""
+def without_axes(fn: Callable[..., Tree]) -> Callable[..., Tree]:
+    """Returns a function that raises a `UserError` where `fn` names an axis of the devices.
+
+    Args:
+        fn: Function of pytrees of arrays.
+    """
 
     def explained(*args: PyTree) -> Tree:
         try:
