@@ -265,6 +265,10 @@ def test_a_smaller_graph_is_refused_and_not_dropped():
         fit(ensemble_of("graph", (1, 1)), [graph(0), smaller])
 
 
+def updated_once(ensemble, batch):
+    return ensemble.update(ensemble.init(batch), batch)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -280,6 +284,10 @@ def test_a_smaller_graph_is_refused_and_not_dropped():
             lambda: fit(
                 ensemble_of("points", (1, 1), microbatches=2, batch_specs="batch"), [points(0)]
             ),
+            "microbatches=2 divides the rows of a batch into parts, and the leaves of this ",
+        ),
+        (
+            lambda: updated_once(ensemble_of("nothing", (1, 1), microbatches=2), None),
             "microbatches=2 divides the rows of a batch into parts, and the leaves of this ",
         ),
         (

@@ -26,6 +26,7 @@ from dist_ens.ensemble.argument_checks import (
     checked_policy,
     explained_inputs,
     require_rows,
+    rows_for_microbatches,
     rows_of,
 )
 from dist_ens.ensemble.batches import Batches, CallBatches
@@ -693,8 +694,10 @@ class Ensemble:
         if "step" not in self._programs:
             specs = specs_of_batch(self.batch_specs, batch)
             placed = self.layout.placed(batch, specs, "The batch")
-            of_step = Batches(jax.tree.map(lambda leaf: leaf[None], placed))
-            self._warn_of_microbatches(state, of_step)
+            if self.microbatches > 1:
+                rows_for_microbatches(self.microbatches, placed)
+                of_step = Batches(jax.tree.map(lambda leaf: leaf[None], placed))
+                self._warn_of_microbatches(state, of_step)
             execution = self._rule(state, placed) if self.execution == AUTO else self.execution
             self._programs["step"] = Lifted(
                 self.step,
