@@ -66,6 +66,12 @@ def test_another_member_is_another_network(workdir, monkeypatch):
     assert "differs from the one in the run" in _sentence(found)
 
 
+def test_a_run_whose_random_numbers_another_version_drew_is_refused(workdir, monkeypatch):
+    monkeypatch.setattr("dist_ens.experiment.checks.KEY_RULE", 3)
+    with pytest.raises(UserError, match="a run of another version of dist_ens"):
+        replay(workdir, 2, progress=False)
+
+
 def test_a_member_that_was_frozen_is_compared_though_its_training_ends_early():
     made = ensemble("freeze")
     saved, alone = (

@@ -1,8 +1,11 @@
 """Checks of a run's memory, network and data, before anything is written."""
 
+import os
+
 import jax
 
 from dist_ens import cluster
+from dist_ens.commands import quoted
 from dist_ens.config import Experiment
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
@@ -11,6 +14,7 @@ from dist_ens.errors import UserError, counted, first_line
 from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCH, REPLICATED, device_bytes
 from dist_ens.members import Member
+from dist_ens.randomness import KEY_RULE
 from dist_ens.state import described, leaf_type, leaf_types
 from dist_ens.types import Batch
 
@@ -162,6 +166,23 @@ def require_trained_on(run: Run, source: Source) -> None:
         f"{here}, there {there}. Put the data set back. If make_source of a config file made it, "
         "give that file as config; if Python gave it, evaluate in Python with that source."
     )
+
+
+def require_own_keys(run: Run, workdir: str | os.PathLike[str]) -> None:
+    """Checks that this version of dist_ens draws the random numbers of a run.
+
+    Args:
+        run: Record of the run.
+        workdir: Folder of the run, for the message.
+
+    Raises:
+        UserError: If another version drew them, from other keys.
+    """
+    if run.key_rule != KEY_RULE:
+        raise UserError(
+            f"{quoted(workdir)} holds a run of another version of dist_ens, whose members drew "
+            "other random numbers. Use that version."
+        )
 
 
 def require_draws(member: Member, inputs: jax.ShapeDtypeStruct) -> None:

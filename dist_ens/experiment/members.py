@@ -22,7 +22,7 @@ from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source, Spec, open_source
 from dist_ens.ensemble.argument_checks import check_ids_of_groups
 from dist_ens.errors import UserError
-from dist_ens.experiment.checks import require_trained_on
+from dist_ens.experiment.checks import require_own_keys, require_trained_on
 from dist_ens.experiment.config_file import EXPERIMENT
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
@@ -138,8 +138,8 @@ def extend(
         is called again.
 
     Raises:
-        UserError: If the run was made in Python, a member exists already, or the data is not that
-            of the run.
+        UserError: If the run was made in Python, a member exists already, the data is not that of
+            the run, or another version of dist_ens drew its random numbers.
         RunError: If a checkpoint is damaged or cannot be written.
     """
     require_folder(to, may_hold=[NEW_MEMBERS])
@@ -152,6 +152,7 @@ def extend(
             f"{str(list(member_ids))[:200]} are to be trained. Give ids that it does not have."
         )
     run = Run.from_dict(members.record)
+    require_own_keys(run, workdir)
     parts = parts_of(run, workdir, own_parts)
     source = open_source(run.experiment.data)
     require_trained_on(run, source)

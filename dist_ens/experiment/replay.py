@@ -17,7 +17,7 @@ from dist_ens.data import Source, Spec, open_source
 from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.errors import UserError
 from dist_ens.experiment.build import build_ensemble
-from dist_ens.experiment.checks import require_trained_on
+from dist_ens.experiment.checks import require_own_keys, require_trained_on
 from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import Layout
 from dist_ens.state import State
@@ -82,7 +82,8 @@ def replay(
 
     Raises:
         UserError: If there is no such checkpoint or member, the data is not that of the run, the
-            member was rolled back, or its training ends early because its loss is not finite.
+            member was rolled back, or its training ends early because its loss is not finite. Also
+            if another version of dist_ens drew the random numbers of the run.
         RunError: If the checkpoint is damaged.
     """
     finished = open_finished(workdir, own_parts, step=until, member_ids=[member])
@@ -93,6 +94,7 @@ def replay(
             "known here. Replay a member that dist_ens has trained."
         )
     run = finished.run
+    require_own_keys(run, workdir)
     _require_no_rollback(lineage, run.experiment.failures)
     source = open_source(run.experiment.data)
     require_trained_on(run, source)
