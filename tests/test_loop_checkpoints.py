@@ -1,4 +1,4 @@
-"""`Checkpoints.save` and `restore`: the members of a loop of one's own on disk."""
+"""`Checkpoints.save` and `restore`: the members of a loop of your own on disk."""
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +90,7 @@ def test_what_a_folder_holds_is_not_mixed_with_something_else(tmp_path):
         num_members=8,
     )
     data = np.ones((8, 3), np.float32)
-    with pytest.raises(UserError, match="holds the members of a loop of one's own"):
+    with pytest.raises(UserError, match="holds members of a loop of your own"):
         de.fit(ensemble, data, steps=1, checkpoints=loop, progress=False)
     de.fit(ensemble, data, steps=1, checkpoints=run, progress=False)
     with pytest.raises(UserError, match="holds a run of fit. Choose another folder"):

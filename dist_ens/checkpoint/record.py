@@ -22,7 +22,7 @@ RESUMES = ("same", "anyway", STRICT)
 # A record from a config has the first of these keys, and a record from Python the second.
 _OF_CONFIG, _OF_PYTHON = "experiment", "member"
 _OF_LOOP = "own_loop"
-# Record of the members of a loop of one's own, which describes nothing.
+# Record of the members of a user's own loop, which describes nothing.
 LOOP_RECORD: Mapping[str, Json] = {_OF_LOOP: True}
 _NAMED_PARTS = {
     "member": "the member",
@@ -65,9 +65,9 @@ class StepRecord:
     the run was trained, so that it resumes in the same way.
 
     Attributes:
-        member: Name of the network, or of a step of one's own.
-        optimizer: Name of the optimizer; empty for a step of one's own.
-        loss: Name of the loss function or objective; empty for a step of one's own.
+        member: Name of the network, or of the user's own step.
+        optimizer: Name of the optimizer; empty for a user's own step.
+        loss: Name of the loss function or objective; empty for a user's own step.
         methods: Names of the methods, the innermost first.
         num_members: Number of members, at least 1.
         member_ids: Id of each member, in the order of the state.
@@ -148,13 +148,13 @@ class StepRecord:
             values: Fields by name. The type and the range of each is checked.
 
         Raises:
-            UserError: If it is the record of a loop of one's own.
+            UserError: If it is the record of a user's own loop.
             RunError: If a field is absent, unknown, or has a value that it cannot have.
         """
         if _OF_LOOP in values:
             raise UserError(
-                "These members are those of a loop of one's own, and not of a run of fit. Read "
-                "them with Checkpoints(folder).restore(layout, like)."
+                "These members were saved by a loop of your own, and not by fit. Read them with "
+                "Checkpoints(folder).restore(layout, like)."
             )
         try:
             return cls(**fields_from_record(cls, values))
@@ -264,7 +264,7 @@ def check_resumes(
         RunError: If the saved record cannot be read.
     """
     if (_OF_LOOP in record) != (_OF_LOOP in saved_record):
-        kind = "the members of a loop of one's own" if _OF_LOOP in saved_record else "a run of fit"
+        kind = "members of a loop of your own" if _OF_LOOP in saved_record else "a run of fit"
         raise UserError(f"{quoted(folder)} holds {kind}. Choose another folder.")
     if _OF_LOOP in record:
         return []

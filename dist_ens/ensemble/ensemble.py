@@ -302,7 +302,7 @@ class Ensemble:
 
     @property
     def trained_objective(self) -> Objective | None:
-        """Objective that is trained; None for a loss function or a step of one's own."""
+        """Objective that is trained; None for a loss function or a user's own step."""
         return self.objective if self.own_step is None else None
 
     @property
@@ -660,7 +660,7 @@ class Ensemble:
         """Returns what the network is initialised with: `batch["inputs"]`.
 
         With a loss function, a batch that is no dict with this key is the inputs itself. With a
-        step of one's own it is the batch.
+        step of the user's own, it is the batch.
 
         Raises:
             UserError: If the batch has no inputs under the objective's key.

@@ -146,7 +146,7 @@ class OwnStep:
 def loss_of_scoring(
     objective: Objective | None, eval_loss: Callable[..., PyTree] | None
 ) -> Objective | LossFunction | None:
-    """Returns the loss by which a step of one's own is scored; None without one.
+    """Returns the loss by which a user's own step is scored; None without one.
 
     Args:
         objective: Objective that reads the outputs of `apply`.
@@ -166,7 +166,7 @@ def loss_of_scoring(
         if objective is not None and objective.standardize:
             raise UserError(
                 f"{objective.name}(standardize=True) needs labels that fit standardises, and a "
-                "step of one's own sees them as they are. Leave standardize out."
+                "step of your own sees them as they are. Leave standardize out."
             )
         return objective
     _require_call("eval_loss", eval_loss)

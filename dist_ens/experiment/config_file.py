@@ -35,7 +35,7 @@ class ConfigFile:
         make_member(spec)          the network, anything that `as_member` takes; not `model.name`
         make_objective(spec)       the loss with its predictive distribution; not `loss.name`
         make_loss(spec)            a loss function instead of an objective; not `loss.name`
-        make_step(spec)            functions of a step of one's own; not the network, the loss and
+        make_step(spec)            functions of a step of your own; not the network, the loss and
                                    the optimizer
         make_optimizer(spec)       an optimizer with `init` and `update`; not `optimizer.name`
         make_source(data_config)   the data set; not `data.source`

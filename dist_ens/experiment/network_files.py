@@ -54,7 +54,7 @@ def write_network(
 
     Raises:
         UserError: If safetensors has no such type, or two arrays have the same name. Also if there
-            are no parameters, as in a checkpoint of a loop of one's own.
+            are no parameters, as in a checkpoint of a user's own loop.
         RunError: If the system cannot write the file.
     """
     named = [
@@ -64,8 +64,8 @@ def write_network(
     ]
     if not named:
         raise UserError(
-            "The checkpoint has no parameters of networks: it is that of a loop of one's own. Read "
-            "it with Checkpoints(folder).restore(layout, like)."
+            "The checkpoint has no parameters of networks: a loop of your own saved it. Read it with "
+            "Checkpoints(folder).restore(layout, like)."
         )
     _require_different(name for name, _ in named)
     arrays = dict(named)

@@ -104,7 +104,7 @@ def _for_evaluation(leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
                 params = found[of_params]
                 found[of_params] = evaluated(params, leaves[name]).astype(params.dtype)
 
-    # A step of one's own may keep optimizers in its state. Its apply knows what it evaluates.
+    # A user's own step may keep optimizers in its state. Its apply knows what it evaluates.
     of_optimizer = [name for name in leaves if name.startswith("opt_state.")]
     for name in of_optimizer:
         state, _, last = name.rpartition(".")

@@ -118,7 +118,7 @@ class MetricsReader:
         with jax.transfer_guard("allow"):
             values: dict[str, np.ndarray] = to_host(metrics)
         self.step = step
-        if "loss" in values:  # A step of one's own need not have one.
+        if "loss" in values:  # A user's own step need not have one.
             self.losses = values["loss"][-1]
         self._unseen.append(values)
         self._on_read(step, values)

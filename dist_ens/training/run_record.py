@@ -105,7 +105,7 @@ def record_of(ensemble: Ensemble, batch: Batch) -> PythonRecord:
     return PythonRecord(
         StepRecord(
             member=ensemble.member.name,
-            # A step of one's own has no optimizer, and a loss that only scores it may change.
+            # A user's own step has no optimizer, and a loss that only scores it may change.
             optimizer="" if has_own else _name_of(ensemble.optimizer),
             loss=objective.name if objective else "" if has_own else _name_of(ensemble.loss),
             methods=tuple(map(_name_of, ensemble.methods)),
