@@ -64,8 +64,8 @@ def write_network(
     ]
     if not named:
         raise UserError(
-            "The checkpoint has no parameters of networks: a loop of your own saved it. Read it with "
-            "Checkpoints(folder).restore(layout, like)."
+            "The checkpoint has no parameters of networks: a loop of your own saved it. Read it "
+            "with Checkpoints(folder).restore(layout, like)."
         )
     _require_different(name for name, _ in named)
     arrays = dict(named)
