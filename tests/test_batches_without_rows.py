@@ -11,7 +11,9 @@ import pytest
 
 import dist_ens as de
 from dist_ens.errors import UserError
+from dist_ens.layout import Layout
 from dist_ens.randomness import INIT, PREDICT, UPDATE, member_key
+from dist_ens.training.batch_iterable import BatchIterable
 
 MEMBERS, SEED, STEPS = 4, 3, 4
 NODES, EDGES = 48, 96
@@ -263,6 +265,15 @@ def test_a_smaller_graph_is_refused_and_not_dropped():
         UserError, match=r"^Leaf \['senders'\] of the batch of step 1 is int32\[90\]"
     ):
         fit(ensemble_of("graph", (1, 1)), [graph(0), smaller])
+
+
+def test_a_smaller_batch_of_shared_leaves_is_refused():
+    layout = Layout.make(1, devices=jax.devices()[:1])
+    data = BatchIterable([np.zeros(8), np.zeros(6)], layout, None, "shared")
+    batches = data.batches(layout, 0, 2, 1, [0], print)
+    next(batches)
+    with pytest.raises(UserError, match=r"the batch of step 1 is float32\[6\]"):
+        next(batches)
 
 
 def updated_once(ensemble, batch):

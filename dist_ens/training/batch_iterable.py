@@ -17,7 +17,14 @@ from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import RunError, UserError, counted
 from dist_ens.evaluation.label_checks import check_examples
 from dist_ens.host_keys import dtype_in_jax
-from dist_ens.layout import Layout, check_rows, global_shapes, specs_of_batch
+from dist_ens.layout import (
+    REPLICATED,
+    Layout,
+    broadcast,
+    check_rows,
+    global_shapes,
+    specs_of_batch,
+)
 from dist_ens.losses import Objective
 from dist_ens.state import described, held_array, leaf_name, leaf_type, refuse_lists, structure_text
 from dist_ens.training.data_protocol import TrainingData
@@ -236,6 +243,7 @@ class BatchIterable(TrainingData):
         is_shorter = False
         # Only rows are fewer in the last batch of a pass. A smaller graph is another shape.
         have_rows = rows_of(batch) is not None and rows_of(self._shapes) is not None
+        have_rows &= REPLICATED not in broadcast(self._specs, batch)
         for (path, leaf), first in named:
             if leaf.shape == first.shape and leaf.dtype == first.dtype:
                 continue
