@@ -220,3 +220,13 @@ def test_the_global_batch_of_hosts_that_feed_two_of_three_columns():
     layout.__dict__["host_columns"] = (0, 1)
     of_host = {"x": jax.ShapeDtypeStruct((8, 5), "float32")}
     assert global_shapes(layout, of_host, BATCH)["x"].shape == (12, 5)
+
+
+@pytest.mark.parametrize("spec", ["members", "batch", "member_batch", "shared"])
+def test_an_array_may_be_changed_after_it_was_put(spec):
+    layout = Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
+    for _ in range(10):  # Whether memory is shared depends on its address.
+        array = np.zeros((4, 4096), np.float32)
+        there = jax.block_until_ready(layout.put(array, spec))
+        array[:] = 1
+        assert not np.asarray(there).any()

@@ -25,7 +25,7 @@ from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.lift import sharded
 from dist_ens.execution.rewrite import rewritten
-from dist_ens.layout import MEMBERS, REPLICATED, Waves, device_bytes, to_host
+from dist_ens.layout import MEMBERS, REPLICATED, Waves, device_bytes, put_everywhere, to_host
 from dist_ens.losses import Ratio
 from dist_ens.members.modes import switch_arguments
 from dist_ens.methods import LossInfo
@@ -99,7 +99,7 @@ def loss_scores(ensemble: Ensemble, state: State, split: Split, batch_size: int)
         if StopSignal.current is not None:
             StopSignal.current.stop_evaluation()
         with explained_errors():
-            values = to_host(program(state, ensemble.layout.put(batch, "shared")))
+            values = to_host(program(state, put_everywhere(ensemble.layout, batch)))
         values = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), values)
         sums = values if sums is None else jax.tree.map(np.add, sums, values)
     return scores_of_means(

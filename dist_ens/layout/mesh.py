@@ -245,7 +245,8 @@ class Layout:
             if spec == MEMBERS:
                 return put_members(self, branch)
             if spec == REPLICATED:
-                return put_everywhere(self, branch)
+                # A copy, as in `put_batch`.
+                return put_everywhere(self, jax.tree.map(_copy_of_numpy, as_held(branch)))
             raise UserError(
                 f"{spec} is not a spec of arguments. Use 'members', 'batch', 'member_batch' or "
                 "'shared'."
@@ -452,11 +453,7 @@ class Layout:
         """
         if self.mesh.size > 1:
             return self.placed(tree, specs, where)
-        return jax.tree.map(
-            # A copy, as in `put_batch`.
-            lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf),
-            as_held(tree, where),
-        )
+        return jax.tree.map(_copy_of_numpy, as_held(tree, where))  # A copy, as in `put_batch`.
 
     def holds(self, leaf: Leaf) -> bool:
         """Returns whether an array is on this mesh, so that a program can use it without a copy."""
@@ -479,8 +476,7 @@ class Layout:
                     "the mesh with layout.put, or make the layout with these devices."
                 )
             return jax.device_put(leaf, self.sharding(spec))
-        # A copy, as in `put_batch`.
-        return self.put(np.array(leaf) if spec == REPLICATED else leaf, spec)
+        return self.put(leaf, spec)
 
 
 def without_axes(fn: Callable[..., Tree]) -> Callable[..., Tree]:
@@ -503,6 +499,11 @@ def without_axes(fn: Callable[..., Tree]) -> Callable[..., Tree]:
             ) from error
 
     return explained
+
+
+def _copy_of_numpy(leaf: Leaf) -> Array:
+    """Returns a copy of an array in NumPy or of a number. JAX arrays are not copied."""
+    return leaf if isinstance(leaf, jax.Array) else np.array(leaf)
 
 
 def _lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:

@@ -82,7 +82,10 @@ def put_batch(layout: "Layout", host_tree: PyTree, spec: PartitionSpec) -> PyTre
 
 
 def put_everywhere(layout: "Layout", host_tree: PyTree) -> PyTree:
-    """Puts whole arrays, equal on every host, on every device of the mesh."""
+    """Puts whole arrays, equal on every host, on every device of the mesh.
+
+    On a CPU, they may share the memory of NumPy arrays, which must not change then.
+    """
     everywhere = layout.sharding(REPLICATED)
 
     def put(leaf: Leaf) -> jax.Array:
