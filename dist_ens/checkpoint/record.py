@@ -351,7 +351,7 @@ def _tree_of(leaves: Sequence[tuple[list[str | int], Leaf]]) -> PyTree:
         branches.setdefault(first, []).append((rest, leaf))
     made = {key: _tree_of(branch) for key, branch in branches.items()}
     if isinstance(next(iter(made)), _Field):
-        return collections.namedtuple("Batch", map(str, made))(*made.values())
+        return collections.namedtuple("Batch", map(str, made), rename=True)(*made.values())
     return tuple(made.values()) if isinstance(next(iter(made)), int) else made
 
 

@@ -691,7 +691,10 @@ class Ensemble:
         return {}
 
     def _one_step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        if "step" not in self._programs:
+        # A dict of specs names the leaves of one structure of batches.
+        names_leaves = not isinstance(self.batch_specs, str)
+        key = ("step", jax.tree.structure(batch)) if names_leaves else "step"
+        if key not in self._programs:
             specs = specs_of_batch(self.batch_specs, batch)
             placed = self.layout.placed(batch, specs, "The batch")
             if self.microbatches > 1:
@@ -699,7 +702,7 @@ class Ensemble:
                 of_step = Batches(jax.tree.map(lambda leaf: leaf[None], placed))
                 self._warn_of_microbatches(state, of_step)
             execution = self._rule(state, placed) if self.execution == AUTO else self.execution
-            self._programs["step"] = Lifted(
+            self._programs[key] = Lifted(
                 self.step,
                 layout=self.layout,
                 in_specs=(MEMBERS, specs),
@@ -710,7 +713,7 @@ class Ensemble:
                 names=("The state", "The batch"),
             )
         with explained_errors(), explained_memory(self):
-            return self._programs["step"](state, batch)
+            return self._programs[key](state, batch)
 
     def _one_step_in_waves(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         of_step = jax.tree.map(host_array, batch)

@@ -117,7 +117,7 @@ def _scored_by(
 ) -> Ensemble:
     """Returns an ensemble with a step of its own that is scored by something else.
 
-    It is kept with the ensemble, so that its programs are compiled once.
+    Only the newest is kept with the ensemble, so that its programs are compiled once.
     """
     if ensemble.own_step is None:
         raise UserError(
@@ -125,9 +125,10 @@ def _scored_by(
             "scored by its loss. Leave them out."
         )
     kept, key = ensemble.evaluation_programs, (objective, eval_loss)
-    if key not in kept:
-        kept[key] = dataclasses.replace(ensemble, loss=loss_of_scoring(objective, eval_loss))
-    return kept[key]
+    if "scored_by" not in kept or kept["scored_by"][0] != key:
+        scored = dataclasses.replace(ensemble, loss=loss_of_scoring(objective, eval_loss))
+        kept["scored_by"] = key, scored
+    return kept["scored_by"][1]
 
 
 def score(

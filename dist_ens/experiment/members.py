@@ -233,7 +233,15 @@ def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, object, o
     first, second = (dataclasses.replace(run.experiment, seed=0) for run in runs)
     return differences_on_resume(first, second) + [
         (name, getattr(runs[0], name), getattr(runs[1], name))
-        for name in ("spec", "num_train_examples", "examples", "network", "step", "parts")
+        for name in (
+            "spec",
+            "num_train_examples",
+            "examples",
+            "network",
+            "step",
+            "parts",
+            "key_rule",
+        )
         if getattr(runs[0], name) != getattr(runs[1], name)
     ]
 

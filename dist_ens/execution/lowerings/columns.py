@@ -1,7 +1,5 @@
 """Lowering of scatters: a sum of scattered rows is taken for each column's examples alone."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -18,7 +16,7 @@ def scatter_add_by_columns(
     *,
     columns: int,
     dimension_numbers: lax.ScatterDimensionNumbers,
-    **params: Any,
+    **params: object,
 ) -> jax.Array:
     """Adds the rows of a batch to an array at some positions, as the gradient of an embedding does.
 

@@ -45,7 +45,7 @@ def convolution_as_patches(
     Returns:
         The result of the convolution, up to rounding.
     """
-    if columns > 1 and _sums_over_examples(params):
+    if columns > 1 and _sums_over_examples(**params):
         # The compiler would gather the examples, to put them beside the positions of the kernel.
         of_column = functools.partial(convolution_as_patches, **params)
         return sum_over_columns(of_column, columns, lhs, rhs)
@@ -115,7 +115,7 @@ def convolution_in_canonical_layout(
         if lhs.ndim == 2 or 0 in (*lhs.shape, *rhs.shape, *out.shape):
             return CONVOLUTION.bind(lhs, rhs, **params)
         is_gradient = (
-            _num_groups(params) == 1 and _sums_over_examples(params)
+            _num_groups(params) == 1 and _sums_over_examples(**params)
             if columns > 1
             else _is_gradient_of_kernel(rhs.shape, out.shape, params)
         )
@@ -150,13 +150,15 @@ def convolutions_apart(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Arr
     return _member_by_member(lambda a, b: CONVOLUTION.bind(a, b, **params), each)(lhs, rhs)
 
 
-def _sums_over_examples(params: Mapping[str, Any]) -> bool:
+def _sums_over_examples(
+    *, dimension_numbers: lax.ConvDimensionNumbers, feature_group_count: int, **_: object
+) -> bool:
     """Returns whether a convolution sums over the first axis of both its operands.
 
     Its channels are then the examples of a batch, as in the gradient of a kernel.
     """
-    spec = params["dimension_numbers"]
-    return spec.lhs_spec[1] == spec.rhs_spec[1] == 0 and params["feature_group_count"] == 1
+    channels = dimension_numbers.lhs_spec[1], dimension_numbers.rhs_spec[1]
+    return channels == (0, 0) and feature_group_count == 1
 
 
 def _is_gradient_of_kernel(

@@ -95,7 +95,14 @@ def flat_gradient_of_weights(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
     return (product.T if wide else product).reshape(of_result)
 
 
-def product_of_swapped_factors(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+def product_of_swapped_factors(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    dimension_numbers: jax.lax.DotDimensionNumbers,
+    precision: object,
+    **params: object,
+) -> jax.Array:
     """Computes a gradient of weights as the transpose of the product of its swapped factors.
 
     JAX multiplies the gradient of the outputs with the inputs, and transposes the product. On
@@ -105,16 +112,20 @@ def product_of_swapped_factors(lhs: jax.Array, rhs: jax.Array, **params: Any) ->
     Args:
         lhs: Left factor, as in `jax.lax.dot_general`.
         rhs: Right factor, as in `jax.lax.dot_general`.
-        **params: Parameters of `dot_general_p`.
+        dimension_numbers: Contracted and batched axes, as in `jax.lax.dot_general`.
+        precision: Precision of both factors, or a pair with that of each.
+        **params: Other parameters of `dot_general_p`.
 
     Returns:
         The product. A product that does not sum over the first axes, the examples, is unchanged.
     """
-    (i, j), (batched, _) = params["dimension_numbers"]
-    if batched or 0 not in i or 0 not in j or isinstance(params["precision"], tuple):
-        return PRODUCT.bind(lhs, rhs, **params)
-    swapped = {"dimension_numbers": ((j, i), ((), ())), "out_sharding": None}
-    product = PRODUCT.bind(rhs, lhs, **params | swapped)
+    (i, j), (batched, _) = dimension_numbers
+    params["precision"] = precision
+    differ = isinstance(precision, tuple) and precision[0] != precision[1]
+    if batched or 0 not in i or 0 not in j or differ:  # The precisions would not be swapped.
+        return PRODUCT.bind(lhs, rhs, dimension_numbers=dimension_numbers, **params)
+    params["out_sharding"] = None
+    product = PRODUCT.bind(rhs, lhs, dimension_numbers=((j, i), ((), ())), **params)
     num_of_rhs = rhs.ndim - len(j)
     return product.transpose(*range(num_of_rhs, product.ndim), *range(num_of_rhs))
 
