@@ -321,7 +321,7 @@ def require_arrays(tree: PyTree) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
             name = type(leaf).__name__
-            if callable(leaf):
+            if callable(leaf) and hasattr(leaf, "__name__"):  # No object of a class has a name.
                 raise UserError(
                     f"Leaf {leaf_name(path)} of a member is {name_of(leaf)}, a function. Keep "
                     "functions out of the state. equinox.partition(module, equinox.is_array) "

@@ -380,7 +380,7 @@ def returning(change):
         ),
         (
             {"step": returning(lambda state, m: (state, {"all": jnp.zeros(3)}))},
-            r"The metric 'all' of the step is an array float32\[3\], and it must be one number",
+            r"The metric 'all' of the step is an array float32\[3\], and it must be one real",
         ),
         (
             {
@@ -394,8 +394,12 @@ def returning(change):
             r"\(standardize=True\) needs labels that fit standardises",
         ),
         ({"eval_loss": len, "objective": de.losses.gaussian()}, "Both objective and eval_loss are"),
+        (
+            {"objective": de.losses.gaussian(), "apply": None},
+            "scores the outputs of apply, and the ensemble has none",
+        ),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_a_wrong_use_is_refused_in_one_sentence(parts, message):
     with pytest.raises(UserError, match=message):

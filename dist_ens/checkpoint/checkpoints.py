@@ -115,7 +115,7 @@ class Checkpoints:
                 members. Also if a leaf is no such array.
             RunError: If the checkpoint cannot be written.
         """
-        whole_number("step", step, least=1)
+        step = whole_number("step", step, least=1)
         leaves = jax.tree.leaves(state)
         lengths = {leaf.shape[:1] if isinstance(leaf, jax.Array) else () for leaf in leaves}
         if len(lengths) != 1 or lengths == {()}:

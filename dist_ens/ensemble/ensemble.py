@@ -209,7 +209,8 @@ class Ensemble:
                 has the structure, shapes and types of the old one, and the metrics are a dict of
                 numbers. A metric "loss" is shown in the progress, but is not needed.
             apply: Forward pass of one member, `apply(state, inputs) -> outputs`, for `predict` and
-                `objective`. Default: the members cannot predict.
+                `objective`. The outputs of a row must not depend on other rows, since inputs are
+                padded and data is scored in parts. Default: the members cannot predict.
             objective: Objective that scores the outputs of `apply` and gives predictions their
                 distribution. Default: none.
             eval_loss: Function of one member, `eval_loss(state, batch, key) -> (loss, metrics)`, by
@@ -243,7 +244,7 @@ class Ensemble:
         return cls(
             own_step.member,
             optax.identity(),
-            loss_of_scoring(objective, eval_loss),
+            loss_of_scoring(objective, eval_loss, has_apply=apply is not None),
             num_members=num_members,
             seed=seed,
             layout=layout,  # type: ignore[arg-type]  # None is replaced in __post_init__.

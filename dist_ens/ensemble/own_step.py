@@ -144,16 +144,18 @@ class OwnStep:
 
 
 def loss_of_scoring(
-    objective: Objective | None, eval_loss: Callable[..., PyTree] | None
+    objective: Objective | None, eval_loss: Callable[..., PyTree] | None, *, has_apply: bool
 ) -> Objective | LossFunction | None:
     """Returns the loss by which a user's own step is scored; None without one.
 
     Args:
         objective: Objective that reads the outputs of `apply`.
         eval_loss: Function `eval_loss(state, batch, key) -> (loss, metrics)`.
+        has_apply: Whether the members have a forward pass `apply`.
 
     Raises:
-        UserError: If both are given, the objective standardises labels, or one is something else.
+        UserError: If both are given, the objective standardises labels or has no outputs to read,
+            or one is something else.
     """
     if objective is not None and eval_loss is not None:
         raise UserError("Both objective and eval_loss are given. Leave one of them out.")
@@ -167,6 +169,11 @@ def loss_of_scoring(
             raise UserError(
                 f"{objective.name}(standardize=True) needs labels that fit standardises, and a "
                 "step of your own sees them as they are. Leave standardize out."
+            )
+        if objective is not None and not has_apply:
+            raise UserError(
+                f"The objective {objective.name} scores the outputs of apply, and the ensemble "
+                f"has none. Give from_step a function {_SIGNATURES['apply']}, or use eval_loss."
             )
         return objective
     _require_call("eval_loss", eval_loss)
@@ -205,8 +212,8 @@ def _like(old: Tree, new: PyTree) -> Tree:
     for leaf in differing(before, after):
         raise UserError(
             f"The step returned a state whose leaf {leaf} is {after.get(leaf, 'absent')}, and it "
-            f"was given {before.get(leaf, 'absent')}. Return the state with the structure, shapes "
-            "and types that it has after init."
+            f"was given {before.get(leaf, 'no such leaf')}. Return the state with the structure, "
+            "shapes and types that it has after init."
         )
     structures: list[Structure] = [jax.tree.structure(tree) for tree in (new, old)]
     if structures[0] != structures[1]:
@@ -227,10 +234,10 @@ def _numbers(metrics: object) -> Metrics:
         )
     for name, value in metrics.items():
         is_number = isinstance(value, bool | int | float) or hasattr(value, "dtype")
-        if not is_number or jnp.shape(value) != ():
+        if not is_number or jnp.shape(value) != () or jnp.iscomplexobj(value):
             raise UserError(
-                f"The metric {name!r} of the step is {_kind(value)}, and it must be one number. "
-                "Average it, or leave it out."
+                f"The metric {name!r} of the step is {_kind(value)}, and it must be one real "
+                "number. Average it, or leave it out."
             )
     return {name: jnp.asarray(value).astype(jnp.float32) for name, value in metrics.items()}
 

@@ -126,7 +126,9 @@ def _scored_by(
         )
     kept, key = ensemble.evaluation_programs, (objective, eval_loss)
     if "scored_by" not in kept or kept["scored_by"][0] != key:
-        scored = dataclasses.replace(ensemble, loss=loss_of_scoring(objective, eval_loss))
+        has_apply = ensemble.member.has_apply
+        loss = loss_of_scoring(objective, eval_loss, has_apply=has_apply)
+        scored = dataclasses.replace(ensemble, loss=loss)
         kept["scored_by"] = key, scored
     return kept["scored_by"][1]
 

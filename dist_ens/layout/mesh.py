@@ -315,10 +315,7 @@ class Layout:
                 out_specs=MEMBERS,
             )(numbers, *arrays)
 
-        # LLVM's highest level takes three times as long for the unrolled rounds of a random
-        # generator. The level below gives the same numbers at the same speed.
-        options = {"xla_backend_optimization_level": 2} if self.platform == "cpu" else None
-        return jax.jit(make, compiler_options=options)
+        return jax.jit(make)
 
     def check_batch_size(self, field: str, global_batch_size: int) -> None:
         """Raises a `UserError` unless the batch divides over the data axis.

@@ -32,7 +32,7 @@ def from_haiku(transformed: Network) -> Member:
     Raises:
         UserError: If Haiku is not installed.
 
-    >>> import haiku as hk
+    >>> import haiku as hk, jax
     >>> network = hk.transform(lambda x: hk.Linear(2, w_init=hk.initializers.Constant(1.0))(x))
     >>> member = from_haiku(network)
     >>> params, model_state = member.init(jax.random.key(0), jax.numpy.zeros((1, 3)))

@@ -207,7 +207,7 @@ def fit(
         RunError: If a callback raises an exception, the data ends too early, or a checkpoint cannot
             be read or written.
 
-    >>> import numpy as np, optax
+    >>> import jax, numpy as np, optax
     >>> from dist_ens.losses import categorical
     >>> network = (
     ...     lambda key: {"w": jax.random.normal(key, (3, 2))},
