@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
 
 import jax
@@ -295,6 +294,12 @@ def drawn_step(weights, batch, key):
 
 DRAWN = Case(pinn_init, drawn_step, mlp, [None] * STEPS, normals(5, 1))
 
-CASES = {"dqn": DQN, "gan": GAN, "pinn": PINN, "graph": GRAPH, "dp_sgd": DP}
-if "batch_specs" in inspect.signature(de.Ensemble.from_step).parameters:
-    CASES |= {"ragged_graph": RAGGED, "no_data": DRAWN}
+CASES = {
+    "dqn": DQN,
+    "gan": GAN,
+    "pinn": PINN,
+    "graph": GRAPH,
+    "dp_sgd": DP,
+    "ragged_graph": RAGGED,
+    "no_data": DRAWN,
+}
