@@ -336,7 +336,7 @@ def test_a_network_that_solves_a_linear_system_is_trained_in_every_candidate():
 
 
 def test_a_candidate_that_raises_is_left_out_and_said(monkeypatch):
-    monkeypatch.setitem(executions._PRODUCTS, "flat", raising)
+    monkeypatch.setitem(executions._RULES, "flat", raising)
     ensemble, state, batches = program(networks.transformer)
     names = candidates(ensemble, state, batches)
     assert names[0] == "vmap+flat"
@@ -351,8 +351,8 @@ def test_a_candidate_that_raises_is_left_out_and_said(monkeypatch):
 
 
 def test_where_all_candidates_raise_the_reference_is_taken(monkeypatch):
-    monkeypatch.setitem(executions._CONVOLUTIONS, "canonical", raising)
-    monkeypatch.setitem(executions._CONVOLUTIONS, "patches", raising)
+    monkeypatch.setitem(executions._RULES, "canonical", raising)
+    monkeypatch.setitem(executions._RULES, "patches", raising)
     ensemble, state, batches = program(networks.convolutional, num_members=17)
     assert all("+" in name for name in candidates(ensemble, state, batches))
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
@@ -362,7 +362,7 @@ def test_where_all_candidates_raise_the_reference_is_taken(monkeypatch):
 
 
 def test_a_rule_that_raises_is_not_taken_where_there_is_no_room_to_time(monkeypatch):
-    monkeypatch.setitem(executions._PRODUCTS, "flat", raising)
+    monkeypatch.setitem(executions._RULES, "flat", raising)
     monkeypatch.setattr(Layout, "free_bytes", lambda self: 0)
     chosen, why = choice.choose(*program(networks.transformer), num_steps=10**9)
     assert chosen.execution == "vmap"
