@@ -397,11 +397,15 @@ def returning(change):
         ),
         ({"eval_loss": len, "objective": de.losses.gaussian()}, "Both objective and eval_loss are"),
         (
+            {"step": returning(lambda state, m: (state, {"phase": jnp.complex64(1j)}))},
+            r"The metric 'phase' of the step is an array complex64\[\], and it must be one real",
+        ),
+        (
             {"objective": de.losses.gaussian(), "apply": None},
             "scores the outputs of apply, and the ensemble has none",
         ),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_a_wrong_use_is_refused_in_one_sentence(parts, message):
     with pytest.raises(UserError, match=message):

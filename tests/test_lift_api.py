@@ -336,6 +336,11 @@ def test_a_member_is_made_from_its_own_key_as_in_an_ensemble():
         assert members["w"].sharding.is_equivalent_to(sharding, 2)
 
 
+def test_the_shapes_of_members_are_known_without_making_them():
+    shapes = jax.eval_shape(lambda: members_on(layout_of(4, 2)))
+    assert shapes["w"].shape == (MEMBERS, 3)
+
+
 @pytest.mark.slow
 def test_members_have_different_keys():
     keys = layout_of(4, 2).member_keys(5)
