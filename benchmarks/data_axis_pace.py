@@ -83,8 +83,8 @@ def take_turns(name: str, rows: int, columns: int) -> None:
 
     import dist_ens as de
     from benchmarks.workloads import WORKLOADS
+    from dist_ens.experiment import make_optimizer
     from dist_ens.layout import BATCHES
-    from dist_ens.optimizers import make_optimizer
 
     workload = WORKLOADS[name]()
     layout = de.Layout.make(

@@ -3,9 +3,10 @@
 A message says what is wrong, with the values, and then what to do.
 """
 
+import difflib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dist_ens.commands import printable
 from dist_ens.exit_codes import ExitCode
@@ -77,6 +78,16 @@ def code_of_write(error: BaseException) -> ExitCode:
     is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
     is_full |= any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
     return ExitCode.DISK_FULL if is_full else ExitCode.FAULT
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns a question with the nearest known name, or the empty string.
+
+    >>> did_you_mean("learnig_rate", ["learning_rate", "momentum"])
+    " Did you mean 'learning_rate'?"
+    """
+    near = difflib.get_close_matches(name, [*known], n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def counted(count: int, noun: str) -> str:

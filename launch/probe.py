@@ -15,8 +15,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from dist_ens import cluster
-from dist_ens.data import describe_source
 from dist_ens.errors import UserError
+from dist_ens.experiment import describe_source
 from dist_ens.experiment.record import Run
 from dist_ens.json_text import Json
 from dist_ens.layout import Layout

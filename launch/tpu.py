@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from dist_ens.commands import command_line
-from dist_ens.config import did_you_mean
-from dist_ens.errors import RunError, UserError, first_line
+from dist_ens.errors import RunError, UserError, did_you_mean, first_line
 from dist_ens.paths import shortened
 from launch import cli, signals
 from launch.arguments import flag

@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.config.execution_spec import CONVOLUTIONS, MAX_POOLING, PRODUCTS, WAYS
+from dist_ens.execution.spec import (
+    CONVOLUTIONS,
+    MAX_POOLING,
+    PRODUCTS,
+    WAYS,
+)
 from execution_grid import (
     ALONE,
     FOUR,

@@ -10,8 +10,7 @@ import optax
 import pytest
 
 import networks
-from dist_ens.config import ModelConfig
-from dist_ens.config.execution_spec import (
+from dist_ens.execution.spec import (
     CONVOLUTIONS,
     MAX_POOLING,
     PRODUCTS,
@@ -19,9 +18,9 @@ from dist_ens.config.execution_spec import (
     WAYS,
     Execution,
 )
+from dist_ens.experiment import ModelConfig, make_model
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import from_linen
-from dist_ens.models import make_model
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 

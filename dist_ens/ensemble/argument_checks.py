@@ -9,16 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dist_ens.config.checks import (
+from dist_ens.ensemble.failure_policy import POLICIES, FailurePolicy
+from dist_ens.errors import UserError, counted, first_line, kind_of
+from dist_ens.ground.numbers import (
     MOST_DROPOUT_SAMPLES,
     MOST_SEED,
-    refuse_mixed_bootstrap,
     require_one_of,
     whole_number,
 )
-from dist_ens.config.failure_policy import POLICIES, FailurePolicy
-from dist_ens.config.schema import COMPUTE_DTYPES
-from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.losses import Objective
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
 from dist_ens.signatures import call_error, name_of
@@ -132,11 +130,11 @@ def checked_methods(methods: object) -> tuple[Method, ...]:
                 f"methods holds {_shown(method)}, which cannot be called with a loss: {error}. "
                 "Give a function from a loss to a loss, such as dist_ens.methods.bootstrap()."
             )
-    refuse_mixed_bootstrap(
-        "The method mixup" if any(getattr(each, "is_mixup", False) for each in methods) else None,
-        "bootstrap" if any(getattr(each, "is_bootstrap", False) for each in methods) else None,
-        "Leave one of the two methods out.",
-    )
+    if all(any(getattr(m, kind, False) for m in methods) for kind in ("is_mixup", "is_bootstrap")):
+        raise UserError(
+            "The method mixup would mix out-of-bag examples into those of the member, which "
+            "bootstrap draws. Leave one of the two methods out."
+        )
     return methods
 
 
@@ -144,7 +142,7 @@ def checked_dtype(dtype: DTypeLike | None) -> str | None:
     """Returns the name of the type in which a network computes; None if `dtype` is None.
 
     Raises:
-        UserError: If the type is not one of `COMPUTE_DTYPES`.
+        UserError: If the type is not one of `float32` and `bfloat16`.
     """
     if dtype is None:
         return None
@@ -152,7 +150,7 @@ def checked_dtype(dtype: DTypeLike | None) -> str | None:
         name = jnp.dtype(dtype).name
     except TypeError:
         name = str(dtype)
-    require_one_of("compute_dtype", name, COMPUTE_DTYPES)
+    require_one_of("compute_dtype", name, ("float32", "bfloat16"))
     return name
 
 

@@ -13,8 +13,6 @@ from jax.extend.core import ClosedJaxpr
 
 from dist_ens import cluster
 from dist_ens.compile_cache import use_compile_cache_by_default
-from dist_ens.config.execution_spec import AUTO, Execution
-from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.data.checks import check_finite_inputs
 from dist_ens.ensemble import initial_state
 from dist_ens.ensemble.argument_checks import (
@@ -30,6 +28,7 @@ from dist_ens.ensemble.argument_checks import (
     rows_of,
 )
 from dist_ens.ensemble.batches import Batches, CallBatches
+from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.loss_checks import check_signature, explained_errors
@@ -48,6 +47,7 @@ from dist_ens.errors import UserError, counted, kind_of
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.heuristics import candidates
 from dist_ens.execution.lift import Lifted, sharded
+from dist_ens.execution.spec import AUTO, Execution
 from dist_ens.host_keys import host_array
 from dist_ens.layout import (
     BATCH,

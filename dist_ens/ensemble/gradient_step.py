@@ -7,8 +7,8 @@ from typing import TypeAlias
 import jax
 import optax
 
-from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble.conditional_update import Updated
+from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import checked_update
 from dist_ens.ensemble.gradients import gradients_of
 from dist_ens.ensemble.optimizer import calls_loss, loss_functions, update_of

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens import cluster
-from dist_ens.config.execution_spec import Execution
 from dist_ens.ensemble.batches import CallBatches, one_step
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.gradients import loss_of_member
 from dist_ens.ensemble.microbatches import loss_in_parts
 from dist_ens.ensemble.update_steps import steps_of_all
+from dist_ens.execution.spec import Execution
 from dist_ens.layout import Layout, to_host
 from dist_ens.losses.averaging import averaged
 from dist_ens.randomness import UPDATE, pinned_generator

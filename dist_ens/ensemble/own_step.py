@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from dist_ens.config.failure_policy import FailurePolicy
+from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import NEW_STATE, taken_unless_failed
 from dist_ens.ensemble.loss_checks import explained_errors
 from dist_ens.errors import UserError, first_line, kind_of

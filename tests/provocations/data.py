@@ -7,8 +7,8 @@ import types
 
 import numpy as np
 import psutil
-
 from dist_ens.config import DataConfig
+
 from dist_ens.data import (
     ArraySplit,
     Source,

@@ -5,6 +5,8 @@ import errno
 
 import jax.numpy as jnp
 import numpy as np
+from dist_ens.config import Experiment, LossConfig, OwnParts
+from dist_ens.config.failure_policy import FailurePolicy
 
 from dist_ens.checkpoint import (
     Checkpoints,
@@ -14,8 +16,6 @@ from dist_ens.checkpoint import (
     write_members,
 )
 from dist_ens.checkpoint.lineage import FAILED, Event
-from dist_ens.config import Experiment, LossConfig, OwnParts
-from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.data import Source, Spec, Standardization
 from dist_ens.experiment import (
     assess,

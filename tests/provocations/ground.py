@@ -10,9 +10,9 @@ import types
 
 import jax
 import numpy as np
+from dist_ens.config import OptimizerConfig
 
 from dist_ens import cluster, file_writing, meeting, narrowing, optimizers, paths, peers, state
-from dist_ens.config import OptimizerConfig
 from dist_ens.errors import BrokenMembersError
 from dist_ens.mutual_tls import MutualTls
 

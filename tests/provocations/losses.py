@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dist_ens.config import ModelConfig
 
 from dist_ens import losses, methods, metrics
-from dist_ens.config import ModelConfig
 from dist_ens.methods import LossInfo, loss
 from dist_ens.metrics import recalibration
 from dist_ens.metrics.metric import Rows, checked_metrics

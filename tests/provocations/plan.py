@@ -6,8 +6,8 @@ import types
 
 import jax
 import numpy as np
-
 from dist_ens.config import Experiment
+
 from dist_ens.plan import topology
 from dist_ens.plan.planned import Plan, PlannedMesh, of_unsupported
 from dist_ens.plan.planner import Planner
