@@ -13,8 +13,8 @@ from dist_ens.checkpoint import read_members, store
 from dist_ens.checkpoint.reading import open_step
 from dist_ens.errors import ReplacedError, UserError
 from dist_ens.experiment.build import evaluator_of_run
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.networks import export_members
-from dist_ens.experiment.workdir import open_finished
 from test_replay import trained
 
 

@@ -20,8 +20,8 @@ from conftest import COMMAND_ENVIRONMENT
 from dist_ens import cluster
 from dist_ens.errors import UserError
 from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished
 from dist_ens.feed import Placement, TrainingSet
 from dist_ens.first_signal import COPY_SECS
 from dist_ens.layout import Layout

@@ -21,7 +21,7 @@ from dist_ens.evaluation.out_of_bag import examples_out_of_bag
 from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment import DataConfig, open_source
 from dist_ens.experiment.assess import CALIBRATIONS, CONFORMAL
-from dist_ens.experiment.workdir import open_finished
+from dist_ens.experiment.loaded import open_finished
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = ["--config=configs/digits.py", "--config.model.hidden_sizes=(32,)"]

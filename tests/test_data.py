@@ -17,6 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens.checkpoint import read_newest
 from dist_ens.data import (
     ArraySplit,
     Source,
@@ -30,7 +31,6 @@ from dist_ens.data import (
 from dist_ens.errors import UserError
 from dist_ens.experiment import DataConfig, Experiment, OwnParts, describe_source, open_source
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import saved_run
 from dist_ens.sampling import Order
 from tiny_digits.tiny_digits_dataset_builder import TinyDigits
 
@@ -279,7 +279,7 @@ def test_what_is_wrong_with_a_tfds_test_split_loses_no_step(tmp_path):
     for _ in range(2):  # the second goes on from what the first has saved
         with pytest.raises(UserError, match=r"wrong_test.*, split test"):
             train(experiment, tmp_path / "run")
-        assert saved_run(tmp_path / "run")[0] == 6
+        assert read_newest(tmp_path / "run")[0] == 6
 
 
 def test_tfds_features_that_do_not_fit_are_told(tmp_path, tfds_folder):

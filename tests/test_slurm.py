@@ -13,7 +13,7 @@ import pytest
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.exit_codes import ExitCode
-from dist_ens.experiment.workdir import open_finished
+from dist_ens.experiment.loaded import open_finished
 from launch.slurm_script import Job, render
 from slurm_cluster import LIMIT_SECS, SlurmCluster
 

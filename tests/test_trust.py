@@ -41,8 +41,8 @@ from dist_ens.experiment.assess import (
     assess,
 )
 from dist_ens.experiment.build import evaluator_of_run
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import BATCH, Layout
 from dist_ens.losses import Categorical, Gaussian, Point, Quantiles, log_normalized_sigmoid
 from dist_ens.members import from_functions

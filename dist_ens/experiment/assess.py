@@ -59,6 +59,11 @@ class EvaluationRequest:
         """Whether anything is asked beside the scores of the test split."""
         return bool(self.ood or self.shift or self.calibration or self.conformal or self.out_of_bag)
 
+    @property
+    def needs_own_members(self) -> bool:
+        """Whether the examples must be known that each member left out of its training."""
+        return self.out_of_bag or self.conformal in ("cv+", "jackknife+")
+
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
             raise UserError(f"The level of coverage is {self.level}, outside (0, 1). Try 0.9.")

@@ -1,44 +1,39 @@
-"""`load`: loading of a finished run that was started from a config or made in Python."""
+"""Loading of a finished run, from a config or made in Python."""
 
-import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from dist_ens import cluster
 from dist_ens.checkpoint import (
     CheckpointStore,
+    Lineage,
     StepRecord,
+    ids_text,
     listed,
     moving_on,
     positions_of,
     read_newest,
+    require_config_record,
 )
-from dist_ens.commands import quoted
-from dist_ens.data import (
-    Source,
-    Spec,
-    Split,
-    TreeSplit,
-    convert_inputs,
-)
+from dist_ens.commands import option, quoted
+from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs
 from dist_ens.data.class_names import with_class_numbers
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import frozen_positions, saved_structures
 from dist_ens.errors import UserError
-from dist_ens.evaluation import Scores, evaluate
-from dist_ens.evaluation.scoring import BATCH_SIZE, Examples, arrays_of, examples_of
+from dist_ens.evaluation import Evaluator, Scores, evaluate
+from dist_ens.evaluation.scoring import BATCH_SIZE, Examples, arrays_of, examples_of, without_failed
 from dist_ens.experiment.answers import kept_calibration
-from dist_ens.experiment.build import NOTHING
+from dist_ens.experiment.build import build_ensemble, check_parts, evaluator_of_run
 from dist_ens.experiment.checks import require_trained_on
-from dist_ens.experiment.own_parts import OwnParts
+from dist_ens.experiment.config_file import NOTHING, ConfigFile, OwnParts
 from dist_ens.experiment.record import Run
-from dist_ens.experiment.sources import open_source
-from dist_ens.experiment.workdir import open_finished
-from dist_ens.json_text import JsonDict
-from dist_ens.layout import to_host
+from dist_ens.json_text import Json
+from dist_ens.layout import Layout, to_host
 from dist_ens.losses import Objective, Prediction
 from dist_ens.metrics import Metric
 from dist_ens.paths import given_path
@@ -46,31 +41,60 @@ from dist_ens.state import ClassNames, State, select_members
 from dist_ens.training.run_record import record_of
 from dist_ens.types import Data, Inputs
 
-if TYPE_CHECKING:
-    from dist_ens.experiment.config_file import ConfigFile
+_NO_FILE = ConfigFile()
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadedRun:
-    """A run that was loaded from its folder.
+class LoadedRun(NamedTuple):
+    """A run that was loaded from its folder, on the devices of this process.
 
     Attributes:
+        run: Record of a run that was started from a config; None for one made in Python.
         ensemble: Ensemble of the run.
         state: State of the ensemble.
         step: Number of updates that the state has seen.
-        run: Record of a run that was started from a config; None for one made in Python.
         parts: Parts of the run that its experiment does not name.
-        config: Config file of the run; None without one.
+        members: Lineage of each member.
+        config: Config file of the run.
         folder: Folder of the run.
     """
 
+    run: Run | None
     ensemble: Ensemble
     state: State
     step: int
-    run: Run | None = None
     parts: OwnParts = NOTHING
-    config: "ConfigFile | None" = None
+    members: tuple[Lineage, ...] = ()
+    config: ConfigFile = _NO_FILE
     folder: pathlib.Path = pathlib.Path()
+
+    @property
+    def config_run(self) -> Run:
+        """Record of a run that was started from a config.
+
+        Raises:
+            UserError: If the run was made in Python.
+        """
+        if self.run is None:
+            raise UserError(
+                f"The run in {quoted(self.folder)} was made in Python, and knows no data. Give "
+                "data to evaluate, or use a run that was started from a config."
+            )
+        return self.run
+
+    def require_own_members(self) -> None:
+        """Checks that the seed of the run and their ids determine what the members have seen.
+
+        Raises:
+            UserError: If a member was trained in another run, with another seed or id, or was
+                imported.
+        """
+        seed = self.config_run.experiment.seed
+        others = [member.member_id for member in self.members if member.is_of_other_run(seed)]
+        if others:
+            raise UserError(
+                f"The members {ids_text(others)} were trained in other runs, so that the examples "
+                "that they left out are not known. Ask this of the run that trained them."
+            )
 
     def predict(
         self, inputs: Inputs, *, calibrated: bool = False, conformal: float | None = None
@@ -160,36 +184,47 @@ class LoadedRun:
         Raises:
             UserError: If the data does not fit the run.
         """
-        own: tuple[Metric, ...] = ()
-        if self.run is None:
-            if data is None:
-                raise UserError(
-                    "This run was made in Python, and knows no data. Give evaluate data."
-                )
-        else:
-            data = self._test_split(self.run) if data is None else _examples(self.run.spec, data)
-            own = tuple(self.parts.metrics)
-            if batch_size is None:
-                batch_size = self.run.experiment.evaluation.global_batch_size
+        if data is None:
+            source = self.open_source()
+            data = Examples(source.test, source.spec)
+        elif self.run is not None:
+            data = _examples(self.run.spec, data)
+        if batch_size is None:
+            batch_size = (
+                self.run.experiment.evaluation.global_batch_size if self.run else BATCH_SIZE
+            )
         return evaluate(
             self.ensemble,
             self.state,
             data,
-            metrics=(*own, *(metrics or ())),
-            batch_size=BATCH_SIZE if batch_size is None else batch_size,
+            metrics=(*self.parts.metrics, *(metrics or ())),
+            batch_size=batch_size,
             intervals=intervals,
         )
 
-    def _test_split(self, run: Run) -> Examples:
-        """Returns the test split of the data on which a run was trained.
+    def evaluator(self, pooling: str | None = None) -> Evaluator:
+        """Returns the evaluator of a run from a config, without the members that failed.
+
+        Args:
+            pooling: Pooling of the members' predictions. Default: that of the run.
 
         Raises:
-            UserError: If the data has changed since the run was trained.
+            UserError: If the predictions do not support the pooling, or the loss is a function.
         """
-        config = run.experiment.data
-        source = open_source(config) if self.config is None else self.config.open_source(config)
+        evaluator = evaluator_of_run(self.config_run, self.ensemble, pooling, self.parts)
+        return without_failed(evaluator, self.ensemble, self.state)
+
+    def open_source(self) -> Source:
+        """Returns the data on which a run from a config was trained.
+
+        Raises:
+            UserError: If the data has changed since the run was trained, or the run was made in
+                Python.
+        """
+        run = self.config_run
+        source = self.config.open_source(run.experiment.data)
         require_trained_on(run, source)
-        return Examples(source.test, run.spec)
+        return source
 
 
 def load(
@@ -237,56 +272,172 @@ def load(
     (3, (8, 2))
     """
     place = given_path(folder, "folder")
-    return moving_on(step, lambda: _loaded(place, step, members, ensemble, config))
+    file = ConfigFile(None if config is None else str(config))
+    return moving_on(step, lambda: _loaded(place, step, members, ensemble, file))
 
 
-def _loaded(
-    folder: pathlib.Path,
-    step: int | None,
-    members: Sequence[int] | None,
-    ensemble: Ensemble | None,
-    config: str | pathlib.Path | None,
+def open_finished(
+    workdir: str | pathlib.Path,
+    own_parts: Callable[[Spec], OwnParts] | None = None,
+    *,
+    dropout_samples: int | None = None,
+    step: int | None = None,
+    member_ids: Sequence[int] | None = None,
+    config: ConfigFile | None = None,
 ) -> LoadedRun:
-    """Loads a run; see `load`."""
+    """Opens a checkpoint of a run that was started from a config.
+
+    Args:
+        workdir: Folder of the run.
+        own_parts: Function that makes the parts of the run that its experiment does not name.
+            Default: `config` makes them.
+        dropout_samples: Number of samples in place of the experiment's
+            `evaluation.dropout_samples`; 0 for none.
+        step: Step of the checkpoint. Default: the newest.
+        member_ids: Ids of the members to read, in the order of the state. Only their bytes are
+            read. Default: all members.
+        config: Config file of the run.
+
+    Returns:
+        The run, its ensemble, and its state on a layout for these devices.
+
+    Raises:
+        UserError: If there is no checkpoint, none of that step, or a member is not in it. Also if a
+            part is needed and not given, or is not that of the run.
+        RunError: If the checkpoint is damaged.
+    """
+    folder = given_path(workdir, "workdir")
+
+    def opened() -> LoadedRun:
+        require_config_record(_record(folder, step)[1], folder)
+        return _loaded(
+            folder, step, member_ids, None, config or _NO_FILE, own_parts, dropout_samples
+        )
+
+    return moving_on(step, opened)
+
+
+def _record(folder: pathlib.Path, step: int | None) -> tuple[int, Mapping[str, Json]]:
+    """Returns the step and the record of a checkpoint; raises a `UserError` if there is none."""
     at, record = read_newest(folder, step)
     if record is None:
         raise UserError(
             f"There is no checkpoint in {quoted(folder)}. Give the folder of a run, which has a "
             "folder checkpoints/."
         )
-    if "experiment" in record:
-        if ensemble is not None:
-            raise UserError(
-                f"The run in {quoted(folder)} was started from a config, which describes its "
-                "ensemble. Leave ensemble out."
-            )
-        file, run = _config_file(config), Run.from_dict(record)
-        if file is None and run.member_file is not None:
-            raise UserError(
-                f"The run in {quoted(folder)} has parts ({run.names_of_own_parts}) that its config "
-                f"file defines, which is not run unasked. Give the file: load({str(folder)!r}, "
-                f"config={run.member_file!r})."
-            )
-        finished = open_finished(
-            folder, file.own_parts if file else None, step=step, member_ids=members
+    return at, record
+
+
+def _loaded(
+    folder: pathlib.Path,
+    step: int | None,
+    member_ids: Sequence[int] | None,
+    ensemble: Ensemble | None,
+    config: ConfigFile,
+    own_parts: Callable[[Spec], OwnParts] | None = None,
+    dropout_samples: int | None = None,
+) -> LoadedRun:
+    """Loads a run; see `load` and `open_finished`."""
+    at, values = _record(folder, step)
+    record = StepRecord.from_dict(values)
+    store = CheckpointStore(folder, read_only=True)
+    members = store.members(at)
+    if member_ids is not None:
+        members = tuple(members[position] for position in positions_of(member_ids, members))
+    elif len(members) < record.num_members:  # Others were dropped by the policy `drop`.
+        member_ids = [member.member_id for member in members]
+    run, parts = None, NOTHING
+    if not record.config:
+        ensemble = _given_ensemble(folder, record, ensemble, member_ids)
+    elif ensemble is not None:
+        raise UserError(
+            f"The run in {quoted(folder)} was started from a config, which describes its "
+            "ensemble. Leave ensemble out."
         )
-        state = _named(finished.state, finished.run.spec.class_names)
-        return LoadedRun(
-            finished.ensemble, state, finished.step, finished.run, finished.parts, file, folder
+    else:
+        run = Run.from_dict(values)
+        if member_ids is not None:
+            run = run.with_members(member_ids)
+        if dropout_samples is not None:
+            run = run.with_dropout_samples(dropout_samples or None)
+        parts = parts_of(run, folder, own_parts or config.own_parts)
+        count = run.num_members if member_ids is None else len(member_ids)
+        layout = Layout.make(count, devices=cluster.devices_for(count))
+        ensemble = build_ensemble(run, layout, parts)
+        if parts is not NOTHING and dropout_samples is None:
+            check_parts(run, ensemble, parts, folder)
+    batch = record.batch_shapes()
+    structures = saved_structures(ensemble.abstract_state(batch))
+    state = store.restore_state(at, *structures, member_ids=member_ids)
+    state = ensemble.with_record(state)
+    if record.class_names:
+        state = state._replace(class_names=ClassNames(record.class_names))
+    return LoadedRun(run, ensemble, state, at, parts, members, config, folder)
+
+
+def _given_ensemble(
+    folder: pathlib.Path,
+    record: StepRecord,
+    ensemble: Ensemble | None,
+    member_ids: Sequence[int] | None,
+) -> Ensemble:
+    """Returns the ensemble of a run that was made in Python, with some of its members.
+
+    Raises:
+        UserError: If no ensemble was given, or it is not that of the run.
+    """
+    if ensemble is None:
+        parts = f"member {record.member}, optimizer {record.optimizer}, loss {record.loss}"
+        made = "Ensemble(...)"
+        if not record.optimizer:
+            parts, made = f"its step is {record.member}", "Ensemble.from_step(...)"
+        raise UserError(
+            f"The run in {quoted(folder)} was made in Python: {parts}. Give them again: "
+            f"load(folder, ensemble={made})."
         )
-    return _loaded_in_python(folder, at, record, ensemble, members)
+    here = StepRecord.from_dict(record_of(ensemble, record.batch_shapes()).to_dict())
+    different = here.differences(record)
+    if different:
+        raise UserError(
+            f"The ensemble is not that of the run in {quoted(folder)}: {listed(different)}. Give "
+            "the ensemble with which the run was trained."
+        )
+    if member_ids is None or list(member_ids) == ensemble.ids.tolist():
+        return ensemble
+    return ensemble.with_members(member_ids)
 
 
-def _config_file(path: str | pathlib.Path | None) -> "ConfigFile | None":
-    """Returns the config file of a path; None without a path."""
-    if path is None:
-        return None
-    from dist_ens.experiment.config_file import ConfigFile  # It imports ml_collections, slowly.
+def parts_of(
+    run: Run, workdir: pathlib.Path, own_parts: Callable[[Spec], OwnParts] | None
+) -> OwnParts:
+    """Returns the given parts of a run.
 
-    return ConfigFile(str(path))
+    Args:
+        run: Record of the run.
+        workdir: Folder of the run, for messages.
+        own_parts: Function of the data's description that returns the parts; None for no parts.
+
+    Raises:
+        UserError: If parts are needed and not given.
+    """
+    parts = own_parts(run.spec) if own_parts else NOTHING
+    if not run.has_own_parts or parts.names or (parts.metrics and not run.parts):
+        return parts
+    named = run.names_of_own_parts
+    if run.member_file is None:
+        raise UserError(
+            f"The parts of the run in {quoted(workdir)} ({named}) were given in Python, and none "
+            "are given here. Give them again: open_finished(workdir, lambda spec: "
+            "OwnParts(member=...))."
+        )
+    raise UserError(
+        f"The run in {quoted(workdir)} has parts ({named}) that its config file defines, which is "
+        f"not run unasked. Add {option('config', run.member_file)}, in Python "
+        f"load({str(workdir)!r}, config={run.member_file!r})."
+    )
 
 
-def _examples(spec: Spec, data: Data | None) -> Examples:
+def _examples(spec: Spec, data: Data) -> Examples:
     """Returns data as examples in the units of a run's members.
 
     Args:
@@ -305,8 +456,9 @@ def _examples(spec: Spec, data: Data | None) -> Examples:
                 "the run was trained on. Give its inputs and labels as arrays, in their own units."
             )
         return Examples(found.split, spec)
-    names = spec.class_names or ()
-    arrays = with_class_numbers(arrays_of(data), Objective.LABELS, names, "The data")
+    arrays = with_class_numbers(
+        arrays_of(data), Objective.LABELS, spec.class_names or (), "The data"
+    )
     if spec.num_groups == 1 and given is None:
         return Examples(TreeSplit(arrays), spec)
     # Every group of members scores all examples.
@@ -318,58 +470,3 @@ def _examples(spec: Spec, data: Data | None) -> Examples:
         of_groups |= dict(zip(names, (inputs, given.of_targets(labels)), strict=True))
     joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), of_groups)
     return Examples(TreeSplit(joined), spec)
-
-
-def _loaded_in_python(
-    folder: pathlib.Path,
-    step: int,
-    record: JsonDict,
-    ensemble: Ensemble | None,
-    members: Sequence[int] | None,
-) -> LoadedRun:
-    """Returns a run that was made in Python.
-
-    Args:
-        folder: Folder of the run.
-        step: Step of the checkpoint to load.
-        record: Record of that checkpoint.
-        ensemble: Ensemble that was given.
-        members: Ids of the members to load. None for all.
-
-    Raises:
-        UserError: If no ensemble was given, it is not that of the run, or a member does not exist.
-    """
-    saved = StepRecord.from_dict(record)
-    if ensemble is None:
-        parts = f"member {saved.member}, optimizer {saved.optimizer}, loss {saved.loss}"
-        made = "Ensemble(...)"
-        if not saved.optimizer:
-            parts, made = f"its step is {saved.member}", "Ensemble.from_step(...)"
-        raise UserError(
-            f"The run in {quoted(folder)} was made in Python: {parts}. Give them again: "
-            f"load(folder, ensemble={made})."
-        )
-    batch = saved.batch_shapes()
-    different = StepRecord.from_dict(record_of(ensemble, batch).to_dict()).differences(saved)
-    if different:
-        raise UserError(
-            f"The ensemble is not that of the run in {quoted(folder)}: {listed(different)}. Give "
-            "the ensemble with which the run was trained."
-        )
-    store = CheckpointStore(folder, read_only=True)
-    there = [member.member_id for member in store.members(step)]
-    if members is not None:
-        positions_of(members, store.members(step))
-    has_dropped = {*there} < {*ensemble.ids.tolist()}  # By the policy `drop`, now or before.
-    ids = ensemble.ids.tolist() if members is None and not has_dropped else list(members or there)
-    if ids != ensemble.ids.tolist():
-        ensemble = ensemble.with_members(ids)
-    structures = saved_structures(ensemble.abstract_state(batch))
-    state = store.restore_state(step, *structures, member_ids=ids)
-    state = _named(ensemble.with_record(state), saved.class_names)
-    return LoadedRun(ensemble, state, step, folder=folder)
-
-
-def _named(state: State, names: Sequence[str] | None) -> State:
-    """Returns a state with the names of the classes, if they have any."""
-    return state._replace(class_names=ClassNames(names)) if names else state

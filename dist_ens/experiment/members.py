@@ -20,14 +20,13 @@ from dist_ens.data import Source, Spec
 from dist_ens.ensemble.argument_checks import check_ids_of_groups
 from dist_ens.errors import UserError
 from dist_ens.experiment.checks import require_own_keys, require_trained_on
-from dist_ens.experiment.config_file import EXPERIMENT
+from dist_ens.experiment.config_file import EXPERIMENT, OwnParts
 from dist_ens.experiment.experiment import Experiment, differences_on_resume
-from dist_ens.experiment.own_parts import OwnParts
+from dist_ens.experiment.loaded import parts_of
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.schema import DataConfig
 from dist_ens.experiment.sources import open_source
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import parts_of
 from dist_ens.file_writing import UNFINISHED
 from dist_ens.ground.numbers import MOST
 from dist_ens.json_text import JsonDict
@@ -223,29 +222,16 @@ def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, object, o
     if kinds[0] != kinds[1]:
         ways = ["started from a config" if kind else "made in Python" for kind in kinds]
         return [("the way it began", ways[0], ways[1])]
-    if not kinds[0]:
-        one, two = (
-            dataclasses.replace(
-                StepRecord.from_dict(each), num_members=1, member_ids=(0,), seed=0, leaves=None
-            )
-            for each in (record, other)
-        )
-        return two.differences(one)
-    runs = [Run.from_dict(each).with_members((0,)) for each in (record, other)]
-    first, second = (dataclasses.replace(run.experiment, seed=0) for run in runs)
-    return differences_on_resume(first, second) + [
-        (name, getattr(runs[0], name), getattr(runs[1], name))
-        for name in (
-            "spec",
-            "num_train_examples",
-            "examples",
-            "network",
-            "step",
-            "parts",
-            "key_rule",
-        )
-        if getattr(runs[0], name) != getattr(runs[1], name)
-    ]
+    one, two = (
+        dataclasses.replace(StepRecord.from_dict(each).with_members([0]), seed=0)
+        for each in (record, other)
+    )
+    different = two.differences(one)
+    if kinds[0]:
+        runs = [Run.from_dict(each).with_members((0,)) for each in (record, other)]
+        first, second = (dataclasses.replace(run.experiment, seed=0) for run in runs)
+        different = differences_on_resume(first, second) or different
+    return different
 
 
 def _origin(member: Lineage) -> tuple[int | None, int]:
@@ -308,10 +294,7 @@ def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
         check_ids_of_groups(ids, run.spec.num_groups)
         members = dataclasses.replace(members, record=run.to_dict())
     else:
-        record = StepRecord.from_dict(members.record)
-        record = dataclasses.replace(
-            record, num_members=len(ids), member_ids=tuple(ids), leaves=None
-        )
+        record = StepRecord.from_dict(members.record).with_members(ids)
         members = dataclasses.replace(members, record=record.to_dict())
         run = None
 

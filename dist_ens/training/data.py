@@ -9,7 +9,15 @@ import jax
 import numpy as np
 from typing_extensions import override
 
-from dist_ens.data import Source, Split, TreeSplit, calls, example_shapes_of
+from dist_ens.data import (
+    OrderRule,
+    Source,
+    Split,
+    TreeSplit,
+    calls,
+    example_shapes_of,
+    shared,
+)
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import UserError, kind_of
@@ -23,6 +31,7 @@ from dist_ens.training.data_protocol import TrainingData
 from dist_ens.types import Batch, Data, Shapes
 
 DEFAULT_BATCH_SIZE = 128
+_SHARED = shared()  # The order of the members if none is given.
 EPOCH = "epoch"  # Value of `eval_every` for an evaluation at the end of each epoch.
 
 
@@ -149,7 +158,9 @@ class _CheckedSplit(Split):
         return examples
 
 
-def training_data(data: Data, batch_size: int | None, ensemble: Ensemble) -> TrainingData:
+def training_data(
+    data: Data, batch_size: int | None, ensemble: Ensemble, order: OrderRule = _SHARED
+) -> TrainingData:
     """Returns the data of `fit` as training data.
 
     Args:
@@ -158,10 +169,11 @@ def training_data(data: Data, batch_size: int | None, ensemble: Ensemble) -> Tra
         batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
             there are fewer, rounded down to a multiple of the data axis.
         ensemble: Ensemble to train. Its seed is that of the order of the examples.
+        order: Rule for which examples a member sees.
 
     Raises:
-        UserError: If the data is none of these, or `batch_size` is out of range or is given with an
-            iterable of batches or without data.
+        UserError: If the data is none of these, or `batch_size` is out of range. Also if
+            `batch_size` or `order` is given with an iterable of batches or without data.
     """
     seed, layout, objective = ensemble.seed, ensemble.layout, ensemble.trained_objective
     if isinstance(data, OrderedSplit):
@@ -169,10 +181,15 @@ def training_data(data: Data, batch_size: int | None, ensemble: Ensemble) -> Tra
             return data
         return dataclasses.replace(data, split=_CheckedSplit(data.split, objective))
     if isinstance(data, Source):
-        ordered = _ordered(data.train, batch_size, seed, layout, data.spec.num_groups)
+        ordered = _ordered(data.train, batch_size, seed, layout, order, data.spec.num_groups)
         return training_data(ordered, None, ensemble)
     if is_tree_of_arrays(data):
-        return _ordered(TreeSplit(data), batch_size, seed, layout)
+        return _ordered(TreeSplit(data), batch_size, seed, layout, order)
+    if order != _SHARED:
+        raise UserError(
+            f"order={order} was given, and the data has no examples with positions. Give arrays or "
+            "a source, or leave order out."
+        )
     if data is None:
         if batch_size is not None:
             raise UserError(
@@ -247,7 +264,12 @@ def is_tree_of_arrays(data: Data) -> bool:
 
 
 def _ordered(
-    split: Split, batch_size: int | None, seed: int, layout: Layout, num_groups: int = 1
+    split: Split,
+    batch_size: int | None,
+    seed: int,
+    layout: Layout,
+    order: OrderRule,
+    num_groups: int = 1,
 ) -> OrderedSplit:
     """Returns a split with an order of its examples.
 
@@ -267,6 +289,4 @@ def _ordered(
             "number in this range."
         )
     layout.check_batch_size("batch_size", int(batch_size))
-    several = num_groups > 1
-    order = Order(count, int(batch_size), per_member=several, num_groups=num_groups)
-    return OrderedSplit(split, order, seed)
+    return OrderedSplit(split, order.order(count, int(batch_size), num_groups), seed)

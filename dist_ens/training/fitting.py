@@ -11,6 +11,7 @@ from typing import Protocol
 from dist_ens import cluster
 from dist_ens.callbacks import ProgressBar, RunInfo
 from dist_ens.checkpoint import Checkpoints
+from dist_ens.data import OrderRule, shared
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.argument_checks import rows_of
 from dist_ens.ensemble.failures import FailedMember
@@ -43,7 +44,7 @@ from dist_ens.training.failures import FAILURES_FILE, FailedMembers
 from dist_ens.training.held_out import eval_data_of, with_validation
 from dist_ens.training.loop import OWED_FILE, Loop, Outcome
 from dist_ens.training.restart_members import MemberRestarts
-from dist_ens.training.run_record import record_of
+from dist_ens.training.run_record import record_of, with_data
 from dist_ens.types import Callback, Data
 
 # Name of the file of a checkpoint that holds the states of this host's callbacks.
@@ -128,6 +129,7 @@ def fit(
     steps: int | None = None,
     epochs: float | None = None,
     batch_size: int | None = None,
+    order: OrderRule | None = None,
     state: State | None = None,
     callbacks: Sequence[Callback] = (),
     checkpoints: Checkpoints | None = None,
@@ -168,6 +170,9 @@ def fit(
             taken, rounded up.
         batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
             there are fewer.
+        order: Rule for which examples of arrays or a source a member sees: `data.shared()`,
+            `data.permuted()` or `data.kfold(num_folds)` of `dist_ens.data`. Default: all members
+            see the same batches, in a new order in every epoch.
         state: State to start from, of any layout. It is copied and not donated. Arrays and sources
             continue in their order at the state's step, and an iterable continues at its current
             position. Default: `ensemble.init`.
@@ -249,7 +254,7 @@ def fit(
         state = state._replace(class_names=())  # The result has them again.
     check_inputs(ensemble.trained_objective, data)
     data, held_out = with_validation(data, validation)
-    train = training_data(data, batch_size, ensemble)
+    train = training_data(data, batch_size, ensemble, order or shared())
     if eval_data is not None or held_out is not None:
         eval_data = eval_data_of(
             eval_data, held_out, checked_metrics(metrics), names, ensemble.batch_specs
@@ -270,7 +275,7 @@ def fit(
             f"{float(eval_steps):g} steps were asked for. Leave steps_per_call out, or set it to 1."
         )
     if record is None and checkpoints is not None:
-        record = record_of(ensemble, train.batch).with_data(train, validation, names)
+        record = with_data(record_of(ensemble, train.batch), train, validation, names)
     callbacks = [*callbacks, *([ProgressBar()] if progress else [])]
 
     with contextlib.ExitStack() as stack:

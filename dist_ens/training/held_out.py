@@ -10,7 +10,7 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.evaluation.label_checks import check_inputs
-from dist_ens.evaluation.scoring import Examples, check_score, examples_of, score
+from dist_ens.evaluation.scoring import BATCH_SIZE, Examples, check_score, examples_of, score
 from dist_ens.metrics import Metric
 from dist_ens.state import State
 from dist_ens.training.checks import check_eval_labels
@@ -63,6 +63,7 @@ def eval_data_of(
     metrics: Sequence[Metric],
     names: Sequence[str] = (),
     batch_specs: Specs = "batch",
+    batch_size: int = BATCH_SIZE,
 ) -> EvalData:
     """Returns the data that is scored during and after training.
 
@@ -72,6 +73,7 @@ def eval_data_of(
         metrics: Metrics beside those of the objective.
         names: Names of the classes of the training labels; empty if they are numbers.
         batch_specs: Parts of a batch that hold no rows; see `Ensemble`.
+        batch_size: Number of examples at a time.
     """
     if isinstance(given, EvalData):
         return given
@@ -80,10 +82,18 @@ def eval_data_of(
     def evaluate(
         ensemble: Ensemble, state: State, is_last: bool
     ) -> tuple[Scores, Evaluation | None]:
-        return score(ensemble, state, examples, metrics=metrics, intervals=is_last, by_size=is_last)
+        return score(
+            ensemble,
+            state,
+            examples,
+            metrics=metrics,
+            batch_size=batch_size,
+            intervals=is_last,
+            by_size=is_last,
+        )
 
     def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
-        directions = check_score(ensemble, batch, examples, metrics=metrics)
+        directions = check_score(ensemble, batch, examples, metrics=metrics, batch_size=batch_size)
         if isinstance(examples.split, TreeSplit):
             check_inputs(ensemble.objective, examples.split.tree, "eval_data")
         if ensemble.objective is not None and examples.split.in_memory:
