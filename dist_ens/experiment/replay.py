@@ -8,10 +8,8 @@ import jax
 import numpy as np
 
 from dist_ens.checkpoint.leaves import named_leaves
-from dist_ens.checkpoint.lineage import FAILED, Lineage
 from dist_ens.commands import quoted
 from dist_ens.config import DataConfig
-from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source, Spec, open_source
 from dist_ens.ensemble.failures import frozen_positions
@@ -81,9 +79,9 @@ def replay(
         The comparison.
 
     Raises:
-        UserError: If there is no such checkpoint or member, the data is not that of the run, the
-            member was rolled back, or its training ends early because its loss is not finite. Also
-            if another version of dist_ens drew the random numbers of the run.
+        UserError: If there is no such checkpoint or member, the data is not that of the run, or
+            the member's training ends early because its loss is not finite. Also if
+            another version of dist_ens drew the random numbers of the run.
         RunError: If the checkpoint is damaged.
     """
     finished = open_finished(workdir, own_parts, step=until, member_ids=[member])
@@ -95,7 +93,6 @@ def replay(
         )
     run = finished.run
     require_own_keys(run, workdir)
-    _require_no_rollback(lineage, run.experiment.failures)
     source = open_source(run.experiment.data)
     require_trained_on(run, source)
     ranges = source.input_ranges() if run.experiment.loss.adversarial else None
@@ -126,17 +123,6 @@ def replay(
         {name: each for name, each in differences.items() if each is not None},
         len(differences),
     )
-
-
-def _require_no_rollback(lineage: Lineage, policy: FailurePolicy) -> None:
-    """Raises a `UserError` if a member was rolled back to a checkpoint, which a replay lacks."""
-    failures = [event for event in lineage.events if event.what.startswith(FAILED)]
-    if policy.policy == "rollback" and failures:
-        raise UserError(
-            f"Member {lineage.member_id} failed at step {failures[0].step:,} and was rolled back "
-            "to a checkpoint, which a replay does not have. Compare it at an earlier saved step: "
-            "--until=STEP (until=STEP in Python)."
-        )
 
 
 def _at_same_step(saved: State, trained: State, member: int) -> State:
