@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from dist_ens.checkpoint.leaves import named_leaves
-from dist_ens.checkpoint.lineage import FAILED
 from dist_ens.commands import quoted
 from dist_ens.data import Source, Spec
 from dist_ens.ensemble.failures import frozen_positions
@@ -78,9 +77,9 @@ def replay(
         progress: Whether to show the progress.
 
     Raises:
-        UserError: If there is no such checkpoint or member, the data is not that of the run, the
-            member was rolled back, or its training ends early because its loss is not finite. Also
-            if another version of dist_ens drew the random numbers of the run.
+        UserError: If there is no such checkpoint or member, the data is not that of the run, or
+            its training ends early because its loss is not finite. Also if another version of
+            dist_ens drew the random numbers of the run.
         RunError: If the checkpoint is damaged.
     """
     opened = open_finished(workdir, own_parts, step=until, member_ids=[member])
@@ -90,13 +89,6 @@ def replay(
         raise UserError(
             f"Member {member} was imported from {quoted(lineage.run)}, so its training is not "
             "known here. Replay a member that dist_ens has trained."
-        )
-    if experiment.failures.policy == "rollback" and any(
-        event.what.startswith(FAILED) for event in lineage.events
-    ):
-        raise UserError(
-            f"Member {member} was rolled back to a checkpoint, which a replay does not have. "
-            "Compare it at an earlier saved step: --until=STEP (until=STEP in Python)."
         )
     require_own_keys(run, workdir)
     source = open_source(experiment.data)

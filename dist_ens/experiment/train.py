@@ -31,7 +31,9 @@ from dist_ens.report.metrics_file import METRICS
 from dist_ens.run_digests import write_run_file
 from dist_ens.state import State
 from dist_ens.terminal import PlainConsole
-from dist_ens.training import FitResult, fit
+from dist_ens.training.arguments import Door, FitArguments
+from dist_ens.training.ending import FitResult
+from dist_ens.training.fitting import run_fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +97,8 @@ def train(
     require_regular_files(workdir, (*REPORT_FILES, METRICS, EXPERIMENT, CHOICES))
     built = build(experiment, parts=parts, member_file=member_file, source=source)
     run = built.run
-    result = fit(
-        built.ensemble,
+    arguments = FitArguments(
+        ensemble=built.ensemble,
         **built.arguments,
         callbacks=[
             _Announcement(built, console),
@@ -109,10 +111,13 @@ def train(
             workdir, **dataclasses.asdict(experiment.checkpoint), resume=resume
         ),
         progress=False,
+    )
+    door = Door(
         record=run.saved_record,
         say=lambda sentence: console.print(sentence, soft_wrap=True),
         check_resume=lambda saved: run.check_resumes(saved, workdir),
     )
+    result = run_fit(arguments, door)
     scores = result.scores
     if result.signal is not None:
         _say_where_it_stopped(console, result, run, workdir)
