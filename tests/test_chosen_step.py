@@ -67,18 +67,6 @@ def test_evaluate_uses_a_step_and_names_it_and_leaves_the_page_of_the_newest(wor
     assert (tmp_path / "link.json").is_symlink()
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "predict"])
-def test_a_step_that_is_not_saved_is_refused_with_those_that_are(workdir, tmp_path, verb):
-    np.save(tmp_path / "x.npy", np.zeros((1, 8, 8), np.float32))
-    files = [f"--input={tmp_path / 'x.npy'}", f"--output={tmp_path / 'p.npz'}"]
-    ended = dist_ens(
-        verb, f"--workdir={workdir}", "--step=4", *(files if verb == "predict" else [])
-    )
-    assert ended.returncode == 2
-    assert "There is no checkpoint of step 4" in ended.stderr
-    assert "the saved steps are 3, 6" in ended.stderr
-
-
 @pytest.mark.parametrize("moment", ["before it is read", "before its arrays are read"])
 @pytest.mark.parametrize("door", [open_finished, de.load, read_members, export_members])
 def test_a_reader_moves_on_once_to_the_step_by_which_a_run_replaces_the_newest(
