@@ -15,14 +15,15 @@ from dist_ens.commands import quoted
 from dist_ens.errors import UserError
 from dist_ens.experiment import POOLINGS
 from dist_ens.experiment.answers import keep
-from dist_ens.experiment.assess import (
+from dist_ens.experiment.assess import assess
+from dist_ens.experiment.assessment import (
     CALIBRATIONS,
     CONFORMAL,
     Assessment,
     EvaluationRequest,
-    assess,
 )
-from dist_ens.experiment.loaded import LoadedRun, open_finished
+from dist_ens.experiment.loaded import open_finished
+from dist_ens.experiment.loaded_run import LoadedRun
 from dist_ens.file_writing import require_regular_files
 from dist_ens.metrics.table import print_table
 from dist_ens.paths import shortened

@@ -35,12 +35,12 @@ from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Evaluator, broken_positions
 from dist_ens.evaluation.out_of_bag import held_out_predictions
 from dist_ens.experiment.answers import kept_calibration
-from dist_ens.experiment.assess import (
-    out_of_bag_of,
+from dist_ens.experiment.assess import out_of_bag_of, without_broken
+from dist_ens.experiment.assessment import (
     told_of_broken,
-    without_broken,
 )
-from dist_ens.experiment.loaded import LoadedRun, open_finished
+from dist_ens.experiment.loaded import open_finished
+from dist_ens.experiment.loaded_run import LoadedRun
 from dist_ens.file_writing import replaced_file
 from dist_ens.paths import shortened
 from launch import cli

@@ -13,7 +13,10 @@ from dist_ens.evaluation import Scores
 from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment import leaves
 from dist_ens.experiment.answers import keep
-from dist_ens.experiment.assess import EvaluationRequest, assess
+from dist_ens.experiment.assess import assess
+from dist_ens.experiment.assessment import (
+    EvaluationRequest,
+)
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import Trained, train
 from dist_ens.metrics.catalogue import formatted, headlines

@@ -20,7 +20,10 @@ from conftest import COMMAND_ENVIRONMENT
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
 from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment import DataConfig, open_source
-from dist_ens.experiment.assess import CALIBRATIONS, CONFORMAL
+from dist_ens.experiment.assessment import (
+    CALIBRATIONS,
+    CONFORMAL,
+)
 from dist_ens.experiment.loaded import open_finished
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -163,9 +163,7 @@ def methods_of(
     """
     spec = run.spec
     ones = np.ones((spec.num_groups, *spec.input_shape), np.float32)
-    methods = make_methods(
-        run.experiment.loss, spec, source.input_ranges if source else lambda: ones
-    )
+    methods = make_methods(run.experiment.loss, source.input_ranges if source else lambda: ones)
     is_bootstrap = run.experiment.data.examples == "bootstrap"
     return (*methods, *parts.methods, *([bootstrap()] if is_bootstrap else []))
 

@@ -89,11 +89,6 @@ class DataConfig:
                 "a number of folds, and the other rules take none. Set "
                 "--config.data.examples=kfold with --config.data.num_folds=5, or neither."
             )
-        if not self.shuffle and self.examples not in ("shared", "bootstrap"):
-            raise UserError(
-                f"data.examples={self.examples!r} needs shuffled examples, and data.shuffle=False. "
-                "Set --config.data.shuffle=True."
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
