@@ -455,20 +455,3 @@ def test_what_does_not_fit_the_groups_is_told(tmp_path, changes, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         train(experiment(line(tmp_path), **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_source_of_several_splits_is_for_groups_alone(tmp_path):
-    shared = dataclasses.replace(line(tmp_path), examples="shared")
-    with pytest.raises(UserError, match=re.escape("Set --config.data.examples=splits (or")):
-        train(experiment(shared), tmp_path / "run")
-    scaled = dataclasses.replace(line(tmp_path), std=(2.0,))
-    with pytest.raises(
-        UserError, match="for a table, whose inputs its source standardises. Leave them"
-    ):
-        train(experiment(scaled), tmp_path / "run")
-    with pytest.raises(UserError, match="data.num_classes=3 was given for a table"):
-        open_source(dataclasses.replace(line(tmp_path), num_classes=3))
-    with pytest.raises(UserError, match=re.escape("their loss is one of softmax_cross_")):
-        train(experiment(DataConfig(source="digits", examples="permuted")), tmp_path / "run")
-    with pytest.raises(UserError, match="a source with several splits, and data.source=digits has"):
-        train(experiment(DataConfig(source="digits", examples="splits")), tmp_path / "run")
