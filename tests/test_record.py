@@ -76,7 +76,10 @@ def finished(tmp_path_factory):
 def test_a_run_with_parts_from_python_is_opened_with_them_and_goes_on(tmp_path):
     train(short(), tmp_path, parts=OwnParts(member=plain()), source=source())
     finished = open_finished(tmp_path, lambda spec: OwnParts(member=plain()))
-    assert (finished.run.network, finished.run.member_file) == ("plain.<locals>.<lambda>", None)
+    assert (finished.run.parts, finished.run.member_file) == (
+        {"network": "plain.<locals>.<lambda>"},
+        None,
+    )
     assert finished.state.step.tolist() == [8, 8]
     longer = train(
         experiment(num_members=2, steps=16),
@@ -90,12 +93,12 @@ def test_a_run_with_parts_from_python_is_opened_with_them_and_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
-        ({"member": waved()}, "the training step of the network is 'plain.*' there and 'waved"),
-        ({"member": scaled(np.ones(6))}, "the training step of the network"),
-        ({"member": None}, "the network is 'plain.*' there and 'mlp"),
-        ({"source": source(x=X + 5)}, "the train examples' fingerprint"),
-        ({"source": source(y=3 - Y)}, "the train examples' fingerprint"),
-        ({"source": source(test=(X, 3 - Y))}, "the test examples' fingerprint"),
+        ({"member": waved()}, "network of the parts is 'plain.*' there and 'waved"),
+        ({"member": scaled(np.ones(6))}, "network of the parts is 'plain.*' there and 'scaled"),
+        ({"member": None}, "network of the parts is 'plain.*' there and None here"),
+        ({"source": source(x=X + 5)}, "the hash of the train examples is"),
+        ({"source": source(y=3 - Y)}, "the hash of the train examples is"),
+        ({"source": source(test=(X, 3 - Y))}, "the hash of the test examples is"),
     ],
 )
 def test_another_part_of_equal_shapes_does_not_go_on_with_a_run(finished, parts, told):
@@ -110,22 +113,20 @@ def test_another_part_of_equal_shapes_does_not_go_on_with_a_run(finished, parts,
 def test_arrays_that_a_network_captures_belong_to_its_step(tmp_path):
     train(short(), tmp_path, parts=OwnParts(member=scaled(np.ones(6, np.float32))), source=source())
     twice = scaled(2 * np.ones(6, np.float32))
-    with pytest.raises(UserError, match="the training step of the network"):
+    with pytest.raises(UserError, match="the training step computes something else"):
         train(
             experiment(num_members=2, steps=16),
             tmp_path,
             parts=OwnParts(member=twice),
             source=source(),
         )
-    with pytest.raises(UserError, match="compute another training step"):
+    with pytest.raises(UserError, match="The parts that were given are not those of the run in"):
         open_finished(tmp_path, lambda spec: OwnParts(member=twice))
     open_finished(tmp_path, lambda spec: OwnParts(member=scaled(np.ones(6, np.float32))))
 
 
 def test_a_finished_run_is_not_opened_with_another_network(finished):
-    with pytest.raises(
-        UserError, match=r"The parts that were given \(waved.*another training step than"
-    ):
+    with pytest.raises(UserError, match="The parts that were given are not those of the run in"):
         open_finished(finished, lambda spec: OwnParts(member=waved()))
     with pytest.raises(UserError, match="were given in Python, and none are given here"):
         open_finished(finished)
@@ -133,7 +134,7 @@ def test_a_finished_run_is_not_opened_with_another_network(finished):
 
 def test_a_named_network_is_not_opened_with_one_that_is_given(tmp_path):
     train(short(), tmp_path, source=source())
-    with pytest.raises(UserError, match=r"'mlp', by model\.name, and other parts are given: plain"):
+    with pytest.raises(UserError, match="The parts that were given are not those of the run in"):
         open_finished(tmp_path, lambda spec: OwnParts(member=plain()))
 
 
@@ -141,8 +142,7 @@ def test_other_versions_are_said_and_not_refused(finished, tmp_path, capsys):
     workdir = tmp_path / "run"
     train(short(), workdir, parts=OwnParts(member=plain()), source=source())
     record = record_of(workdir)
-    record["versions"]["jax"], record["step"] = "0.1.2", "0" * 64  # as another JAX traces it
-    record["network"] = "before"
+    record["versions"]["jax"], record["fingerprint"] = "0.1.2", "0" * 64  # as another JAX traces it
     rewritten(workdir, record)
     open_finished(workdir, lambda spec: OwnParts(member=plain()))
     capsys.readouterr()
@@ -152,41 +152,16 @@ def test_other_versions_are_said_and_not_refused(finished, tmp_path, capsys):
         parts=OwnParts(member=plain()),
         source=source(),
     )
-    told = f"The run was begun with jax 0.1.2 (here {jax.__version__}), so that its training step"
+    told = f"The saved run was made with jax 0.1.2 (here {jax.__version__}). Its training step"
     said = " ".join(capsys.readouterr().out.split())
     assert told in said
-    assert (
-        "Its network was before, and here it is plain.<locals>.<lambda>. The run resumes as" in said
-    )
-    with pytest.raises(UserError, match="the training step of the network"):  # of this version
+    with pytest.raises(UserError, match="network of the parts is"):
         train(
             experiment(num_members=2, steps=24),
             workdir,
             parts=OwnParts(member=waved()),
             source=source(),
         )
-
-
-def test_a_run_of_before_there_were_fingerprints_is_read(finished, tmp_path):
-    train(short(), tmp_path, source=source())
-    record = record_of(tmp_path)
-    for name in ("network", "step", "versions", "examples"):
-        del record[name]
-    rewritten(tmp_path, record)
-    run = open_finished(tmp_path).run
-    assert (run.network, run.step, run.versions, run.examples) == (None,) * 4
-    assert train(experiment(num_members=2, steps=16), tmp_path, source=source()).step == 16
-
-
-def test_a_network_from_python_of_before_there_were_fingerprints_goes_on(tmp_path):
-    train(short(), tmp_path, parts=OwnParts(member=plain()), source=source())
-    record = record_of(tmp_path)
-    for name in ("network", "step", "versions", "examples"):
-        del record[name]
-    rewritten(tmp_path, record)
-    open_finished(tmp_path, lambda spec: OwnParts(member=plain()))
-    longer = experiment(num_members=2, steps=16)
-    assert train(longer, tmp_path, parts=OwnParts(member=plain()), source=source()).step == 16
 
 
 class Augmenting:
@@ -232,7 +207,7 @@ def test_a_steps_fingerprint_depends_on_the_step_alone():
         layout = Layout.make(num_members, devices=jax.devices()[:devices])
         parts = OwnParts(member=member)
         ensemble = build_ensemble(run, layout, parts)
-        return identified(run, ensemble, parts, source(), run.batch(32)).step
+        return identified(run, ensemble, parts, source()).record.fingerprint
 
     expected = fingerprint(plain())
     assert fingerprint(plain()) == expected
@@ -268,15 +243,6 @@ HOSTILE = [
 ]
 
 
-def paths_in(value, prefix=()):
-    """The way to every value in nested JSON."""
-    if prefix:
-        yield prefix
-    if isinstance(value, dict):
-        for name in value:
-            yield from paths_in(value[name], (*prefix, name))
-
-
 def with_value(record, path, value):
     copy = json.loads(json.dumps(record))
     inner = copy
@@ -286,53 +252,12 @@ def with_value(record, path, value):
     return copy
 
 
-def read(record):
-    """What becomes of a record: the run, or what is said of it."""
-    try:
-        return Run.from_dict(record)
-    except RunError as error:
-        return str(error)
-
-
-def test_no_field_of_a_record_is_believed_without_a_look(finished):
-    record = record_of(finished)
-    found = [
-        (path, value, read(with_value(record, path, value)))
-        for path in paths_in(record)
-        for value in HOSTILE
-    ]
-    said = [what for _, _, what in found if isinstance(what, str)]
-    assert all(what.startswith("The record of a run cannot be read: ") for what in said)
-    assert max(map(len, said)) < 1000
-    for _, _, run in found:
-        if isinstance(run, Run):  # what is accepted is of its type: it is written as it was read
-            assert repr(read(json.loads(json.dumps(run.to_dict())))) == repr(run)  # NaN too
-    taken = {".".join(path): value for path, value, what in found if isinstance(what, Run)}
-    assert len(said) > 5 * (len(found) - len(said)), taken
-
-
-@pytest.mark.parametrize("value", [None, [], "x", 3, [1], {}])
-def test_a_record_that_is_none_is_refused(finished, value):
-    with pytest.raises(RunError, match="The record of a run cannot be read"):
-        Run.from_dict(value)
-
-
 @pytest.mark.parametrize(
     ("path", "value"),
     [
         (("spec",), None),
-        (("spec",), -1),
         (("spec", "num_classes"), "x"),
-        (("spec", "num_classes"), 10**9),
-        (("spec", "input_shape"), [10**9, 10**9]),
-        (("spec", "input_dtype"), "object"),
-        (("spec", "num_groups"), 3),
-        (("num_devices",), -1),
-        (("execution",), "nonsense"),
-        (("experiment", "num_members"), 10**18),
-        (("experiment", "num_members"), 2**31 - 1),
-        (("experiment", "evaluation", "global_batch_size"), 10**18),
-        (("experiment", "evaluation", "dropout_samples"), 10**18),
+        (("num_devices",), "x"),
         (("experiment", "optimizer", "learning_rate"), 2e-2),
     ],
     ids=str,
