@@ -69,6 +69,7 @@ _WRITE_THE_WORDS = {
     "scores.py",
     "row_scores.py",
     "assess.py",
+    "assessment.py",
     "page.py",
     "panels.py",
     "uci.py",

@@ -12,7 +12,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ from dist_ens.checkpoint import Lineage
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.reading import SavedArray, open_arrays
 from dist_ens.commands import quoted
-from dist_ens.errors import UserError, counted, first_line
+from dist_ens.errors import RunError, UserError, code_of_write, counted, first_line
 from dist_ens.file_reading import require_readable
 from dist_ens.file_writing import replaced_file
 from dist_ens.json_text import Json
@@ -53,8 +53,9 @@ def write_network(
         step: Number of updates that the member has seen.
 
     Raises:
-        UserError: If two arrays have the same name, or there are no parameters, as in a checkpoint
-            of a user's own loop.
+        UserError: If safetensors has no such type, or two arrays have the same name. Also if there
+            are no parameters, as in a checkpoint of a user's own loop.
+        RunError: If the system cannot write the file.
     """
     named = [
         (_name_of(name), np.ascontiguousarray(leaf).reshape(leaf.shape))
@@ -67,15 +68,29 @@ def write_network(
             "with Checkpoints(folder).restore(layout, like)."
         )
     _require_different(name for name, _ in named)
+    arrays = dict(named)
     metadata = {
         "format": "dist_ens",
         "step": str(step),
         "member_id": str(lineage.member_id),
         "lineage": json.dumps(lineage.to_dict()),
     }
-    content = safetensors.numpy.save(dict(named), metadata)
-    with replaced_file(path) as file:
-        file.write(content)
+    try:
+        content = safetensors.numpy.save(arrays, metadata)
+    except Exception as error:  # Its Rust part raises classes of its own.
+        raise UserError(
+            f"Member {lineage.member_id} cannot be written as safetensors: {first_line(error)} "
+            "Read it in Python with dist_ens.load, and write it in another format."
+        ) from error
+    try:
+        with replaced_file(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise RunError(
+            f"{quoted(path)} could not be written: {error.strerror}. Remove the cause, and run the "
+            "same command again.",
+            exit_code=code_of_write(error),
+        ) from error
 
 
 def require_no_other_networks(
@@ -196,7 +211,8 @@ def parts_from(
             for name in wrong[:_MOST_NAMED]
         )
         raise UserError(
-            f"{quoted(path)} does not fit the network of the config: {named}. Give "
+            f"{quoted(path)} does not fit the network of the config: {named}"
+            f"{f', and {len(wrong) - _MOST_NAMED} more' if len(wrong) > _MOST_NAMED else ''}. Give "
             f"{counted(len(here), 'array')} with the names and shapes of the network."
         )
     with _errors_are_reported(path):
@@ -234,19 +250,24 @@ def _name_of(leaf: str) -> str:
 def _with_names(
     arrays: Mapping[str, NetworkArray], expected: Collection[str]
 ) -> Mapping[str, NetworkArray]:
-    """Returns arrays by the names of a network, where slashes and the prefix are the same as dots.
+    """Returns arrays by the names of a network, as far as their own names can be read so.
 
     Args:
         arrays: Arrays by the names in their file.
         expected: Names of the network. They may have slashes, and the prefix of all parameters.
     """
-
-    def plain(name: str) -> str:
-        return name.replace("/", ".").removeprefix(_PARAMS)
-
-    names = {plain(name): name for name in expected}
-    found = {names.get(plain(name), name): array for name, array in arrays.items()}
-    return arrays if arrays.keys() == {*expected} or len(found) < len(arrays) else found
+    readings: list[Callable[[str], str]] = [
+        lambda name: name,
+        lambda name: name.removeprefix(_PARAMS),
+        lambda name: name.replace("/", "."),
+        lambda name: name.replace("/", ".").removeprefix(_PARAMS),
+    ]
+    found: Mapping[str, NetworkArray] = arrays
+    for reading in readings:
+        found = {reading(name): array for name, array in arrays.items()}
+        if found.keys() == {*expected} and len(found) == len(arrays):
+            break
+    return found
 
 
 def _require_different(names: Iterable[str]) -> None:

@@ -151,7 +151,7 @@ class Run:
         data = self.experiment.data
         if data.examples == "kfold":
             return kfold(data.num_folds or 0)
-        if data.examples == "permuted" or self.spec.num_groups > 1:
+        if data.examples in ("permuted", "splits") or self.spec.num_groups > 1:
             return permuted()
         return shared(shuffle=data.shuffle)
 
