@@ -140,5 +140,6 @@ def test_only_the_layout_names_the_axes_and_places_arrays():
         strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
         assert not {"PartitionSpec", "NamedSharding", "device_put"} & (names | attributes), path
         # Of the last the files have an array of this name, of the others JSON has this key.
-        if path.name not in _WRITE_THE_WORDS:
+        # The package has a public module `data`.
+        if path.name not in _WRITE_THE_WORDS and path != ROOT / "dist_ens/__init__.py":
             assert not {"ensemble", "data"} & {s for s in strings if isinstance(s, str)}, path
