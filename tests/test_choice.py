@@ -1,6 +1,5 @@
 """How the execution is chosen when an experiment leaves it open."""
 
-import dataclasses
 import json
 import re
 
@@ -69,9 +68,7 @@ def test_a_step_of_members_in_waves_is_that_of_all_waves(monkeypatch):
 
     monkeypatch.setattr(autotune, "timed", of_one_wave)
     ensemble, state, batches = program(networks.mlp, num_members=4)
-    chosen, why = choice.choose(
-        dataclasses.replace(ensemble, waves=2), state, batches, num_steps=100
-    )
+    chosen, why = choice.choose(ensemble.replace(waves=2), state, batches, num_steps=100)
     assert (chosen.execution, chosen.waves) == ("vmap", 2)
     assert [*why.step_secs.values()] == [2.0, 6.0]
 
@@ -377,6 +374,6 @@ def test_what_the_network_itself_raises_ends_the_choice(monkeypatch):
     ensemble, state, batches = program(networks.transformer)
     traced = ensemble.traced_update(state, batches)
     monkeypatch.setattr(Ensemble, "traced_update", lambda *_: traced)
-    broken = dataclasses.replace(ensemble, loss=no_loss)
+    broken = ensemble.replace(loss=no_loss)
     with pytest.raises(ZeroDivisionError, match="the loss divides"):
         choice.choose(broken, state, batches, num_steps=10**9)

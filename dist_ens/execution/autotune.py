@@ -4,7 +4,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 
@@ -13,6 +13,7 @@ from dist_ens.compile_cache import spared_secs
 from dist_ens.config.execution_spec import Execution
 from dist_ens.errors import first_line
 from dist_ens.execution import timing
+from dist_ens.execution.lowerings import CONVOLUTION
 from dist_ens.layout import MEMBERS, Layout, copied
 from dist_ens.state import State
 from dist_ens.types import Metrics, PyTree, Specs
@@ -52,7 +53,7 @@ class Program(Protocol):
 
     @property
     def execution(self) -> str:
-        """The execution, as `WAY[+LOWERING][+STEPS]`."""
+        """The name of the execution."""
         ...
 
     @property
@@ -60,8 +61,9 @@ class Program(Protocol):
         """The update, `update_steps(state, batches) -> (state, metrics)`; it donates the state."""
         ...
 
-    def trace_update(self, state: State, batches: PyTree) -> None:
-        """Traces the update, and computes nothing."""
+    @property
+    def programs(self) -> Any:
+        """Programs, whose `trace_update(state, batches)` traces and computes nothing."""
         ...
 
 
@@ -260,11 +262,11 @@ class _Contest:
         several = jax.process_count() > 1
         try:
             if several:
-                self._options[name].trace_update(self._call.state, self._call.batches)
+                self._options[name].programs.trace_update(self._call.state, self._call.batches)
             else:
                 time()
         except Exception as error:
-            self._failed[name] = told(error)
+            self._failed[name] = error_text(error)
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._trial.state)):
                 self._trial.state = jax.block_until_ready(copied(self._call.state))
             return error
@@ -322,11 +324,11 @@ class _Contest:
     def _num_copies(self, name: str) -> int:
         """Returns the number of copies of a step in an execution's program."""
         option = self._options[name]
-        way, rule = (Execution.parse(e.execution) for e in (option, self._options[self._first]))
-        members = option.layout.members_per_device if way.members == "unroll" else 1
+        own, rule = (Execution.parse(e.execution) for e in (option, self._options[self._first]))
+        members = option.layout.members_per_device if own.members == "unroll" else 1
         # A loop over steps is slow on a CPU for a convolution without the canonical layout, so the
         # steps are unrolled.
-        unrolls_steps = rule.convolutions == "canonical" and way.convolutions is None
+        unrolls_steps = "canonical" in rule.lowerings and own.lowering_of(CONVOLUTION) is None
         return members * (self._trial.steps_per_call if unrolls_steps else 1)
 
     def decided(self) -> Timing:
@@ -401,7 +403,7 @@ class _Contest:
         return self.budget_secs - (cluster.clock() - self._began)
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Returns the class of an error and the beginning of its message."""
     return f"{type(error).__name__}: {first_line(error)[:200]}"
 

@@ -5,10 +5,16 @@ axes are `("ensemble", "data")`, in this order, over the devices in the order of
 row of the mesh holds some of the members, and a column holds one part of every batch.
 """
 
-from dist_ens.layout.collectives import all_members, data_index, sum_over_columns
+from dist_ens.layout.collectives import (
+    all_members,
+    data_index,
+    on_every_column,
+    sum_over_columns,
+    without_axes,
+)
 from dist_ens.layout.connections import connect_hosts
 from dist_ens.layout.in_turn import in_turn, settled
-from dist_ens.layout.mesh import Layout, without_axes
+from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
     check_lengths,
@@ -24,7 +30,7 @@ from dist_ens.layout.placing import (
     put_numbers,
     to_host,
 )
-from dist_ens.layout.redistribute import dealing_program
+from dist_ens.layout.redistribute import redistribution_program
 from dist_ens.layout.rows import join_rows, layout_of_row, part_of_row
 from dist_ens.layout.specs import (
     BATCH,
@@ -70,7 +76,7 @@ __all__ = [
     "copied_off_devices",
     "copied_onto_devices",
     "data_index",
-    "dealing_program",
+    "redistribution_program",
     "device_bytes",
     "global_shapes",
     "in_turn",
@@ -79,6 +85,7 @@ __all__ = [
     "layout_of_row",
     "members_axes",
     "named_specs",
+    "on_every_column",
     "part_of_row",
     "pieces_off_devices",
     "put_everywhere",

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from dist_ens.config.checks import whole_number
 from dist_ens.errors import UserError, counted
 from dist_ens.exit_codes import ExitCode
+from dist_ens.layout.collectives import without_axes
 from dist_ens.layout.placing import check_lengths, put_batch, put_everywhere, put_members
 from dist_ens.layout.specs import (
     DATA,
@@ -80,31 +81,17 @@ class Layout:
         _check_device_flag()
         devices = jax.devices() if devices is None else list(devices)
         num_members = whole_number("num_members", num_members, least=1)
-        if not devices:
-            raise UserError("devices is empty. Give at least one device, such as jax.devices().")
-        largest = math.gcd(num_members, len(devices))
-        is_fixed = ensemble_axis is not None
-        ensemble_axis = (
-            largest
-            if ensemble_axis is None
-            else whole_number("ensemble_axis", ensemble_axis, least=1)
-        )
-        *smaller, last = (str(k) for k in range(1, largest + 1) if largest % k == 0)
-        good = f"{', '.join(smaller)} or {last}" if smaller else last
-        # Other members are no remedy for an axis that does not divide the devices either.
-        if len(devices) % ensemble_axis:
+        largest, is_fixed = math.gcd(num_members, len(devices)), ensemble_axis is not None
+        if ensemble_axis is None:
+            ensemble_axis = largest
+        ensemble_axis = whole_number("ensemble_axis", ensemble_axis, least=1)
+        if len(devices) % ensemble_axis or num_members % ensemble_axis:
+            good = [str(k) for k in range(1, largest + 1) if largest % k == 0]
             raise UserError(
-                f"The ensemble axis must divide the number of devices: got ensemble axis "
-                f"{ensemble_axis} for {counted(len(devices), 'device')}. Use an ensemble axis of "
-                f"{good}, in a config layout.ensemble_axis.",
-                exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
-            )
-        if num_members % ensemble_axis:
-            raise UserError(
-                "num_members must be a multiple of the ensemble axis: got "
-                f"num_members={num_members}, ensemble axis {ensemble_axis}. Use an ensemble axis "
-                f"of {good}, in a config layout.ensemble_axis, or "
-                f"num_members={math.ceil(num_members / ensemble_axis) * ensemble_axis}.",
+                "The ensemble axis must divide the number of devices and num_members: got ensemble "
+                f"axis {ensemble_axis} for {counted(len(devices), 'device')} and num_members="
+                f"{num_members}. Use an ensemble axis of {' or '.join(good)}, in a config "
+                "layout.ensemble_axis, or another number of members.",
                 exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
         grid = np.array(devices).reshape(ensemble_axis, len(devices) // ensemble_axis)
@@ -205,16 +192,6 @@ class Layout:
             check_vma=False,
         )
 
-    def on_every_column(self, fn: Callable) -> Callable:
-        """Returns a function, for use in `map_rows`, that every column computes by itself.
-
-        Args:
-            fn: Function of whole arrays, which the compiler does not divide over the columns.
-        """
-        return jax.shard_map(
-            fn, in_specs=REPLICATED, out_specs=REPLICATED, axis_names={DATA}, check_vma=False
-        )
-
     def put(self, tree: PyTree, spec: Specs = "batch") -> PyTree:
         """Puts arrays on the mesh.
 
@@ -271,11 +248,11 @@ class Layout:
         >>> layout.init(lambda key: jax.random.normal(key, (3,)), jax.random.key(0)).shape
         (4, 3)
         """
-        return self.born(
-            pinned_generator()(
-                lambda number: fn(jax.random.fold_in(jax.random.fold_in(key, number), INIT))
-            )
-        )
+
+        def make(number: jax.Array) -> Tree:
+            return fn(jax.random.fold_in(jax.random.fold_in(key, number), INIT))
+
+        return self.init_on_mesh(pinned_generator()(make))
 
     def member_keys(self, seed: int) -> jax.Array:
         """Returns a key for each member: `fold_in(key(seed), member_id)`, keys[members].
@@ -283,27 +260,26 @@ class Layout:
         Args:
             seed: Seed, in [0, 2**32).
         """
-        return self.born(pinned_generator()(lambda number: member_key(np.uint32(seed), number)))
+        make = pinned_generator()(lambda number: member_key(np.uint32(seed), number))
+        return self.init_on_mesh(make)
 
-    def born(self, fn: Callable[..., Tree], *arrays: PyTree, numbers: Array | None = None) -> Tree:
+    def init_on_mesh(self, fn: Callable[[jax.Array], Tree]) -> Tree:
         """Returns the results of a function for all members, created on their devices.
 
         Args:
-            fn: Function of a member's number, int32[], and of `arrays`.
-            *arrays: Further arguments, the same for all members.
-            numbers: Number of each member, int32[members]. Default: 0, 1, 2, …
+            fn: Function of a member's number, int32[].
 
         Returns:
             One pytree with leaves [members, ...] on the mesh.
         """
-        numbers = np.arange(self.num_members, dtype=np.int32) if numbers is None else numbers
-        return self.born_by(fn)(put_members(self, numbers), *arrays)
+        numbers = np.arange(self.num_members, dtype=np.int32)
+        return self.init_program(fn)(put_members(self, numbers))
 
-    def born_by(self, fn: Callable[..., Tree]) -> jax.stages.Wrapped:
-        """Returns the program of `born`, which takes the numbers of the members on this mesh.
+    def init_program(self, fn: Callable[..., Tree]) -> jax.stages.Wrapped:
+        """Returns the program of `init_on_mesh`, which takes the numbers of the members.
 
         Args:
-            fn: Function of a member's number, int32[], and of arrays.
+            fn: Function of a member's number, int32[], and of arrays that all members share.
         """
 
         def make(numbers: jax.Array, *arrays: PyTree) -> Tree:
@@ -325,19 +301,12 @@ class Layout:
             global_batch_size: Number of examples in a batch, over all hosts.
         """
         if global_batch_size % self.data_axis:
-            smaller = global_batch_size // self.data_axis * self.data_axis
-            hosts = len({d.process_index for d in self.mesh.devices.flat})
-            over = f"{counted(self.mesh.size, 'device')} of {counted(hosts, 'host')}"
+            below = global_batch_size // self.data_axis * self.data_axis
+            fitting = f"{below} or {below + self.data_axis}" if below else str(self.data_axis)
             raise UserError(
                 f"{field} must be a multiple of the data axis: got {field}={global_batch_size} "
-                f"and a data axis of {self.data_axis} ({over}, mesh {self}). "
-                + (
-                    f"Use {smaller or self.data_axis} or {smaller + self.data_axis}."
-                    if smaller
-                    else f"{counted(self.num_members, 'member')} x "
-                    f"{counted(global_batch_size, 'example')} cannot use that many devices. Start "
-                    f"fewer hosts, or use {field}={self.data_axis}."
-                ),
+                f"and a data axis of {self.data_axis} ({counted(self.mesh.size, 'device')}, mesh "
+                f"{self}). Use {fitting}, or fewer devices.",
                 exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
 
@@ -363,31 +332,23 @@ class Layout:
 
     def host_rows(self, global_batch_size: int) -> np.ndarray:
         """Returns the positions in the global batch that this host feeds, int64[host_batch]."""
-        per_column = global_batch_size // self.data_axis
-        return np.concatenate(
-            [np.arange(c * per_column, (c + 1) * per_column) for c in self.host_columns]
-        )
+        return _numbers_of(self.host_columns, global_batch_size // self.data_axis)
 
     @property
     def host_members(self) -> np.ndarray:
         """Positions of the members on this host's rows of the mesh, int64[host_members]."""
-        count = self.members_per_device
-        return np.concatenate(
-            [np.arange(row * count, (row + 1) * count) for row in self.host_mesh_rows]
-        )
+        return _numbers_of(self.host_mesh_rows, self.members_per_device)
 
     def holdings(self) -> list[str]:
         """Returns for each process which members and columns of the data its devices hold."""
-        grid, count = self.mesh.devices, self.members_per_device
-        held = []
+        held, grid = [], self.mesh.devices
         for process_id in range(jax.process_count()):
             rows, columns = _lines_of(grid, process_id), _lines_of(grid.T, process_id)
-            members = [m for row in rows for m in range(row * count, (row + 1) * count)]
-            held.append(
-                f"{_ranges('member', members)}, {_ranges('data column', columns)}"
-                if members
-                else "no member"
-            )
+            if rows:
+                members = _numbers_of(rows, self.members_per_device).tolist()
+                held.append(f"members {_ranges(members)}, data columns {_ranges(columns)}")
+            else:
+                held.append("no member")
         return held
 
     def on_one_device(self) -> "Layout":
@@ -434,19 +395,10 @@ class Layout:
         return jax.tree.unflatten(structure, on_mesh)
 
     def as_arguments(self, tree: PyTree, specs: Specs, where: str) -> PyTree:
-        """Returns the arguments of a jitted program on this mesh.
+        """Returns the arguments of a jitted program on this mesh; see `placed`.
 
         A program moves arrays to its only device itself, in a tenth of the time of `placed`. On
         several devices the arrays are placed.
-
-        Args:
-            tree: Pytree of arrays.
-            specs: Specs of the arrays, a tree prefix.
-            where: Name of the arguments, for error messages.
-
-        Raises:
-            UserError: If the type of an array is not numeric, or a number does not fit in 32 bits.
-                On several devices also as in `placed`.
         """
         if self.mesh.size > 1:
             return self.placed(tree, specs, where)
@@ -462,40 +414,16 @@ class Layout:
         return self.mesh.size == 1 and sharding.device_set == {self.mesh.devices.flat[0]}
 
     def _put_leaf(self, leaf: Leaf, spec: PartitionSpec, where: str) -> jax.Array:
-        if isinstance(leaf, jax.Array):
-            if not leaf.committed:
-                return jax.device_put(leaf, self.sharding(spec))
-            outside = leaf.sharding.device_set - set(self.mesh.devices.flat)
-            if outside:
-                raise UserError(
-                    f"{where} holds an array {leaf.dtype}{list(leaf.shape)} on "
-                    f"{', '.join(sorted(map(str, outside)))}, outside the mesh {self}. Put it on "
-                    "the mesh with layout.put, or make the layout with these devices."
-                )
-            return jax.device_put(leaf, self.sharding(spec))
-        return self.put(leaf, spec)
-
-
-def without_axes(fn: Callable[..., Tree]) -> Callable[..., Tree]:
-    """Returns a function that raises a `UserError` where `fn` names an axis of the devices.
-
-    Args:
-        fn: Function of pytrees of arrays.
-    """
-
-    def explained(*args: PyTree) -> Tree:
-        try:
-            return fn(*args)
-        except NameError as error:
-            if "unbound axis name" not in str(error):
-                raise
+        if not isinstance(leaf, jax.Array):
+            return self.put(leaf, spec)
+        outside = leaf.sharding.device_set - set(self.mesh.devices.flat)
+        if leaf.committed and outside:
             raise UserError(
-                f"The program names an axis of the devices: {str(error).partition('. ')[0]}. A "
-                "step is written for one member and the whole batch, so means and batch statistics "
-                "need no axis. Leave out psum and the like, and axis_name of BatchNorm."
-            ) from error
-
-    return explained
+                f"{where} holds an array {leaf.dtype}{list(leaf.shape)} on "
+                f"{', '.join(sorted(map(str, outside)))}, outside the mesh {self}. Put it on "
+                "the mesh with layout.put, or make the layout with these devices."
+            )
+        return jax.device_put(leaf, self.sharding(spec))
 
 
 def _copy_of_numpy(leaf: Leaf) -> Array:
@@ -512,16 +440,21 @@ def _lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:
     )
 
 
-def _ranges(noun: str, numbers: Sequence[int]) -> str:
-    """Returns ascending numbers with their noun, where neighbours are written as a range.
+def _numbers_of(lines: Sequence[int], count: int) -> np.ndarray:
+    """Returns the numbers on some lines, each of which has `count` of all, int64[numbers]."""
+    return (np.array(lines)[:, None] * count + np.arange(count)).ravel()
 
-    >>> _ranges("member", [0, 1, 2, 5]), _ranges("data column", [3])
-    ('members 0 to 2, 5', 'data column 3')
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Returns ascending numbers, where neighbours are written as a range.
+
+    >>> _ranges([0, 1, 2, 5])
+    '0 to 2, 5'
     """
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
     spans = [str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(spans)}"
+    return ", ".join(spans)
 
 
 def _check_device_flag() -> None:

@@ -12,7 +12,7 @@ from dist_ens import cluster
 from dist_ens.callbacks import ProgressBar, RunInfo
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.argument_checks import rows_of
+from dist_ens.ensemble.batches import rows_of
 from dist_ens.ensemble.failures import FailedMember
 from dist_ens.ensemble.memory import explained_memory
 from dist_ens.errors import UserError, counted
@@ -300,7 +300,7 @@ def fit(
         )
         for note in opened.notes if opened else ():
             say(f"Note: {note}")
-        rolls_back = ensemble.failure_policy.policy == "rollback"
+        rolls_back = ensemble.failures.policy == "rollback"
         if rolls_back and checkpoints is not None and checkpoints.keep == 1:
             say(
                 "Note: checkpoint.keep=1 keeps one checkpoint. A save between a failure and the "
@@ -363,7 +363,7 @@ def fit(
             f"{outcome.step:,} of {last_step:,}. Look for NaN in the data, lower the learning "
             "rate, or clip the gradients."
         )
-    if outcome.failed and ensemble.failure_policy.is_checked:
+    if outcome.failed and ensemble.failures.is_checked:
         say(_told_of_failures(outcome.failed))
     if outcome.stopped_by is not None:
         say(_end_of(outcome, run))
