@@ -32,7 +32,6 @@ class Members:
 
     Attributes:
         name: Word that names it.
-        about: What the device does, in a few words.
         over_members: Function `over_members(fn, in_axes, out_axes, chunk_size)` that makes a
             function of all members of a device from a function of one member. The axes are those of
             `jax.vmap`.
@@ -43,7 +42,6 @@ class Members:
     """
 
     name: str
-    about: str
     over_members: Callable[..., Callable[..., Any]]
     takes_size: bool = False
     candidates: Candidates = _no_candidates
@@ -55,7 +53,6 @@ class Lowering:
 
     Attributes:
         name: Word that names it.
-        about: What it replaces, in a few words.
         primitive: Primitive of JAX that is replaced. A name has at most one lowering of each.
         rule: Function `rule(*arrays, columns, **params)` that returns the results. `columns` is the
             length of the data axis, and `params` are the parameters of the primitive.
@@ -63,7 +60,6 @@ class Lowering:
     """
 
     name: str
-    about: str
     primitive: Any
     rule: Callable[..., Any]
     candidates: Candidates = _no_candidates
@@ -81,6 +77,11 @@ def register(word: Members | Lowering) -> None:
     """
     known: dict[str, Any] = MEMBERS if isinstance(word, Members) else LOWERINGS
     known[word.name] = word
+
+
+def registered() -> list[Members | Lowering]:
+    """Returns all words but those of `STEPS`, in the order in which they were added."""
+    return [*MEMBERS.values(), *LOWERINGS.values()]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

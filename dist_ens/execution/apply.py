@@ -54,9 +54,6 @@ def over_members(
         in_axes: Position of the members axis in each argument, 0 or None; a tree prefix of the
             tuple of arguments.
         out_axes: Position of the members axis in each result; a tree prefix of the results.
-
-    Returns:
-        The function of all members.
     """
     of_all = MEMBERS[execution.members].over_members
     return of_all(fn, in_axes, out_axes, execution.chunk_size)
@@ -95,11 +92,7 @@ def _one_after_another(
 ) -> Callable[..., Tree]:
     """Returns a function that splits its arguments into leaves with members and others.
 
-    Args:
-        fn: Function of one member.
-        in_axes: Position of the members axis in each argument, 0 or None; a tree prefix.
-        all_members: Function of `fn` as a function of one member's own leaves, and of those of all
-            members. It returns the results of all members.
+    `all_members` is given `fn` as a function of one member's own leaves, and those of all members.
     """
 
     def of_all(*args: PyTree) -> Tree:
@@ -126,11 +119,8 @@ def _placed(place: Callable[..., jax.Array], axes: Axes, *trees: Tree) -> Tree:
     return jax.tree.unflatten(jax.tree.structure(trees[0]), placed)
 
 
-register(Members("vmap", "one batched program for all members", _vmap))
-register(Members("unroll", "one program with one member's operations after another's", _unroll))
-register(Members("map", "one member after another in a loop inside the program", _map))
-register(Members("chunk", "K members batched at a time, chunk after chunk", _map, takes_size=True))
-# `execution.loop` dispatches programs of one member. Inside a program the loop is a `map`.
-register(
-    Members("loop", "the program of one member, dispatched once for each: the reference", _map)
-)
+register(Members("vmap", _vmap))
+register(Members("unroll", _unroll))
+register(Members("map", _map))
+register(Members("chunk", _map, takes_size=True))
+register(Members("loop", _map))  # `execution.loop` dispatches programs of one member.

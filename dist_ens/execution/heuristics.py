@@ -5,7 +5,7 @@ import math
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from dist_ens.config.execution_spec import LOWERINGS, MEMBERS
+from dist_ens.config.execution_spec import registered
 from dist_ens.execution.lowerings import (
     CONVOLUTION,
     MAX_POOL_GRADIENT,
@@ -55,11 +55,8 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
         names = _with_convolutions(layout, traced, num_steps)
     else:
         names = _without_convolutions(layout, traced, num_steps)
-    for own in [
-        *(m.candidates for m in MEMBERS.values()),
-        *(w.candidates for w in LOWERINGS.values()),
-    ]:
-        names += own(layout, traced, num_steps)
+    for word in registered():
+        names += word.candidates(layout, traced, num_steps)
     return list(dict.fromkeys(names))
 
 

@@ -15,11 +15,13 @@ from dist_ens.layout import (
     Layout,
     axis_of,
     check_lengths,
+    copy_of_numpy,
     in_turn,
     is_spec,
     members_axes,
     named_specs,
 )
+from dist_ens.state import as_held
 from dist_ens.types import PyTree, Specs, Tree
 
 
@@ -148,7 +150,7 @@ class Lifted:
 
         # The programs of `loop` see one member each, so that the arguments are checked before.
         is_loop = execution.members == "loop"
-        self._place = layout.placed if is_loop else layout.as_arguments
+        self._place = layout.placed if is_loop else self._as_arguments
         if is_loop:
             alone = Execution(members="unroll")
             self._program: Any = Loop(
@@ -177,8 +179,18 @@ class Lifted:
         """
         return self._program.lower(*self._placed(args, self._place))
 
+    def _as_arguments(self, tree: PyTree, specs: Specs, where: str) -> PyTree:
+        """Returns an argument of the program as `Layout.placed` does, or as arrays anywhere.
+
+        A program moves arrays to its only device itself, in a tenth of the time of `placed`.
+        """
+        if self._layout.mesh.size > 1:
+            return self._layout.placed(tree, specs, where)
+        # A NumPy array is copied, since it may share its memory with the array on a CPU.
+        return jax.tree.map(copy_of_numpy, as_held(tree, where))
+
     def _placed(self, args: tuple[PyTree, ...], place: Callable[..., PyTree]) -> list[PyTree]:
-        """Returns the arguments as `Layout.as_arguments` or `Layout.placed` returns them."""
+        """Returns the arguments as `_as_arguments` or `Layout.placed` returns them."""
         if len(args) != len(self._in_specs):
             raise UserError(
                 f"The lifted function takes as many arguments as in_specs has specs, "

@@ -12,8 +12,7 @@ from dist_ens.layout.collectives import (
     sum_over_columns,
     without_axes,
 )
-from dist_ens.layout.connections import connect_hosts
-from dist_ens.layout.in_turn import in_turn, settled
+from dist_ens.layout.dispatch import connect_hosts, in_turn, settled
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
@@ -23,6 +22,7 @@ from dist_ens.layout.placing import (
     copied_like,
     copied_off_devices,
     copied_onto_devices,
+    copy_of_numpy,
     device_bytes,
     global_shapes,
     put_everywhere,
@@ -31,7 +31,7 @@ from dist_ens.layout.placing import (
     to_host,
 )
 from dist_ens.layout.redistribute import redistribution_program
-from dist_ens.layout.rows import join_rows, layout_of_row, part_of_row
+from dist_ens.layout.rows import holdings, join_rows, layout_of_row, part_of_row
 from dist_ens.layout.specs import (
     BATCH,
     BATCHES,
@@ -75,10 +75,12 @@ __all__ = [
     "copied_like",
     "copied_off_devices",
     "copied_onto_devices",
+    "copy_of_numpy",
     "data_index",
     "redistribution_program",
     "device_bytes",
     "global_shapes",
+    "holdings",
     "in_turn",
     "is_spec",
     "join_rows",

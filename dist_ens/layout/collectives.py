@@ -1,4 +1,4 @@
-"""Functions for those that `Layout` maps: collectives, and work that the compiler must not divide."""
+"""Collectives over the axes of the mesh, and related functions for use where `Layout` maps."""
 
 from collections.abc import Callable
 

@@ -16,7 +16,13 @@ from dist_ens.config.checks import whole_number
 from dist_ens.errors import UserError, counted
 from dist_ens.exit_codes import ExitCode
 from dist_ens.layout.collectives import without_axes
-from dist_ens.layout.placing import check_lengths, put_batch, put_everywhere, put_members
+from dist_ens.layout.placing import (
+    check_lengths,
+    copy_of_numpy,
+    put_batch,
+    put_everywhere,
+    put_members,
+)
 from dist_ens.layout.specs import (
     DATA,
     ENSEMBLE,
@@ -30,7 +36,7 @@ from dist_ens.layout.specs import (
 )
 from dist_ens.randomness import INIT, member_key, pinned_generator
 from dist_ens.state import as_held
-from dist_ens.types import Array, Key, Leaf, PyTree, Specs, Tree
+from dist_ens.types import Key, Leaf, PyTree, Specs, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +78,7 @@ class Layout:
             The layout, with `ensemble_axis` rows and `len(devices) / ensemble_axis` columns.
 
         Raises:
-            UserError: If the ensemble axis does not divide the members and the devices, or a number
-                is not at least 1.
+            UserError: If the ensemble axis does not divide the members and the devices.
 
         >>> str(Layout.make(10, devices=jax.devices()[:8]))
         '2 x 4 (ensemble x data)'
@@ -207,8 +212,7 @@ class Layout:
             The tree as global arrays. Every host must call this.
 
         Raises:
-            UserError: If a leaf of a batch does not divide over the data axis, an array has another
-                number of members, or a number does not fit in 32 bits.
+            UserError: If an array does not fit the mesh, or a number does not fit in 32 bits.
 
         >>> layout = Layout.make(2, devices=jax.devices()[:2])
         >>> layout.put({"x": np.zeros((4, 3))})["x"].shape
@@ -221,13 +225,8 @@ class Layout:
                 return put_batch(self, branch, spec)
             if spec == MEMBERS:
                 return put_members(self, branch)
-            if spec == REPLICATED:
-                # A copy, as in `put_batch`.
-                return put_everywhere(self, jax.tree.map(_copy_of_numpy, as_held(branch)))
-            raise UserError(
-                f"{spec} is not a spec of arguments. Use 'members', 'batch', 'member_batch' or "
-                "'shared'."
-            )
+            # A copy, as in `put_batch`.
+            return put_everywhere(self, jax.tree.map(copy_of_numpy, as_held(branch)))
 
         return jax.tree.map(put, specs, tree, is_leaf=is_spec)
 
@@ -264,23 +263,12 @@ class Layout:
         return self.init_on_mesh(make)
 
     def init_on_mesh(self, fn: Callable[[jax.Array], Tree]) -> Tree:
-        """Returns the results of a function for all members, created on their devices.
-
-        Args:
-            fn: Function of a member's number, int32[].
-
-        Returns:
-            One pytree with leaves [members, ...] on the mesh.
-        """
+        """Returns what `fn(number)` makes of every member's number, created on their devices."""
         numbers = np.arange(self.num_members, dtype=np.int32)
         return self.init_program(fn)(put_members(self, numbers))
 
     def init_program(self, fn: Callable[..., Tree]) -> jax.stages.Wrapped:
-        """Returns the program of `init_on_mesh`, which takes the numbers of the members.
-
-        Args:
-            fn: Function of a member's number, int32[], and of arrays that all members share.
-        """
+        """Returns the jitted `fn(number, *arrays)` of the numbers of all members."""
 
         def make(numbers: jax.Array, *arrays: PyTree) -> Tree:
             # The members are made one after another. This runs only once, and batched random
@@ -294,12 +282,7 @@ class Layout:
         return jax.jit(make)
 
     def check_batch_size(self, field: str, global_batch_size: int) -> None:
-        """Raises a `UserError` unless the batch divides over the data axis.
-
-        Args:
-            field: Name of the argument or field that holds the batch size.
-            global_batch_size: Number of examples in a batch, over all hosts.
-        """
+        """Raises a `UserError` that names a field unless the batch divides over the data axis."""
         if global_batch_size % self.data_axis:
             below = global_batch_size // self.data_axis * self.data_axis
             fitting = f"{below} or {below + self.data_axis}" if below else str(self.data_axis)
@@ -323,45 +306,28 @@ class Layout:
     @cached_property
     def host_columns(self) -> tuple[int, ...]:
         """Columns of the mesh in which this host has a device, ascending. The host feeds them."""
-        return _lines_of(self.mesh.devices.T, jax.process_index())
+        return lines_of(self.mesh.devices.T, jax.process_index())
 
     @cached_property
     def host_mesh_rows(self) -> tuple[int, ...]:
         """Rows of the mesh in which this host has a device, ascending."""
-        return _lines_of(self.mesh.devices, jax.process_index())
+        return lines_of(self.mesh.devices, jax.process_index())
 
     def host_rows(self, global_batch_size: int) -> np.ndarray:
         """Returns the positions in the global batch that this host feeds, int64[host_batch]."""
-        return _numbers_of(self.host_columns, global_batch_size // self.data_axis)
+        return numbers_of(self.host_columns, global_batch_size // self.data_axis)
 
     @property
     def host_members(self) -> np.ndarray:
         """Positions of the members on this host's rows of the mesh, int64[host_members]."""
-        return _numbers_of(self.host_mesh_rows, self.members_per_device)
-
-    def holdings(self) -> list[str]:
-        """Returns for each process which members and columns of the data its devices hold."""
-        held, grid = [], self.mesh.devices
-        for process_id in range(jax.process_count()):
-            rows, columns = _lines_of(grid, process_id), _lines_of(grid.T, process_id)
-            if rows:
-                members = _numbers_of(rows, self.members_per_device).tolist()
-                held.append(f"members {_ranges(members)}, data columns {_ranges(columns)}")
-            else:
-                held.append("no member")
-        return held
+        return numbers_of(self.host_mesh_rows, self.members_per_device)
 
     def on_one_device(self) -> "Layout":
         """Returns a layout of the same members on the first device of this layout."""
         return Layout.make(self.num_members, ensemble_axis=1, devices=[self.mesh.devices.flat[0]])
 
     def moved(self, tree: Tree, specs: Specs) -> Tree:
-        """Moves arrays from another layout to this one. Both must be on this host's devices.
-
-        Args:
-            tree: Pytree of arrays.
-            specs: Specs of the arrays, a tree prefix.
-        """
+        """Moves arrays from another layout to this one. Both must be on this host's devices."""
         return jax.tree.map(
             lambda spec, branch: jax.device_put(branch, self.sharding(spec)),
             specs,
@@ -378,9 +344,8 @@ class Layout:
             where: Name of the arguments, for error messages.
 
         Raises:
-            UserError: If an array is committed to devices outside the mesh, or has another number
-                of members or examples. Also if its type is not numeric, or a number does not fit
-                in 32 bits.
+            UserError: If an array is committed to devices outside the mesh, has another number of
+                members or examples, or does not fit in numbers of 32 bits.
         """
         leaves, structure = jax.tree.flatten(tree)
         if all(map(self.holds, leaves)):
@@ -393,16 +358,6 @@ class Layout:
             for leaf, spec in zip(leaves, broadcast(specs, tree), strict=True)
         ]
         return jax.tree.unflatten(structure, on_mesh)
-
-    def as_arguments(self, tree: PyTree, specs: Specs, where: str) -> PyTree:
-        """Returns the arguments of a jitted program on this mesh; see `placed`.
-
-        A program moves arrays to its only device itself, in a tenth of the time of `placed`. On
-        several devices the arrays are placed.
-        """
-        if self.mesh.size > 1:
-            return self.placed(tree, specs, where)
-        return jax.tree.map(_copy_of_numpy, as_held(tree, where))  # A copy, as in `put_batch`.
 
     def holds(self, leaf: Leaf) -> bool:
         """Returns whether an array is on this mesh, so that a program can use it without a copy."""
@@ -426,12 +381,7 @@ class Layout:
         return jax.device_put(leaf, self.sharding(spec))
 
 
-def _copy_of_numpy(leaf: Leaf) -> Array:
-    """Returns a copy of an array in NumPy or of a number. JAX arrays are not copied."""
-    return leaf if isinstance(leaf, jax.Array) else np.array(leaf)
-
-
-def _lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:
+def lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:
     """Returns the positions along the first axis of a grid at which a process has a device."""
     return tuple(
         position
@@ -440,21 +390,9 @@ def _lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:
     )
 
 
-def _numbers_of(lines: Sequence[int], count: int) -> np.ndarray:
+def numbers_of(lines: Sequence[int], count: int) -> np.ndarray:
     """Returns the numbers on some lines, each of which has `count` of all, int64[numbers]."""
-    return (np.array(lines)[:, None] * count + np.arange(count)).ravel()
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Returns ascending numbers, where neighbours are written as a range.
-
-    >>> _ranges([0, 1, 2, 5])
-    '0 to 2, 5'
-    """
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    spans = [str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
-    return ", ".join(spans)
+    return (np.array(lines, np.int64)[:, None] * count + np.arange(count)).ravel()
 
 
 def _check_device_flag() -> None:

@@ -19,6 +19,7 @@ from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.evaluation.label_checks import check_inputs
 from dist_ens.json_text import Json, JsonDict
+from dist_ens.layout import holdings
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import checked_metrics
 from dist_ens.peers import Peers
@@ -276,7 +277,7 @@ def fit(
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
         if Peers.current is not None:
-            Peers.current.hold(ensemble.layout.holdings())
+            Peers.current.hold(holdings(ensemble.layout))
         opened = None
         if checkpoints is not None and record is not None:
             opened = stack.enter_context(
@@ -346,7 +347,7 @@ def fit(
         )
 
         if Peers.current is not None:
-            Peers.current.hold(begun.ensemble.layout.holdings())
+            Peers.current.hold(holdings(begun.ensemble.layout))
 
         # 3. The loop: evaluate, save, take the batch, update.
         stop.listen()  # A signal before this line ends the process, as no progress is lost.

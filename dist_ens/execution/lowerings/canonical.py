@@ -245,12 +245,4 @@ def _by_neighbours(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
     return lax.slice_in_dim(out, 0, wanted, axis=-2)
 
 
-register(
-    Lowering(
-        "canonical",
-        "convolutions in the layout NHWC x HWIO, with neighbouring pixels as features if channels "
-        "are few, and kernel gradients as products of shifts or patches",
-        CONVOLUTION,
-        convolution_in_canonical_layout,
-    )
-)
+register(Lowering("canonical", CONVOLUTION, convolution_in_canonical_layout))

@@ -24,14 +24,7 @@ def convolutions_apart(
     return member_by_member(lambda a, b: CONVOLUTION.bind(a, b, **params), each)(lhs, rhs)
 
 
-register(
-    Lowering(
-        "apart",
-        "a separate convolution for each member, instead of a grouped convolution",
-        CONVOLUTION,
-        convolutions_apart,
-    )
-)
+register(Lowering("apart", CONVOLUTION, convolutions_apart))
 
 
 def member_by_member(

@@ -88,11 +88,4 @@ def _product(patches: jax.Array, kernel: jax.Array, params: Mapping[str, Any]) -
     )
 
 
-register(
-    Lowering(
-        "patches",
-        "convolutions as patches and one matrix product",
-        CONVOLUTION,
-        convolution_as_patches,
-    )
-)
+register(Lowering("patches", CONVOLUTION, convolution_as_patches))

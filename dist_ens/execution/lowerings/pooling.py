@@ -65,14 +65,7 @@ def max_pool_gradient_as_masks(
     return lax.pad(spread, jnp.zeros((), spread.dtype), crop)
 
 
-register(
-    Lowering(
-        "masks",
-        "the gradient of max-pooling by comparison, without a scatter",
-        MAX_POOL_GRADIENT,
-        max_pool_gradient_as_masks,
-    )
-)
+register(Lowering("masks", MAX_POOL_GRADIENT, max_pool_gradient_as_masks))
 
 
 def _spread_apart(source: jax.Array, chosen: jax.Array, window: Sequence[int]) -> jax.Array:

@@ -117,22 +117,8 @@ def becomes_sums(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
     return terms in _SHORT or (i == j == 0 and (height in _SHORT or width in _SHORT))
 
 
-register(
-    Lowering(
-        "aligned",
-        "matrix products padded to whole vectors, or sums if terms or weights are few",
-        PRODUCT,
-        product_in_whole_vectors,
-    )
-)
-register(
-    Lowering(
-        "flat",
-        "weight gradients with many terms as products of two matrices, the narrower first",
-        PRODUCT,
-        flat_gradient_of_weights,
-    )
-)
+register(Lowering("aligned", PRODUCT, product_in_whole_vectors))
+register(Lowering("flat", PRODUCT, flat_gradient_of_weights))
 
 
 def _multiplies_matrices(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
