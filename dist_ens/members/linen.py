@@ -67,7 +67,7 @@ class _Linen:
     def _applied(
         self, method: str, train: bool, first: object, inputs: Inputs, **others: Any
     ) -> Any:
-        """Calls `init` or `apply` of the module with a first argument, and with its switches set."""
+        """Calls `init` or `apply` of the module with a first argument, its switches set."""
         values = switches(train)
         fields: dict[str, Any] = {name: values[name] for name in self._fields}
         module = self._module.clone(**fields) if fields else self._module
